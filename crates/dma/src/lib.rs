@@ -1,0 +1,1 @@
+//! Guest memory as a device sees it: IOVA map, PRP and SGL walking, bounded copies.

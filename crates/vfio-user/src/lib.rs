@@ -1,0 +1,2 @@
+//! The vfio-user protocol: wire types, server, client.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Virtual NVMe disks for virtual machines, served from userspace.
+fn main() {}

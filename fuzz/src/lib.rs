@@ -1,0 +1,2 @@
+//! Fuzz targets, callable from libFuzzer and from ordinary tests.
+#![forbid(unsafe_code)]
