@@ -1,0 +1,82 @@
+//! The seam to memory: one 32-bit doorbell or EventIdx cell, and the fences between accesses to cells.
+
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Every access to shared memory that the protocol makes, by name.
+///
+/// The name says where in the protocol an access or fence stands; [`Step::ordering`] is the memory order that it needs.
+/// A model or a fault injector implements [`Cell`] and treats single steps differently, in the very code that runs in
+/// production.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Host stores the shadow doorbell: the queue entries written before become visible with it (release).
+    HostShadow,
+    /// Host: full fence between its shadow store and its EventIdx load.
+    HostFence,
+    /// Host loads EventIdx.
+    HostEventIdx,
+    /// Host writes the doorbell register (release, as a store to device memory behind a write barrier).
+    HostRegister,
+    /// Controller loads the shadow doorbell (acquire: the entries before that index are visible).
+    PollShadow,
+    /// Controller loads the doorbell register's cell (acquire).
+    PollRegister,
+    /// Controller stores EventIdx while it polls.
+    Park,
+    /// Controller stores EventIdx before it sleeps.
+    ArmEventIdx,
+    /// Controller: full fence between its EventIdx store and its last look at the doorbells.
+    ArmFence,
+    /// Controller's last look at the shadow doorbell, after [`Step::ArmFence`] (acquire).
+    ArmShadow,
+    /// Controller's last look at the doorbell register's cell (acquire).
+    ArmRegister,
+    /// Controller gives a cell its first value when a queue or the buffers come into use.
+    Initialise,
+}
+
+impl Step {
+    /// The memory order of the step.
+    #[inline]
+    #[must_use]
+    pub const fn ordering(self) -> Ordering {
+        match self {
+            Self::HostShadow | Self::HostRegister => Ordering::Release,
+            Self::PollShadow | Self::PollRegister | Self::ArmShadow | Self::ArmRegister => {
+                Ordering::Acquire
+            }
+            Self::HostFence | Self::ArmFence => Ordering::SeqCst,
+            Self::HostEventIdx | Self::Park | Self::ArmEventIdx | Self::Initialise => {
+                Ordering::Relaxed
+            }
+        }
+    }
+}
+
+/// A 32-bit cell of memory that the other side maps too. Values are given and taken in native byte order; in memory
+/// they are little-endian.
+pub trait Cell {
+    /// Reads the cell.
+    fn load(&self, step: Step) -> u32;
+    /// Writes the cell.
+    fn store(&self, value: u32, step: Step);
+    /// Orders this thread's accesses to cells before and after it.
+    fn fence(step: Step);
+}
+
+impl Cell for AtomicU32 {
+    #[inline]
+    fn load(&self, step: Step) -> u32 {
+        u32::from_le(AtomicU32::load(self, step.ordering()))
+    }
+
+    #[inline]
+    fn store(&self, value: u32, step: Step) {
+        AtomicU32::store(self, value.to_le(), step.ordering());
+    }
+
+    #[inline]
+    fn fence(step: Step) {
+        fence(step.ordering());
+    }
+}
