@@ -1,1 +1,43 @@
-//! What a namespace stands on: one trait, and file (io_uring), memory, null.
+//! What a namespace stands on.
+//!
+//! This room turns reads, writes, flushes, zeroing and deallocation of byte ranges into I/O on something real. It
+//! has one door, the trait [`Volume`] (a description that threads share) with its [`VolumeQueue`] (one worker's own
+//! way into it), and the things behind that door: [`FileVolume`] (a raw file or block device, by io_uring),
+//! [`MemVolume`], [`NullVolume`], [`SliceVolume`] (a part of another volume) and [`FaultVolume`] (another volume with
+//! declared faults, for tests). [`open_url`] finds the right one for what a user typed.
+//!
+//! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A volume counts in
+//! bytes, knows neither namespaces nor queues nor status codes, and never looks at guest memory except through the
+//! [`SegmentList`](dma::SegmentList) that a request owns. `unsafe` stays in the modules that talk to the kernel
+//! (`ring`, `file::sys`).
+//!
+//! # How data passes through
+//!
+//! A worker thread makes one [`Io`], opens each volume on it and owns all that comes back; nothing here locks.
+//!
+//! ```text
+//! worker -> VolumeQueue::submit(Request) --done at once--> Some(Completion)      memory, null, refused requests
+//!                       |
+//!                       +-- slot of the worker's ring -> Io::flush (one system call for the batch)
+//!                                                            |
+//! worker <- Completion { tag, result, data } <- Io::poll <- kernel
+//! worker <- Completion { tag, result, data } <- VolumeQueue::poll                null with a latency, held faults
+//! ```
+//!
+//! A request owns its data segments until its completion hands them back, so that the memory stays mapped whatever
+//! happens to the worker: dropping a queue or the [`Io`] waits for the kernel to let go of it first.
+#![deny(unsafe_code)]
+
+mod error;
+mod info;
+mod io;
+mod null;
+mod request;
+mod traits;
+
+pub use error::{IoError, IoErrorKind, VolumeError};
+pub use info::{Info, Kind};
+pub use io::{Io, IoCounters, IoOptions};
+pub use null::{NullOptions, NullVolume};
+pub use request::{Completion, Op, Request};
+pub use traits::{Volume, VolumeQueue};

@@ -1,0 +1,257 @@
+//! Errors: of one request ([`IoError`], small and `Copy`) and of opening a volume ([`VolumeError`], for people).
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// What went wrong with one request, as far as a caller can act on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum IoErrorKind {
+    /// The medium could not be read.
+    MediaRead,
+    /// The medium could not be written, or what was written could not be made durable.
+    MediaWrite,
+    /// No space left for the write (also: quota or file size limit reached).
+    NoSpace,
+    /// The volume may not be written.
+    ReadOnly,
+    /// The range does not lie within the volume.
+    OutOfRange,
+    /// The range lies within the volume, but what is behind it has become shorter since it was opened.
+    Truncated,
+    /// Offset, length and data do not fit together, or are no multiples of the volume's block size.
+    Invalid,
+    /// The request's own memory could not be accessed (for example a guest memory file that was cut short).
+    Memory,
+    /// The request was cancelled before it took effect, or took effect only in part.
+    Aborted,
+    /// What is behind the volume has gone away (device unplugged).
+    Gone,
+    /// The volume cannot do this operation at all.
+    Unsupported,
+    /// More requests in flight than [`Io::capacity`](crate::Io::capacity) allows. The request has not been started.
+    Busy,
+}
+
+impl IoErrorKind {
+    /// A few words for a log line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::MediaRead => "medium could not be read",
+            Self::MediaWrite => "medium could not be written",
+            Self::NoSpace => "no space left",
+            Self::ReadOnly => "volume is read-only",
+            Self::OutOfRange => "range outside of the volume",
+            Self::Truncated => "volume has become shorter",
+            Self::Invalid => "malformed request",
+            Self::Memory => "request memory not accessible",
+            Self::Aborted => "aborted",
+            Self::Gone => "volume has gone away",
+            Self::Unsupported => "operation not supported",
+            Self::Busy => "too many requests in flight",
+        }
+    }
+}
+
+/// Why one request failed. Carries the system's error number up to where it is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IoError {
+    /// What a caller can act on.
+    pub kind: IoErrorKind,
+    /// The system's error number (`errno`), or 0 where the failure did not come from the system.
+    pub errno: i32,
+}
+
+impl IoError {
+    /// An error found by the volume itself.
+    pub const fn new(kind: IoErrorKind) -> Self {
+        Self { kind, errno: 0 }
+    }
+
+    /// The error that the system reported as `errno` (positive). `write` tells whether the failed operation changes
+    /// the volume (write, flush, zeroing, deallocation).
+    pub const fn from_errno(errno: i32, write: bool) -> Self {
+        let kind = match errno {
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
+            libc::EROFS | libc::EPERM | libc::EACCES if write => IoErrorKind::ReadOnly,
+            libc::ENODEV | libc::ENXIO | libc::ESHUTDOWN | libc::ENOMEDIUM => IoErrorKind::Gone,
+            libc::ECANCELED => IoErrorKind::Aborted,
+            libc::EOPNOTSUPP | libc::ENOSYS => IoErrorKind::Unsupported,
+            libc::EFAULT => IoErrorKind::Memory,
+            _ if write => IoErrorKind::MediaWrite,
+            _ => IoErrorKind::MediaRead,
+        };
+        Self { kind, errno }
+    }
+}
+
+impl From<IoErrorKind> for IoError {
+    fn from(kind: IoErrorKind) -> Self {
+        Self::new(kind)
+    }
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.as_str())?;
+        if self.errno != 0 {
+            write!(f, ": {}", io::Error::from_raw_os_error(self.errno))?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for IoError {}
+
+/// Why a volume could not be opened, in words that tell the user what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// There is nothing at this path.
+    #[error("{}: no such file; create a raw disk with: truncate -s 1G {}", path.display(), path.display())]
+    NotFound {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// The process may not open the file.
+    #[error("{}: permission denied{}", path.display(), if *read_only { "" } else { " (opened for writing; --read-only needs only the right to read)" })]
+    Permission {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Whether it was to be opened for reading only.
+        read_only: bool,
+    },
+    /// A directory cannot be a disk.
+    #[error("{}: is a directory; name a raw disk image or a block device", path.display())]
+    IsDirectory {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("{}: is a {what}; a volume is a regular file or a block device", path.display())]
+    WrongType {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What it is instead.
+        what: &'static str,
+    },
+    /// A volume of no bytes.
+    #[error("{}: is empty; give it a size with: truncate -s 1G {}", path.display(), path.display())]
+    Empty {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// The size is not a multiple of the block size.
+    #[error(
+        "{}: size of {size} bytes is not a multiple of {block_size} bytes; extend it with: truncate -s %{block_size} {}",
+        path.display(), path.display()
+    )]
+    OddSize {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// The block size in bytes.
+        block_size: u32,
+    },
+    /// The medium or filesystem is read-only, and the volume was to be written.
+    #[error("{}: is on a read-only medium; serve it with --read-only (or ?read-only=on)", path.display())]
+    ReadOnlyMedium {
+        /// What was to be opened.
+        path: PathBuf,
+    },
+    /// Someone else uses the file in a way that excludes this use.
+    #[error(
+        "{}: is in use by {holder}; stop that one{}", path.display(),
+        if *read_only { "" } else { ", or share the disk by opening it read-only on both sides" }
+    )]
+    Locked {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Who holds it, as far as that can be found out.
+        holder: String,
+        /// Whether it was to be opened for reading only.
+        read_only: bool,
+    },
+    /// The filesystem cannot lock the file.
+    #[error("{}: cannot be locked against a second user ({source}); add ?lock=off if you make sure of that yourself", path.display())]
+    LockUnsupported {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// O_DIRECT was asked for and cannot be had.
+    #[error("{}: direct I/O is not possible: {why}; use ?direct=auto or ?direct=off", path.display())]
+    DirectUnsupported {
+        /// What was to be opened.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// The block size asked for is no power of two between 512 and 65536.
+    #[error(
+        "a block size of {block_size} bytes is not possible: it must be a power of two from 512 to 65536"
+    )]
+    BlockSize {
+        /// What was asked for.
+        block_size: u32,
+    },
+    /// A slice that does not lie within the volume below it.
+    #[error(
+        "a slice of {len} bytes from byte {offset} does not lie within the volume's {size} bytes"
+    )]
+    SliceRange {
+        /// First byte of the slice.
+        offset: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// The size of the volume below in bytes.
+        size: u64,
+    },
+    /// A slice whose edges are no multiples of the block size of the volume below it.
+    #[error(
+        "a slice of {len} bytes from byte {offset} does not begin and end on the volume's blocks of {block_size} bytes"
+    )]
+    SliceAlignment {
+        /// First byte of the slice.
+        offset: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// Block size of the volume below in bytes.
+        block_size: u32,
+    },
+    /// A size that a volume cannot have.
+    #[error("a volume of {size} bytes is not possible: {why}")]
+    Size {
+        /// The size in bytes.
+        size: u64,
+        /// The reason.
+        why: &'static str,
+    },
+    /// The kernel does not give this process an io_uring.
+    #[error("io_uring is not available: {why}")]
+    NoIoUring {
+        /// What is missing and how to get it.
+        why: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Memory for the volume or for its requests could not be had.
+    #[error("no memory for {what}: {source}")]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Anything else that the system refused.
+    #[error("{}: {what}: {source}", path.display())]
+    System {
+        /// What was to be opened.
+        path: PathBuf,
+        /// The step that failed.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,90 @@
+//! A worker's own io_uring, shared by the volumes that the worker has opened.
+
+use crate::Completion;
+use std::os::fd::BorrowedFd;
+
+/// How a worker's [`Io`] is set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IoOptions {
+    /// Most requests in flight through the ring at one time. At most 16384.
+    pub capacity: u32,
+    /// Most bytes held in bounce buffers before requests are cut into small pieces.
+    pub bounce_bytes: usize,
+}
+
+impl Default for IoOptions {
+    fn default() -> Self {
+        Self {
+            capacity: 1024,
+            bounce_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What has passed through a worker's [`Io`]; counts from its creation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IoCounters {
+    /// Requests started.
+    pub requests: u64,
+    /// Operations handed to the kernel; more than `requests` where requests took several steps.
+    pub operations: u64,
+    /// System calls made for them.
+    pub system_calls: u64,
+    /// Requests whose memory the device could not reach directly, copied through a bounce buffer.
+    pub bounced: u64,
+    /// Operations that moved only a part of their data, and were continued.
+    pub continued: u64,
+}
+
+/// A worker's own io_uring. Made by and for one thread; volumes opened on it share it.
+///
+/// The ring is created when the first volume needs it, so null and memory volumes work where io_uring is forbidden.
+#[derive(Debug)]
+pub struct Io {
+    options: IoOptions,
+    /// Not to be sent to another thread.
+    _single_thread: std::marker::PhantomData<std::rc::Rc<()>>,
+}
+
+impl Io {
+    /// An `Io` for the calling thread.
+    pub fn new(options: IoOptions) -> Self {
+        Self {
+            options,
+            _single_thread: std::marker::PhantomData,
+        }
+    }
+
+    /// Most requests that may be in flight through the ring; one more is refused as
+    /// [`IoErrorKind::Busy`](crate::IoErrorKind::Busy). A worker stops taking work when it gets there.
+    pub fn capacity(&self) -> usize {
+        self.options.capacity as usize
+    }
+
+    /// Requests started on the ring whose completions have not been handed out.
+    pub fn in_flight(&self) -> usize {
+        0
+    }
+
+    /// Sends everything that was started since the last call to the kernel, in one system call; none when there is
+    /// nothing to send.
+    pub fn flush(&self) {}
+
+    /// Hands out the completions that have arrived, and returns their number. Makes no system call unless the kernel
+    /// says that completions wait for one. `done` may start new requests.
+    pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
+        let _ = done;
+        0
+    }
+
+    /// A descriptor that is readable while completions wait; `None` while no volume uses the ring. For `epoll`, when
+    /// the worker goes to sleep.
+    pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// What has passed through so far.
+    pub fn counters(&self) -> IoCounters {
+        IoCounters::default()
+    }
+}

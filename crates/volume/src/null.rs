@@ -1,0 +1,131 @@
+//! A volume that stores nothing: what is left when the medium costs nothing.
+
+use crate::{Completion, Info, Io, Kind, Op, Request, Volume, VolumeError, VolumeQueue};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How a [`NullVolume`] behaves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NullOptions {
+    /// Size in bytes.
+    pub size: u64,
+    /// Reads fill their data with zeroes. Otherwise they leave it as it is: what the reader's memory held before.
+    pub read_zeroes: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Each request completes this long after it was submitted, by [`VolumeQueue::poll`]; zero: at once, by `submit`.
+    pub latency: Duration,
+}
+
+/// A volume that completes every request and touches nothing.
+///
+/// A read leaves the reader's buffer as it is unless [`NullOptions::read_zeroes`] is set; writes vanish.
+#[derive(Debug)]
+pub struct NullVolume {
+    options: NullOptions,
+}
+
+impl NullVolume {
+    /// A null volume of that size and behaviour.
+    pub fn new(options: NullOptions) -> Result<Self, VolumeError> {
+        if options.size == 0 {
+            return Err(VolumeError::Size {
+                size: 0,
+                why: "it must hold at least one block",
+            });
+        }
+        Ok(Self { options })
+    }
+}
+
+impl Volume for NullVolume {
+    fn info(&self) -> Info {
+        Info {
+            size: self.options.size,
+            block_size: 1,
+            optimal_io: 4096,
+            read_only: self.options.read_only,
+            volatile_cache: false,
+            deallocate: !self.options.read_only,
+            deallocate_granularity: if self.options.read_only { 0 } else { 4096 },
+            // A read does not even touch the buffer, unless it was told to.
+            zeroes_after_deallocate: self.options.read_zeroes,
+            write_zeroes: true,
+            kind: Kind::Null,
+            description: match (self.options.read_zeroes, self.options.latency) {
+                (false, Duration::ZERO) => "null".into(),
+                (true, Duration::ZERO) => "null, reads zeroes".into(),
+                (false, latency) => format!("null, latency {latency:?}"),
+                (true, latency) => format!("null, reads zeroes, latency {latency:?}"),
+            },
+        }
+    }
+
+    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        Ok(Box::new(NullQueue {
+            options: self.options,
+            waiting: VecDeque::new(),
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        format!("null:{}", self.options.size).into_bytes()
+    }
+}
+
+/// One worker's queue into a [`NullVolume`].
+struct NullQueue {
+    options: NullOptions,
+    /// Requests with a latency, in the order of their deadlines (which is that of submission: all wait equally long).
+    waiting: VecDeque<(Instant, Request)>,
+}
+
+impl NullQueue {
+    fn finish(options: &NullOptions, request: Request) -> Completion {
+        if request.op == Op::Read && options.read_zeroes {
+            request.data.fill(0);
+        }
+        request.complete(Ok(()))
+    }
+}
+
+impl VolumeQueue for NullQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        if let Err(error) = request.check(self.options.size, 1, self.options.read_only) {
+            return Some(request.complete(Err(error)));
+        }
+        if self.options.latency.is_zero() {
+            return Some(Self::finish(&self.options, request));
+        }
+        // The deadline of a latency beyond the clock's range is now: the latency is an option of the user's own.
+        let now = Instant::now();
+        self.waiting.push_back((
+            now.checked_add(self.options.latency).unwrap_or(now),
+            request,
+        ));
+        None
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        if self.waiting.is_empty() {
+            return 0;
+        }
+        let now = Instant::now();
+        let mut count = 0;
+        while self
+            .waiting
+            .front()
+            .is_some_and(|(deadline, _)| *deadline <= now)
+        {
+            if let Some((_, request)) = self.waiting.pop_front() {
+                done(Self::finish(&self.options, request));
+                count += 1;
+            }
+        }
+        count
+    }
+
+    fn polled_in_flight(&self) -> usize {
+        self.waiting.len()
+    }
+}

@@ -1,0 +1,112 @@
+//! One piece of work for a volume, and its end.
+
+use crate::{Info, IoError, IoErrorKind};
+use dma::SegmentList;
+
+/// What to do with a range of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Fill the request's data from the range.
+    Read,
+    /// Store the request's data into the range.
+    Write {
+        /// The data is durable before the completion is posted (force unit access).
+        fua: bool,
+    },
+    /// Make every write durable whose completion has been seen. Takes no range and no data.
+    Flush,
+    /// Make the range read as zeroes. Takes no data.
+    WriteZeroes {
+        /// The volume may give the space back.
+        deallocate: bool,
+        /// The zeroes are durable before the completion is posted.
+        fua: bool,
+    },
+    /// Give the range's space back. When it succeeds, the range reads as zeroes where
+    /// [`Info::zeroes_after_deallocate`] says so. [`IoErrorKind::Unsupported`] where that cannot be done: nothing has
+    /// happened then. Takes no data.
+    Deallocate,
+}
+
+impl Op {
+    /// The operation changes what the volume holds, or how durably it does.
+    pub const fn changes(self) -> bool {
+        !matches!(self, Self::Read)
+    }
+
+    /// The operation moves the request's data.
+    pub const fn has_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write { .. })
+    }
+}
+
+/// One piece of work. Owns its data segments until its [`Completion`] gives them back.
+#[derive(Debug)]
+pub struct Request {
+    /// The caller's name for the request; comes back in the completion. Unique among the requests in flight on one
+    /// worker, across its volumes.
+    pub tag: u64,
+    /// What to do.
+    pub op: Op,
+    /// First byte of the range.
+    pub offset: u64,
+    /// Length of the range in bytes. For read and write it equals the length of `data`.
+    pub len: u64,
+    /// Where data comes from or goes to; empty for operations without data.
+    pub data: SegmentList,
+}
+
+impl Request {
+    /// The request ends here, with this result.
+    pub fn complete(self, result: Result<(), IoError>) -> Completion {
+        Completion {
+            tag: self.tag,
+            result,
+            data: self.data,
+        }
+    }
+
+    /// Checks a request against the volume that it is for: range, alignment, data length, right to write.
+    ///
+    /// Volumes call this on the way in; it looks only at sizes, never at the data.
+    pub fn check(&self, size: u64, block_size: u32, read_only: bool) -> Result<(), IoError> {
+        if self.op == Op::Flush {
+            return Ok(());
+        }
+        if read_only && self.op.changes() {
+            return Err(IoErrorKind::ReadOnly.into());
+        }
+        if self
+            .offset
+            .checked_add(self.len)
+            .is_none_or(|end| end > size)
+        {
+            return Err(IoErrorKind::OutOfRange.into());
+        }
+        if block_size > 1 && (self.offset | self.len) & (u64::from(block_size) - 1) != 0 {
+            return Err(IoErrorKind::Invalid.into());
+        }
+        if self.op.has_data() && u64::try_from(self.data.len_bytes()).ok() != Some(self.len) {
+            return Err(IoErrorKind::Invalid.into());
+        }
+        Ok(())
+    }
+
+    /// [`Request::check`] against what `info` says.
+    pub fn check_info(&self, info: &Info) -> Result<(), IoError> {
+        self.check(info.size, info.block_size, info.read_only)
+    }
+}
+
+/// The end of a [`Request`].
+#[derive(Debug)]
+#[must_use = "a completion says whether the request worked, and owns its memory"]
+pub struct Completion {
+    /// The request's tag.
+    pub tag: u64,
+    /// How it went. After an error the range of a write holds the old data, the new, or a mixture of blocks; the
+    /// data of a read is undefined, but never another volume's.
+    pub result: Result<(), IoError>,
+    /// The request's data segments.
+    pub data: SegmentList,
+}

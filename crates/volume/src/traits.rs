@@ -1,0 +1,55 @@
+//! The door: a volume, and one worker's queue into it.
+
+use crate::{Completion, Info, Io, Request, VolumeError};
+use std::fmt::Debug;
+
+/// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
+pub trait Volume: Send + Sync + Debug {
+    /// What the volume is and can do. Cheap enough for control paths, not for every request.
+    fn info(&self) -> Info;
+
+    /// Opens a queue for the calling thread, on that thread's `io`.
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError>;
+
+    /// Bytes that identify the volume: the same each time the same volume is opened, different for different ones.
+    /// Default serial numbers and identifiers are made from them. For a file it is the canonical path, so that it
+    /// outlives copying and restoring the file.
+    fn id(&self) -> Vec<u8>;
+
+    /// Looks again at what is behind the volume, which may have been resized. `true` when the size that
+    /// [`Volume::info`] tells has changed.
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        Ok(false)
+    }
+}
+
+/// One worker's way into a volume. Belongs to the thread that opened it.
+///
+/// Dropping a queue cancels what can be cancelled and waits for the rest; completions of its requests that have not
+/// been seen are still handed out by [`Io::poll`] (or are dropped, for volumes that complete by
+/// [`VolumeQueue::poll`]).
+pub trait VolumeQueue {
+    /// Starts a request. `Some` when it is already done (memory, null, refused requests); otherwise its completion
+    /// comes out of [`Io::poll`] or [`VolumeQueue::poll`]. Does no system call: [`Io::flush`] sends what was started.
+    ///
+    /// Requests may be executed in any order. A flush covers the writes whose completions have been handed out.
+    fn submit(&mut self, request: Request) -> Option<Completion>;
+
+    /// Hands out the completions that do not come through the ring; returns their number. `done` may not start new
+    /// requests on this queue.
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let _ = done;
+        0
+    }
+
+    /// Requests of this queue that will complete through [`VolumeQueue::poll`]: while there are any, the worker has
+    /// to keep polling, for nothing will wake it up.
+    fn polled_in_flight(&self) -> usize {
+        0
+    }
+
+    /// Tries to end the request early. Its completion still comes, with whatever became of it.
+    fn cancel(&mut self, tag: u64) {
+        let _ = tag;
+    }
+}
