@@ -67,8 +67,10 @@ impl Io {
     }
 
     /// Sends everything that was started since the last call to the kernel, in one system call; none when there is
-    /// nothing to send.
-    pub fn flush(&self) {}
+    /// nothing to send. `false` when the kernel could not take everything for now: call again before sleeping.
+    pub fn flush(&self) -> bool {
+        true
+    }
 
     /// Hands out the completions that have arrived, and returns their number. Makes no system call unless the kernel
     /// says that completions wait for one. `done` may start new requests.
@@ -77,10 +79,18 @@ impl Io {
         0
     }
 
-    /// A descriptor that is readable while completions wait; `None` while no volume uses the ring. For `epoll`, when
-    /// the worker goes to sleep.
+    /// A descriptor for `epoll`, that becomes readable when completions arrive after [`Io::arm`]; `None` while no
+    /// volume uses the ring. It stays the same once there is one, and needs no reading: [`Io::poll`] resets it.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// To be called before going to sleep on [`Io::event_fd`]: sends what has not been sent, and asks the kernel to
+    /// signal the next completion. `false` when completions wait already: poll again instead of sleeping. The next
+    /// [`Io::poll`] ends it, so that no signal is paid for while the worker polls.
+    #[must_use = "going to sleep although completions wait may sleep forever"]
+    pub fn arm(&self) -> bool {
+        true
     }
 
     /// What has passed through so far.
