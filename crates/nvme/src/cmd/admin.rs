@@ -1,0 +1,467 @@
+//! Command dwords and results of Admin commands: NVMe Base 2.1, 5.1 and 5.2; of Format NVM, NVM Command Set 1.1, 4.1.2.
+//!
+//! Commands whose only arguments are addresses have no type here: Doorbell Buffer Config (NVMe Base 2.1, 5.2.5) takes
+//! the shadow doorbell page in PRP1 and the EventIdx page in PRP2.
+
+use bitfield_struct::bitfield;
+
+use crate::macros::open_values;
+
+/// Dword 10 of Create I/O Completion Queue and Create I/O Submission Queue (NVMe Base 2.1, 5.2.1 and 5.2.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct CreateQueueCdw10 {
+    /// Queue Identifier.
+    pub qid: u16,
+    /// Queue Size in entries, zero-based.
+    pub qsize_z: u16,
+}
+
+impl CreateQueueCdw10 {
+    /// Queue size in entries, 1 to 65,536.
+    #[inline]
+    pub const fn qsize(self) -> u32 {
+        self.qsize_z() as u32 + 1
+    }
+}
+
+/// Dword 11 of Create I/O Completion Queue (NVMe Base 2.1, 5.2.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct CreateCqCdw11 {
+    /// Physically Contiguous: PRP1 is the queue, not a list of its pages.
+    pub pc: bool,
+    /// Interrupts Enabled.
+    pub ien: bool,
+    #[bits(14)]
+    __: u16,
+    /// Interrupt Vector: index into the MSI-X table, or the MSI message.
+    pub iv: u16,
+}
+
+/// Dword 11 of Create I/O Submission Queue (NVMe Base 2.1, 5.2.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct CreateSqCdw11 {
+    /// Physically Contiguous: PRP1 is the queue, not a list of its pages.
+    pub pc: bool,
+    /// Queue Priority, under weighted round robin.
+    #[bits(2)]
+    pub qprio: QueuePriority,
+    #[bits(13)]
+    __: u16,
+    /// Completion Queue Identifier.
+    pub cqid: u16,
+}
+
+/// Dword 12 of Create I/O Submission Queue.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct CreateSqCdw12 {
+    /// NVM Set Identifier, 0 for none.
+    pub nvmsetid: u16,
+    __: u16,
+}
+
+open_values! {
+    /// Queue Priority (2 bits).
+    pub QueuePriority: u8 {
+        URGENT = 0, "Urgent";
+        HIGH = 1, "High";
+        MEDIUM = 2, "Medium";
+        LOW = 3, "Low";
+    }
+}
+
+/// Dword 10 of Delete I/O Submission Queue and Delete I/O Completion Queue (NVMe Base 2.1, 5.2.3 and 5.2.4).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct DeleteQueueCdw10 {
+    /// Queue Identifier.
+    pub qid: u16,
+    __: u16,
+}
+
+/// Dword 10 of Identify (NVMe Base 2.1, 5.1.13).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct IdentifyCdw10 {
+    /// Controller or Namespace Structure.
+    #[bits(8)]
+    pub cns: Cns,
+    __: u8,
+    /// Controller Identifier, where the CNS uses one.
+    pub cntid: u16,
+}
+
+/// Dword 11 of Identify.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct IdentifyCdw11 {
+    /// CNS Specific Identifier: NVM Set, Endurance Group, Domain, format index, ...
+    pub cnssid: u16,
+    __: u8,
+    /// Command Set Identifier, where the CNS uses one.
+    #[bits(8)]
+    pub csi: Csi,
+}
+
+open_values! {
+    /// Controller or Namespace Structure that Identify returns (NVMe Base 2.1, 5.1.13.1).
+    pub Cns: u8 {
+        NAMESPACE = 0x00, "Identify Namespace data structure";
+        CONTROLLER = 0x01, "Identify Controller data structure";
+        ACTIVE_NSID_LIST = 0x02, "Active Namespace ID list";
+        NAMESPACE_DESCRIPTORS = 0x03, "Namespace Identification Descriptor list";
+        NVM_SET_LIST = 0x04, "NVM Set List";
+        IOCS_NAMESPACE = 0x05, "I/O Command Set specific Identify Namespace data structure";
+        IOCS_CONTROLLER = 0x06, "I/O Command Set specific Identify Controller data structure";
+        IOCS_ACTIVE_NSID_LIST = 0x07, "I/O Command Set specific Active Namespace ID list";
+        IOCS_INDEPENDENT_NAMESPACE = 0x08, "I/O Command Set Independent Identify Namespace data structure";
+        NAMESPACE_USER_DATA_FORMAT = 0x09, "Identify Namespace data structure by User Data Format";
+        IOCS_NAMESPACE_USER_DATA_FORMAT = 0x0a,
+            "I/O Command Set specific Identify Namespace data structure by User Data Format";
+        ALLOCATED_NSID_LIST = 0x10, "Allocated Namespace ID list";
+        ALLOCATED_NAMESPACE = 0x11, "Identify Namespace data structure of an allocated namespace";
+        NAMESPACE_CONTROLLER_LIST = 0x12, "Controller list of the controllers attached to the namespace";
+        CONTROLLER_LIST = 0x13, "Controller list of the controllers in the NVM subsystem";
+        PRIMARY_CONTROLLER_CAPABILITIES = 0x14, "Primary Controller Capabilities data structure";
+        SECONDARY_CONTROLLER_LIST = 0x15, "Secondary Controller list";
+        NAMESPACE_GRANULARITY_LIST = 0x16, "Namespace Granularity List";
+        UUID_LIST = 0x17, "UUID List";
+        DOMAIN_LIST = 0x18, "Domain List";
+        ENDURANCE_GROUP_LIST = 0x19, "Endurance Group List";
+        IOCS_ALLOCATED_NSID_LIST = 0x1a, "I/O Command Set specific Allocated Namespace ID list";
+        IOCS_ALLOCATED_NAMESPACE = 0x1b,
+            "I/O Command Set specific Identify Namespace data structure of an allocated namespace";
+        IO_COMMAND_SETS = 0x1c, "Identify I/O Command Set data structure";
+        UNDERLYING_NAMESPACE_LIST = 0x1d, "Underlying Namespace List";
+        PORTS_LIST = 0x1e, "Ports List";
+        IOCS_INDEPENDENT_ALLOCATED_NAMESPACE = 0x1f,
+            "I/O Command Set Independent Identify Namespace data structure of an allocated namespace";
+        SUPPORTED_CONTROLLER_STATE_FORMATS = 0x20, "Supported Controller State Formats";
+    }
+}
+
+open_values! {
+    /// Command Set Identifier (NVMe Base 2.1, figure 311).
+    pub Csi: u8 {
+        NVM = 0x00, "NVM Command Set";
+        KEY_VALUE = 0x01, "Key Value Command Set";
+        ZONED = 0x02, "Zoned Namespace Command Set";
+        SUBSYSTEM_LOCAL_MEMORY = 0x03, "Subsystem Local Memory Command Set";
+        COMPUTATIONAL_PROGRAMS = 0x04, "Computational Programs Command Set";
+    }
+}
+
+/// Dword 14 of Identify, Get Features and Set Features: the UUID Index.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct UuidCdw14 {
+    /// UUID Index, 0 for none.
+    #[bits(7)]
+    pub uidx: u8,
+    #[bits(25)]
+    __: u32,
+}
+
+/// Dword 10 of Get Log Page (NVMe Base 2.1, 5.1.12).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct GetLogPageCdw10 {
+    /// Log Page Identifier, see [`crate::log::Lid`].
+    #[bits(8)]
+    pub lid: crate::log::Lid,
+    /// Log Specific Parameter.
+    #[bits(7)]
+    pub lsp: u8,
+    /// Retain Asynchronous Event.
+    pub rae: bool,
+    /// Number of Dwords Lower; see [`GetLogPage::bytes`].
+    pub numdl: u16,
+}
+
+/// Dword 11 of Get Log Page.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct GetLogPageCdw11 {
+    /// Number of Dwords Upper.
+    pub numdu: u16,
+    /// Log Specific Identifier.
+    pub lsi: u16,
+}
+
+/// Dword 14 of Get Log Page.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct GetLogPageCdw14 {
+    /// UUID Index, 0 for none.
+    #[bits(7)]
+    pub uidx: u8,
+    #[bits(16)]
+    __: u16,
+    /// Offset Type: the offset is an index of entries rather than of bytes.
+    pub ot: bool,
+    /// Command Set Identifier.
+    #[bits(8)]
+    pub csi: Csi,
+}
+
+/// Every argument of Get Log Page, gathered from its dwords.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct GetLogPage {
+    /// Log Page Identifier.
+    pub lid: crate::log::Lid,
+    /// Log Specific Parameter, 7 bits.
+    pub lsp: u8,
+    /// Retain Asynchronous Event.
+    pub rae: bool,
+    /// Number of dwords to return, zero-based.
+    pub numd_z: u32,
+    /// Log Specific Identifier.
+    pub lsi: u16,
+    /// Log Page Offset, in bytes, or in entries when `ot` is set.
+    pub lpo: u64,
+    /// UUID Index, 7 bits.
+    pub uidx: u8,
+    /// Offset Type.
+    pub ot: bool,
+    /// Command Set Identifier.
+    pub csi: Csi,
+}
+
+impl GetLogPage {
+    /// The arguments in a command's dwords.
+    pub fn from_command(command: &crate::Command) -> Self {
+        let cdw10 = GetLogPageCdw10::from_bits(command.cdw10.get());
+        let cdw11 = GetLogPageCdw11::from_bits(command.cdw11.get());
+        let cdw14 = GetLogPageCdw14::from_bits(command.cdw14.get());
+        Self {
+            lid: cdw10.lid(),
+            lsp: cdw10.lsp(),
+            rae: cdw10.rae(),
+            numd_z: u32::from(cdw11.numdu()) << 16 | u32::from(cdw10.numdl()),
+            lsi: cdw11.lsi(),
+            lpo: u64::from(command.cdw13.get()) << 32 | u64::from(command.cdw12.get()),
+            uidx: cdw14.uidx(),
+            ot: cdw14.ot(),
+            csi: cdw14.csi(),
+        }
+    }
+
+    /// Puts the arguments into a command's dwords.
+    pub fn apply(&self, command: &mut crate::Command) {
+        command.cdw10 = GetLogPageCdw10::new()
+            .with_lid(self.lid)
+            .with_lsp(self.lsp & 0x7f)
+            .with_rae(self.rae)
+            .with_numdl(self.numd_z as u16)
+            .into_bits()
+            .into();
+        command.cdw11 = GetLogPageCdw11::new()
+            .with_numdu((self.numd_z >> 16) as u16)
+            .with_lsi(self.lsi)
+            .into_bits()
+            .into();
+        command.cdw12 = (self.lpo as u32).into();
+        command.cdw13 = ((self.lpo >> 32) as u32).into();
+        command.cdw14 = GetLogPageCdw14::new()
+            .with_uidx(self.uidx & 0x7f)
+            .with_ot(self.ot)
+            .with_csi(self.csi)
+            .into_bits()
+            .into();
+    }
+
+    /// Bytes to return: 4 to 16 GiB.
+    #[inline]
+    pub const fn bytes(&self) -> u64 {
+        (self.numd_z as u64 + 1) * 4
+    }
+}
+
+/// Dword 10 of Get Features (NVMe Base 2.1, 5.1.11).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct GetFeaturesCdw10 {
+    /// Feature Identifier.
+    #[bits(8)]
+    pub fid: crate::feature::Fid,
+    /// Which of the feature's values.
+    #[bits(3)]
+    pub sel: FeatureSelect,
+    #[bits(21)]
+    __: u32,
+}
+
+open_values! {
+    /// Select, in Get Features (3 bits).
+    pub FeatureSelect: u8 {
+        CURRENT = 0, "Current";
+        DEFAULT = 1, "Default";
+        SAVED = 2, "Saved";
+        SUPPORTED_CAPABILITIES = 3, "Supported Capabilities";
+    }
+}
+
+/// Dword 0 of the completion of Get Features with [`FeatureSelect::SUPPORTED_CAPABILITIES`].
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct FeatureCapabilities {
+    /// The value can be saved.
+    pub saveable: bool,
+    /// The feature is namespace specific.
+    pub namespace_specific: bool,
+    /// The value can be changed.
+    pub changeable: bool,
+    #[bits(29)]
+    __: u32,
+}
+
+/// Dword 10 of Set Features (NVMe Base 2.1, 5.1.25).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct SetFeaturesCdw10 {
+    /// Feature Identifier.
+    #[bits(8)]
+    pub fid: crate::feature::Fid,
+    #[bits(23)]
+    __: u32,
+    /// Save: the value shall survive power cycles.
+    pub sv: bool,
+}
+
+/// Dword 10 of Abort (NVMe Base 2.1, 5.1.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct AbortCdw10 {
+    /// Submission Queue Identifier of the command to abort.
+    pub sqid: u16,
+    /// Command Identifier of the command to abort.
+    pub cid: u16,
+}
+
+/// Dword 0 of the completion of Abort.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct AbortResult {
+    /// Immediate Abort Not Performed: the command was not aborted.
+    pub ianp: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+/// Dword 10 of Format NVM (NVMe Base 2.1, 5.1.10; NVM Command Set 1.1, 4.1.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct FormatCdw10 {
+    /// LBA Format Lower: bits 3:0 of the format's index.
+    #[bits(4)]
+    pub lbafl: u8,
+    /// Metadata Settings: set when metadata follows each block's data.
+    pub mset: bool,
+    /// Protection Information type, 0 for none.
+    #[bits(3)]
+    pub pi: u8,
+    /// Protection Information Location: set for the first bytes of the metadata.
+    pub pil: bool,
+    /// Secure Erase Settings.
+    #[bits(3)]
+    pub ses: SecureErase,
+    /// LBA Format Upper: bits 5:4 of the format's index.
+    #[bits(2)]
+    pub lbafu: u8,
+    #[bits(18)]
+    __: u32,
+}
+
+impl FormatCdw10 {
+    /// Index of the LBA format, 0 to 63.
+    pub const fn lbaf(self) -> u8 {
+        self.lbafu() << 4 | self.lbafl()
+    }
+}
+
+open_values! {
+    /// Secure Erase Settings (3 bits).
+    pub SecureErase: u8 {
+        NONE = 0, "No secure erase operation requested";
+        USER_DATA = 1, "User Data Erase";
+        CRYPTOGRAPHIC = 2, "Cryptographic Erase";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Command;
+    use crate::feature::Fid;
+    use crate::log::Lid;
+
+    #[test]
+    fn queue_commands() {
+        let cdw10 = CreateQueueCdw10::from_bits(0x03ff_0002);
+        assert_eq!(
+            (cdw10.qid(), cdw10.qsize_z(), cdw10.qsize()),
+            (2, 1023, 1024)
+        );
+        let cq = CreateCqCdw11::from_bits(0x0005_0003);
+        assert_eq!((cq.pc(), cq.ien(), cq.iv()), (true, true, 5));
+        let sq = CreateSqCdw11::from_bits(0x0002_0005);
+        assert_eq!(
+            (sq.pc(), sq.qprio(), sq.cqid()),
+            (true, QueuePriority::MEDIUM, 2)
+        );
+        assert_eq!(DeleteQueueCdw10::from_bits(0xffff_0007).qid(), 7);
+    }
+
+    #[test]
+    fn identify_dwords() {
+        let cdw10 = IdentifyCdw10::from_bits(0x0009_0013);
+        assert_eq!((cdw10.cns(), cdw10.cntid()), (Cns::CONTROLLER_LIST, 9));
+        let cdw11 = IdentifyCdw11::from_bits(0x0200_0004);
+        assert_eq!((cdw11.csi(), cdw11.cnssid()), (Csi::ZONED, 4));
+    }
+
+    #[test]
+    fn get_log_page_round_trip() {
+        let arguments = GetLogPage {
+            lid: Lid::COMMANDS_SUPPORTED,
+            lsp: 0x55,
+            rae: true,
+            numd_z: 0x0001_03ff,
+            lsi: 0x77,
+            lpo: 0x1_0000_0200,
+            uidx: 3,
+            ot: true,
+            csi: Csi::ZONED,
+        };
+        let mut command = Command::default();
+        arguments.apply(&mut command);
+        assert_eq!(command.cdw10.get(), 0x03ff_0000 | 1 << 15 | 0x55 << 8 | 5);
+        assert_eq!(command.cdw11.get(), 0x0077_0001);
+        assert_eq!(command.cdw14.get(), 2 << 24 | 1 << 23 | 3);
+        assert_eq!(GetLogPage::from_command(&command), arguments);
+        assert_eq!(arguments.bytes(), 0x0001_0400 * 4);
+        let most = GetLogPage {
+            numd_z: u32::MAX,
+            ..arguments
+        };
+        assert_eq!(most.bytes(), 1 << 34);
+    }
+
+    #[test]
+    fn feature_dwords() {
+        let get = GetFeaturesCdw10::from_bits(0x307);
+        assert_eq!(get.fid(), Fid::NUMBER_OF_QUEUES);
+        assert_eq!(get.sel(), FeatureSelect::SUPPORTED_CAPABILITIES);
+        assert!(SetFeaturesCdw10::from_bits(1 << 31).sv());
+    }
+
+    #[test]
+    fn format_index_has_six_bits() {
+        assert_eq!(FormatCdw10::from_bits(3 << 12 | 0xf).lbaf(), 63);
+        let format = FormatCdw10::from_bits(1 << 9);
+        assert_eq!(format.ses(), SecureErase::USER_DATA);
+    }
+}

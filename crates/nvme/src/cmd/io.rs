@@ -1,0 +1,212 @@
+//! Command dwords of the NVM command set: NVM Command Set 1.1, 3.3.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::macros::{open_values, wire_layout};
+
+open_values! {
+    /// Directive Type (NVMe Base 2.1, 8.1.8).
+    pub DirectiveType: u8 {
+        IDENTIFY = 0, "Identify";
+        STREAMS = 1, "Streams";
+        DATA_PLACEMENT = 2, "Data Placement";
+    }
+}
+
+/// Protection Information field (NVM Command Set 1.1, 3.3), 4 bits.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq)]
+pub struct Prinfo {
+    /// Check the Logical Block Reference Tag (PRCHK bit 0).
+    pub prchk_reftag: bool,
+    /// Check the Logical Block Application Tag (PRCHK bit 1).
+    pub prchk_apptag: bool,
+    /// Check the Guard (PRCHK bit 2).
+    pub prchk_guard: bool,
+    /// Protection Information Action: insert on write, strip on read.
+    pub pract: bool,
+    #[bits(4)]
+    __: u8,
+}
+
+/// Dword 12 of Read, Write, Compare and Verify; the starting LBA is [`crate::Command::slba`].
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct RwCdw12 {
+    /// Number of Logical Blocks, zero-based.
+    pub nlb_z: u16,
+    /// Command Extension Type.
+    #[bits(4)]
+    pub cetype: u8,
+    /// Directive Type; of Write only.
+    #[bits(4)]
+    pub dtype: DirectiveType,
+    /// Storage Tag Check.
+    pub stc: bool,
+    #[bits(1)]
+    __: u8,
+    /// Protection Information.
+    #[bits(4)]
+    pub prinfo: Prinfo,
+    /// Force Unit Access.
+    pub fua: bool,
+    /// Limited Retry.
+    pub lr: bool,
+}
+
+impl RwCdw12 {
+    /// Number of logical blocks, 1 to 65,536.
+    #[inline]
+    pub const fn nlb(self) -> u32 {
+        self.nlb_z() as u32 + 1
+    }
+}
+
+/// Dword 12 of Write Zeroes (NVM Command Set 1.1, 3.3.8).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct WriteZeroesCdw12 {
+    /// Number of Logical Blocks, zero-based.
+    pub nlb_z: u16,
+    /// Command Extension Type.
+    #[bits(4)]
+    pub cetype: u8,
+    /// Directive Type.
+    #[bits(3)]
+    pub dtype: DirectiveType,
+    /// Namespace Zeroes: with `deac` set, zero the whole namespace.
+    pub nsz: bool,
+    /// Storage Tag Check.
+    pub stc: bool,
+    /// Deallocate: the controller should deallocate the blocks.
+    pub deac: bool,
+    /// Protection Information.
+    #[bits(4)]
+    pub prinfo: Prinfo,
+    /// Force Unit Access.
+    pub fua: bool,
+    /// Limited Retry.
+    pub lr: bool,
+}
+
+impl WriteZeroesCdw12 {
+    /// Number of logical blocks, 1 to 65,536.
+    #[inline]
+    pub const fn nlb(self) -> u32 {
+        self.nlb_z() as u32 + 1
+    }
+}
+
+/// Dword 13 of Read, Write and Compare: dataset management attributes and the directive.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct RwCdw13 {
+    /// Dataset Management hints (access frequency, latency, sequential, incompressible).
+    pub dsm: u8,
+    /// Command Extension Value's upper bits, or reserved.
+    pub reserved: u8,
+    /// Directive Specific; of Write only.
+    pub dspec: u16,
+}
+
+/// Dword 10 of Dataset Management (NVM Command Set 1.1, 3.3.3).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct DsmCdw10 {
+    /// Number of Ranges, zero-based.
+    pub nr_z: u8,
+    #[bits(24)]
+    __: u32,
+}
+
+impl DsmCdw10 {
+    /// Number of ranges, 1 to 256.
+    #[inline]
+    pub const fn nr(self) -> u16 {
+        self.nr_z() as u16 + 1
+    }
+}
+
+/// Dword 11 of Dataset Management.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct DsmCdw11 {
+    /// Attribute, Integral Dataset for Read.
+    pub idr: bool,
+    /// Attribute, Integral Dataset for Write.
+    pub idw: bool,
+    /// Attribute, Deallocate.
+    pub ad: bool,
+    #[bits(29)]
+    __: u32,
+}
+
+/// One range of Dataset Management, 16 bytes (NVM Command Set 1.1, 3.3.3.1).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct DsmRange {
+    /// Context Attributes, hints only.
+    pub cattr: U32,
+    /// Length in logical blocks; not zero-based.
+    pub nlb: U32,
+    /// Starting LBA.
+    pub slba: U64,
+}
+
+wire_layout!(DsmRange, 16, cattr @ 0, nlb @ 4, slba @ 8);
+
+/// Ranges that one Dataset Management command may carry.
+pub const DSM_MAX_RANGES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_write_dword_12() {
+        assert_eq!(RwCdw12::new().with_nlb_z(0xffff).into_bits(), 0xffff);
+        assert_eq!(RwCdw12::from_bits(0xffff).nlb(), 65536);
+        assert_eq!(
+            RwCdw12::new()
+                .with_dtype(DirectiveType::STREAMS)
+                .into_bits(),
+            1 << 20
+        );
+        assert_eq!(RwCdw12::new().with_stc(true).into_bits(), 1 << 24);
+        let pract = Prinfo::new().with_pract(true);
+        assert_eq!(RwCdw12::new().with_prinfo(pract).into_bits(), 1 << 29);
+        let reftag = Prinfo::new().with_prchk_reftag(true);
+        assert_eq!(RwCdw12::new().with_prinfo(reftag).into_bits(), 1 << 26);
+        assert_eq!(RwCdw12::new().with_fua(true).into_bits(), 1 << 30);
+        assert_eq!(RwCdw12::new().with_lr(true).into_bits(), 1 << 31);
+    }
+
+    #[test]
+    fn write_zeroes_dword_12() {
+        assert_eq!(WriteZeroesCdw12::new().with_nsz(true).into_bits(), 1 << 23);
+        assert_eq!(WriteZeroesCdw12::new().with_deac(true).into_bits(), 1 << 25);
+        assert_eq!(WriteZeroesCdw12::new().with_fua(true).into_bits(), 1 << 30);
+    }
+
+    #[test]
+    fn dataset_management() {
+        assert_eq!(DsmCdw10::from_bits(0xff).nr(), 256);
+        assert_eq!(DsmCdw11::new().with_idr(true).into_bits(), 1);
+        assert_eq!(DsmCdw11::new().with_idw(true).into_bits(), 2);
+        assert_eq!(DsmCdw11::new().with_ad(true).into_bits(), 4);
+    }
+}

@@ -1,0 +1,282 @@
+//! Submission queue entry: NVMe Base 2.1, 4.1.
+//!
+//! [`Command`] is the common form; what a command means in its own dwords is a bitfield in [`admin`] or [`io`], made
+//! from and turned into the plain dword:
+//!
+//! ```
+//! use nvme::cmd::{Command, NvmOpcode, io::RwCdw12};
+//!
+//! let mut read = Command::new(NvmOpcode::READ.0, 7, 1);
+//! read.set_slba(0x1_0000_0000);
+//! read.cdw12 = RwCdw12::new().with_nlb_z(7).with_fua(true).into_bits().into();
+//!
+//! let rw = RwCdw12::from_bits(read.cdw12.get());
+//! assert_eq!((read.slba(), rw.nlb_z(), rw.fua()), (0x1_0000_0000, 7, true));
+//! ```
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
+
+use crate::macros::{open_values, wire_layout};
+use crate::sgl::SglDescriptor;
+
+pub mod admin;
+pub mod io;
+mod opcode;
+
+pub use opcode::{AdminOpcode, DataTransfer, NvmOpcode};
+
+/// "All namespaces" in the NSID field (NVMe Base 2.1, 3.2.1).
+pub const NSID_BROADCAST: u32 = 0xffff_ffff;
+
+open_values! {
+    /// Fused Operation (2 bits).
+    pub Fuse: u8 {
+        NORMAL = 0, "Normal operation";
+        FIRST = 1, "Fused operation, first command";
+        SECOND = 2, "Fused operation, second command";
+    }
+}
+
+open_values! {
+    /// PRP or SGL for Data Transfer (2 bits).
+    pub Psdt: u8 {
+        PRP = 0, "PRPs";
+        SGL_MPTR_BUFFER = 1, "SGLs, MPTR is the address of one contiguous buffer";
+        SGL_MPTR_SGL = 2, "SGLs, MPTR is the address of an SGL segment of one descriptor";
+    }
+}
+
+/// Bits 15:8 of command dword 0.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct Flags {
+    /// Fused Operation.
+    #[bits(2)]
+    pub fuse: Fuse,
+    #[bits(4)]
+    __: u8,
+    /// PRP or SGL for Data Transfer.
+    #[bits(2)]
+    pub psdt: Psdt,
+}
+
+/// Data Pointer: two PRPs or one SGL descriptor, as [`Flags::psdt`] says.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
+pub struct DataPointer(pub [u8; 16]);
+
+impl DataPointer {
+    /// Two PRP entries.
+    #[inline]
+    pub fn prp(prp1: u64, prp2: u64) -> Self {
+        transmute!([U64::new(prp1), U64::new(prp2)])
+    }
+
+    /// One SGL descriptor.
+    #[inline]
+    pub fn sgl(sgl1: SglDescriptor) -> Self {
+        transmute!(sgl1)
+    }
+
+    /// PRP Entry 1.
+    #[inline]
+    pub fn prp1(&self) -> u64 {
+        let [prp1, _]: [U64; 2] = transmute!(*self);
+        prp1.get()
+    }
+
+    /// PRP Entry 2.
+    #[inline]
+    pub fn prp2(&self) -> u64 {
+        let [_, prp2]: [U64; 2] = transmute!(*self);
+        prp2.get()
+    }
+
+    /// SGL Entry 1.
+    #[inline]
+    pub fn sgl1(&self) -> SglDescriptor {
+        transmute!(*self)
+    }
+}
+
+/// A submission queue entry, 64 bytes (NVMe Base 2.1, 4.1.1).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Command {
+    /// Opcode: an [`AdminOpcode`] or [`NvmOpcode`], as the queue says.
+    pub opcode: u8,
+    /// FUSE and PSDT.
+    pub flags: Flags,
+    /// Command Identifier.
+    pub cid: U16,
+    /// Namespace Identifier; 0 where none is used, [`NSID_BROADCAST`] for all.
+    pub nsid: U32,
+    /// Command dword 2.
+    pub cdw2: U32,
+    /// Command dword 3.
+    pub cdw3: U32,
+    /// Metadata Pointer.
+    pub mptr: U64,
+    /// Data Pointer.
+    pub dptr: DataPointer,
+    /// Command dword 10.
+    pub cdw10: U32,
+    /// Command dword 11.
+    pub cdw11: U32,
+    /// Command dword 12.
+    pub cdw12: U32,
+    /// Command dword 13.
+    pub cdw13: U32,
+    /// Command dword 14.
+    pub cdw14: U32,
+    /// Command dword 15.
+    pub cdw15: U32,
+}
+
+wire_layout!(
+    Command, 64, opcode @ 0, flags @ 1, cid @ 2, nsid @ 4, cdw2 @ 8, cdw3 @ 12, mptr @ 16, dptr @ 24, cdw10 @ 40,
+    cdw11 @ 44, cdw12 @ 48, cdw13 @ 52, cdw14 @ 56, cdw15 @ 60,
+);
+
+impl Command {
+    /// log2 of the entry's size, for CC.IOSQES and Identify's SQES.
+    pub const SIZE_LOG2: u8 = 6;
+
+    /// A command with everything else zero.
+    pub fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
+        Self {
+            opcode,
+            cid: U16::new(cid),
+            nsid: U32::new(nsid),
+            ..Self::default()
+        }
+    }
+
+    /// Opcode, on the Admin queue.
+    #[inline]
+    pub const fn admin_opcode(&self) -> AdminOpcode {
+        AdminOpcode(self.opcode)
+    }
+
+    /// Opcode, on an I/O queue.
+    #[inline]
+    pub const fn nvm_opcode(&self) -> NvmOpcode {
+        NvmOpcode(self.opcode)
+    }
+
+    /// PRP Entry 1.
+    #[inline]
+    pub fn prp1(&self) -> u64 {
+        self.dptr.prp1()
+    }
+
+    /// PRP Entry 2.
+    #[inline]
+    pub fn prp2(&self) -> u64 {
+        self.dptr.prp2()
+    }
+
+    /// SGL Entry 1.
+    #[inline]
+    pub fn sgl1(&self) -> SglDescriptor {
+        self.dptr.sgl1()
+    }
+
+    /// Points the data at two PRP entries and sets PSDT accordingly.
+    pub fn set_prps(&mut self, prp1: u64, prp2: u64) {
+        self.flags.set_psdt(Psdt::PRP);
+        self.dptr = DataPointer::prp(prp1, prp2);
+    }
+
+    /// Points the data at an SGL and sets PSDT accordingly (metadata, if any, in one contiguous buffer).
+    pub fn set_sgl(&mut self, sgl1: SglDescriptor) {
+        self.flags.set_psdt(Psdt::SGL_MPTR_BUFFER);
+        self.dptr = DataPointer::sgl(sgl1);
+    }
+
+    /// Starting LBA of the NVM commands that have one: dwords 10 (low) and 11.
+    #[inline]
+    pub const fn slba(&self) -> u64 {
+        (self.cdw11.get() as u64) << 32 | self.cdw10.get() as u64
+    }
+
+    /// Sets the starting LBA in dwords 10 and 11.
+    #[inline]
+    pub const fn set_slba(&mut self, slba: u64) {
+        self.cdw10 = U32::new(slba as u32);
+        self.cdw11 = U32::new((slba >> 32) as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_bits_8_to_15_of_dword_0() {
+        let mut command = Command::new(0xab, 0x1234, 0x5566_7788);
+        command.flags.set_fuse(Fuse::SECOND);
+        assert_eq!(
+            command.as_bytes()[..8],
+            [0xab, 2, 0x34, 0x12, 0x88, 0x77, 0x66, 0x55]
+        );
+        command.set_sgl(SglDescriptor::data_block(1, 2));
+        assert_eq!(command.as_bytes()[1], 0x42);
+        command.set_prps(1, 2);
+        assert_eq!(command.as_bytes()[1], 0x02);
+    }
+
+    #[test]
+    fn data_pointer_is_prps_or_sgl() {
+        let mut command = Command::default();
+        command.set_prps(0x1111_0000_0000_1000, 0x2222_0000_0000_2000);
+        assert_eq!(command.prp1(), 0x1111_0000_0000_1000);
+        assert_eq!(command.prp2(), 0x2222_0000_0000_2000);
+        assert_eq!(
+            command.as_bytes()[24..32],
+            0x1111_0000_0000_1000u64.to_le_bytes()
+        );
+        let sgl = SglDescriptor::segment(0x3000, 64);
+        command.set_sgl(sgl);
+        assert_eq!(command.sgl1(), sgl);
+        assert_eq!(command.as_bytes()[39], 0x20);
+    }
+
+    #[test]
+    fn unknown_opcode_survives() {
+        let mut bytes = [0u8; 64];
+        bytes[0] = 0xee;
+        bytes[1] = 0xff;
+        let command = Command::read_from_bytes(&bytes).unwrap();
+        assert_eq!(command.nvm_opcode(), NvmOpcode(0xee));
+        assert_eq!(command.admin_opcode().name(), None);
+        assert_eq!(command.flags.psdt(), Psdt(3));
+        assert_eq!(command.as_bytes(), bytes);
+    }
+}

@@ -1,0 +1,104 @@
+//! Completion queue entry: NVMe Base 2.1, 4.2.1.
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::Status;
+use crate::macros::wire_layout;
+
+/// A completion queue entry, 16 bytes.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Completion {
+    /// Dword 0: result, meaning depends on the command.
+    pub dw0: U32,
+    /// Dword 1: result, meaning depends on the command.
+    pub dw1: U32,
+    /// SQ Head Pointer, as it was when the entry was made.
+    pub sqhd: U16,
+    /// SQ Identifier.
+    pub sqid: U16,
+    /// Command Identifier.
+    pub cid: U16,
+    /// Phase Tag in bit 0, status in bits 15:1; see [`Completion::status`] and [`Completion::phase`].
+    pub status_phase: U16,
+}
+
+wire_layout!(Completion, 16, dw0 @ 0, dw1 @ 4, sqhd @ 8, sqid @ 10, cid @ 12, status_phase @ 14);
+
+impl Completion {
+    /// log2 of the entry's size, for CC.IOCQES and Identify's CQES.
+    pub const SIZE_LOG2: u8 = 4;
+
+    /// Status without the phase tag.
+    #[inline]
+    pub const fn status(&self) -> Status {
+        Status::from_bits(self.status_phase.get() >> 1)
+    }
+
+    /// Sets the status, keeps the phase tag.
+    #[inline]
+    pub const fn set_status(&mut self, status: Status) {
+        self.status_phase = U16::new((status.into_bits() << 1) | self.phase() as u16);
+    }
+
+    /// Phase Tag.
+    #[inline]
+    pub const fn phase(&self) -> bool {
+        self.status_phase.get() & 1 != 0
+    }
+
+    /// Sets the phase tag, keeps the status.
+    #[inline]
+    pub const fn set_phase(&mut self, phase: bool) {
+        self.status_phase = U16::new((self.status_phase.get() & !1) | phase as u16);
+    }
+
+    /// Both result dwords as one number, `dw0` low.
+    #[inline]
+    pub const fn result64(&self) -> u64 {
+        (self.dw1.get() as u64) << 32 | self.dw0.get() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_and_phase_share_a_word() {
+        let mut completion = Completion {
+            cid: U16::new(0x1234),
+            ..Default::default()
+        };
+        let status = Status::INVALID_FIELD.with_dnr(true);
+        completion.set_phase(true);
+        completion.set_status(status);
+        assert_eq!(completion.status_phase.get(), 0x8000 | 2 << 1 | 1);
+        assert_eq!((completion.status(), completion.phase()), (status, true));
+        completion.set_phase(false);
+        assert_eq!((completion.status(), completion.phase()), (status, false));
+        assert_eq!(completion.as_bytes()[12..], [0x34, 0x12, 0x04, 0x80]);
+    }
+
+    #[test]
+    fn any_bytes_are_an_entry() {
+        let bytes = [0xff; 16];
+        let completion = Completion::read_from_bytes(&bytes).unwrap();
+        assert_eq!(completion.as_bytes(), bytes);
+        assert_eq!(completion.status().name(), None);
+        assert_eq!(completion.result64(), u64::MAX);
+    }
+}

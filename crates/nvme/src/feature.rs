@@ -1,0 +1,56 @@
+//! Features, their values and data structures: NVMe Base 2.1, 5.1.25.
+//!
+//! The bitfields are the values of command dword 11 of Set Features and of completion dword 0 of Get Features.
+
+use crate::macros::open_values;
+
+open_values! {
+    /// Feature Identifier (NVMe Base 2.1, figure 385).
+    #[derive(zerocopy::Unaligned)]
+    pub Fid: u8 {
+        ARBITRATION = 0x01, "Arbitration";
+        POWER_MANAGEMENT = 0x02, "Power Management";
+        LBA_RANGE_TYPE = 0x03, "LBA Range Type";
+        TEMPERATURE_THRESHOLD = 0x04, "Temperature Threshold";
+        ERROR_RECOVERY = 0x05, "Error Recovery";
+        VOLATILE_WRITE_CACHE = 0x06, "Volatile Write Cache";
+        NUMBER_OF_QUEUES = 0x07, "Number of Queues";
+        INTERRUPT_COALESCING = 0x08, "Interrupt Coalescing";
+        INTERRUPT_VECTOR_CONFIG = 0x09, "Interrupt Vector Configuration";
+        WRITE_ATOMICITY = 0x0a, "Write Atomicity Normal";
+        ASYNC_EVENT_CONFIG = 0x0b, "Asynchronous Event Configuration";
+        AUTONOMOUS_POWER_STATE_TRANSITION = 0x0c, "Autonomous Power State Transition";
+        HOST_MEMORY_BUFFER = 0x0d, "Host Memory Buffer";
+        TIMESTAMP = 0x0e, "Timestamp";
+        KEEP_ALIVE_TIMER = 0x0f, "Keep Alive Timer";
+        HOST_THERMAL_MANAGEMENT = 0x10, "Host Controlled Thermal Management";
+        NON_OPERATIONAL_POWER_STATE_CONFIG = 0x11, "Non-Operational Power State Config";
+        READ_RECOVERY_LEVEL_CONFIG = 0x12, "Read Recovery Level Config";
+        PREDICTABLE_LATENCY_MODE_CONFIG = 0x13, "Predictable Latency Mode Config";
+        PREDICTABLE_LATENCY_MODE_WINDOW = 0x14, "Predictable Latency Mode Window";
+        LBA_STATUS_INFORMATION_ATTRIBUTES = 0x15, "LBA Status Information Attributes";
+        HOST_BEHAVIOR_SUPPORT = 0x16, "Host Behavior Support";
+        SANITIZE_CONFIG = 0x17, "Sanitize Config";
+        ENDURANCE_GROUP_EVENT_CONFIG = 0x18, "Endurance Group Event Configuration";
+        IO_COMMAND_SET_PROFILE = 0x19, "I/O Command Set Profile";
+        SPINUP_CONTROL = 0x1a, "Spinup Control";
+        POWER_LOSS_SIGNALING_CONFIG = 0x1b, "Power Loss Signaling Config";
+        PERFORMANCE_CHARACTERISTICS = 0x1c, "Performance Characteristics";
+        FLEXIBLE_DATA_PLACEMENT = 0x1d, "Flexible Data Placement";
+        FDP_EVENTS = 0x1e, "Flexible Data Placement Events";
+        NAMESPACE_ADMIN_LABEL = 0x1f, "Namespace Admin Label";
+        KEY_VALUE_CONFIG = 0x20, "Key Value Configuration";
+        CONTROLLER_DATA_QUEUE = 0x21, "Controller Data Queue";
+        EMBEDDED_MANAGEMENT_CONTROLLER_ADDRESS = 0x78, "Embedded Management Controller Address";
+        HOST_MANAGEMENT_AGENT_ADDRESS = 0x79, "Host Management Agent Address";
+        ENHANCED_CONTROLLER_METADATA = 0x7d, "Enhanced Controller Metadata";
+        CONTROLLER_METADATA = 0x7e, "Controller Metadata";
+        NAMESPACE_METADATA = 0x7f, "Namespace Metadata";
+        SOFTWARE_PROGRESS_MARKER = 0x80, "Software Progress Marker";
+        HOST_IDENTIFIER = 0x81, "Host Identifier";
+        RESERVATION_NOTIFICATION_MASK = 0x82, "Reservation Notification Mask";
+        RESERVATION_PERSISTENCE = 0x83, "Reservation Persistence";
+        NAMESPACE_WRITE_PROTECTION_CONFIG = 0x84, "Namespace Write Protection Config";
+        BOOT_PARTITION_WRITE_PROTECTION_CONFIG = 0x85, "Boot Partition Write Protection Config";
+    }
+}

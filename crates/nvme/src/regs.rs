@@ -1,0 +1,414 @@
+//! Controller properties (registers) and doorbells: NVMe Base 2.1, 3.1.4; NVMe over PCIe Transport 1.1, 3.1.
+//!
+//! These are values as a CPU sees them; on the bus they are little endian.
+
+use bitfield_struct::bitfield;
+
+use crate::macros::open_values;
+
+/// Controller Capabilities, 64 bits, read only.
+pub const CAP: u64 = 0x00;
+/// Version, 32 bits, read only.
+pub const VS: u64 = 0x08;
+/// Interrupt Mask Set, 32 bits; undefined under MSI-X.
+pub const INTMS: u64 = 0x0c;
+/// Interrupt Mask Clear, 32 bits; undefined under MSI-X.
+pub const INTMC: u64 = 0x10;
+/// Controller Configuration, 32 bits.
+pub const CC: u64 = 0x14;
+/// Controller Status, 32 bits.
+pub const CSTS: u64 = 0x1c;
+/// NVM Subsystem Reset, 32 bits; see [`NSSR_MAGIC`].
+pub const NSSR: u64 = 0x20;
+/// Admin Queue Attributes, 32 bits.
+pub const AQA: u64 = 0x24;
+/// Admin Submission Queue Base Address, 64 bits; bits 11:0 are reserved.
+pub const ASQ: u64 = 0x28;
+/// Admin Completion Queue Base Address, 64 bits; bits 11:0 are reserved.
+pub const ACQ: u64 = 0x30;
+/// Controller Memory Buffer Location, 32 bits.
+pub const CMBLOC: u64 = 0x38;
+/// Controller Memory Buffer Size, 32 bits.
+pub const CMBSZ: u64 = 0x3c;
+/// Boot Partition Information, 32 bits.
+pub const BPINFO: u64 = 0x40;
+/// Boot Partition Read Select, 32 bits.
+pub const BPRSEL: u64 = 0x44;
+/// Boot Partition Memory Buffer Location, 64 bits.
+pub const BPMBL: u64 = 0x48;
+/// Controller Memory Buffer Memory Space Control, 64 bits.
+pub const CMBMSC: u64 = 0x50;
+/// Controller Memory Buffer Status, 32 bits.
+pub const CMBSTS: u64 = 0x58;
+/// Controller Memory Buffer Elasticity Buffer Size, 32 bits.
+pub const CMBEBS: u64 = 0x5c;
+/// Controller Memory Buffer Sustained Write Throughput, 32 bits.
+pub const CMBSWTP: u64 = 0x60;
+/// NVM Subsystem Shutdown, 32 bits.
+pub const NSSD: u64 = 0x64;
+/// Controller Ready Timeouts, 32 bits, read only.
+pub const CRTO: u64 = 0x68;
+/// Persistent Memory Region Capabilities, 32 bits.
+pub const PMRCAP: u64 = 0xe00;
+/// Persistent Memory Region Control, 32 bits.
+pub const PMRCTL: u64 = 0xe04;
+/// Persistent Memory Region Status, 32 bits.
+pub const PMRSTS: u64 = 0xe08;
+/// Persistent Memory Region Elasticity Buffer Size, 32 bits.
+pub const PMREBS: u64 = 0xe0c;
+/// Persistent Memory Region Sustained Write Throughput, 32 bits.
+pub const PMRSWTP: u64 = 0xe10;
+/// Persistent Memory Region Memory Space Control Lower, 32 bits.
+pub const PMRMSCL: u64 = 0xe14;
+/// Persistent Memory Region Memory Space Control Upper, 32 bits.
+pub const PMRMSCU: u64 = 0xe18;
+/// First doorbell: the Admin Submission Queue's tail (NVMe over PCIe Transport 1.1, 3.1.2).
+pub const DOORBELLS: u64 = 0x1000;
+
+/// Written to NSSR ("NVMe"), starts an NVM Subsystem Reset (NVMe Base 2.1, 3.1.4.7).
+pub const NSSR_MAGIC: u32 = 0x4e56_4d65;
+/// Written to NSSD ("Nrml"), starts a normal NVM Subsystem Shutdown (NVMe Base 2.1, 3.1.4.20).
+pub const NSSD_NORMAL: u32 = 0x4e72_6d6c;
+/// Written to NSSD ("Abpt"), starts an abrupt NVM Subsystem Shutdown.
+pub const NSSD_ABRUPT: u32 = 0x4162_7074;
+
+/// Bytes from one doorbell to the next: `4 << CAP.DSTRD`.
+#[inline]
+pub const fn doorbell_stride(dstrd: u8) -> u64 {
+    4 << (dstrd & 0xf)
+}
+
+/// Offset in BAR0 of a queue's doorbell: the tail of a submission queue, or the head of a completion queue
+/// (NVMe over PCIe Transport 1.1, 3.1.2.1 and 3.1.2.2).
+#[inline]
+pub const fn doorbell_offset(qid: u16, is_cq: bool, dstrd: u8) -> u64 {
+    DOORBELLS + (2 * qid as u64 + is_cq as u64) * doorbell_stride(dstrd)
+}
+
+/// A doorbell, named by what it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Doorbell {
+    /// Queue identifier; 0 is the Admin queue pair.
+    pub qid: u16,
+    /// Completion queue head (true) or submission queue tail (false).
+    pub is_cq: bool,
+}
+
+impl Doorbell {
+    /// The doorbell at an offset in BAR0; `None` below the doorbells, between two of them, or past the last possible
+    /// queue identifier.
+    pub const fn at(offset: u64, dstrd: u8) -> Option<Self> {
+        let Some(relative) = offset.checked_sub(DOORBELLS) else {
+            return None;
+        };
+        let stride = doorbell_stride(dstrd);
+        let index = relative / stride;
+        if relative % stride != 0 || index / 2 > u16::MAX as u64 {
+            return None;
+        }
+        Some(Self {
+            qid: (index / 2) as u16,
+            is_cq: index % 2 == 1,
+        })
+    }
+
+    /// Offset of this doorbell in BAR0.
+    pub const fn offset(self, dstrd: u8) -> u64 {
+        doorbell_offset(self.qid, self.is_cq, dstrd)
+    }
+}
+
+/// CAP, Controller Capabilities (NVMe Base 2.1, 3.1.4.1).
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct Cap {
+    /// Maximum Queue Entries Supported, zero-based; at least 1 (two entries).
+    pub mqes_z: u16,
+    /// Contiguous Queues Required.
+    pub cqr: bool,
+    /// Arbitration Mechanism Supported: bit 0 weighted round robin with urgent, bit 1 vendor specific.
+    #[bits(2)]
+    pub ams: u8,
+    #[bits(5)]
+    __: u8,
+    /// Timeout: worst case for CSTS.RDY to follow CC.EN, in units of 500 ms.
+    pub to: u8,
+    /// Doorbell Stride, `4 << dstrd` bytes.
+    #[bits(4)]
+    pub dstrd: u8,
+    /// NVM Subsystem Reset Supported.
+    pub nssrs: bool,
+    /// Command Sets Supported.
+    #[bits(8)]
+    pub css: CapCss,
+    /// Boot Partition Support.
+    pub bps: bool,
+    /// Controller Power Scope.
+    #[bits(2)]
+    pub cps: u8,
+    /// Memory Page Size Minimum, `4096 << mpsmin` bytes.
+    #[bits(4)]
+    pub mpsmin: u8,
+    /// Memory Page Size Maximum, `4096 << mpsmax` bytes.
+    #[bits(4)]
+    pub mpsmax: u8,
+    /// Persistent Memory Region Supported.
+    pub pmrs: bool,
+    /// Controller Memory Buffer Supported.
+    pub cmbs: bool,
+    /// NVM Subsystem Shutdown Supported.
+    pub nsss: bool,
+    /// Controller Ready With Media Support (CRMS bit 0).
+    pub crwms: bool,
+    /// Controller Ready Independent of Media Support (CRMS bit 1).
+    pub crims: bool,
+    /// NVM Subsystem Shutdown Enhancements Supported.
+    pub nsses: bool,
+    #[bits(2)]
+    __: u8,
+}
+
+/// CAP.CSS, Command Sets Supported.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq)]
+pub struct CapCss {
+    /// NVM Command Set Support.
+    pub ncss: bool,
+    #[bits(5)]
+    __: u8,
+    /// I/O Command Set Support: one or more, reported by Identify CNS 1Ch.
+    pub iocss: bool,
+    /// No I/O Command Set Support: Admin commands only.
+    pub noiocss: bool,
+}
+
+/// VS, Version (NVMe Base 2.1, 3.1.4.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Vs {
+    /// Tertiary Version.
+    pub ter: u8,
+    /// Minor Version.
+    pub mnr: u8,
+    /// Major Version.
+    pub mjr: u16,
+}
+
+impl Vs {
+    /// NVMe 1.4.
+    pub const V1_4: Self = Self::version(1, 4, 0);
+    /// NVMe 2.0.
+    pub const V2_0: Self = Self::version(2, 0, 0);
+    /// NVMe 2.1.
+    pub const V2_1: Self = Self::version(2, 1, 0);
+
+    /// A version from its three numbers.
+    pub const fn version(mjr: u16, mnr: u8, ter: u8) -> Self {
+        Self::new().with_mjr(mjr).with_mnr(mnr).with_ter(ter)
+    }
+}
+
+/// CC, Controller Configuration (NVMe Base 2.1, 3.1.4.5).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Cc {
+    /// Enable.
+    pub en: bool,
+    #[bits(3)]
+    __: u8,
+    /// I/O Command Set Selected.
+    #[bits(3)]
+    pub css: CcCss,
+    /// Memory Page Size, `4096 << mps` bytes.
+    #[bits(4)]
+    pub mps: u8,
+    /// Arbitration Mechanism Selected.
+    #[bits(3)]
+    pub ams: Ams,
+    /// Shutdown Notification.
+    #[bits(2)]
+    pub shn: Shn,
+    /// I/O Submission Queue Entry Size, `1 << iosqes` bytes.
+    #[bits(4)]
+    pub iosqes: u8,
+    /// I/O Completion Queue Entry Size, `1 << iocqes` bytes.
+    #[bits(4)]
+    pub iocqes: u8,
+    /// Controller Ready Independent of Media Enable.
+    pub crime: bool,
+    #[bits(7)]
+    __: u8,
+}
+
+open_values! {
+    /// CC.CSS, I/O Command Set Selected (3 bits).
+    pub CcCss: u8 {
+        NVM = 0, "NVM Command Set";
+        ALL_SUPPORTED = 6, "All Supported I/O Command Sets";
+        ADMIN_ONLY = 7, "Admin Command Set only";
+    }
+}
+
+open_values! {
+    /// CC.AMS, Arbitration Mechanism Selected (3 bits).
+    pub Ams: u8 {
+        ROUND_ROBIN = 0, "Round Robin";
+        WEIGHTED_ROUND_ROBIN = 1, "Weighted Round Robin with Urgent Priority Class";
+        VENDOR_SPECIFIC = 7, "Vendor Specific";
+    }
+}
+
+open_values! {
+    /// CC.SHN, Shutdown Notification (2 bits).
+    pub Shn: u8 {
+        NONE = 0, "No notification";
+        NORMAL = 1, "Normal shutdown notification";
+        ABRUPT = 2, "Abrupt shutdown notification";
+    }
+}
+
+/// CSTS, Controller Status (NVMe Base 2.1, 3.1.4.6).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Csts {
+    /// Ready.
+    pub rdy: bool,
+    /// Controller Fatal Status.
+    pub cfs: bool,
+    /// Shutdown Status.
+    #[bits(2)]
+    pub shst: Shst,
+    /// NVM Subsystem Reset Occurred; cleared by writing 1.
+    pub nssro: bool,
+    /// Processing Paused.
+    pub pp: bool,
+    /// Shutdown Type: set when the shutdown that `shst` reports is of the NVM subsystem.
+    pub st: bool,
+    #[bits(25)]
+    __: u32,
+}
+
+open_values! {
+    /// CSTS.SHST, Shutdown Status (2 bits).
+    pub Shst: u8 {
+        NORMAL = 0, "Normal operation";
+        OCCURRING = 1, "Shutdown processing occurring";
+        COMPLETE = 2, "Shutdown processing complete";
+    }
+}
+
+/// AQA, Admin Queue Attributes (NVMe Base 2.1, 3.1.4.8).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Aqa {
+    /// Admin Submission Queue Size in entries, zero-based.
+    #[bits(12)]
+    pub asqs_z: u16,
+    #[bits(4)]
+    __: u8,
+    /// Admin Completion Queue Size in entries, zero-based.
+    #[bits(12)]
+    pub acqs_z: u16,
+    #[bits(4)]
+    __: u8,
+}
+
+/// CRTO, Controller Ready Timeouts (NVMe Base 2.1, 3.1.4.21).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Crto {
+    /// Controller Ready With Media Timeout, in units of 500 ms.
+    pub crwmt: u16,
+    /// Controller Ready Independent of Media Timeout, in units of 500 ms.
+    pub crimt: u16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cap_bits() {
+        assert_eq!(Cap::new().with_mqes_z(0xffff).into_bits(), 0xffff);
+        assert_eq!(Cap::new().with_cqr(true).into_bits(), 1 << 16);
+        assert_eq!(Cap::new().with_ams(3).into_bits(), 3 << 17);
+        assert_eq!(Cap::new().with_to(0xff).into_bits(), 0xff << 24);
+        assert_eq!(Cap::new().with_dstrd(0xf).into_bits(), 0xf << 32);
+        assert_eq!(Cap::new().with_nssrs(true).into_bits(), 1 << 36);
+        let css = CapCss::new().with_ncss(true);
+        assert_eq!(Cap::new().with_css(css).into_bits(), 1 << 37);
+        let css = CapCss::new().with_iocss(true);
+        assert_eq!(Cap::new().with_css(css).into_bits(), 1 << 43);
+        let css = CapCss::new().with_noiocss(true);
+        assert_eq!(Cap::new().with_css(css).into_bits(), 1 << 44);
+        assert_eq!(Cap::new().with_bps(true).into_bits(), 1 << 45);
+        assert_eq!(Cap::new().with_cps(3).into_bits(), 3 << 46);
+        assert_eq!(Cap::new().with_mpsmin(0xf).into_bits(), 0xf << 48);
+        assert_eq!(Cap::new().with_mpsmax(0xf).into_bits(), 0xf << 52);
+        assert_eq!(Cap::new().with_pmrs(true).into_bits(), 1 << 56);
+        assert_eq!(Cap::new().with_cmbs(true).into_bits(), 1 << 57);
+        assert_eq!(Cap::new().with_nsss(true).into_bits(), 1 << 58);
+        assert_eq!(Cap::new().with_crwms(true).into_bits(), 1 << 59);
+        assert_eq!(Cap::new().with_crims(true).into_bits(), 1 << 60);
+        assert_eq!(Cap::new().with_nsses(true).into_bits(), 1 << 61);
+    }
+
+    #[test]
+    fn cc_as_linux_writes_it() {
+        // 4 KiB pages, 64-byte and 16-byte entries, enabled: the value that a host with the NVM command set writes.
+        let cc = Cc::from_bits(0x0046_0001);
+        assert!(cc.en());
+        assert_eq!(cc.css(), CcCss::NVM);
+        assert_eq!((cc.mps(), cc.iosqes(), cc.iocqes()), (0, 6, 4));
+        assert_eq!(Cc::new().with_css(CcCss::ALL_SUPPORTED).into_bits(), 6 << 4);
+        assert_eq!(Cc::new().with_mps(0xf).into_bits(), 0xf << 7);
+        assert_eq!(Cc::new().with_ams(Ams(7)).into_bits(), 7 << 11);
+        assert_eq!(Cc::new().with_shn(Shn::NORMAL).into_bits(), 1 << 14);
+        assert_eq!(Cc::new().with_crime(true).into_bits(), 1 << 24);
+    }
+
+    #[test]
+    fn csts_aqa_vs_crto_bits() {
+        assert_eq!(Csts::new().with_rdy(true).into_bits(), 1);
+        assert_eq!(Csts::new().with_cfs(true).into_bits(), 2);
+        assert_eq!(Csts::new().with_shst(Shst::COMPLETE).into_bits(), 2 << 2);
+        assert_eq!(Csts::new().with_nssro(true).into_bits(), 1 << 4);
+        assert_eq!(Csts::new().with_pp(true).into_bits(), 1 << 5);
+        assert_eq!(Csts::new().with_st(true).into_bits(), 1 << 6);
+        let aqa = Aqa::from_bits(0x001f_003f);
+        assert_eq!((aqa.asqs_z(), aqa.acqs_z()), (63, 31));
+        assert_eq!(Vs::V2_1.into_bits(), 0x0002_0100);
+        assert_eq!(Vs::V1_4.into_bits(), 0x0001_0400);
+        assert_eq!(Crto::new().with_crimt(1).into_bits(), 1 << 16);
+    }
+
+    #[test]
+    fn magic_words_are_ascii() {
+        assert_eq!(NSSR_MAGIC.to_be_bytes(), *b"NVMe");
+        assert_eq!(NSSD_NORMAL.to_be_bytes(), *b"Nrml");
+        assert_eq!(NSSD_ABRUPT.to_be_bytes(), *b"Abpt");
+    }
+
+    #[test]
+    fn doorbells_map_both_ways() {
+        assert_eq!(doorbell_offset(0, false, 0), 0x1000);
+        assert_eq!(doorbell_offset(0, true, 0), 0x1004);
+        assert_eq!(doorbell_offset(3, true, 0), 0x101c);
+        assert_eq!(doorbell_offset(1, false, 4), 0x1000 + 2 * 64);
+        for dstrd in 0..16 {
+            for qid in [0, 1, 2, 64, u16::MAX] {
+                for is_cq in [false, true] {
+                    let doorbell = Doorbell { qid, is_cq };
+                    assert_eq!(Doorbell::at(doorbell.offset(dstrd), dstrd), Some(doorbell));
+                    assert_eq!(Doorbell::at(doorbell.offset(dstrd) + 1, dstrd), None);
+                }
+            }
+        }
+        assert_eq!(Doorbell::at(0xffc, 0), None);
+        assert_eq!(
+            Doorbell::at(doorbell_offset(u16::MAX, true, 0) + 4, 0),
+            None
+        );
+        assert_eq!(Doorbell::at(u64::MAX, 0), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! Scatter Gather List descriptors: NVMe Base 2.1, 4.3.2.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::macros::{open_values, wire_layout};
+
+open_values! {
+    /// SGL Descriptor Type (4 bits).
+    pub SglType: u8 {
+        DATA_BLOCK = 0x0, "SGL Data Block descriptor";
+        BIT_BUCKET = 0x1, "SGL Bit Bucket descriptor";
+        SEGMENT = 0x2, "SGL Segment descriptor";
+        LAST_SEGMENT = 0x3, "SGL Last Segment descriptor";
+        KEYED_DATA_BLOCK = 0x4, "Keyed SGL Data Block descriptor";
+        TRANSPORT_DATA_BLOCK = 0x5, "Transport SGL Data Block descriptor";
+        VENDOR_SPECIFIC = 0xf, "Vendor specific";
+    }
+}
+
+open_values! {
+    /// SGL Descriptor Sub Type (4 bits).
+    pub SglSubtype: u8 {
+        ADDRESS = 0x0, "Address";
+        OFFSET = 0x1, "Offset";
+        TRANSPORT = 0xa, "NVMe Transport Specific";
+    }
+}
+
+/// An SGL descriptor, 16 bytes.
+///
+/// Address and length are those of the types used over PCIe (data block, bit bucket, segment, last segment); a keyed
+/// descriptor divides the same bytes otherwise.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct SglDescriptor {
+    /// Address of the data, or of the segment (bytes, or an offset for [`SglSubtype::OFFSET`]); reserved in a bit bucket.
+    pub address: U64,
+    /// Length in bytes; of a segment, a multiple of 16.
+    pub length: U32,
+    /// Reserved in the types used over PCIe.
+    pub reserved: [u8; 3],
+    /// SGL Identifier: type in bits 7:4, subtype in bits 3:0.
+    pub identifier: u8,
+}
+
+wire_layout!(SglDescriptor, 16, address @ 0, length @ 8, reserved @ 12, identifier @ 15);
+
+impl SglDescriptor {
+    /// A descriptor of any type with subtype [`SglSubtype::ADDRESS`].
+    pub const fn new(ty: SglType, address: u64, length: u32) -> Self {
+        Self {
+            address: U64::new(address),
+            length: U32::new(length),
+            reserved: [0; 3],
+            identifier: ty.0 << 4,
+        }
+    }
+
+    /// A data block: `length` bytes at `address`.
+    pub const fn data_block(address: u64, length: u32) -> Self {
+        Self::new(SglType::DATA_BLOCK, address, length)
+    }
+
+    /// A bit bucket: `length` bytes of a read are dropped.
+    pub const fn bit_bucket(length: u32) -> Self {
+        Self::new(SglType::BIT_BUCKET, 0, length)
+    }
+
+    /// A pointer to a further segment that is not the last; `length` in bytes.
+    pub const fn segment(address: u64, length: u32) -> Self {
+        Self::new(SglType::SEGMENT, address, length)
+    }
+
+    /// A pointer to the last segment; `length` in bytes.
+    pub const fn last_segment(address: u64, length: u32) -> Self {
+        Self::new(SglType::LAST_SEGMENT, address, length)
+    }
+
+    /// Descriptor type.
+    #[inline]
+    pub const fn ty(&self) -> SglType {
+        SglType(self.identifier >> 4)
+    }
+
+    /// Descriptor subtype.
+    #[inline]
+    pub const fn subtype(&self) -> SglSubtype {
+        SglSubtype(self.identifier & 0xf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_on_the_wire() {
+        let descriptor = SglDescriptor::last_segment(0x1122_3344_5566_7788, 0x99aa_bbcc);
+        assert_eq!(
+            descriptor.as_bytes(),
+            [
+                0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0, 0, 0,
+                0x30
+            ]
+        );
+        assert_eq!(descriptor.ty(), SglType::LAST_SEGMENT);
+        assert_eq!(descriptor.subtype(), SglSubtype::ADDRESS);
+    }
+
+    #[test]
+    fn unknown_types_are_data() {
+        let descriptor = SglDescriptor {
+            identifier: 0x9b,
+            ..Default::default()
+        };
+        assert_eq!(descriptor.ty(), SglType(9));
+        assert_eq!(descriptor.ty().name(), None);
+        assert_eq!(descriptor.subtype(), SglSubtype(0xb));
+    }
+}
