@@ -5,7 +5,10 @@ use crate::{
     ring::{advance, before, distance},
 };
 
-/// The two shared cells of one doorbell in the buffers of Doorbell Buffer Config.
+/// Rings from this size on are parked lazily: see [`Watch::park`].
+const LAZY_FROM: u32 = 128;
+
+/// The two shared cells of one doorbell in the buffers of Doorbell Buffer Config (NVMe Base 2.1, 5.2.5).
 #[derive(Debug)]
 pub struct Shadow<'a, C> {
     /// The entry of the Shadow Doorbell buffer: written by the host.
@@ -26,7 +29,8 @@ impl<C> Copy for Shadow<'_, C> {}
 pub struct Cells<'a, C> {
     /// The doorbell register's cell: where a trapped write is kept, or the mapped doorbell page.
     pub register: &'a C,
-    /// The shadow cells, while the buffers of Doorbell Buffer Config are in use for this queue.
+    /// The shadow cells, from Doorbell Buffer Config (or the queue's creation, if later) until the next controller-level
+    /// reset.
     pub shadow: Option<Shadow<'a, C>>,
 }
 
@@ -47,6 +51,8 @@ pub enum Source {
 }
 
 /// A doorbell value that is no index of the ring. It is never used; the doorbell keeps its last good value.
+///
+/// The standard's answer to it is the asynchronous event Invalid Doorbell Write Value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invalid {
     /// The value as the host wrote it.
@@ -55,112 +61,252 @@ pub struct Invalid {
     pub source: Source,
 }
 
+impl core::fmt::Display for Invalid {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let place = match self.source {
+            Source::Register => "register",
+            Source::Shadow => "shadow entry",
+        };
+        write!(
+            f,
+            "doorbell value {} in the {place} is outside the ring",
+            self.value
+        )
+    }
+}
+
+impl core::error::Error for Invalid {}
+
 /// What was found after EventIdx had been armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub enum Armed {
-    /// Nothing new: a host with the barrier rings the register for its next value. Call [`Watch::recheck`] once, a few
-    /// microseconds later, before a sleep without end.
+    /// Nothing new: a host with the barrier rings the register for its next value. Before a sleep without end call
+    /// [`Watch::recheck`] once, a few microseconds later, for hosts that lack it.
     Idle,
     /// The host moved the doorbell meanwhile, to this index: do not sleep.
     Raced(u32),
 }
 
+/// Everything in a [`Watch`], for a controller that is restarted or migrated. The cells themselves stay with the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WatchState {
+    /// Entries in the ring.
+    pub size: u32,
+    /// The newest index seen.
+    pub current: u32,
+    /// The shadow entry as it was last read or seeded, valid or not.
+    pub last_shadow: u32,
+    /// The register as it was last read, valid or not.
+    pub last_register: u32,
+    /// Whether the host uses the shadow entry.
+    pub shadow_live: bool,
+    /// EventIdx as it was last stored.
+    pub eventidx: u32,
+}
+
 /// One doorbell as the controller sees it: an SQ tail or a CQ head. Plain data, owned by one worker.
+///
+/// # Which cell counts
+///
+/// The register counts until the shadow entry is seen to change; from then on only the shadow entry counts. So a host
+/// that uses registers only, one that uses the shadow entry, and one that turns to it after some time (Doorbell Buffer
+/// Config on a live queue) are all served. A register write of a shadow host is a wake-up and never a value: it was in
+/// the shadow entry before, and may arrive late, when the entry is already ahead of it.
+///
+/// # Life of a queue
+///
+/// | event | call | cells written |
+/// |---|---|---|
+/// | queue created, or created again | [`Watch::create`], before the command completes | register := 0; shadow := 0 and EventIdx := 0, if buffers are in use |
+/// | Doorbell Buffer Config, queue exists | [`Watch::attach`], before the command completes | shadow := current, EventIdx := current |
+/// | Doorbell Buffer Config again | [`Watch::retire`] with the old cells, then [`Watch::attach`] with the new | old EventIdx armed once; as above |
+/// | queue deleted | drop | none |
+/// | controller-level reset | drop, before CSTS.RDY reads 0 | none, ever again |
+///
+/// Why the controller *writes* the shadow entry, which is the host's: the entry may hold a value of an earlier life.
+/// Older Linux does not clear the buffers on reset, none clears an entry when it creates a queue again, and a
+/// host that ran on registers before the command finds zeroes there. Such a value must neither be taken for a doorbell
+/// (entries of the earlier life would be executed) nor hide one (the host's first value may be equal to it, and the
+/// entry would not change). Linux also takes its own previous value from the entry. QEMU's controller writes the entry
+/// at Doorbell Buffer Config too, but not at queue creation. The host may not publish before the command completes (NVMe
+/// Base 2.1, B.5), so nothing of its own is overwritten; Linux keeps its I/O queues empty across the command.
 #[derive(Debug, Clone)]
 pub struct Watch {
-    size: u32,
-    current: u32,
-    last_shadow: u32,
-    last_register: u32,
-    shadow_live: bool,
-    eventidx: u32,
+    s: WatchState,
+    /// How many entries EventIdx may lag behind its best place while polling.
     slack: u32,
 }
 
 impl Watch {
-    /// A doorbell of a queue of `size` entries that was just created, at index 0. The register's cell must hold 0.
+    /// A doorbell at index 0 of a new queue of `size` entries (1 to 65,536) whose cells all hold 0.
     #[must_use]
     pub const fn new(size: u32) -> Self {
-        Self {
+        Self::with(WatchState {
             size,
             current: 0,
             last_shadow: 0,
             last_register: 0,
             shadow_live: false,
             eventidx: 0,
-            slack: size / 4,
+        })
+    }
+
+    const fn with(s: WatchState) -> Self {
+        let slack = if s.size >= LAZY_FROM { s.size / 4 } else { 0 };
+        Self { s, slack }
+    }
+
+    /// A doorbell of a new queue of `size` entries, with every cell given its first value, whatever an earlier queue of
+    /// the same number left there. Before Create I/O Submission or Completion Queue completes.
+    pub fn create<C: Cell>(size: u32, cells: Cells<'_, C>) -> Self {
+        let mut watch = Self::new(size);
+        cells.register.store(0, Step::Initialise);
+        if let Some(shadow) = cells.shadow {
+            watch.attach(shadow);
+        }
+        watch
+    }
+
+    /// Starts to use shadow cells for a queue that exists, before Doorbell Buffer Config completes.
+    ///
+    /// EventIdx is armed: the host's first move rings, so that nothing depends on when the worker looks first.
+    pub fn attach<C: Cell>(&mut self, shadow: Shadow<'_, C>) {
+        shadow.doorbell.store(self.s.current, Step::Initialise);
+        shadow.eventidx.store(self.s.current, Step::Initialise);
+        self.s.last_shadow = self.s.current;
+        self.s.eventidx = self.s.current;
+        self.s.shadow_live = false;
+    }
+
+    /// Stops to use shadow cells while the queue lives on, because Doorbell Buffer Config names other buffers: arms
+    /// them, so that what a host still publishes there rings the register, looks once more, and lets the register count
+    /// again. To be followed by [`Watch::attach`].
+    ///
+    /// Not for a reset: there nothing may be written, and the watch is dropped.
+    ///
+    /// # Errors
+    /// As [`Watch::poll`]; the cells are retired all the same.
+    pub fn retire<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
+        let found = self.arm(cells);
+        self.s.shadow_live = false;
+        found
+    }
+
+    /// What a restarted or migrated controller needs.
+    #[must_use]
+    pub const fn state(&self) -> WatchState {
+        self.s
+    }
+
+    /// Goes on where another controller stopped, without a write to any cell. `None` when the state contradicts itself.
+    #[must_use]
+    pub const fn from_state(state: WatchState) -> Option<Self> {
+        if state.current < state.size && state.eventidx < state.size && state.size <= 1 << 16 {
+            Some(Self::with(state))
+        } else {
+            None
         }
     }
 
-    /// Starts to use shadow cells: at Doorbell Buffer Config for a queue that exists, at queue creation afterwards.
-    pub fn attach<C: Cell>(&mut self, shadow: Shadow<'_, C>) {
-        shadow.doorbell.store(self.current, Step::Initialise);
-        self.last_shadow = self.current;
-        self.shadow_live = false;
-        self.eventidx = before(self.current, self.size);
-        shadow.eventidx.store(self.eventidx, Step::Initialise);
-    }
-
-    /// The index that the last poll found.
+    /// The index that the last look found.
     #[inline]
     #[must_use]
     pub const fn current(&self) -> u32 {
-        self.current
+        self.s.current
     }
 
     /// Entries in the ring.
     #[inline]
     #[must_use]
     pub const fn size(&self) -> u32 {
-        self.size
+        self.s.size
     }
 
-    /// Whether the host has been seen to use the shadow entry.
+    /// Which cell counts now.
     #[inline]
     #[must_use]
-    pub const fn shadow_live(&self) -> bool {
-        self.shadow_live
+    pub const fn source(&self) -> Source {
+        if self.s.shadow_live {
+            Source::Shadow
+        } else {
+            Source::Register
+        }
     }
 
-    /// The newest value of the doorbell.
+    /// The newest value of the doorbell: an index of the ring. Entries that the host wrote before it are visible.
     ///
     /// # Errors
-    /// [`Invalid`], once per value, when the host wrote a value outside the ring.
+    /// [`Invalid`], once per value, when the host wrote a value outside the ring; the next call returns the last good
+    /// index again.
     #[inline]
     pub fn poll<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<u32, Invalid> {
         self.look(cells, Step::PollShadow, Step::PollRegister)
     }
 
-    /// Places EventIdx for a controller that polls: the host does not ring, not even when the ring wraps.
+    /// Keeps EventIdx where a host does not ring, not even when the ring wraps, while the controller polls. To be
+    /// called after each [`Watch::poll`] that found something new; for SQ tails.
+    ///
+    /// The best place is one entry behind the newest value (see [`ring`](crate::ring)). EventIdx entries of eight queues
+    /// share a cache line that every host CPU reads at each doorbell, so in rings of 128 entries and more it is moved
+    /// only when it lags by more than a quarter of the ring. A host then rings without need only if it publishes more
+    /// than three quarters of the ring between two looks, and at most once per three quarters of a ring.
     #[inline]
     pub fn park<C: Cell>(&mut self, cells: Cells<'_, C>) {
+        let horizon = before(self.s.current, self.s.size);
+        let lag = advance(horizon, self.s.size.saturating_sub(self.slack), self.s.size);
+        self.park_until(cells, lag);
+    }
+
+    /// Keeps EventIdx where a host that goes no further than the index `horizon` does not ring; stores only if it must.
+    ///
+    /// For CQ heads: the host cannot go beyond the CQ's tail, so call it with the new tail as `horizon` before entries
+    /// are posted. Then no head ever rings, at the price of about one store per turn of the ring.
+    #[inline]
+    pub fn park_until<C: Cell>(&mut self, cells: Cells<'_, C>, horizon: u32) {
         let Some(shadow) = cells.shadow else { return };
-        let silent_from = advance(self.eventidx, 1, self.size);
-        if distance(silent_from, self.current, self.size) > self.slack {
-            self.eventidx = before(self.current, self.size);
-            shadow.eventidx.store(self.eventidx, Step::Park);
+        // A host that uses registers only does not look at EventIdx.
+        if !self.s.shadow_live {
+            return;
+        }
+        let WatchState {
+            size,
+            current,
+            eventidx,
+            ..
+        } = self.s;
+        if distance(current, eventidx, size) < distance(current, horizon, size) {
+            self.s.eventidx = before(current, size);
+            shadow.eventidx.store(self.s.eventidx, Step::Park);
         }
     }
 
     /// Places EventIdx so that the host's next move rings, and looks once more.
     ///
+    /// For SQ tails before the worker sleeps; for CQ heads when the CQ is full and completions wait for room. On
+    /// [`Armed::Raced`] the controller goes on as after a poll and parks again, or arms again.
+    ///
     /// # Errors
-    /// As [`Watch::poll`].
+    /// As [`Watch::poll`]: the host did something meanwhile; arm again before a sleep.
     pub fn arm<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
         if let Some(shadow) = cells.shadow {
-            self.eventidx = self.current;
-            shadow.eventidx.store(self.eventidx, Step::ArmEventIdx);
-            C::fence(Step::ArmFence);
+            self.s.eventidx = self.s.current;
+            shadow.eventidx.store(self.s.eventidx, Step::ArmEventIdx);
+            shadow.doorbell.fence(Step::ArmFence);
         }
         self.recheck(cells)
     }
 
-    /// Looks once more after [`Armed::Idle`], for hosts that lack the barrier between shadow store and EventIdx load.
+    /// Looks once more after [`Armed::Idle`], for hosts without a barrier between shadow store and EventIdx load (Linux
+    /// before 2018, on any machine whose stores may pass later loads).
+    ///
+    /// Such a host may have read the parked EventIdx, decided not to ring, and still have its shadow store in the CPU's
+    /// store buffer when [`Watch::arm`] looked. The store cannot stay there: wait some microseconds before this call.
     ///
     /// # Errors
     /// As [`Watch::poll`].
     pub fn recheck<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
-        let armed_at = self.current;
+        let armed_at = self.s.current;
         let now = self.look(cells, Step::ArmShadow, Step::ArmRegister)?;
         Ok(if now == armed_at {
             Armed::Idle
@@ -178,29 +324,29 @@ impl Watch {
     ) -> Result<u32, Invalid> {
         if let Some(shadow) = cells.shadow {
             let value = shadow.doorbell.load(shadow_step);
-            if value != self.last_shadow {
-                self.last_shadow = value;
-                self.shadow_live = true;
+            if value != self.s.last_shadow {
+                self.s.last_shadow = value;
+                self.s.shadow_live = true;
                 return self.take(value, Source::Shadow);
             }
-            if self.shadow_live {
-                return Ok(self.current);
+            if self.s.shadow_live {
+                return Ok(self.s.current);
             }
         }
         let value = cells.register.load(register_step);
-        if value != self.last_register {
-            self.last_register = value;
+        if value != self.s.last_register {
+            self.s.last_register = value;
             return self.take(value, Source::Register);
         }
-        Ok(self.current)
+        Ok(self.s.current)
     }
 
     #[inline]
     fn take(&mut self, value: u32, source: Source) -> Result<u32, Invalid> {
-        if value >= self.size {
+        if value >= self.s.size {
             return Err(Invalid { value, source });
         }
-        self.current = value;
+        self.s.current = value;
         Ok(value)
     }
 }

@@ -1,4 +1,61 @@
 //! Shadow doorbells and EventIdx, host role and controller role.
+//!
+//! *What this room is for.* Doorbell Buffer Config (NVMe Base 2.1, 5.2.5 and annex B.5) turns doorbell writes into memory
+//! writes: the host publishes a queue's tail or head in the Shadow Doorbell buffer and writes the doorbell register only
+//! when it passes the value that the controller left in the EventIdx buffer. This crate holds that protocol, once, for
+//! both sides: [`Publisher`] publishes and decides whether to ring; [`Watch`] reads the newest value, parks EventIdx
+//! while the controller polls and arms it before the controller sleeps.
+//!
+//! *What may be touched here.* 32-bit cells that somebody else maps, through [`Cell`], and the plain data of one
+//! doorbell. *What may not.* Queues, entries, buffers' addresses, their mapping and lifetime, clocks, sleeping, locks:
+//! callers have those. There is no allocation and no unsafe code. Every access to a cell is named by a [`Step`], so
+//! that models and faults come in through the production code.
+//!
+//! # Controller
+//!
+//! ```
+//! use core::sync::atomic::{AtomicU32, Ordering};
+//! use doorbell::{Armed, Cells, Shadow, Watch};
+//!
+//! let (register, entry, eventidx) = (AtomicU32::new(7), AtomicU32::new(7), AtomicU32::new(7)); // an earlier queue's
+//! let cells = Cells { register: &register, shadow: Some(Shadow { doorbell: &entry, eventidx: &eventidx }) };
+//! let mut tail = Watch::create(4, cells); // then complete Create I/O Submission Queue
+//!
+//! entry.store(3_u32.to_le(), Ordering::Release); // the host publishes three entries
+//! assert_eq!(tail.poll(cells), Ok(3)); // fetch 0..3
+//! tail.park(cells); // and go on polling
+//! assert_eq!(tail.poll(cells), Ok(3)); // nothing new for some time:
+//! assert_eq!(tail.arm(cells), Ok(Armed::Idle)); // the next move will ring
+//! assert_eq!(tail.recheck(cells), Ok(Armed::Idle)); // some microseconds later: now sleep
+//! ```
+//!
+//! # Host
+//!
+//! ```
+//! use core::sync::atomic::AtomicU32;
+//! use doorbell::{Publisher, Ring, Shadow};
+//!
+//! let (entry, eventidx) = (AtomicU32::new(0), AtomicU32::new(0_u32.to_le())); // the controller is armed at 0
+//! let shadow = Some(Shadow { doorbell: &entry, eventidx: &eventidx });
+//! let mut tail = Publisher::new(4);
+//! assert_eq!(tail.publish(shadow, 1), Ring::Register); // passes 0: write the register
+//! assert_eq!(tail.publish(shadow, 2), Ring::Silent);
+//! ```
+//!
+//! # What has failed elsewhere, and what holds it here
+//!
+//! | failure | rule | tests |
+//! |---|---|---|
+//! | buffers used after a controller-level reset | cells are borrowed per call; a reset drops every [`Watch`] before it ends, and no call writes without cells | loom `reset_*` |
+//! | queue created again with stale cells | [`Watch::create`] writes register, shadow entry and EventIdx | loom `recreation_*`; `controller::recreation_*` |
+//! | EventIdx of a CQ not kept up | [`Watch::arm`] when the CQ is full, [`Watch::park_until`] its tail otherwise | loom `full_cq_*`; `controller::cq_*` |
+//! | no full barrier between EventIdx and the look after it | [`Step::ArmFence`], [`Step::ArmShadow`] | loom `mutant_*` |
+//! | host without the barrier | [`Watch::recheck`] | loom `barrierless_*` |
+//! | EventIdx far behind or "never" | [`Watch::park`], proof in [`ring`] | `arithmetic::*`; `controller::park_*` |
+//! | unvalidated value | [`Invalid`]; a value outside the ring is never returned | `controller::invalid_*` |
+//! | host that rings and never publishes | the register counts until the shadow entry changes | `controller::register_only_*`; loom `register_only_*` |
+//! | register write that arrives late | a shadow host's register is no value | `controller::late_register_*` |
+//! | Doorbell Buffer Config on live queues, or repeated | [`Watch::attach`], [`Watch::retire`] | loom `config_*`; `controller::config_*` |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -8,6 +65,6 @@ pub mod host;
 pub mod ring;
 
 pub use cell::{Cell, Step};
-pub use controller::{Armed, Cells, Invalid, Shadow, Source, Watch};
-pub use host::{Compare, HostBehaviour, Publisher, Ring};
-pub use ring::{advance, distance, need_event};
+pub use controller::{Armed, Cells, Invalid, Shadow, Source, Watch, WatchState};
+pub use host::{Compare, HostBehaviour, Previous, Publisher, Ring, ShadowUse};
+pub use ring::{advance, before, distance, need_event};

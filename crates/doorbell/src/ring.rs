@@ -1,17 +1,41 @@
-//! Ring indices and the wrapping comparison that decides whether a doorbell is rung.
+//! Ring indices and the wrapping comparisons that decide whether a doorbell is rung.
+//!
+//! # Where EventIdx keeps a host silent
+//!
+//! Take a ring of `N` entries (`2 <= N <= 65,536`, indices `0..N`) and a host that moves its doorbell from `old` to
+//! `new`, both indices. [`need_event`] is true exactly when EventIdx `e` lies in `old..new`, walking upwards modulo
+//! 65,536:
+//!
+//! - `old < new`: rings when `old <= e < new`;
+//! - `new < old` (the ring wraps): rings when `e >= old` or `e < new`, so it is silent only when `new <= e < old`;
+//! - `new == old`: never rings.
+//!
+//! For `e < N` both moving cases say the same thing: *it rings when the host steps from index `e` to the one after it*.
+//! A host stays silent as long as it does not pass `e`, in however many moves. Flow control lets it go at most `N - 1`
+//! entries beyond the newest value `c` that the controller has seen, to `c - 1` modulo `N`. The step out of
+//! `e = c - 1` modulo `N` would be the `N`th. So:
+//!
+//! **[`before`]`(c)` keeps the host silent for every legal sequence of moves, wrapping or not, until the controller has
+//! looked again.** For `c > 0` no other 16-bit value does: the move straight to `c - 1` wraps and leaves only
+//! `c - 1 <= e < c`. (For `c == 0` no legal move wraps, and every `e >= N - 1` is silent, [`before`]`(0) == N - 1` among
+//! them.) Values of `N` and above never lie in `new..old`, so an all-ones "never" rings at every wrap; a value left
+//! behind rings when the host passes it, once per `N` entries. `tests/arithmetic.rs` checks all of this exhaustively
+//! for small rings and by random choice for big ones.
+//!
+//! The comparison of the standard's annex ([`need_event_annex`]) also rings when `new == e`; with `e = c - 1` that is
+//! the one move that fills the ring to its last entry.
 
 /// Whether a host that moves a shadow doorbell from `old` to `new` has to ring the register, the way Linux decides it.
 ///
-/// True exactly when `event_idx` lies in `old..new`, walking upwards modulo 65,536. The indices themselves wrap at the
-/// ring's size, not at 65,536: a wrapping move (`new < old`) therefore covers `old..=65535` and `0..new`.
+/// True exactly when `event_idx` lies in `old..new`, walking upwards modulo 65,536.
 #[inline]
 #[must_use]
 pub const fn need_event(event_idx: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event_idx).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// The same decision as the algorithm in the annex of NVMe Base 2.1 (B.5.2): both differences modulo the queue's depth,
-/// and the register is written when the first is not greater than the second.
+/// The same decision as the example algorithm in the annex of NVMe Base 2.1 (B.5): both differences modulo the queue's
+/// depth, and the register is written when the first is not greater than the second.
 ///
 /// It rings in one case more than [`need_event`]: when `new` is `event_idx` itself.
 #[inline]
@@ -22,7 +46,7 @@ pub const fn need_event_annex(event_idx: u16, new: u16, old: u16, size: u32) -> 
 
 /// Entries between two indices of a ring of `size` entries, walking upwards from `from` to `to`: `0..size`.
 ///
-/// Indices at or beyond `size` and a `size` of zero give 0.
+/// Indices at or beyond `size` give 0.
 #[inline]
 #[must_use]
 pub const fn distance(from: u32, to: u32, size: u32) -> u32 {
@@ -42,6 +66,7 @@ pub const fn advance(i: u32, n: u32, size: u32) -> u32 {
     if size == 0 {
         return 0;
     }
+    // The remainder is below `size`, so it fits.
     ((i as u64 + n as u64) % size as u64) as u32
 }
 
