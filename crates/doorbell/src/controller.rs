@@ -223,15 +223,11 @@ impl Watch {
         self.s.size
     }
 
-    /// Which cell counts now.
+    /// Whether the shadow entry counts now, because the host has been seen to use it.
     #[inline]
     #[must_use]
-    pub const fn source(&self) -> Source {
-        if self.s.shadow_live {
-            Source::Shadow
-        } else {
-            Source::Register
-        }
+    pub const fn shadow_live(&self) -> bool {
+        self.s.shadow_live
     }
 
     /// The newest value of the doorbell: an index of the ring. Entries that the host wrote before it are visible.
