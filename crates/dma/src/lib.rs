@@ -1,1 +1,55 @@
-//! Guest memory as a device sees it: IOVA map, PRP and SGL walking, bounded copies.
+//! Guest memory as a device sees it.
+//!
+//! A VMM hands over memory files; [`Memory`] maps each of them once. [`DmaMap`] holds the windows through which one
+//! device sees them, keyed by IOVA, and belongs to one worker thread. A command's data pointer (module [`prp`] or
+//! [`sgl`]) is walked through the map into a [`SegmentList`]: host pieces, in order, which stay valid until the list
+//! is cleared, whatever is unmapped meanwhile. Queues ([`Ring`]) and shadow doorbells ([`Cells`]) live longer than a
+//! command; they are resolved once and hold the memory itself.
+//!
+//! Everything that comes from the guest is hostile here: addresses, lengths, lists, and the memory, which changes
+//! while it is read and whose file may shrink (module [`sigbus`]). So guest memory is never a Rust slice: it is copied
+//! by raw pointer, or accessed as atomics, and what is copied is copied once.
+//!
+//! `unsafe` may be touched only in the modules that are marked so below. This crate knows nothing of queues'
+//! semantics, of commands or of vfio-user: it takes addresses and bytes.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod buffer;
+mod cache;
+#[allow(unsafe_code)]
+mod cells;
+#[allow(unsafe_code)]
+mod copy;
+mod epoch;
+mod error;
+#[allow(unsafe_code)]
+mod list;
+#[allow(unsafe_code)]
+mod map;
+#[allow(unsafe_code)]
+mod memory;
+pub mod prp;
+#[allow(unsafe_code)]
+mod ring;
+mod segment;
+pub mod sgl;
+#[allow(unsafe_code)]
+mod shared;
+#[allow(unsafe_code)]
+pub mod sigbus;
+mod table;
+
+pub use buffer::Buffer;
+pub use cache::MemoryCache;
+pub use cells::Cells;
+pub use epoch::Pin;
+pub use error::{DmaError, MapError, MemoryError};
+pub use list::SegmentList;
+pub use map::{Access, DmaMap, Prot, Window};
+pub use memory::Memory;
+pub use prp::PrpError;
+pub use ring::Ring;
+pub use segment::Segment;
+pub use sgl::SglError;
+pub use shared::SharedPages;

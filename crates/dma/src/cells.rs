@@ -1,0 +1,87 @@
+//! The memory of a shadow doorbell or EventIdx buffer.
+
+use std::sync::atomic::AtomicU32;
+
+use crate::table::Table;
+use crate::{Access, DmaError, DmaMap};
+
+/// A buffer of 32-bit cells in guest memory, by index (NVMe Base 2.1, 5.2.5: Doorbell Buffer Config). It holds the
+/// memory itself; after a change of the map its owner resolves it again.
+pub struct Cells {
+    table: Table,
+    iova: u64,
+    count: usize,
+    generation: u64,
+}
+
+// SAFETY: the table's pointers are into memory that the cells hold; it is accessed by atomics only.
+unsafe impl Send for Cells {}
+// SAFETY: as above.
+unsafe impl Sync for Cells {}
+
+impl Cells {
+    /// Resolves `count` cells at `iova`. A buffer that is scattered must be aligned to 4096. The memory must be mapped
+    /// writable even for [`Access::Read`], because the cells are given out as atomics.
+    ///
+    /// # Errors
+    /// See [`DmaError`].
+    pub fn resolve(
+        map: &DmaMap,
+        iova: u64,
+        count: usize,
+        access: Access,
+    ) -> Result<Cells, DmaError> {
+        let bytes = (count as u64).checked_mul(4).ok_or(DmaError::Overflow)?;
+        let table = Table::resolve(map, iova, bytes, access)?;
+        if !table.memories().iter().all(crate::Memory::is_writable) {
+            return Err(DmaError::Protection { iova });
+        }
+        Ok(Cells {
+            table,
+            iova,
+            count,
+            generation: map.generation(),
+        })
+    }
+
+    /// Cell `i`, none when it is outside the buffer.
+    #[inline]
+    pub fn get(&self, i: usize) -> Option<&AtomicU32> {
+        if i >= self.count {
+            return None;
+        }
+        let ptr = self.table.at(i * 4)?;
+        // SAFETY: in range, in one piece and aligned (pages are aligned to 8 bytes in host memory), writable, and kept
+        // by the table; all access to it is atomic or another process's.
+        Some(unsafe { AtomicU32::from_ptr(ptr.cast()) })
+    }
+
+    /// Number of cells.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Where it was resolved.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// The map's generation when it was resolved.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Whether the file of its memory shrank.
+    pub fn is_poisoned(&self) -> bool {
+        self.table.memories().iter().any(crate::Memory::is_poisoned)
+    }
+}
+
+impl std::fmt::Debug for Cells {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cells")
+            .field("iova", &self.iova)
+            .field("count", &self.count)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,114 @@
+//! What can go wrong, by who caused it: the VMM that maps ([`MapError`]), the guest that addresses ([`DmaError`]), or
+//! the host that uses a memory directly ([`MemoryError`]).
+
+use rustix::io::Errno;
+
+/// A memory file or a window was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// The file is not a regular file (memfd, hugetlbfs, tmpfs, disk), or is served by another process or machine.
+    #[error("not a regular local memory file")]
+    WrongKind,
+    /// A system call failed.
+    #[error("{call}: {errno}")]
+    System {
+        /// The system call's name.
+        call: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+    /// The range ends after its backing file or memory does.
+    #[error("range ends at {end:#x}, its backing at {size:#x}")]
+    OutOfBacking {
+        /// First byte after the range, as an offset into the backing.
+        end: u64,
+        /// Size of the backing in bytes.
+        size: u64,
+    },
+    /// A length of zero.
+    #[error("zero length")]
+    Empty,
+    /// Address plus length does not fit in 64 bits.
+    #[error("range overflows")]
+    Overflow,
+    /// The new window overlaps the one at `iova`.
+    #[error("overlaps the window at {iova:#x}")]
+    Overlap {
+        /// Start of the existing window.
+        iova: u64,
+    },
+    /// The range to unmap covers only part of the window at `iova`.
+    #[error("bisects the window at {iova:#x}")]
+    Bisects {
+        /// Start of the existing window.
+        iova: u64,
+    },
+    /// The range to unmap contains no window.
+    #[error("no window inside the range at {iova:#x}")]
+    NotFound {
+        /// Start of the range.
+        iova: u64,
+    },
+    /// Write access was asked for memory that is mapped, or opened, read-only.
+    #[error("memory is read-only")]
+    ReadOnly,
+    /// [`crate::sigbus::MAX_MAPPINGS`] memory files are mapped already.
+    #[error("too many memory files are mapped")]
+    TableFull,
+    /// The memory's file shrank, its content is lost.
+    #[error("memory file shrank")]
+    Poisoned,
+}
+
+/// A device's access to guest memory failed. An IOVA in it is that of the first byte that could not be accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DmaError {
+    /// No window there.
+    #[error("no window at {iova:#x}")]
+    Unmapped {
+        /// First byte that failed.
+        iova: u64,
+    },
+    /// A window is there, but without memory (RAM that is not shared, a ROM, another device's BAR).
+    #[error("window at {iova:#x} has no shared memory")]
+    NotShared {
+        /// First byte that failed.
+        iova: u64,
+    },
+    /// The window does not allow this kind of access.
+    #[error("access to {iova:#x} not permitted")]
+    Protection {
+        /// First byte that failed.
+        iova: u64,
+    },
+    /// Address plus length does not fit in 64 bits, or a structure is larger than any queue can be.
+    #[error("range overflows")]
+    Overflow,
+    /// A structure that needs atomic access ([`crate::Ring`], [`crate::Cells`]) lies unaligned in host memory, or one
+    /// of its pages is scattered.
+    #[error("structure at {iova:#x} is misaligned")]
+    Misaligned {
+        /// Start of the misaligned page or structure.
+        iova: u64,
+    },
+    /// The memory's file shrank, its content is lost.
+    #[error("memory file shrank")]
+    Poisoned,
+    /// The segment list holds host memory, or another map's memory.
+    #[error("segment list belongs to other memory")]
+    ForeignList,
+}
+
+/// A host's own access to a [`crate::Memory`] failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// Offset plus length lies outside the memory.
+    #[error("out of the memory's range")]
+    OutOfRange,
+    /// The memory is mapped read-only.
+    #[error("memory is read-only")]
+    ReadOnly,
+    /// The memory's file shrank, its content is lost.
+    #[error("memory file shrank")]
+    Poisoned,
+}

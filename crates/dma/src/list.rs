@@ -1,0 +1,344 @@
+//! The host memory of one transfer.
+
+use std::rc::Rc;
+
+use crate::map::Run;
+use crate::{Access, Buffer, DmaMap, Memory, Pin, Segment, copy};
+
+/// What keeps the memory of a list's segments.
+#[derive(Clone)]
+enum Hold {
+    Nothing,
+    Map(Pin),
+    /// Never read: it is there to be dropped.
+    Memory(#[allow(dead_code)] Memory),
+    /// Shared by the slices of the list.
+    Buffer(Rc<Buffer>),
+}
+
+/// Host pieces of one transfer, in order. The list keeps its memory, by a [`Pin`] (guest memory), a [`Memory`] or a
+/// [`Buffer`] of its own, so it may be held while the kernel or another device works on it. There are no segments
+/// without something that keeps them. Clearing keeps the capacity: a recycled list allocates nothing.
+///
+/// The guest may write to the memory at any time: it is accessed by copying only.
+pub struct SegmentList {
+    segments: Vec<Segment>,
+    bytes: u64,
+    /// Whether all of it may be written.
+    writable: bool,
+    /// Identity of the last segment's mapping: only inside one mapping are segments merged.
+    tail: usize,
+    hold: Hold,
+}
+
+impl Default for SegmentList {
+    fn default() -> SegmentList {
+        SegmentList::new()
+    }
+}
+
+impl SegmentList {
+    /// An empty list.
+    pub const fn new() -> SegmentList {
+        SegmentList {
+            segments: Vec::new(),
+            bytes: 0,
+            writable: true,
+            tail: 0,
+            hold: Hold::Nothing,
+        }
+    }
+
+    /// An empty list with room for `n` segments.
+    pub fn with_capacity(n: usize) -> SegmentList {
+        SegmentList {
+            segments: Vec::with_capacity(n),
+            ..SegmentList::new()
+        }
+    }
+
+    /// A list of host memory of its own, for bouncing data.
+    pub fn owned(buffer: Buffer) -> SegmentList {
+        let mut list = SegmentList::new();
+        list.own(buffer);
+        list
+    }
+
+    /// Makes an existing list one of host memory of its own.
+    pub fn own(&mut self, buffer: Buffer) {
+        self.clear();
+        let (ptr, len) = buffer.raw();
+        if len > 0 {
+            self.segments.push(Segment::new(ptr, len));
+            self.bytes = len as u64;
+        }
+        self.hold = Hold::Buffer(Rc::new(buffer));
+    }
+
+    /// A piece of a memory, or none when it is out of range.
+    pub(crate) fn of_memory(memory: &Memory, offset: usize, len: usize) -> Option<SegmentList> {
+        let segment = memory.segment(offset, len)?;
+        let mut list = SegmentList {
+            writable: memory.is_writable(),
+            ..SegmentList::new()
+        };
+        if len > 0 {
+            list.segments.push(segment);
+            list.bytes = len as u64;
+        }
+        list.hold = Hold::Memory(memory.clone());
+        Some(list)
+    }
+
+    /// Drops the segments and what kept them (a command is over); keeps the capacity.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.segments.clear();
+        self.bytes = 0;
+        self.writable = true;
+        self.tail = 0;
+        self.hold = Hold::Nothing;
+    }
+
+    /// Starts a new transfer on `map`: clears the list and pins the map.
+    #[inline]
+    pub fn begin(&mut self, map: &DmaMap) {
+        self.clear();
+        self.hold = Hold::Map(map.pin());
+    }
+
+    /// Makes sure that the list keeps `map`'s memory; false when it keeps something else.
+    #[inline]
+    pub(crate) fn attach(&mut self, map: &DmaMap) -> bool {
+        match &self.hold {
+            Hold::Map(pin) => pin.map() == map.id(),
+            Hold::Nothing => {
+                self.hold = Hold::Map(map.pin());
+                true
+            }
+            Hold::Memory(_) | Hold::Buffer(_) => false,
+        }
+    }
+
+    /// Appends memory that the attached map has just translated.
+    #[inline]
+    pub(crate) fn push(&mut self, run: Run, bytes: usize, access: Access) {
+        let mapping = std::ptr::from_ref(run.slot).addr();
+        self.writable &= access == Access::Write;
+        self.bytes += bytes as u64;
+        if let Some(segment) = self.segments.last_mut()
+            && self.tail == mapping
+            && segment.end() == run.ptr
+        {
+            segment.grow(bytes);
+            return;
+        }
+        self.tail = mapping;
+        self.segments.push(Segment::new(run.ptr, bytes));
+    }
+
+    /// Sum of the segments' lengths.
+    #[inline]
+    pub fn len_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether there is no segment.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Number of segments.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// The segments. Their pointers are valid while the list is neither cleared nor dropped.
+    #[inline]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The segments as the kernel wants them, [`SegmentList::count`] of them. Valid while the list is not changed.
+    #[inline]
+    pub fn as_iovecs(&self) -> *const libc::iovec {
+        self.segments.as_ptr().cast()
+    }
+
+    /// Whether all of it may be written: it was built for [`Access::Write`], or is host memory.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Whether every segment's address and length has none of the bits of `mask` (block size - 1), as direct I/O asks.
+    pub fn is_aligned(&self, mask: usize) -> bool {
+        self.segments.iter().fold(0, |bits, segment| {
+            bits | segment.as_ptr().addr() | segment.len()
+        }) & mask
+            == 0
+    }
+
+    /// The content of a list of its own memory; none for guest memory, or while a slice shares it. Takes `&mut self`
+    /// because the list can write its memory through `&self`. Not while the kernel works on it.
+    pub fn buffer(&mut self) -> Option<&mut [u8]> {
+        match &mut self.hold {
+            Hold::Buffer(buffer) => Rc::get_mut(buffer).map(|buffer| &mut **buffer),
+            _ => None,
+        }
+    }
+
+    /// Takes the buffer out of a list of its own memory and clears the list; none as for [`SegmentList::buffer`].
+    pub fn take_buffer(&mut self) -> Option<Buffer> {
+        let Hold::Buffer(buffer) = std::mem::replace(&mut self.hold, Hold::Nothing) else {
+            return None;
+        };
+        match Rc::try_unwrap(buffer) {
+            Ok(buffer) => {
+                self.clear();
+                Some(buffer)
+            }
+            Err(shared) => {
+                self.hold = Hold::Buffer(shared);
+                None
+            }
+        }
+    }
+
+    /// [`SegmentList::take_buffer`], when the list is not needed any more.
+    pub fn into_buffer(mut self) -> Option<Buffer> {
+        self.take_buffer()
+    }
+
+    /// Copies `src` into the list's memory at `offset`; returns how many bytes there was room for (none when the list
+    /// is not writable).
+    pub fn copy_from(&self, offset: u64, src: &[u8]) -> usize {
+        if !self.writable {
+            return 0;
+        }
+        let mut rest = src;
+        for piece in self.pieces(offset, src.len() as u64) {
+            let (now, after) = rest.split_at(piece.len());
+            rest = after;
+            // SAFETY: `hold` keeps the segments mapped, and they are writable; no reference to a buffer is out, as
+            // that needs `&mut self` and no other sharer.
+            unsafe { copy::to_guest(piece.as_ptr(), now) };
+        }
+        src.len() - rest.len()
+    }
+
+    /// Copies the list's memory at `offset` into `dst`; returns how many bytes there were.
+    pub fn copy_to(&self, offset: u64, dst: &mut [u8]) -> usize {
+        let wanted = dst.len();
+        let mut rest = dst;
+        for piece in self.pieces(offset, wanted as u64) {
+            let (now, after) = rest.split_at_mut(piece.len());
+            rest = after;
+            // SAFETY: `hold` keeps the segments mapped.
+            unsafe { copy::from_guest(piece.as_ptr(), now) };
+        }
+        wanted - rest.len()
+    }
+
+    /// Fills all of it with `byte`; returns how many bytes there were.
+    pub fn fill(&self, byte: u8) -> u64 {
+        self.fill_range(0, self.bytes, byte)
+    }
+
+    /// Fills `len` bytes at `offset`; returns how many bytes there was room for (none when the list is not writable).
+    pub fn fill_range(&self, offset: u64, len: u64, byte: u8) -> u64 {
+        let mut done = 0;
+        if self.writable {
+            for piece in self.pieces(offset, len) {
+                // SAFETY: as in `copy_from`.
+                unsafe { copy::fill(piece.as_ptr(), byte, piece.len()) };
+                done += piece.len() as u64;
+            }
+        }
+        done
+    }
+
+    /// Copies `source` into this list, from the start of both, as far as both go; returns the number of bytes (none
+    /// when this list is not writable). The two may be the same guest memory; when they overlap in more than one segment
+    /// the result is some mixture, as with any two commands on the same memory.
+    pub fn copy_list(&self, source: &SegmentList) -> u64 {
+        if !self.writable {
+            return 0;
+        }
+        let mut offset = 0;
+        for piece in source.pieces(0, self.bytes) {
+            let mut src = piece.as_ptr();
+            for to in self.pieces(offset, piece.len() as u64) {
+                // SAFETY: both lists keep their segments mapped, and this one's are writable; `pieces` gives no more
+                // than the length of `piece` in total.
+                unsafe { copy::within_guest(to.as_ptr(), src, to.len()) };
+                src = src.wrapping_add(to.len());
+                offset += to.len() as u64;
+            }
+        }
+        offset
+    }
+
+    /// Whether the memory at `offset` holds exactly `other` (NVMe Compare); false when the list is shorter.
+    pub fn equals(&self, offset: u64, other: &[u8]) -> bool {
+        let mut rest = other;
+        for piece in self.pieces(offset, other.len() as u64) {
+            let (now, after) = rest.split_at(piece.len());
+            rest = after;
+            // SAFETY: `hold` keeps the segments mapped.
+            if !unsafe { copy::equal(piece.as_ptr(), now) } {
+                return false;
+            }
+        }
+        rest.is_empty()
+    }
+
+    /// Makes `out` the part of this list of `len` bytes at `offset` (or what there is of it), keeping the same memory;
+    /// returns its length. What `out` held is dropped.
+    pub fn slice(&self, offset: u64, len: u64, out: &mut SegmentList) -> u64 {
+        out.clear();
+        out.segments.extend(self.pieces(offset, len));
+        out.bytes = out
+            .segments
+            .iter()
+            .map(|segment| segment.len() as u64)
+            .sum();
+        out.writable = self.writable;
+        out.hold = self.hold.clone();
+        out.bytes
+    }
+
+    /// The pieces of `len` bytes at `offset`, or of what there is of them. Never empty ones, never more than `len`.
+    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
+        let (mut skip, mut left) = (offset, len);
+        self.segments
+            .iter()
+            .map_while(move |segment| {
+                if left == 0 {
+                    return None;
+                }
+                let size = segment.len() as u64;
+                let start = skip.min(size);
+                skip -= start;
+                let take = (size - start).min(left);
+                left -= take;
+                // Both are at most the segment's length.
+                Some(Segment::new(
+                    segment.as_ptr().wrapping_add(start as usize),
+                    take as usize,
+                ))
+            })
+            .filter(|piece| !piece.is_empty())
+    }
+}
+
+impl std::fmt::Debug for SegmentList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SegmentList")
+            .field("segments", &self.segments.len())
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}

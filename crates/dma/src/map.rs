@@ -1,0 +1,466 @@
+//! The IOVA windows of one device, as one worker sees them.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use crate::epoch::Epochs;
+use crate::sigbus::Slot;
+use crate::{DmaError, MapError, Memory, Pin, SegmentList, copy};
+
+/// What a device may do in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prot {
+    /// The device may read guest memory.
+    pub read: bool,
+    /// The device may write guest memory.
+    pub write: bool,
+}
+
+impl Prot {
+    /// Read and write.
+    pub const RW: Prot = Prot {
+        read: true,
+        write: true,
+    };
+    /// Read only.
+    pub const RO: Prot = Prot {
+        read: true,
+        write: false,
+    };
+
+    #[inline]
+    fn allows(self, access: Access) -> bool {
+        match access {
+            Access::Read => self.read,
+            Access::Write => self.write,
+        }
+    }
+}
+
+/// The direction of an access, from the device's side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The device reads guest memory (an NVMe Write, a submission queue, a PRP list).
+    Read,
+    /// The device writes guest memory (an NVMe Read, a completion queue).
+    Write,
+}
+
+/// One window, as [`DmaMap::windows`] shows it.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// First address.
+    pub iova: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The memory and the offset into it; none for a window without shared memory.
+    pub backing: Option<(Memory, u64)>,
+    /// What the device may do.
+    pub prot: Prot,
+}
+
+/// A window as it is stored, keyed by its first address.
+struct Entry {
+    /// Last address, inclusive: a window may end at the end of the address space.
+    last: u64,
+    backing: Option<(Memory, u64)>,
+    /// Where the window starts in this process; null without memory.
+    host: *mut u8,
+    prot: Prot,
+}
+
+/// A translation that was used lately.
+#[derive(Clone, Copy)]
+struct Cached {
+    start: u64,
+    last: u64,
+    host: *mut u8,
+    prot: Prot,
+    slot: Option<&'static Slot>,
+}
+
+impl Cached {
+    /// Contains no address.
+    const NONE: Cached = Cached {
+        start: 1,
+        last: 0,
+        host: std::ptr::null_mut(),
+        prot: Prot {
+            read: false,
+            write: false,
+        },
+        slot: None,
+    };
+}
+
+/// How many translations are remembered: low memory, high memory, and two more.
+const WAYS: usize = 4;
+
+/// Host memory from one address to the end of its window.
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: u64,
+    pub(crate) slot: &'static Slot,
+}
+
+/// The windows through which a device sees guest memory. Belongs to one worker thread (neither `Send` nor `Sync`:
+/// each worker builds its own from the same [`Memory`] handles). Lookups and changes cost O(log n); the last few
+/// translations are remembered, and a hit costs a few compares, no atomics.
+pub struct DmaMap {
+    windows: BTreeMap<u64, Entry>,
+    generation: u64,
+    epochs: Epochs,
+    /// Recent translations, most recent first use at `recent`. Emptied at every change.
+    tlb: [Cell<Cached>; WAYS],
+    recent: Cell<usize>,
+}
+
+impl Default for DmaMap {
+    fn default() -> DmaMap {
+        DmaMap::new()
+    }
+}
+
+impl DmaMap {
+    /// A map without windows.
+    pub fn new() -> DmaMap {
+        DmaMap {
+            windows: BTreeMap::new(),
+            generation: 0,
+            epochs: Epochs::new(),
+            tlb: [const { Cell::new(Cached::NONE) }; WAYS],
+            recent: Cell::new(0),
+        }
+    }
+
+    /// Adds a window of `len` bytes at `iova`, on `backing` (a memory and an offset into it), or without memory.
+    ///
+    /// # Errors
+    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::OutOfBacking`], [`MapError::ReadOnly`] (a writable
+    /// window on read-only memory), [`MapError::Poisoned`], [`MapError::Overlap`]. The map is then as before.
+    pub fn map(
+        &mut self,
+        iova: u64,
+        len: u64,
+        backing: Option<(Memory, u64)>,
+        prot: Prot,
+    ) -> Result<(), MapError> {
+        let last = last(iova, len)?;
+        let mut host = std::ptr::null_mut();
+        if let Some((memory, offset)) = &backing {
+            let out = MapError::OutOfBacking {
+                end: offset.saturating_add(len),
+                size: memory.len() as u64,
+            };
+            let start = usize::try_from(*offset).map_err(|_| out)?;
+            let bytes = usize::try_from(len).map_err(|_| out)?;
+            host = memory.at(start, bytes).ok_or(out)?;
+            if prot.write && !memory.is_writable() {
+                return Err(MapError::ReadOnly);
+            }
+            if memory.is_poisoned() {
+                return Err(MapError::Poisoned);
+            }
+        }
+        if let Some((&start, entry)) = self.windows.range(..=last).next_back()
+            && entry.last >= iova
+        {
+            return Err(MapError::Overlap { iova: start });
+        }
+        self.windows.insert(
+            iova,
+            Entry {
+                last,
+                backing,
+                host,
+                prot,
+            },
+        );
+        self.changed();
+        Ok(())
+    }
+
+    /// Removes every window that lies inside the range. Their memory stays until the commands that are in flight now
+    /// are over: see [`DmaMap::quiesced`].
+    ///
+    /// # Errors
+    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Bisects`] when a window lies partly inside,
+    /// [`MapError::NotFound`] when none lies inside. The map is then as before.
+    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
+        let last = last(iova, len)?;
+        if let Some((&start, entry)) = self.windows.range(..iova).next_back()
+            && entry.last >= iova
+        {
+            return Err(MapError::Bisects { iova: start });
+        }
+        match self.windows.range(iova..=last).next_back() {
+            None => return Err(MapError::NotFound { iova }),
+            Some((&start, entry)) if entry.last > last => {
+                return Err(MapError::Bisects { iova: start });
+            }
+            Some(_) => {}
+        }
+        let mut removed = Vec::new();
+        while let Some((&start, _)) = self.windows.range(iova..=last).next() {
+            if let Some((memory, _)) = self.windows.remove(&start).and_then(|entry| entry.backing) {
+                removed.push(memory);
+            }
+        }
+        self.changed();
+        self.epochs.retire(removed);
+        Ok(())
+    }
+
+    /// Removes every window. Not an error when there is none.
+    pub fn unmap_all(&mut self) {
+        if self.windows.is_empty() {
+            return;
+        }
+        let windows = std::mem::take(&mut self.windows);
+        self.changed();
+        self.epochs.retire(
+            windows
+                .into_values()
+                .filter_map(|entry| Some(entry.backing?.0))
+                .collect(),
+        );
+    }
+
+    /// Counts the changes; rings and caches that were resolved at another value must be resolved again.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Whether every command that was in flight at the last unmap is over. An unmap may be answered only then; the
+    /// memory that left the map is let go at the latest now. Commands that began later do not matter, so a steady load
+    /// does not delay it. Rings and cells are not counted: their owner resolves them again when the generation changes.
+    pub fn quiesced(&mut self) -> bool {
+        self.epochs.quiesced()
+    }
+
+    /// Keeps all memory of the map, whatever is unmapped, for the life of a command. [`SegmentList::begin`] does it.
+    #[inline]
+    pub fn pin(&self) -> Pin {
+        self.epochs.pin()
+    }
+
+    /// Identity of this map, as pins know it.
+    #[inline]
+    pub(crate) fn id(&self) -> u64 {
+        self.epochs.map()
+    }
+
+    /// Appends the host memory of `len` bytes at `iova` to `out`, which is pinned if it is not yet. Adjacent host
+    /// memory is merged; the range may cross windows. After an error `out` may hold a part of it.
+    ///
+    /// # Errors
+    /// See [`DmaError`]; [`DmaError::ForeignList`] when `out` holds memory that is not this map's.
+    pub fn segments(
+        &self,
+        iova: u64,
+        len: u64,
+        access: Access,
+        out: &mut SegmentList,
+    ) -> Result<(), DmaError> {
+        if !out.attach(self) {
+            return Err(DmaError::ForeignList);
+        }
+        self.runs(iova, len, access, |run, bytes| out.push(run, bytes, access))
+    }
+
+    /// Copies guest memory into `buf`. After an error the content of `buf` is meaningless.
+    ///
+    /// # Errors
+    /// See [`DmaError`].
+    pub fn read(&self, iova: u64, buf: &mut [u8]) -> Result<(), DmaError> {
+        let mut rest = &mut *buf;
+        let mut poisoned = false;
+        self.runs(iova, rest.len() as u64, Access::Read, |run, bytes| {
+            let (piece, after) = std::mem::take(&mut rest).split_at_mut(bytes);
+            rest = after;
+            // SAFETY: the run is mapped for at least `bytes`, and stays so while `self` is borrowed.
+            unsafe { copy::from_guest(run.ptr, piece) };
+            poisoned |= run.slot.is_poisoned();
+        })?;
+        if poisoned {
+            Err(DmaError::Poisoned)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Copies `buf` into guest memory. After an error a part of it may have been copied.
+    ///
+    /// # Errors
+    /// See [`DmaError`].
+    pub fn write(&self, iova: u64, buf: &[u8]) -> Result<(), DmaError> {
+        let mut rest = buf;
+        let mut poisoned = false;
+        self.runs(iova, rest.len() as u64, Access::Write, |run, bytes| {
+            let (piece, after) = rest.split_at(bytes);
+            rest = after;
+            // SAFETY: the run is mapped for at least `bytes`, writable since the window is (checked when it was
+            // mapped), and stays so while `self` is borrowed.
+            unsafe { copy::to_guest(run.ptr, piece) };
+            poisoned |= run.slot.is_poisoned();
+        })?;
+        if poisoned {
+            Err(DmaError::Poisoned)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// All windows, by address: for diagnostics and for saving state.
+    pub fn windows(&self) -> impl Iterator<Item = Window> + '_ {
+        self.windows.iter().map(|(&iova, entry)| Window {
+            iova,
+            // A window of the whole address space has no representable length; it says one byte less.
+            len: (entry.last - iova).saturating_add(1),
+            backing: entry.backing.clone(),
+            prot: entry.prot,
+        })
+    }
+
+    /// Number of windows.
+    pub fn window_count(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Whether the file of any memory in the map shrank.
+    pub fn is_poisoned(&self) -> bool {
+        self.windows.values().any(|entry| {
+            entry
+                .backing
+                .as_ref()
+                .is_some_and(|(memory, _)| memory.is_poisoned())
+        })
+    }
+
+    /// The memory behind `iova`, for structures that hold it.
+    pub(crate) fn memory_at(&self, iova: u64) -> Option<&Memory> {
+        let (_, entry) = self.windows.range(..=iova).next_back()?;
+        entry
+            .backing
+            .as_ref()
+            .filter(|_| iova <= entry.last)
+            .map(|(memory, _)| memory)
+    }
+
+    /// Calls `each` with every run of host memory of a range, in order, and the number of bytes to use of it.
+    #[inline]
+    fn runs(
+        &self,
+        iova: u64,
+        len: u64,
+        access: Access,
+        mut each: impl FnMut(Run, usize),
+    ) -> Result<(), DmaError> {
+        if len == 0 {
+            return Ok(());
+        }
+        iova.checked_add(len - 1).ok_or(DmaError::Overflow)?;
+        let (mut at, mut left) = (iova, len);
+        loop {
+            let run = self.translate(at, access)?;
+            let bytes = run.len.min(left);
+            // A run lies in this process's address space, so its length fits.
+            each(run, bytes as usize);
+            left -= bytes;
+            if left == 0 {
+                return Ok(());
+            }
+            at += bytes;
+        }
+    }
+
+    /// The host memory from `iova` to the end of its window.
+    #[inline]
+    pub(crate) fn translate(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
+        let cached = self.tlb[self.recent.get() % WAYS].get();
+        if cached.start <= iova && iova <= cached.last {
+            return resolve(&cached, iova, access);
+        }
+        self.translate_slow(iova, access)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn translate_slow(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
+        for (way, cell) in self.tlb.iter().enumerate() {
+            let cached = cell.get();
+            if cached.start <= iova && iova <= cached.last {
+                self.recent.set(way);
+                return resolve(&cached, iova, access);
+            }
+        }
+        let (&start, entry) = self
+            .windows
+            .range(..=iova)
+            .next_back()
+            .ok_or(DmaError::Unmapped { iova })?;
+        if entry.last < iova {
+            return Err(DmaError::Unmapped { iova });
+        }
+        let slot = entry.backing.as_ref().map(|(memory, _)| memory.slot());
+        let cached = Cached {
+            start,
+            last: entry.last,
+            host: entry.host,
+            prot: entry.prot,
+            slot,
+        };
+        let way = (self.recent.get() + 1) % WAYS;
+        self.tlb[way].set(cached);
+        self.recent.set(way);
+        resolve(&cached, iova, access)
+    }
+
+    fn changed(&mut self) {
+        self.generation += 1;
+        for cell in &self.tlb {
+            cell.set(Cached::NONE);
+        }
+    }
+}
+
+impl Drop for DmaMap {
+    /// Commands may outlive the map: what they use goes with the last of them.
+    fn drop(&mut self) {
+        self.unmap_all();
+    }
+}
+
+impl std::fmt::Debug for DmaMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DmaMap")
+            .field("windows", &self.windows.len())
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+#[inline]
+fn resolve(cached: &Cached, iova: u64, access: Access) -> Result<Run, DmaError> {
+    if !cached.prot.allows(access) {
+        return Err(DmaError::Protection { iova });
+    }
+    let slot = cached.slot.ok_or(DmaError::NotShared { iova })?;
+    if slot.is_poisoned() {
+        return Err(DmaError::Poisoned);
+    }
+    let offset = iova - cached.start;
+    // The window lies in host memory, so neither the offset nor the length can overflow.
+    Ok(Run {
+        ptr: cached.host.wrapping_add(offset as usize),
+        len: cached.last - iova + 1,
+        slot,
+    })
+}
+
+/// The last address of a range.
+fn last(iova: u64, len: u64) -> Result<u64, MapError> {
+    let before = len.checked_sub(1).ok_or(MapError::Empty)?;
+    iova.checked_add(before).ok_or(MapError::Overflow)
+}

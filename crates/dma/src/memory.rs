@@ -1,0 +1,274 @@
+//! A memory file, mapped.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{FileType, MemfdFlags, Stat};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::sigbus::{Registration, Slot};
+use crate::{MapError, MemoryError, Segment, SegmentList, copy};
+
+/// A memory file that is mapped once, whole. Cloning is cheap and shares the mapping: every window on the file and
+/// every long-lived ring in it holds a clone, and the last one unmaps it.
+#[derive(Clone, Debug)]
+pub struct Memory(pub(crate) Arc<Mapping>);
+
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    ptr: *mut u8,
+    /// The file's size when it was mapped.
+    len: usize,
+    /// `len`, rounded up to whole pages.
+    mapped: usize,
+    writable: bool,
+    fd: OwnedFd,
+    /// None only inside `drop`.
+    registration: Option<Registration>,
+    slot: &'static Slot,
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Registration")
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot")
+            .field("poisoned", &self.is_poisoned())
+            .finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the mapping belongs to no thread; it is accessed by raw copies and atomics only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // First out of the table: after munmap the addresses may be somebody else's.
+        self.registration = None;
+        // SAFETY: the range was mapped by `map_file`, and whoever holds a pointer into it holds a clone of `Memory`.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.cast(), self.mapped) };
+    }
+}
+
+/// Turns a system call's error into ours.
+pub(crate) fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
+    move |errno| MapError::System { call, errno }
+}
+
+/// File systems whose page faults are answered by another process or machine: a fault there could block a worker for
+/// ever (`linux/magic.h`): FUSE, NFS, 9P, SMB, SMB2, Ceph.
+const REMOTE: [u32; 6] = [
+    0x6573_5546,
+    0x6969,
+    0x0102_1997,
+    0x517B,
+    0xFE53_4D42,
+    0x00C3_6400,
+];
+
+/// Checks what kind of file this is and that it backs at least `end` bytes.
+pub(crate) fn check(fd: BorrowedFd<'_>, end: u64) -> Result<Stat, MapError> {
+    let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(MapError::WrongKind);
+    }
+    let filesystem = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
+    // The kernel's magic numbers have 32 bits; the field may be a wider, signed type.
+    if REMOTE.contains(&(filesystem.f_type as u32)) {
+        return Err(MapError::WrongKind);
+    }
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if size < end {
+        return Err(MapError::OutOfBacking { end, size });
+    }
+    if size == 0 {
+        return Err(MapError::Empty);
+    }
+    Ok(stat)
+}
+
+impl Memory {
+    /// Maps a memory file: a memfd, or a file on hugetlbfs, tmpfs or a local disk. `len_needed` is what must be backed
+    /// (offset plus size of the window to be put on it). The whole file is mapped, as large as it is now.
+    ///
+    /// # Errors
+    /// [`MapError::WrongKind`], [`MapError::OutOfBacking`], [`MapError::Empty`], [`MapError::TableFull`], or
+    /// [`MapError::System`] (`EACCES`: not opened for this access).
+    pub fn from_fd(fd: OwnedFd, len_needed: u64, writable: bool) -> Result<Memory, MapError> {
+        let stat = check(fd.as_fd(), len_needed)?;
+        Memory::map_file(fd, stat.st_size as u64, writable)
+    }
+
+    /// A memfd of `len` zero bytes, for tests and for hosts in the same process.
+    ///
+    /// # Errors
+    /// [`MapError::Empty`], [`MapError::TableFull`] or [`MapError::System`].
+    pub fn anonymous(len: usize) -> Result<Memory, MapError> {
+        if len == 0 {
+            return Err(MapError::Empty);
+        }
+        let fd = rustix::fs::memfd_create(
+            "vnvme-memory",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )
+        .map_err(system("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, len as u64).map_err(system("ftruncate"))?;
+        Memory::map_file(fd, len as u64, true)
+    }
+
+    /// Maps a checked file.
+    pub(crate) fn map_file(fd: OwnedFd, size: u64, writable: bool) -> Result<Memory, MapError> {
+        let len = usize::try_from(size).map_err(|_| MapError::Overflow)?;
+        let mapped = len
+            .checked_next_multiple_of(rustix::param::page_size())
+            .ok_or(MapError::Overflow)?;
+        let prot = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        // Without NORESERVE, mapping a hugetlbfs file would take huge pages that its owner may never have meant to use.
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let ptr = unsafe { rustix::mm::mmap(null_mut(), mapped, prot, flags, &fd, 0) }
+            .map_err(system("mmap"))?;
+        // A core dump is no place for a guest's memory. Only advice: an error changes nothing.
+        // SAFETY: the range was just mapped; the advice does not change its content.
+        let _ = unsafe { rustix::mm::madvise(ptr, mapped, Advice::LinuxDontDump) };
+        match Registration::new(ptr as usize, mapped) {
+            Ok(registration) => {
+                let slot = registration.slot();
+                let ptr = ptr.cast();
+                Ok(Memory(Arc::new(Mapping {
+                    ptr,
+                    len,
+                    mapped,
+                    writable,
+                    fd,
+                    registration: Some(registration),
+                    slot,
+                })))
+            }
+            Err(error) => {
+                // SAFETY: just mapped, nobody else knows of it.
+                let _ = unsafe { rustix::mm::munmap(ptr, mapped) };
+                Err(error)
+            }
+        }
+    }
+
+    /// The file, for handing it on or for asking about it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+
+    /// Size in bytes: the file's when it was mapped.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Always false: an empty file cannot be mapped.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Whether it is mapped for writing too.
+    pub fn is_writable(&self) -> bool {
+        self.0.writable
+    }
+
+    /// Whether the file shrank and an access found nothing (see [`crate::sigbus`]). The memory is then private zeroes
+    /// without connection to the guest, and stays so.
+    #[inline]
+    pub fn is_poisoned(&self) -> bool {
+        self.0.slot.is_poisoned()
+    }
+
+    /// Whether two handles share one mapping.
+    pub fn is_same(&self, other: &Memory) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Copies from the memory at `offset`.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], or [`MemoryError::Poisoned`], when the content of `buf` is meaningless.
+    pub fn read(&self, offset: usize, buf: &mut [u8]) -> Result<(), MemoryError> {
+        let ptr = self.at(offset, buf.len()).ok_or(MemoryError::OutOfRange)?;
+        // SAFETY: `at` checked the range against the mapping, which `self` keeps.
+        unsafe { copy::from_guest(ptr, buf) };
+        self.intact()
+    }
+
+    /// Copies into the memory at `offset`.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], [`MemoryError::ReadOnly`] or [`MemoryError::Poisoned`].
+    pub fn write(&self, offset: usize, buf: &[u8]) -> Result<(), MemoryError> {
+        if !self.0.writable {
+            return Err(MemoryError::ReadOnly);
+        }
+        let ptr = self.at(offset, buf.len()).ok_or(MemoryError::OutOfRange)?;
+        // SAFETY: `at` checked the range against the mapping, which `self` keeps and which is writable.
+        unsafe { copy::to_guest(ptr, buf) };
+        self.intact()
+    }
+
+    /// The 32-bit cell at `offset`, if it is aligned, in range and writable.
+    pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
+        let ptr = self
+            .at(offset, 4)
+            .filter(|_| self.0.writable && offset.is_multiple_of(4))?;
+        // SAFETY: in range, aligned (a mapping starts at a page), writable, and kept by `self` for the reference's
+        // life; all concurrent access is atomic or another process's.
+        Some(unsafe { AtomicU32::from_ptr(ptr.cast()) })
+    }
+
+    /// The 64-bit cell at `offset`, if it is aligned, in range and writable.
+    pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
+        let ptr = self
+            .at(offset, 8)
+            .filter(|_| self.0.writable && offset.is_multiple_of(8))?;
+        // SAFETY: as in `atomic_u32`.
+        Some(unsafe { AtomicU64::from_ptr(ptr.cast()) })
+    }
+
+    /// A piece of the memory as a bare [`Segment`]; it does not keep the memory.
+    pub fn segment(&self, offset: usize, len: usize) -> Option<Segment> {
+        self.at(offset, len).map(|ptr| Segment::new(ptr, len))
+    }
+
+    /// A piece of the memory as a list of one segment, which keeps the memory: for users in the same process that talk
+    /// to a volume or a driver without any IOVA.
+    pub fn segments(&self, offset: usize, len: usize) -> Option<SegmentList> {
+        SegmentList::of_memory(self, offset, len)
+    }
+
+    /// The address of `len` bytes at `offset`, if they are in range.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(len)?;
+        (end <= self.0.len).then(|| self.0.ptr.wrapping_add(offset))
+    }
+
+    #[inline]
+    pub(crate) fn slot(&self) -> &'static Slot {
+        self.0.slot
+    }
+
+    fn intact(&self) -> Result<(), MemoryError> {
+        if self.is_poisoned() {
+            Err(MemoryError::Poisoned)
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Physical Region Pages (NVMe Base 2.1, 4.3.1): the two pointers of a command and the list behind the second.
+
+use crate::{Access, DmaError, DmaMap, SegmentList};
+
+/// A PRP pair or list was refused. Each variant is named after the status that the standard gives for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PrpError {
+    /// PRP Offset Invalid (13h): an entry's offset is not zero where it must be, or not aligned.
+    #[error("PRP entry {prp:#x} has an invalid offset")]
+    OffsetInvalid {
+        /// The entry.
+        prp: u64,
+    },
+    /// An address, of data or of a list, cannot be accessed (Data Transfer Error, 04h).
+    #[error(transparent)]
+    Dma(#[from] DmaError),
+}
+
+/// How many list entries are copied at a time: a 256 KiB transfer's in 4 KiB pages.
+const CHUNK: usize = 64;
+
+/// Appends the memory of `len` bytes that `prp1` and `prp2` describe to `out`. `page_size` is the host's memory page
+/// (CC.MPS), a power of two from 4096 on.
+///
+/// PRP1 may start inside a page, aligned to a dword. What goes beyond its page is described by PRP2: the second page, if
+/// it fits in one, else a pointer to a list. A list may start inside a page (aligned to a qword) and ends with that page;
+/// if more is left, the page's last entry points to the next list page. Every other entry is aligned to a page.
+///
+/// Each entry is copied once, before it is looked at; their number is bounded by `len`; nothing is allocated but segments
+/// in `out`. After an error `out` may hold a part.
+///
+/// # Errors
+/// See [`PrpError`].
+pub fn walk(
+    map: &DmaMap,
+    prp1: u64,
+    prp2: u64,
+    len: u64,
+    page_size: u64,
+    access: Access,
+    out: &mut SegmentList,
+) -> Result<(), PrpError> {
+    if len == 0 {
+        return Ok(());
+    }
+    // A wrong page size is the caller's mistake; the smallest page is always a safe reading.
+    debug_assert!(
+        page_size.is_power_of_two() && page_size >= 4096,
+        "page size {page_size}"
+    );
+    let page_size = if page_size.is_power_of_two() {
+        page_size.max(4096)
+    } else {
+        4096
+    };
+    let mask = page_size - 1;
+    if prp1 & 3 != 0 {
+        return Err(PrpError::OffsetInvalid { prp: prp1 });
+    }
+    let first = len.min(page_size - (prp1 & mask));
+    map.segments(prp1, first, access, out)?;
+    let left = len - first;
+    if left == 0 {
+        return Ok(());
+    }
+    if left <= page_size {
+        return page(map, prp2, left, mask, access, out);
+    }
+    if prp2 & 7 != 0 {
+        return Err(PrpError::OffsetInvalid { prp: prp2 });
+    }
+    list(map, prp2, left, page_size, access, out)
+}
+
+/// Appends one data page that an entry points to.
+#[inline]
+fn page(
+    map: &DmaMap,
+    prp: u64,
+    len: u64,
+    mask: u64,
+    access: Access,
+    out: &mut SegmentList,
+) -> Result<(), PrpError> {
+    if prp & mask != 0 {
+        return Err(PrpError::OffsetInvalid { prp });
+    }
+    Ok(map.segments(prp, len, access, out)?)
+}
+
+/// Appends the pages of a chain of lists.
+fn list(
+    map: &DmaMap,
+    list: u64,
+    len: u64,
+    page_size: u64,
+    access: Access,
+    out: &mut SegmentList,
+) -> Result<(), PrpError> {
+    let mask = page_size - 1;
+    let (mut at, mut left) = (list, len);
+    loop {
+        // Entries from here to the end of the list's page. A list page after the first is a whole page, so each turn but
+        // the first describes data: `left` falls, and a chain that runs in a circle ends with it.
+        let room = (page_size - (at & mask)) / 8;
+        let needed = left.div_ceil(page_size);
+        let chained = needed > room;
+        let mut entries = if chained { room } else { needed };
+        let mut bytes = [0; CHUNK * 8];
+        while entries > 0 {
+            let count = entries.min(CHUNK as u64);
+            let (chunk, _) = bytes.split_at_mut(count as usize * 8);
+            map.read(at, chunk)?;
+            entries -= count;
+            at = at.wrapping_add(count * 8);
+            let (copied, _) = chunk.as_chunks::<8>();
+            let (data, last) = match copied.split_last() {
+                Some((last, data)) if chained && entries == 0 => (data, Some(last)),
+                _ => (copied, None),
+            };
+            for entry in data {
+                let bytes = left.min(page_size);
+                page(map, u64::from_le_bytes(*entry), bytes, mask, access, out)?;
+                left -= bytes;
+            }
+            if let Some(next) = last {
+                at = u64::from_le_bytes(*next);
+            }
+        }
+        if !chained {
+            return Ok(());
+        }
+        if at & mask != 0 {
+            return Err(PrpError::OffsetInvalid { prp: at });
+        }
+    }
+}

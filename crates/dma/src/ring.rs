@@ -1,0 +1,214 @@
+//! The memory of a submission or completion queue.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::table::Table;
+use crate::{Access, DmaError, DmaMap};
+
+/// A queue's memory: entries of one size, resolved once, page by page (a vIOMMU may scatter them). It holds the memory
+/// itself, so it never dangles; after a change of the map ([`DmaMap::generation`]) its owner resolves it again.
+///
+/// An index outside the ring, an entry size that does not fit the call, or a store into a ring that was resolved for
+/// [`Access::Read`], does nothing (loads give zeroes).
+pub struct Ring {
+    table: Table,
+    iova: u64,
+    entries: u32,
+    entry_shift: u32,
+    /// First index for which 64-byte, 16-byte loads and stores are refused.
+    load64: u32,
+    load16: u32,
+    store64: u32,
+    store16: u32,
+    generation: u64,
+}
+
+// SAFETY: the table's pointers are into memory that the ring holds; it is accessed by atomics only.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// Resolves a queue of `entries` entries at `iova`. `entry_size` is a power of two, from 16 to 4096 bytes; a queue
+    /// that is scattered must be aligned to 4096. A ring for [`Access::Write`] can be loaded from too.
+    ///
+    /// # Errors
+    /// See [`DmaError`]; [`DmaError::Overflow`] for impossible sizes, [`DmaError::Misaligned`] for entries that are not
+    /// aligned to 8 bytes in host memory or that lie in two pieces.
+    pub fn resolve(
+        map: &DmaMap,
+        iova: u64,
+        entries: u32,
+        entry_size: usize,
+        access: Access,
+    ) -> Result<Ring, DmaError> {
+        if !entry_size.is_power_of_two() || !(16..=4096).contains(&entry_size) {
+            return Err(DmaError::Overflow);
+        }
+        let bytes = u64::from(entries)
+            .checked_mul(entry_size as u64)
+            .ok_or(DmaError::Overflow)?;
+        let table = Table::resolve(map, iova, bytes, access)?;
+        let load64 = if entry_size >= 64 { entries } else { 0 };
+        let (store64, store16) = match access {
+            Access::Read => (0, 0),
+            Access::Write => (load64, entries),
+        };
+        Ok(Ring {
+            table,
+            iova,
+            entries,
+            entry_shift: entry_size.trailing_zeros(),
+            load64,
+            load16: entries,
+            store64,
+            store16,
+            generation: map.generation(),
+        })
+    }
+
+    /// Where it was resolved.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// Number of entries.
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// Size of an entry in bytes.
+    pub fn entry_size(&self) -> usize {
+        1 << self.entry_shift
+    }
+
+    /// The map's generation when it was resolved.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Whether the file of its memory shrank: what is loaded is then meaningless, and nobody sees what is stored.
+    pub fn is_poisoned(&self) -> bool {
+        self.table.memories().iter().any(crate::Memory::is_poisoned)
+    }
+
+    /// Fetches a 64-byte entry (submission queue), once. The caller has read the tail with acquire ordering.
+    #[inline]
+    pub fn load64(&self, index: u32) -> [u8; 64] {
+        let mut entry = [0; 64];
+        if let Some(words) = self.words(index, self.load64) {
+            for (i, bytes) in entry.chunks_exact_mut(8).enumerate() {
+                bytes.copy_from_slice(&words.get(i).load(Ordering::Relaxed).to_ne_bytes());
+            }
+        }
+        entry
+    }
+
+    /// Stores a 64-byte entry (the host's side of a submission queue). The doorbell's release makes it visible.
+    #[inline]
+    pub fn store64(&self, index: u32, entry: [u8; 64]) {
+        if let Some(words) = self.words(index, self.store64) {
+            for (i, bytes) in entry.chunks_exact(8).enumerate() {
+                words.get(i).store(word(bytes), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Posts a 16-byte completion: the half with the phase bit last and with release ordering, so that a host that sees
+    /// the phase sees the rest (NVMe Base 2.1, 3.3.3.2: the completion queue entry's phase tag).
+    #[inline]
+    pub fn store_cqe(&self, index: u32, cqe: [u8; 16]) {
+        if let Some(words) = self.words(index, self.store16) {
+            let (low, high) = cqe.split_at(8);
+            words.get(0).store(word(low), Ordering::Relaxed);
+            words.get(1).store(word(high), Ordering::Release);
+        }
+    }
+
+    /// Loads a 16-byte completion (the host's side): the half with the phase bit first and with acquire ordering. If the
+    /// phase is the expected one, the rest belongs to it.
+    #[inline]
+    pub fn load_cqe(&self, index: u32) -> [u8; 16] {
+        let mut cqe = [0; 16];
+        if let Some(words) = self.words(index, self.load16) {
+            let high = words.get(1).load(Ordering::Acquire);
+            let low = words.get(0).load(Ordering::Relaxed);
+            let (first, second) = cqe.split_at_mut(8);
+            first.copy_from_slice(&low.to_ne_bytes());
+            second.copy_from_slice(&high.to_ne_bytes());
+        }
+        cqe
+    }
+
+    /// Asks the processor to fetch an entry, for a batch that is about to be read. No effect but speed.
+    #[inline]
+    pub fn prefetch(&self, index: u32) {
+        if let Some(words) = self.words(index, self.load16) {
+            prefetch(words.0);
+        }
+    }
+
+    /// The entry's memory, if `index` is below `limit`.
+    #[inline]
+    fn words(&self, index: u32, limit: u32) -> Option<Words<'_>> {
+        if index >= limit {
+            return None;
+        }
+        // Entries times entry size was checked against `Table`'s limit.
+        self.table
+            .at((index as usize) << self.entry_shift)
+            .map(|ptr| Words(ptr.cast(), std::marker::PhantomData))
+    }
+}
+
+/// The 64-bit words of one entry.
+struct Words<'a>(*mut u64, std::marker::PhantomData<&'a Ring>);
+
+impl Words<'_> {
+    /// Word `i` of the entry; private to this module, whose calls stay inside the entry (the limits see to it).
+    #[inline]
+    fn get(&self, i: usize) -> &AtomicU64 {
+        // SAFETY: the entry is mapped in one piece, aligned to 8 bytes, and kept by the ring that is borrowed; all
+        // access to it is atomic, of this size, or another process's. In a ring that was resolved for reading, the
+        // callers load only.
+        unsafe { AtomicU64::from_ptr(self.0.wrapping_add(i)) }
+    }
+}
+
+/// Eight bytes as a word with the same bytes in memory.
+#[inline]
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn prefetch(ptr: *const u64) {
+    // SAFETY: a prefetch does not access memory architecturally.
+    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(ptr.cast()) }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn prefetch(ptr: *const u64) {
+    // SAFETY: a prefetch does not access memory architecturally.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) ptr, options(nostack, preserves_flags, readonly))
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline]
+fn prefetch(_: *const u64) {}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring")
+            .field("iova", &self.iova)
+            .field("entries", &self.entries)
+            .field("entry_size", &self.entry_size())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+//! Scatter Gather Lists (NVMe Base 2.1, 4.3.2): a command's descriptor and the segments behind it.
+//!
+//! Supported are Data Block, Segment and Last Segment descriptors, with addresses (subtype 0), without any alignment of
+//! data. Bit Buckets are not: a segment list has no place for bytes that go nowhere, and the controller does not
+//! announce them (Identify Controller, SGLS bit 16).
+
+use crate::{Access, DmaError, DmaMap, SegmentList};
+
+/// An SGL was refused. Each variant is named after the status that the standard gives for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SglError {
+    /// Invalid SGL Segment Descriptor (0Dh): a length that is zero or not a multiple of 16, an unaligned address, or a
+    /// segment descriptor inside the last segment.
+    #[error("invalid SGL segment descriptor")]
+    InvalidSegmentDescriptor,
+    /// Invalid Number of SGL Descriptors (0Eh): a segment descriptor that is not the last one of its segment, or more
+    /// than [`MAX_DESCRIPTORS`] descriptors or [`MAX_SEGMENTS`] segments.
+    #[error("invalid number of SGL descriptors")]
+    InvalidDescriptorCount,
+    /// Data SGL Length Invalid (0Fh): the list describes less or more than the command's data.
+    #[error("data SGL length invalid")]
+    DataLengthInvalid,
+    /// SGL Descriptor Type Invalid (11h): a type or subtype that is not supported.
+    #[error("SGL descriptor type {0:#04x} invalid")]
+    DescriptorTypeInvalid(
+        /// The descriptor's last byte: type in bits 7:4, subtype in bits 3:0.
+        u8,
+    ),
+    /// An address, of data or of a segment, cannot be accessed (Data Transfer Error, 04h).
+    #[error(transparent)]
+    Dma(#[from] DmaError),
+}
+
+/// Segments in one list, at most.
+pub const MAX_SEGMENTS: u32 = 256;
+/// Descriptors in one list, at most, over all its segments: enough for 4 MiB in blocks of 512 bytes.
+pub const MAX_DESCRIPTORS: u32 = 8192 + MAX_SEGMENTS;
+
+/// How many descriptors are copied at a time.
+const CHUNK: usize = 32;
+/// Size of a descriptor in bytes.
+const SIZE: u32 = 16;
+
+/// A descriptor, taken apart.
+struct Descriptor {
+    address: u64,
+    length: u32,
+    kind: u8,
+}
+
+impl Descriptor {
+    const DATA_BLOCK: u8 = 0x00;
+    const SEGMENT: u8 = 0x20;
+    const LAST_SEGMENT: u8 = 0x30;
+
+    fn parse(bytes: [u8; 16]) -> Descriptor {
+        let word = u128::from_le_bytes(bytes);
+        Descriptor {
+            address: word as u64,
+            length: (word >> 64) as u32,
+            kind: (word >> 120) as u8,
+        }
+    }
+}
+
+/// Appends the memory of `len` bytes that a command's SGL describes to `out`. `descriptor` is the command's own (SGL1).
+///
+/// The list must describe exactly `len` bytes. Each descriptor is copied once, before it is looked at; the number of
+/// segments and of descriptors is bounded; nothing is allocated but segments in `out`. After an error `out` may hold a
+/// part.
+///
+/// # Errors
+/// See [`SglError`].
+pub fn walk(
+    map: &DmaMap,
+    descriptor: [u8; 16],
+    len: u64,
+    access: Access,
+    out: &mut SegmentList,
+) -> Result<(), SglError> {
+    let mut walk = Walk {
+        map,
+        access,
+        left: len,
+        descriptors: 0,
+    };
+    let mut next = walk.descriptor(Descriptor::parse(descriptor), out)?;
+    let mut segments = 0;
+    while let Some(segment) = next {
+        segments += 1;
+        if segments > MAX_SEGMENTS {
+            return Err(SglError::InvalidDescriptorCount);
+        }
+        next = walk.segment(&segment, out)?;
+    }
+    if walk.left == 0 {
+        Ok(())
+    } else {
+        Err(SglError::DataLengthInvalid)
+    }
+}
+
+struct Walk<'a> {
+    map: &'a DmaMap,
+    access: Access,
+    /// Bytes that are not described yet.
+    left: u64,
+    /// Descriptors seen in segments.
+    descriptors: u32,
+}
+
+impl Walk<'_> {
+    /// Takes one descriptor: appends a data block, or gives back a segment to follow.
+    fn descriptor(
+        &mut self,
+        descriptor: Descriptor,
+        out: &mut SegmentList,
+    ) -> Result<Option<Descriptor>, SglError> {
+        match descriptor.kind {
+            Descriptor::DATA_BLOCK => {
+                let length = u64::from(descriptor.length);
+                self.left = self
+                    .left
+                    .checked_sub(length)
+                    .ok_or(SglError::DataLengthInvalid)?;
+                self.map
+                    .segments(descriptor.address, length, self.access, out)?;
+                Ok(None)
+            }
+            Descriptor::SEGMENT | Descriptor::LAST_SEGMENT => {
+                let length = descriptor.length;
+                if length == 0
+                    || !length.is_multiple_of(SIZE)
+                    || !descriptor.address.is_multiple_of(8)
+                {
+                    return Err(SglError::InvalidSegmentDescriptor);
+                }
+                Ok(Some(descriptor))
+            }
+            kind => Err(SglError::DescriptorTypeInvalid(kind)),
+        }
+    }
+
+    /// Walks one segment; gives back the next one. A segment that was not announced as the last may still be it.
+    fn segment(
+        &mut self,
+        segment: &Descriptor,
+        out: &mut SegmentList,
+    ) -> Result<Option<Descriptor>, SglError> {
+        let mut left = segment.length / SIZE;
+        self.descriptors = self.descriptors.saturating_add(left);
+        if self.descriptors > MAX_DESCRIPTORS {
+            return Err(SglError::InvalidDescriptorCount);
+        }
+        segment
+            .address
+            .checked_add(u64::from(segment.length) - 1)
+            .ok_or(DmaError::Overflow)?;
+        let mut at = segment.address;
+        let mut bytes = [0; CHUNK * SIZE as usize];
+        while left > 0 {
+            let count = left.min(CHUNK as u32);
+            let (chunk, _) = bytes.split_at_mut((count * SIZE) as usize);
+            self.map.read(at, chunk)?;
+            at = at.wrapping_add(u64::from(count * SIZE));
+            let (copied, _) = chunk.as_chunks::<{ SIZE as usize }>();
+            for descriptor in copied {
+                left -= 1;
+                let Some(next) = self.descriptor(Descriptor::parse(*descriptor), out)? else {
+                    continue;
+                };
+                if segment.kind == Descriptor::LAST_SEGMENT {
+                    return Err(SglError::InvalidSegmentDescriptor);
+                }
+                if left > 0 {
+                    return Err(SglError::InvalidDescriptorCount);
+                }
+                return Ok(Some(next));
+            }
+        }
+        Ok(None)
+    }
+}

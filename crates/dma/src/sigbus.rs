@@ -1,0 +1,231 @@
+//! A memory file that shrinks under its mapping must not kill the process.
+//!
+//! An access beyond the new end of the file raises SIGBUS. The handler here knows every mapping of this crate from a
+//! static table that it reads without locks. For a fault inside one of them it puts anonymous zero memory over the whole
+//! mapping (a huge page cannot be replaced in part), marks it poisoned and returns: the access then finds zeroes,
+//! and whoever made it sees the mark. Any other SIGBUS goes to the action that was there before.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
+
+use rustix::io::Errno;
+
+use crate::MapError;
+
+/// How many memory files may be mapped at once, in the whole process.
+pub const MAX_MAPPINGS: usize = 4096;
+
+/// `si_code` of an access to an address without a page behind it (`siginfo.h`).
+const BUS_ADRERR: c_int = 2;
+/// `si_code` of an access to a page that the hardware has lost.
+const BUS_MCEERR_AR: c_int = 4;
+
+static SLOTS: [Slot; MAX_MAPPINGS] = [const { Slot::new() }; MAX_MAPPINGS];
+/// The action before ours; set before ours is installed, never changed or freed.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
+/// Slots ever used, so that the handler need not look at all of them.
+static HIGH_WATER: AtomicUsize = AtomicUsize::new(0);
+
+/// One mapping in the table. Its owner writes it under an odd sequence number; a reader that meets one skips the slot,
+/// since a mapping that somebody accesses is not being registered.
+pub(crate) struct Slot {
+    taken: AtomicBool,
+    sequence: AtomicUsize,
+    start: AtomicUsize,
+    len: AtomicUsize,
+    poisoned: AtomicBool,
+}
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot {
+            taken: AtomicBool::new(false),
+            sequence: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            poisoned: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a fault has been taken in this mapping. Never goes back while the mapping is registered.
+    #[inline]
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Relaxed)
+    }
+
+    fn publish(&self, start: usize, len: usize) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence
+            .store(sequence.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.sequence
+            .store(sequence.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Start and length, if the slot was stable while they were read.
+    fn range(&self) -> Option<(usize, usize)> {
+        let before = self.sequence.load(Ordering::Acquire);
+        let range = (
+            self.start.load(Ordering::Relaxed),
+            self.len.load(Ordering::Relaxed),
+        );
+        fence(Ordering::Acquire);
+        let after = self.sequence.load(Ordering::Relaxed);
+        (before == after && before % 2 == 0).then_some(range)
+    }
+}
+
+/// A place in the table, given back when dropped: before the mapping itself is undone, so that no stale range remains.
+pub(crate) struct Registration(&'static Slot);
+
+impl Registration {
+    /// Registers a mapping that nobody has accessed yet, and installs the handler the first time.
+    pub(crate) fn new(start: usize, len: usize) -> Result<Registration, MapError> {
+        install()?;
+        for (index, slot) in SLOTS.iter().enumerate() {
+            if slot
+                .taken
+                .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+            {
+                HIGH_WATER.fetch_max(index + 1, Ordering::Relaxed);
+                slot.poisoned.store(false, Ordering::Relaxed);
+                slot.publish(start, len);
+                return Ok(Registration(slot));
+            }
+        }
+        Err(MapError::TableFull)
+    }
+
+    #[inline]
+    pub(crate) fn slot(&self) -> &'static Slot {
+        self.0
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.0.publish(0, 0);
+        self.0.taken.store(false, Ordering::Release);
+    }
+}
+
+/// Installs the handler, once in the life of the process.
+fn install() -> Result<(), MapError> {
+    static INSTALLED: OnceLock<Result<(), Errno>> = OnceLock::new();
+    INSTALLED
+        .get_or_init(install_handler)
+        .map_err(|errno| MapError::System {
+            call: "sigaction",
+            errno,
+        })
+}
+
+fn install_handler() -> Result<(), Errno> {
+    // SAFETY: all zero is a valid sigaction (default action, empty mask).
+    let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: only asks for the present action.
+    if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) } != 0 {
+        return Err(last_errno());
+    }
+    // Stored before ours is installed, for a fault may come in between; leaked, for one may come at any time after.
+    PREVIOUS.store(Box::into_raw(Box::new(previous)), Ordering::Release);
+    // SAFETY: as above.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: `action` is fully initialised and its handler calls async-signal-safe functions only.
+    if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, null_mut()) } != 0 {
+        return Err(last_errno());
+    }
+    Ok(())
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
+
+extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo.
+    let code = unsafe { (*info).si_code };
+    // Other codes carry no address: one that is sent with kill() has the sender's pid in its place.
+    if code == BUS_ADRERR || code == BUS_MCEERR_AR {
+        // SAFETY: these codes have si_addr.
+        let address = unsafe { (*info).si_addr() } as usize;
+        if replace(address) {
+            return;
+        }
+    }
+    chain(signal, info, context);
+}
+
+/// Puts zero memory over the registered mapping that contains `address`; false when there is none.
+fn replace(address: usize) -> bool {
+    for slot in SLOTS.iter().take(HIGH_WATER.load(Ordering::Relaxed)) {
+        let Some((start, len)) = slot.range() else {
+            continue;
+        };
+        if address.wrapping_sub(start) >= len {
+            continue;
+        }
+        // Marked first, so that whoever reads the zeroes can see the mark.
+        slot.poisoned.store(true, Ordering::SeqCst);
+        // SAFETY: errno is this thread's; it is saved because the interrupted code may be about to read it.
+        let errno = unsafe { *libc::__errno_location() };
+        let done = map_zeroes(start, len) || map_zeroes(address & !(page_size() - 1), page_size());
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+        return done;
+    }
+    false
+}
+
+fn map_zeroes(start: usize, len: usize) -> bool {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: the range belongs to a registered mapping, which its owner keeps until the faulting access is over;
+    // nobody has a Rust reference to plain data in it.
+    let ptr = unsafe { libc::mmap(start as *mut c_void, len, prot, flags, -1, 0) };
+    ptr != libc::MAP_FAILED
+}
+
+/// The page size; initialised when the first memory was mapped, so no more than a load here.
+fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+/// Does what would have happened without this module.
+fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: stored before this handler was installed, and never freed.
+    let Some(previous) = (unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() }) else {
+        return;
+    };
+    match previous.sa_sigaction {
+        libc::SIG_IGN => {}
+        libc::SIG_DFL => {
+            // SAFETY: all zero is the default action.
+            let action: libc::sigaction = unsafe { std::mem::zeroed() };
+            // SAFETY: sigaction and raise are async-signal-safe. The signal is blocked until we return: then it is
+            // delivered (or the faulting access faults again) and ends the process.
+            unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
+            // SAFETY: as above.
+            unsafe { libc::raise(signal) };
+        }
+        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: with SA_SIGINFO the stored value is such a function.
+            let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: without SA_SIGINFO the stored value is such a function.
+            let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}

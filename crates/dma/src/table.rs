@@ -1,0 +1,101 @@
+//! Where a long-lived structure (a queue, a doorbell buffer) lies in host memory.
+
+use crate::{Access, DmaError, DmaMap, Memory};
+
+/// The unit in which a structure may be scattered: the smallest NVMe page.
+const PAGE: usize = 4096;
+/// Larger than any queue (65536 entries of 64 bytes is 4 MiB).
+const MAX_BYTES: u64 = 256 << 20;
+/// The "page" size of a structure in one piece: one page holds it all.
+const WHOLE: u32 = 48;
+
+/// Host addresses of a structure, by page; in one piece if it is so.
+pub(crate) struct Table {
+    pages: Box<[*mut u8]>,
+    /// Log2 of the page size.
+    shift: u32,
+    /// Keeps the pages mapped.
+    keep: Vec<Memory>,
+}
+
+impl Table {
+    /// Resolves `bytes` at `iova`, which must be aligned to a page if they are scattered.
+    pub(crate) fn resolve(
+        map: &DmaMap,
+        iova: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Table, DmaError> {
+        if bytes == 0 || bytes > MAX_BYTES {
+            return Err(DmaError::Overflow);
+        }
+        iova.checked_add(bytes - 1).ok_or(DmaError::Overflow)?;
+        let mut keep = Vec::new();
+        if let Some(ptr) = contiguous(map, iova, bytes, access, &mut keep)? {
+            return Ok(Table {
+                pages: Box::new([ptr]),
+                shift: WHOLE,
+                keep,
+            });
+        }
+        if !iova.is_multiple_of(PAGE as u64) {
+            return Err(DmaError::Misaligned { iova });
+        }
+        let mut pages = Vec::with_capacity(bytes.div_ceil(PAGE as u64) as usize);
+        for offset in (0..bytes).step_by(PAGE) {
+            let at = iova + offset;
+            let len = (bytes - offset).min(PAGE as u64);
+            pages.push(
+                contiguous(map, at, len, access, &mut keep)?
+                    .ok_or(DmaError::Misaligned { iova: at })?,
+            );
+        }
+        Ok(Table {
+            pages: pages.into_boxed_slice(),
+            shift: PAGE.trailing_zeros(),
+            keep,
+        })
+    }
+
+    /// The host address of a byte offset, which the caller has checked against the size.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize) -> Option<*mut u8> {
+        let page = self.pages.get(offset >> self.shift)?;
+        Some(page.wrapping_add(offset & ((1 << self.shift) - 1)))
+    }
+
+    /// The memory it lies in.
+    pub(crate) fn memories(&self) -> &[Memory] {
+        &self.keep
+    }
+}
+
+/// The host address of a range that lies in one piece of one memory, none if it does not. Adds the memory to `keep`.
+fn contiguous(
+    map: &DmaMap,
+    iova: u64,
+    len: u64,
+    access: Access,
+    keep: &mut Vec<Memory>,
+) -> Result<Option<*mut u8>, DmaError> {
+    let first = map.translate(iova, access)?;
+    // Atomic access needs natural alignment, of 8 bytes at most.
+    if !first.ptr.addr().is_multiple_of(8) {
+        return Err(DmaError::Misaligned { iova });
+    }
+    let mut done = first.len;
+    while done < len {
+        let next = map.translate(iova + done, access)?;
+        // `done` is less than `len`, which fits in host memory.
+        if !std::ptr::eq(next.slot, first.slot) || next.ptr != first.ptr.wrapping_add(done as usize)
+        {
+            return Ok(None);
+        }
+        done += next.len;
+    }
+    let memory = map.memory_at(iova).ok_or(DmaError::Unmapped { iova })?;
+    if !keep.iter().any(|kept| kept.is_same(memory)) {
+        keep.push(memory.clone());
+    }
+    Ok(Some(first.ptr))
+}
