@@ -1,0 +1,331 @@
+//! One client of the server.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{Shutdown, UCred, shutdown};
+
+use crate::device::Device;
+use crate::error::ConnectionError;
+use crate::inbox::{Inbox, Message, Received};
+use crate::outbox::{Outbox, Sent};
+use crate::session::{Handled, Session};
+use crate::version::Capabilities;
+use crate::wire::{self, Command, Header};
+use rustix::io::Errno;
+
+/// What a server allows its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest region access in bytes. Clients that cannot be told (no JSON in their version message, or no room for it
+    /// in the reply) go by the specification's default, [`wire::DEFAULT_MAX_DATA_XFER_SIZE`].
+    pub max_data_xfer_size: u32,
+    /// `max_dma_maps` as stated to clients; counting them is the device's job. QEMU accepts at most 65535.
+    pub max_dma_maps: u32,
+    /// Work in one [`Connection::on_ready`]: a message costs 1, and 1 more for each 16 KiB of it or its reply.
+    pub work_per_call: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_data_xfer_size: wire::DEFAULT_MAX_DATA_XFER_SIZE,
+            max_dma_maps: 65535,
+            work_per_call: 64,
+        }
+    }
+}
+
+/// Bytes that cost as much work as one message.
+const BYTES_PER_WORK: usize = 16 << 10;
+
+/// Where a connection stands after a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Status {
+    /// Nothing more to do before the socket is ready again, see [`Connection::interest`].
+    Open,
+    /// The call's budget is used up: call [`Connection::on_ready`] again, after the other clients had their turn.
+    MoreWork,
+    /// The device has an operation under way: wait for [`Connection::complete`].
+    Pending,
+    /// The connection has ended; the device was told. Drop it.
+    Closed,
+}
+
+/// What readiness of the socket the connection waits for (level-triggered).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Readable.
+    Readable,
+    /// Writable: a reply does not fit into the socket, and nothing is read until it does.
+    Writable,
+    /// Nothing: an operation is pending, or the connection is closed. Take the socket out of the epoll set: epoll reports
+    /// a hang-up even if nothing is asked for.
+    None,
+}
+
+/// What happened on a connection so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Complete messages received.
+    pub messages: u64,
+    /// Of them those that wanted no reply.
+    pub posted: u64,
+    /// Messages refused with an error, told to the client or not.
+    pub refused: u64,
+    /// Descriptors received.
+    pub fds: u64,
+}
+
+/// One client of the server: a socket, what is half received and half sent, and the state of the protocol.
+///
+/// Nothing here blocks. The owner waits until the socket is ready as [`interest`](Self::interest) says, then calls
+/// [`on_ready`](Self::on_ready).
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    inbox: Inbox,
+    outbox: Outbox,
+    session: Session,
+    deferred: Option<Deferred>,
+    limits: Limits,
+    counters: Counters,
+    closed: bool,
+}
+
+/// An operation that the device will finish.
+#[derive(Debug)]
+struct Deferred {
+    request: Header,
+    payload: Vec<u8>,
+}
+
+/// What follows from one message.
+enum Next {
+    /// The next message.
+    Message,
+    /// Stop with this status.
+    Stop(Status),
+}
+
+impl Connection {
+    /// A connection over a Unix stream socket, with the default limits.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self::with_limits(socket, Limits::default())
+    }
+
+    /// A connection over a Unix stream socket.
+    pub fn with_limits(socket: OwnedFd, limits: Limits) -> Self {
+        let ours = Capabilities {
+            max_msg_fds: wire::MAX_MSG_FDS as u64,
+            max_data_xfer_size: u64::from(limits.max_data_xfer_size),
+            max_dma_maps: u64::from(limits.max_dma_maps),
+            write_multiple: true,
+            ..Capabilities::default()
+        };
+        Self {
+            socket,
+            inbox: Inbox::new(),
+            outbox: Outbox::default(),
+            session: Session::new(ours),
+            deferred: None,
+            limits,
+            counters: Counters::default(),
+            closed: false,
+        }
+    }
+
+    /// Process, user and group of the peer, as they were when it connected.
+    pub fn peer(&self) -> Result<UCred, Errno> {
+        rustix::net::sockopt::socket_peercred(&self.socket)
+    }
+
+    /// What the client stated about itself; the specification's defaults before negotiation.
+    pub fn client_capabilities(&self) -> &Capabilities {
+        self.session.client()
+    }
+
+    /// Whether the version is negotiated.
+    pub fn is_negotiated(&self) -> bool {
+        self.session.is_negotiated()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// What to wait for.
+    pub fn interest(&self) -> Interest {
+        if self.closed {
+            Interest::None
+        } else if !self.outbox.is_empty() {
+            Interest::Writable
+        } else if self.deferred.is_some() {
+            Interest::None
+        } else {
+            Interest::Readable
+        }
+    }
+
+    /// Reads what is there, handles complete messages and writes replies, as far as the budget goes.
+    ///
+    /// An error means that the connection was closed and the device told. Never blocks; may be called at any time.
+    pub fn on_ready(&mut self, device: &mut dyn Device) -> Result<Status, ConnectionError> {
+        if self.closed {
+            return Ok(Status::Closed);
+        }
+        let result = self.run(device);
+        if !matches!(
+            result,
+            Ok(Status::Open | Status::MoreWork | Status::Pending)
+        ) {
+            self.close(device);
+        }
+        result
+    }
+
+    /// Finishes the pending operation: sends its reply and goes on with the messages behind it.
+    ///
+    /// Without a pending operation (for example because the client left meanwhile) the result is dropped.
+    pub fn complete(
+        &mut self,
+        device: &mut dyn Device,
+        result: Result<(), Errno>,
+    ) -> Result<Status, ConnectionError> {
+        if let Some(Deferred { request, payload }) = self.deferred.take() {
+            if request.flags & wire::flags::NO_REPLY == 0 {
+                self.outbox.begin().extend_from_slice(&payload);
+                self.outbox.finish(&request, result.map(|()| None));
+            }
+            self.counters.refused += u64::from(result.is_err());
+        }
+        self.on_ready(device)
+    }
+
+    /// Ends the connection from this side.
+    pub fn close(&mut self, device: &mut dyn Device) {
+        if self.closed {
+            return;
+        }
+        self.closed = true;
+        self.deferred = None;
+        self.inbox.clear();
+        self.outbox.clear();
+        // The client is to see the end now, not when the owner drops this. It may be gone already.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        device.disconnected();
+    }
+
+    fn run(&mut self, device: &mut dyn Device) -> Result<Status, ConnectionError> {
+        match self
+            .outbox
+            .flush(self.socket.as_fd())
+            .map_err(ConnectionError::Send)?
+        {
+            Sent::All => {}
+            Sent::Blocked => return Ok(Status::Open),
+            Sent::PeerGone => return Ok(Status::Closed),
+        }
+        if self.deferred.is_some() {
+            return Ok(Status::Pending);
+        }
+        let mut budget = self.limits.work_per_call.max(1) as usize;
+        let mut drained = false;
+        loop {
+            while let Some(message) = self.inbox.next(self.session.max_message())? {
+                let (next, cost) = self.handle(message, device)?;
+                if let Next::Stop(status) = next {
+                    return Ok(status);
+                }
+                budget = budget.saturating_sub(cost);
+                if budget == 0 {
+                    return Ok(Status::MoreWork);
+                }
+            }
+            if drained {
+                return Ok(Status::Open);
+            }
+            budget = budget.saturating_sub(1);
+            match self.inbox.receive(self.socket.as_fd())? {
+                Received::Bytes { more } => drained = !more || budget == 0,
+                Received::Blocked => return Ok(Status::Open),
+                Received::Eof if self.inbox.is_empty() => return Ok(Status::Closed),
+                Received::Eof => return Err(ConnectionError::Truncated),
+            }
+        }
+    }
+
+    /// Handles one message; returns what follows and what it cost.
+    fn handle(
+        &mut self,
+        message: Message,
+        device: &mut dyn Device,
+    ) -> Result<(Next, usize), ConnectionError> {
+        let Message {
+            header,
+            payload,
+            fds,
+        } = message;
+        self.counters.messages += 1;
+        self.counters.fds += fds.len() as u64;
+        let wants_reply = header.flags & wire::flags::NO_REPLY == 0;
+        self.counters.posted += u64::from(!wants_reply);
+
+        let early = !self.session.is_negotiated() && header.command != Command::VERSION;
+        let reply = self.outbox.begin();
+        let mut work = payload.len();
+        let result = if early {
+            Err(Errno::PROTO)
+        } else {
+            self.session
+                .handle(&header, self.inbox.payload(payload), fds, device, reply)
+        };
+        work += reply.len();
+        let cost = 1 + work / BYTES_PER_WORK;
+
+        let result = match result {
+            Ok(Handled::Deferred(payload)) => {
+                self.outbox.clear();
+                self.deferred = Some(Deferred {
+                    request: header,
+                    payload,
+                });
+                return Ok((Next::Stop(Status::Pending), cost));
+            }
+            Ok(Handled::Reply(fd)) => Ok(fd),
+            Err(errno) => {
+                self.counters.refused += 1;
+                tracing::debug!(command = header.command.0, %errno, "message refused");
+                Err(errno)
+            }
+        };
+        let mut sent = Sent::All;
+        if wants_reply {
+            self.outbox.finish(&header, result);
+            sent = self
+                .outbox
+                .flush(self.socket.as_fd())
+                .map_err(ConnectionError::Send)?;
+        } else {
+            self.outbox.clear();
+        }
+        if early {
+            return Err(ConnectionError::NotNegotiated {
+                command: header.command,
+            });
+        }
+        let next = match sent {
+            Sent::All => Next::Message,
+            Sent::Blocked => Next::Stop(Status::Open),
+            Sent::PeerGone => Next::Stop(Status::Closed),
+        };
+        Ok((next, cost))
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,49 @@
+//! Why the server closes a connection.
+
+use rustix::io::Errno;
+
+use crate::wire::Command;
+
+/// Why a connection was closed by this side. Mistakes that leave the stream readable are answered instead.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The size in a header is below that of the header itself.
+    #[error("message of {size} bytes is shorter than a header")]
+    ShortMessage {
+        /// The size in the header.
+        size: u32,
+    },
+    /// The size in a header is above what the negotiated limits allow.
+    #[error("message of {size} bytes is longer than {limit}")]
+    LongMessage {
+        /// The size in the header.
+        size: u32,
+        /// The limit.
+        limit: usize,
+    },
+    /// The header's type is not that of a command: a reply, although nothing was asked, or an unknown type.
+    #[error("message with flags {flags:#x} is not a command")]
+    NotACommand {
+        /// The header's flags.
+        flags: u32,
+    },
+    /// A command came before `VFIO_USER_VERSION`.
+    #[error("command {} before the version was negotiated", .command.0)]
+    NotNegotiated {
+        /// The command.
+        command: Command,
+    },
+    /// More descriptors than one message may carry, or than this process may have open.
+    #[error("too many file descriptors")]
+    TooManyFds,
+    /// The client closed its end in the middle of a message.
+    #[error("connection closed in the middle of a message")]
+    Truncated,
+    /// Reading from the socket failed.
+    #[error("cannot receive")]
+    Receive(#[source] Errno),
+    /// Writing to the socket failed.
+    #[error("cannot send")]
+    Send(#[source] Errno),
+}

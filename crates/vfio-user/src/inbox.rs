@@ -1,0 +1,261 @@
+//! Bytes and descriptors that came in, cut into messages.
+//!
+//! One recvmsg takes whatever is there, often several messages. The kernel ends such a read after the first packet that
+//! carries descriptors, so they were sent with the read's *last* packet, but where that packet begins is not told. It is
+//! found by the rule that every known client keeps: a sendmsg with descriptors carries one message, or its beginning.
+//! Hence descriptors belong to the last message of their read that can carry some, and failing that (a client's mistake,
+//! to be answered as one) to the last.
+
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use zerocopy::FromBytes;
+
+use crate::error::ConnectionError;
+use crate::wire::{HEADER_SIZE, Header, MAX_MSG_FDS, flags};
+
+/// The buffer's normal size. A longer message makes it grow for as long as that message is there.
+const BASE_SIZE: usize = 16 << 10;
+
+/// Descriptors held for messages that are not yet complete: those of one message and of the one after it.
+const MAX_HELD_FDS: usize = 2 * MAX_MSG_FDS;
+
+/// What a read brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// Bytes; `more` if another read may bring more at once.
+    Bytes {
+        /// The read was ended by the buffer or by descriptors, not by an empty socket.
+        more: bool,
+    },
+    /// Nothing for now.
+    Blocked,
+    /// The peer has closed its end.
+    Eof,
+}
+
+/// A complete message: its header, where its payload is, its descriptors.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub header: Header,
+    pub payload: Range<usize>,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Descriptors and the read that they came with.
+#[derive(Debug)]
+struct FdGroup {
+    /// Stream offsets of the read's bytes.
+    read: Range<u64>,
+    /// Stream offset of the message that they belong to, once known.
+    owner: Option<u64>,
+    fds: Vec<OwnedFd>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    /// Filled from `start` to `end`.
+    buf: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Stream offset of `buf[start]`.
+    position: u64,
+    groups: VecDeque<FdGroup>,
+}
+
+impl Inbox {
+    pub fn new() -> Self {
+        Self {
+            buf: vec![0; BASE_SIZE],
+            start: 0,
+            end: 0,
+            position: 0,
+            groups: VecDeque::new(),
+        }
+    }
+
+    /// Whether no part of a message is held.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Drops everything and closes the descriptors.
+    pub fn clear(&mut self) {
+        self.position = self.position.saturating_add((self.end - self.start) as u64);
+        self.start = 0;
+        self.end = 0;
+        self.groups.clear();
+    }
+
+    /// The payload of a message that [`next`](Self::next) returned, valid until the next [`receive`](Self::receive).
+    pub fn payload(&self, payload: Range<usize>) -> &[u8] {
+        self.buf.get(payload).unwrap_or_default()
+    }
+
+    /// Reads once. Only to be called when [`next`](Self::next) has nothing more.
+    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Received, ConnectionError> {
+        self.make_room();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let room = self.buf.get_mut(self.end..).unwrap_or_default();
+        let asked = room.len();
+        let message = loop {
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            match recvmsg(socket, &mut [IoSliceMut::new(room)], &mut control, flags) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Received::Blocked),
+                Err(Errno::CONNRESET) => return Ok(Received::Eof),
+                Err(errno) => return Err(ConnectionError::Receive(errno)),
+                Ok(message) => break message,
+            }
+        };
+        // What was drained is closed on every early return.
+        let mut fds = Vec::new();
+        for ancillary in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = ancillary {
+                fds.extend(received);
+            }
+        }
+        if message.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(ConnectionError::TooManyFds);
+        }
+        if message.bytes == 0 {
+            return Ok(Received::Eof);
+        }
+        let read_start = self.position.saturating_add((self.end - self.start) as u64);
+        self.end = self.end.saturating_add(message.bytes).min(self.buf.len());
+        let more = message.bytes == asked || !fds.is_empty();
+        if !fds.is_empty() {
+            let held: usize = self.groups.iter().map(|group| group.fds.len()).sum();
+            if held + fds.len() > MAX_HELD_FDS {
+                return Err(ConnectionError::TooManyFds);
+            }
+            let read = read_start..read_start.saturating_add(message.bytes as u64);
+            self.groups.push_back(FdGroup {
+                read,
+                owner: None,
+                fds,
+            });
+        }
+        Ok(Received::Bytes { more })
+    }
+
+    /// Takes the next complete message out, if there is one of at most `limit` bytes.
+    pub fn next(&mut self, limit: usize) -> Result<Option<Message>, ConnectionError> {
+        let Some(header) = self.header_at(self.start) else {
+            return Ok(None);
+        };
+        if header.flags & flags::TYPE_MASK != flags::COMMAND {
+            return Err(ConnectionError::NotACommand {
+                flags: header.flags,
+            });
+        }
+        let size = header.message_size as usize;
+        if size < HEADER_SIZE {
+            return Err(ConnectionError::ShortMessage {
+                size: header.message_size,
+            });
+        }
+        if size > limit {
+            return Err(ConnectionError::LongMessage {
+                size: header.message_size,
+                limit,
+            });
+        }
+        if self.end - self.start < size {
+            return Ok(None);
+        }
+        let Some(fds) = self.take_fds(size as u64) else {
+            return Ok(None);
+        };
+        let payload = self.start + HEADER_SIZE..self.start + size;
+        self.start += size;
+        self.position = self.position.saturating_add(size as u64);
+        Ok(Some(Message {
+            header,
+            payload,
+            fds,
+        }))
+    }
+
+    /// The descriptors of the message of `size` bytes at the front; `None` if that is not yet decided.
+    fn take_fds(&mut self, size: u64) -> Option<Vec<OwnedFd>> {
+        let end = self.position.saturating_add(size);
+        let mut ours = 0;
+        while let Some(group) = self.groups.get(ours).filter(|group| group.read.start < end) {
+            // The owner does not change any more once it is known, so each read is walked through once.
+            let owner = match group.owner {
+                Some(owner) => owner,
+                None => self.owner(&group.read)?,
+            };
+            if let Some(group) = self.groups.get_mut(ours) {
+                group.owner = Some(owner);
+            }
+            if owner != self.position {
+                break;
+            }
+            ours += 1;
+        }
+        Some(
+            self.groups
+                .drain(..ours)
+                .flat_map(|group| group.fds)
+                .collect(),
+        )
+    }
+
+    /// The message, by its first byte's stream offset, whose the descriptors of a read are that overlaps the message at
+    /// the front; `None` if a message begins in that read whose command is not yet here.
+    fn owner(&self, read: &Range<u64>) -> Option<u64> {
+        let mut at = self.start;
+        let mut position = self.position;
+        let mut last = position;
+        let mut last_able = None;
+        while position < read.end {
+            let header = self.header_at(at)?;
+            last = position;
+            if header.command.may_carry_fds() {
+                last_able = Some(position);
+            }
+            let size = header.message_size;
+            if (size as usize) < HEADER_SIZE {
+                break;
+            }
+            at = at.saturating_add(size as usize);
+            position = position.saturating_add(u64::from(size));
+        }
+        Some(last_able.unwrap_or(last))
+    }
+
+    fn header_at(&self, at: usize) -> Option<Header> {
+        let bytes = self.buf.get(at..self.end)?;
+        Header::read_from_prefix(bytes)
+            .ok()
+            .map(|(header, _)| header)
+    }
+
+    /// Makes room behind `end`: moves what is left to the front, and lets the buffer grow (at most to twice what has
+    /// arrived, so that a size in a header alone costs nothing) or shrink.
+    fn make_room(&mut self) {
+        let held = self.end - self.start;
+        if held == 0 {
+            self.start = 0;
+            self.end = 0;
+            if self.buf.len() > BASE_SIZE {
+                self.buf = vec![0; BASE_SIZE];
+            }
+        } else if self.start > 0 {
+            self.buf.copy_within(self.start..self.end, 0);
+            self.start = 0;
+            self.end = held;
+        }
+        if self.end == self.buf.len() {
+            self.buf.resize(self.buf.len().saturating_mul(2), 0);
+        }
+    }
+}

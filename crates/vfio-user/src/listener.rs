@@ -1,0 +1,200 @@
+//! The server's listening socket.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, fchmod, flock, open, statat, unlink,
+};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 16;
+/// How often, and how far apart, the directory's lock is tried.
+const LOCK_TRIES: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why a socket could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Another server is listening there.
+    #[error("{}: another server is listening there", .0.display())]
+    InUse(PathBuf),
+    /// What is there is not a socket, and is left alone.
+    #[error("{}: exists and is not a socket", .0.display())]
+    NotASocket(PathBuf),
+    /// Somebody else holds the directory's lock, under which sockets are made.
+    #[error("{}: directory is locked", .0.display())]
+    Locked(PathBuf),
+    /// A system call failed.
+    #[error("{}: cannot {action}", .path.display())]
+    System {
+        /// The path.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Its error.
+        #[source]
+        errno: Errno,
+    },
+}
+
+/// A listening Unix socket, which only its owner may connect to, and whose file is removed in the end.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of our socket file: another's is not removed.
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`, with mode 0600.
+    ///
+    /// A socket file that nobody listens on is replaced. Servers that start at the same time do not remove each other's
+    /// sockets: the directory is locked (flock) meanwhile.
+    pub fn bind(path: impl AsRef<Path>) -> Result<Self, ListenError> {
+        let path = path.as_ref();
+        let failed = |action| {
+            move |errno| ListenError::System {
+                path: path.to_owned(),
+                action,
+                errno,
+            }
+        };
+
+        let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
+        let _lock = lock_directory(path)?;
+        remove_stale(path, &address)?;
+
+        let socket = new_socket().map_err(failed("create a socket"))?;
+        // Linux gives the file the mode of the socket's own inode, less the umask: it is never accessible to others,
+        // and no process-wide umask needs to be touched.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("set the socket's mode"))?;
+        bind(&socket, &address).map_err(|errno| match errno {
+            Errno::ADDRINUSE => ListenError::InUse(path.to_owned()),
+            errno => failed("bind")(errno),
+        })?;
+        let file = file_identity(path).map_err(failed("examine the new socket"))?;
+        let listener = Self {
+            socket,
+            path: path.to_owned(),
+            file,
+        };
+        listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
+        Ok(listener)
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the next waiting connection, if there is one. Never blocks.
+    pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        loop {
+            match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => return Ok(Some(socket)),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if file_identity(&self.path) == Ok(self.file)
+            && let Err(errno) = unlink(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %errno, "cannot remove the socket");
+        }
+    }
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Locks the directory of `path` until the result is dropped.
+fn lock_directory(path: &Path) -> Result<OwnedFd, ListenError> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let failed = |action| {
+        move |errno| ListenError::System {
+            path: directory.to_owned(),
+            action,
+            errno,
+        }
+    };
+    let fd = open(
+        directory,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(failed("open the directory"))?;
+    for _ in 0..LOCK_TRIES {
+        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(fd),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed("lock the directory")(errno)),
+        }
+    }
+    Err(ListenError::Locked(directory.to_owned()))
+}
+
+/// Removes a socket file that nobody listens on.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
+    let failed = |action| {
+        move |errno| ListenError::System {
+            path: path.to_owned(),
+            action,
+            errno,
+        }
+    };
+    match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(failed("examine what is there")(errno)),
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Socket => {
+            return Err(ListenError::NotASocket(path.to_owned()));
+        }
+        Ok(_) => {}
+    }
+    let probe = new_socket().map_err(failed("create a socket"))?;
+    match connect(&probe, address) {
+        // A full backlog (EAGAIN) is a live server too.
+        Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.to_owned())),
+        Err(Errno::CONNREFUSED) => match unlink(path) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(failed("remove the stale socket")(errno)),
+        },
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed("probe the socket that is there")(errno)),
+    }
+}
+
+fn file_identity(path: &Path) -> Result<(u64, u64), Errno> {
+    let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok((stat.st_dev, stat.st_ino))
+}

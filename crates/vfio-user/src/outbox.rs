@@ -1,0 +1,117 @@
+//! One reply on its way out.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use zerocopy::IntoBytes;
+
+use crate::wire::{HEADER_SIZE, Header, flags};
+
+/// Buffers above this size are given back when their message is sent.
+const KEEP: usize = 64 << 10;
+
+/// How sending went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Everything is out.
+    All,
+    /// The socket takes no more for now.
+    Blocked,
+    /// The peer is gone.
+    PeerGone,
+}
+
+/// Holds at most one reply, so that it is bounded by the largest reply.
+///
+/// Each reply is its own sendmsg call: QEMU requires that a header arrives in one piece, and the kernel splits a stream
+/// only inside long messages or between calls.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    buf: Vec<u8>,
+    sent: usize,
+    fd: Option<OwnedFd>,
+}
+
+impl Outbox {
+    /// Whether nothing is waiting.
+    pub fn is_empty(&self) -> bool {
+        self.sent >= self.buf.len()
+    }
+
+    /// Starts a reply and returns the buffer, to which the payload is to be appended.
+    pub fn begin(&mut self) -> &mut Vec<u8> {
+        self.clear();
+        self.buf.resize(HEADER_SIZE, 0);
+        &mut self.buf
+    }
+
+    /// Ends the reply to `request`: on success with the payload appended since [`begin`](Self::begin), else without.
+    pub fn finish(&mut self, request: &Header, result: Result<Option<OwnedFd>, Errno>) {
+        let (reply_flags, error) = match result {
+            Ok(fd) => {
+                self.fd = fd;
+                (flags::REPLY, 0)
+            }
+            Err(errno) => {
+                self.buf.truncate(HEADER_SIZE);
+                self.fd = None;
+                (
+                    flags::REPLY | flags::ERROR,
+                    errno.raw_os_error().unsigned_abs(),
+                )
+            }
+        };
+        let header = Header {
+            message_id: request.message_id,
+            command: request.command,
+            message_size: u32::try_from(self.buf.len()).unwrap_or(u32::MAX),
+            flags: reply_flags,
+            error,
+        };
+        if let Some(head) = self.buf.get_mut(..HEADER_SIZE) {
+            head.copy_from_slice(header.as_bytes());
+        }
+    }
+
+    /// Sends as much as the socket takes.
+    pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
+        while let Some(rest) = self.buf.get(self.sent..).filter(|rest| !rest.is_empty()) {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = self.fd.as_ref().map(|fd| [fd.as_fd()]);
+            if let Some(fds) = &fds {
+                control.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            match sendmsg(
+                socket,
+                &[IoSlice::new(rest)],
+                &mut control,
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            ) {
+                Ok(n) => {
+                    self.sent = self.sent.saturating_add(n);
+                    self.fd = None;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Sent::Blocked),
+                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Ok(Sent::PeerGone),
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.clear();
+        Ok(Sent::All)
+    }
+
+    /// Forgets what is waiting.
+    pub fn clear(&mut self) {
+        self.buf.clear();
+        if self.buf.capacity() > KEEP {
+            self.buf = Vec::new();
+        }
+        self.sent = 0;
+        self.fd = None;
+    }
+}

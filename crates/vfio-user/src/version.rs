@@ -1,0 +1,154 @@
+//! `VFIO_USER_VERSION`: the capabilities in its JSON text.
+
+use serde_json::{Map, Value};
+
+use crate::wire::{DEFAULT_MAX_DATA_XFER_SIZE, DEFAULT_MAX_MSG_FDS};
+
+/// Page size of DMA mappings that every peer supports, in bytes.
+const DEFAULT_PGSIZES: u64 = 4096;
+/// `max_dma_maps` of a peer that did not state one.
+const DEFAULT_MAX_DMA_MAPS: u64 = 65535;
+
+/// What one side states about itself. A capability that was not stated has the specification's default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Descriptors that it can receive in one message.
+    pub max_msg_fds: u64,
+    /// Largest `count` of a region access, in bytes.
+    pub max_data_xfer_size: u64,
+    /// Page sizes of DMA mappings, or'ed.
+    pub pgsizes: u64,
+    /// Mappings that may exist at a time.
+    pub max_dma_maps: u64,
+    /// `VFIO_USER_REGION_WRITE_MULTI` is supported.
+    pub write_multiple: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            max_msg_fds: DEFAULT_MAX_MSG_FDS,
+            max_data_xfer_size: u64::from(DEFAULT_MAX_DATA_XFER_SIZE),
+            pgsizes: DEFAULT_PGSIZES,
+            max_dma_maps: DEFAULT_MAX_DMA_MAPS,
+            write_multiple: false,
+        }
+    }
+}
+
+/// The version text is not JSON, or a capability has the wrong type.
+#[derive(Debug, thiserror::Error)]
+pub enum CapabilitiesError {
+    /// Not JSON.
+    #[error("version text is not JSON")]
+    Json(#[from] serde_json::Error),
+    /// Wrong type.
+    #[error("{0} in the version text has the wrong type")]
+    Type(&'static str),
+}
+
+impl Capabilities {
+    /// Reads the text of a `VFIO_USER_VERSION` message: everything after the version numbers, with or without the NUL.
+    ///
+    /// Unknown capabilities are ignored.
+    pub fn parse(text: &[u8]) -> Result<Self, CapabilitiesError> {
+        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        let mut stated = Self::default();
+        if text.is_empty() {
+            return Ok(stated);
+        }
+        let value: Value = serde_json::from_slice(text)?;
+        let object = value
+            .as_object()
+            .ok_or(CapabilitiesError::Type("the whole"))?;
+        let Some(capabilities) = object.get("capabilities") else {
+            return Ok(stated);
+        };
+        let capabilities = capabilities
+            .as_object()
+            .ok_or(CapabilitiesError::Type("capabilities"))?;
+        number(capabilities, "max_msg_fds", &mut stated.max_msg_fds)?;
+        number(
+            capabilities,
+            "max_data_xfer_size",
+            &mut stated.max_data_xfer_size,
+        )?;
+        number(capabilities, "pgsizes", &mut stated.pgsizes)?;
+        number(capabilities, "max_dma_maps", &mut stated.max_dma_maps)?;
+        if let Some(value) = capabilities.get("write_multiple") {
+            stated.write_multiple = value
+                .as_bool()
+                .ok_or(CapabilitiesError::Type("write_multiple"))?;
+        }
+        Ok(stated)
+    }
+
+    /// The text that states these capabilities in at most `limit` bytes, the final NUL included, and what a reader of it
+    /// will assume.
+    ///
+    /// QEMU reads the server's reply into the buffer of its own request, so the reply must not be the longer one.
+    /// Capabilities are left out until it fits, those first whose loss costs least: a limit that equals the default says
+    /// nothing new; `write_multiple` only saves messages; a small `max_data_xfer_size` makes clients split accesses that
+    /// they would never send to registers; without `max_msg_fds` interrupts are assigned one by one.
+    pub fn text_within(&self, limit: usize) -> (Vec<u8>, Self) {
+        let mut count = 5;
+        loop {
+            let (capabilities, told) = self.most_important(count);
+            let mut object = Map::new();
+            object.insert("capabilities".to_owned(), Value::Object(capabilities));
+            let mut text = Value::Object(object).to_string().into_bytes();
+            text.push(0);
+            if text.len() <= limit {
+                return (text, told);
+            }
+            if count == 0 {
+                // Not even an empty list fits.
+                let text: &[u8] = if limit >= 3 { b"{}\0" } else { b"" };
+                return (text.to_vec(), told);
+            }
+            count -= 1;
+        }
+    }
+
+    /// The `count` most important capabilities.
+    fn most_important(&self, count: usize) -> (Map<String, Value>, Self) {
+        let mut map = Map::new();
+        let mut told = Self::default();
+        if count >= 1 {
+            map.insert("max_msg_fds".to_owned(), self.max_msg_fds.into());
+            told.max_msg_fds = self.max_msg_fds;
+        }
+        if count >= 2 {
+            map.insert(
+                "max_data_xfer_size".to_owned(),
+                self.max_data_xfer_size.into(),
+            );
+            told.max_data_xfer_size = self.max_data_xfer_size;
+        }
+        if count >= 3 && self.write_multiple {
+            map.insert("write_multiple".to_owned(), true.into());
+            told.write_multiple = true;
+        }
+        if count >= 4 {
+            map.insert("pgsizes".to_owned(), self.pgsizes.into());
+            told.pgsizes = self.pgsizes;
+        }
+        if count >= 5 {
+            map.insert("max_dma_maps".to_owned(), self.max_dma_maps.into());
+            told.max_dma_maps = self.max_dma_maps;
+        }
+        (map, told)
+    }
+}
+
+fn number(
+    map: &Map<String, Value>,
+    name: &'static str,
+    to: &mut u64,
+) -> Result<(), CapabilitiesError> {
+    if let Some(value) = map.get(name) {
+        *to = value.as_u64().ok_or(CapabilitiesError::Type(name))?;
+    }
+    Ok(())
+}
