@@ -112,7 +112,9 @@ pub struct WatchState {
 /// The register counts until the shadow entry is seen to change; from then on only the shadow entry counts. So a host
 /// that uses registers only, one that uses the shadow entry, and one that turns to it after some time (Doorbell Buffer
 /// Config on a live queue) are all served. A register write of a shadow host is a wake-up and never a value: it was in
-/// the shadow entry before, and may arrive late, when the entry is already ahead of it.
+/// the shadow entry before, and may arrive late, when the entry is already ahead of it. If the shadow cells go away
+/// while the queue lives (their memory is unmapped), the register counts again from its next change on, until the
+/// entry is back and changes.
 ///
 /// # Life of a queue
 ///
@@ -120,7 +122,8 @@ pub struct WatchState {
 /// |---|---|---|
 /// | queue created, or created again | [`Watch::create`], before the command completes | register := 0; shadow := 0 and EventIdx := 0, if buffers are in use |
 /// | Doorbell Buffer Config, queue exists | [`Watch::attach`], before the command completes | shadow := current, EventIdx := current |
-/// | Doorbell Buffer Config again | [`Watch::retire`] with the old cells, then [`Watch::attach`] with the new | old EventIdx armed once; as above |
+/// | Doorbell Buffer Config again | [`Watch::poll`] with the old cells, then [`Watch::attach`] with the new | as above |
+/// | buffers' memory unmapped | calls without shadow cells, until it is mapped again | none |
 /// | queue deleted | drop | none |
 /// | controller-level reset | drop, before CSTS.RDY reads 0 | none, ever again |
 ///
@@ -168,7 +171,8 @@ impl Watch {
         watch
     }
 
-    /// Starts to use shadow cells for a queue that exists, before Doorbell Buffer Config completes.
+    /// Starts to use shadow cells for a queue that exists, before Doorbell Buffer Config completes. When the command
+    /// names other buffers than before, [`Watch::poll`] the old cells one last time first.
     ///
     /// EventIdx is armed: the host's first move rings, so that nothing depends on when the worker looks first.
     pub fn attach<C: Cell>(&mut self, shadow: Shadow<'_, C>) {
@@ -176,21 +180,6 @@ impl Watch {
         shadow.eventidx.store(self.s.current, Step::Initialise);
         self.s.last_shadow = self.s.current;
         self.s.eventidx = self.s.current;
-        self.s.shadow_live = false;
-    }
-
-    /// Stops to use shadow cells while the queue lives on, because Doorbell Buffer Config names other buffers: arms
-    /// them, so that what a host still publishes there rings the register, looks once more, and lets the register count
-    /// again. To be followed by [`Watch::attach`].
-    ///
-    /// Not for a reset: there nothing may be written, and the watch is dropped.
-    ///
-    /// # Errors
-    /// As [`Watch::poll`]; the cells are retired all the same.
-    pub fn retire<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
-        let found = self.arm(cells);
-        self.s.shadow_live = false;
-        found
     }
 
     /// What a restarted or migrated controller needs.
@@ -328,6 +317,11 @@ impl Watch {
             if self.s.shadow_live {
                 return Ok(self.s.current);
             }
+        } else if self.s.shadow_live {
+            // What the register holds now was rung for an index that the entry had long shown.
+            self.s.shadow_live = false;
+            self.s.last_register = cells.register.load(register_step);
+            return Ok(self.s.current);
         }
         let value = cells.register.load(register_step);
         if value != self.s.last_register {

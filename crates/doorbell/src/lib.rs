@@ -55,7 +55,8 @@
 //! | unvalidated value | [`Invalid`]; a value outside the ring is never returned | `controller::invalid_*` |
 //! | host that rings and never publishes | the register counts until the shadow entry changes | `controller::register_only_*`; loom `register_only_*` |
 //! | register write that arrives late | a shadow host's register is no value | `controller::late_register_*` |
-//! | Doorbell Buffer Config on live queues, or repeated | [`Watch::attach`], [`Watch::retire`] | loom `config_*`; `controller::config_*` |
+//! | Doorbell Buffer Config on live queues, or repeated | [`Watch::attach`] | loom `config_*`; `controller::config_*` |
+//! | buffers unmapped while queues live | the register counts from its next change on | `controller::unmapped_*` |
 #![no_std]
 #![forbid(unsafe_code)]
 
