@@ -31,6 +31,7 @@
 mod error;
 mod info;
 mod io;
+mod mem;
 mod null;
 mod request;
 mod traits;
@@ -38,6 +39,7 @@ mod traits;
 pub use error::{IoError, IoErrorKind, VolumeError};
 pub use info::{Info, Kind};
 pub use io::{Io, IoCounters, IoOptions};
+pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};
 pub use request::{Completion, Op, Request};
 pub use traits::{Volume, VolumeQueue};

@@ -86,7 +86,10 @@ impl Request {
         if block_size > 1 && (self.offset | self.len) & (u64::from(block_size) - 1) != 0 {
             return Err(IoErrorKind::Invalid.into());
         }
-        if self.op.has_data() && u64::try_from(self.data.len_bytes()).ok() != Some(self.len) {
+        if self.op.has_data() && self.data.len_bytes() != self.len {
+            return Err(IoErrorKind::Invalid.into());
+        }
+        if self.op == Op::Read && !self.data.is_writable() {
             return Err(IoErrorKind::Invalid.into());
         }
         Ok(())

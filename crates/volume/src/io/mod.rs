@@ -1,7 +1,18 @@
 //! A worker's own io_uring, shared by the volumes that the worker has opened.
 
-use crate::Completion;
+pub(crate) mod job;
+mod pool;
+pub(crate) mod ring;
+mod setup;
+
+use crate::{Completion, VolumeError};
+use ring::Ring;
+use std::cell::OnceCell;
 use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+
+/// Most requests in flight that can be asked for.
+pub(crate) const MAX_CAPACITY: u32 = 16384;
 
 /// How a worker's [`Io`] is set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +53,7 @@ pub struct IoCounters {
 #[derive(Debug)]
 pub struct Io {
     options: IoOptions,
-    /// Not to be sent to another thread.
-    _single_thread: std::marker::PhantomData<std::rc::Rc<()>>,
+    ring: OnceCell<Rc<Ring>>,
 }
 
 impl Io {
@@ -51,38 +61,46 @@ impl Io {
     pub fn new(options: IoOptions) -> Self {
         Self {
             options,
-            _single_thread: std::marker::PhantomData,
+            ring: OnceCell::new(),
         }
+    }
+
+    /// The ring, made when it is first asked for.
+    pub(crate) fn ring(&self) -> Result<Rc<Ring>, VolumeError> {
+        if let Some(ring) = self.ring.get() {
+            return Ok(ring.clone());
+        }
+        let ring = Rc::new(Ring::new(&self.options)?);
+        Ok(self.ring.get_or_init(|| ring).clone())
     }
 
     /// Most requests that may be in flight through the ring; one more is refused as
     /// [`IoErrorKind::Busy`](crate::IoErrorKind::Busy). A worker stops taking work when it gets there.
     pub fn capacity(&self) -> usize {
-        self.options.capacity as usize
+        self.options.capacity.clamp(1, MAX_CAPACITY) as usize
     }
 
     /// Requests started on the ring whose completions have not been handed out.
     pub fn in_flight(&self) -> usize {
-        0
+        self.ring.get().map_or(0, |ring| ring.in_flight())
     }
 
     /// Sends everything that was started since the last call to the kernel, in one system call; none when there is
     /// nothing to send. `false` when the kernel could not take everything for now: call again before sleeping.
     pub fn flush(&self) -> bool {
-        true
+        self.ring.get().is_none_or(|ring| ring.flush())
     }
 
     /// Hands out the completions that have arrived, and returns their number. Makes no system call unless the kernel
     /// says that completions wait for one. `done` may start new requests.
     pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
-        let _ = done;
-        0
+        self.ring.get().map_or(0, |ring| ring.poll(done))
     }
 
     /// A descriptor for `epoll`, that becomes readable when completions arrive after [`Io::arm`]; `None` while no
     /// volume uses the ring. It stays the same once there is one, and needs no reading: [`Io::poll`] resets it.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.ring.get().map(|ring| ring.event_fd())
     }
 
     /// To be called before going to sleep on [`Io::event_fd`]: sends what has not been sent, and asks the kernel to
@@ -90,11 +108,14 @@ impl Io {
     /// [`Io::poll`] ends it, so that no signal is paid for while the worker polls.
     #[must_use = "going to sleep although completions wait may sleep forever"]
     pub fn arm(&self) -> bool {
-        true
+        self.ring.get().is_none_or(|ring| ring.arm())
     }
 
     /// What has passed through so far.
     pub fn counters(&self) -> IoCounters {
-        IoCounters::default()
+        self.ring
+            .get()
+            .map(|ring| ring.counters())
+            .unwrap_or_default()
     }
 }

@@ -1,0 +1,230 @@
+//! One request on its way through the kernel: which operation comes next, and when it is done.
+//!
+//! No system call happens here, so that every way a kernel can answer is tested without one.
+
+use crate::{IoError, IoErrorKind, Op, Request};
+use dma::Buffer;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How often an operation is repeated that the kernel could not carry out for now.
+const MAX_RETRIES: u16 = 1000;
+
+/// What a file turned out to support; shared by all queues into it, so that it is found out once.
+#[derive(Debug)]
+pub(crate) struct Abilities {
+    punch: AtomicBool,
+    zero_range: AtomicBool,
+}
+
+impl Abilities {
+    /// What is known when the file is opened.
+    pub(crate) fn new(punch: bool, zero_range: bool) -> Self {
+        Self {
+            punch: AtomicBool::new(punch),
+            zero_range: AtomicBool::new(zero_range),
+        }
+    }
+
+    /// Holes can be punched.
+    pub(crate) fn punch(&self) -> bool {
+        // Relaxed: a hint that stands for itself; an outdated value costs one refused operation.
+        self.punch.load(Ordering::Relaxed)
+    }
+
+    /// Ranges can be zeroed in place.
+    pub(crate) fn zero_range(&self) -> bool {
+        self.zero_range.load(Ordering::Relaxed)
+    }
+}
+
+/// The kernel operation that a request needs next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Read or write between the file and the request's own memory.
+    Data,
+    /// Read or write through a bounce buffer, a piece at a time.
+    Bounce,
+    /// Write zeroes from the shared zero buffer, a piece at a time.
+    Zeroes,
+    /// Punch a hole.
+    Punch,
+    /// Zero the range without writing it.
+    ZeroRange,
+    /// Make durable what has been written.
+    Sync,
+}
+
+/// What follows an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Another operation: what [`Job::step`] says.
+    Again,
+    /// The request ends.
+    Done(Result<(), IoError>),
+}
+
+/// One request in flight.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    /// Index of its file in the ring's table.
+    pub(crate) file: usize,
+    pub(crate) step: Step,
+    /// Bytes of the range that are finished.
+    pub(crate) done: u64,
+    /// Memory that the device can reach, while `step` is [`Step::Bounce`].
+    pub(crate) bounce: Option<Buffer>,
+    /// The caller wants it to end.
+    pub(crate) cancelled: bool,
+    retries: u16,
+}
+
+impl Job {
+    /// A request at its first step. `direct` tells whether the file can reach the request's memory without a copy.
+    pub(crate) fn new(request: Request, file: usize, reachable: bool, can: &Abilities) -> Self {
+        let step = match request.op {
+            Op::Read | Op::Write { .. } if reachable => Step::Data,
+            Op::Read | Op::Write { .. } => Step::Bounce,
+            Op::Flush => Step::Sync,
+            Op::Deallocate => Step::Punch,
+            Op::WriteZeroes {
+                deallocate: true, ..
+            } if can.punch() => Step::Punch,
+            Op::WriteZeroes { .. } if can.zero_range() => Step::ZeroRange,
+            Op::WriteZeroes { .. } => Step::Zeroes,
+        };
+        Self {
+            request,
+            file,
+            step,
+            done: 0,
+            bounce: None,
+            cancelled: false,
+            retries: 0,
+        }
+    }
+
+    /// Bytes of the range that remain.
+    pub(crate) fn left(&self) -> u64 {
+        self.request.len.saturating_sub(self.done)
+    }
+
+    /// Takes the kernel's answer to the current step (bytes moved, or a negative error number).
+    ///
+    /// `unit` is the granularity at which the file is accessed: a transfer that ended between two units is repeated
+    /// from the unit that it did not finish.
+    pub(crate) fn advance(&mut self, answer: i32, unit: u64, can: &Abilities) -> Next {
+        let Ok(moved) = u64::try_from(answer) else {
+            return self.failed(answer.saturating_neg(), can);
+        };
+        match self.step {
+            Step::Data | Step::Bounce | Step::Zeroes => self.moved(moved, unit),
+            Step::Punch | Step::ZeroRange => self.changed(),
+            Step::Sync => Next::Done(Ok(())),
+        }
+    }
+
+    fn moved(&mut self, moved: u64, unit: u64) -> Next {
+        let moved = moved.min(self.left());
+        let whole = if moved == self.left() {
+            moved
+        } else {
+            moved - moved % unit
+        };
+        if let (Op::Read, Some(bounce)) = (self.request.op, &self.bounce) {
+            let Some(data) = usize::try_from(whole)
+                .ok()
+                .and_then(|len| bounce.get(..len))
+            else {
+                return Next::Done(Err(IoErrorKind::MediaRead.into()));
+            };
+            if !self.copy_in(data) {
+                return Next::Done(Err(IoErrorKind::Memory.into()));
+            }
+        }
+        self.done += whole;
+        if self.left() == 0 {
+            return self.changed();
+        }
+        if whole == 0 {
+            // A read behind the end of the file; a write of nothing is no progress either.
+            let kind = if self.request.op == Op::Read {
+                IoErrorKind::Truncated
+            } else {
+                IoErrorKind::MediaWrite
+            };
+            return Next::Done(Err(kind.into()));
+        }
+        self.retries = 0;
+        self.again()
+    }
+
+    /// The range is as it should be; only durability may be missing.
+    fn changed(&mut self) -> Next {
+        match self.request.op {
+            Op::WriteZeroes { fua: true, .. } => {
+                self.step = Step::Sync;
+                self.again()
+            }
+            _ => Next::Done(Ok(())),
+        }
+    }
+
+    fn failed(&mut self, errno: i32, can: &Abilities) -> Next {
+        let write = self.request.op.changes();
+        match (errno, self.step) {
+            (libc::EINTR | libc::EAGAIN, _) if self.retries < MAX_RETRIES => {
+                self.retries += 1;
+                self.again()
+            }
+            (libc::EOPNOTSUPP | libc::ENOSYS, Step::Punch) => {
+                can.punch.store(false, Ordering::Relaxed);
+                match self.request.op {
+                    Op::WriteZeroes { .. } if can.zero_range() => self.step = Step::ZeroRange,
+                    Op::WriteZeroes { .. } => self.step = Step::Zeroes,
+                    _ => return Next::Done(Err(IoError::from_errno(errno, true))),
+                }
+                self.again()
+            }
+            (libc::EOPNOTSUPP | libc::ENOSYS, Step::ZeroRange) => {
+                can.zero_range.store(false, Ordering::Relaxed);
+                self.step = Step::Zeroes;
+                self.again()
+            }
+            // Stricter about memory than it said it was: a page aligned buffer satisfies every device.
+            (libc::EINVAL, Step::Data) => {
+                self.step = Step::Bounce;
+                self.again()
+            }
+            _ => Next::Done(Err(IoError::from_errno(errno, write))),
+        }
+    }
+
+    fn again(&self) -> Next {
+        if self.cancelled {
+            Next::Done(Err(IoErrorKind::Aborted.into()))
+        } else {
+            Next::Again
+        }
+    }
+
+    /// Copies what was read for the current position into the request's memory.
+    fn copy_in(&self, data: &[u8]) -> bool {
+        self.request.data.copy_from(self.done, data) == data.len()
+    }
+
+    /// Fills the bounce buffer with what is to be written from the current position on; the number of bytes that the
+    /// next operation moves, or nothing when memory is missing.
+    pub(crate) fn load_bounce(&mut self) -> Option<usize> {
+        let left = usize::try_from(self.left()).ok()?;
+        let bounce = self.bounce.as_mut()?;
+        let len = left.min(bounce.len());
+        if self.request.op.changes() {
+            let piece = bounce.get_mut(..len)?;
+            if self.request.data.copy_to(self.done, piece) != len {
+                return None;
+            }
+        }
+        Some(len)
+    }
+}

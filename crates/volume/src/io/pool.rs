@@ -1,0 +1,72 @@
+//! Bounce buffers: memory that every device can reach, kept for the next request that needs it.
+
+use dma::Buffer;
+
+/// Sizes of bounce buffers: powers of two from the first to the last. A longer request goes in pieces.
+const SMALLEST: usize = 4 << 10;
+/// What a request gets when the pool's limit is reached. Not smaller than any block.
+const FRUGAL: usize = 64 << 10;
+const LARGEST: usize = 1 << 20;
+const CLASSES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
+
+/// Free bounce buffers by size, and how much is out.
+#[derive(Debug)]
+pub(super) struct BouncePool {
+    free: [Vec<Buffer>; CLASSES],
+    /// Bytes handed out.
+    out: usize,
+    /// Bytes in `free`.
+    kept: usize,
+    limit: usize,
+}
+
+impl BouncePool {
+    /// A pool that keeps to about `limit` bytes.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            free: Default::default(),
+            out: 0,
+            kept: 0,
+            limit,
+        }
+    }
+
+    /// A buffer for `len` bytes or for a piece of them.
+    pub(super) fn take(&mut self, len: u64) -> Buffer {
+        let wanted = usize::try_from(len)
+            .unwrap_or(LARGEST)
+            .clamp(SMALLEST, LARGEST);
+        let mut size = wanted.checked_next_power_of_two().unwrap_or(LARGEST);
+        if self.out.saturating_add(size) > self.limit {
+            size = size.min(FRUGAL);
+        }
+        let kept = self.free.get_mut(class(size)).and_then(Vec::pop);
+        let buffer = match kept {
+            Some(buffer) => {
+                self.kept = self.kept.saturating_sub(size);
+                buffer
+            }
+            None => Buffer::new(size),
+        };
+        self.out = self.out.saturating_add(size);
+        buffer
+    }
+
+    /// Takes a buffer back.
+    pub(super) fn put(&mut self, buffer: Buffer) {
+        let size = buffer.len();
+        self.out = self.out.saturating_sub(size);
+        if self.out.saturating_add(self.kept).saturating_add(size) > self.limit {
+            return;
+        }
+        if let Some(free) = self.free.get_mut(class(size)) {
+            free.push(buffer);
+            self.kept = self.kept.saturating_add(size);
+        }
+    }
+}
+
+/// Where buffers of `size` are kept.
+fn class(size: usize) -> usize {
+    (size / SMALLEST).checked_ilog2().unwrap_or(0) as usize
+}

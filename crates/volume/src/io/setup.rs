@@ -1,0 +1,124 @@
+//! Getting a ring from the kernel: the best that it offers, step by step down to the plainest.
+
+use crate::VolumeError;
+use io_uring::IoUring;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How completions are brought to the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Completion work waits until the worker asks for it; one task submits. Linux 6.1.
+    Deferred,
+    /// Completion work does not interrupt the worker. Linux 5.19.
+    Cooperative,
+    /// As it always was.
+    Plain,
+}
+
+const STEPS: [(Mode, &str); 3] = [
+    (Mode::Deferred, "deferred task work"),
+    (
+        Mode::Cooperative,
+        "cooperative task work (deferred task work needs Linux 6.1)",
+    ),
+    (Mode::Plain, "no task work control (needs Linux 5.19)"),
+];
+
+/// A ring for `entries` requests, and how it works.
+pub(super) fn ring(entries: u32) -> Result<(IoUring, Mode), VolumeError> {
+    let mut refused = None;
+    for (mode, name) in STEPS {
+        match build(mode, entries) {
+            Ok(ring) => {
+                if mode != Mode::Deferred {
+                    note(name);
+                }
+                return Ok((ring, mode));
+            }
+            // The only error that says: this flag is unknown here.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
+            Err(error) => return Err(explain(error)),
+        }
+    }
+    Err(explain(refused.unwrap_or_else(|| {
+        io::Error::from_raw_os_error(libc::EINVAL)
+    })))
+}
+
+fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.dontfork();
+    match mode {
+        Mode::Deferred => {
+            builder
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_taskrun_flag()
+                .setup_submit_all();
+        }
+        Mode::Cooperative => {
+            builder
+                .setup_coop_taskrun()
+                .setup_taskrun_flag()
+                .setup_submit_all();
+        }
+        Mode::Plain => {}
+    }
+    // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot crowd them out.
+    builder.build(entries)
+}
+
+/// Says once per process what the kernel does not offer: every worker finds the same.
+fn note(name: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        tracing::info!("io_uring: older kernel, using {name}");
+    }
+}
+
+fn explain(source: io::Error) -> VolumeError {
+    let why = match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "this process may not use it; allow it with: sysctl kernel.io_uring_disabled=0 \
+             (in a container, also let its seccomp profile pass io_uring_setup)"
+        }
+        Some(libc::ENOSYS) => {
+            "this kernel was built without it, or a seccomp profile hides it \
+             (containers: allow io_uring_setup, io_uring_enter and io_uring_register)"
+        }
+        Some(libc::ENOMEM) => {
+            "the limit of locked memory is too low; raise it with: ulimit -l unlimited"
+        }
+        Some(libc::EMFILE | libc::ENFILE) => {
+            "too many open files; raise the limit with: ulimit -n 65536"
+        }
+        Some(libc::EINVAL) => "the kernel is too old; Linux 5.15 or later is needed",
+        _ => "the system refused to create a ring",
+    };
+    VolumeError::NoIoUring { why, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_gives_a_ring_on_this_kernel() {
+        for (mode, _) in STEPS {
+            match build(mode, 8) {
+                Ok(_) => {}
+                Err(error) => println!("skipped: {mode:?}: {error}"),
+            }
+        }
+        assert!(ring(8).is_ok());
+    }
+
+    #[test]
+    fn forbidden_says_how_to_allow() {
+        let text = explain(io::Error::from_raw_os_error(libc::EPERM)).to_string();
+        assert!(text.contains("io_uring_disabled"), "{text}");
+        let text = explain(io::Error::from_raw_os_error(libc::ENOSYS)).to_string();
+        assert!(text.contains("seccomp"), "{text}");
+    }
+}

@@ -1,0 +1,151 @@
+//! A volume in this process's memory.
+
+use crate::{
+    Completion, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
+};
+use dma::{Memory, SegmentList};
+use rustix::fs::FallocateFlags;
+
+/// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
+const PUNCH_FROM: u64 = 256 << 10;
+
+/// A volume in memory: shared by all its queues, gone with the process. Memory is taken from the system when it is
+/// first written, and given back by deallocation.
+#[derive(Debug)]
+pub struct MemVolume {
+    memory: Memory,
+    size: u64,
+}
+
+impl MemVolume {
+    /// A volume of `size` zero bytes.
+    pub fn new(size: u64) -> Result<Self, VolumeError> {
+        if size == 0 {
+            return Err(VolumeError::Size {
+                size,
+                why: "it must hold at least one block",
+            });
+        }
+        let len = usize::try_from(size)
+            .ok()
+            .filter(|len| isize::try_from(*len).is_ok())
+            .ok_or(VolumeError::Size {
+                size,
+                why: "it does not fit into the address space",
+            })?;
+        let memory = Memory::anonymous(len).map_err(|error| VolumeError::Memory {
+            what: "a memory volume",
+            source: std::io::Error::other(error),
+        })?;
+        Ok(Self { memory, size })
+    }
+}
+
+impl Volume for MemVolume {
+    fn info(&self) -> Info {
+        Info {
+            size: self.size,
+            block_size: 1,
+            optimal_io: 4096,
+            read_only: false,
+            volatile_cache: false,
+            deallocate: true,
+            deallocate_granularity: 4096,
+            zeroes_after_deallocate: true,
+            write_zeroes: true,
+            kind: Kind::Memory,
+            description: "memory".into(),
+        }
+    }
+
+    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        let whole = usize::try_from(self.size)
+            .ok()
+            .and_then(|len| self.memory.segments(0, len));
+        let whole = whole.ok_or(VolumeError::Size {
+            size: self.size,
+            why: "it does not fit into the address space",
+        })?;
+        Ok(Box::new(MemQueue {
+            memory: self.memory.clone(),
+            whole,
+            part: SegmentList::with_capacity(1),
+            size: self.size,
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        format!("mem:{}", self.size).into_bytes()
+    }
+}
+
+/// One worker's queue into a [`MemVolume`].
+struct MemQueue {
+    memory: Memory,
+    /// All of the volume.
+    whole: SegmentList,
+    /// The part that the current request is about; kept for its capacity.
+    part: SegmentList,
+    size: u64,
+}
+
+impl MemQueue {
+    fn execute(&mut self, request: &Request) -> Result<(), IoError> {
+        request.check(self.size, 1, false)?;
+        match request.op {
+            Op::Flush => Ok(()),
+            Op::Read => {
+                self.whole
+                    .slice(request.offset, request.len, &mut self.part);
+                complete(request.data.copy_list(&self.part), request.len)
+            }
+            Op::Write { .. } => {
+                self.whole
+                    .slice(request.offset, request.len, &mut self.part);
+                complete(self.part.copy_list(&request.data), request.len)
+            }
+            Op::WriteZeroes {
+                deallocate: false, ..
+            } => self.zero(request),
+            Op::WriteZeroes {
+                deallocate: true, ..
+            }
+            | Op::Deallocate => self.release(request),
+        }
+    }
+
+    fn zero(&mut self, request: &Request) -> Result<(), IoError> {
+        complete(
+            self.whole.fill_range(request.offset, request.len, 0),
+            request.len,
+        )
+    }
+
+    /// Gives whole pages back to the system; what is left of pages is zeroed.
+    fn release(&mut self, request: &Request) -> Result<(), IoError> {
+        if request.len < PUNCH_FROM {
+            return self.zero(request);
+        }
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(self.memory.fd(), punch, request.offset, request.len) {
+            Ok(()) => Ok(()),
+            Err(_) => self.zero(request),
+        }
+    }
+}
+
+/// All bytes must have been reached: the ranges were checked, so that anything else is memory that has gone.
+fn complete(bytes: u64, len: u64) -> Result<(), IoError> {
+    if bytes == len {
+        Ok(())
+    } else {
+        Err(IoErrorKind::Memory.into())
+    }
+}
+
+impl VolumeQueue for MemQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        let result = self.execute(&request);
+        Some(request.complete(result))
+    }
+}
