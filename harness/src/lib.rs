@@ -1,2 +1,44 @@
 //! The guest harness: a real Linux guest under QEMU, for the demo and the tests.
+//!
+//! This room turns "a machine with git, make and a Rust toolchain" into a Linux guest that answers shell scripts a few
+//! seconds after it was asked for. It fetches Debian packages into a cache below `target/harness` without root and
+//! without touching the system ([`apt`], [`tree`]), makes a kernel, an initramfs and a tools image from them
+//! ([`kernel`], [`image`]), finds a QEMU that speaks vfio-user ([`qemu`]), and runs guests ([`guest`]) against a
+//! `vnvme` daemon ([`daemon`]). Checks from the host's side use the programs of the same cache ([`tree::Tree::tool`]).
+//!
+//! What may be touched here: processes, files below the cache and below a temporary directory of each guest. What may
+//! not: anything of the machine's package system, and the inside of the crates under test. They are reached only as a
+//! user reaches them, through the `vnvme` program and a virtual machine.
+//!
+//! Environment variables:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `VNVME_HARNESS_CACHE` | the cache, instead of `target/harness` |
+//! | `VNVME_HARNESS_REFRESH` | `1`: ask the mirror for newer packages, even if the cache is complete |
+//! | `VNVME_DEBIAN_MIRROR` | where Debian packages come from, instead of the machine's own mirror |
+//! | `VNVME_KERNEL` | an uncompressed `vmlinux` to boot instead of Debian's |
+//! | `VNVME_QEMU` | a QEMU program to use instead of searching for one |
+//! | `VNVME_ACCEL` | `kvm` or `tcg`, instead of trying KVM |
+//! | `VNVME_BIN` | a built `vnvme` program, instead of building one |
 #![forbid(unsafe_code)]
+
+pub mod apt;
+pub mod cache;
+pub mod channel;
+pub mod cpio;
+pub mod daemon;
+pub mod elf;
+pub mod guest;
+pub mod image;
+pub mod kernel;
+pub mod process;
+pub mod progress;
+pub mod qemu;
+pub mod qmp;
+pub mod tree;
+
+pub use cache::Cache;
+//pub use daemon::Daemon;
+pub use guest::{Disk, Firmware, Guest, GuestBuilder, Output};
+pub use tree::Tree;

@@ -1,0 +1,421 @@
+//! Debian packages fetched into the cache with the machine's own `apt-get`, without root and without installing.
+//!
+//! `apt-get` is given a sources list, package lists, a download directory and an empty dpkg status of its own, so it
+//! neither reads nor changes what is installed. Signatures are checked as always, against Debian's archive keyring;
+//! a machine that has no such keyring (Ubuntu) gets it from its own archive, unpacked into the cache as well.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::Cache;
+use crate::progress::say;
+
+/// Debian's ordinary public mirror.
+const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
+
+/// Where distributions keep Debian's archive keyring; the extension changed with trixie.
+const KEYRINGS: [&str; 2] = [
+    "usr/share/keyrings/debian-archive-keyring.pgp",
+    "usr/share/keyrings/debian-archive-keyring.gpg",
+];
+
+/// One package as `apt-get --print-uris` announces it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Package {
+    /// Binary package name.
+    pub name: String,
+    /// Full version, with its epoch.
+    pub version: String,
+    /// Size of the `.deb` in bytes.
+    pub size: u64,
+    /// The checksum from the signed index, as `SHA256:...`.
+    pub checksum: String,
+}
+
+/// A private apt for some suites of Debian.
+#[derive(Debug)]
+pub struct Apt {
+    dir: PathBuf,
+    suites: String,
+}
+
+impl Apt {
+    /// Prepares an apt of its own for `suites` and fetches their indices.
+    pub fn open(cache: &Cache, suites: &[&str]) -> Result<Apt> {
+        for program in ["apt-get", "dpkg-deb"] {
+            if !on_path(program) {
+                bail!(
+                    "{program} is not on this machine: the guest is made of Debian packages (apt install apt dpkg, \
+                     or run on Debian or Ubuntu)"
+                );
+            }
+        }
+        let dir = cache.path(format!("apt-{}", suites.join("-")));
+        for sub in ["lists/partial", "cache/archives/partial", "etc"] {
+            fs::create_dir_all(dir.join(sub))?;
+        }
+        fs::write(dir.join("status"), "")?;
+        let apt = Apt {
+            dir,
+            suites: suites.join(" "),
+        };
+        let keyring = keyring(cache)?;
+        let mut failure = None;
+        for mirror in mirrors() {
+            apt.write_sources(&mirror, &keyring)?;
+            say(format!("apt: package lists of {} from {mirror}", apt.suites));
+            match apt.run(&["update"], &apt.dir) {
+                Ok(_) => return Ok(apt),
+                Err(e) => {
+                    say(format!("apt: {mirror} does not serve {}", apt.suites));
+                    failure = Some(e);
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| anyhow::anyhow!("no Debian mirror is known")))
+    }
+
+    /// Everything that `wanted` depends on, recommended packages left out, as if nothing were installed.
+    /// `release` prefers one suite, as apt's `-t` does.
+    pub fn closure(&self, release: Option<&str>, wanted: &[&str]) -> Result<Vec<Package>> {
+        let mut args = vec!["--no-install-recommends", "--print-uris", "--yes"];
+        if let Some(release) = release {
+            args.extend(["-t", release]);
+        }
+        args.push("install");
+        args.extend(wanted);
+        let out = self.run(&args, &self.dir)?;
+        let packages: Vec<Package> = out.lines().filter_map(parse_uri).collect();
+        if packages.is_empty() {
+            bail!("apt named no package for {wanted:?}:\n{out}");
+        }
+        Ok(packages)
+    }
+
+    /// The version that `-t release` would choose for `package`, if the suites have it.
+    pub fn candidate(&self, release: Option<&str>, package: &str) -> Result<Option<String>> {
+        let all = match self.closure(release, &[package]) {
+            Ok(all) => all,
+            Err(_) => return Ok(None),
+        };
+        Ok(all
+            .into_iter()
+            .find(|p| p.name == package)
+            .map(|p| p.version))
+    }
+
+    /// Downloads `packages` (apt checks each against the signed index) and unpacks them below `into`.
+    pub fn unpack(&self, packages: &[Package], into: &Path) -> Result<()> {
+        let debs = tempfile::tempdir_in(&self.dir)?;
+        let names: Vec<String> = packages
+            .iter()
+            .map(|p| format!("{}={}", p.name, p.version))
+            .collect();
+        let bytes: u64 = packages.iter().map(|p| p.size).sum();
+        say(format!(
+            "apt: fetching {} packages, {} MB",
+            packages.len(),
+            bytes / 1_000_000
+        ));
+        let mut args = vec!["download"];
+        args.extend(names.iter().map(String::as_str));
+        self.run(&args, debs.path())?;
+        say(format!("apt: unpacking {} packages", packages.len()));
+        // What base-files would have made: one /usr, so that no package makes a second /lib.
+        for dir in ["bin", "sbin", "lib", "lib64"] {
+            fs::create_dir_all(into.join("usr").join(dir))?;
+            std::os::unix::fs::symlink(format!("usr/{dir}"), into.join(dir))?;
+        }
+        for deb in fs::read_dir(debs.path())? {
+            let deb = deb?.path();
+            let out = Command::new("dpkg-deb")
+                .arg("-x")
+                .args([&deb, into])
+                .output()
+                .context("running dpkg-deb")?;
+            if !out.status.success() {
+                bail!(
+                    "dpkg-deb cannot unpack {}: {}",
+                    deb.display(),
+                    String::from_utf8_lossy(&out.stderr).trim()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn write_sources(&self, mirror: &str, keyring: &Path) -> Result<()> {
+        let sources = format!(
+            "Types: deb\nURIs: {mirror}\nSuites: {}\nComponents: main\nArchitectures: amd64\nSigned-By: {}\n",
+            self.suites,
+            keyring.display()
+        );
+        fs::write(self.dir.join("debian.sources"), sources)?;
+        Ok(())
+    }
+
+    /// Runs apt-get with this apt's own directories; answers its standard output.
+    fn run(&self, args: &[&str], cwd: &Path) -> Result<String> {
+        let mut command = Command::new("apt-get");
+        command.current_dir(cwd);
+        let dir = |sub: &str| self.dir.join(sub).display().to_string();
+        // The machine's own apt.conf.d is left out, for its hooks are not ours to run; its way to the network is kept.
+        let config = self.dir.join("apt.conf");
+        fs::write(&config, network_config()?)?;
+        command.env("APT_CONFIG", &config);
+        let options = [
+            format!("Dir::Etc::sourcelist={}", dir("debian.sources")),
+            format!("Dir::Etc::sourceparts={}", dir("etc")),
+            format!("Dir::Etc::preferencesparts={}", dir("etc")),
+            format!("Dir::Etc::preferences={}", dir("etc/none")),
+            format!("Dir::State={}", self.dir.display()),
+            format!("Dir::State::lists={}", dir("lists")),
+            format!("Dir::State::status={}", dir("status")),
+            format!("Dir::Cache={}", dir("cache")),
+            "APT::Architecture=amd64".into(),
+            "APT::Architectures=amd64".into(),
+            "APT::Sandbox::User=root".into(),
+            "APT::Get::List-Cleanup=true".into(),
+            "Debug::NoLocking=true".into(),
+            "Acquire::Languages=none".into(),
+            "Acquire::Retries=3".into(),
+            "Acquire::http::Timeout=30".into(),
+        ];
+        for option in options {
+            command.args(["-o", &option]);
+        }
+        capture(command.args(args))
+    }
+}
+
+/// Runs a command to its end, its standard error on ours only when it fails; answers its standard output.
+fn capture(command: &mut Command) -> Result<String> {
+    let shown = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {shown}"))?;
+    let stderr = child.stderr.take();
+    let errors = std::thread::spawn(move || {
+        let lines = stderr.map(|e| BufReader::new(e).lines().map_while(Result::ok));
+        lines.map_or_else(String::new, |l| l.collect::<Vec<_>>().join("\n"))
+    });
+    let mut out = String::new();
+    let mut fetched = 0;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines() {
+            let line = line?;
+            if line.starts_with("Get:") {
+                fetched += 1;
+                if fetched % 25 == 0 {
+                    say(format!("apt: {fetched} files fetched"));
+                }
+            }
+            out.push_str(&line);
+            out.push('\n');
+        }
+    }
+    let status = child.wait()?;
+    let errors = errors.join().unwrap_or_default();
+    if !status.success() {
+        bail!("{shown} failed ({status}):\n{out}{errors}");
+    }
+    Ok(out)
+}
+
+/// Reads `'URI' FILE SIZE CHECKSUM`, where FILE is `name_version_architecture.deb` with `:` written as `%3a`.
+fn parse_uri(line: &str) -> Option<Package> {
+    let mut words = line.strip_prefix('\'')?.split_whitespace().skip(1);
+    let (file, size, checksum) = (words.next()?, words.next()?, words.next()?);
+    let mut parts = file.strip_suffix(".deb")?.split('_');
+    let (name, version) = (parts.next()?, parts.next()?);
+    Some(Package {
+        name: name.to_string(),
+        version: version.replace("%3a", ":"),
+        size: size.parse().ok()?,
+        checksum: checksum.to_string(),
+    })
+}
+
+/// The `Acquire` part of the machine's apt configuration (proxies, certificates, clock), without its index targets
+/// and without the directory of further configuration.
+fn network_config() -> Result<String> {
+    let dump = Command::new("apt-config")
+        .arg("dump")
+        .output()
+        .context("running apt-config")?;
+    let mut config = String::from("Dir::Etc::parts \"/nonexistent\";\nDir::Etc::main \"nonexistent\";\n");
+    for line in String::from_utf8_lossy(&dump.stdout).lines() {
+        let keep = line.starts_with("Acquire::")
+            && !line.starts_with("Acquire::IndexTargets")
+            && !line.starts_with("Acquire::Languages")
+            && !line.starts_with("Acquire::GzipIndexes");
+        // A name without a value is a list's head; it carries nothing.
+        if keep && !line.ends_with(" \"\";") {
+            config.push_str(line);
+            config.push('\n');
+        }
+    }
+    Ok(config)
+}
+
+/// Mirrors to try, best first: the one that the user names, the machine's own, Debian's public one.
+fn mirrors() -> Vec<String> {
+    if let Ok(mirror) = std::env::var("VNVME_DEBIAN_MIRROR") {
+        return vec![mirror];
+    }
+    let mut mirrors: Vec<String> = machine_mirror().into_iter().collect();
+    if !mirrors.iter().any(|m| m == DEFAULT_MIRROR) {
+        mirrors.push(DEFAULT_MIRROR.to_string());
+    }
+    mirrors
+}
+
+/// The mirror that a Debian machine is configured to use, from apt itself, whatever file and format it is written in.
+fn machine_mirror() -> Option<String> {
+    let release = fs::read_to_string("/etc/os-release").ok()?;
+    let field = |name: &str| {
+        release.lines().find_map(|line| {
+            let value = line.strip_prefix(name)?.strip_prefix('=')?;
+            Some(value.trim_matches('"').to_string())
+        })
+    };
+    if field("ID")? != "debian" {
+        return None;
+    }
+    let out = Command::new("apt-get")
+        .args(["indextargets", "--format"])
+        .arg("$(CREATED_BY) $(COMPONENT) $(RELEASE) $(REPO_URI)")
+        .output()
+        .ok()?;
+    let targets = String::from_utf8_lossy(&out.stdout).into_owned();
+    choose_mirror(&targets, &field("VERSION_CODENAME").unwrap_or_default())
+}
+
+/// The repository of the machine's own release, else the first that looks like Debian's archive.
+fn choose_mirror(targets: &str, codename: &str) -> Option<String> {
+    let mut likely = None;
+    for line in targets.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &["Packages", "main", release, uri] = words.as_slice() else {
+            continue;
+        };
+        let uri = uri.trim_end_matches('/').to_string();
+        if !codename.is_empty() && release == codename {
+            return Some(uri);
+        }
+        if uri.ends_with("/debian") {
+            likely.get_or_insert(uri);
+        }
+    }
+    likely
+}
+
+/// Debian's archive keyring: the machine's, else one fetched from the machine's own archive and unpacked.
+fn keyring(cache: &Cache) -> Result<PathBuf> {
+    let find = |root: &Path| {
+        KEYRINGS
+            .iter()
+            .map(|k| root.join(k))
+            .find(|path| path.is_file())
+    };
+    let fetched = cache.path("keyring");
+    if let Some(path) = find(Path::new("/")).or_else(|| find(&fetched)) {
+        return Ok(path);
+    }
+    say("apt: this machine has no Debian archive keyring; fetching it from its own archive");
+    if let Err(e) = fetch_keyring(cache, &fetched) {
+        bail!(
+            "no keyring to check Debian's signatures with, and it could not be fetched ({e:#}); this line installs it: \
+             sudo apt-get update && sudo apt-get install -y debian-archive-keyring"
+        );
+    }
+    find(&fetched).context("the package debian-archive-keyring holds no keyring")
+}
+
+/// Fetches `debian-archive-keyring` as the machine's own apt verifies it, with package lists below the cache.
+fn fetch_keyring(cache: &Cache, into: &Path) -> Result<()> {
+    let dir = cache.path("apt-machine");
+    for sub in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(dir.join(sub))?;
+    }
+    let options = [
+        format!("Dir::State::lists={}", dir.join("lists").display()),
+        format!("Dir::Cache={}", dir.join("cache").display()),
+        "Debug::NoLocking=true".into(),
+        "APT::Sandbox::User=root".into(),
+        "Acquire::Languages=none".into(),
+    ];
+    let apt = |words: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.current_dir(&dir);
+        for option in &options {
+            command.args(["-o", option]);
+        }
+        capture(command.args(words))
+    };
+    // Hooks that need root make `update` fail after its work is done; the download tells whether it was enough.
+    let updated = apt(&["update"]);
+    if let Err(e) = apt(&["download", "debian-archive-keyring"]) {
+        updated?;
+        return Err(e);
+    }
+    let deb = fs::read_dir(&dir)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|e| e == "deb"))
+        .context("apt-get download left no file")?;
+    capture(Command::new("dpkg-deb").arg("-x").arg(deb).arg(into))?;
+    Ok(())
+}
+
+/// Whether a program is on the search path.
+pub fn on_path(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn print_uris_lines_become_packages() {
+        let line = "'http://m/debian/pool/main/b/busybox/busybox-static_1.37.0-6%2bb9_amd64.deb' \
+                    busybox-static_1%3a1.37.0-6+b9_amd64.deb 955316 SHA256:598a";
+        assert_eq!(
+            parse_uri(line),
+            Some(Package {
+                name: "busybox-static".into(),
+                version: "1:1.37.0-6+b9".into(),
+                size: 955_316,
+                checksum: "SHA256:598a".into()
+            })
+        );
+        assert_eq!(parse_uri("Reading package lists..."), None);
+    }
+
+    #[test]
+    fn the_mirror_of_the_machines_own_release_is_chosen() {
+        let targets = "Packages main cloud-sdk https://elsewhere/apt/\n\
+                       Packages main bookworm-security http://one/debian-security/\n\
+                       Packages contrib bookworm http://two/debian/\n\
+                       Packages main bookworm http://three/debian/\n";
+        assert_eq!(
+            choose_mirror(targets, "bookworm").as_deref(),
+            Some("http://three/debian")
+        );
+        let other = "Packages main stable http://four/debian/\n";
+        assert_eq!(
+            choose_mirror(other, "bookworm").as_deref(),
+            Some("http://four/debian")
+        );
+        assert_eq!(choose_mirror("", "bookworm"), None);
+    }
+}

@@ -1,0 +1,569 @@
+//! Guests: a virtual machine with NVMe disks, booted in seconds, that runs shell scripts for the harness.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+
+use crate::cache::Cache;
+use crate::channel::{Channel, Events, Reply, accept};
+use crate::image::Image;
+use crate::process::Process;
+use crate::qemu::{Accel, Qemu};
+use crate::qmp::Qmp;
+
+/// A disk of the guest.
+#[derive(Clone, Debug)]
+pub enum Disk {
+    /// A controller served by a vfio-user server at this socket.
+    VfioUser {
+        /// Path of the server's socket.
+        socket: PathBuf,
+    },
+    /// QEMU's own NVMe controller on a raw file: what ours is compared with.
+    QemuNvme {
+        /// The raw file.
+        file: PathBuf,
+        /// Logical block size in bytes, 512 or 4096.
+        block_size: u32,
+        /// Whether the namespace refuses writes.
+        read_only: bool,
+    },
+}
+
+/// What starts the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Firmware {
+    /// SeaBIOS, which reads NVMe disks itself.
+    #[default]
+    SeaBios,
+    /// qboot: only starts a kernel that QEMU was given, a second sooner.
+    Qboot,
+    /// OVMF (UEFI).
+    Ovmf,
+}
+
+/// What a guest will be.
+#[derive(Clone, Debug)]
+pub struct GuestBuilder {
+    name: String,
+    memory_mib: u32,
+    cpus: u32,
+    disks: Vec<Disk>,
+    viommu: bool,
+    firmware: Firmware,
+    append: Vec<String>,
+    boot_disk: bool,
+    shared_memory: bool,
+    extra: Vec<OsString>,
+    accel: Option<Accel>,
+    boot_limit: Duration,
+    limit: Duration,
+}
+
+/// Exit status and output of a script.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Exit status as a shell reports it; 137 for a script that ran out of time.
+    pub status: i32,
+    /// Standard output and standard error together.
+    pub stdout: Vec<u8>,
+}
+
+impl Output {
+    /// The output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// A running guest; dropping it ends its QEMU.
+#[derive(Debug)]
+pub struct Guest {
+    name: String,
+    process: Process,
+    control: Option<Mutex<Control>>,
+    qmp: Mutex<Qmp>,
+    events: Events,
+    console: PathBuf,
+    log: PathBuf,
+    boot_limit: Duration,
+    boot_seconds: f32,
+    _dir: tempfile::TempDir,
+}
+
+#[derive(Debug)]
+struct Control {
+    channel: Channel,
+    boot: String,
+}
+
+/// Kernel options that save boot time under TCG and cost nothing that a test looks at.
+const APPEND: &str = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check nokaslr mitigations=off \
+     cryptomgr.notests init_on_alloc=0 audit=0 apparmor=0 ipv6.disable=1 \
+     initcall_blacklist=load_system_certificate_list,jent_mod_init";
+
+/// Default bound for one script.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(60);
+
+impl Guest {
+    /// A guest to be; `name` names its logs.
+    pub fn builder(name: &str) -> GuestBuilder {
+        GuestBuilder {
+            name: name.to_string(),
+            memory_mib: 512,
+            cpus: 2,
+            disks: Vec::new(),
+            viommu: false,
+            firmware: Firmware::default(),
+            append: Vec::new(),
+            boot_disk: false,
+            shared_memory: true,
+            extra: Vec::new(),
+            accel: None,
+            boot_limit: Duration::from_secs(120),
+            limit: Duration::from_secs(900),
+        }
+    }
+}
+
+impl GuestBuilder {
+    /// Memory in MiB (512 unless told).
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Virtual processors (2 unless told).
+    pub fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Adds a disk.
+    pub fn disk(mut self, disk: Disk) -> Self {
+        self.disks.push(disk);
+        self
+    }
+
+    /// Adds a disk served at a vfio-user socket.
+    pub fn vfio_user(self, socket: impl Into<PathBuf>) -> Self {
+        self.disk(Disk::VfioUser {
+            socket: socket.into(),
+        })
+    }
+
+    /// Puts an emulated Intel IOMMU in front of the devices.
+    pub fn viommu(mut self) -> Self {
+        self.viommu = true;
+        self
+    }
+
+    /// Chooses the firmware.
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.firmware = firmware;
+        self
+    }
+
+    /// Adds words to the kernel's command line.
+    pub fn append(mut self, words: &str) -> Self {
+        self.append.push(words.to_string());
+        self
+    }
+
+    /// Boots from the disks instead of from the harness's kernel. Such a guest has a console but runs no scripts.
+    pub fn boot_from_disk(mut self) -> Self {
+        self.boot_disk = true;
+        self
+    }
+
+    /// Gives the guest memory that no other process can map: wrong for vfio-user, and there to be refused.
+    pub fn private_memory(mut self) -> Self {
+        self.shared_memory = false;
+        self
+    }
+
+    /// Adds options to QEMU's command line.
+    pub fn qemu_args<I: IntoIterator<Item = S>, S: Into<OsString>>(mut self, args: I) -> Self {
+        self.extra.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Uses an accelerator without asking whether it works.
+    pub fn accel(mut self, accel: Accel) -> Self {
+        self.accel = Some(accel);
+        self
+    }
+
+    /// Bounds each boot.
+    pub fn boot_limit(mut self, limit: Duration) -> Self {
+        self.boot_limit = limit;
+        self
+    }
+
+    /// Bounds the guest's whole life; QEMU is killed after it.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Starts QEMU and, unless it boots from its disk, waits until the guest takes scripts.
+    pub fn boot(self) -> Result<Guest> {
+        let cache = Cache::open()?;
+        let image = Image::get(&cache)?;
+        let qemu = Qemu::find(&cache)?;
+        let accel = match self.accel {
+            Some(accel) => accel,
+            None => qemu.accel(&cache)?,
+        };
+        let (console, log) = log_files(&cache, &self.name)?;
+        // A socket's path must be short, so these do not live below the cache.
+        let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
+        let listen = |name: &str| UnixListener::bind(dir.path().join(name));
+        let (agent, events, qmp) = (listen("agent")?, listen("events")?, listen("qmp")?);
+        let mut words = qemu.words.clone();
+        words.extend(self.arguments(&cache, &image, accel, dir.path(), &console)?);
+        let started = Instant::now();
+        let deadline = started + self.boot_limit;
+        let process = Process::start(
+            &format!("qemu-{}", self.name),
+            &words,
+            &qemu.envs,
+            &log,
+            self.limit,
+        )?;
+        let alive = || process.ended().is_none();
+        let tails = || format!("{}{}", tail("QEMU", &log), tail("console", &console));
+        let connect = || -> Result<_> {
+            let qmp = Qmp::open(accept(&qmp, deadline, alive)?)?;
+            if self.boot_disk {
+                return Ok((qmp, None, Events::default()));
+            }
+            let mut channel = Channel::new(accept(&agent, deadline, alive)?);
+            let events = Events::collect(accept(&events, deadline, alive)?)?;
+            let (boot, _) = channel.ready(deadline)?;
+            Ok((qmp, Some(Mutex::new(Control { channel, boot })), events))
+        };
+        let (qmp, control, events) =
+            connect().with_context(|| format!("guest {} does not boot{}", self.name, tails()))?;
+        Ok(Guest {
+            name: self.name,
+            process,
+            control,
+            qmp: Mutex::new(qmp),
+            events,
+            console,
+            log,
+            boot_limit: self.boot_limit,
+            boot_seconds: started.elapsed().as_secs_f32(),
+            _dir: dir,
+        })
+    }
+
+    /// QEMU's command line.
+    fn arguments(
+        &self,
+        cache: &Cache,
+        image: &Image,
+        accel: Accel,
+        dir: &Path,
+        console: &Path,
+    ) -> Result<Vec<OsString>> {
+        let mut args: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+        add(&["-nodefaults", "-no-user-config", "-display", "none"]);
+        match accel {
+            Accel::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
+            Accel::Tcg => add(&["-accel", "tcg,thread=multi", "-cpu", "max"]),
+        }
+        let mut machine = String::from("q35");
+        if self.viommu && accel == Accel::Kvm {
+            machine.push_str(",kernel-irqchip=split");
+        }
+        let memory = self.memory_mib;
+        if self.shared_memory {
+            machine.push_str(",memory-backend=m0");
+            let object = format!("memory-backend-memfd,id=m0,size={memory}M,share=on");
+            add(&["-object", &object]);
+        }
+        add(&["-M", &machine, "-m", &format!("{memory}M"), "-smp", &self.cpus.to_string()]);
+        // A guest that reboots by itself has panicked; a wanted reboot lifts this for a moment.
+        add(&["-action", "reboot=shutdown"]);
+        if self.viommu {
+            add(&["-device", "intel-iommu,intremap=on,caching-mode=on"]);
+        }
+        let socket = |name: &str| {
+            let path = dir.join(name);
+            format!("socket,id={name},path={},server=off", path.display())
+        };
+        add(&["-chardev", &socket("qmp"), "-mon", "chardev=qmp,mode=control"]);
+        let file = format!("file,id=console,path={}", console.display());
+        add(&["-chardev", &file, "-serial", "chardev:console"]);
+        if !self.boot_disk {
+            add(&["-device", "virtio-serial-pci"]);
+            for name in ["agent", "events"] {
+                add(&["-chardev", &socket(name), "-device"]);
+                add(&[&format!("virtserialport,chardev={name},name=vnvme.{name}")]);
+            }
+            let tools = image.tools.display();
+            add(&["-drive", &format!("id=tools,if=none,format=raw,readonly=on,file={tools}")]);
+            add(&["-device", "virtio-blk-pci,drive=tools,serial=vnvme-tools"]);
+            let mut append = String::from(APPEND);
+            for words in self.append.iter().map(String::as_str).chain(self.viommu.then_some("intel_iommu=on")) {
+                append.push(' ');
+                append.push_str(words);
+            }
+            let (kernel, initramfs) = (image.kernel.display(), image.initramfs.display());
+            add(&["-kernel", &kernel.to_string(), "-initrd", &initramfs.to_string()]);
+            add(&["-append", &append]);
+        }
+        match self.firmware {
+            Firmware::SeaBios => {}
+            Firmware::Qboot => add(&["-bios", "qboot.rom"]),
+            Firmware::Ovmf => {
+                let (code, template) = Qemu::ovmf(cache)?;
+                let vars = dir.join("ovmf-vars.fd");
+                fs::copy(template, &vars)?;
+                let flash = |unit: u32, file: &Path, more: &str| {
+                    format!("if=pflash,unit={unit},format=raw,file={}{more}", file.display())
+                };
+                add(&["-drive", &flash(0, &code, ",readonly=on")]);
+                add(&["-drive", &flash(1, &vars, "")]);
+            }
+        }
+        for (i, disk) in self.disks.iter().enumerate() {
+            match disk {
+                Disk::VfioUser { socket } => {
+                    let device = json!({
+                        "driver": "vfio-user-pci",
+                        "id": format!("disk{i}"),
+                        "socket": {"type": "unix", "path": socket},
+                    });
+                    add(&["-device", &device.to_string()]);
+                }
+                Disk::QemuNvme {
+                    file,
+                    block_size,
+                    read_only,
+                } => {
+                    let read_only = if *read_only { "on" } else { "off" };
+                    add(&["-blockdev"]);
+                    let blockdev = json!({
+                        "driver": "raw",
+                        "node-name": format!("file{i}"),
+                        "read-only": read_only == "on",
+                        "discard": "unmap",
+                        "file": {"driver": "file", "filename": file, "discard": "unmap"},
+                    });
+                    add(&[&blockdev.to_string()]);
+                    add(&["-device", &format!("nvme,id=disk{i},serial=qemu{i}")]);
+                    let namespace = format!(
+                        "nvme-ns,bus=disk{i},drive=file{i},logical_block_size={block_size},physical_block_size={block_size}"
+                    );
+                    add(&["-device", &namespace]);
+                }
+            }
+        }
+        args.extend(self.extra.iter().cloned());
+        Ok(args)
+    }
+}
+
+impl Guest {
+    /// Seconds from QEMU's start until the guest took scripts.
+    pub fn boot_seconds(&self) -> f32 {
+        self.boot_seconds
+    }
+
+    /// Runs a shell script in the guest, bounded to a minute.
+    pub fn sh(&self, script: &str) -> Result<Output> {
+        self.sh_for(SCRIPT_LIMIT, script)
+    }
+
+    /// Runs a shell script in the guest; after `limit` it is killed there and answers 137.
+    pub fn sh_for(&self, limit: Duration, script: &str) -> Result<Output> {
+        let reply = self.explain(|control| control.channel.run(script, limit))?;
+        Ok(Output {
+            status: reply.status,
+            stdout: reply.data,
+        })
+    }
+
+    /// Runs a script that must succeed; answers what it printed.
+    pub fn run(&self, script: &str) -> Result<String> {
+        self.run_for(SCRIPT_LIMIT, script)
+    }
+
+    /// Runs a script that must succeed within `limit`; answers what it printed.
+    pub fn run_for(&self, limit: Duration, script: &str) -> Result<String> {
+        let output = self.sh_for(limit, script)?;
+        if output.status != 0 {
+            bail!(
+                "in guest {}, status {} of:\n{script}\nit printed:\n{}{}",
+                self.name,
+                output.status,
+                output.text(),
+                tail("console", &self.console)
+            );
+        }
+        Ok(output.text())
+    }
+
+    /// Writes a file in the guest.
+    pub fn push_file(&self, path: &str, mode: u32, data: &[u8]) -> Result<()> {
+        let reply = self.explain(|c| c.channel.put(path, mode, data, SCRIPT_LIMIT))?;
+        done(&reply, path)
+    }
+
+    /// Reads a file of the guest.
+    pub fn pull_file(&self, path: &str) -> Result<Vec<u8>> {
+        let reply = self.explain(|c| c.channel.get(path, SCRIPT_LIMIT))?;
+        done(&reply, path)?;
+        Ok(reply.data)
+    }
+
+    /// Reboots the guest within the same QEMU and waits until it takes scripts again.
+    pub fn reboot(&self) -> Result<()> {
+        self.qmp("set-action", json!({"reboot": "reset"}))?;
+        self.explain(|control| {
+            control.channel.send("REBOOT")?;
+            control.rebooted(self.boot_limit)
+        })?;
+        self.qmp("set-action", json!({"reboot": "shutdown"}))?;
+        Ok(())
+    }
+
+    /// Resets the machine from outside, as its reset button does, and waits until it takes scripts again.
+    pub fn hard_reset(&self) -> Result<()> {
+        self.qmp("set-action", json!({"reboot": "reset"}))?;
+        self.qmp("system_reset", json!({}))?;
+        self.explain(|control| control.rebooted(self.boot_limit))?;
+        self.qmp("set-action", json!({"reboot": "shutdown"}))?;
+        Ok(())
+    }
+
+    /// Powers the guest off and waits until QEMU has ended.
+    pub fn poweroff(self) -> Result<()> {
+        self.explain(|control| control.channel.send("POWEROFF"))?;
+        let status = self.process.wait(Duration::from_secs(60));
+        let status = status.with_context(|| self.tails())?;
+        if !status.success() {
+            bail!("QEMU ended with {status}{}", self.tails());
+        }
+        Ok(())
+    }
+
+    /// Executes a QMP command.
+    pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value> {
+        let mut qmp = self.qmp.lock().unwrap_or_else(PoisonError::into_inner);
+        qmp.execute(command, arguments)
+            .with_context(|| self.tails())
+    }
+
+    /// Lines that scripts send while they run, by `echo ... >&4`.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// Kills QEMU, as a host that loses power would.
+    pub fn kill(&self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// The process of QEMU.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// All that the guest has printed on its console so far.
+    pub fn console(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&fs::read(&self.console)?).into_owned())
+    }
+
+    /// Waits until the console holds `text`.
+    pub fn wait_console(&self, text: &str, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let console = self.console()?;
+            if console.contains(text) {
+                return Ok(console);
+            }
+            if Instant::now() >= deadline || self.process.ended().is_some() {
+                bail!("the console never showed {text:?}{}", self.tails());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn explain<T>(&self, action: impl FnOnce(&mut Control) -> Result<T>) -> Result<T> {
+        let control = self.control.as_ref();
+        let control = control.context("a guest that boots from its disk runs no scripts")?;
+        let mut control: MutexGuard<'_, Control> =
+            control.lock().unwrap_or_else(PoisonError::into_inner);
+        action(&mut control).map_err(|e| {
+            let overdue = if self.process.overdue() {
+                " (its time was over)"
+            } else {
+                ""
+            };
+            anyhow!("guest {}{overdue}: {e:#}{}", self.name, self.tails())
+        })
+    }
+
+    fn tails(&self) -> String {
+        format!("{}{}", tail("QEMU", &self.log), tail("console", &self.console))
+    }
+}
+
+impl Control {
+    fn rebooted(&mut self, limit: Duration) -> Result<()> {
+        let (boot, _) = self.channel.ready(Instant::now() + limit)?;
+        if boot == self.boot {
+            bail!("the guest says that it is ready without having rebooted");
+        }
+        self.boot = boot;
+        Ok(())
+    }
+}
+
+fn done(reply: &Reply, path: &str) -> Result<()> {
+    if reply.status != 0 {
+        bail!("{path} in the guest: status {}", reply.status);
+    }
+    Ok(())
+}
+
+/// Names for the logs of a guest: the console's, and QEMU's own.
+fn log_files(cache: &Cache, name: &str) -> Result<(PathBuf, PathBuf)> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let dir = cache.logs()?;
+    let stem = format!(
+        "{name}-{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    );
+    Ok((
+        dir.join(format!("{stem}.console")),
+        dir.join(format!("{stem}.qemu")),
+    ))
+}
+
+/// The end of a log, for an error message.
+pub fn tail(what: &str, path: &Path) -> String {
+    const LINES: usize = 15;
+    let bytes = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let last = lines.iter().skip(lines.len().saturating_sub(LINES));
+    let body: String = last.map(|l| format!("\n  | {l}")).collect();
+    format!("\n  {what} ({}) ends with:{body}", path.display())
+}

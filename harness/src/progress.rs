@@ -1,0 +1,23 @@
+//! Lines on standard error that say what is going on, with the seconds since the program started.
+//!
+//! Plain lines, no cursor movement: they read the same on a terminal, in a CI log and in a file.
+
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// The instant that the elapsed seconds count from: the first call.
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+/// Prints one line of progress.
+pub fn say(line: impl AsRef<str>) {
+    let elapsed = start().elapsed().as_secs_f32();
+    eprintln!("[{elapsed:6.1}s] {}", line.as_ref());
+}
+
+/// Says that a test or a part of it does not run here, and why. Skips are never silent.
+pub fn skip(name: &str, reason: impl AsRef<str>) {
+    eprintln!("skipped: {name}: {}", reason.as_ref());
+}
