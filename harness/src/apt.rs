@@ -32,8 +32,6 @@ pub struct Package {
     pub version: String,
     /// Size of the `.deb` in bytes.
     pub size: u64,
-    /// The checksum from the signed index, as `SHA256:...`.
-    pub checksum: String,
 }
 
 /// A private apt for some suites of Debian.
@@ -67,7 +65,10 @@ impl Apt {
         let mut failure = None;
         for mirror in mirrors() {
             apt.write_sources(&mirror, &keyring)?;
-            say(format!("apt: package lists of {} from {mirror}", apt.suites));
+            say(format!(
+                "apt: package lists of {} from {mirror}",
+                apt.suites
+            ));
             match apt.run(&["update"], &apt.dir) {
                 Ok(_) => return Ok(apt),
                 Err(e) => {
@@ -165,7 +166,8 @@ impl Apt {
         let dir = |sub: &str| self.dir.join(sub).display().to_string();
         // The machine's own apt.conf.d is left out, for its hooks are not ours to run; its way to the network is kept.
         let config = self.dir.join("apt.conf");
-        fs::write(&config, network_config()?)?;
+        let text = format!("Dir::Etc::parts \"{}\";\n{}", dir("etc"), network_config()?);
+        fs::write(&config, text)?;
         command.env("APT_CONFIG", &config);
         let options = [
             format!("Dir::Etc::sourcelist={}", dir("debian.sources")),
@@ -230,28 +232,26 @@ fn capture(command: &mut Command) -> Result<String> {
     Ok(out)
 }
 
-/// Reads `'URI' FILE SIZE CHECKSUM`, where FILE is `name_version_architecture.deb` with `:` written as `%3a`.
+/// Reads `'URI' FILE SIZE ...`, where FILE is `name_version_architecture.deb` with `:` written as `%3a`.
 fn parse_uri(line: &str) -> Option<Package> {
     let mut words = line.strip_prefix('\'')?.split_whitespace().skip(1);
-    let (file, size, checksum) = (words.next()?, words.next()?, words.next()?);
+    let (file, size) = (words.next()?, words.next()?);
     let mut parts = file.strip_suffix(".deb")?.split('_');
     let (name, version) = (parts.next()?, parts.next()?);
     Some(Package {
         name: name.to_string(),
         version: version.replace("%3a", ":"),
         size: size.parse().ok()?,
-        checksum: checksum.to_string(),
     })
 }
 
-/// The `Acquire` part of the machine's apt configuration (proxies, certificates, clock), without its index targets
-/// and without the directory of further configuration.
+/// The `Acquire` part of the machine's apt configuration (proxies, certificates, clock), without its index targets.
 fn network_config() -> Result<String> {
     let dump = Command::new("apt-config")
         .arg("dump")
         .output()
         .context("running apt-config")?;
-    let mut config = String::from("Dir::Etc::parts \"/nonexistent\";\nDir::Etc::main \"nonexistent\";\n");
+    let mut config = String::from("Dir::Etc::main \"none\";\n");
     for line in String::from_utf8_lossy(&dump.stdout).lines() {
         let keep = line.starts_with("Acquire::")
             && !line.starts_with("Acquire::IndexTargets")
@@ -395,7 +395,6 @@ mod tests {
                 name: "busybox-static".into(),
                 version: "1:1.37.0-6+b9".into(),
                 size: 955_316,
-                checksum: "SHA256:598a".into()
             })
         );
         assert_eq!(parse_uri("Reading package lists..."), None);

@@ -76,7 +76,10 @@ impl Cache {
         let dir = self.path("logs");
         fs::create_dir_all(&dir)?;
         for entry in fs::read_dir(&dir)?.filter_map(std::io::Result::ok) {
-            let age = entry.metadata().ok().and_then(|m| m.modified().ok()?.elapsed().ok());
+            let age = entry
+                .metadata()
+                .ok()
+                .and_then(|m| m.modified().ok()?.elapsed().ok());
             if age.is_some_and(|age| age > KEEP) {
                 // Another process may have removed it first.
                 let _ = fs::remove_file(entry.path());

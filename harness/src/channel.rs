@@ -62,7 +62,12 @@ impl Channel {
 
     /// Writes a file in the guest, with permission bits `mode`.
     pub fn put(&mut self, path: &str, mode: u32, data: &[u8], limit: Duration) -> Result<Reply> {
-        self.request("PUT", &format!("{} {mode:o} {path}", data.len()), data, limit)
+        self.request(
+            "PUT",
+            &format!("{} {mode:o} {path}", data.len()),
+            data,
+            limit,
+        )
     }
 
     /// Reads a file of the guest.
@@ -135,7 +140,8 @@ impl Channel {
             match self.stream.read(&mut chunk) {
                 Ok(0) => bail!("QEMU closed the control port"),
                 Ok(n) => {
-                    self.buffer.extend_from_slice(chunk.get(..n).unwrap_or(&chunk));
+                    self.buffer
+                        .extend_from_slice(chunk.get(..n).unwrap_or(&chunk));
                     return Ok(());
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -179,9 +185,7 @@ impl Events {
     /// All lines so far.
     pub fn all(&self) -> Vec<String> {
         let (lock, _) = &*self.shared;
-        lock.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until `enough` says so of all lines so far; answers them.
@@ -194,7 +198,11 @@ impl Events {
                 return Ok(lines.clone());
             }
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                bail!("the guest sent {} events, not the expected ones: {:?}", lines.len(), lines.last());
+                bail!(
+                    "the guest sent {} events, not the expected ones: {:?}",
+                    lines.len(),
+                    lines.last()
+                );
             };
             lines = changed
                 .wait_timeout(lines, left)

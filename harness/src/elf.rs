@@ -56,11 +56,9 @@ impl<'a> Elf<'a> {
         }
         // DT_STRTAB is an address; find the segment that loads it.
         let strtab = strtab?;
-        let (vaddr, file, _) = *segments.iter().find(|(v, _, s)| {
-            strtab
-                .checked_sub(*v)
-                .is_some_and(|distance| distance < *s)
-        })?;
+        let (vaddr, file, _) = *segments
+            .iter()
+            .find(|(v, _, s)| strtab.checked_sub(*v).is_some_and(|distance| distance < *s))?;
         let strtab = (strtab - vaddr).checked_add(file)?;
         names
             .into_iter()
@@ -117,7 +115,10 @@ mod tests {
         let bytes = std::fs::read("/proc/self/exe").unwrap();
         let elf = Elf::parse(&bytes).unwrap();
         let needed = elf.needed().unwrap();
-        assert!(needed.iter().any(|n| n.starts_with("libc.so")), "{needed:?}");
+        assert!(
+            needed.iter().any(|n| n.starts_with("libc.so")),
+            "{needed:?}"
+        );
         assert!(elf.section(".text").is_some_and(|text| text.len() > 1000));
         assert!(elf.section(".no-such-section").is_none());
     }

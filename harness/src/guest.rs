@@ -26,10 +26,10 @@ pub enum Disk {
         /// Path of the server's socket.
         socket: PathBuf,
     },
-    /// QEMU's own NVMe controller on a raw file: what ours is compared with.
+    /// QEMU's own NVMe controller on raw files, one namespace each: what ours is compared with.
     QemuNvme {
-        /// The raw file.
-        file: PathBuf,
+        /// The raw files.
+        files: Vec<PathBuf>,
         /// Logical block size in bytes, 512 or 4096.
         block_size: u32,
         /// Whether the namespace refuses writes.
@@ -292,7 +292,14 @@ impl GuestBuilder {
             let object = format!("memory-backend-memfd,id=m0,size={memory}M,share=on");
             add(&["-object", &object]);
         }
-        add(&["-M", &machine, "-m", &format!("{memory}M"), "-smp", &self.cpus.to_string()]);
+        add(&[
+            "-M",
+            &machine,
+            "-m",
+            &format!("{memory}M"),
+            "-smp",
+            &self.cpus.to_string(),
+        ]);
         // A guest that reboots by itself has panicked; a wanted reboot lifts this for a moment.
         add(&["-action", "reboot=shutdown"]);
         if self.viommu {
@@ -302,7 +309,12 @@ impl GuestBuilder {
             let path = dir.join(name);
             format!("socket,id={name},path={},server=off", path.display())
         };
-        add(&["-chardev", &socket("qmp"), "-mon", "chardev=qmp,mode=control"]);
+        add(&[
+            "-chardev",
+            &socket("qmp"),
+            "-mon",
+            "chardev=qmp,mode=control",
+        ]);
         let file = format!("file,id=console,path={}", console.display());
         add(&["-chardev", &file, "-serial", "chardev:console"]);
         if !self.boot_disk {
@@ -312,15 +324,28 @@ impl GuestBuilder {
                 add(&[&format!("virtserialport,chardev={name},name=vnvme.{name}")]);
             }
             let tools = image.tools.display();
-            add(&["-drive", &format!("id=tools,if=none,format=raw,readonly=on,file={tools}")]);
+            add(&[
+                "-drive",
+                &format!("id=tools,if=none,format=raw,readonly=on,file={tools}"),
+            ]);
             add(&["-device", "virtio-blk-pci,drive=tools,serial=vnvme-tools"]);
             let mut append = String::from(APPEND);
-            for words in self.append.iter().map(String::as_str).chain(self.viommu.then_some("intel_iommu=on")) {
+            for words in self
+                .append
+                .iter()
+                .map(String::as_str)
+                .chain(self.viommu.then_some("intel_iommu=on"))
+            {
                 append.push(' ');
                 append.push_str(words);
             }
             let (kernel, initramfs) = (image.kernel.display(), image.initramfs.display());
-            add(&["-kernel", &kernel.to_string(), "-initrd", &initramfs.to_string()]);
+            add(&[
+                "-kernel",
+                &kernel.to_string(),
+                "-initrd",
+                &initramfs.to_string(),
+            ]);
             add(&["-append", &append]);
         }
         match self.firmware {
@@ -331,7 +356,10 @@ impl GuestBuilder {
                 let vars = dir.join("ovmf-vars.fd");
                 fs::copy(template, &vars)?;
                 let flash = |unit: u32, file: &Path, more: &str| {
-                    format!("if=pflash,unit={unit},format=raw,file={}{more}", file.display())
+                    format!(
+                        "if=pflash,unit={unit},format=raw,file={}{more}",
+                        file.display()
+                    )
                 };
                 add(&["-drive", &flash(0, &code, ",readonly=on")]);
                 add(&["-drive", &flash(1, &vars, "")]);
@@ -348,25 +376,28 @@ impl GuestBuilder {
                     add(&["-device", &device.to_string()]);
                 }
                 Disk::QemuNvme {
-                    file,
+                    files,
                     block_size,
                     read_only,
                 } => {
-                    let read_only = if *read_only { "on" } else { "off" };
-                    add(&["-blockdev"]);
-                    let blockdev = json!({
-                        "driver": "raw",
-                        "node-name": format!("file{i}"),
-                        "read-only": read_only == "on",
-                        "discard": "unmap",
-                        "file": {"driver": "file", "filename": file, "discard": "unmap"},
-                    });
-                    add(&[&blockdev.to_string()]);
                     add(&["-device", &format!("nvme,id=disk{i},serial=qemu{i}")]);
-                    let namespace = format!(
-                        "nvme-ns,bus=disk{i},drive=file{i},logical_block_size={block_size},physical_block_size={block_size}"
-                    );
-                    add(&["-device", &namespace]);
+                    for (j, file) in files.iter().enumerate() {
+                        let node = format!("file{i}-{j}");
+                        let blockdev = json!({
+                            "driver": "raw",
+                            "node-name": node,
+                            "read-only": read_only,
+                            "discard": "unmap",
+                            "file": {"driver": "file", "filename": file, "discard": "unmap"},
+                        });
+                        add(&["-blockdev", &blockdev.to_string()]);
+                        let namespace = format!(
+                            "nvme-ns,bus=disk{i},drive={node},nsid={},logical_block_size={block_size},\
+                             physical_block_size={block_size}",
+                            j + 1
+                        );
+                        add(&["-device", &namespace]);
+                    }
                 }
             }
         }
@@ -517,7 +548,11 @@ impl Guest {
     }
 
     fn tails(&self) -> String {
-        format!("{}{}", tail("QEMU", &self.log), tail("console", &self.console))
+        format!(
+            "{}{}",
+            tail("QEMU", &self.log),
+            tail("console", &self.console)
+        )
     }
 }
 

@@ -38,16 +38,57 @@ const WISH: Wish = Wish {
         "zstd",
     ],
     without: &[
-        "adduser", "base-", "coreutils", "debconf", "dmsetup", "dpkg", "initramfs-tools", "kmod", "libapparmor",
-        "libdb5", "libicu", "libpam", "libpython", "libsystemd-shared", "linux-base", "linux-sysctl", "login", "media-",
-        "mount", "openssl-", "passwd", "perl", "python", "sensible", "systemd", "tar", "tzdata", "udev", "uuid-runtime",
+        "adduser",
+        "base-",
+        "coreutils",
+        "debconf",
+        "dmsetup",
+        "dpkg",
+        "initramfs-tools",
+        "kmod",
+        "libapparmor",
+        "libdb5",
+        "libicu",
+        "libpam",
+        "libpython",
+        "libsystemd-shared",
+        "linux-base",
+        "linux-sysctl",
+        "login",
+        "media-",
+        "mount",
+        "openssl-",
+        "passwd",
+        "perl",
+        "python",
+        "sensible",
+        "systemd",
+        "tar",
+        "tzdata",
+        "udev",
+        "uuid-runtime",
     ],
 };
 
 /// Programs on the tools image.
 const PROGRAMS: [&str; 17] = [
-    "nvme", "fio", "mke2fs", "mkfs.ext4", "e2fsck", "fsck.ext4", "debugfs", "dumpe2fs", "tune2fs", "mkfs.xfs",
-    "xfs_repair", "xfs_io", "blkdiscard", "blockdev", "lsblk", "wipefs", "kexec",
+    "nvme",
+    "fio",
+    "mke2fs",
+    "mkfs.ext4",
+    "e2fsck",
+    "fsck.ext4",
+    "debugfs",
+    "dumpe2fs",
+    "tune2fs",
+    "mkfs.xfs",
+    "xfs_repair",
+    "xfs_io",
+    "blkdiscard",
+    "blockdev",
+    "lsblk",
+    "wipefs",
+    "kexec",
 ];
 
 /// Modules that the initramfs loads at boot: what the tools image is read through.
@@ -55,13 +96,22 @@ const BOOT_MODULES: [&str; 1] = ["virtio_blk"];
 
 /// Modules on the tools image, for `modprobe`.
 const MODULES: [&str; 10] = [
-    "xfs", "vfio", "vfio-pci", "vfio_iommu_type1", "virtio_iommu", "virtio_net", "nvme-tcp", "nvmet", "nvmet-tcp",
+    "xfs",
+    "vfio",
+    "vfio-pci",
+    "vfio_iommu_type1",
+    "virtio_iommu",
+    "virtio_net",
+    "nvme-tcp",
+    "nvmet",
+    "nvmet-tcp",
     "ublk_drv",
 ];
 
 /// Directories of the guest that the initramfs makes.
 const DIRECTORIES: [&str; 14] = [
-    "bin", "boot", "dev", "lib", "lib64", "mnt", "proc", "root", "run", "sbin", "sys", "tmp", "tools", "usr",
+    "bin", "boot", "dev", "lib", "lib64", "mnt", "proc", "root", "run", "sbin", "sys", "tmp",
+    "tools", "usr",
 ];
 
 /// The files that a guest boots from.
@@ -82,7 +132,12 @@ impl Image {
     pub fn get(cache: &Cache) -> Result<Image> {
         let tree = Tree::fetch(cache, &WISH, |_| Ok(()))?;
         let recipe = format!("{PROGRAMS:?}{BOOT_MODULES:?}{MODULES:?}{DIRECTORIES:?}");
-        let key = cache::key(&[RECIPE, &tree.id(), include_str!("../assets/init.sh"), &recipe]);
+        let key = cache::key(&[
+            RECIPE,
+            &tree.id(),
+            include_str!("../assets/init.sh"),
+            &recipe,
+        ]);
         let dir = cache.artefact("image", &key, |part| {
             say("image: kernel");
             fs::write(part.join("vmlinux"), kernel::vmlinux(&tree)?)?;
@@ -161,8 +216,21 @@ fn tools(tree: &Tree, part: &Path) -> Result<()> {
     tree.run(
         "mke2fs",
         &[
-            "-q", "-t", "ext4", "-b", "4096", "-m", "0", "-O", "^has_journal", "-E", "root_owner=0:0", "-d",
-            &stage_name, &image_name, &blocks,
+            "-q",
+            "-t",
+            "ext4",
+            "-b",
+            "4096",
+            "-m",
+            "0",
+            "-O",
+            "^has_journal",
+            "-E",
+            "root_owner=0:0",
+            "-d",
+            &stage_name,
+            &image_name,
+            &blocks,
         ],
     )?;
     fs::remove_dir_all(&stage)?;

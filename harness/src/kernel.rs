@@ -39,7 +39,10 @@ pub fn release(tree: &Tree) -> Result<String> {
 
 /// Unpacks the `vmlinux` out of the tree's `vmlinuz`.
 pub fn vmlinux(tree: &Tree) -> Result<Vec<u8>> {
-    let path = tree.root().join("boot").join(format!("vmlinuz-{}", release(tree)?));
+    let path = tree
+        .root()
+        .join("boot")
+        .join(format!("vmlinuz-{}", release(tree)?));
     let image = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
     let payload = payload(&image).with_context(|| format!("{} is no bzImage", path.display()))?;
     let elf = unpack(tree, payload)?;
@@ -78,7 +81,10 @@ fn unpack(tree: &Tree, packed: &[u8]) -> Result<Vec<u8>> {
     ];
     let tool = TOOLS.iter().find(|(magic, _)| packed.starts_with(magic));
     let Some((_, tool)) = tool else {
-        bail!("unknown compression {:02x?}", packed.get(..6).unwrap_or(packed));
+        bail!(
+            "unknown compression {:02x?}",
+            packed.get(..6).unwrap_or(packed)
+        );
     };
     if tool.is_empty() {
         return Ok(packed.to_vec());

@@ -20,6 +20,7 @@
 //! | `VNVME_KERNEL` | an uncompressed `vmlinux` to boot instead of Debian's |
 //! | `VNVME_QEMU` | a QEMU program to use instead of searching for one |
 //! | `VNVME_ACCEL` | `kvm` or `tcg`, instead of trying KVM |
+//! | `VNVME_TEST_CONTROLLER` | `qemu`: the tests run against QEMU's own NVMe controller, which checks the tests themselves |
 //! | `VNVME_BIN` | a built `vnvme` program, instead of building one |
 #![forbid(unsafe_code)]
 
@@ -36,9 +37,11 @@ pub mod process;
 pub mod progress;
 pub mod qemu;
 pub mod qmp;
+pub mod served;
 pub mod tree;
 
 pub use cache::Cache;
-//pub use daemon::Daemon;
+pub use daemon::Daemon;
 pub use guest::{Disk, Firmware, Guest, GuestBuilder, Output};
+pub use served::Served;
 pub use tree::Tree;

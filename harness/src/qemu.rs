@@ -31,8 +31,22 @@ const fn wish(suites: &'static [&'static str], release: Option<&'static str>) ->
         release,
         packages: &["qemu-system-x86"],
         without: &[
-            "adduser", "coreutils", "debconf", "dpkg", "ipxe-qemu", "libapparmor", "libdb5", "libpam", "login",
-            "openssl-", "passwd", "perl", "qemu-utils", "systemd", "tar", "tzdata",
+            "adduser",
+            "coreutils",
+            "debconf",
+            "dpkg",
+            "ipxe-qemu",
+            "libapparmor",
+            "libdb5",
+            "libpam",
+            "login",
+            "openssl-",
+            "passwd",
+            "perl",
+            "qemu-utils",
+            "systemd",
+            "tar",
+            "tzdata",
         ],
     }
 }
@@ -75,8 +89,12 @@ impl Qemu {
         if let Ok(qemu) = Qemu::check(vec!["qemu-system-x86_64".into()], Vec::new()) {
             return Ok(qemu);
         }
+        // What is in the cache needs no mirror, whichever suite it is from.
+        let cached = WISHES
+            .iter()
+            .find(|wish| Tree::cached(cache, wish).is_some());
         let mut failures = String::new();
-        for wish in &WISHES {
+        for wish in cached.into_iter().chain(&WISHES) {
             match Qemu::from_debian(cache, wish) {
                 Ok(qemu) => return Ok(qemu),
                 Err(e) => {
@@ -157,7 +175,12 @@ impl Qemu {
             Ok("") | Err(_) => {}
             Ok(other) => bail!("VNVME_ACCEL is {other:?}; it may be kvm or tcg"),
         }
-        if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        if fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_err()
+        {
             return Ok(Accel::Tcg);
         }
         let image = crate::image::Image::get(cache)?;

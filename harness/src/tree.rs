@@ -34,6 +34,19 @@ pub struct Wish {
     pub without: &'static [&'static str],
 }
 
+impl Wish {
+    fn recipe(&self) -> String {
+        let what = (self.suites, self.release, self.packages, self.without);
+        cache::key(&[RECIPE, &format!("{what:?}")])
+    }
+
+    /// The file that says which package versions, and so which directory, the wish led to: with it a second run needs no
+    /// network.
+    fn pointer(&self, cache: &Cache) -> PathBuf {
+        cache.path(format!("{}.{}", self.name, self.recipe()))
+    }
+}
+
 /// An unpacked tree.
 #[derive(Clone, Debug)]
 pub struct Tree {
@@ -49,23 +62,13 @@ impl Tree {
         wish: &Wish,
         accept: impl Fn(&[Package]) -> Result<()>,
     ) -> Result<Tree> {
-        let recipe = cache::key(&[
-            RECIPE,
-            &format!("{:?}", (wish.suites, wish.release, wish.packages, wish.without)),
-        ]);
-        // The pointer says which package versions the recipe led to, so that a second run needs no network.
-        let pointer = cache.path(format!("{}.{recipe}", wish.name));
         let refresh = std::env::var_os("VNVME_HARNESS_REFRESH").is_some_and(|v| v == "1");
-        let current = || -> Option<PathBuf> {
-            let name = fs::read_to_string(&pointer).ok()?;
-            let dir = cache.path(name.trim());
-            dir.is_dir().then_some(dir)
-        };
-        if let Some(dir) = current().filter(|_| !refresh) {
+        let current = || Tree::cached(cache, wish).filter(|_| !refresh);
+        if let Some(dir) = current() {
             return Tree::open(dir);
         }
         let _lock = cache.lock("apt")?;
-        if let Some(dir) = current().filter(|_| !refresh) {
+        if let Some(dir) = current() {
             return Tree::open(dir);
         }
         let apt = Apt::open(cache, wish.suites)?;
@@ -74,19 +77,29 @@ impl Tree {
         accept(&packages)?;
         let list: String = packages
             .iter()
-            .map(|p| format!("{} {} {}\n", p.name, p.version, p.checksum))
+            .map(|p| format!("{} {}\n", p.name, p.version))
             .collect();
-        let key = cache::key(&[&recipe, &list]);
+        let key = cache::key(&[&wish.recipe(), &list]);
         let dir = cache.artefact(wish.name, &key, |part| {
             apt.unpack(&packages, part)?;
             fs::write(part.join("packages.txt"), &list)?;
             Ok(())
         })?;
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
-        fs::write(&pointer, name.as_bytes())?;
+        let pointer = wish.pointer(cache);
+        let part = pointer.with_extension("part");
+        fs::write(&part, name.as_bytes())?;
+        fs::rename(&part, &pointer)?;
         cache.prune(wish.name, &dir)?;
         say(format!("apt: {name} is ready"));
         Tree::open(dir)
+    }
+
+    /// The directory that a wish led to last time, if it is complete.
+    pub fn cached(cache: &Cache, wish: &Wish) -> Option<PathBuf> {
+        let name = fs::read_to_string(wish.pointer(cache)).ok()?;
+        let dir = cache.path(name.trim());
+        dir.is_dir().then_some(dir)
     }
 
     /// Opens an unpacked tree.
@@ -141,7 +154,10 @@ impl Tree {
                     continue;
                 }
                 let Some(library) = self.libraries.get(&name) else {
-                    bail!("{} needs {name}, which no fetched package holds", path.display());
+                    bail!(
+                        "{} needs {name}, which no fetched package holds",
+                        path.display()
+                    );
                 };
                 found.insert(name, library.clone());
                 queue.push_back(library.clone());

@@ -12,7 +12,7 @@ fn main() -> anyhow::Result<()> {
             "--socket" => builder = builder.vfio_user(args.next().unwrap_or_default()),
             "--qemu-nvme" => {
                 builder = builder.disk(harness::Disk::QemuNvme {
-                    file: args.next().unwrap_or_default().into(),
+                    files: vec![args.next().unwrap_or_default().into()],
                     block_size: 512,
                     read_only: false,
                 });

@@ -1,0 +1,45 @@
+# vnvme - each target is alone enough on a fresh Debian or Ubuntu machine with git, make and a Rust toolchain.
+#
+#   make demo    a disk served to a real Linux guest, end to end
+#   make test    checks, then unit, property, socket and guest tests
+#   make check   formatting, lints, documentation, AArch64
+#   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
+#   make bench   the benchmarks
+
+CARGO ?= cargo
+FUZZ_SECONDS ?= 600
+export CARGO
+
+.DEFAULT_GOAL := demo
+.PHONY: demo test check fuzz bench tools-build tools-guest
+
+demo: tools-guest
+	$(CARGO) run --quiet --release -p harness --bin demo
+
+test: check tools-guest
+	$(CARGO) run --quiet -p harness --bin prepare
+	$(CARGO) build -p vnvme
+	$(CARGO) test --workspace
+	if [ -x fuzz/run.sh ]; then cd fuzz && ./run.sh 10; else echo "skipped: fuzz: no fuzz/run.sh yet"; fi
+
+check: tools-build
+	harness/setup.sh check
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	if harness/setup.sh aarch64; then $(CARGO) check --workspace --target aarch64-unknown-linux-gnu; fi
+
+fuzz: tools-build
+	cd fuzz && ./run.sh $(FUZZ_SECONDS)
+
+bench: tools-build
+	@echo "bench: no benchmark suite exists yet" >&2
+	@exit 1
+
+# What compiling needs: a linker.
+tools-build:
+	@harness/setup.sh build
+
+# What the guest needs besides: apt-get and dpkg-deb, to fetch Debian packages into target/harness.
+tools-guest: tools-build
+	@harness/setup.sh guest

@@ -1,0 +1,68 @@
+#!/bin/sh
+# Sees to it that this machine has what a make target needs: installs it when it may (as root), else prints the one line
+# that does. Usage: setup.sh build | guest | check | aarch64
+set -eu
+
+# have_or_install PROGRAM PACKAGE: PROGRAM is there, or becomes so.
+have_or_install() {
+    command -v "$1" >/dev/null 2>&1 && return 0
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "setup: installing $2 (for $1)" >&2
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2" >&2
+        return
+    fi
+    echo "setup: $1 is missing; this line installs it: sudo apt-get update && sudo apt-get install -y $2" >&2
+    exit 1
+}
+
+case ${1-} in
+build)
+    if ! command -v "${CARGO:-cargo}" >/dev/null 2>&1; then
+        echo "setup: cargo is missing; this line installs it: curl -sSf https://sh.rustup.rs | sh -s -- -y" >&2
+        exit 1
+    fi
+    have_or_install cc gcc
+    # gcc alone does not bring the C library's start-up files, which every program is linked with.
+    if ! echo 'int main(void){return 0;}' | cc -x c -o /dev/null - 2>/dev/null; then
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+            apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libc6-dev >&2
+        else
+            echo "setup: cc cannot link; this line helps: sudo apt-get update && sudo apt-get install -y libc6-dev" >&2
+            exit 1
+        fi
+    fi
+    ;;
+guest)
+    have_or_install apt-get apt
+    have_or_install dpkg-deb dpkg
+    if [ "$(uname -m)" != x86_64 ]; then
+        echo "setup: the guest and its QEMU are x86-64 programs; this machine is $(uname -m)" >&2
+        exit 1
+    fi
+    ;;
+check)
+    for component in fmt clippy; do
+        "${CARGO:-cargo}" "$component" --version >/dev/null 2>&1 && continue
+        name=$component
+        [ "$component" = fmt ] && name=rustfmt
+        if ! rustup component add "$name" >&2; then
+            echo "setup: cargo $component is missing; this line installs it: rustup component add $name" >&2
+            exit 1
+        fi
+    done
+    ;;
+aarch64)
+    # Succeeds when the AArch64 standard library is there; else says why that check is left out.
+    target=aarch64-unknown-linux-gnu
+    [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ] && exit 0
+    if command -v rustup >/dev/null 2>&1 && rustup target add "$target" >&2; then
+        exit 0
+    fi
+    echo "skipped: aarch64: the standard library for $target cannot be added (rustup target add $target)" >&2
+    exit 1
+    ;;
+*)
+    echo "usage: setup.sh build | guest | check | aarch64" >&2
+    exit 2
+    ;;
+esac
