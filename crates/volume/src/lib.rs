@@ -29,6 +29,7 @@
 #![deny(unsafe_code)]
 
 mod error;
+mod file;
 mod info;
 mod io;
 mod mem;
@@ -37,6 +38,7 @@ mod request;
 mod traits;
 
 pub use error::{IoError, IoErrorKind, VolumeError};
+pub use file::{Direct, FileOptions, FileVolume};
 pub use info::{Info, Kind};
 pub use io::{Io, IoCounters, IoOptions};
 pub use mem::MemVolume;

@@ -1,0 +1,225 @@
+//! A raw file or block device, by io_uring.
+
+mod device;
+mod holder;
+mod open;
+mod sys;
+
+use crate::io::job::Abilities;
+use crate::io::ring::{Alignment, Ring, RingFile};
+use crate::{
+    Completion, Info, Io, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
+};
+use open::Opened;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Whether the page cache is bypassed (O_DIRECT).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// Where the file allows it; otherwise buffered, with a warning in the log.
+    #[default]
+    Auto,
+    /// Yes, or the file is not opened.
+    On,
+    /// No.
+    Off,
+}
+
+/// How a [`FileVolume`] is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Never write; the file is opened for reading only.
+    pub read_only: bool,
+    /// Whether the page cache is bypassed.
+    pub direct: Direct,
+    /// Lock the file against other users: exclusively, or shared when `read_only`.
+    pub lock: bool,
+    /// Smallest block in bytes that requests will use, when the user has chosen one; a power of two from 512 to 65536.
+    pub block_size: Option<u32>,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            direct: Direct::Auto,
+            lock: true,
+            block_size: None,
+        }
+    }
+}
+
+/// A raw file or block device.
+///
+/// A write is durable after a flush (`fdatasync`) or when written with `fua` (`RWF_DSYNC`). Deallocation punches
+/// holes, which read as zeroes. All I/O is asynchronous and goes through the worker's [`Io`].
+#[derive(Debug)]
+pub struct FileVolume {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    fd: Arc<OwnedFd>,
+    /// Bytes; changes when the file is resized.
+    size: AtomicU64,
+    abilities: Arc<Abilities>,
+    read_only: bool,
+    direct: Option<Alignment>,
+    block_size: u32,
+    optimal_io: u32,
+    punch_granularity: u32,
+    device: bool,
+    description: String,
+    id: Vec<u8>,
+}
+
+impl FileVolume {
+    /// Opens a file or block device.
+    pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self, VolumeError> {
+        let path = path.as_ref();
+        let opened = open::open(path, &options)?;
+        let description = describe(path, &options, &opened);
+        if let Some(why) = &opened.buffered_because {
+            tracing::warn!(
+                "{}: no direct I/O, {why}: going through the page cache",
+                path.display()
+            );
+        }
+        let writable = !options.read_only;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                path: path.into(),
+                fd: Arc::new(opened.fd),
+                size: AtomicU64::new(opened.size),
+                // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
+                abilities: Arc::new(Abilities::new(opened.punch, writable)),
+                read_only: options.read_only,
+                direct: opened.direct,
+                block_size: opened.block_size,
+                optimal_io: opened.optimal_io,
+                punch_granularity: opened.punch_granularity,
+                device: opened.device,
+                description,
+                id: opened.id,
+            }),
+        })
+    }
+
+    /// The page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.shared.direct.is_some()
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+}
+
+fn describe(path: &Path, options: &FileOptions, opened: &Opened) -> String {
+    let what = if opened.device {
+        "block device"
+    } else {
+        "file"
+    };
+    let how = match (&opened.direct, &opened.buffered_because) {
+        (Some(_), _) => "direct I/O".to_owned(),
+        (None, Some(why)) => format!("buffered I/O ({why})"),
+        (None, None) => "buffered I/O".to_owned(),
+    };
+    let only = if options.read_only { ", read-only" } else { "" };
+    format!("{what} {}, {how}{only}", path.display())
+}
+
+impl Volume for FileVolume {
+    fn info(&self) -> Info {
+        let shared = &*self.shared;
+        let punch = shared.abilities.punch() && !shared.read_only;
+        Info {
+            size: shared.size.load(Ordering::Acquire),
+            block_size: shared.block_size,
+            optimal_io: shared.optimal_io,
+            read_only: shared.read_only,
+            volatile_cache: true,
+            deallocate: punch,
+            deallocate_granularity: if punch { shared.punch_granularity } else { 0 },
+            zeroes_after_deallocate: punch,
+            write_zeroes: punch || (shared.abilities.zero_range() && !shared.device),
+            kind: if shared.device {
+                Kind::BlockDevice
+            } else {
+                Kind::File
+            },
+            description: shared.description.clone(),
+        }
+    }
+
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        let ring = io.ring()?;
+        let file = ring.open(RingFile {
+            fd: self.shared.fd.clone(),
+            direct: self.shared.direct,
+            abilities: self.shared.abilities.clone(),
+        });
+        Ok(Box::new(FileQueue {
+            shared: self.shared.clone(),
+            ring,
+            file,
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.shared.id.clone()
+    }
+
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        let shared = &*self.shared;
+        let size = open::size(&shared.path, shared.fd.as_fd(), shared.device)?;
+        open::check_size(&shared.path, size, shared.block_size)?;
+        Ok(shared.size.swap(size, Ordering::AcqRel) != size)
+    }
+}
+
+/// One worker's queue into a [`FileVolume`].
+struct FileQueue {
+    shared: Arc<Shared>,
+    ring: Rc<Ring>,
+    /// The file's name on the ring.
+    file: usize,
+}
+
+impl VolumeQueue for FileQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        let shared = &*self.shared;
+        let size = shared.size.load(Ordering::Acquire);
+        if let Err(error) = request.check(size, shared.block_size, shared.read_only) {
+            return Some(request.complete(Err(error)));
+        }
+        match request.op {
+            // Nothing to do; the system takes an empty range for a mistake.
+            op if op != Op::Flush && request.len == 0 => Some(request.complete(Ok(()))),
+            // What is never written needs no flush.
+            Op::Flush if shared.read_only => Some(request.complete(Ok(()))),
+            Op::Deallocate if !shared.abilities.punch() => {
+                Some(request.complete(Err(IoErrorKind::Unsupported.into())))
+            }
+            _ => self.ring.submit(self.file, request),
+        }
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.ring.cancel(self.file, tag);
+    }
+}
+
+impl Drop for FileQueue {
+    fn drop(&mut self) {
+        self.ring.close(self.file);
+    }
+}

@@ -1,0 +1,324 @@
+//! Opening a file or block device: every way in which that fails gets its own words.
+
+use super::device::Device;
+use super::holder::holder;
+use super::sys;
+use super::{Direct, FileOptions};
+use crate::VolumeError;
+use crate::io::ring::Alignment;
+use dma::Buffer;
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Sizes that blocks can have, in bytes.
+const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=65536;
+/// The block size where nothing else is known or wanted.
+const DEFAULT_BLOCK: u32 = 512;
+
+/// A file that has been opened and examined.
+pub(super) struct Opened {
+    pub(super) fd: OwnedFd,
+    pub(super) size: u64,
+    /// `None`: buffered.
+    pub(super) direct: Option<Alignment>,
+    /// Why it is buffered although direct I/O was preferred.
+    pub(super) buffered_because: Option<String>,
+    pub(super) block_size: u32,
+    pub(super) optimal_io: u32,
+    pub(super) punch: bool,
+    pub(super) punch_granularity: u32,
+    pub(super) device: bool,
+    pub(super) id: Vec<u8>,
+}
+
+/// Opens and examines `path`.
+pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeError> {
+    if let Some(block_size) = options.block_size
+        && !(block_size.is_power_of_two() && BLOCK_SIZES.contains(&block_size))
+    {
+        return Err(VolumeError::BlockSize { block_size });
+    }
+    // Looked at before it is opened: opening a FIFO would wait for its other end.
+    let stat =
+        fs::stat(path).map_err(|errno| failed(path, options, errno, "cannot be examined"))?;
+    let kind = kind(path, FileType::from_raw_mode(stat.st_mode))?;
+    let is_device = kind == FileType::BlockDevice;
+    let device = if is_device {
+        Device::find(fs::major(stat.st_rdev), fs::minor(stat.st_rdev))
+    } else {
+        None
+    };
+    if !options.read_only && device.as_ref().is_some_and(Device::read_only) {
+        return Err(VolumeError::ReadOnlyMedium { path: path.into() });
+    }
+    let (fd, mut refused) = open_fd(path, options, is_device)?;
+    let now = fs::fstat(&fd).map_err(|errno| system(path, errno, "cannot be examined"))?;
+    if FileType::from_raw_mode(now.st_mode) != kind {
+        return Err(system(path, Errno::STALE, "changed while it was opened"));
+    }
+    if options.lock {
+        lock(path, options, fd.as_fd())?;
+    }
+    let size = size(path, fd.as_fd(), is_device)?;
+    if size == 0 {
+        return Err(VolumeError::Empty { path: path.into() });
+    }
+    let smallest = options.block_size.unwrap_or(DEFAULT_BLOCK);
+    check_size(path, size, smallest)?;
+
+    let mut direct = None;
+    if options.direct != Direct::Off && refused.is_none() {
+        match alignment(fd.as_fd(), is_device) {
+            Ok(found) if found.block > smallest && options.block_size.is_some() => {
+                let needed = found.block;
+                refused = Some(format!(
+                    "it needs blocks of {needed} bytes, and {smallest} are wanted"
+                ));
+            }
+            Ok(found) if size % u64::from(found.block) != 0 => {
+                refused = Some(format!(
+                    "the size of {size} bytes is no multiple of its blocks of {} bytes",
+                    found.block
+                ));
+            }
+            Ok(found) => direct = Some(found),
+            Err(why) => refused = Some(why),
+        }
+    }
+    if let Some(why) = &refused {
+        if options.direct == Direct::On {
+            return Err(VolumeError::DirectUnsupported {
+                path: path.into(),
+                why: why.clone(),
+            });
+        }
+        buffered(path, fd.as_fd())?;
+    }
+    let block_size = direct.map_or(smallest.min(DEFAULT_BLOCK), |direct| direct.block);
+    let punch = !options.read_only
+        && match &device {
+            Some(device) => device.punches(),
+            None => !is_device && punches(fd.as_fd(), size),
+        };
+    // A filesystem's blocks are the unit of its holes; `st_blksize` is their size on all common ones.
+    let file_unit = power(u64::try_from(now.st_blksize).unwrap_or(0), block_size);
+    let unit =
+        |of_device: Option<u64>| of_device.map_or(file_unit, |bytes| power(bytes, block_size));
+    Ok(Opened {
+        size,
+        direct,
+        buffered_because: refused,
+        block_size,
+        optimal_io: unit(device.as_ref().and_then(Device::optimal_io)),
+        punch,
+        punch_granularity: if punch {
+            unit(device.as_ref().and_then(Device::discard_granularity))
+        } else {
+            0
+        },
+        device: is_device,
+        id: identity(path, device.as_ref()),
+        fd,
+    })
+}
+
+/// The current size in bytes.
+pub(super) fn size(path: &Path, fd: BorrowedFd<'_>, device: bool) -> Result<u64, VolumeError> {
+    let unknown = |errno| system(path, errno, "has no size");
+    if device {
+        // A block device's end is its size. Nothing else uses the descriptor's position.
+        fs::seek(fd, SeekFrom::End(0)).map_err(unknown)
+    } else {
+        let stat = fs::fstat(fd).map_err(unknown)?;
+        Ok(u64::try_from(stat.st_size).unwrap_or(0))
+    }
+}
+
+/// The size has to be a multiple of the block size.
+pub(super) fn check_size(path: &Path, size: u64, block_size: u32) -> Result<(), VolumeError> {
+    if size.is_multiple_of(u64::from(block_size)) {
+        return Ok(());
+    }
+    Err(VolumeError::OddSize {
+        path: path.into(),
+        size,
+        block_size,
+    })
+}
+
+fn kind(path: &Path, kind: FileType) -> Result<FileType, VolumeError> {
+    let what = match kind {
+        FileType::RegularFile | FileType::BlockDevice => return Ok(kind),
+        FileType::Directory => return Err(VolumeError::IsDirectory { path: path.into() }),
+        FileType::CharacterDevice => "character device",
+        FileType::Fifo => "FIFO",
+        FileType::Socket => "socket",
+        _ => "file of unknown type",
+    };
+    Err(VolumeError::WrongType {
+        path: path.into(),
+        what,
+    })
+}
+
+/// Opens the file, without O_DIRECT where the filesystem refuses it: then with the reason.
+fn open_fd(
+    path: &Path,
+    options: &FileOptions,
+    device: bool,
+) -> Result<(OwnedFd, Option<String>), VolumeError> {
+    let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+    flags |= if options.read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    if device && !options.read_only && options.lock {
+        // On a block device this means: not while it is mounted or otherwise in use by the system.
+        flags |= OFlags::EXCL;
+    }
+    let open = |flags| fs::open(path, flags, Mode::empty());
+    if options.direct != Direct::Off {
+        match open(flags | OFlags::DIRECT) {
+            Err(Errno::INVAL) => {
+                let fd = open(flags)
+                    .map_err(|errno| failed(path, options, errno, "cannot be opened"))?;
+                return Ok((fd, Some("the filesystem does not know it".into())));
+            }
+            result => {
+                let fd =
+                    result.map_err(|errno| failed(path, options, errno, "cannot be opened"))?;
+                return Ok((fd, None));
+            }
+        }
+    }
+    let fd = open(flags).map_err(|errno| failed(path, options, errno, "cannot be opened"))?;
+    Ok((fd, None))
+}
+
+fn failed(path: &Path, options: &FileOptions, errno: Errno, what: &'static str) -> VolumeError {
+    let (path, read_only) = (path.to_path_buf(), options.read_only);
+    match errno {
+        Errno::NOENT => VolumeError::NotFound { path },
+        Errno::ACCESS | Errno::PERM => VolumeError::Permission { path, read_only },
+        Errno::ROFS => VolumeError::ReadOnlyMedium { path },
+        Errno::ISDIR => VolumeError::IsDirectory { path },
+        Errno::BUSY | Errno::TXTBSY => VolumeError::Locked {
+            path,
+            holder: "the system (mounted, swap, or part of another device)".into(),
+            read_only,
+        },
+        errno => system(&path, errno, what),
+    }
+}
+
+fn system(path: &Path, errno: Errno, what: &'static str) -> VolumeError {
+    VolumeError::System {
+        path: path.into(),
+        what,
+        source: errno.into(),
+    }
+}
+
+fn lock(path: &Path, options: &FileOptions, fd: BorrowedFd<'_>) -> Result<(), VolumeError> {
+    match sys::lock(fd, !options.read_only) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(VolumeError::Locked {
+            path: path.into(),
+            holder: holder(path),
+            read_only: options.read_only,
+        }),
+        Err(source) => Err(VolumeError::LockUnsupported {
+            path: path.into(),
+            source,
+        }),
+    }
+}
+
+/// What direct I/O on this file demands, or why it cannot be had.
+fn alignment(fd: BorrowedFd<'_>, device: bool) -> Result<Alignment, String> {
+    let statx = fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let told = statx.ok().filter(|statx| {
+        StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN)
+    });
+    if let Some(told) = told {
+        if told.stx_dio_offset_align == 0 {
+            return Err("the filesystem has none for this file".into());
+        }
+        let block = power(u64::from(told.stx_dio_offset_align), DEFAULT_BLOCK);
+        let memory = told
+            .stx_dio_mem_align
+            .checked_next_power_of_two()
+            .unwrap_or(block)
+            .max(1);
+        return try_read(fd, block).map(|()| Alignment { memory, block });
+    }
+    if in_memory(fd) {
+        return Err("the file lives in memory".into());
+    }
+    // Before Linux 6.1, and on filesystems that do not say: found out by trying.
+    let logical = if device {
+        fs::ioctl_blksszget(fd).ok()
+    } else {
+        None
+    };
+    let first = power(u64::from(logical.unwrap_or(DEFAULT_BLOCK)), DEFAULT_BLOCK);
+    try_read(fd, first)
+        .map(|()| first)
+        .or_else(|_| try_read(fd, 4096).map(|()| 4096))
+        .map(|block| Alignment {
+            memory: block,
+            block,
+        })
+}
+
+/// A filesystem in memory accepts O_DIRECT on newer kernels, and copies all the same.
+fn in_memory(fd: BorrowedFd<'_>) -> bool {
+    const TMPFS: u32 = 0x0102_1994;
+    const RAMFS: u32 = 0x8584_58f6;
+    // The kernel's magic numbers have 32 bits; the field may be a wider, signed type.
+    fs::fstatfs(fd).is_ok_and(|stat| matches!(stat.f_type as u32, TMPFS | RAMFS))
+}
+
+/// Reads the first `block` bytes directly. A medium that cannot be read is no reason against direct I/O.
+fn try_read(fd: BorrowedFd<'_>, block: u32) -> Result<(), String> {
+    let mut buffer = Buffer::new(block as usize);
+    match rustix::io::pread(fd, &mut buffer[..], 0) {
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Err(format!("a read of {block} bytes is refused")),
+        _ => Ok(()),
+    }
+}
+
+/// Turns direct I/O off on an open file.
+fn buffered(path: &Path, fd: BorrowedFd<'_>) -> Result<(), VolumeError> {
+    let unchanged = |errno| system(path, errno, "cannot be switched to buffered I/O");
+    let flags = fs::fcntl_getfl(fd).map_err(unchanged)?;
+    if flags.contains(OFlags::DIRECT) {
+        fs::fcntl_setfl(fd, flags - OFlags::DIRECT).map_err(unchanged)?;
+    }
+    Ok(())
+}
+
+/// Tries whether holes can be punched, behind the end of the file, where there is nothing to lose.
+fn punches(fd: BorrowedFd<'_>, size: u64) -> bool {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fs::fallocate(fd, hole, size, u64::from(DEFAULT_BLOCK)).is_ok()
+}
+
+/// A size in bytes as a power of two of at least `least`.
+fn power(bytes: u64, least: u32) -> u32 {
+    let bytes = u32::try_from(bytes).unwrap_or(0).max(least);
+    // Down to a power of two: a larger unit would promise too much.
+    1 << bytes.max(1).ilog2()
+}
+
+fn identity(path: &Path, device: Option<&Device>) -> Vec<u8> {
+    use std::os::unix::ffi::OsStrExt;
+    if let Some(name) = device.and_then(Device::lasting_name) {
+        return format!("device:{name}").into_bytes();
+    }
+    let path = path.canonicalize().unwrap_or_else(|_| path.into());
+    [b"file:".as_slice(), path.as_os_str().as_bytes()].concat()
+}
