@@ -29,19 +29,25 @@
 #![deny(unsafe_code)]
 
 mod error;
+mod fault;
 mod file;
 mod info;
 mod io;
 mod mem;
 mod null;
 mod request;
+mod slice;
 mod traits;
+mod url;
 
 pub use error::{IoError, IoErrorKind, VolumeError};
+pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume};
 pub use info::{Info, Kind};
 pub use io::{Io, IoCounters, IoOptions};
 pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};
 pub use request::{Completion, Op, Request};
+pub use slice::SliceVolume;
 pub use traits::{Volume, VolumeQueue};
+pub use url::{OpenError, OpenOptions, open_url, parse_duration, parse_size};

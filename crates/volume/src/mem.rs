@@ -15,6 +15,7 @@ const PUNCH_FROM: u64 = 256 << 10;
 pub struct MemVolume {
     memory: Memory,
     size: u64,
+    read_only: bool,
 }
 
 impl MemVolume {
@@ -37,7 +38,19 @@ impl MemVolume {
             what: "a memory volume",
             source: std::io::Error::other(error),
         })?;
-        Ok(Self { memory, size })
+        Ok(Self {
+            memory,
+            size,
+            read_only: false,
+        })
+    }
+
+    /// The same volume, refusing writes.
+    pub fn read_only(self) -> Self {
+        Self {
+            read_only: true,
+            ..self
+        }
     }
 }
 
@@ -47,10 +60,10 @@ impl Volume for MemVolume {
             size: self.size,
             block_size: 1,
             optimal_io: 4096,
-            read_only: false,
+            read_only: self.read_only,
             volatile_cache: false,
-            deallocate: true,
-            deallocate_granularity: 4096,
+            deallocate: !self.read_only,
+            deallocate_granularity: if self.read_only { 0 } else { 4096 },
             zeroes_after_deallocate: true,
             write_zeroes: true,
             kind: Kind::Memory,
@@ -71,6 +84,7 @@ impl Volume for MemVolume {
             whole,
             part: SegmentList::with_capacity(1),
             size: self.size,
+            read_only: self.read_only,
         }))
     }
 
@@ -87,11 +101,12 @@ struct MemQueue {
     /// The part that the current request is about; kept for its capacity.
     part: SegmentList,
     size: u64,
+    read_only: bool,
 }
 
 impl MemQueue {
     fn execute(&mut self, request: &Request) -> Result<(), IoError> {
-        request.check(self.size, 1, false)?;
+        request.check(self.size, 1, self.read_only)?;
         match request.op {
             Op::Flush => Ok(()),
             Op::Read => {

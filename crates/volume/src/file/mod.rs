@@ -72,6 +72,8 @@ struct Shared {
     read_only: bool,
     direct: Option<Alignment>,
     block_size: u32,
+    /// The size is a multiple of this: the blocks that the user wants, or `block_size`.
+    size_unit: u32,
     optimal_io: u32,
     punch_granularity: u32,
     device: bool,
@@ -102,6 +104,9 @@ impl FileVolume {
                 read_only: options.read_only,
                 direct: opened.direct,
                 block_size: opened.block_size,
+                size_unit: options
+                    .block_size
+                    .map_or(opened.block_size, |wanted| wanted.max(opened.block_size)),
                 optimal_io: opened.optimal_io,
                 punch_granularity: opened.punch_granularity,
                 device: opened.device,
@@ -181,7 +186,7 @@ impl Volume for FileVolume {
     fn refresh(&self) -> Result<bool, VolumeError> {
         let shared = &*self.shared;
         let size = open::size(&shared.path, shared.fd.as_fd(), shared.device)?;
-        open::check_size(&shared.path, size, shared.block_size)?;
+        open::check_size(&shared.path, size, shared.size_unit)?;
         Ok(shared.size.swap(size, Ordering::AcqRel) != size)
     }
 }

@@ -1,0 +1,291 @@
+//! Declared faults: another volume that fails, delays or holds chosen requests.
+//!
+//! Tests of everything above a volume put this one in between: what they see is what a failing disk would give them.
+
+use crate::{
+    Completion, Info, Io, IoError, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue,
+};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Which operations a fault concerns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OpKind {
+    /// All.
+    #[default]
+    Any,
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Flushes.
+    Flush,
+    /// Zeroing.
+    WriteZeroes,
+    /// Deallocation.
+    Deallocate,
+}
+
+impl OpKind {
+    fn matches(self, op: Op) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Read => op == Op::Read,
+            Self::Write => matches!(op, Op::Write { .. }),
+            Self::Flush => op == Op::Flush,
+            Self::WriteZeroes => matches!(op, Op::WriteZeroes { .. }),
+            Self::Deallocate => op == Op::Deallocate,
+        }
+    }
+}
+
+/// What happens to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It fails, and never reaches the volume.
+    Fail(IoError),
+    /// It reaches the volume this much later.
+    Delay(Duration),
+    /// It reaches the volume when [`Faults::release`] is called.
+    Hold,
+}
+
+/// A fault: which requests, and what happens to them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Operations that it concerns.
+    pub op: OpKind,
+    /// Bytes that a request must touch; `None`: any. Flushes touch none.
+    pub range: Option<Range<u64>>,
+    /// So many matching requests pass first.
+    pub skip: u64,
+    /// So many are hit then; after that the fault is over.
+    pub times: u64,
+    /// What happens to them.
+    pub effect: Effect,
+}
+
+impl Fault {
+    /// All requests of a kind, until further notice.
+    pub fn always(op: OpKind, effect: Effect) -> Self {
+        Self {
+            op,
+            range: None,
+            skip: 0,
+            times: u64::MAX,
+            effect,
+        }
+    }
+
+    /// The `nth` request of a kind from now on; the first is 1.
+    pub fn nth(op: OpKind, nth: u64, effect: Effect) -> Self {
+        Self {
+            op,
+            range: None,
+            skip: nth.saturating_sub(1),
+            times: 1,
+            effect,
+        }
+    }
+
+    fn concerns(&self, request: &Request) -> bool {
+        self.op.matches(request.op)
+            && self.range.as_ref().is_none_or(|range| {
+                request.op != Op::Flush
+                    && request.offset < range.end
+                    && request.offset.saturating_add(request.len) > range.start
+            })
+    }
+}
+
+/// The faults of a [`FaultVolume`], to be declared and released from any thread.
+#[derive(Debug, Default)]
+pub struct Faults {
+    list: Mutex<Vec<Fault>>,
+    /// Counts calls of [`Faults::release`].
+    releases: AtomicU64,
+    held: AtomicUsize,
+}
+
+impl Faults {
+    /// Declares a fault; earlier ones go first.
+    pub fn add(&self, fault: Fault) {
+        self.list
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(fault);
+    }
+
+    /// Forgets all faults. Requests that are held stay held.
+    pub fn clear(&self) {
+        self.list
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
+    /// Lets the held requests go on.
+    pub fn release(&self) {
+        self.releases.fetch_add(1, Ordering::Release);
+    }
+
+    /// Number of requests that are held now.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// What happens to this request, if anything.
+    fn strike(&self, request: &Request) -> Option<Effect> {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut struck = None;
+        for fault in list.iter_mut().filter(|fault| fault.concerns(request)) {
+            if fault.skip > 0 {
+                fault.skip -= 1;
+            } else if fault.times > 0 && struck.is_none() {
+                fault.times -= 1;
+                struck = Some(fault.effect);
+            }
+        }
+        list.retain(|fault| fault.times > 0);
+        struck
+    }
+}
+
+/// Another volume with declared faults.
+#[derive(Debug)]
+pub struct FaultVolume {
+    volume: Arc<dyn Volume>,
+    faults: Arc<Faults>,
+}
+
+impl FaultVolume {
+    /// `volume`, without any faults yet.
+    pub fn new(volume: Arc<dyn Volume>) -> Self {
+        Self {
+            volume,
+            faults: Arc::default(),
+        }
+    }
+
+    /// Where faults are declared.
+    pub fn faults(&self) -> Arc<Faults> {
+        self.faults.clone()
+    }
+}
+
+impl Volume for FaultVolume {
+    fn info(&self) -> Info {
+        self.volume.info()
+    }
+
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        Ok(Box::new(FaultQueue {
+            queue: self.volume.open(io)?,
+            faults: self.faults.clone(),
+            releases: self.faults.releases.load(Ordering::Acquire),
+            held: Vec::new(),
+            delayed: Vec::new(),
+            aborted: Vec::new(),
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.volume.id()
+    }
+
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        self.volume.refresh()
+    }
+}
+
+/// One worker's queue into a [`FaultVolume`].
+struct FaultQueue {
+    queue: Box<dyn VolumeQueue>,
+    faults: Arc<Faults>,
+    /// [`Faults::releases`] as last seen.
+    releases: u64,
+    held: Vec<Request>,
+    delayed: Vec<(Instant, Request)>,
+    aborted: Vec<Request>,
+}
+
+impl VolumeQueue for FaultQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        match self.faults.strike(&request) {
+            None => self.queue.submit(request),
+            Some(Effect::Fail(error)) => Some(request.complete(Err(error))),
+            Some(Effect::Delay(delay)) => {
+                let now = Instant::now();
+                self.delayed
+                    .push((now.checked_add(delay).unwrap_or(now), request));
+                None
+            }
+            Some(Effect::Hold) => {
+                self.held.push(request);
+                self.faults.held.fetch_add(1, Ordering::AcqRel);
+                None
+            }
+        }
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let mut count = self.queue.poll(done);
+        for request in self.aborted.drain(..) {
+            count += 1;
+            done(request.complete(Err(IoErrorKind::Aborted.into())));
+        }
+        let mut due = Vec::new();
+        let releases = self.faults.releases.load(Ordering::Acquire);
+        if self.releases != releases {
+            self.releases = releases;
+            self.faults
+                .held
+                .fetch_sub(self.held.len(), Ordering::AcqRel);
+            due.append(&mut self.held);
+        }
+        if !self.delayed.is_empty() {
+            let now = Instant::now();
+            due.extend(
+                self.delayed
+                    .extract_if(.., |(deadline, _)| *deadline <= now)
+                    .map(|(_, request)| request),
+            );
+        }
+        for request in due {
+            if let Some(completion) = self.queue.submit(request) {
+                count += 1;
+                done(completion);
+            }
+        }
+        count
+    }
+
+    fn polled_in_flight(&self) -> usize {
+        self.held.len() + self.delayed.len() + self.aborted.len() + self.queue.polled_in_flight()
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        if let Some(index) = self.held.iter().position(|request| request.tag == tag) {
+            self.aborted.push(self.held.swap_remove(index));
+            self.faults.held.fetch_sub(1, Ordering::AcqRel);
+        } else if let Some(index) = self
+            .delayed
+            .iter()
+            .position(|(_, request)| request.tag == tag)
+        {
+            self.aborted.push(self.delayed.swap_remove(index).1);
+        } else {
+            self.queue.cancel(tag);
+        }
+    }
+}
+
+impl Drop for FaultQueue {
+    fn drop(&mut self) {
+        self.faults
+            .held
+            .fetch_sub(self.held.len(), Ordering::AcqRel);
+    }
+}

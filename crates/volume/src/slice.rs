@@ -1,0 +1,110 @@
+//! A part of another volume.
+
+use crate::{Completion, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue};
+use std::sync::Arc;
+
+/// A range of another volume, as a volume of its own. Nothing outside of the range can be reached through it.
+#[derive(Debug)]
+pub struct SliceVolume {
+    whole: Arc<dyn Volume>,
+    offset: u64,
+    /// Bytes; `None`: up to the end of the volume, wherever that is.
+    len: Option<u64>,
+}
+
+impl SliceVolume {
+    /// `len` bytes of `whole` from byte `offset` on, or everything from there. Both edges lie on the volume's blocks.
+    pub fn new(whole: Arc<dyn Volume>, offset: u64, len: Option<u64>) -> Result<Self, VolumeError> {
+        let info = whole.info();
+        let rest = info.size.saturating_sub(offset);
+        let wanted = len.unwrap_or(rest);
+        if wanted == 0 || wanted > rest {
+            return Err(VolumeError::SliceRange {
+                offset,
+                len: wanted,
+                size: info.size,
+            });
+        }
+        if (offset | wanted) % u64::from(info.block_size.max(1)) != 0 {
+            return Err(VolumeError::SliceAlignment {
+                offset,
+                len: wanted,
+                block_size: info.block_size,
+            });
+        }
+        Ok(Self { whole, offset, len })
+    }
+
+    fn size(&self, whole: u64) -> u64 {
+        let rest = whole.saturating_sub(self.offset);
+        self.len.map_or(rest, |len| len.min(rest))
+    }
+}
+
+impl Volume for SliceVolume {
+    fn info(&self) -> Info {
+        let info = self.whole.info();
+        let size = self.size(info.size);
+        let description = format!("{size} bytes from {} of {}", self.offset, info.description);
+        Info {
+            size,
+            description,
+            ..info
+        }
+    }
+
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        Ok(Box::new(SliceQueue {
+            whole: self.whole.open(io)?,
+            offset: self.offset,
+            len: self.len,
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        let mut id = self.whole.id();
+        id.extend_from_slice(b"+");
+        id.extend_from_slice(self.offset.to_string().as_bytes());
+        id
+    }
+
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        let before = self.size(self.whole.info().size);
+        self.whole.refresh()?;
+        Ok(self.size(self.whole.info().size) != before)
+    }
+}
+
+/// One worker's queue into a [`SliceVolume`].
+struct SliceQueue {
+    whole: Box<dyn VolumeQueue>,
+    offset: u64,
+    len: Option<u64>,
+}
+
+impl VolumeQueue for SliceQueue {
+    fn submit(&mut self, mut request: Request) -> Option<Completion> {
+        if request.op != Op::Flush {
+            // What lies behind the end of the whole is the whole's to refuse.
+            let end = request.offset.checked_add(request.len);
+            let inside = end.is_some_and(|end| self.len.is_none_or(|len| end <= len));
+            match request.offset.checked_add(self.offset) {
+                Some(offset) if inside => request.offset = offset,
+                _ => return Some(request.complete(Err(IoErrorKind::OutOfRange.into()))),
+            }
+        }
+        self.whole.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.whole.poll(done)
+    }
+
+    fn polled_in_flight(&self) -> usize {
+        self.whole.polled_in_flight()
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.whole.cancel(tag);
+    }
+}

@@ -1,0 +1,75 @@
+//! The `key=value` pairs behind the `?`.
+
+use super::{OpenError, OpenOptions};
+
+/// The options of one URL; each is taken once.
+pub(super) struct Options {
+    pairs: Vec<(String, String)>,
+}
+
+impl Options {
+    /// No options.
+    pub(super) fn none() -> Self {
+        Self { pairs: Vec::new() }
+    }
+
+    /// Splits a query; every key must be one of `known`.
+    pub(super) fn parse(
+        scheme: &'static str,
+        query: Option<&str>,
+        known: &[&str],
+    ) -> Result<Self, OpenError> {
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for text in query
+            .unwrap_or("")
+            .split('&')
+            .filter(|text| !text.is_empty())
+        {
+            let (key, value) = text
+                .split_once('=')
+                .ok_or_else(|| OpenError::NoValue { text: text.into() })?;
+            if !known.contains(&key) {
+                return Err(OpenError::UnknownOption {
+                    key: key.into(),
+                    scheme,
+                    known: known.join(", "),
+                });
+            }
+            if pairs.iter().any(|(other, _)| other == key) {
+                return Err(OpenError::Twice { key: key.into() });
+            }
+            pairs.push((key.into(), value.into()));
+        }
+        Ok(Self { pairs })
+    }
+
+    /// Takes an option's value, read by `read`.
+    pub(super) fn take<T>(
+        &mut self,
+        key: &str,
+        read: impl FnOnce(&str) -> Result<T, &'static str>,
+    ) -> Result<Option<T>, OpenError> {
+        let Some(index) = self.pairs.iter().position(|(other, _)| other == key) else {
+            return Ok(None);
+        };
+        let (key, value) = self.pairs.swap_remove(index);
+        match read(&value) {
+            Ok(value) => Ok(Some(value)),
+            Err(why) => Err(OpenError::Value { key, value, why }),
+        }
+    }
+
+    /// Takes a switch.
+    pub(super) fn switch(&mut self, key: &str) -> Result<Option<bool>, OpenError> {
+        self.take(key, |text| match text {
+            "on" | "true" | "yes" => Ok(true),
+            "off" | "false" | "no" => Ok(false),
+            _ => Err("it is on or off"),
+        })
+    }
+
+    /// The volume may not be written: either side can say so.
+    pub(super) fn read_only(&mut self, open: OpenOptions) -> Result<bool, OpenError> {
+        Ok(self.switch("read-only")?.unwrap_or(false) || open.read_only)
+    }
+}
