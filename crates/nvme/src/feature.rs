@@ -2,11 +2,16 @@
 //!
 //! The bitfields are the values of command dword 11 of Set Features and of completion dword 0 of Get Features.
 
-use crate::macros::open_values;
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::log::CriticalWarning;
+use crate::macros::{open_values, wire_layout, zeroed_default};
 
 open_values! {
     /// Feature Identifier (NVMe Base 2.1, figure 385).
-    #[derive(zerocopy::Unaligned)]
+    #[derive(Unaligned)]
     pub Fid: u8 {
         ARBITRATION = 0x01, "Arbitration";
         POWER_MANAGEMENT = 0x02, "Power Management";
@@ -52,5 +57,407 @@ open_values! {
         RESERVATION_PERSISTENCE = 0x83, "Reservation Persistence";
         NAMESPACE_WRITE_PROTECTION_CONFIG = 0x84, "Namespace Write Protection Config";
         BOOT_PARTITION_WRITE_PROTECTION_CONFIG = 0x85, "Boot Partition Write Protection Config";
+    }
+}
+
+/// Value of [`Fid::ARBITRATION`] (NVMe Base 2.1, 5.1.25.1.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Arbitration {
+    /// Arbitration Burst, log2 of commands; 7 for no limit.
+    #[bits(3)]
+    pub ab: u8,
+    #[bits(5)]
+    __: u8,
+    /// Low Priority Weight, zero-based.
+    pub lpw_z: u8,
+    /// Medium Priority Weight, zero-based.
+    pub mpw_z: u8,
+    /// High Priority Weight, zero-based.
+    pub hpw_z: u8,
+}
+
+/// Value of [`Fid::POWER_MANAGEMENT`] (NVMe Base 2.1, 5.1.25.1.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct PowerManagement {
+    /// Power State.
+    #[bits(5)]
+    pub ps: u8,
+    /// Workload Hint.
+    #[bits(3)]
+    pub wh: u8,
+    #[bits(24)]
+    __: u32,
+}
+
+/// Value of [`Fid::TEMPERATURE_THRESHOLD`] (NVMe Base 2.1, 5.1.25.1.3).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct TemperatureThreshold {
+    /// Temperature Threshold, in kelvins.
+    pub tmpth: u16,
+    /// Threshold Temperature Select.
+    #[bits(4)]
+    pub tmpsel: TemperatureSelect,
+    /// Threshold Type Select.
+    #[bits(2)]
+    pub thsel: ThresholdType,
+    /// Temperature Threshold Hysteresis, in kelvins.
+    #[bits(3)]
+    pub tmpthh: u8,
+    #[bits(7)]
+    __: u8,
+}
+
+open_values! {
+    /// Threshold Temperature Select (4 bits).
+    pub TemperatureSelect: u8 {
+        COMPOSITE = 0x0, "Composite Temperature";
+        SENSOR_1 = 0x1, "Temperature Sensor 1";
+        SENSOR_2 = 0x2, "Temperature Sensor 2";
+        SENSOR_3 = 0x3, "Temperature Sensor 3";
+        SENSOR_4 = 0x4, "Temperature Sensor 4";
+        SENSOR_5 = 0x5, "Temperature Sensor 5";
+        SENSOR_6 = 0x6, "Temperature Sensor 6";
+        SENSOR_7 = 0x7, "Temperature Sensor 7";
+        SENSOR_8 = 0x8, "Temperature Sensor 8";
+        ALL = 0xf, "All implemented temperature sensors (Set Features only)";
+    }
+}
+
+open_values! {
+    /// Threshold Type Select (2 bits).
+    pub ThresholdType: u8 {
+        OVER = 0, "Over Temperature Threshold";
+        UNDER = 1, "Under Temperature Threshold";
+    }
+}
+
+/// Value of [`Fid::ERROR_RECOVERY`] (NVM Command Set 1.1, 4.1.3.1); namespace specific.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ErrorRecovery {
+    /// Time Limited Error Recovery, in units of 100 ms; 0 for no limit.
+    pub tler: u16,
+    /// Deallocated or Unwritten Logical Block Error Enable.
+    pub dulbe: bool,
+    #[bits(15)]
+    __: u16,
+}
+
+/// Value of [`Fid::VOLATILE_WRITE_CACHE`] (NVMe Base 2.1, 5.1.25.1.4).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct VolatileWriteCache {
+    /// Volatile Write Cache Enable.
+    pub wce: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+/// Value of [`Fid::NUMBER_OF_QUEUES`]: I/O queues requested in dword 11, allocated in dword 0 of the completion
+/// (NVMe Base 2.1, 5.1.25.2.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct NumberOfQueues {
+    /// Number of I/O Submission Queues, zero-based; FFFFh is an invalid request.
+    pub nsq_z: u16,
+    /// Number of I/O Completion Queues, zero-based; FFFFh is an invalid request.
+    pub ncq_z: u16,
+}
+
+/// Value of [`Fid::INTERRUPT_COALESCING`] (NVMe Base 2.1, 5.1.25.2.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct InterruptCoalescing {
+    /// Aggregation Threshold in completions, zero-based.
+    pub thr_z: u8,
+    /// Aggregation Time, in units of 100 microseconds; 0 for no delay.
+    pub time: u8,
+    __: u16,
+}
+
+/// Value of [`Fid::INTERRUPT_VECTOR_CONFIG`] (NVMe Base 2.1, 5.1.25.2.3).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct InterruptVectorConfig {
+    /// Interrupt Vector that the command is about.
+    pub iv: u16,
+    /// Coalescing Disable.
+    pub cd: bool,
+    #[bits(15)]
+    __: u16,
+}
+
+/// Value of [`Fid::WRITE_ATOMICITY`] (NVM Command Set 1.1, 4.1.3.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct WriteAtomicity {
+    /// Disable Normal: the host needs atomicity at power failure only, AWUN does not hold.
+    pub dn: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+/// Value of [`Fid::ASYNC_EVENT_CONFIG`] (NVMe Base 2.1, 5.1.25.1.5): which events are reported.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct AsyncEventConfig {
+    /// Critical warnings of the SMART log.
+    #[bits(8)]
+    pub smart: CriticalWarning,
+    /// Attached Namespace Attribute Notices.
+    pub nan: bool,
+    /// Firmware Activation Notices.
+    pub fan: bool,
+    /// Telemetry Log Notices.
+    pub tln: bool,
+    /// ANA Change Notices.
+    pub anacn: bool,
+    /// Predictable Latency Event Aggregate Log Change Notices.
+    pub plealcn: bool,
+    /// LBA Status Information Alert Notices.
+    pub lsian: bool,
+    /// Endurance Group Event Aggregate Log Change Notices.
+    pub egealcn: bool,
+    /// Normal NVM Subsystem Shutdown.
+    pub nnsshdn: bool,
+    /// Temperature Threshold Hysteresis Recovery.
+    pub tthr: bool,
+    /// Reachability Association Notices.
+    pub rassn: bool,
+    /// Reachability Group Notices.
+    pub rgrp0: bool,
+    /// Allocated Namespace Attribute Notices.
+    pub ansan: bool,
+    #[bits(7)]
+    __: u8,
+    /// Zone Descriptor Changed Notices.
+    pub zdcn: bool,
+    #[bits(3)]
+    __: u8,
+    /// Discovery Log Page Change Notifications.
+    pub dlpcn: bool,
+}
+
+/// Value of [`Fid::AUTONOMOUS_POWER_STATE_TRANSITION`] (NVMe Base 2.1, 5.1.25.1.6).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct AutonomousPowerStateTransition {
+    /// Autonomous Power State Transition Enable.
+    pub apste: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+/// Value of [`Fid::HOST_MEMORY_BUFFER`] (NVMe Base 2.1, 5.1.25.2.4).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct HostMemoryBuffer {
+    /// Enable Host Memory.
+    pub ehm: bool,
+    /// Memory Return: the same buffer as before.
+    pub mr: bool,
+    /// Host Memory Non-operational Access Restriction Enable.
+    pub hmnare: bool,
+    #[bits(29)]
+    __: u32,
+}
+
+/// Value of [`Fid::KEEP_ALIVE_TIMER`] (NVMe Base 2.1, 5.1.25.1.8).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct KeepAliveTimer {
+    /// Keep Alive Timeout, in milliseconds; 0 disables it.
+    pub kato: u32,
+}
+
+/// Value of [`Fid::HOST_THERMAL_MANAGEMENT`] (NVMe Base 2.1, 5.1.25.1.9).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct HostThermalManagement {
+    /// Thermal Management Temperature 2, in kelvins.
+    pub tmt2: u16,
+    /// Thermal Management Temperature 1, in kelvins.
+    pub tmt1: u16,
+}
+
+/// Value of [`Fid::IO_COMMAND_SET_PROFILE`] (NVMe Base 2.1, 5.1.25.1.17).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct IoCommandSetProfile {
+    /// I/O Command Set Combination Index, into the answer of Identify CNS 1Ch.
+    #[bits(9)]
+    pub iocsci: u16,
+    #[bits(23)]
+    __: u32,
+}
+
+/// Dword 11 of [`Fid::HOST_IDENTIFIER`] (NVMe Base 2.1, 5.1.25.1.28); the identifier itself is data of 8 or 16 bytes.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct HostIdentifier {
+    /// Enable Extended Host Identifier: 16 bytes rather than 8.
+    pub exhid: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+/// Value of [`Fid::NAMESPACE_WRITE_PROTECTION_CONFIG`] (NVMe Base 2.1, 5.1.25.1.31); namespace specific.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct NamespaceWriteProtection {
+    /// Write Protection State.
+    #[bits(3)]
+    pub wps: WriteProtectionState,
+    #[bits(29)]
+    __: u32,
+}
+
+open_values! {
+    /// Write Protection State (3 bits).
+    pub WriteProtectionState: u8 {
+        NONE = 0, "No Write Protect";
+        WRITE_PROTECT = 1, "Write Protect";
+        UNTIL_POWER_CYCLE = 2, "Write Protect Until Power Cycle";
+        PERMANENT = 3, "Permanent Write Protect";
+    }
+}
+
+/// Data of [`Fid::TIMESTAMP`], 8 bytes (NVMe Base 2.1, 5.1.25.1.7).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Timestamp {
+    /// Milliseconds since midnight of 1 January 1970, UTC: 48 bits, least significant byte first.
+    pub ts: [u8; 6],
+    /// Synch and origin; of Get Features only.
+    pub attributes: TimestampAttributes,
+    #[doc(hidden)]
+    pub reserved7: u8,
+}
+
+wire_layout!(Timestamp, 8, ts @ 0, attributes @ 6);
+
+impl Timestamp {
+    /// A timestamp of the low 48 bits of `milliseconds`.
+    pub const fn new(milliseconds: u64, attributes: TimestampAttributes) -> Self {
+        let [a, b, c, d, e, f, _, _] = milliseconds.to_le_bytes();
+        Self {
+            ts: [a, b, c, d, e, f],
+            attributes,
+            reserved7: 0,
+        }
+    }
+
+    /// Milliseconds since midnight of 1 January 1970, UTC.
+    pub const fn milliseconds(&self) -> u64 {
+        let [a, b, c, d, e, f] = self.ts;
+        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+    }
+}
+
+/// Byte 6 of a timestamp.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct TimestampAttributes {
+    /// Synch: set when the count may have stopped for some time since it was set.
+    pub synch: bool,
+    /// Timestamp Origin.
+    #[bits(3)]
+    pub origin: TimestampOrigin,
+    #[bits(4)]
+    __: u8,
+}
+
+open_values! {
+    /// Timestamp Origin (3 bits).
+    pub TimestampOrigin: u8 {
+        RESET = 0, "Cleared to 0h by a Controller Level Reset";
+        SET_FEATURES = 1, "Set by a Set Features command";
+    }
+}
+
+/// Data of [`Fid::HOST_BEHAVIOR_SUPPORT`], 512 bytes (NVMe Base 2.1, 5.1.25.1.14).
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HostBehavior {
+    /// Advanced Command Retry Enable: 1 when the host understands Command Interrupted and CRD.
+    pub acre: u8,
+    /// Extended Telemetry Data Area 4 Supported.
+    pub etdas: u8,
+    /// LBA Format Extension Enable.
+    pub lbafee: u8,
+    /// Host Dispersed Namespace Support.
+    pub hdisns: u8,
+    /// Copy Descriptor Formats Enable.
+    pub cdfe: U16,
+    #[doc(hidden)]
+    pub reserved6: [u8; 506],
+}
+
+wire_layout!(HostBehavior, 512, acre @ 0, etdas @ 1, lbafee @ 2, hdisns @ 3, cdfe @ 4);
+zeroed_default!(HostBehavior);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn value_bits() {
+        assert_eq!(Arbitration::new().with_hpw_z(0xff).into_bits(), 0xff << 24);
+        assert_eq!(PowerManagement::new().with_wh(7).into_bits(), 7 << 5);
+        let threshold = TemperatureThreshold::from_bits(0x0011_0157);
+        assert_eq!(threshold.tmpth(), 0x157);
+        assert_eq!(threshold.tmpsel(), TemperatureSelect::SENSOR_1);
+        assert_eq!(threshold.thsel(), ThresholdType::UNDER);
+        assert_eq!(ErrorRecovery::new().with_dulbe(true).into_bits(), 1 << 16);
+        let queues = NumberOfQueues::from_bits(0x0002_0003);
+        assert_eq!((queues.nsq_z(), queues.ncq_z()), (3, 2));
+        let coalescing = InterruptCoalescing::from_bits(0x0a07);
+        assert_eq!((coalescing.thr_z(), coalescing.time()), (7, 10));
+        assert!(InterruptVectorConfig::from_bits(0x1_0005).cd());
+        assert_eq!(AsyncEventConfig::new().with_nan(true).into_bits(), 1 << 8);
+        assert_eq!(AsyncEventConfig::new().with_fan(true).into_bits(), 1 << 9);
+        assert_eq!(AsyncEventConfig::new().with_tthr(true).into_bits(), 1 << 16);
+        assert_eq!(
+            AsyncEventConfig::new().with_ansan(true).into_bits(),
+            1 << 19
+        );
+        assert_eq!(
+            AsyncEventConfig::new().with_dlpcn(true).into_bits(),
+            1 << 31
+        );
+        assert_eq!(
+            HostThermalManagement::new().with_tmt1(1).into_bits(),
+            1 << 16
+        );
+    }
+
+    #[test]
+    fn timestamp_round_trip() {
+        let attributes = TimestampAttributes::new().with_origin(TimestampOrigin::SET_FEATURES);
+        let timestamp = Timestamp::new(0x1234_5678_9abc, attributes);
+        assert_eq!(
+            timestamp.as_bytes(),
+            [0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, 0x02, 0]
+        );
+        assert_eq!(timestamp.milliseconds(), 0x1234_5678_9abc);
+        assert_eq!(
+            Timestamp::new(u64::MAX, attributes).milliseconds(),
+            (1 << 48) - 1
+        );
     }
 }

@@ -13,10 +13,13 @@
 
 mod macros;
 
+pub mod aen;
 pub mod cmd;
 pub mod cqe;
 pub mod feature;
+pub mod identify;
 pub mod log;
+pub mod pci;
 pub mod regs;
 pub mod sgl;
 pub mod status;

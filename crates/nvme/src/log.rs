@@ -1,10 +1,20 @@
 //! Log pages: NVMe Base 2.1, 5.1.12.
 
-use crate::macros::open_values;
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::Status;
+use crate::identify::Ascii;
+use crate::macros::{open_values, wire_layout, zeroed_default};
+
+/// The Changed Namespace List log page: FFFFFFFFh in the first entry when more namespaces changed than it holds
+/// (NVMe Base 2.1, 5.1.12.1.5).
+pub use crate::identify::NsidList as ChangedNamespaceList;
 
 open_values! {
     /// Log Page Identifier (NVMe Base 2.1, figure 202).
-    #[derive(zerocopy::Unaligned)]
+    #[derive(Unaligned)]
     pub Lid: u8 {
         SUPPORTED_LOG_PAGES = 0x00, "Supported Log Pages";
         ERROR_INFORMATION = 0x01, "Error Information";
@@ -46,5 +56,398 @@ open_values! {
         RESERVATION_NOTIFICATION = 0x80, "Reservation Notification";
         SANITIZE_STATUS = 0x81, "Sanitize Status";
         CHANGED_ZONE_LIST = 0xbf, "Changed Zone List";
+    }
+}
+
+/// Entry of the Error Information log, 64 bytes (NVMe Base 2.1, 5.1.12.1.2). The newest entry comes first.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct ErrorInformation {
+    /// Error Count: a number for each error, from 1 on; 0 for an unused entry.
+    pub error_count: U64,
+    /// Submission Queue ID; FFFFh when the error is not of one command.
+    pub sqid: U16,
+    /// Command ID; FFFFh when the error is not of one command.
+    pub cid: U16,
+    /// Status in bits 15:1, phase tag in bit 0; see [`Self::status`].
+    pub status_phase: U16,
+    /// Parameter Error Location.
+    pub pel: ParameterErrorLocation,
+    /// First LBA that had the error.
+    pub lba: U64,
+    /// Namespace.
+    pub nsid: U32,
+    /// Vendor Specific Information Available: a log page identifier, 0 for none.
+    pub vsia: u8,
+    /// Transport Type; 0 when the error is not of the transport.
+    pub trtype: u8,
+    /// Command Set Indicator, valid with `lpver` 1.
+    pub csi: u8,
+    /// Opcode, valid with `lpver` 1.
+    pub opc: u8,
+    /// Command Specific Information.
+    pub csinfo: U64,
+    /// Transport Type Specific Information.
+    pub ttsi: U16,
+    #[doc(hidden)]
+    pub reserved42: [u8; 21],
+    /// Log Page Version: 1 as of NVMe 2.1.
+    pub lpver: u8,
+}
+
+wire_layout!(
+    ErrorInformation, 64, error_count @ 0, sqid @ 8, cid @ 10, status_phase @ 12, pel @ 14, lba @ 16, nsid @ 24,
+    vsia @ 28, trtype @ 29, csi @ 30, opc @ 31, csinfo @ 32, ttsi @ 40, lpver @ 63,
+);
+
+impl ErrorInformation {
+    /// Status of the command, without the phase tag.
+    pub const fn status(&self) -> Status {
+        Status::from_bits(self.status_phase.get() >> 1)
+    }
+
+    /// Sets the status, the phase tag zero.
+    pub const fn set_status(&mut self, status: Status) {
+        self.status_phase = U16::new(status.into_bits() << 1);
+    }
+}
+
+/// Parameter Error Location: the first byte and bit of the command that is wrong.
+#[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct ParameterErrorLocation {
+    /// Byte in the command, 0 to 63.
+    pub byte: u8,
+    /// Bit in that byte, 0 to 7.
+    #[bits(3)]
+    pub bit: u8,
+    #[bits(5)]
+    __: u8,
+}
+
+impl ParameterErrorLocation {
+    /// Not a parameter of the command.
+    pub const NONE: Self = Self(U16::new(0xffff));
+}
+
+/// SMART / Health Information log, 512 bytes (NVMe Base 2.1, 5.1.12.1.3).
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Smart {
+    /// Critical Warning.
+    pub cw: CriticalWarning,
+    /// Composite Temperature, in kelvins.
+    pub ctemp: U16,
+    /// Available Spare, in percent.
+    pub avsp: u8,
+    /// Available Spare Threshold, in percent.
+    pub avspt: u8,
+    /// Percentage Used, 0 to 255.
+    pub pused: u8,
+    /// Endurance Group Critical Warning Summary.
+    pub egcws: u8,
+    #[doc(hidden)]
+    pub reserved7: [u8; 25],
+    /// Data Units Read; see [`data_units`].
+    pub dur: U128,
+    /// Data Units Written; see [`data_units`].
+    pub duw: U128,
+    /// Host Read Commands: Read and Compare.
+    pub hrc: U128,
+    /// Host Write Commands.
+    pub hwc: U128,
+    /// Controller Busy Time, in minutes.
+    pub cbt: U128,
+    /// Power Cycles.
+    pub pwrc: U128,
+    /// Power On Hours.
+    pub poh: U128,
+    /// Unsafe Shutdowns.
+    pub upl: U128,
+    /// Media and Data Integrity Errors.
+    pub mdie: U128,
+    /// Number of Error Information Log Entries over the life of the controller.
+    pub neile: U128,
+    /// Warning Composite Temperature Time, in minutes.
+    pub wctt: U32,
+    /// Critical Composite Temperature Time, in minutes.
+    pub cctt: U32,
+    /// Temperature Sensors 1 to 8, in kelvins; 0 for one that does not exist.
+    pub tsen: [U16; 8],
+    /// Thermal Management Temperature 1 Transition Count.
+    pub tmt1tc: U32,
+    /// Thermal Management Temperature 2 Transition Count.
+    pub tmt2tc: U32,
+    /// Total Time For Thermal Management Temperature 1, in seconds.
+    pub ttmt1: U32,
+    /// Total Time For Thermal Management Temperature 2, in seconds.
+    pub ttmt2: U32,
+    #[doc(hidden)]
+    pub reserved232: [u8; 280],
+}
+
+wire_layout!(
+    Smart, 512, cw @ 0, ctemp @ 1, avsp @ 3, avspt @ 4, pused @ 5, egcws @ 6, dur @ 32, duw @ 48, hrc @ 64, hwc @ 80,
+    cbt @ 96, pwrc @ 112, poh @ 128, upl @ 144, mdie @ 160, neile @ 176, wctt @ 192, cctt @ 196, tsen @ 200,
+    tmt1tc @ 216, tmt2tc @ 220, ttmt1 @ 224, ttmt2 @ 228,
+);
+
+/// Bytes in the unit of the SMART log's DUR and DUW: thousands of 512 bytes, rounded up.
+pub const fn data_units(bytes: u128) -> u128 {
+    bytes.div_ceil(512_000)
+}
+
+/// Critical Warning of the SMART log, and which of them raise events.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct CriticalWarning {
+    /// Available Spare is below its threshold.
+    pub ascbt: bool,
+    /// Temperature is outside a threshold.
+    pub ttc: bool,
+    /// NVM subsystem reliability is degraded.
+    pub ndr: bool,
+    /// All media are read only.
+    pub amro: bool,
+    /// Volatile memory backup failed.
+    pub vmbf: bool,
+    /// Persistent Memory Region is read only or unreliable.
+    pub pmrro: bool,
+    #[bits(2)]
+    __: u8,
+}
+
+/// Firmware Slot Information log, 512 bytes (NVMe Base 2.1, 5.1.12.1.4).
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FirmwareSlot {
+    /// Active Firmware Info.
+    pub afi: ActiveFirmware,
+    #[doc(hidden)]
+    pub reserved1: [u8; 7],
+    /// Firmware Revision of slots 1 to 7; zeroes for an empty one.
+    pub frs: [Ascii<8>; 7],
+    #[doc(hidden)]
+    pub reserved64: [u8; 448],
+}
+
+wire_layout!(FirmwareSlot, 512, afi @ 0, frs @ 8);
+
+/// Active Firmware Info.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct ActiveFirmware {
+    /// Slot of the running firmware, 1 to 7.
+    #[bits(3)]
+    pub current: u8,
+    #[bits(1)]
+    __: u8,
+    /// Slot that the next Controller Level Reset activates; 0 for not told.
+    #[bits(3)]
+    pub next: u8,
+    #[bits(1)]
+    __: u8,
+}
+
+/// Commands Supported and Effects log, 4096 bytes (NVMe Base 2.1, 5.1.12.1.6).
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CommandsSupported {
+    /// Admin commands, by opcode.
+    pub acs: [CommandEffects; 256],
+    /// I/O commands of the command set asked for, by opcode.
+    pub iocs: [CommandEffects; 256],
+    #[doc(hidden)]
+    pub reserved2048: [u8; 2048],
+}
+
+wire_layout!(CommandsSupported, 4096, acs @ 0, iocs @ 1024);
+
+/// Whether a command is supported, and what else it changes.
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct CommandEffects {
+    /// Command Supported.
+    pub csupp: bool,
+    /// Logical Block Content Change.
+    pub lbcc: bool,
+    /// Namespace Capability Change.
+    pub ncc: bool,
+    /// Namespace Inventory Change.
+    pub nic: bool,
+    /// Controller Capability Change.
+    pub ccc: bool,
+    #[bits(9)]
+    __: u16,
+    /// Command Submission and Execution Relaxations.
+    #[bits(2)]
+    pub cser: u8,
+    /// Command Submission and Execution: 0 no restriction, 1 no other command to the namespace, 2 none to any namespace.
+    #[bits(3)]
+    pub cse: u8,
+    /// UUID Selection Supported.
+    pub uss: bool,
+    /// Command Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group, 4 Domain, 5 NVM subsystem.
+    #[bits(12)]
+    pub csp: u16,
+}
+
+/// Supported Log Pages log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.1), by log page identifier.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SupportedLogPages {
+    /// Whether the page is supported.
+    pub lids: [LidSupported; 256],
+}
+
+wire_layout!(SupportedLogPages, 1024, lids @ 0);
+
+/// LID Supported and Effects data structure.
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct LidSupported {
+    /// LID Supported.
+    pub lsupp: bool,
+    /// Index Offset Supported.
+    pub ios: bool,
+    #[bits(14)]
+    __: u16,
+    /// LID Specific Parameter.
+    pub lidsp: u16,
+}
+
+/// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.18), by feature identifier.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FeaturesSupported {
+    /// Whether the feature is supported, and what setting it changes.
+    pub fids: [FeatureEffects; 256],
+}
+
+wire_layout!(FeaturesSupported, 1024, fids @ 0);
+
+/// FID Supported and Effects data structure.
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct FeatureEffects {
+    /// FID Supported.
+    pub fsupp: bool,
+    /// User Data Content Change.
+    pub udcc: bool,
+    /// Namespace Capability Change.
+    pub ncc: bool,
+    /// Namespace Inventory Change.
+    pub nic: bool,
+    /// Controller Capability Change.
+    pub ccc: bool,
+    #[bits(14)]
+    __: u16,
+    /// UUID Selection Supported.
+    pub uss: bool,
+    /// FID Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group, 4 Domain, 5 NVM subsystem.
+    #[bits(12)]
+    pub fsp: u16,
+}
+
+zeroed_default!(
+    Smart,
+    FirmwareSlot,
+    CommandsSupported,
+    SupportedLogPages,
+    FeaturesSupported
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cmd::AdminOpcode;
+
+    #[test]
+    fn smart_on_the_wire() {
+        let smart = Smart {
+            ctemp: 0x0123.into(),
+            duw: data_units(512_001).into(),
+            neile: (1u128 << 64).into(),
+            ..Default::default()
+        };
+        let page = smart.as_bytes();
+        assert_eq!(page[1..3], [0x23, 0x01]);
+        assert_eq!(page[48], 2);
+        assert_eq!(page[184], 1);
+        assert_eq!(Smart::read_from_bytes(page).unwrap(), smart);
+    }
+
+    #[test]
+    fn data_units_round_up() {
+        assert_eq!(data_units(0), 0);
+        assert_eq!(data_units(1), 1);
+        assert_eq!(data_units(512_000), 1);
+        assert_eq!(data_units(512_001), 2);
+        assert_eq!(data_units(u128::MAX), u128::MAX / 512_000 + 1);
+    }
+
+    #[test]
+    fn error_entry() {
+        let mut entry = ErrorInformation {
+            pel: ParameterErrorLocation::NONE,
+            ..Default::default()
+        };
+        let status = Status::INVALID_FIELD.with_dnr(true);
+        entry.set_status(status);
+        assert_eq!(entry.as_bytes()[12..16], [0x04, 0x80, 0xff, 0xff]);
+        assert_eq!(entry.status(), status);
+        let cdw11_bit_1 = ParameterErrorLocation::new().with_byte(44).with_bit(1);
+        assert_eq!(cdw11_bit_1.as_bytes(), [44, 1]);
+    }
+
+    #[test]
+    fn effects() {
+        let mut log = CommandsSupported::default();
+        log.acs[usize::from(AdminOpcode::FORMAT_NVM.0)] = CommandEffects::new()
+            .with_csupp(true)
+            .with_lbcc(true)
+            .with_ncc(true)
+            .with_cse(1);
+        assert_eq!(log.as_bytes()[0x80 * 4..][..4], [7, 0, 1, 0]);
+        assert_eq!(
+            CommandEffects::new().with_cser(3).as_bytes(),
+            [0, 0xc0, 0, 0]
+        );
+        assert_eq!(
+            CommandEffects::new().with_uss(true).as_bytes(),
+            [0, 0, 8, 0]
+        );
+        assert_eq!(
+            CommandEffects::new().with_csp(1).as_bytes(),
+            [0, 0, 0x10, 0]
+        );
+        assert_eq!(
+            FeatureEffects::new().with_uss(true).as_bytes(),
+            [0, 0, 8, 0]
+        );
+        assert_eq!(LidSupported::new().with_lidsp(1).as_bytes(), [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn firmware_slots() {
+        let mut log = FirmwareSlot {
+            afi: ActiveFirmware::new().with_current(1),
+            ..Default::default()
+        };
+        log.frs[0] = Ascii::new("1.0").unwrap();
+        assert_eq!(log.as_bytes()[..12], *b"\x01\0\0\0\0\0\0\x001.0 ");
+        assert_eq!(ActiveFirmware::new().with_next(7).into_bits(), 0x70);
     }
 }

@@ -1,0 +1,235 @@
+//! Identify Namespace data structure of the NVM command set (CNS 00h and 11h): NVM Command Set 1.1, 4.1.5.1, figure 114.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Rescap};
+use crate::macros::{wire_layout, zeroed_default};
+
+/// What a namespace is, 4096 bytes. Sizes are in logical blocks unless said otherwise; all zeroes for an inactive NSID.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct IdentifyNamespace {
+    /// Namespace Size.
+    pub nsze: U64,
+    /// Namespace Capacity: most blocks allocated at a time.
+    pub ncap: U64,
+    /// Namespace Utilization: blocks allocated now.
+    pub nuse: U64,
+    /// Namespace Features.
+    pub nsfeat: Nsfeat,
+    /// Number of LBA Formats, zero-based.
+    pub nlbaf_z: u8,
+    /// Formatted LBA Size; see [`Self::formatted`].
+    pub flbas: Flbas,
+    /// Metadata Capabilities.
+    pub mc: Mc,
+    /// End-to-end Data Protection Capabilities.
+    pub dpc: Dpc,
+    /// End-to-end Data Protection Type Settings.
+    pub dps: Dps,
+    /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
+    pub nmic: Nmic,
+    /// Reservation Capabilities.
+    pub rescap: Rescap,
+    /// Format Progress Indicator.
+    pub fpi: Fpi,
+    /// Deallocate Logical Block Features.
+    pub dlfeat: Dlfeat,
+    /// Namespace Atomic Write Unit Normal, zero-based.
+    pub nawun_z: U16,
+    /// Namespace Atomic Write Unit Power Fail, zero-based.
+    pub nawupf_z: U16,
+    /// Namespace Atomic Compare and Write Unit, zero-based.
+    pub nacwu_z: U16,
+    /// Namespace Atomic Boundary Size Normal: 0 for none, else zero-based.
+    pub nabsn_z: U16,
+    /// Namespace Atomic Boundary Offset.
+    pub nabo: U16,
+    /// Namespace Atomic Boundary Size Power Fail: 0 for none, else zero-based.
+    pub nabspf_z: U16,
+    /// Namespace Optimal I/O Boundary; 0 for none.
+    pub noiob: U16,
+    /// NVM Capacity, in bytes.
+    pub nvmcap: U128,
+    /// Namespace Preferred Write Granularity, zero-based.
+    pub npwg_z: U16,
+    /// Namespace Preferred Write Alignment, zero-based.
+    pub npwa_z: U16,
+    /// Namespace Preferred Deallocate Granularity, zero-based.
+    pub npdg_z: U16,
+    /// Namespace Preferred Deallocate Alignment, zero-based.
+    pub npda_z: U16,
+    /// Namespace Optimal Write Size, zero-based.
+    pub nows_z: U16,
+    /// Maximum Single Source Range Length, of Copy.
+    pub mssrl: U16,
+    /// Maximum Copy Length.
+    pub mcl: U32,
+    /// Maximum Source Range Count, of Copy, zero-based.
+    pub msrc_z: u8,
+    /// Key Per I/O Status.
+    pub kpios: u8,
+    /// Number of Unique Attribute LBA Formats.
+    pub nulbaf: u8,
+    #[doc(hidden)]
+    pub reserved83: u8,
+    /// Key Per I/O Data Access Alignment and Granularity.
+    pub kpiodaag: U32,
+    #[doc(hidden)]
+    pub reserved88: [u8; 4],
+    /// ANA Group Identifier.
+    pub anagrpid: U32,
+    #[doc(hidden)]
+    pub reserved96: [u8; 3],
+    /// Namespace Attributes.
+    pub nsattr: Nsattr,
+    /// NVM Set Identifier.
+    pub nvmsetid: U16,
+    /// Endurance Group Identifier.
+    pub endgid: U16,
+    /// Namespace Globally Unique Identifier, big endian; zero for none.
+    pub nguid: [u8; 16],
+    /// IEEE Extended Unique Identifier, big endian; zero for none.
+    pub eui64: [u8; 8],
+    /// LBA Formats, `nlbaf_z + 1` (and `nulbaf` more) of them valid.
+    pub lbaf: [LbaFormat; 64],
+    /// Vendor specific.
+    pub vs: [u8; 3712],
+}
+
+wire_layout!(
+    IdentifyNamespace, 4096, nsze @ 0, ncap @ 8, nuse @ 16, nsfeat @ 24, nlbaf_z @ 25, flbas @ 26, mc @ 27, dpc @ 28,
+    dps @ 29, nmic @ 30, rescap @ 31, fpi @ 32, dlfeat @ 33, nawun_z @ 34, nawupf_z @ 36, nacwu_z @ 38, nabsn_z @ 40,
+    nabo @ 42, nabspf_z @ 44, noiob @ 46, nvmcap @ 48, npwg_z @ 64, npwa_z @ 66, npdg_z @ 68, npda_z @ 70,
+    nows_z @ 72, mssrl @ 74, mcl @ 76, msrc_z @ 80, kpios @ 81, nulbaf @ 82, kpiodaag @ 84, anagrpid @ 92,
+    nsattr @ 99, nvmsetid @ 100, endgid @ 102, nguid @ 104, eui64 @ 120, lbaf @ 128, vs @ 384,
+);
+zeroed_default!(IdentifyNamespace);
+
+impl IdentifyNamespace {
+    /// Formats that `lbaf` holds, the unique ones included, 1 to 64.
+    pub fn format_count(&self) -> usize {
+        (usize::from(self.nlbaf_z) + 1 + usize::from(self.nulbaf)).min(self.lbaf.len())
+    }
+
+    /// The format in use; `None` when FLBAS names one that does not exist.
+    pub fn formatted(&self) -> Option<LbaFormat> {
+        // With 16 formats or fewer the upper index bits are to be ignored.
+        let index = if self.format_count() > 16 {
+            self.flbas.index()
+        } else {
+            self.flbas.fidxl()
+        };
+        let formats = self.lbaf.get(..self.format_count())?;
+        formats.get(usize::from(index)).copied()
+    }
+}
+
+/// LBA Format, 4 bytes (NVM Command Set 1.1, figure 116).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct LbaFormat {
+    /// Metadata Size, in bytes.
+    pub ms: U16,
+    /// LBA Data Size, log2 of bytes; 0 for a format that is not available.
+    pub lbads: u8,
+    /// Relative Performance.
+    pub rp: RelativePerformance,
+}
+
+wire_layout!(LbaFormat, 4, ms @ 0, lbads @ 2, rp @ 3);
+
+/// Relative Performance of an LBA format.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct RelativePerformance {
+    /// 0 best, 1 better, 2 good, 3 degraded.
+    #[bits(2)]
+    pub rp: u8,
+    #[bits(6)]
+    __: u8,
+}
+
+impl LbaFormat {
+    /// A format of `1 << lbads` bytes without metadata, of best performance.
+    pub const fn new(lbads: u8) -> Self {
+        Self {
+            ms: U16::ZERO,
+            lbads,
+            rp: RelativePerformance::new(),
+        }
+    }
+
+    /// Bytes of data in a block, 512 to 2 GiB; `None` for a size outside that, which no host can mean.
+    pub const fn block_size(&self) -> Option<u32> {
+        match self.lbads {
+            9..=31 => Some(1 << self.lbads),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_land_where_hosts_look() {
+        let mut namespace = IdentifyNamespace {
+            nsze: 0x0102.into(),
+            nguid: [0xab; 16],
+            eui64: [0xcd; 8],
+            ..Default::default()
+        };
+        namespace.lbaf[1] = LbaFormat::new(12);
+        let page = namespace.as_bytes();
+        assert_eq!(page[..2], [2, 1]);
+        assert_eq!(page[104..120], [0xab; 16]);
+        assert_eq!(page[120..128], [0xcd; 8]);
+        assert_eq!(page[132..136], [0, 0, 12, 0]);
+        assert_eq!(IdentifyNamespace::read_from_bytes(page).unwrap(), namespace);
+    }
+
+    #[test]
+    fn formatted_checks_the_index() {
+        let mut namespace = IdentifyNamespace::default();
+        namespace.lbaf[0] = LbaFormat::new(9);
+        namespace.lbaf[20] = LbaFormat::new(12);
+        assert_eq!(namespace.formatted(), Some(LbaFormat::new(9)));
+        namespace.flbas = Flbas::for_format(1);
+        assert_eq!(namespace.formatted(), None);
+        // Upper bits count only with more than 16 formats.
+        namespace.flbas = Flbas::for_format(0x10);
+        assert_eq!(namespace.formatted(), Some(LbaFormat::new(9)));
+        namespace.nlbaf_z = 63;
+        namespace.flbas = Flbas::for_format(20);
+        assert_eq!(namespace.formatted(), Some(LbaFormat::new(12)));
+        namespace.nlbaf_z = 255;
+        namespace.nulbaf = 255;
+        assert_eq!(namespace.format_count(), 64);
+        assert_eq!(namespace.formatted(), Some(LbaFormat::new(12)));
+    }
+
+    #[test]
+    fn block_size_refuses_nonsense() {
+        assert_eq!(LbaFormat::new(9).block_size(), Some(512));
+        assert_eq!(LbaFormat::new(31).block_size(), Some(1 << 31));
+        for lbads in [0, 8, 32, 64, 255] {
+            assert_eq!(LbaFormat::new(lbads).block_size(), None);
+        }
+    }
+}
