@@ -162,18 +162,20 @@ fn last_errno() -> Errno {
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo.
-    let code = unsafe { (*info).si_code };
-    // Other codes carry no address: one that is sent with kill() has the sender's pid in its place.
-    if code == BUS_ADRERR || code == BUS_MCEERR_AR {
-        // SAFETY: as above.
-        let info = unsafe { &*info };
-        // SAFETY: these codes come with an address.
-        let address = unsafe { info.si_addr() } as usize;
-        if replace(address) {
-            return;
+    let siginfo = unsafe { &*info };
+    match siginfo.si_code {
+        BUS_ADRERR | BUS_MCEERR_AR => {
+            // SAFETY: these codes come with an address.
+            let address = unsafe { siginfo.si_addr() } as usize;
+            if !replace(address) {
+                chain(signal, info, context);
+            }
         }
+        // Sent by somebody: there is no address. The standard library's handler would take it for the end of its
+        // duty, put the default action in place of ours, and go on.
+        code if code <= 0 => default_action(signal),
+        _ => chain(signal, info, context),
     }
-    chain(signal, info, context);
 }
 
 /// Puts zero memory over the registered mapping that contains `address`; false when there is none.
@@ -221,16 +223,7 @@ fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         return;
     };
     match previous.sa_sigaction {
-        libc::SIG_IGN => {}
-        libc::SIG_DFL => {
-            // SAFETY: all zero is the default action.
-            let action: libc::sigaction = unsafe { std::mem::zeroed() };
-            // SAFETY: sigaction and raise are async-signal-safe. The signal is blocked until we return: then it is
-            // delivered (or the faulting access faults again) and ends the process.
-            unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
-            // SAFETY: as above.
-            unsafe { libc::raise(signal) };
-        }
+        libc::SIG_IGN | libc::SIG_DFL => default_action(signal),
         handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             // SAFETY: with SA_SIGINFO the stored value is such a function.
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
@@ -243,4 +236,14 @@ fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
             handler(signal);
         }
     }
+}
+
+/// Ends the process, as the signal does by default. (Ignoring it is no alternative: a fault cannot be ignored.)
+fn default_action(signal: c_int) {
+    // SAFETY: all zero is the default action.
+    let action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: async-signal-safe; `action` is valid.
+    unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
+    // SAFETY: async-signal-safe. The signal is blocked while we handle it: it is delivered when we return.
+    unsafe { libc::raise(signal) };
 }

@@ -23,10 +23,16 @@ impl Space {
         for (i, place) in places.iter().enumerate() {
             if let Some(place) = place {
                 let backing = Some((memory.clone(), *place as u64 * PAGE));
-                map.map(base + i as u64 * PAGE, PAGE, backing, Prot::RW).unwrap();
+                map.map(base + i as u64 * PAGE, PAGE, backing, Prot::RW)
+                    .unwrap();
             }
         }
-        Space { map, memory, base, places }
+        Space {
+            map,
+            memory,
+            base,
+            places,
+        }
     }
 
     /// The memory offset behind an address.
@@ -38,12 +44,20 @@ impl Space {
         Ok(place * PAGE as usize + (at % PAGE) as usize)
     }
 
-    /// The memory offsets of a range, byte by byte.
-    pub fn offsets(&self, iova: u64, len: u64) -> Result<Vec<usize>, DmaError> {
+    /// The memory pieces of a range, (offset, length), page by page.
+    pub fn pieces(&self, iova: u64, len: u64) -> Result<Vec<(usize, usize)>, DmaError> {
         if len > 0 {
             iova.checked_add(len - 1).ok_or(DmaError::Overflow)?;
         }
-        (0..len).map(|i| self.offset(iova + i)).collect()
+        let mut pieces = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let at = iova + done;
+            let bytes = (PAGE - at % PAGE).min(len - done);
+            pieces.push((self.offset(at)?, bytes as usize));
+            done += bytes;
+        }
+        Ok(pieces)
     }
 
     /// One byte.
@@ -63,19 +77,26 @@ impl Space {
     }
 }
 
-/// Whether the list consists of exactly these bytes of the memory, in this order, in as few segments as possible.
-pub fn assert_places(list: &SegmentList, memory: &Memory, offsets: &[usize]) {
+/// Asserts that the list consists of exactly these pieces of the memory, in this order, in as few segments as possible.
+pub fn assert_places(list: &SegmentList, memory: &Memory, pieces: &[(usize, usize)]) {
     let base = memory.segment(0, 1).unwrap().as_ptr().addr();
-    let got: Vec<usize> = list
+    let got: Vec<(usize, usize)> = list
         .segments()
         .iter()
-        .flat_map(|s| (0..s.len()).map(move |i| s.as_ptr().addr() - base + i))
+        .map(|s| (s.as_ptr().addr() - base, s.len()))
         .collect();
-    assert_eq!(got, offsets);
-    assert_eq!(list.len_bytes(), offsets.len() as u64);
-    let runs = offsets.iter().zip(offsets.iter().skip(1)).filter(|(a, b)| **a + 1 != **b).count();
-    let expected = if offsets.is_empty() { 0 } else { runs + 1 };
-    assert_eq!(list.count(), expected);
+    let mut merged: Vec<(usize, usize)> = Vec::new();
+    for &(offset, len) in pieces.iter().filter(|(_, len)| *len > 0) {
+        match merged.last_mut() {
+            Some(last) if last.0 + last.1 == offset => last.1 += len,
+            _ => merged.push((offset, len)),
+        }
+    }
+    assert_eq!(got, merged);
+    assert_eq!(
+        list.len_bytes(),
+        merged.iter().map(|(_, len)| *len as u64).sum::<u64>()
+    );
 }
 
 /// Both directions.

@@ -1,0 +1,37 @@
+//! The table of mappings is bounded. Alone in its process, because it fills the table.
+
+use dma::sigbus::MAX_MAPPINGS;
+use dma::{MapError, Memory};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+#[test]
+fn one_mapping_too_many_is_an_error() {
+    // Each memory keeps its file open.
+    let limit = getrlimit(Resource::Nofile);
+    let needed = MAX_MAPPINGS as u64 + 100;
+    if limit.maximum.is_some_and(|maximum| maximum < needed) {
+        return;
+    }
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(needed),
+            maximum: limit.maximum,
+        },
+    )
+    .unwrap();
+    let mut memories: Vec<Memory> = (0..MAX_MAPPINGS)
+        .map(|_| Memory::anonymous(4096).unwrap())
+        .collect();
+    assert_eq!(Memory::anonymous(4096).err(), Some(MapError::TableFull));
+    // The last slot works like the first; a slot that was given back works again, unpoisoned.
+    for _ in 0..2 {
+        let last = memories.pop().unwrap();
+        rustix::fs::ftruncate(last.fd(), 0).unwrap();
+        assert!(last.read(0, &mut [0]).is_err());
+        drop(last);
+        memories.push(Memory::anonymous(4096).unwrap());
+        assert!(memories.iter().all(|memory| !memory.is_poisoned()));
+        assert_eq!(Memory::anonymous(4096).err(), Some(MapError::TableFull));
+    }
+}

@@ -1,0 +1,230 @@
+//! Queues and doorbell buffers in scattered guest memory.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::{PAGE, Space};
+use dma::{Access, Cells, DmaError, DmaMap, Memory, Prot, Ring};
+use proptest::prelude::*;
+
+fn entry64(i: u32) -> [u8; 64] {
+    std::array::from_fn(|byte| (i as usize * 7 + byte) as u8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn entries_are_where_the_device_sees_them(
+        places in Just((0..8usize).collect::<Vec<_>>()).prop_shuffle(),
+        contiguous in any::<bool>(),
+        entries in 2..512u32,
+        shift in 0..3u32,
+    ) {
+        let places = if contiguous { (0..8).collect() } else { places };
+        let space = Space::new(0x10000, places.into_iter().map(Some).collect());
+        let size = 16usize << shift;
+        let ring = Ring::resolve(&space.map, 0x10000, entries, size, Access::Write).unwrap();
+        for i in 0..entries {
+            let at = 0x10000 + u64::from(i) * size as u64;
+            if size == 64 {
+                ring.store64(i, entry64(i));
+                let mut seen = [0; 64];
+                space.map.read(at, &mut seen).unwrap();
+                prop_assert_eq!(seen, entry64(i));
+                prop_assert_eq!(ring.load64(i), entry64(i));
+            }
+            let mut cqe = [0; 16];
+            cqe.copy_from_slice(&entry64(i + 1)[..16]);
+            ring.store_cqe(i, cqe);
+            let mut seen = [0; 16];
+            space.map.read(at, &mut seen).unwrap();
+            prop_assert_eq!(seen, cqe);
+            prop_assert_eq!(ring.load_cqe(i), cqe);
+            ring.prefetch(i);
+        }
+        // What lies behind the ring is not touched.
+        let end = 0x10000 + u64::from(entries) * size as u64;
+        if end < 0x10000 + 8 * PAGE {
+            let mut rest = vec![0xFF; (0x10000 + 8 * PAGE - end) as usize];
+            ring.store64(entries, [0xEE; 64]);
+            ring.store_cqe(entries, [0xEE; 16]);
+            space.map.read(end, &mut rest).unwrap();
+            prop_assert!(rest.iter().all(|&byte| byte == 0));
+        }
+        prop_assert_eq!(ring.load64(entries), [0; 64]);
+        prop_assert_eq!(ring.load_cqe(u32::MAX), [0; 16]);
+    }
+
+    #[test]
+    fn cells_are_where_the_device_sees_them(
+        places in Just((0..4usize).collect::<Vec<_>>()).prop_shuffle(),
+        count in 1..4096usize,
+    ) {
+        let space = Space::new(0, places.into_iter().map(Some).collect());
+        let cells = Cells::resolve(&space.map, 0, count, Access::Read).unwrap();
+        for i in (0..count).step_by(61) {
+            cells.get(i).unwrap().store(i as u32 ^ 0x5555, Ordering::Relaxed);
+            prop_assert_eq!(u32::from_le_bytes(space.bytes(i as u64 * 4).unwrap()), i as u32 ^ 0x5555);
+        }
+        prop_assert!(cells.get(count).is_none());
+        prop_assert!(cells.get(usize::MAX).is_none());
+    }
+}
+
+#[test]
+fn impossible_rings_are_refused() {
+    let memory = Memory::anonymous(64 * 1024).unwrap();
+    let mut map = DmaMap::new();
+    map.map(0, 4096, Some((memory.clone(), 0)), Prot::RW)
+        .unwrap();
+    map.map(4096, 4096, Some((memory.clone(), 8192)), Prot::RO)
+        .unwrap();
+    map.map(8192, 4096, None, Prot::RW).unwrap();
+    map.map(0x10000, 2048, Some((memory.clone(), 0)), Prot::RW)
+        .unwrap();
+    map.map(0x10800, 2048, Some((memory.clone(), 4096)), Prot::RW)
+        .unwrap();
+    map.map(0x20000, 4096, Some((memory.clone(), 4)), Prot::RW)
+        .unwrap();
+    map.map(0u64.wrapping_sub(4096), 4096, Some((memory, 0)), Prot::RW)
+        .unwrap();
+    let ring =
+        |iova, entries, size, access| Ring::resolve(&map, iova, entries, size, access).map(drop);
+    assert_eq!(ring(0, 64, 64, Access::Write), Ok(()));
+    assert_eq!(ring(0, 128, 64, Access::Read), Ok(()));
+    assert_eq!(
+        ring(0, 128, 64, Access::Write),
+        Err(DmaError::Protection { iova: 4096 })
+    );
+    assert_eq!(
+        ring(0, 129, 64, Access::Read),
+        Err(DmaError::NotShared { iova: 8192 })
+    );
+    assert_eq!(
+        ring(0x30000, 1, 64, Access::Read),
+        Err(DmaError::Unmapped { iova: 0x30000 })
+    );
+    assert_eq!(ring(0, 0, 64, Access::Read), Err(DmaError::Overflow));
+    assert_eq!(ring(0, 4, 48, Access::Read), Err(DmaError::Overflow));
+    assert_eq!(
+        ring(0, u32::MAX, 4096, Access::Read),
+        Err(DmaError::Overflow)
+    );
+    assert_eq!(
+        ring(0u64.wrapping_sub(4096), 65, 64, Access::Read),
+        Err(DmaError::Overflow)
+    );
+    assert_eq!(ring(0u64.wrapping_sub(4096), 64, 64, Access::Read), Ok(()));
+    // A page in two pieces; pieces that are not aligned in host memory; a scattered ring that starts inside a page.
+    assert_eq!(
+        ring(0x10000, 64, 64, Access::Read),
+        Err(DmaError::Misaligned { iova: 0x10000 })
+    );
+    assert_eq!(ring(0x10000, 32, 64, Access::Read), Ok(()));
+    assert_eq!(
+        ring(0x20000, 4, 64, Access::Read),
+        Err(DmaError::Misaligned { iova: 0x20000 })
+    );
+    assert_eq!(ring(0x20004, 4, 64, Access::Read), Ok(()));
+    assert_eq!(
+        ring(64, 100, 64, Access::Read),
+        Err(DmaError::Misaligned { iova: 64 })
+    );
+    assert_eq!(ring(64, 63, 64, Access::Read), Ok(()));
+    assert_eq!(
+        Cells::resolve(&map, 0, usize::MAX, Access::Read).map(drop),
+        Err(DmaError::Overflow)
+    );
+    assert_eq!(
+        Cells::resolve(&map, 0, 0, Access::Read).map(drop),
+        Err(DmaError::Overflow)
+    );
+}
+
+#[test]
+fn a_ring_for_reading_is_not_stored_to() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let read_only =
+        Memory::from_fd(memory.fd().try_clone_to_owned().unwrap(), 4096, false).unwrap();
+    let mut map = DmaMap::new();
+    map.map(0, 4096, Some((read_only, 0)), Prot::RO).unwrap();
+    let ring = Ring::resolve(&map, 0, 64, 64, Access::Read).unwrap();
+    ring.store64(0, [1; 64]);
+    ring.store_cqe(0, [1; 16]);
+    assert_eq!(ring.load64(0), [0; 64]);
+    memory.write(64, &[9; 64]).unwrap();
+    assert_eq!(ring.load64(1), [9; 64]);
+    assert_eq!(
+        Cells::resolve(&map, 0, 4, Access::Read).map(drop),
+        Err(DmaError::Protection { iova: 0 })
+    );
+}
+
+#[test]
+fn a_ring_outlives_its_window() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let mut map = DmaMap::new();
+    map.map(0, 4096, Some((memory.clone(), 0)), Prot::RW)
+        .unwrap();
+    let ring = Ring::resolve(&map, 0, 64, 64, Access::Write).unwrap();
+    let cells = Cells::resolve(&map, 0, 16, Access::Write).unwrap();
+    map.unmap_all();
+    assert!(map.quiesced());
+    assert_ne!(ring.generation(), map.generation());
+    drop(map);
+    memory.write(0, &[5; 64]).unwrap();
+    drop(memory);
+    assert_eq!(ring.load64(0), [5; 64]);
+    assert_eq!(cells.get(0).unwrap().load(Ordering::Relaxed), 0x0505_0505);
+}
+
+/// A host that sees the new phase sees the whole completion, on another thread and through another mapping.
+#[test]
+fn the_phase_comes_last() {
+    const ENTRIES: u32 = 8;
+    const ROUNDS: u64 = 20_000;
+    let memory = Memory::anonymous(4096).unwrap();
+    let host = Memory::from_fd(memory.fd().try_clone_to_owned().unwrap(), 4096, true).unwrap();
+    let ring = |memory| {
+        let mut map = DmaMap::new();
+        map.map(0, 4096, Some((memory, 0)), Prot::RW).unwrap();
+        Ring::resolve(&map, 0, ENTRIES, 16, Access::Write).unwrap()
+    };
+    let (device, host) = (ring(memory.clone()), ring(host));
+    let head = memory;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..ROUNDS {
+                // The host's head says that there is room.
+                while n - head.atomic_u64(2048).unwrap().load(Ordering::Acquire)
+                    >= u64::from(ENTRIES)
+                {
+                    std::thread::yield_now();
+                }
+                let phase = 1 - (n / u64::from(ENTRIES)) as u16 % 2;
+                let mut cqe = [0; 16];
+                cqe[..8].copy_from_slice(&n.to_le_bytes());
+                cqe[8..12].copy_from_slice(&(n as u32).to_le_bytes());
+                cqe[14..].copy_from_slice(&phase.to_le_bytes());
+                device.store_cqe((n % u64::from(ENTRIES)) as u32, cqe);
+            }
+        });
+        for n in 0..ROUNDS {
+            let phase = 1 - (n / u64::from(ENTRIES)) as u8 % 2;
+            let cqe = loop {
+                let cqe = host.load_cqe((n % u64::from(ENTRIES)) as u32);
+                if cqe[14] & 1 == phase {
+                    break cqe;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!(cqe[..8], n.to_le_bytes());
+            assert_eq!(cqe[8..12], (n as u32).to_le_bytes());
+            head.atomic_u64(2048)
+                .unwrap()
+                .store(n + 1, Ordering::Release);
+        }
+    });
+}
