@@ -1,0 +1,193 @@
+//! What the tests of volumes share: a worker with one queue, and guest memory to build requests on.
+
+// Each test program uses its own part.
+#![allow(dead_code)]
+
+use dma::{Access, DmaMap, Memory, Prot, SegmentList};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use volume::{Completion, Io, IoError, IoOptions, Op, Request, Volume, VolumeQueue};
+
+/// Long enough for any single operation on the slowest machine; only a hang takes this long.
+pub const BOUND: Duration = Duration::from_secs(60);
+
+/// A directory on a disk, inside of the build's own.
+pub fn disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for test files")
+}
+
+/// A directory in memory, or nothing (with a line that says so).
+pub fn memory() -> Option<tempfile::TempDir> {
+    match tempfile::tempdir_in("/dev/shm") {
+        Ok(directory) => Some(directory),
+        Err(error) => {
+            println!("skipped: no tmpfs at /dev/shm: {error}");
+            None
+        }
+    }
+}
+
+/// A file of `size` bytes, all of it a hole.
+pub fn sparse(directory: &tempfile::TempDir, size: u64) -> PathBuf {
+    let path = directory.path().join("disk.raw");
+    let file = std::fs::File::create(&path).expect("a test file");
+    file.set_len(size).expect("its size");
+    path
+}
+
+/// Guest memory.
+pub struct Guest {
+    pub memory: Memory,
+    map: DmaMap,
+}
+
+impl Guest {
+    pub fn new(len: usize) -> Self {
+        let memory = Memory::anonymous(len).expect("guest memory");
+        let mut map = DmaMap::new();
+        map.map(
+            0,
+            len as u64,
+            Some((memory.clone(), 0)),
+            Prot {
+                read: true,
+                write: true,
+            },
+        )
+        .expect("a window");
+        Self { memory, map }
+    }
+
+    /// A list of these pieces (offset and length).
+    pub fn list(&self, pieces: &[(u64, u64)]) -> SegmentList {
+        let mut list = SegmentList::new();
+        list.begin(&self.map);
+        for &(offset, len) in pieces {
+            self.map
+                .segments(offset, len, Access::Write, &mut list)
+                .expect("a piece of guest memory");
+        }
+        list
+    }
+
+    /// A list of one piece that holds `data`.
+    pub fn holding(&self, offset: u64, data: &[u8]) -> SegmentList {
+        let list = self.list(&[(offset, data.len() as u64)]);
+        assert_eq!(list.copy_from(0, data), data.len());
+        list
+    }
+}
+
+/// All of a list's bytes.
+pub fn bytes(list: &SegmentList) -> Vec<u8> {
+    let mut bytes = vec![0; list.len_bytes() as usize];
+    assert_eq!(list.copy_to(0, &mut bytes), bytes.len());
+    bytes
+}
+
+/// A worker with one queue. The queue goes first: fields are dropped in order.
+pub struct Worker {
+    pub queue: Box<dyn VolumeQueue>,
+    pub io: Io,
+    pub guest: Guest,
+    tag: u64,
+}
+
+impl Worker {
+    pub fn new(volume: &dyn Volume) -> Self {
+        let io = Io::new(IoOptions {
+            capacity: 64,
+            ..IoOptions::default()
+        });
+        let queue = volume.open(&io).expect("a queue");
+        Self {
+            queue,
+            io,
+            guest: Guest::new(8 << 20),
+            tag: 0,
+        }
+    }
+
+    /// Starts a request; its tag, and its completion when it is done at once.
+    pub fn start(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: SegmentList,
+    ) -> (u64, Option<Completion>) {
+        self.tag += 1;
+        let tag = self.tag;
+        (
+            tag,
+            self.queue.submit(Request {
+                tag,
+                op,
+                offset,
+                len,
+                data,
+            }),
+        )
+    }
+
+    /// Waits until `count` completions have come, sleeping as a worker does.
+    pub fn wait(&mut self, count: usize) -> Vec<Completion> {
+        let began = Instant::now();
+        let mut done = Vec::new();
+        while done.len() < count {
+            assert!(
+                began.elapsed() < BOUND,
+                "{} of {count} completions came",
+                done.len()
+            );
+            self.io.flush();
+            let came = self.io.poll(&mut |completion| done.push(completion))
+                + self.queue.poll(&mut |completion| done.push(completion));
+            if came == 0 && self.queue.polled_in_flight() == 0 && self.io.arm() {
+                sleep(&self.io);
+            }
+        }
+        done
+    }
+
+    /// One request from start to end.
+    pub fn run(&mut self, op: Op, offset: u64, len: u64, data: SegmentList) -> Completion {
+        let (tag, at_once) = self.start(op, offset, len, data);
+        let completion = match at_once {
+            Some(completion) => completion,
+            None => self.wait(1).pop().expect("one completion"),
+        };
+        assert_eq!(completion.tag, tag);
+        completion
+    }
+
+    pub fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
+        let data = self.guest.list(&[(0, len)]);
+        data.fill(0xEE);
+        let completion = self.run(Op::Read, offset, len, data);
+        completion.result.map(|()| bytes(&completion.data))
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let list = self.guest.holding(0, data);
+        self.run(Op::Write { fua: false }, offset, data.len() as u64, list)
+            .result
+    }
+
+    pub fn without_data(&mut self, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
+        self.run(op, offset, len, SegmentList::new()).result
+    }
+}
+
+/// Sleeps until the event descriptor is readable.
+pub fn sleep(io: &Io) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let Some(event) = io.event_fd() else { return };
+    let mut fds = [PollFd::from_borrowed_fd(event, PollFlags::IN)];
+    let bound = Timespec {
+        tv_sec: BOUND.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    let ready = poll(&mut fds, Some(&bound)).expect("poll");
+    assert_eq!(ready, 1, "a completion came and nobody was woken up");
+}
