@@ -121,7 +121,8 @@ impl Inbox {
                 fds.extend(received);
             }
         }
-        if message.flags.contains(ReturnFlags::CTRUNC) {
+        // The space is rounded up, so that it may hold one more than it was made for.
+        if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_MSG_FDS {
             return Err(ConnectionError::TooManyFds);
         }
         if message.bytes == 0 {
