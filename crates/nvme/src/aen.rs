@@ -5,7 +5,7 @@ use bitfield_struct::bitfield;
 use crate::log::Lid;
 use crate::macros::open_values;
 
-/// Dword 0 of the completion of an Asynchronous Event Request (NVMe Base 2.1, figure 151).
+/// Dword 0 of the completion of an Asynchronous Event Request (NVMe Base 2.1, 5.1.2.1).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AsyncEvent {
@@ -58,7 +58,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of an error event (NVMe Base 2.1, figure 152).
+    /// Information of an error event (NVMe Base 2.1, 5.1.2.1).
     pub ErrorEvent: u8 {
         INVALID_DOORBELL_REGISTER = 0, "Write to Invalid Doorbell Register";
         INVALID_DOORBELL_VALUE = 1, "Invalid Doorbell Write Value";
@@ -70,7 +70,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of a health event (NVMe Base 2.1, figure 153).
+    /// Information of a health event (NVMe Base 2.1, 5.1.2.1).
     pub SmartEvent: u8 {
         RELIABILITY = 0, "NVM subsystem Reliability";
         TEMPERATURE_THRESHOLD = 1, "Temperature Threshold";
@@ -79,7 +79,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of a notice (NVMe Base 2.1, figure 154).
+    /// Information of a notice (NVMe Base 2.1, 5.1.2.1).
     pub Notice: u8 {
         NAMESPACE_ATTRIBUTE_CHANGED = 0x00, "Attached Namespace Attribute Changed";
         FIRMWARE_ACTIVATION_STARTING = 0x01, "Firmware Activation Starting";
@@ -97,7 +97,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of an immediate event (NVMe Base 2.1, figure 155).
+    /// Information of an immediate event (NVMe Base 2.1, 5.1.2.1).
     pub ImmediateEvent: u8 {
         NORMAL_SUBSYSTEM_SHUTDOWN = 0, "Normal NVM Subsystem Shutdown";
         TEMPERATURE_HYSTERESIS_RECOVERY = 1, "Temperature Threshold Hysteresis Recovery";
@@ -105,7 +105,7 @@ open_values! {
 }
 
 open_values! {
-    /// Information of an I/O command specific event of the NVM command set (NVMe Base 2.1, figure 157).
+    /// Information of an I/O command specific event of the NVM command set (NVMe Base 2.1, 5.1.2.1).
     pub IoCommandEvent: u8 {
         RESERVATION_LOG_AVAILABLE = 0, "Reservation Log Page Available";
         SANITIZE_COMPLETED = 1, "Sanitize Operation Completed";

@@ -1,4 +1,22 @@
 //! Completion queue entry: NVMe Base 2.1, 4.2.1.
+//!
+//! A controller makes one, a driver takes it apart:
+//!
+//! ```
+//! use nvme::{Completion, Status};
+//!
+//! let entry = Completion {
+//!     dw0: 0x0003_0003.into(),
+//!     sqhd: 5.into(),
+//!     sqid: 1.into(),
+//!     cid: 0x42.into(),
+//!     status_phase: Completion::pack_status(Status::SUCCESS, true),
+//!     ..Default::default()
+//! };
+//! assert!(entry.phase());
+//! assert_eq!(entry.status().into_result(), Ok(()));
+//! assert_eq!(entry.cid.get(), 0x42);
+//! ```
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -51,7 +69,7 @@ impl Completion {
     /// Sets the status, keeps the phase tag.
     #[inline]
     pub const fn set_status(&mut self, status: Status) {
-        self.status_phase = U16::new((status.into_bits() << 1) | self.phase() as u16);
+        self.status_phase = Self::pack_status(status, self.phase());
     }
 
     /// Phase Tag.
@@ -64,6 +82,12 @@ impl Completion {
     #[inline]
     pub const fn set_phase(&mut self, phase: bool) {
         self.status_phase = U16::new((self.status_phase.get() & !1) | phase as u16);
+    }
+
+    /// The last word of an entry from its two parts.
+    #[inline]
+    pub const fn pack_status(status: Status, phase: bool) -> U16 {
+        U16::new((status.into_bits() << 1) | phase as u16)
     }
 
     /// Both result dwords as one number, `dw0` low.

@@ -134,7 +134,7 @@ open_values! {
     }
 }
 
-/// Value of [`Fid::ERROR_RECOVERY`] (NVM Command Set 1.1, 4.1.3.1); namespace specific.
+/// Value of [`Fid::ERROR_RECOVERY`] (NVM Command Set 1.1, 4.1.3); namespace specific.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ErrorRecovery {
@@ -190,7 +190,7 @@ pub struct InterruptVectorConfig {
     __: u16,
 }
 
-/// Value of [`Fid::WRITE_ATOMICITY`] (NVM Command Set 1.1, 4.1.3.2).
+/// Value of [`Fid::WRITE_ATOMICITY`] (NVM Command Set 1.1, 4.1.3).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct WriteAtomicity {

@@ -8,6 +8,44 @@
 //! Every wire type may be made from any bytes. Integers are little endian with alignment 1; values that the standard
 //! enumerates are open (an unknown value is data); zero-based fields end in `_z`; sizes and offsets are checked at
 //! compile time.
+//!
+//! A device's side reads commands that it does not trust and answers:
+//!
+//! ```
+//! use nvme::{AdminOpcode, Command, Completion, Status};
+//! use nvme::cmd::admin::{Cns, IdentifyCdw10};
+//!
+//! fn answer(command: &Command, phase: bool) -> Completion {
+//!     let status = match command.admin_opcode() {
+//!         AdminOpcode::IDENTIFY => match IdentifyCdw10::from_bits(command.cdw10.get()).cns() {
+//!             Cns::CONTROLLER | Cns::NAMESPACE => Status::SUCCESS,
+//!             _ => Status::INVALID_FIELD.with_dnr(true),
+//!         },
+//!         _ => Status::INVALID_OPCODE.with_dnr(true),
+//!     };
+//!     Completion { cid: command.cid, status_phase: Completion::pack_status(status, phase), ..Default::default() }
+//! }
+//! # let unknown = answer(&Command::new(0xc5, 9, 0), true);
+//! # assert!(unknown.status().is(Status::INVALID_OPCODE) && unknown.cid.get() == 9);
+//! ```
+//!
+//! A host's side makes commands and reads answers that it does not trust:
+//!
+//! ```
+//! use nvme::{AdminOpcode, Command, Completion};
+//! use nvme::cmd::admin::{Cns, IdentifyCdw10};
+//!
+//! let mut identify = Command::new(AdminOpcode::IDENTIFY.0, 9, 0);
+//! identify.cdw10 = IdentifyCdw10::new().with_cns(Cns::CONTROLLER).into_bits().into();
+//! identify.set_prps(0x10_0000, 0);
+//!
+//! fn outcome(entry: &Completion) -> Result<u32, nvme::Status> {
+//!     entry.status().into_result().map(|()| entry.dw0.get())
+//! }
+//! # assert_eq!(outcome(&Completion::default()), Ok(0));
+//! ```
+//!
+//! The pages that Identify returns have examples in [`identify`].
 #![no_std]
 #![forbid(unsafe_code)]
 

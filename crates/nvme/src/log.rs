@@ -13,7 +13,7 @@ use crate::macros::{open_values, wire_layout, zeroed_default};
 pub use crate::identify::NsidList as ChangedNamespaceList;
 
 open_values! {
-    /// Log Page Identifier (NVMe Base 2.1, figure 202).
+    /// Log Page Identifier (NVMe Base 2.1, 5.1.12).
     #[derive(Unaligned)]
     pub Lid: u8 {
         SUPPORTED_LOG_PAGES = 0x00, "Supported Log Pages";

@@ -1,4 +1,4 @@
-//! PCI configuration space of an NVMe controller: NVMe over PCIe Transport 1.1, 3.8; PCI Express Base 6.0, 7.5 to 7.7.
+//! PCI configuration space of an NVMe controller: NVMe over PCIe Transport 1.1, 3; PCI Express Base 6.0, 7.5 to 7.7.
 //!
 //! Offsets and bits only, for whoever builds or reads the space. Offsets of a capability are relative to its start.
 

@@ -1,4 +1,4 @@
-//! Status of a completion: NVMe Base 2.1, 4.2.3; NVM Command Set 1.1, 3.1.2.
+//! Status of a completion: NVMe Base 2.1, 4.2.3; NVM Command Set 1.1, 3.
 
 use core::fmt;
 
@@ -205,10 +205,27 @@ statuses! {
         IO_COMMAND_SET_COMBINATION_REJECTED = 0x2b, "I/O Command Set Combination Rejected";
         INVALID_IO_COMMAND_SET = 0x2c, "Invalid I/O Command Set";
         IDENTIFIER_UNAVAILABLE = 0x2d, "Identifier Unavailable";
+        NAMESPACE_IS_DISPERSED = 0x2e, "Namespace Is Dispersed";
+        INVALID_DISCOVERY_INFORMATION = 0x2f, "Invalid Discovery Information";
+        ZONING_DATA_STRUCTURE_LOCKED = 0x30, "Zoning Data Structure Locked";
+        ZONING_DATA_STRUCTURE_NOT_FOUND = 0x31, "Zoning Data Structure Not Found";
+        INSUFFICIENT_DISCOVERY_RESOURCES = 0x32, "Insufficient Discovery Resources";
+        REQUESTED_FUNCTION_DISABLED = 0x33, "Requested Function Disabled";
+        ZONEGROUP_ORIGINATOR_INVALID = 0x34, "ZoneGroup Originator Invalid";
+        INVALID_HOST = 0x35, "Invalid Host";
+        INVALID_NVM_SUBSYSTEM = 0x36, "Invalid NVM Subsystem";
+        INVALID_CONTROLLER_DATA_QUEUE = 0x37, "Invalid Controller Data Queue";
+        NOT_ENOUGH_RESOURCES = 0x38, "Not Enough Resources";
+        CONTROLLER_SUSPENDED = 0x39, "Controller Suspended";
+        CONTROLLER_NOT_SUSPENDED = 0x3a, "Controller Not Suspended";
+        CONTROLLER_DATA_QUEUE_FULL = 0x3b, "Controller Data Queue Full";
         CONFLICTING_ATTRIBUTES = 0x80, "Conflicting Attributes";
         INVALID_PROTECTION_INFORMATION = 0x81, "Invalid Protection Information";
         ATTEMPTED_WRITE_TO_READ_ONLY_RANGE = 0x82, "Attempted Write to Read Only Range";
         COMMAND_SIZE_LIMIT_EXCEEDED = 0x83, "Command Size Limit Exceeded";
+        INCOMPATIBLE_NAMESPACE_OR_FORMAT = 0x85, "Incompatible Namespace or Format";
+        FAST_COPY_NOT_POSSIBLE = 0x86, "Fast Copy Not Possible";
+        OVERLAPPING_IO_RANGE = 0x87, "Overlapping I/O Range";
         ZONED_BOUNDARY_ERROR = 0xb8, "Zoned Boundary Error";
         ZONE_IS_FULL = 0xb9, "Zone Is Full";
         ZONE_IS_READ_ONLY = 0xba, "Zone Is Read Only";

@@ -144,7 +144,7 @@ open_values! {
 }
 
 open_values! {
-    /// Command Set Identifier (NVMe Base 2.1, figure 311).
+    /// Command Set Identifier (NVMe Base 2.1, 5.1.13.1).
     pub Csi: u8 {
         NVM = 0x00, "NVM Command Set";
         KEY_VALUE = 0x01, "Key Value Command Set";

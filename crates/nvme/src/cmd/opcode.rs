@@ -1,4 +1,4 @@
-//! Opcodes: NVMe Base 2.1, figures 89 (Admin) and 6.1.1 (I/O); NVM Command Set 1.1, 3.2.
+//! Opcodes: NVMe Base 2.1, 5 (Admin) and 7 (I/O); NVM Command Set 1.1, 3.
 
 use zerocopy::Unaligned;
 
@@ -83,7 +83,7 @@ open_values! {
 }
 
 open_values! {
-    /// Data Transfer direction, bits 1:0 of every opcode (NVMe Base 2.1, figure 87).
+    /// Data Transfer direction, bits 1:0 of every opcode (NVMe Base 2.1, 4.1.1).
     pub DataTransfer: u8 {
         NONE = 0, "No data transfer";
         HOST_TO_CONTROLLER = 1, "Host to controller";

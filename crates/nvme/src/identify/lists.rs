@@ -81,7 +81,7 @@ impl FromIterator<u16> for ControllerList {
     }
 }
 
-/// Endurance Group List (CNS 19h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.18).
+/// Endurance Group List (CNS 19h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.16).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct EnduranceGroupList {
@@ -93,7 +93,7 @@ pub struct EnduranceGroupList {
 
 wire_layout!(EnduranceGroupList, 4096, numid @ 0, endgid @ 2);
 
-/// Which command sets may be used together: one combination (NVMe Base 2.1, 5.1.13.2.20).
+/// Which command sets may be used together: one combination (NVMe Base 2.1, 5.1.13.2.19).
 #[bitfield(u64, repr = U64, from = U64::new, into = U64::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IoCommandSetVector {
@@ -143,7 +143,7 @@ pub struct Granularity {
     pub ncapgran: U64,
 }
 
-/// Namespace Granularity List (CNS 16h), 4096 bytes (NVM Command Set 1.1, 4.1.5.5).
+/// Namespace Granularity List (CNS 16h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.13).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GranularityList {
@@ -186,7 +186,7 @@ pub struct UuidEntry {
     pub uuid: [u8; 16],
 }
 
-/// UUID List (CNS 17h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.16).
+/// UUID List (CNS 17h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.14).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct UuidList {
@@ -219,7 +219,7 @@ pub struct Domain {
     pub reserved64: [u8; 64],
 }
 
-/// Domain List (CNS 18h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.17).
+/// Domain List (CNS 18h), 4096 bytes (NVMe Base 2.1, 5.1.13.2.15).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DomainList {

@@ -1,4 +1,4 @@
-//! Identify Namespace data structure of the NVM command set (CNS 00h and 11h): NVM Command Set 1.1, 4.1.5.1, figure 114.
+//! Identify Namespace data structure of the NVM command set (CNS 00h and 11h): NVM Command Set 1.1, 4.1.5.1.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64, U128};
@@ -127,7 +127,7 @@ impl IdentifyNamespace {
     }
 }
 
-/// LBA Format, 4 bytes (NVM Command Set 1.1, figure 116).
+/// LBA Format, 4 bytes (NVM Command Set 1.1, 4.1.5.1).
 #[derive(
     Clone,
     Copy,

@@ -1,4 +1,4 @@
-//! Bit fields of the Identify Namespace data structures: NVM Command Set 1.1, figure 114; NVMe Base 2.1, figure 319.
+//! Bit fields of the Identify Namespace data structures: NVM Command Set 1.1, 4.1.5.1; NVMe Base 2.1, 5.1.13.2.8.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::macros::{wire_layout, zeroed_default};
 
-/// NVM command set specific Identify Namespace (CNS 05h, CSI 00h), 4096 bytes (figure 118).
+/// NVM command set specific Identify Namespace (CNS 05h, CSI 00h), 4096 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NvmNamespace {
@@ -42,7 +42,7 @@ wire_layout!(
     npdal @ 284, lbapss @ 288, tlbaag @ 292,
 );
 
-/// NVM command set specific Identify Controller (CNS 06h, CSI 00h), 4096 bytes (figure 119).
+/// NVM command set specific Identify Controller (CNS 06h, CSI 00h), 4096 bytes.
 ///
 /// Size limits are log2 of CAP.MPSMIN pages, like MDTS; 0 for no limit.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -1,4 +1,4 @@
-//! Text fields: ASCII padded with spaces (NVMe Base 2.1, 1.4.2) and NVMe Qualified Names (4.7).
+//! Text fields: ASCII padded with spaces (NVMe Base 2.1, 1.4) and NVMe Qualified Names (4.7).
 
 use core::fmt;
 

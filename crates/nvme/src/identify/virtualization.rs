@@ -1,4 +1,4 @@
-//! Primary controller capabilities (CNS 14h) and secondary controllers (CNS 15h): NVMe Base 2.1, 5.1.13.2.13 and 5.1.13.2.14.
+//! Primary controller capabilities (CNS 14h) and secondary controllers (CNS 15h): NVMe Base 2.1, 5.1.13.3.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
@@ -11,9 +11,9 @@ use crate::macros::{wire_layout, zeroed_default};
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Crt {
     /// VQ (queue) resources are supported.
-    pub vqs: bool,
+    pub vqrs: bool,
     /// VI (interrupt) resources are supported.
-    pub vis: bool,
+    pub virs: bool,
     #[bits(6)]
     __: u8,
 }
