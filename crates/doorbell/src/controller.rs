@@ -2,7 +2,7 @@
 
 use crate::{
     Cell, Step,
-    ring::{advance, before, distance},
+    ring::{before, distance},
 };
 
 /// Rings from this size on are parked lazily: see [`Watch::park`].
@@ -238,8 +238,13 @@ impl Watch {
     /// than three quarters of the ring between two looks, and at most once per three quarters of a ring.
     #[inline]
     pub fn park<C: Cell>(&mut self, cells: Cells<'_, C>) {
-        let horizon = before(self.s.current, self.s.size);
-        let lag = advance(horizon, self.s.size.saturating_sub(self.slack), self.s.size);
+        // As far as the host can go, less the slack. The slack is below the size, so nothing wraps twice.
+        let furthest = before(self.s.current, self.s.size);
+        let lag = if furthest >= self.slack {
+            furthest - self.slack
+        } else {
+            furthest + self.s.size - self.slack
+        };
         self.park_until(cells, lag);
     }
 
@@ -249,20 +254,27 @@ impl Watch {
     /// are posted. Then no head ever rings, at the price of about one store per turn of the ring.
     #[inline]
     pub fn park_until<C: Cell>(&mut self, cells: Cells<'_, C>, horizon: u32) {
-        let Some(shadow) = cells.shadow else { return };
-        // A host that uses registers only does not look at EventIdx.
-        if !self.s.shadow_live {
+        let Some(shadow) = cells.shadow else {
             return;
-        }
+        };
         let WatchState {
             size,
             current,
             eventidx,
             ..
         } = self.s;
-        if distance(current, eventidx, size) < distance(current, horizon, size) {
-            self.s.eventidx = before(current, size);
-            shadow.eventidx.store(self.s.eventidx, Step::Park);
+        let best = if !self.s.shadow_live {
+            // As long as the register counts EventIdx stays armed: a host that turns to the shadow entry now rings with
+            // its first value, even if the ring has come round and the entry held that value already.
+            current
+        } else if distance(current, eventidx, size) < distance(current, horizon, size) {
+            before(current, size)
+        } else {
+            return;
+        };
+        if best != eventidx {
+            self.s.eventidx = best;
+            shadow.eventidx.store(best, Step::Park);
         }
     }
 
@@ -326,6 +338,16 @@ impl Watch {
         let value = cells.register.load(register_step);
         if value != self.s.last_register {
             self.s.last_register = value;
+            // A shadow host stored the entry before it rang, perhaps between the two loads above. Were its entry not
+            // seen now, it could come round to the value of `last_shadow` unnoticed.
+            if let Some(shadow) = cells.shadow {
+                let value = shadow.doorbell.load(shadow_step);
+                if value != self.s.last_shadow {
+                    self.s.last_shadow = value;
+                    self.s.shadow_live = true;
+                    return self.take(value, Source::Shadow);
+                }
+            }
             return self.take(value, Source::Register);
         }
         Ok(self.s.current)

@@ -44,19 +44,23 @@
 //!
 //! # What has failed elsewhere, and what holds it here
 //!
+//! Tests are in `tests/controller.rs` (both roles in one thread), `tests/arithmetic.rs` and `tests/loom.rs` (every
+//! interleaving).
+//!
 //! | failure | rule | tests |
 //! |---|---|---|
-//! | buffers used after a controller-level reset | cells are borrowed per call; a reset drops every [`Watch`] before it ends, and no call writes without cells | loom `reset_*` |
-//! | queue created again with stale cells | [`Watch::create`] writes register, shadow entry and EventIdx | loom `recreation_*`; `controller::recreation_*` |
-//! | EventIdx of a CQ not kept up | [`Watch::arm`] when the CQ is full, [`Watch::park_until`] its tail otherwise | loom `full_cq_*`; `controller::cq_*` |
-//! | no full barrier between EventIdx and the look after it | [`Step::ArmFence`], [`Step::ArmShadow`] | loom `mutant_*` |
-//! | host without the barrier | [`Watch::recheck`] | loom `barrierless_*` |
-//! | EventIdx far behind or "never" | [`Watch::park`], proof in [`ring`] | `arithmetic::*`; `controller::park_*` |
-//! | unvalidated value | [`Invalid`]; a value outside the ring is never returned | `controller::invalid_*` |
-//! | host that rings and never publishes | the register counts until the shadow entry changes | `controller::register_only_*`; loom `register_only_*` |
-//! | register write that arrives late | a shadow host's register is no value | `controller::late_register_*` |
-//! | Doorbell Buffer Config on live queues, or repeated | [`Watch::attach`] | loom `config_*`; `controller::config_*` |
-//! | buffers unmapped while queues live | the register counts from its next change on | `controller::unmapped_*` |
+//! | buffers used after a controller-level reset | cells are borrowed per call; a reset drops every [`Watch`] before it ends, and no call writes without cells | loom `reset_*`; controller `register_only_queue_*` |
+//! | queue created again with stale cells | [`Watch::create`] writes register, shadow entry and EventIdx | loom `recreation_*`, `mutants_of_a_queues_life`; controller `recreation_*` |
+//! | EventIdx of a CQ not kept up | [`Watch::arm`] when the CQ is full, [`Watch::park_until`] its tail otherwise | loom `full_cq_*`, `mutants_of_a_full_cq`; controller `cq_*` |
+//! | no full barrier between EventIdx and the look after it | [`Step::ArmFence`], [`Step::ArmShadow`] | loom `every_*`, `sleeping_*`, `mutants_of_the_controller` |
+//! | host without the barrier | [`Watch::recheck`] | loom `barrierless_*`, `mutants_of_the_host` |
+//! | EventIdx far behind or "never": a ring per turn | [`Watch::park`], proof in [`ring`] | arithmetic; controller `park_*`, `histories` |
+//! | unvalidated value | [`Invalid`]; a value outside the ring is never returned | controller `invalid_*` |
+//! | host that rings and never publishes | the register counts until the shadow entry changes | controller and loom `register_only_*` |
+//! | register write that arrives late | a shadow host's register is no value | controller `late_register_*` |
+//! | entry that comes round to its first value unseen | a second look after a new register value; EventIdx armed until the host publishes | loom `full_cq_*`; controller `config_on_a_queue_that_comes_round_*` |
+//! | Doorbell Buffer Config on live queues, or repeated | [`Watch::attach`] | loom and controller `config_*` |
+//! | buffers unmapped while queues live | the register counts from its next change on | controller `unmapped_*` |
 #![no_std]
 #![forbid(unsafe_code)]
 
