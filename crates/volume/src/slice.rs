@@ -25,7 +25,7 @@ impl SliceVolume {
                 size: info.size,
             });
         }
-        if (offset | wanted) % u64::from(info.block_size.max(1)) != 0 {
+        if !(offset | wanted).is_multiple_of(u64::from(info.block_size.max(1))) {
             return Err(VolumeError::SliceAlignment {
                 offset,
                 len: wanted,

@@ -80,7 +80,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// A request at its first step. `direct` tells whether the file can reach the request's memory without a copy.
+    /// A request at its first step. `reachable`: the file can be read into its memory without a copy.
     pub(crate) fn new(request: Request, file: usize, reachable: bool, can: &Abilities) -> Self {
         let step = match request.op {
             Op::Read | Op::Write { .. } if reachable => Step::Data,
@@ -228,3 +228,6 @@ impl Job {
         Some(len)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -119,3 +119,6 @@ impl Io {
             .unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests;

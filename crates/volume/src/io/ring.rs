@@ -127,8 +127,17 @@ impl std::fmt::Debug for Ring {
 impl Ring {
     /// A ring for this thread.
     pub(crate) fn new(options: &IoOptions) -> Result<Self, VolumeError> {
+        let (uring, mode) = setup::ring(options.capacity.clamp(1, super::MAX_CAPACITY))?;
+        Self::with(uring, mode, options)
+    }
+
+    /// The same on a given ring of the kernel's.
+    pub(super) fn with(
+        uring: IoUring,
+        mode: Mode,
+        options: &IoOptions,
+    ) -> Result<Self, VolumeError> {
         let capacity = options.capacity.clamp(1, super::MAX_CAPACITY);
-        let (uring, mode) = setup::ring(capacity)?;
         let event = event(&uring).map_err(|source| VolumeError::NoIoUring {
             why: "no event descriptor for it",
             source,
@@ -293,7 +302,7 @@ impl Ring {
         if core.mode == Mode::Deferred {
             core.run_deferred();
         }
-        core.uring.completion().is_empty()
+        !core.kernel_has_work() && core.uring.completion().is_empty()
     }
 
     /// The descriptor to sleep on.

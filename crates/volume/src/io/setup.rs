@@ -46,7 +46,8 @@ pub(super) fn ring(entries: u32) -> Result<(IoUring, Mode), VolumeError> {
     })))
 }
 
-fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
+/// A ring of that mode, if the kernel has it.
+pub(super) fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.dontfork();
     match mode {

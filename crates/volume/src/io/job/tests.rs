@@ -1,0 +1,197 @@
+use super::*;
+use dma::SegmentList;
+
+const FUA_ZEROES: Op = Op::WriteZeroes {
+    deallocate: false,
+    fua: true,
+};
+
+fn request(op: Op, len: u64) -> Request {
+    let data = match op.has_data() {
+        true => SegmentList::owned(Buffer::new(len as usize)),
+        false => SegmentList::new(),
+    };
+    Request {
+        tag: 1,
+        op,
+        offset: 0,
+        len,
+        data,
+    }
+}
+
+fn job(op: Op, len: u64) -> Job {
+    Job::new(request(op, len), 0, true, &Abilities::new(true, true))
+}
+
+fn failed(kind: IoErrorKind) -> Next {
+    Next::Done(Err(kind.into()))
+}
+
+fn system(errno: i32, write: bool) -> Next {
+    Next::Done(Err(IoError::from_errno(errno, write)))
+}
+
+#[test]
+fn transfers_go_on_where_they_stopped() {
+    let can = Abilities::new(true, true);
+    let mut job = job(Op::Write { fua: false }, 16384);
+    assert_eq!(job.advance(4096, 1, &can), Next::Again);
+    assert_eq!((job.done, job.left()), (4096, 12288));
+    assert_eq!(job.advance(1, 1, &can), Next::Again);
+    assert_eq!(job.left(), 12287);
+    assert_eq!(job.advance(12287, 1, &can), Next::Done(Ok(())));
+}
+
+#[test]
+fn direct_transfers_go_on_at_a_block() {
+    let can = Abilities::new(true, true);
+    let mut job = job(Op::Read, 8192);
+    assert_eq!(job.advance(5000, 512, &can), Next::Again);
+    assert_eq!(job.done, 4608);
+    // The end of a file that shrank, within a block: no progress at a whole block, so it is the end.
+    assert_eq!(job.advance(392, 512, &can), failed(IoErrorKind::Truncated));
+}
+
+#[test]
+fn nothing_moved_is_an_end() {
+    let can = Abilities::new(true, true);
+    assert_eq!(
+        job(Op::Read, 4096).advance(0, 1, &can),
+        failed(IoErrorKind::Truncated)
+    );
+    assert_eq!(
+        job(Op::Write { fua: false }, 4096).advance(0, 1, &can),
+        failed(IoErrorKind::MediaWrite)
+    );
+    // More than asked for is not believed.
+    assert_eq!(
+        job(Op::Read, 4096).advance(i32::MAX, 1, &can),
+        Next::Done(Ok(()))
+    );
+}
+
+#[test]
+fn interruptions_are_repeated_within_reason() {
+    let can = Abilities::new(true, true);
+    for errno in [libc::EINTR, libc::EAGAIN] {
+        let mut job = job(Op::Flush, 0);
+        for _ in 0..MAX_RETRIES {
+            assert_eq!(job.advance(-errno, 1, &can), Next::Again);
+        }
+        assert_eq!(job.advance(-errno, 1, &can), system(errno, true));
+    }
+    // A cancelled request is not taken up again, but one that got through has got through.
+    let mut job = job(Op::Read, 4096);
+    job.cancelled = true;
+    assert_eq!(
+        job.advance(-libc::EINTR, 1, &can),
+        failed(IoErrorKind::Aborted)
+    );
+    assert_eq!(job.advance(4096, 1, &can), Next::Done(Ok(())));
+}
+
+#[test]
+fn a_refused_alignment_is_bounced_once() {
+    let can = Abilities::new(true, true);
+    let mut job = job(Op::Read, 4096);
+    assert_eq!(job.advance(-libc::EINVAL, 512, &can), Next::Again);
+    assert_eq!(job.step, Step::Bounce);
+    assert_eq!(
+        job.advance(-libc::EINVAL, 512, &can),
+        system(libc::EINVAL, false)
+    );
+}
+
+#[test]
+fn zeroing_falls_back_step_by_step_and_remembers() {
+    let can = Abilities::new(true, true);
+    let zeroes = Op::WriteZeroes {
+        deallocate: true,
+        fua: true,
+    };
+    let mut job = job(zeroes, 4096);
+    assert_eq!(job.step, Step::Punch);
+    assert_eq!(job.advance(-libc::EOPNOTSUPP, 512, &can), Next::Again);
+    assert_eq!(job.step, Step::ZeroRange);
+    assert_eq!(job.advance(-libc::EOPNOTSUPP, 512, &can), Next::Again);
+    assert_eq!(job.step, Step::Zeroes);
+    assert_eq!(job.advance(4096, 512, &can), Next::Again);
+    assert_eq!(job.step, Step::Sync);
+    assert_eq!(job.advance(0, 512, &can), Next::Done(Ok(())));
+    assert!(!can.punch() && !can.zero_range());
+    assert_eq!(
+        Job::new(request(zeroes, 4096), 0, true, &can).step,
+        Step::Zeroes
+    );
+    let mut deallocate = Job::new(request(Op::Deallocate, 4096), 0, true, &can);
+    assert_eq!(
+        deallocate.advance(-libc::EOPNOTSUPP, 512, &can),
+        system(libc::EOPNOTSUPP, true)
+    );
+}
+
+#[test]
+fn durable_zeroes_are_made_durable() {
+    let can = Abilities::new(true, true);
+    let mut durable = job(FUA_ZEROES, 4096);
+    assert_eq!(durable.step, Step::ZeroRange);
+    assert_eq!(durable.advance(0, 512, &can), Next::Again);
+    assert_eq!(durable.step, Step::Sync);
+    assert_eq!(
+        durable.advance(-libc::EIO, 512, &can),
+        system(libc::EIO, true)
+    );
+    let mut plain = job(
+        Op::WriteZeroes {
+            deallocate: false,
+            fua: false,
+        },
+        4096,
+    );
+    assert_eq!(plain.advance(0, 512, &can), Next::Done(Ok(())));
+}
+
+#[test]
+fn errors_keep_their_number_and_get_a_kind() {
+    let can = Abilities::new(true, true);
+    for (errno, op, kind) in [
+        (libc::EIO, Op::Read, IoErrorKind::MediaRead),
+        (libc::EIO, Op::Write { fua: true }, IoErrorKind::MediaWrite),
+        (libc::EIO, Op::Flush, IoErrorKind::MediaWrite),
+        (libc::ENOSPC, Op::Write { fua: false }, IoErrorKind::NoSpace),
+        (libc::EDQUOT, FUA_ZEROES, IoErrorKind::NoSpace),
+        (libc::EROFS, Op::Write { fua: false }, IoErrorKind::ReadOnly),
+        (libc::ENODEV, Op::Read, IoErrorKind::Gone),
+        (libc::EFAULT, Op::Read, IoErrorKind::Memory),
+        (libc::ECANCELED, Op::Read, IoErrorKind::Aborted),
+    ] {
+        let error = Next::Done(Err(IoError { kind, errno }));
+        assert_eq!(job(op, 4096).advance(-errno, 512, &can), error, "{op:?}");
+    }
+    // The most negative number has no positive counterpart.
+    assert!(matches!(
+        job(Op::Read, 4096).advance(i32::MIN, 1, &can),
+        Next::Done(Err(_))
+    ));
+}
+
+#[test]
+fn bounced_reads_arrive_piece_by_piece() {
+    let can = Abilities::new(true, true);
+    let mut job = Job::new(request(Op::Read, 10000), 0, false, &can);
+    assert_eq!(job.step, Step::Bounce);
+    job.bounce = Some(Buffer::new(4096));
+    for (expected, byte) in [(4096, 1), (4096, 2), (1808, 3)] {
+        let len = job.load_bounce();
+        assert_eq!(len, Some(expected));
+        if let Some(bounce) = &mut job.bounce {
+            bounce.fill(byte);
+        }
+        job.advance(expected as i32, 16, &can);
+    }
+    let mut data = vec![0; 10000];
+    job.request.data.copy_to(0, &mut data);
+    assert_eq!(data, [vec![1; 4096], vec![2; 4096], vec![3; 1808]].concat());
+    assert_eq!(job.left(), 0);
+}
