@@ -3,11 +3,14 @@
 //! The bitfields are the values of command dword 11 of Set Features and of completion dword 0 of Get Features.
 
 use bitfield_struct::bitfield;
-use zerocopy::little_endian::U16;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::Unaligned;
 
 use crate::log::CriticalWarning;
-use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::macros::open_values;
+
+mod data;
+
+pub use data::{HostBehavior, Timestamp, TimestampAttributes, TimestampOrigin};
 
 open_values! {
     /// Feature Identifier (NVMe Base 2.1, figure 385).
@@ -325,92 +328,6 @@ open_values! {
     }
 }
 
-/// Data of [`Fid::TIMESTAMP`], 8 bytes (NVMe Base 2.1, 5.1.25.1.7).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Timestamp {
-    /// Milliseconds since midnight of 1 January 1970, UTC: 48 bits, least significant byte first.
-    pub ts: [u8; 6],
-    /// Synch and origin; of Get Features only.
-    pub attributes: TimestampAttributes,
-    #[doc(hidden)]
-    pub reserved7: u8,
-}
-
-wire_layout!(Timestamp, 8, ts @ 0, attributes @ 6);
-
-impl Timestamp {
-    /// A timestamp of the low 48 bits of `milliseconds`.
-    pub const fn new(milliseconds: u64, attributes: TimestampAttributes) -> Self {
-        let [a, b, c, d, e, f, _, _] = milliseconds.to_le_bytes();
-        Self {
-            ts: [a, b, c, d, e, f],
-            attributes,
-            reserved7: 0,
-        }
-    }
-
-    /// Milliseconds since midnight of 1 January 1970, UTC.
-    pub const fn milliseconds(&self) -> u64 {
-        let [a, b, c, d, e, f] = self.ts;
-        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
-    }
-}
-
-/// Byte 6 of a timestamp.
-#[bitfield(u8)]
-#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct TimestampAttributes {
-    /// Synch: set when the count may have stopped for some time since it was set.
-    pub synch: bool,
-    /// Timestamp Origin.
-    #[bits(3)]
-    pub origin: TimestampOrigin,
-    #[bits(4)]
-    __: u8,
-}
-
-open_values! {
-    /// Timestamp Origin (3 bits).
-    pub TimestampOrigin: u8 {
-        RESET = 0, "Cleared to 0h by a Controller Level Reset";
-        SET_FEATURES = 1, "Set by a Set Features command";
-    }
-}
-
-/// Data of [`Fid::HOST_BEHAVIOR_SUPPORT`], 512 bytes (NVMe Base 2.1, 5.1.25.1.14).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct HostBehavior {
-    /// Advanced Command Retry Enable: 1 when the host understands Command Interrupted and CRD.
-    pub acre: u8,
-    /// Extended Telemetry Data Area 4 Supported.
-    pub etdas: u8,
-    /// LBA Format Extension Enable.
-    pub lbafee: u8,
-    /// Host Dispersed Namespace Support.
-    pub hdisns: u8,
-    /// Copy Descriptor Formats Enable.
-    pub cdfe: U16,
-    #[doc(hidden)]
-    pub reserved6: [u8; 506],
-}
-
-wire_layout!(HostBehavior, 512, acre @ 0, etdas @ 1, lbafee @ 2, hdisns @ 3, cdfe @ 4);
-zeroed_default!(HostBehavior);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -443,21 +360,6 @@ mod tests {
         assert_eq!(
             HostThermalManagement::new().with_tmt1(1).into_bits(),
             1 << 16
-        );
-    }
-
-    #[test]
-    fn timestamp_round_trip() {
-        let attributes = TimestampAttributes::new().with_origin(TimestampOrigin::SET_FEATURES);
-        let timestamp = Timestamp::new(0x1234_5678_9abc, attributes);
-        assert_eq!(
-            timestamp.as_bytes(),
-            [0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, 0x02, 0]
-        );
-        assert_eq!(timestamp.milliseconds(), 0x1234_5678_9abc);
-        assert_eq!(
-            Timestamp::new(u64::MAX, attributes).milliseconds(),
-            (1 << 48) - 1
         );
     }
 }

@@ -8,6 +8,13 @@ use crate::Status;
 use crate::identify::Ascii;
 use crate::macros::{open_values, wire_layout, zeroed_default};
 
+mod effects;
+
+pub use effects::{
+    CommandEffects, CommandsSupported, FeatureEffects, FeaturesSupported, LidSupported,
+    SupportedLogPages,
+};
+
 /// The Changed Namespace List log page: FFFFFFFFh in the first entry when more namespaces changed than it holds
 /// (NVMe Base 2.1, 5.1.12.1.5).
 pub use crate::identify::NsidList as ChangedNamespaceList;
@@ -261,118 +268,11 @@ pub struct ActiveFirmware {
     __: u8,
 }
 
-/// Commands Supported and Effects log, 4096 bytes (NVMe Base 2.1, 5.1.12.1.6).
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct CommandsSupported {
-    /// Admin commands, by opcode.
-    pub acs: [CommandEffects; 256],
-    /// I/O commands of the command set asked for, by opcode.
-    pub iocs: [CommandEffects; 256],
-    #[doc(hidden)]
-    pub reserved2048: [u8; 2048],
-}
-
-wire_layout!(CommandsSupported, 4096, acs @ 0, iocs @ 1024);
-
-/// Whether a command is supported, and what else it changes.
-#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
-#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct CommandEffects {
-    /// Command Supported.
-    pub csupp: bool,
-    /// Logical Block Content Change.
-    pub lbcc: bool,
-    /// Namespace Capability Change.
-    pub ncc: bool,
-    /// Namespace Inventory Change.
-    pub nic: bool,
-    /// Controller Capability Change.
-    pub ccc: bool,
-    #[bits(9)]
-    __: u16,
-    /// Command Submission and Execution Relaxations.
-    #[bits(2)]
-    pub cser: u8,
-    /// Command Submission and Execution: 0 no restriction, 1 no other command to the namespace, 2 none to any namespace.
-    #[bits(3)]
-    pub cse: u8,
-    /// UUID Selection Supported.
-    pub uss: bool,
-    /// Command Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group, 4 Domain, 5 NVM subsystem.
-    #[bits(12)]
-    pub csp: u16,
-}
-
-/// Supported Log Pages log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.1), by log page identifier.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct SupportedLogPages {
-    /// Whether the page is supported.
-    pub lids: [LidSupported; 256],
-}
-
-wire_layout!(SupportedLogPages, 1024, lids @ 0);
-
-/// LID Supported and Effects data structure.
-#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
-#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct LidSupported {
-    /// LID Supported.
-    pub lsupp: bool,
-    /// Index Offset Supported.
-    pub ios: bool,
-    #[bits(14)]
-    __: u16,
-    /// LID Specific Parameter.
-    pub lidsp: u16,
-}
-
-/// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.18), by feature identifier.
-#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct FeaturesSupported {
-    /// Whether the feature is supported, and what setting it changes.
-    pub fids: [FeatureEffects; 256],
-}
-
-wire_layout!(FeaturesSupported, 1024, fids @ 0);
-
-/// FID Supported and Effects data structure.
-#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
-#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct FeatureEffects {
-    /// FID Supported.
-    pub fsupp: bool,
-    /// User Data Content Change.
-    pub udcc: bool,
-    /// Namespace Capability Change.
-    pub ncc: bool,
-    /// Namespace Inventory Change.
-    pub nic: bool,
-    /// Controller Capability Change.
-    pub ccc: bool,
-    #[bits(14)]
-    __: u16,
-    /// UUID Selection Supported.
-    pub uss: bool,
-    /// FID Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group, 4 Domain, 5 NVM subsystem.
-    #[bits(12)]
-    pub fsp: u16,
-}
-
-zeroed_default!(
-    Smart,
-    FirmwareSlot,
-    CommandsSupported,
-    SupportedLogPages,
-    FeaturesSupported
-);
+zeroed_default!(Smart, FirmwareSlot);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::AdminOpcode;
 
     #[test]
     fn smart_on_the_wire() {
@@ -410,34 +310,6 @@ mod tests {
         assert_eq!(entry.status(), status);
         let cdw11_bit_1 = ParameterErrorLocation::new().with_byte(44).with_bit(1);
         assert_eq!(cdw11_bit_1.as_bytes(), [44, 1]);
-    }
-
-    #[test]
-    fn effects() {
-        let mut log = CommandsSupported::default();
-        log.acs[usize::from(AdminOpcode::FORMAT_NVM.0)] = CommandEffects::new()
-            .with_csupp(true)
-            .with_lbcc(true)
-            .with_ncc(true)
-            .with_cse(1);
-        assert_eq!(log.as_bytes()[0x80 * 4..][..4], [7, 0, 1, 0]);
-        assert_eq!(
-            CommandEffects::new().with_cser(3).as_bytes(),
-            [0, 0xc0, 0, 0]
-        );
-        assert_eq!(
-            CommandEffects::new().with_uss(true).as_bytes(),
-            [0, 0, 8, 0]
-        );
-        assert_eq!(
-            CommandEffects::new().with_csp(1).as_bytes(),
-            [0, 0, 0x10, 0]
-        );
-        assert_eq!(
-            FeatureEffects::new().with_uss(true).as_bytes(),
-            [0, 0, 8, 0]
-        );
-        assert_eq!(LidSupported::new().with_lidsp(1).as_bytes(), [0, 0, 1, 0]);
     }
 
     #[test]

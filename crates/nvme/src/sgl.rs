@@ -46,7 +46,7 @@ open_values! {
 )]
 #[repr(C)]
 pub struct SglDescriptor {
-    /// Address of the data, or of the segment (bytes, or an offset for [`SglSubtype::OFFSET`]); reserved in a bit bucket.
+    /// Address of the data or of the segment, an offset for [`SglSubtype::OFFSET`]; reserved in a bit bucket.
     pub address: U64,
     /// Length in bytes; of a segment, a multiple of 16.
     pub length: U32,

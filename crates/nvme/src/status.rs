@@ -19,8 +19,9 @@ open_values! {
 
 /// The 15 status bits of a completion, without the phase tag: bits 31:17 of dword 3, moved down to bit 0.
 ///
-/// The constants have neither `dnr` nor `more` set: whether a retry can succeed depends on the case, so say it where it is known
-/// (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares every bit; [`Status::is`] compares type and code only.
+/// The constants have neither `dnr` nor `more` set: whether a retry can succeed depends on the case, so say it where
+/// it is known (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares every bit; [`Status::is`] compares type and code
+/// only.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Status {

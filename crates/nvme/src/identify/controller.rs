@@ -272,8 +272,8 @@ wire_layout!(
 zeroed_default!(IdentifyController);
 
 impl IdentifyController {
-    /// Largest transfer of one command in bytes, with `page_min` bytes in a page of CAP.MPSMIN; `None` for no limit, or one
-    /// that does not fit 64 bits.
+    /// Largest transfer of one command in bytes, with `page_min` bytes in a page of CAP.MPSMIN; `None` for no limit, or
+    /// one that does not fit 64 bits.
     pub fn mdts_bytes(&self, page_min: u32) -> Option<u64> {
         match self.mdts {
             0 => None,

@@ -48,8 +48,8 @@ zeroed_default!(NamespaceDescriptors);
 const HEADER: usize = 4;
 
 impl NamespaceDescriptors {
-    /// A list of these descriptors. One that does not fit the page, is empty or is longer than 255 bytes is left out; the
-    /// four that the standard names always fit.
+    /// A list of these descriptors. One that does not fit the page, is empty or is longer than 255 bytes is left out;
+    /// the four that the standard names always fit.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = Descriptor<'a>>) -> Self {
         let mut list = Self::new_zeroed();
         let mut rest: &mut [u8] = &mut list.0;

@@ -1,4 +1,4 @@
-//! I/O Command Set specific structures for the NVM command set (CNS 05h and 06h): NVM Command Set 1.1, 4.1.5.2 and 4.1.5.3.
+//! I/O Command Set specific structures for the NVM command set (CNS 05h and 06h): NVM Command Set 1.1, 4.1.5.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
