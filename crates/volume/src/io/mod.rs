@@ -1,5 +1,7 @@
 //! A worker's own io_uring, shared by the volumes that the worker has opened.
 
+mod core;
+mod entry;
 pub(crate) mod job;
 mod pool;
 pub(crate) mod ring;

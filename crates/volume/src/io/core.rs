@@ -1,0 +1,420 @@
+//! The slots that own requests while the kernel works on them.
+//!
+//! The one rule that makes this safe: whatever an entry in the ring points to (the request's segments, the bounce
+//! buffer, the I/O vectors, the zero buffer, the file) belongs to a slot, and a slot is emptied only when the kernel
+//! has posted the completion of its one operation. Nothing is freed while the kernel may still write to it, not even
+//! when queues are dropped: [`Core::finish`] waits.
+#![allow(unsafe_code)]
+
+use super::entry::{self, Sources, Target};
+use super::job::{Job, Next};
+use super::pool::BouncePool;
+use super::ring::RingFile;
+use super::setup::Mode;
+use super::{IoCounters, IoOptions, MAX_CAPACITY};
+use crate::{Completion, IoError, IoErrorKind, Request};
+use dma::Buffer;
+use io_uring::{IoUring, opcode, squeue};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Most files that get a place in the kernel's table of registered files; others go by descriptor.
+const REGISTERED_FILES: u32 = 64;
+/// Marks completions that no slot waits for.
+const NOBODY: u64 = u64::MAX;
+/// System calls in a row that may fail before the kernel is given up.
+const MAX_FAILURES: u32 = 1_000_000;
+
+struct OpenFile {
+    file: RingFile,
+    /// Its index in the kernel's table.
+    registered: Option<u32>,
+}
+
+/// A place for one request in flight.
+#[derive(Default)]
+struct Slot {
+    job: Option<Job>,
+    /// I/O vectors of the current operation, where they are not the request's own: what remains after a part of the
+    /// data has moved.
+    vectors: Vec<libc::iovec>,
+    /// Tells this use of the slot from earlier ones.
+    generation: u32,
+}
+
+pub(super) struct Core {
+    uring: IoUring,
+    mode: Mode,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Requests that ended while nobody polled; room for all slots.
+    ready: VecDeque<Completion>,
+    /// Entries written to the ring and not yet sent.
+    unsent: usize,
+    /// Some of them continue requests: they are sent without waiting for the worker to ask.
+    urgent: bool,
+    /// The last system call failed in an unexpected way, and that has been said.
+    troubled: bool,
+    files: Vec<Option<OpenFile>>,
+    /// Free places in the kernel's table of files.
+    places: Vec<u32>,
+    bounce: BouncePool,
+    zeroes: Option<Buffer>,
+    counters: IoCounters,
+}
+
+impl Core {
+    pub(super) fn new(uring: IoUring, mode: Mode, options: &IoOptions) -> Self {
+        let capacity = options.capacity.clamp(1, MAX_CAPACITY);
+        let places = match uring.submitter().register_files_sparse(REGISTERED_FILES) {
+            Ok(()) => (0..REGISTERED_FILES).rev().collect(),
+            Err(error) => {
+                tracing::debug!("io_uring: no registered files ({error}), using descriptors");
+                Vec::new()
+            }
+        };
+        let mut slots = Vec::new();
+        slots.resize_with(capacity as usize, Slot::default);
+        Self {
+            uring,
+            mode,
+            slots,
+            free: (0..capacity).rev().collect(),
+            ready: VecDeque::with_capacity(capacity as usize),
+            unsent: 0,
+            urgent: false,
+            troubled: false,
+            files: Vec::new(),
+            places,
+            bounce: BouncePool::new(options.bounce_bytes),
+            zeroes: None,
+            counters: IoCounters::default(),
+        }
+    }
+
+    /// Most requests in flight.
+    pub(super) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Requests that the kernel works on.
+    pub(super) fn busy(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// What has passed through.
+    pub(super) fn counters(&self) -> IoCounters {
+        self.counters
+    }
+
+    /// Requests started and not handed out.
+    pub(super) fn in_flight(&self) -> usize {
+        self.busy() + self.ready.len()
+    }
+
+    /// Makes a file known; the result names it from now on.
+    pub(super) fn register(&mut self, file: RingFile) -> usize {
+        let fd = file.fd.as_raw_fd();
+        let registered = self.places.pop().filter(|&place| {
+            let update = self.uring.submitter().register_files_update(place, &[fd]);
+            if let Err(error) = &update {
+                tracing::debug!("io_uring: file not registered ({error}), using its descriptor");
+            }
+            update.is_ok()
+        });
+        let open = OpenFile { file, registered };
+        if let Some(index) = self.files.iter().position(Option::is_none) {
+            self.files[index] = Some(open);
+            return index;
+        }
+        self.files.push(Some(open));
+        self.files.len() - 1
+    }
+
+    /// Forgets a file, after [`Core::finish`].
+    pub(super) fn unregister(&mut self, file: usize) {
+        let Some(open) = self.files.get_mut(file).and_then(Option::take) else {
+            return;
+        };
+        if let Some(place) = open.registered
+            && self
+                .uring
+                .submitter()
+                .register_files_update(place, &[-1])
+                .is_ok()
+        {
+            self.places.push(place);
+        }
+    }
+
+    /// Takes a request; `Some` when it could not be started.
+    pub(super) fn begin(&mut self, file: usize, request: Request) -> Option<Completion> {
+        let Some(open) = self.files.get(file).and_then(Option::as_ref) else {
+            return Some(request.complete(Err(IoErrorKind::Gone.into())));
+        };
+        let Some(index) = self.free.pop() else {
+            return Some(request.complete(Err(IoErrorKind::Busy.into())));
+        };
+        let reachable = !request.op.has_data() || open.file.reaches(&request);
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.job = Some(Job::new(request, file, reachable, &open.file.abilities));
+        self.counters.requests += 1;
+        match self.operate(index as usize) {
+            Ok(()) => None,
+            Err(kind) => self.end(index as usize, Err(kind.into())),
+        }
+    }
+
+    /// Puts the operation that a slot needs next into the ring.
+    fn operate(&mut self, index: usize) -> Result<(), IoErrorKind> {
+        let Slot {
+            job,
+            vectors,
+            generation,
+        } = &mut self.slots[index];
+        let job = job.as_mut().ok_or(IoErrorKind::Gone)?;
+        let open = self
+            .files
+            .get(job.file)
+            .and_then(Option::as_ref)
+            .ok_or(IoErrorKind::Gone)?;
+        let target = match open.registered {
+            Some(place) => Target::Place(place),
+            None => Target::Descriptor(open.file.fd.as_raw_fd()),
+        };
+        let user_data = name(index, *generation);
+        let sources = Sources {
+            bounce: &mut self.bounce,
+            zeroes: &mut self.zeroes,
+            counters: &mut self.counters,
+        };
+        let entry = entry::entry(job, vectors, target, sources)?.user_data(user_data);
+        self.counters.operations += 1;
+        self.push(&entry)
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> Result<(), IoErrorKind> {
+        for _ in 0..2 {
+            // SAFETY: everything that the entry points to belongs to a slot (or to the ring: the zero buffer, which
+            // lives as long) and stays there until the completion has been seen; see the module's documentation.
+            if unsafe { self.uring.submission().push(entry) }.is_ok() {
+                self.unsent += 1;
+                return Ok(());
+            }
+            // Full only when cancellations came on top of a request in every slot.
+            self.send();
+        }
+        Err(IoErrorKind::Busy)
+    }
+
+    /// Sends what is unsent. `true` when nothing is left.
+    pub(super) fn send(&mut self) -> bool {
+        if self.unsent > 0 {
+            self.enter();
+        }
+        self.unsent == 0
+    }
+
+    /// One system call: sends, and lets the kernel do what it has put off.
+    pub(super) fn enter(&mut self) {
+        self.counters.system_calls += 1;
+        let result = self.uring.submit();
+        self.sent(result.map(drop));
+    }
+
+    /// After a system call: what is left to send.
+    fn sent(&mut self, result: io::Result<()>) {
+        self.unsent = self.uring.submission().len();
+        self.urgent &= self.unsent > 0;
+        match result {
+            Ok(()) => self.troubled = false,
+            Err(error) => match error.raw_os_error() {
+                // For now: interrupted, short of memory, completions to be taken first. The next call tries again.
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
+                _ if self.troubled => {}
+                _ => {
+                    self.troubled = true;
+                    tracing::error!("io_uring: submission failed: {error}");
+                }
+            },
+        }
+    }
+
+    /// The kernel waits for a system call before it can post completions.
+    pub(super) fn kernel_has_work(&mut self) -> bool {
+        let submission = self.uring.submission();
+        submission.taskrun() || submission.cq_overflow()
+    }
+
+    /// Lets the kernel run the completion work that it holds back in [`Mode::Deferred`].
+    pub(super) fn run_deferred(&mut self) {
+        const GETEVENTS: u32 = 1;
+        if self.mode != Mode::Deferred {
+            return;
+        }
+        self.counters.system_calls += 1;
+        // SAFETY: nothing is submitted and nothing waited for; there is no argument that could be wrong.
+        let result = unsafe {
+            self.uring
+                .submitter()
+                .enter::<libc::sigset_t>(0, 0, GETEVENTS, None)
+        };
+        self.sent(result.map(drop));
+    }
+
+    /// The event descriptor has been signalled while the worker was polling, too.
+    pub(super) fn always_signals(&self) -> bool {
+        self.mode != Mode::Deferred
+    }
+
+    /// Switches the event descriptor. In the other modes it always signals: only with deferred work is there a system
+    /// call before sleeping that orders this store before the kernel's look at the flag.
+    pub(super) fn signal(&mut self, on: bool) {
+        if !self.always_signals() {
+            let completion = self.uring.completion();
+            if on {
+                completion.enable_eventfd();
+            } else {
+                completion.disable_eventfd();
+            }
+        }
+    }
+
+    /// Completions can be had without a system call.
+    pub(super) fn has_arrivals(&mut self) -> bool {
+        !self.ready.is_empty() || !self.uring.completion().is_empty()
+    }
+
+    /// Sends operations that continue requests, without waiting for the worker to ask.
+    pub(super) fn send_urgent(&mut self) {
+        if self.urgent {
+            self.send();
+        }
+    }
+
+    /// The next completion that has arrived.
+    pub(super) fn reap(&mut self) -> Option<Completion> {
+        if let Some(completion) = self.ready.pop_front() {
+            return Some(completion);
+        }
+        loop {
+            let (user_data, result) = self.posted()?;
+            if let Some(completion) = self.answer(user_data, result) {
+                return Some(completion);
+            }
+        }
+    }
+
+    /// The next entry that the kernel has posted: user data and result.
+    fn posted(&mut self) -> Option<(u64, i32)> {
+        let entry = self.uring.completion().next()?;
+        Some((entry.user_data(), entry.result()))
+    }
+
+    /// The kernel's answer to one operation: the request's end, or its next operation.
+    fn answer(&mut self, user_data: u64, answer: i32) -> Option<Completion> {
+        let index = user_data as u32 as usize;
+        let slot = self.slots.get_mut(index)?;
+        if user_data == NOBODY || name(index, slot.generation) != user_data {
+            return None;
+        }
+        let job = slot.job.as_mut()?;
+        let next = match self.files.get(job.file).and_then(Option::as_ref) {
+            Some(open) => job.advance(answer, open.file.unit(), &open.file.abilities),
+            None => Next::Done(Err(IoErrorKind::Gone.into())),
+        };
+        match next {
+            Next::Done(result) => self.end(index, result),
+            Next::Again => {
+                self.counters.continued += 1;
+                self.urgent = true;
+                match self.operate(index) {
+                    Ok(()) => None,
+                    Err(kind) => self.end(index, Err(kind.into())),
+                }
+            }
+        }
+    }
+
+    /// Empties a slot.
+    fn end(&mut self, index: usize, result: Result<(), IoError>) -> Option<Completion> {
+        let mut job = self.slots.get_mut(index)?.job.take()?;
+        if let Some(buffer) = job.bounce.take() {
+            self.bounce.put(buffer);
+        }
+        self.free.push(index as u32);
+        Some(job.request.complete(result))
+    }
+
+    /// Tries to end a request early.
+    pub(super) fn cancel_tag(&mut self, file: usize, tag: u64) {
+        let found = self.slots.iter().position(|slot| {
+            let job = slot.job.as_ref();
+            job.is_some_and(|job| job.file == file && job.request.tag == tag)
+        });
+        if let Some(index) = found {
+            self.cancel(index);
+        }
+    }
+
+    fn cancel(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        let Some(job) = slot.job.as_mut() else { return };
+        if std::mem::replace(&mut job.cancelled, true) {
+            return;
+        }
+        let target = name(index, slot.generation);
+        // Not to be had for lack of room: the request then ends by itself.
+        let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NOBODY));
+    }
+
+    /// Ends the requests of a file (or all), and waits for the kernel to let go of them.
+    pub(super) fn finish(&mut self, file: Option<usize>) {
+        let concerns = |slot: &Slot| {
+            slot.job
+                .as_ref()
+                .is_some_and(|job| file.is_none_or(|file| job.file == file))
+        };
+        for index in 0..self.slots.len() {
+            if concerns(&self.slots[index]) {
+                self.cancel(index);
+            }
+        }
+        let mut failures = 0;
+        while self.slots.iter().any(concerns) {
+            self.counters.system_calls += 1;
+            let result = self.uring.submitter().submit_and_wait(1);
+            failures = if result.is_ok() { 0 } else { failures + 1 };
+            self.sent(result.map(drop));
+            while let Some((user_data, result)) = self.posted() {
+                if let Some(completion) = self.answer(user_data, result) {
+                    self.ready.push_back(completion);
+                }
+            }
+            if failures > MAX_FAILURES {
+                // The kernel neither finishes nor waits. What it may still write to must never be used for anything
+                // else, so it is given up.
+                tracing::error!("io_uring: requests do not end; giving up their memory");
+                for slot in self.slots.iter_mut().filter(|slot| concerns(slot)) {
+                    std::mem::forget(slot.job.take());
+                    std::mem::forget(std::mem::take(&mut slot.vectors));
+                }
+                std::mem::forget(self.zeroes.take());
+            }
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // Every queue closes its file, so nothing is left; but this is the last moment at which it could be waited for.
+        self.finish(None);
+    }
+}
+
+/// What the kernel calls an operation of a slot.
+fn name(index: usize, generation: u32) -> u64 {
+    u64::from(generation) << 32 | index as u64
+}

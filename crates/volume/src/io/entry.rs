@@ -1,0 +1,199 @@
+//! What a job's next operation looks like in the ring.
+
+use super::IoCounters;
+use super::job::{Job, Step};
+use super::pool::BouncePool;
+use crate::{IoErrorKind, Op};
+use dma::{Buffer, Segment};
+use io_uring::{opcode, squeue, types};
+
+/// Most segments in one operation (`UIO_MAXIOV`); requests with more take several operations.
+const MAX_SEGMENTS: usize = 1024;
+/// Most bytes in one operation: below the kernel's own limit of 2 GiB less a page, and a multiple of every block.
+const MAX_BYTES: u64 = 1 << 30;
+/// Size of the buffer from which zeroes are written.
+const ZEROES: usize = 1 << 20;
+
+/// What operations take their memory from, besides the request.
+pub(super) struct Sources<'a> {
+    /// Bounce buffers.
+    pub(super) bounce: &'a mut BouncePool,
+    /// Zeroes to be written, made when they are first needed.
+    pub(super) zeroes: &'a mut Option<Buffer>,
+    pub(super) counters: &'a mut IoCounters,
+}
+
+/// The entry for the job's current step. It points to the job's memory, to `vectors` and to the zeroes: the caller
+/// keeps all of them in place until the operation is over.
+pub(super) fn entry(
+    job: &mut Job,
+    vectors: &mut Vec<libc::iovec>,
+    target: Target,
+    sources: Sources<'_>,
+) -> Result<squeue::Entry, IoErrorKind> {
+    let offset = job
+        .request
+        .offset
+        .checked_add(job.done)
+        .ok_or(IoErrorKind::OutOfRange)?;
+    let (write, flags) = match job.request.op {
+        Op::Read => (false, 0),
+        Op::Write { fua: true } => (true, libc::RWF_DSYNC),
+        _ => (true, 0),
+    };
+    Ok(match job.step {
+        Step::Data => {
+            let data = &job.request.data;
+            match data.segments() {
+                [one] if job.done == 0 => {
+                    target.contiguous(write, one.as_ptr(), one.len() as u64, offset, flags)
+                }
+                many if job.done == 0 && many.len() <= MAX_SEGMENTS => {
+                    target.transfer(write, data.as_iovecs(), many.len(), offset, flags)
+                }
+                many => {
+                    remaining(vectors, many, job.done);
+                    target.transfer(write, vectors.as_ptr(), vectors.len(), offset, flags)
+                }
+            }
+        }
+        Step::Bounce => {
+            if job.bounce.is_none() {
+                job.bounce = Some(sources.bounce.take(job.left()));
+                sources.counters.bounced += 1;
+            }
+            let len = job.load_bounce().ok_or(IoErrorKind::Memory)?;
+            let buffer = job.bounce.as_mut().ok_or(IoErrorKind::Memory)?;
+            target.contiguous(write, buffer.as_mut_ptr(), len as u64, offset, flags)
+        }
+        Step::Zeroes => {
+            let zeroes = sources.zeroes.get_or_insert_with(|| Buffer::new(ZEROES));
+            let len = job.left().min(zeroes.len() as u64);
+            target.contiguous(true, zeroes.as_mut_ptr(), len, offset, flags)
+        }
+        Step::Punch => target.fallocate(
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            offset,
+            job.left(),
+        ),
+        Step::ZeroRange => target.fallocate(
+            libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+            offset,
+            job.left(),
+        ),
+        Step::Sync => target.sync(),
+    })
+}
+
+/// Makes `vectors` what remains of `segments` after `done` bytes.
+fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
+    vectors.clear();
+    let mut skip = done;
+    for segment in segments {
+        if vectors.len() == MAX_SEGMENTS {
+            break;
+        }
+        let len = segment.len() as u64;
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        // `skip` is less than the segment's length.
+        let (base, rest) = (
+            segment.as_ptr().wrapping_add(skip as usize),
+            segment.len() - skip as usize,
+        );
+        vectors.push(libc::iovec {
+            iov_base: base.cast(),
+            iov_len: rest,
+        });
+        skip = 0;
+    }
+}
+
+/// How the kernel finds the file.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    /// Its place in the kernel's table of registered files.
+    Place(u32),
+    /// Its descriptor.
+    Descriptor(i32),
+}
+
+/// Builds an entry for either way to name the file.
+macro_rules! entry {
+    ($target:expr, |$file:ident| $build:expr) => {
+        match $target {
+            Target::Place(place) => {
+                let $file = types::Fixed(place);
+                $build
+            }
+            Target::Descriptor(descriptor) => {
+                let $file = types::Fd(descriptor);
+                $build
+            }
+        }
+    };
+}
+
+impl Target {
+    /// Read or write of several pieces of memory.
+    fn transfer(
+        self,
+        write: bool,
+        first: *const libc::iovec,
+        count: usize,
+        offset: u64,
+        flags: i32,
+    ) -> squeue::Entry {
+        // At most MAX_SEGMENTS.
+        let count = count as u32;
+        if write {
+            entry!(self, |file| opcode::Writev::new(file, first, count)
+                .offset(offset)
+                .rw_flags(flags)
+                .build())
+        } else {
+            entry!(self, |file| opcode::Readv::new(file, first, count)
+                .offset(offset)
+                .rw_flags(flags)
+                .build())
+        }
+    }
+
+    /// Read or write of one piece of memory; only its first [`MAX_BYTES`], when it is longer.
+    fn contiguous(
+        self,
+        write: bool,
+        at: *mut u8,
+        len: u64,
+        offset: u64,
+        flags: i32,
+    ) -> squeue::Entry {
+        let len = len.min(MAX_BYTES) as u32;
+        if write {
+            entry!(self, |file| opcode::Write::new(file, at, len)
+                .offset(offset)
+                .rw_flags(flags)
+                .build())
+        } else {
+            entry!(self, |file| opcode::Read::new(file, at, len)
+                .offset(offset)
+                .rw_flags(flags)
+                .build())
+        }
+    }
+
+    fn fallocate(self, mode: i32, offset: u64, len: u64) -> squeue::Entry {
+        entry!(self, |file| opcode::Fallocate::new(file, len)
+            .offset(offset)
+            .mode(mode)
+            .build())
+    }
+
+    fn sync(self) -> squeue::Entry {
+        entry!(self, |file| opcode::Fsync::new(file)
+            .flags(types::FsyncFlags::DATASYNC)
+            .build())
+    }
+}
