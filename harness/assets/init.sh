@@ -44,13 +44,19 @@ for disk in /sys/block/vd*; do
     read -r serial <"$disk/serial"
     [ "$serial" = vnvme-tools ] && mount -t ext4 -o ro,noload "/dev/${disk##*/}" /tools
 done
+# busybox's shell takes its own applets before the search path; the real programs are meant.
+: >/run/prelude
+for program in /tools/bin/*; do
+    name=${program##*/}
+    [ -e "/bin/$name" ] && echo "$name() { $program \"\$@\"; }" >>/run/prelude
+done
 read -r up _ </proc/uptime
 read -r boot </proc/sys/kernel/random/boot_id
 echo "READY $boot $up" >&3
 while read -r verb id size rest <&3; do
     case $verb in
     RUN)
-        head -c "$size" <&3 >/run/script
+        { cat /run/prelude && head -c "$size" <&3; } >/run/script
         timeout -s KILL "$rest" sh /run/script </dev/null >/run/output 2>&1 3>&-
         status=$?
         echo "DONE $id $status $(stat -c %s /run/output)" >&3

@@ -72,17 +72,30 @@ impl Cache {
 
     /// The directory of logs, with those of earlier days removed.
     pub fn logs(&self) -> Result<PathBuf> {
+        self.tidied("logs")
+    }
+
+    /// A directory of its own for disks, on the same filesystem as the cache (not a tmpfs: disks are opened with
+    /// O_DIRECT); it goes when the value is dropped.
+    pub fn scratch(&self) -> Result<tempfile::TempDir> {
+        let dir = self.tidied("scratch")?;
+        Ok(tempfile::Builder::new().prefix("disk-").tempdir_in(dir)?)
+    }
+
+    /// A directory below the cache, without what a killed run left in it days ago.
+    fn tidied(&self, name: &str) -> Result<PathBuf> {
         const KEEP: Duration = Duration::from_secs(2 * 24 * 3600);
-        let dir = self.path("logs");
+        let dir = self.path(name);
         fs::create_dir_all(&dir)?;
         for entry in fs::read_dir(&dir)?.filter_map(std::io::Result::ok) {
-            let age = entry
-                .metadata()
-                .ok()
-                .and_then(|m| m.modified().ok()?.elapsed().ok());
+            let Ok(meta) = entry.metadata() else { continue };
+            let age = meta.modified().ok().and_then(|m| m.elapsed().ok());
             if age.is_some_and(|age| age > KEEP) {
                 // Another process may have removed it first.
-                let _ = fs::remove_file(entry.path());
+                let _ = match meta.is_dir() {
+                    true => fs::remove_dir_all(entry.path()),
+                    false => fs::remove_file(entry.path()),
+                };
             }
         }
         Ok(dir)

@@ -36,6 +36,8 @@ const WISH: Wish = Wish {
         "kexec-tools",
         "xz-utils",
         "zstd",
+        "dosfstools",
+        "mtools",
     ],
     without: &[
         "adduser",

@@ -50,9 +50,7 @@ fn demo() -> Result<()> {
     let cache = Cache::open()?;
     say("demo: preparing the guest (packages are fetched the first time)");
     let image = Image::get(&cache)?;
-    let dir = tempfile::Builder::new()
-        .prefix("demo-")
-        .tempdir_in(cache.logs()?)?;
+    let dir = cache.scratch()?;
     let disk = dir.path().join("disk.raw");
     File::create(&disk)?.set_len(DISK_BYTES)?;
     say(format!("demo: serving {} (1 GiB)", disk.display()));

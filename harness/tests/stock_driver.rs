@@ -1,0 +1,487 @@
+//! A stock Linux guest on its stock NVMe driver: one boot, every ordinary use.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use common::{Checks, Disks, LONG, allocated, json, run, run_for};
+use harness::Guest;
+use harness::served::{Controller, Volumes};
+
+const FIRST_MIB: u64 = 1024;
+const SECOND_MIB: u64 = 512;
+
+#[test]
+fn a_linux_guest_uses_its_disks() -> Result<()> {
+    let disks = Disks::new()?;
+    let first = disks.sparse("first.raw", FIRST_MIB)?;
+    let (second, third) = (
+        disks.sparse("second.raw", SECOND_MIB)?,
+        disks.sparse("third.raw", SECOND_MIB)?,
+    );
+    let locked = disks.sparse("locked.raw", 64)?;
+    fs::write(&locked, vec![0x5a; 1 << 20])?;
+    fs::File::options()
+        .write(true)
+        .open(&locked)?
+        .set_len(64 << 20)?;
+
+    // Controller 1: 512-byte blocks. Controller 2: two namespaces of 4 KiB blocks. Controller 3: read-only.
+    let one = Volumes::file("stock-512", &first).serve()?;
+    let mut volumes = Volumes::file("stock-4k", &second);
+    volumes.files.push(third.clone());
+    volumes.block_size = 4096;
+    let two = volumes.serve()?;
+    let mut volumes = Volumes::file("stock-ro", &locked);
+    volumes.read_only = true;
+    let three = volumes.serve()?;
+    let guest = Guest::builder("stock")
+        .disk(one.disk())
+        .disk(two.disk())
+        .disk(three.disk())
+        .boot()?;
+
+    let mut checks = Checks::new("stock driver");
+    checks.check("identify controller", || identify_controller(&guest));
+    checks.check("identify namespaces", || identify_namespaces(&guest));
+    checks.check("log pages", || log_pages(&guest));
+    checks.check("features", || features(&guest));
+    checks.check("fio verify, 512-byte blocks", || {
+        fio_verify(&guest, 1, 1, "512")
+    });
+    checks.check("fio verify, 4 KiB blocks", || {
+        fio_verify(&guest, 2, 2, "4k")
+    });
+    checks.check("smart counters move", || smart_counts(&guest));
+    checks.check("discard", || discard(&guest, &first));
+    checks.check("write zeroes", || write_zeroes(&guest, &first));
+    checks.check("read-only namespace", || read_only(&guest, &locked));
+    checks.check("ext4 on 512-byte blocks", || {
+        filesystem(&guest, 1, 1, "ext4")
+    });
+    checks.check("ext4 on 4 KiB blocks", || filesystem(&guest, 2, 1, "ext4"));
+    checks.check("xfs on 4 KiB blocks", || filesystem(&guest, 2, 2, "xfs"));
+    checks.check("controller reset", || reset(&guest));
+    checks.check("controller reset under fio", || reset_under_load(&guest));
+    checks.check("unbind and bind", || rebind(&guest));
+    checks.check("guest reboot", || reboot(&guest, false));
+    checks.check("machine reset", || reboot(&guest, true));
+    checks.check("xfs on 512-byte blocks", || filesystem(&guest, 1, 1, "xfs"));
+    let finish = || -> Result<()> {
+        guest.poweroff()?;
+        one.finish()?;
+        two.finish()?;
+        three.finish()
+    };
+    checks.check("power off and SIGTERM", finish);
+    checks.check("host sees the guest's filesystem", || host_check(&second));
+    checks.finish();
+    Ok(())
+}
+
+fn identify_controller(guest: &Guest) -> Result<()> {
+    let list = run(guest, "nvme list")?;
+    ensure!(list.contains("/dev/nvme"), "nvme list:\n{list}");
+    let id = json(guest, "nvme id-ctrl -o json /dev/$(ctrl 1)")?;
+    let number = |name: &str| id[name].as_u64().with_context(|| format!("{name} in {id}"));
+    for name in ["sn", "mn", "fr", "subnqn"] {
+        ensure!(
+            id[name].as_str().is_some_and(|v| !v.trim().is_empty()),
+            "{name} is empty in {id}"
+        );
+    }
+    ensure!(
+        number("sqes")? == 0x66,
+        "I/O submission entries are 64 bytes"
+    );
+    ensure!(
+        number("cqes")? == 0x44,
+        "I/O completion entries are 16 bytes"
+    );
+    ensure!(number("nn")? >= 1, "no namespaces");
+    ensure!(
+        number("ver")? >= 0x0001_0400,
+        "an old version: {:#x}",
+        number("ver")?
+    );
+    // NVMe Base 2.1, 5.1.13.2.1, ONCS: Compare (0), Dataset Management (2), Write Zeroes (3).
+    ensure!(
+        number("oncs")? & 0b1101 == 0b1101,
+        "oncs {:#x}",
+        number("oncs")?
+    );
+    if Controller::chosen()? == Controller::Vnvme {
+        let mdts = number("mdts")?;
+        ensure!(matches!(mdts, 0 | 8..), "mdts {mdts} is below 1 MiB");
+        ensure!(number("oncs")? & 1 << 7 != 0, "Verify is not announced");
+        ensure!(
+            number("oacs")? & 1 << 8 != 0,
+            "Doorbell Buffer Config is not announced"
+        );
+    }
+    Ok(())
+}
+
+fn identify_namespaces(guest: &Guest) -> Result<()> {
+    for (controller, nsid, block, mib) in [
+        (1, 1, 512, FIRST_MIB),
+        (2, 1, 4096, SECOND_MIB),
+        (2, 2, 4096, SECOND_MIB),
+    ] {
+        let id = json(
+            guest,
+            &format!("nvme id-ns -o json $(disk {controller} {nsid})"),
+        )?;
+        let format = id["flbas"].as_u64().context("flbas")? & 0xf;
+        let shift = id["lbafs"][usize::try_from(format)?]["ds"]
+            .as_u64()
+            .context("ds")?;
+        ensure!(
+            1 << shift == block,
+            "blocks of {} bytes, not {block}",
+            1 << shift
+        );
+        let blocks = id["nsze"].as_u64().context("nsze")?;
+        ensure!(blocks << shift == mib << 20, "{blocks} blocks of {block}");
+        let text = run(
+            guest,
+            &format!("d=$(disk {controller} {nsid}); blockdev --getss --getsize64 $d"),
+        )?;
+        ensure!(
+            text.split_whitespace()
+                .eq([block.to_string(), (mib << 20).to_string()]),
+            "{text}"
+        );
+        if Controller::chosen()? == Controller::Vnvme {
+            let zero = |name: &str| {
+                id[name]
+                    .as_str()
+                    .is_none_or(|v| v.chars().all(|c| c == '0'))
+            };
+            ensure!(!zero("nguid") || !zero("eui64"), "no identifier: {id}");
+        }
+    }
+    Ok(())
+}
+
+fn log_pages(guest: &Guest) -> Result<()> {
+    let smart = json(guest, "nvme smart-log -o json /dev/$(ctrl 1)")?;
+    ensure!(smart["critical_warning"].as_u64() == Some(0), "{smart}");
+    let kelvin = smart["temperature"].as_u64().context("temperature")?;
+    ensure!((273..400).contains(&kelvin), "{kelvin} K");
+    run(guest, "nvme error-log -o json /dev/$(ctrl 1)")?;
+    if Controller::chosen()? == Controller::Vnvme {
+        run(guest, "nvme fw-log -o json /dev/$(ctrl 1)")?;
+        run(guest, "nvme effects-log -o json /dev/$(ctrl 1)")?;
+        run(guest, "nvme changed-ns-list-log -o json /dev/$(ctrl 1)")?;
+        // A command that no controller has is refused, and leaves an entry in the error log.
+        let entries = || -> Result<u64> {
+            let smart = json(guest, "nvme smart-log -o json /dev/$(ctrl 1)")?;
+            let count = &smart["num_err_log_entries"];
+            let text = count.as_str().map(str::to_string);
+            text.unwrap_or_else(|| count.to_string())
+                .parse()
+                .context("num_err_log_entries")
+        };
+        let before = entries()?;
+        let refused = run(
+            guest,
+            "nvme admin-passthru /dev/$(ctrl 1) --opcode=0x7f 2>&1 || echo refused",
+        )?;
+        ensure!(
+            refused.contains("refused"),
+            "opcode 7Fh was accepted: {refused}"
+        );
+        ensure!(entries()? > before, "the error log did not grow");
+    }
+    Ok(())
+}
+
+fn features(guest: &Guest) -> Result<()> {
+    // Arbitration, power, temperature, error recovery, write cache, queues, coalescing, vector, atomicity, events.
+    for feature in [1, 2, 4, 5, 6, 7, 8, 9, 10, 11] {
+        let namespace = if feature == 5 { "-n 1" } else { "" };
+        run(
+            guest,
+            &format!("nvme get-feature -f {feature} {namespace} /dev/$(ctrl 1)"),
+        )
+        .with_context(|| format!("feature {feature}"))?;
+    }
+    // The driver asks for one queue pair per processor.
+    let queues = run(
+        guest,
+        "ls -d /sys/block/$(basename $(disk 1 1))/mq/* | wc -l",
+    )?;
+    ensure!(
+        queues.trim().parse::<u32>()? >= 2,
+        "{queues} queues for 2 processors"
+    );
+    Ok(())
+}
+
+fn fio_verify(guest: &Guest, controller: u32, nsid: u32, smallest: &str) -> Result<()> {
+    let common = "--ioengine=io_uring --direct=1 --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
+                  --rw=randrw --norandommap=0 --group_reporting";
+    for (jobs, depth, size, sizes) in [
+        (1, 1, "24m", format!("{smallest}-64k")),
+        (2, 8, "48m", "4k-256k".to_string()),
+        (3, 32, "96m", "4k-1m".to_string()),
+    ] {
+        run_for(
+            guest,
+            LONG,
+            &format!(
+                "fio --name=v --filename=$(disk {controller} {nsid}) {common} --bsrange={sizes} --numjobs={jobs} \
+                 --iodepth={depth} --size={size} --offset_increment=128m --randseed={depth}"
+            ),
+        )
+        .with_context(|| format!("{jobs} jobs, depth {depth}, {sizes}"))?;
+    }
+    Ok(())
+}
+
+fn smart_counts(guest: &Guest) -> Result<()> {
+    let counts = || -> Result<Vec<f64>> {
+        let smart = json(guest, "nvme smart-log -o json /dev/$(ctrl 1)")?;
+        [
+            "host_read_commands",
+            "host_write_commands",
+            "data_units_read",
+            "data_units_written",
+        ]
+        .iter()
+        .map(|name| {
+            let value = &smart[name];
+            let number = value.as_f64().or_else(|| value.as_str()?.parse().ok());
+            number.with_context(|| format!("{name} in {smart}"))
+        })
+        .collect()
+    };
+    let before = counts()?;
+    run(
+        guest,
+        "d=$(disk 1 1); dd if=/dev/zero of=$d bs=1M count=8 seek=900 oflag=direct; dd if=$d of=/dev/null bs=1M count=8 iflag=direct",
+    )?;
+    let after = counts()?;
+    // Eight 1 MiB transfers each way, in commands of at most mdts, and 16.4 thousands of 512-byte units.
+    for (i, least) in [8.0, 8.0, 16.0, 16.0].into_iter().enumerate() {
+        ensure!(
+            after[i] - before[i] >= least,
+            "counter {i}: {before:?}, then {after:?}"
+        );
+        ensure!(
+            after[i] - before[i] < 4000.0,
+            "counter {i}: {before:?}, then {after:?}"
+        );
+    }
+    Ok(())
+}
+
+const CHUNK: u64 = 64 << 20;
+
+fn discard(guest: &Guest, file: &Path) -> Result<()> {
+    run(
+        guest,
+        "d=$(disk 1 1); tr '\\0' x </dev/zero | dd of=$d bs=1M count=64 iflag=fullblock oflag=direct conv=fsync",
+    )?;
+    let full = allocated(file)?;
+    ensure!(
+        full >= CHUNK,
+        "{full} bytes are allocated for {CHUNK} written"
+    );
+    run(guest, "d=$(disk 1 1); blkdiscard -o 0 -l $((64 << 20)) $d")?;
+    let holed = allocated(file)?;
+    ensure!(
+        holed + CHUNK * 9 / 10 <= full,
+        "discard left {holed} of {full} bytes allocated"
+    );
+    run(guest, "d=$(disk 1 1); cmp -n $((64 << 20)) $d /dev/zero")?;
+    Ok(())
+}
+
+fn write_zeroes(guest: &Guest, file: &Path) -> Result<()> {
+    // Data on both sides must stay.
+    run(
+        guest,
+        "d=$(disk 1 1)
+         tr '\\0' y </dev/zero | dd of=$d bs=1M count=16 iflag=fullblock oflag=direct conv=fsync
+         blkdiscard -z -o $((1 << 20)) -l $((4 << 20)) $d
+         dd if=$d bs=1M count=16 iflag=direct >/tmp/got
+         { tr '\\0' y </dev/zero | head -c $((1 << 20)); head -c $((4 << 20)) /dev/zero; tr '\\0' y </dev/zero | head -c $((11 << 20)); } >/tmp/want
+         cmp /tmp/got /tmp/want
+         # Blocks 2 to 9 by the command itself; without and with deallocate.
+         nvme write-zeroes -s 2 -c 7 $d
+         nvme write-zeroes -s 16 -c 7 -d $d
+         blockdev --flushbufs $d
+         dd if=$d bs=512 count=24 iflag=direct >/tmp/got
+         { tr '\\0' y </dev/zero | head -c 1024; head -c 4096 /dev/zero; tr '\\0' y </dev/zero | head -c 3072; head -c 4096 /dev/zero; } >/tmp/want
+         cmp /tmp/got /tmp/want
+         rm /tmp/got /tmp/want",
+    )?;
+    let bytes = fs::read(file)?;
+    ensure!(
+        bytes.get(..1024) == Some(&[b'y'; 1024][..]),
+        "the file's first blocks"
+    );
+    ensure!(
+        bytes.get(1024..5120) == Some(&[0; 4096][..]),
+        "the zeroed blocks in the file"
+    );
+    Ok(())
+}
+
+fn read_only(guest: &Guest, file: &Path) -> Result<()> {
+    let before = harness::cache::sha256_file(file)?;
+    let text = run(
+        guest,
+        "d=$(disk 3 1)
+         cmp -n 4096 $d - <<END || true
+END
+         [ \"$(dd if=$d bs=1 count=4 2>/dev/null)\" = ZZZZ ] && echo readable
+         dd if=/dev/zero of=$d bs=4096 count=1 oflag=direct 2>&1 || echo 'block layer refused'
+         head -c 512 /dev/zero >/tmp/zero
+         nvme write -s 0 -c 0 -z 512 -d /tmp/zero $d 2>&1 || echo 'controller refused'
+         nvme write-zeroes -s 0 -c 0 $d 2>&1 || echo 'zeroes refused'
+         nvme dsm -s 0 -b 8 -d 1 $d 2>&1 || echo 'dsm refused'
+         [ \"$(dd if=$d bs=1 count=4 2>/dev/null)\" = ZZZZ ] && echo 'still readable'",
+    )?;
+    let needs: &[&str] = match Controller::chosen()? {
+        Controller::Vnvme => &[
+            "readable",
+            "block layer refused",
+            "controller refused",
+            "zeroes refused",
+            "dsm refused",
+            "still readable",
+        ],
+        // QEMU's does not announce write protection, so Linux does not know; and it takes a deallocate.
+        Controller::Qemu => &["readable", "controller refused", "still readable"],
+    };
+    for need in needs {
+        ensure!(text.contains(need), "no {need:?} in:\n{text}");
+    }
+    ensure!(
+        before == harness::cache::sha256_file(file)?,
+        "the file changed"
+    );
+    Ok(())
+}
+
+fn filesystem(guest: &Guest, controller: u32, nsid: u32, kind: &str) -> Result<()> {
+    let (make, fsck) = match kind {
+        "xfs" => ("modprobe xfs; mkfs.xfs -q -f", "xfs_repair -n"),
+        _ => ("mkfs.ext4 -q -F", "e2fsck -f -n"),
+    };
+    run_for(
+        guest,
+        LONG,
+        &format!(
+            "d=$(disk {controller} {nsid})
+             {make} $d
+             mount -t {kind} $d /mnt
+             cp -a /tools/share/locale /tools/share/man /mnt/
+             (cd /mnt && find . -type f -exec sha256sum {{}} + >/tmp/sums)
+             [ $(wc -l </tmp/sums) -gt 100 ]
+             # What is deleted and written again moves the data about.
+             rm -r /mnt/man && cp -a /tools/share/man /mnt/
+             umount /mnt
+             {fsck} $d >/tmp/fsck 2>&1 || {{ cat /tmp/fsck; exit 1; }}
+             mount -t {kind} -o ro $d /mnt
+             (cd /mnt && sha256sum -c /tmp/sums >/tmp/checked) || {{ grep -v OK /tmp/checked; exit 1; }}
+             (cd /tools/share && sha256sum -c /tmp/sums >/dev/null)
+             umount /mnt"
+        ),
+    )?;
+    Ok(())
+}
+
+/// Writes random data, does `action`, and reads it back on whatever name the device has then.
+fn survives(guest: &Guest, action: &str) -> Result<()> {
+    run_for(
+        guest,
+        LONG,
+        &format!(
+            "d=$(wait_disk 1 1)
+             head -c $((8 << 20)) /dev/urandom >/tmp/random
+             dd if=/tmp/random of=$d bs=1M seek=64 oflag=direct conv=fsync 2>/dev/null
+             {action}
+             d=$(wait_disk 1 1)
+             dd if=$d bs=1M skip=64 count=8 iflag=direct 2>/dev/null | cmp - /tmp/random
+             rm /tmp/random"
+        ),
+    )?;
+    Ok(())
+}
+
+fn reset(guest: &Guest) -> Result<()> {
+    survives(
+        guest,
+        "for n in 1 2 3; do nvme reset /dev/$(ctrl 1); wait_disk 1 1 >/dev/null; done",
+    )
+}
+
+fn reset_under_load(guest: &Guest) -> Result<()> {
+    run_for(
+        guest,
+        LONG,
+        "d=$(wait_disk 1 1)
+         fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-128k --iodepth=16 \
+             --size=96m --io_size=512m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --numjobs=2 \
+             --offset_increment=128m >/tmp/fio 2>&1 &
+         pid=$!
+         sleep 1
+         resets=0
+         while [ $resets -lt 5 ] && kill -0 $pid 2>/dev/null; do
+             nvme reset /dev/$(ctrl 1)
+             wait_disk 1 1 >/dev/null
+             resets=$((resets + 1))
+             sleep 0.3
+         done
+         wait $pid || { cat /tmp/fio; exit 1; }
+         [ $resets -ge 2 ] || { echo only $resets resets before fio was done; exit 1; }",
+    )?;
+    Ok(())
+}
+
+fn rebind(guest: &Guest) -> Result<()> {
+    survives(
+        guest,
+        "b=$(bdf 1)
+         for n in 1 2; do
+             echo $b >/sys/bus/pci/drivers/nvme/unbind
+             [ ! -e $d ]
+             echo $b >/sys/bus/pci/drivers/nvme/bind
+             wait_disk 1 1 >/dev/null
+         done",
+    )
+}
+
+fn reboot(guest: &Guest, hard: bool) -> Result<()> {
+    let write = "d=$(wait_disk 1 1); head -c $((4 << 20)) /dev/urandom >/tmp/r
+         dd if=/tmp/r of=$d bs=1M seek=32 oflag=direct conv=fsync 2>/dev/null; sha256sum </tmp/r";
+    let wanted = run(guest, write)?;
+    if hard {
+        guest.hard_reset()?;
+    } else {
+        guest.reboot()?;
+    }
+    let found = run(
+        guest,
+        "d=$(wait_disk 1 1); dd if=$d bs=1M skip=32 count=4 iflag=direct 2>/dev/null | sha256sum",
+    )?;
+    ensure!(
+        wanted == found,
+        "before the reboot {wanted}, after it {found}"
+    );
+    Ok(())
+}
+
+fn host_check(file: &Path) -> Result<()> {
+    let image = harness::image::Image::get(&harness::Cache::open()?)?;
+    image
+        .tree
+        .run("e2fsck", &["-f", "-n", &file.display().to_string()])?;
+    Ok(())
+}
