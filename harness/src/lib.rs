@@ -33,6 +33,8 @@ pub mod elf;
 pub mod guest;
 pub mod image;
 pub mod kernel;
+pub mod machine;
+pub mod mirror;
 pub mod process;
 pub mod progress;
 pub mod qemu;
@@ -42,6 +44,7 @@ pub mod tree;
 
 pub use cache::Cache;
 pub use daemon::Daemon;
-pub use guest::{Disk, Firmware, Guest, GuestBuilder, Output};
+pub use guest::{Guest, Output};
+pub use machine::{Disk, Firmware, GuestBuilder};
 pub use served::Served;
 pub use tree::Tree;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 use crate::daemon::Daemon;
-use crate::guest::Disk;
+use crate::machine::Disk;
 
 /// Who plays the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -155,8 +155,14 @@ fn ovmf_boots_from_the_disk() -> Result<()> {
         .firmware(Firmware::Ovmf)
         .boot_from_disk()
         .boot()?;
-    // The kernel is an EFI program; its stub says so on the firmware's console.
-    guest.wait_console("EFI stub:", Duration::from_secs(180))?;
+    // Said after the image, some twelve megabytes, was loaded from the filesystem and accepted.
+    let console = guest.wait_console("BdsDxe: starting Boot", Duration::from_secs(180))?;
+    let at = console.find("BdsDxe: starting Boot").unwrap_or(0);
+    ensure!(
+        console[at..].contains("NVMe("),
+        "it started something else: {}",
+        &console[at..]
+    );
     guest.kill()?;
     served.finish()
 }

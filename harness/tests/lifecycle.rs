@@ -117,10 +117,7 @@ impl<'a> Tmpfs<'a> {
             .arg(at)
             .output()?;
         if !out.status.success() {
-            bail!(
-                "{}",
-                String::from_utf8_lossy(&out.stderr).trim().to_string()
-            );
+            bail!("{}", String::from_utf8_lossy(&out.stderr).trim());
         }
         Ok(Tmpfs(at))
     }
