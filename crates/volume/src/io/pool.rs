@@ -70,3 +70,44 @@ impl BouncePool {
 fn class(size: usize) -> usize {
     (size / SMALLEST).checked_ilog2().unwrap_or(0) as usize
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_fit_and_are_used_again() {
+        let mut pool = BouncePool::new(64 << 20);
+        for (wanted, size) in [
+            (1, SMALLEST),
+            (4096, 4096),
+            (4097, 8192),
+            (LARGEST as u64, LARGEST),
+            (u64::MAX, LARGEST),
+        ] {
+            let buffer = pool.take(wanted);
+            assert_eq!(buffer.len(), size);
+            let address = buffer.as_ptr();
+            pool.put(buffer);
+            let again = pool.take(wanted);
+            assert_eq!(again.as_ptr(), address);
+            pool.put(again);
+        }
+        assert_eq!(pool.out, 0);
+    }
+
+    #[test]
+    fn at_the_limit_pieces_become_small_and_nothing_piles_up() {
+        let limit = 3 * LARGEST;
+        let mut pool = BouncePool::new(limit);
+        let buffers: Vec<Buffer> = (0..10).map(|_| pool.take(LARGEST as u64)).collect();
+        let sizes: Vec<usize> = buffers.iter().map(|buffer| buffer.len()).collect();
+        assert_eq!(sizes[..3], [LARGEST; 3]);
+        assert_eq!(sizes[3..], [FRUGAL; 7]);
+        buffers.into_iter().for_each(|buffer| pool.put(buffer));
+        assert_eq!(pool.out, 0);
+        assert!(pool.kept <= limit, "{}", pool.kept);
+        let kept: usize = pool.free.iter().flatten().map(|buffer| buffer.len()).sum();
+        assert_eq!(pool.kept, kept);
+    }
+}
