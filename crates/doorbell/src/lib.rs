@@ -58,7 +58,7 @@
 //! | unvalidated value | [`Invalid`]; a value outside the ring is never returned | controller `invalid_*` |
 //! | host that rings and never publishes | the register counts until the shadow entry changes | controller and loom `register_only_*` |
 //! | register write that arrives late | a shadow host's register is no value | controller `late_register_*` |
-//! | entry that comes round to its first value unseen | a second look after a new register value; EventIdx armed until the host publishes | loom `full_cq_*`; controller `config_on_a_queue_that_comes_round_*` |
+//! | entry that comes round to its first value unseen | a second look after a new register value; EventIdx armed until the host publishes | loom `entry_that_comes_round_*`; controller `config_on_a_queue_that_comes_round_*` |
 //! | Doorbell Buffer Config on live queues, or repeated | [`Watch::attach`] | loom and controller `config_*` |
 //! | buffers unmapped while queues live | the register counts from its next change on | controller `unmapped_*` |
 #![no_std]

@@ -275,6 +275,28 @@ fn config_on_a_live_queue() {
     }
 }
 
+/// The first value of a new queue is on its way, through the entry and by a ring; then the ring comes round, so that the
+/// entry holds again what the creation put there.
+#[test]
+fn entry_that_comes_round_to_its_first_value_is_seen() {
+    check(|| {
+        let world = World::new(4, Fault::None);
+        let mut controller = Controller::create(&world, true, 0);
+        let mut host = Host::new(&world, HostBehaviour::LINUX, 0);
+        let host = thread::spawn(move || {
+            host.submit(1);
+            host
+        });
+        controller.poll_without_parking();
+        let mut host = host.join().unwrap();
+        if controller.fetched == 1 {
+            host.submit(3);
+            controller.poll_without_parking();
+            assert_eq!(controller.fetched, 4, "missed entries");
+        }
+    });
+}
+
 /// What the host puts into the buffers' memory once the controller is reset.
 const REUSED: u32 = 0xdead;
 

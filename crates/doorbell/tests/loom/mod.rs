@@ -275,6 +275,15 @@ impl Controller {
         self.fetched != before
     }
 
+    /// One look without a word to the host.
+    pub fn poll_without_parking(&mut self) {
+        let tail = self
+            .watch
+            .poll(self.held.cells(self.shadowed))
+            .expect("a valid doorbell");
+        self.fetch(tail);
+    }
+
     /// Arms; whether the controller may sleep.
     pub fn arm(&mut self) -> bool {
         let armed = self
