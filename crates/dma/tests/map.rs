@@ -419,3 +419,42 @@ fn alignment_looks_at_addresses_and_lengths() {
     assert!(!memory.segments(100, 512).unwrap().is_aligned(511));
     assert!(SegmentList::new().is_aligned(511));
 }
+
+#[test]
+fn windows_may_touch_but_not_overlap() {
+    let mut map = DmaMap::new();
+    map.map(0x1000, 0x1000, None, Prot::RW).unwrap();
+    let mut add = |iova, len| map.map(iova, len, None, Prot::RW);
+    let overlap = Err(MapError::Overlap { iova: 0x1000 });
+    assert_eq!(add(0x1fff, 1), overlap);
+    assert_eq!(add(0x1fff, 0x1000), overlap);
+    assert_eq!(add(0xfff, 2), overlap);
+    assert_eq!(add(0, 0x3000), overlap);
+    assert_eq!(add(0x2000, 1), Ok(()));
+    assert_eq!(add(0, 0x1000), Ok(()));
+}
+
+/// Two memory files may happen to lie side by side in this process: still two segments.
+#[test]
+fn only_pieces_of_one_mapping_are_merged() {
+    let memories: Vec<Memory> = (0..64).map(|_| Memory::anonymous(4096).unwrap()).collect();
+    let start = |memory: &Memory| memory.segment(0, 1).unwrap().as_ptr().addr();
+    let page = rustix::param::page_size();
+    let neighbours = memories.iter().find_map(|low| {
+        memories
+            .iter()
+            .find(|high| start(high) == start(low) + page)
+            .map(|high| (low, high))
+    });
+    // Nothing to see where pages are larger than the files, or the kernel leaves gaps.
+    let Some((low, high)) = neighbours.filter(|_| page == 4096) else {
+        return;
+    };
+    let mut map = DmaMap::new();
+    map.map(0, 4096, Some((low.clone(), 0)), Prot::RW).unwrap();
+    map.map(4096, 4096, Some((high.clone(), 0)), Prot::RW)
+        .unwrap();
+    let mut list = SegmentList::new();
+    map.segments(0, 8192, Access::Write, &mut list).unwrap();
+    assert_eq!(list.count(), 2);
+}

@@ -114,9 +114,10 @@ fn request(last_slots: bool) -> impl Strategy<Value = Request> {
         (0..1024u64).prop_map(|i| i * 4),
         slot,
         prop_oneof![4 => 0..40 * PAGE, 1 => 0..1200 * PAGE],
+        any::<bool>(),
     )
         .prop_map(
-            |(base, places, data, lists, first_offset, list_slot, len)| Request {
+            |(base, places, data, lists, first_offset, list_slot, len, to_the_end)| Request {
                 base,
                 // Every other page keeps its place, so that there is something to merge.
                 places: places
@@ -128,7 +129,12 @@ fn request(last_slots: bool) -> impl Strategy<Value = Request> {
                 lists,
                 first_offset,
                 list_slot,
-                len,
+                // Often the data ends with a page, where one more entry, or one less, would be easy to take.
+                len: if to_the_end {
+                    len - len % PAGE + PAGE - first_offset
+                } else {
+                    len
+                },
             },
         )
 }

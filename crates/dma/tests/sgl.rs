@@ -339,3 +339,33 @@ fn a_circle_of_segments_ends() {
     let walk = sgl::walk(&space.map, this, 0, Access::Read, &mut SegmentList::new());
     assert_eq!(walk, Err(SglError::InvalidDescriptorCount));
 }
+
+#[test]
+fn the_number_of_segments_is_bounded() {
+    let space = Space::new(0, (0..4).map(Some).collect());
+    let data = descriptor(DATA, 0x3000, 512);
+    for count in [MAX_SEGMENTS, MAX_SEGMENTS + 1] {
+        let at = |i: u32| u64::from(i) * 16;
+        for i in 0..count {
+            let next = if i + 1 == count {
+                data
+            } else {
+                descriptor(SEGMENT, at(i + 1), 16)
+            };
+            space.map.write(at(i), &next).unwrap();
+        }
+        let walk = sgl::walk(
+            &space.map,
+            descriptor(SEGMENT, 0, 16),
+            512,
+            Access::Read,
+            &mut SegmentList::new(),
+        );
+        let expected = if count <= MAX_SEGMENTS {
+            Ok(())
+        } else {
+            Err(SglError::InvalidDescriptorCount)
+        };
+        assert_eq!(walk, expected);
+    }
+}

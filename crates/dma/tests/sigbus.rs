@@ -176,16 +176,18 @@ fn other_bus_errors_still_kill() {
     }
 }
 
-/// Faults in a mapping that is not this crate's, while the handler is installed.
+/// Faults in a mapping that is not this crate's, at an address that was.
 fn fault_elsewhere() {
-    let _memory = Memory::anonymous(4096).unwrap();
+    let memory = Memory::anonymous(4096).unwrap();
+    let place = memory.segment(0, 1).unwrap().as_ptr();
+    drop(memory);
     let fd = rustix::fs::memfd_create("elsewhere", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 4096).unwrap();
     let prot = rustix::mm::ProtFlags::READ;
-    // SAFETY: a new mapping at an address of the kernel's choice.
+    // SAFETY: a new mapping, at this address only if it is free.
     let ptr = unsafe {
         rustix::mm::mmap(
-            std::ptr::null_mut(),
+            place.cast(),
             4096,
             prot,
             rustix::mm::MapFlags::SHARED,
@@ -194,6 +196,7 @@ fn fault_elsewhere() {
         )
     }
     .unwrap();
+    assert_eq!(ptr, place.cast());
     rustix::fs::ftruncate(&fd, 0).unwrap();
     // SAFETY: mapped; the fault is the point of the test.
     let byte = unsafe { ptr.cast::<u8>().read_volatile() };
