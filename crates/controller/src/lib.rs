@@ -1,2 +1,26 @@
 //! The virtual NVMe controller: registers, admin commands, queues, namespaces, events, reset.
+//!
+//! A [`Controller`] is one PCI function as a guest sees it. It knows nothing of vfio-user: whoever embeds it delivers
+//! register accesses, guest memory and interrupt receivers, and gives it a thread. Everything that comes from the guest
+//! is checked here; what is wrong gets the status code that the standard names. Nothing here blocks, and nothing here
+//! touches memory or devices itself: that is `dma`'s and `volume`'s.
+//!
+//! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data half (queues and
+//! commands in flight: `engine`) by few calls and by events.
 #![forbid(unsafe_code)]
+
+mod admin;
+mod config;
+mod controller;
+mod engine;
+mod irq;
+pub mod pci;
+mod stats;
+
+pub use config::{
+    ConfigError, ControllerConfig, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
+};
+pub use controller::Controller;
+pub use engine::tag_owner;
+pub use irq::IrqSink;
+pub use stats::{ControllerStats, Counter, QueueStats};

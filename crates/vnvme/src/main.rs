@@ -1,2 +1,30 @@
 //! Virtual NVMe disks for virtual machines, served from userspace.
-fn main() {}
+//!
+//! This room is the program: command line, configuration, the worker's event loop, and the glue between a controller and
+//! its vfio-user connection. Everything that a guest or a VMM sends is handled further down; here are only words for
+//! people and the order in which things are started and ended.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod device;
+mod eventfd;
+mod identity;
+mod serve;
+mod signals;
+mod spec;
+mod worker;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    cli::init_logging(&cli.log);
+    match cli.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vnvme: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

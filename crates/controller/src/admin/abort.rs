@@ -1,0 +1,67 @@
+//! Abort ("NVMe Base 2.1", 5.1.1).
+
+use super::{AdminResult, Outcome};
+use crate::controller::Controller;
+use crate::engine::AbortOutcome;
+use nvme::cmd::admin::{AbortCdw10, AbortResult};
+use nvme::{Command, Status};
+
+/// Abort commands that may wait at one time: ACL of Identify Controller, zero-based there.
+pub(super) const LIMIT: usize = 8;
+
+struct Waiting {
+    /// The Abort command.
+    cid: u16,
+    /// The command that it is about.
+    target: (u16, u16),
+}
+
+/// Abort commands that wait for their command's end.
+#[derive(Default)]
+pub(crate) struct Aborts(Vec<Waiting>);
+
+fn not_aborted(ianp: bool) -> u32 {
+    AbortResult::new().with_ianp(ianp).into_bits()
+}
+
+impl Controller {
+    pub(super) fn abort_command(&mut self, command: &Command) -> AdminResult {
+        let target = AbortCdw10::from_bits(command.cdw10.get());
+        if self.admin.aborts.0.len() >= LIMIT {
+            return Err(Status::ABORT_COMMAND_LIMIT_EXCEEDED);
+        }
+        if target.sqid() == 0 {
+            // Only Asynchronous Event Requests stay long enough to be found.
+            let aborted = self.admin.events.take(target.cid());
+            if aborted {
+                self.engine
+                    .finish(0, target.cid(), Status::ABORT_REQUESTED, 0);
+            }
+            return Ok(Outcome::Done(not_aborted(!aborted)));
+        }
+        match self.engine.abort(target.sqid(), target.cid()) {
+            AbortOutcome::NotFound => Ok(Outcome::Done(not_aborted(true))),
+            AbortOutcome::Pending => {
+                let target = (target.sqid(), target.cid());
+                self.admin.aborts.0.push(Waiting {
+                    cid: command.cid.get(),
+                    target,
+                });
+                Ok(Outcome::Later)
+            }
+        }
+    }
+
+    /// A command that Abort commands wait for is over.
+    pub(crate) fn abort_done(&mut self, sqid: u16, cid: u16, aborted: bool) {
+        let waiting = std::mem::take(&mut self.admin.aborts.0);
+        for wait in waiting {
+            if wait.target == (sqid, cid) {
+                self.engine
+                    .finish(0, wait.cid, Status::SUCCESS, not_aborted(!aborted));
+            } else {
+                self.admin.aborts.0.push(wait);
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Asynchronous Event Request ("NVMe Base 2.1", 5.1.2): requests are parked until there is an event.
+
+use super::{AdminResult, Outcome};
+use crate::controller::Controller;
+use nvme::aen::{AsyncEvent, EventType};
+use nvme::{Command, Status};
+use std::collections::VecDeque;
+
+/// Requests that may be parked at one time: AERL of Identify Controller, zero-based there.
+pub(super) const LIMIT: usize = 4;
+/// Events that wait for a request, at most; further ones of a kind that waits already are the same event.
+const PENDING: usize = 16;
+
+/// Parked requests and waiting events.
+#[derive(Default)]
+pub(crate) struct AsyncEvents {
+    parked: VecDeque<u16>,
+    pending: VecDeque<AsyncEvent>,
+    /// Event types that were reported and whose log page was not read since: bit per type.
+    masked: u8,
+}
+
+fn bit(ty: EventType) -> u8 {
+    1u8.checked_shl(ty.0.into()).unwrap_or(0)
+}
+
+impl AsyncEvents {
+    /// Takes a parked request out. `false` when there is none with this ID.
+    pub fn take(&mut self, cid: u16) -> bool {
+        let found = self.parked.iter().position(|&c| c == cid);
+        found.is_some_and(|at| self.parked.remove(at).is_some())
+    }
+
+    fn next(&mut self) -> Option<(u16, AsyncEvent)> {
+        let at = self
+            .pending
+            .iter()
+            .position(|e| self.masked & bit(e.aet()) == 0)?;
+        let cid = self.parked.pop_front()?;
+        let event = self.pending.remove(at)?;
+        self.masked |= bit(event.aet());
+        Some((cid, event))
+    }
+}
+
+impl Controller {
+    pub(super) fn async_event_request(&mut self, command: &Command) -> AdminResult {
+        if self.admin.events.parked.len() >= LIMIT {
+            return Err(Status::AER_LIMIT_EXCEEDED.with_dnr(true));
+        }
+        self.admin.events.parked.push_back(command.cid.get());
+        self.deliver_events();
+        Ok(Outcome::Later)
+    }
+
+    /// Reports an event as soon as a request is parked and its type is not masked.
+    pub(crate) fn notify(&mut self, event: AsyncEvent) {
+        let events = &mut self.admin.events;
+        if !events.pending.contains(&event) && events.pending.len() < PENDING {
+            events.pending.push_back(event);
+        }
+        self.deliver_events();
+    }
+
+    /// The log page that belongs to an event type was read without Retain Asynchronous Event.
+    pub(super) fn clear_events(&mut self, ty: EventType) {
+        self.admin.events.masked &= !bit(ty);
+        self.deliver_events();
+    }
+
+    fn deliver_events(&mut self) {
+        while let Some((cid, event)) = self.admin.events.next() {
+            self.engine
+                .finish(0, cid, Status::SUCCESS, event.into_bits());
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Get Features and Set Features ("NVMe Base 2.1", 5.1.11 and 5.1.25).
+//!
+//! No feature is saveable: what the host sets lasts until the next controller-level reset, and "saved" reads as
+//! "default".
+
+use super::{AdminResult, INVALID_FIELD, Outcome};
+use crate::config::ControllerConfig;
+use crate::controller::Controller;
+use crate::engine::{Coalescing, Engine};
+use nvme::cmd::NSID_BROADCAST;
+use nvme::cmd::admin::{FeatureCapabilities, FeatureSelect, GetFeaturesCdw10, SetFeaturesCdw10};
+use nvme::feature::Fid;
+use nvme::{Command, Status};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify Controller.
+const DEFAULT_OVER: u16 = 343;
+/// Arbitration burst after power-on: 32 commands, as a power of two.
+const DEFAULT_ARBITRATION: u32 = 5;
+/// Where the timestamp comes from ("NVMe Base 2.1", 5.1.25.1.10): 000b power-on, 001b Set Features.
+const ORIGIN_SET: u8 = 1;
+
+/// Values of the features.
+pub(crate) struct Features {
+    arbitration: u32,
+    /// Temperature thresholds of the composite temperature, in kelvins: over, under.
+    pub thresholds: [u16; 2],
+    /// Error recovery, by NSID.
+    error_recovery: BTreeMap<u32, u32>,
+    pub write_cache: bool,
+    coalescing: u32,
+    coalescing_disabled: u128,
+    write_atomicity: u32,
+    pub event_config: u32,
+    timestamp: Timestamp,
+    host_identifier: [u8; 16],
+}
+
+struct Timestamp {
+    /// Milliseconds since the epoch when it was set.
+    value: u64,
+    set_at: Instant,
+    origin: u8,
+}
+
+impl Timestamp {
+    fn now() -> Self {
+        let value = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_millis() as u64);
+        Timestamp {
+            value,
+            set_at: Instant::now(),
+            origin: 0,
+        }
+    }
+
+    fn to_bytes(&self) -> [u8; 8] {
+        let elapsed = u64::try_from(self.set_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut bytes = self.value.wrapping_add(elapsed).to_le_bytes();
+        bytes[6] = self.origin << 1;
+        bytes[7] = 0;
+        bytes
+    }
+}
+
+impl Features {
+    pub fn new(config: &ControllerConfig) -> Self {
+        Features {
+            arbitration: DEFAULT_ARBITRATION,
+            thresholds: [DEFAULT_OVER, 0],
+            error_recovery: BTreeMap::new(),
+            write_cache: config.write_cache,
+            coalescing: 0,
+            coalescing_disabled: 0,
+            write_atomicity: 0,
+            event_config: 0,
+            timestamp: Timestamp::now(),
+            host_identifier: [0; 16],
+        }
+    }
+
+    /// Hands the data half what it needs of them.
+    pub fn apply(&self, engine: &mut Engine) {
+        engine.write_cache = self.write_cache;
+        engine.coalescing = Coalescing {
+            threshold: (self.coalescing & 0xff) + 1,
+            time: Duration::from_micros(u64::from(self.coalescing >> 8 & 0xff) * 100),
+            disabled: self.coalescing_disabled,
+        };
+    }
+}
+
+/// What a feature can be, or `None` when it is not supported.
+fn capabilities(fid: Fid) -> Option<FeatureCapabilities> {
+    let capabilities = FeatureCapabilities::new().with_changeable(true);
+    match fid {
+        Fid::ARBITRATION
+        | Fid::POWER_MANAGEMENT
+        | Fid::TEMPERATURE_THRESHOLD
+        | Fid::VOLATILE_WRITE_CACHE
+        | Fid::NUMBER_OF_QUEUES
+        | Fid::INTERRUPT_COALESCING
+        | Fid::INTERRUPT_VECTOR_CONFIG
+        | Fid::WRITE_ATOMICITY
+        | Fid::ASYNC_EVENT_CONFIG
+        | Fid::TIMESTAMP
+        | Fid::KEEP_ALIVE_TIMER
+        | Fid::IO_COMMAND_SET_PROFILE
+        | Fid::HOST_IDENTIFIER => Some(capabilities),
+        Fid::ERROR_RECOVERY => Some(capabilities.with_namespace_specific(true)),
+        _ => None,
+    }
+}
+
+/// The features that are supported, for the log page of their effects.
+pub(super) fn supported() -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
+    (0..=0xff)
+        .map(Fid)
+        .filter_map(|fid| Some((fid, capabilities(fid)?)))
+}
+
+impl Controller {
+    pub(super) fn get_features(&mut self, command: &Command) -> AdminResult {
+        let cdw10 = GetFeaturesCdw10::from_bits(command.cdw10.get());
+        let fid = cdw10.fid();
+        let capabilities = capabilities(fid).ok_or(INVALID_FIELD)?;
+        if fid == Fid::VOLATILE_WRITE_CACHE && !self.has_write_cache() {
+            return Err(INVALID_FIELD);
+        }
+        if capabilities.namespace_specific() && cdw10.sel() != FeatureSelect::SUPPORTED_CAPABILITIES
+        {
+            self.check_nsid(command.nsid.get(), false)?;
+        }
+        match cdw10.sel() {
+            FeatureSelect::CURRENT => self.value(
+                fid,
+                command,
+                &self.admin.features,
+                self.admin.keep_alive.get(),
+            ),
+            FeatureSelect::DEFAULT | FeatureSelect::SAVED => {
+                self.value(fid, command, &Features::new(&self.config), 0)
+            }
+            FeatureSelect::SUPPORTED_CAPABILITIES => Ok(Outcome::Done(capabilities.into_bits())),
+            _ => Err(INVALID_FIELD),
+        }
+    }
+
+    fn has_write_cache(&self) -> bool {
+        self.engine.namespaces.iter().any(|ns| ns.volatile_cache)
+    }
+
+    fn check_nsid(&self, nsid: u32, broadcast: bool) -> Result<(), Status> {
+        let exists = self
+            .engine
+            .namespaces
+            .iter()
+            .any(|ns| ns.config.nsid == nsid);
+        if exists || (broadcast && nsid == NSID_BROADCAST) {
+            return Ok(());
+        }
+        Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
+    }
+
+    /// A feature's value out of `features`, in dword 0 or in the host's buffer.
+    fn value(
+        &self,
+        fid: Fid,
+        command: &Command,
+        features: &Features,
+        keep_alive: u32,
+    ) -> AdminResult {
+        let cdw11 = command.cdw11.get();
+        let value = match fid {
+            Fid::ARBITRATION => features.arbitration,
+            Fid::TEMPERATURE_THRESHOLD => {
+                let (sensor, which) = (cdw11 >> 16 & 0xf, cdw11 >> 20 & 3);
+                // Only the composite temperature has thresholds.
+                let threshold = features
+                    .thresholds
+                    .get(which as usize)
+                    .ok_or(INVALID_FIELD)?;
+                if sensor == 0 {
+                    u32::from(*threshold)
+                } else {
+                    0
+                }
+            }
+            Fid::ERROR_RECOVERY => features
+                .error_recovery
+                .get(&command.nsid.get())
+                .copied()
+                .unwrap_or(0),
+            Fid::VOLATILE_WRITE_CACHE => u32::from(features.write_cache),
+            Fid::NUMBER_OF_QUEUES => self.queue_counts(),
+            Fid::INTERRUPT_COALESCING => features.coalescing,
+            Fid::INTERRUPT_VECTOR_CONFIG => {
+                let vector = cdw11 & 0xffff;
+                if vector >= u32::from(self.engine.irqs.vectors()) {
+                    return Err(INVALID_FIELD);
+                }
+                // The admin queue's vector is never coalesced.
+                let disabled = vector == 0 || features.coalescing_disabled >> vector & 1 != 0;
+                vector | u32::from(disabled) << 16
+            }
+            Fid::WRITE_ATOMICITY => features.write_atomicity,
+            Fid::ASYNC_EVENT_CONFIG => features.event_config,
+            Fid::TIMESTAMP => {
+                self.to_host(command, &features.timestamp.to_bytes())?;
+                0
+            }
+            Fid::KEEP_ALIVE_TIMER => keep_alive,
+            Fid::HOST_IDENTIFIER => {
+                let extended = cdw11 & 1 != 0;
+                let len = if extended { 16 } else { 8 };
+                self.to_host(
+                    command,
+                    features.host_identifier.get(..len).unwrap_or_default(),
+                )?;
+                0
+            }
+            // Power state 0; command set combination 0.
+            _ => 0,
+        };
+        Ok(Outcome::Done(value))
+    }
+
+    fn queue_counts(&self) -> u32 {
+        let count_z = u32::from(self.config.io_queues - 1);
+        count_z << 16 | count_z
+    }
+
+    pub(super) fn set_features(&mut self, command: &Command) -> AdminResult {
+        let cdw10 = SetFeaturesCdw10::from_bits(command.cdw10.get());
+        let (fid, cdw11, nsid) = (cdw10.fid(), command.cdw11.get(), command.nsid.get());
+        let capabilities = capabilities(fid).ok_or(INVALID_FIELD)?;
+        if cdw10.sv() {
+            return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr(true));
+        }
+        if capabilities.namespace_specific() {
+            self.check_nsid(nsid, true)?;
+        } else if nsid != 0 && nsid != NSID_BROADCAST {
+            return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr(true));
+        }
+        let mut result = 0;
+        match fid {
+            Fid::ARBITRATION => self.admin.features.arbitration = cdw11 & 0xffff_ff07,
+            // There is one power state.
+            Fid::POWER_MANAGEMENT if cdw11 & 0x1f != 0 => return Err(INVALID_FIELD),
+            Fid::POWER_MANAGEMENT => {}
+            Fid::TEMPERATURE_THRESHOLD => self.set_threshold(cdw11)?,
+            // Deallocated or Unwritten Logical Block errors are not offered (NSFEAT).
+            Fid::ERROR_RECOVERY if cdw11 & 1 << 16 != 0 => return Err(INVALID_FIELD),
+            Fid::ERROR_RECOVERY => {
+                let all: Vec<u32> = self
+                    .engine
+                    .namespaces
+                    .iter()
+                    .map(|ns| ns.config.nsid)
+                    .collect();
+                let chosen = all
+                    .into_iter()
+                    .filter(|&n| nsid == NSID_BROADCAST || n == nsid);
+                self.admin
+                    .features
+                    .error_recovery
+                    .extend(chosen.map(|n| (n, cdw11 & 0xffff)));
+            }
+            Fid::VOLATILE_WRITE_CACHE => {
+                if !self.has_write_cache() {
+                    return Err(INVALID_FIELD);
+                }
+                let on = cdw11 & 1 != 0;
+                // From now on the host does not flush: what it wrote so far must not be lost either.
+                if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
+                    self.engine.flush_all();
+                }
+            }
+            Fid::NUMBER_OF_QUEUES => {
+                if self.engine.any_io_queue() {
+                    return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
+                }
+                if cdw11 & 0xffff == 0xffff || cdw11 >> 16 == 0xffff {
+                    return Err(INVALID_FIELD);
+                }
+                result = self.queue_counts();
+            }
+            Fid::INTERRUPT_COALESCING => self.admin.features.coalescing = cdw11 & 0xffff,
+            Fid::INTERRUPT_VECTOR_CONFIG => {
+                let vector = cdw11 & 0xffff;
+                if vector >= u32::from(self.engine.irqs.vectors()) {
+                    return Err(INVALID_FIELD);
+                }
+                let bit = 1u128 << vector;
+                let disabled = &mut self.admin.features.coalescing_disabled;
+                *disabled = if cdw11 & 1 << 16 != 0 {
+                    *disabled | bit
+                } else {
+                    *disabled & !bit
+                };
+            }
+            Fid::WRITE_ATOMICITY => self.admin.features.write_atomicity = cdw11 & 1,
+            Fid::ASYNC_EVENT_CONFIG => {
+                self.admin.features.event_config = cdw11;
+                self.check_temperature();
+            }
+            Fid::TIMESTAMP => {
+                let mut bytes = [0; 8];
+                self.from_host(command, &mut bytes)?;
+                let value = u64::from_le_bytes(bytes) & 0xffff_ffff_ffff;
+                self.admin.features.timestamp = Timestamp {
+                    value,
+                    set_at: Instant::now(),
+                    origin: ORIGIN_SET,
+                };
+            }
+            Fid::KEEP_ALIVE_TIMER => self.admin.keep_alive.set(cdw11, self.now),
+            Fid::IO_COMMAND_SET_PROFILE if cdw11 & 0x1ff != 0 => {
+                return Err(Status::IO_COMMAND_SET_COMBINATION_REJECTED.with_dnr(true));
+            }
+            Fid::HOST_IDENTIFIER => {
+                let extended = cdw11 & 1 != 0;
+                let mut id = [0; 16];
+                let len = if extended { 16 } else { 8 };
+                self.from_host(command, id.get_mut(..len).unwrap_or_default())?;
+                self.admin.features.host_identifier = id;
+            }
+            _ => {}
+        }
+        self.admin.features.apply(&mut self.engine);
+        Ok(Outcome::Done(result))
+    }
+
+    fn set_threshold(&mut self, cdw11: u32) -> Result<(), Status> {
+        let (kelvins, sensor, which) = (cdw11 as u16, cdw11 >> 16 & 0xf, cdw11 >> 20 & 3);
+        let threshold = self
+            .admin
+            .features
+            .thresholds
+            .get_mut(which as usize)
+            .ok_or(INVALID_FIELD)?;
+        // 0 is the composite temperature, 1111b all sensors; there is no other one.
+        if !matches!(sensor, 0 | 0xf) {
+            return Err(INVALID_FIELD);
+        }
+        *threshold = kelvins;
+        self.check_temperature();
+        Ok(())
+    }
+}

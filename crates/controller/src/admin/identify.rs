@@ -1,0 +1,255 @@
+//! Identify ("NVMe Base 2.1", 5.1.13; "NVM Command Set 1.1", 4.1.5).
+
+use super::{AdminResult, INVALID_FIELD, Outcome, abort, events, keep_alive, logs};
+use crate::controller::Controller;
+use crate::engine::Namespace;
+use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
+use nvme::identify::{
+    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
+    IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
+    IoCommandSetVector, IoCommandSets, LbaFormat, Lpa, NamespaceDescriptors, Nqn, Nsattr, Nsfeat,
+    NsidList, Nstat, NvmController, NvmNamespace, Oacs, Oaes, Oncs, PowerState,
+    PrimaryControllerCapabilities, QueueEntrySize, SecondaryControllerList, Sgls, Vwc,
+};
+use nvme::regs::Vs;
+use nvme::{Command, Completion, Status};
+use zerocopy::{FromZeros, IntoBytes};
+
+const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
+
+/// Largest NSID that a list can start behind ("NVMe Base 2.1", 5.1.13.2.2).
+const LAST_NSID: u32 = 0xffff_fffd;
+
+/// The namespace under an NSID, as far as Identify tells them apart.
+enum Found<'a> {
+    Active(&'a Namespace),
+    /// In range, but nothing is there.
+    Inactive,
+}
+
+impl Controller {
+    pub(super) fn identify(&mut self, command: &Command) -> AdminResult {
+        let cdw10 = IdentifyCdw10::from_bits(command.cdw10.get());
+        let cdw11 = IdentifyCdw11::from_bits(command.cdw11.get());
+        let nsid = command.nsid.get();
+        let page = match cdw10.cns() {
+            Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => self.identify_namespace(nsid)?,
+            Cns::CONTROLLER => page(&self.identify_controller()),
+            Cns::ACTIVE_NSID_LIST | Cns::ALLOCATED_NSID_LIST => self.namespace_list(nsid)?,
+            Cns::IOCS_ACTIVE_NSID_LIST | Cns::IOCS_ALLOCATED_NSID_LIST => {
+                nvm_only(cdw11.csi())?;
+                self.namespace_list(nsid)?
+            }
+            Cns::NAMESPACE_DESCRIPTORS => self.namespace_descriptors(nsid)?,
+            Cns::IOCS_NAMESPACE | Cns::IOCS_ALLOCATED_NAMESPACE => {
+                nvm_only(cdw11.csi())?;
+                self.find(nsid)?;
+                page(&NvmNamespace::new_zeroed())
+            }
+            Cns::IOCS_CONTROLLER => {
+                nvm_only(cdw11.csi())?;
+                page(&self.nvm_controller())
+            }
+            Cns::IOCS_INDEPENDENT_NAMESPACE | Cns::IOCS_INDEPENDENT_ALLOCATED_NAMESPACE => {
+                self.independent_namespace(nsid)?
+            }
+            Cns::NAMESPACE_CONTROLLER_LIST => match self.find(nsid)? {
+                Found::Active(_) => self.controller_list(cdw10.cntid()),
+                Found::Inactive => page(&ControllerList::new_zeroed()),
+            },
+            Cns::CONTROLLER_LIST => self.controller_list(cdw10.cntid()),
+            Cns::PRIMARY_CONTROLLER_CAPABILITIES => {
+                let mut capabilities = PrimaryControllerCapabilities::new_zeroed();
+                capabilities.cntlid = self.config.cntlid.into();
+                page(&capabilities)
+            }
+            Cns::SECONDARY_CONTROLLER_LIST => page(&SecondaryControllerList::new_zeroed()),
+            Cns::IO_COMMAND_SETS => {
+                let mut sets = IoCommandSets::new_zeroed();
+                sets.combinations[0] = IoCommandSetVector::new().with_nvm(true);
+                page(&sets)
+            }
+            _ => return Err(INVALID_FIELD),
+        };
+        self.to_host(command, &*page)?;
+        Ok(Outcome::Done(0))
+    }
+
+    fn find(&self, nsid: u32) -> Result<Found<'_>, Status> {
+        if nsid == 0 || nsid > self.config.max_namespaces {
+            return Err(INVALID_NAMESPACE);
+        }
+        let found = self
+            .engine
+            .namespaces
+            .iter()
+            .find(|ns| ns.config.nsid == nsid);
+        Ok(found.map_or(Found::Inactive, Found::Active))
+    }
+
+    fn identify_controller(&self) -> IdentifyController {
+        let config = &self.config;
+        let capacity: u128 = self
+            .engine
+            .namespaces
+            .iter()
+            .map(|ns| u128::from(ns.blocks) << ns.shift)
+            .sum();
+        let volatile = self.engine.namespaces.iter().any(|ns| ns.volatile_cache);
+        let mut page = IdentifyController::new_zeroed();
+        page.vid = config.pci.vendor.into();
+        page.ssvid = config.pci.subsystem_vendor.into();
+        page.sn = Ascii::new(&config.serial).unwrap_or_default();
+        page.mn = Ascii::new(&config.model).unwrap_or_default();
+        page.fr = Ascii::new(&config.firmware).unwrap_or_default();
+        page.rab = 5;
+        page.mdts = config.mdts;
+        page.cntlid = config.cntlid.into();
+        page.ver = Vs::V2_1.into_bits().into();
+        page.oaes = Oaes::new().with_nsan(true);
+        page.ctratt = Ctratt::new().with_hids(true);
+        page.cntrltype = ControllerType::IO;
+        page.nvmsr = 1; // an NVMe storage device
+        page.oacs = Oacs::new().with_dbcs(config.shadow_doorbells);
+        page.acl_z = (abort::LIMIT - 1) as u8;
+        page.aerl_z = (events::LIMIT - 1) as u8;
+        page.frmw = Frmw::new().with_ffsro(true).with_nofs(1);
+        page.lpa = Lpa::new().with_cses(true).with_lpeds(true).with_mlps(true);
+        page.elpe_z = (logs::ERROR_ENTRIES - 1) as u8;
+        page.wctemp = 343.into();
+        page.cctemp = 353.into();
+        page.tnvmcap = capacity.into();
+        page.kas = keep_alive::GRANULARITY_100MS.into();
+        page.sqes = QueueEntrySize::exactly(Command::SIZE_LOG2);
+        page.cqes = QueueEntrySize::exactly(Completion::SIZE_LOG2);
+        page.maxcmd = (config.queue_entries as u16).into();
+        page.nn = config.max_namespaces.into();
+        page.oncs = Oncs::new()
+            .with_nvmcmps(true)
+            .with_nvmdsmsv(true)
+            .with_nvmwzsv(true)
+            .with_ssfs(true)
+            .with_tss(true)
+            .with_nvmvfys(true);
+        page.vwc = Vwc::new().with_vwcp(volatile).with_fb(3);
+        page.sgls = Sgls::new().with_sgls(1);
+        page.mnan = config.max_namespaces.into();
+        page.subnqn = Nqn::new(&self.subnqn()).unwrap_or_default();
+        page.psd[0] = PowerState {
+            mp: 2500.into(),
+            enlat: 16.into(),
+            exlat: 4.into(),
+            ..Default::default()
+        };
+        page
+    }
+
+    fn subnqn(&self) -> String {
+        let config = &self.config;
+        config.subnqn.clone().unwrap_or_else(|| {
+            // The form that the standard gives to subsystems without a name of their own: ids, serial, model.
+            let (vid, ssvid) = (config.pci.vendor, config.pci.subsystem_vendor);
+            format!(
+                "nqn.2014.08.org.nvmexpress:{vid:04x}{ssvid:04x}{:20}{:40}",
+                config.serial, config.model
+            )
+        })
+    }
+
+    fn identify_namespace(&self, nsid: u32) -> Result<Page, Status> {
+        let mut data = IdentifyNamespace::new_zeroed();
+        let Found::Active(ns) = self.find(nsid)? else {
+            return Ok(page(&data));
+        };
+        let info = ns.config.volume.info();
+        let in_blocks_z = |bytes: u32| ((bytes >> ns.shift).clamp(1, 0x1_0000) - 1) as u16;
+        data.nsze = ns.blocks.into();
+        data.ncap = ns.blocks.into();
+        data.nuse = ns.blocks.into();
+        data.nsfeat = Nsfeat::new().with_optperf(1);
+        data.npwg_z = in_blocks_z(info.optimal_io).into();
+        data.npwa_z = data.npwg_z;
+        data.npdg_z = in_blocks_z(info.deallocate_granularity).into();
+        data.npda_z = data.npdg_z;
+        data.nows_z = data.npwg_z;
+        let zeroes = info.deallocate && info.zeroes_after_deallocate;
+        data.dlfeat = Dlfeat::new().with_drb(u8::from(zeroes)).with_wzds(zeroes);
+        data.nvmcap = (u128::from(ns.blocks) << ns.shift).into();
+        data.nsattr = Nsattr::new().with_cwp(ns.read_only);
+        data.nguid = ns.config.nguid;
+        data.eui64 = ns.config.eui64;
+        data.lbaf[0] = LbaFormat::new(ns.shift as u8);
+        Ok(page(&data))
+    }
+
+    fn independent_namespace(&self, nsid: u32) -> Result<Page, Status> {
+        let mut data = IndependentNamespace::new_zeroed();
+        if let Found::Active(ns) = self.find(nsid)? {
+            data.nsfeat = IndependentNsfeat::new().with_vwcnp(!ns.volatile_cache);
+            data.nsattr = Nsattr::new().with_cwp(ns.read_only);
+            data.nstat = Nstat::new().with_nrdy(true);
+        }
+        Ok(page(&data))
+    }
+
+    fn nvm_controller(&self) -> NvmController {
+        let mut data = NvmController::new_zeroed();
+        data.vsl = self.config.mdts;
+        data.dmrl = 0; // 256 ranges, the most that fit
+        data.ver = 0x0001_0100.into();
+        data
+    }
+
+    fn namespace_list(&self, after: u32) -> Result<Page, Status> {
+        if after > LAST_NSID {
+            return Err(INVALID_NAMESPACE);
+        }
+        let mut nsids: Vec<u32> = self
+            .engine
+            .namespaces
+            .iter()
+            .map(|ns| ns.config.nsid)
+            .collect();
+        nsids.retain(|&nsid| nsid > after);
+        nsids.sort_unstable();
+        Ok(page(&NsidList::from_iter(nsids)))
+    }
+
+    fn namespace_descriptors(&self, nsid: u32) -> Result<Page, Status> {
+        let Found::Active(ns) = self.find(nsid)? else {
+            return Err(INVALID_NAMESPACE);
+        };
+        let descriptors = [
+            (ns.config.eui64 != [0; 8]).then_some(Descriptor::Eui64(ns.config.eui64)),
+            (ns.config.nguid != [0; 16]).then_some(Descriptor::Nguid(ns.config.nguid)),
+            Some(Descriptor::Csi(Csi::NVM)),
+        ];
+        Ok(page(&NamespaceDescriptors::new(
+            descriptors.into_iter().flatten(),
+        )))
+    }
+
+    fn controller_list(&self, from: u16) -> Page {
+        let own = self.config.cntlid;
+        page(&ControllerList::from_iter((own >= from).then_some(own)))
+    }
+}
+
+type Page = Box<[u8; IDENTIFY_SIZE]>;
+
+/// A data structure as bytes: all of them are one page long.
+fn page(data: &(impl IntoBytes + zerocopy::Immutable)) -> Page {
+    let mut page = Box::new([0; IDENTIFY_SIZE]);
+    for (to, from) in page.iter_mut().zip(data.as_bytes()) {
+        *to = *from;
+    }
+    page
+}
+
+fn nvm_only(csi: Csi) -> Result<(), Status> {
+    if csi == Csi::NVM {
+        Ok(())
+    } else {
+        Err(INVALID_FIELD)
+    }
+}

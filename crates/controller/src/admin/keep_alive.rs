@@ -1,0 +1,56 @@
+//! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Over PCIe hosts need none; one that sets a timeout is held to it.
+
+use super::{AdminResult, Outcome};
+use crate::controller::Controller;
+use std::time::{Duration, Instant};
+
+/// Granularity of the timer in units of 100 ms (Identify Controller, KAS).
+pub(super) const GRANULARITY_100MS: u16 = 1;
+
+/// The keep alive timer.
+#[derive(Default)]
+pub(crate) struct KeepAlive {
+    timeout: Duration,
+    deadline: Option<Instant>,
+}
+
+impl KeepAlive {
+    /// Keep Alive Timer feature, in milliseconds; zero turns the timer off.
+    pub fn set(&mut self, milliseconds: u32, now: Instant) {
+        // Rounded up to the granularity.
+        let unit = u64::from(GRANULARITY_100MS) * 100;
+        let rounded = u64::from(milliseconds).div_ceil(unit) * unit;
+        self.timeout = Duration::from_millis(rounded);
+        self.restart(now);
+    }
+
+    fn restart(&mut self, now: Instant) {
+        self.deadline = (!self.timeout.is_zero()).then(|| now + self.timeout);
+    }
+
+    /// The feature's value, in milliseconds.
+    pub fn get(&self) -> u32 {
+        u32::try_from(self.timeout.as_millis()).unwrap_or(u32::MAX)
+    }
+}
+
+impl Controller {
+    pub(super) fn keep_alive_command(&mut self) -> AdminResult {
+        self.admin.keep_alive.restart(self.now);
+        Ok(Outcome::Done(0))
+    }
+
+    /// The host went silent: fatal status, commands are no longer fetched.
+    pub(crate) fn check_keep_alive(&mut self) -> bool {
+        if self.admin.keep_alive.deadline.is_none_or(|d| self.now < d) || !self.is_ready() {
+            return false;
+        }
+        self.admin.keep_alive.deadline = None;
+        self.fatal("keep alive timer expired");
+        true
+    }
+
+    pub(crate) fn keep_alive_deadline(&self) -> Option<Instant> {
+        self.admin.keep_alive.deadline
+    }
+}

@@ -1,0 +1,282 @@
+//! Get Log Page ("NVMe Base 2.1", 5.1.12), and what fills the logs.
+
+use super::{AdminResult, INVALID_FIELD, Outcome, features};
+use crate::controller::Controller;
+use nvme::aen::{AsyncEvent, ErrorEvent, EventType, SmartEvent};
+use nvme::cmd::NSID_BROADCAST;
+use nvme::cmd::admin::{Csi, GetLogPage};
+use nvme::identify::{Ascii, NsidList};
+use nvme::log::{
+    ActiveFirmware, CommandEffects, CommandsSupported, CriticalWarning, ErrorInformation,
+    FeatureEffects, FeaturesSupported, FirmwareSlot, Lid, LidSupported, ParameterErrorLocation,
+    Smart, SupportedLogPages, data_units,
+};
+use nvme::status::StatusCodeType;
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Instant;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Entries of the error log: ELPE of Identify Controller, zero-based there.
+pub(super) const ERROR_ENTRIES: usize = 64;
+/// The composite temperature, in kelvins: a disk that is not there does not get warm.
+const TEMPERATURE: u16 = 310;
+/// Most bytes of one Get Log Page command: more than the largest log page.
+const LARGEST: usize = 16384;
+
+const LOG_PAGES: [Lid; 7] = [
+    Lid::SUPPORTED_LOG_PAGES,
+    Lid::ERROR_INFORMATION,
+    Lid::SMART,
+    Lid::FIRMWARE_SLOT,
+    Lid::CHANGED_NAMESPACE_LIST,
+    Lid::COMMANDS_SUPPORTED,
+    Lid::FEATURES_SUPPORTED,
+];
+
+/// Logs that outlive a controller-level reset.
+pub(crate) struct Logs {
+    errors: VecDeque<ErrorInformation>,
+    changed: BTreeSet<u32>,
+    powered_on: Instant,
+}
+
+impl Logs {
+    pub fn new() -> Self {
+        Logs {
+            errors: VecDeque::new(),
+            changed: BTreeSet::new(),
+            powered_on: Instant::now(),
+        }
+    }
+}
+
+impl Controller {
+    pub(super) fn get_log_page(&mut self, command: &Command) -> AdminResult {
+        let get = GetLogPage::from_command(command);
+        if get.ot {
+            // Index offsets are announced by none of the pages.
+            return Err(INVALID_FIELD);
+        }
+        let nsid = command.nsid.get();
+        let page = match get.lid {
+            Lid::SUPPORTED_LOG_PAGES => supported_log_pages(),
+            Lid::ERROR_INFORMATION => self.error_log(),
+            // The log is the controller's (LPA bit 0 is clear).
+            Lid::SMART if nsid == 0 || nsid == NSID_BROADCAST => self.smart().as_bytes().to_vec(),
+            Lid::SMART => return Err(INVALID_FIELD),
+            Lid::FIRMWARE_SLOT => self.firmware_slots(),
+            Lid::CHANGED_NAMESPACE_LIST => {
+                NsidList::from_iter(self.admin.logs.changed.iter().copied())
+                    .as_bytes()
+                    .to_vec()
+            }
+            Lid::COMMANDS_SUPPORTED if get.csi == Csi::NVM => self.commands_supported(),
+            Lid::FEATURES_SUPPORTED => features_supported(),
+            _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
+        };
+        let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
+        let offset = usize::try_from(get.lpo).map_err(|_| INVALID_FIELD)?;
+        if offset % 4 != 0 || offset > page.len() {
+            return Err(INVALID_FIELD);
+        }
+        // What is asked for beyond the page is not the page's: zeroes, as far as a sane host can ask.
+        if len > LARGEST.max(page.len()) {
+            return Err(INVALID_FIELD);
+        }
+        let mut data = page.get(offset..).unwrap_or_default().to_vec();
+        data.resize(len, 0);
+        self.to_host(command, &data)?;
+        if !get.rae {
+            match get.lid {
+                Lid::ERROR_INFORMATION => self.clear_events(EventType::ERROR),
+                Lid::SMART => self.clear_events(EventType::SMART),
+                Lid::CHANGED_NAMESPACE_LIST => {
+                    self.admin.logs.changed.clear();
+                    self.clear_events(EventType::NOTICE);
+                }
+                _ => {}
+            }
+        }
+        Ok(Outcome::Done(0))
+    }
+
+    /// Newest first; entries that were never written are zero.
+    fn error_log(&self) -> Vec<u8> {
+        let mut page = vec![0; ERROR_ENTRIES * size_of::<ErrorInformation>()];
+        for (slot, entry) in page
+            .chunks_exact_mut(size_of::<ErrorInformation>())
+            .zip(&self.admin.logs.errors)
+        {
+            slot.copy_from_slice(entry.as_bytes());
+        }
+        page
+    }
+
+    fn smart(&self) -> Smart {
+        let stats = &self.engine.stats;
+        let mut smart = Smart::new_zeroed();
+        smart.cw = self.critical_warning();
+        smart.ctemp = TEMPERATURE.into();
+        smart.avsp = 100;
+        smart.avspt = 10;
+        smart.dur = data_units(stats.bytes_read.get().into()).into();
+        smart.duw = data_units(stats.bytes_written.get().into()).into();
+        smart.hrc = u128::from(stats.host_reads.get()).into();
+        smart.hwc = u128::from(stats.host_writes.get()).into();
+        // In minutes, as the next in hours.
+        smart.cbt = u128::from(stats.busy_ns.get() / 60_000_000_000).into();
+        smart.poh = u128::from(self.admin.logs.powered_on.elapsed().as_secs() / 3600).into();
+        smart.pwrc = u128::from(stats.power_cycles.get()).into();
+        smart.upl = u128::from(stats.unsafe_shutdowns.get()).into();
+        smart.mdie = u128::from(stats.media_errors.get()).into();
+        smart.neile = u128::from(stats.error_log_entries.get()).into();
+        smart
+    }
+
+    fn critical_warning(&self) -> CriticalWarning {
+        let [over, under] = self.admin.features.thresholds;
+        CriticalWarning::new().with_ttc(TEMPERATURE >= over || TEMPERATURE <= under)
+    }
+
+    /// A threshold or the event configuration changed: a temperature outside the thresholds is an event.
+    pub(super) fn check_temperature(&mut self) {
+        let warning = self.critical_warning();
+        let enabled = self.admin.features.event_config as u8;
+        if warning.ttc() && warning.into_bits() & enabled != 0 {
+            self.notify(AsyncEvent::smart(SmartEvent::TEMPERATURE_THRESHOLD));
+        }
+    }
+
+    fn firmware_slots(&self) -> Vec<u8> {
+        let mut log = FirmwareSlot::new_zeroed();
+        log.afi = ActiveFirmware::new().with_current(1);
+        log.frs[0] = Ascii::new(&self.config.firmware).unwrap_or_default();
+        log.as_bytes().to_vec()
+    }
+
+    fn commands_supported(&self) -> Vec<u8> {
+        let mut log = CommandsSupported::new_zeroed();
+        let supported = CommandEffects::new().with_csupp(true);
+        for opcode in [
+            AdminOpcode::DELETE_IO_SQ,
+            AdminOpcode::CREATE_IO_SQ,
+            AdminOpcode::GET_LOG_PAGE,
+            AdminOpcode::DELETE_IO_CQ,
+            AdminOpcode::CREATE_IO_CQ,
+            AdminOpcode::IDENTIFY,
+            AdminOpcode::ABORT,
+            AdminOpcode::SET_FEATURES,
+            AdminOpcode::GET_FEATURES,
+            AdminOpcode::ASYNC_EVENT_REQUEST,
+            AdminOpcode::KEEP_ALIVE,
+        ] {
+            log.acs[usize::from(opcode.0)] = supported;
+        }
+        if self.config.shadow_doorbells {
+            log.acs[usize::from(AdminOpcode::DOORBELL_BUFFER_CONFIG.0)] = supported;
+        }
+        for opcode in [
+            NvmOpcode::FLUSH,
+            NvmOpcode::READ,
+            NvmOpcode::COMPARE,
+            NvmOpcode::VERIFY,
+        ] {
+            log.iocs[usize::from(opcode.0)] = supported;
+        }
+        for opcode in [
+            NvmOpcode::WRITE,
+            NvmOpcode::WRITE_ZEROES,
+            NvmOpcode::DATASET_MANAGEMENT,
+        ] {
+            log.iocs[usize::from(opcode.0)] = supported.with_lbcc(true);
+        }
+        log.as_bytes().to_vec()
+    }
+
+    /// A command ended with an error: counts it, keeps it in the error log, tells the log, within limits.
+    pub(crate) fn failed(&mut self, sqid: u16, cid: u16, status: Status, nsid: u32, lba: u64) {
+        if status.is(Status::ABORT_REQUESTED) {
+            return;
+        }
+        if status.sct() == StatusCodeType::MEDIA && !status.is(Status::COMPARE_FAILURE) {
+            self.engine.stats.media_errors.add(1);
+        }
+        self.add_error(ErrorInformation {
+            sqid: sqid.into(),
+            cid: cid.into(),
+            lba: lba.into(),
+            nsid: nsid.into(),
+            ..entry(status)
+        });
+        if let Some(left_out) = self.admin.quiet.allow(self.now) {
+            tracing::debug!(sqid, cid, %status, nsid, lba, left_out, "command failed");
+        }
+    }
+
+    fn add_error(&mut self, mut entry: ErrorInformation) {
+        self.engine.stats.error_log_entries.add(1);
+        entry.error_count = self.engine.stats.error_log_entries.get().into();
+        let errors = &mut self.admin.logs.errors;
+        errors.truncate(ERROR_ENTRIES - 1);
+        errors.push_front(entry);
+    }
+
+    /// A doorbell that belongs to no queue was written.
+    pub(crate) fn invalid_doorbell_register(&mut self, index: usize, value: u32) {
+        self.doorbell_error(ErrorEvent::INVALID_DOORBELL_REGISTER, index, value);
+    }
+
+    /// A doorbell was written with a value outside its queue; the value is not used.
+    pub(crate) fn invalid_doorbell_value(&mut self, qid: u16, value: u32) {
+        self.doorbell_error(
+            ErrorEvent::INVALID_DOORBELL_VALUE,
+            usize::from(qid) * 2,
+            value,
+        );
+    }
+
+    fn doorbell_error(&mut self, event: ErrorEvent, index: usize, value: u32) {
+        let qid = (index / 2) as u16;
+        // No command: the entry's SQID and CID say so with all ones ("NVMe Base 2.1", 5.1.12.1.2).
+        self.add_error(ErrorInformation {
+            sqid: 0xffff.into(),
+            cid: 0xffff.into(),
+            csinfo: u64::from(qid).into(),
+            ..entry(Status::INVALID_FIELD)
+        });
+        if let Some(left_out) = self.admin.quiet.allow(self.now) {
+            tracing::debug!(qid, value, left_out, "{event}");
+        }
+        self.notify(AsyncEvent::error(event));
+    }
+}
+
+fn entry(status: Status) -> ErrorInformation {
+    let mut entry = ErrorInformation::new_zeroed();
+    entry.set_status(status);
+    entry.pel = ParameterErrorLocation::NONE;
+    entry
+}
+
+fn supported_log_pages() -> Vec<u8> {
+    let mut log = SupportedLogPages::new_zeroed();
+    for lid in LOG_PAGES {
+        log.lids[usize::from(lid.0)] = LidSupported::new().with_lsupp(true);
+    }
+    log.as_bytes().to_vec()
+}
+
+fn features_supported() -> Vec<u8> {
+    let mut log = FeaturesSupported::new_zeroed();
+    for (fid, capabilities) in features::supported() {
+        // Scope: bit 0 namespace, bit 1 controller.
+        let scope = if capabilities.namespace_specific() {
+            1
+        } else {
+            2
+        };
+        log.fids[usize::from(fid.0)] = FeatureEffects::new().with_fsupp(true).with_fsp(scope);
+    }
+    log.as_bytes().to_vec()
+}

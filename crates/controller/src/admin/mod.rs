@@ -1,0 +1,191 @@
+//! Admin commands ("NVMe Base 2.1", 5): dispatch, and what they share.
+
+mod abort;
+mod events;
+mod features;
+mod identify;
+mod keep_alive;
+mod logs;
+mod queues;
+
+use crate::config::ControllerConfig;
+use crate::controller::Controller;
+use crate::engine::Engine;
+use abort::Aborts;
+use dma::{Access, SegmentList};
+use events::AsyncEvents;
+use features::Features;
+use keep_alive::KeepAlive;
+use logs::Logs;
+use nvme::cmd::{Fuse, Psdt};
+use nvme::{AdminOpcode, Command, Status};
+use std::time::Instant;
+
+/// Why an admin command has no completion yet, or which one it has.
+pub(crate) enum Outcome {
+    /// Success, with completion dword 0.
+    Done(u32),
+    /// The completion comes later.
+    Later,
+}
+
+/// The result of an admin command; an error is a status.
+pub(crate) type AdminResult = Result<Outcome, Status>;
+
+pub(crate) const INVALID_FIELD: Status = Status::INVALID_FIELD.with_dnr(true);
+
+/// State of the admin commands that lives from one to the next.
+pub(crate) struct Admin {
+    pub features: Features,
+    pub logs: Logs,
+    pub events: AsyncEvents,
+    pub aborts: Aborts,
+    pub keep_alive: KeepAlive,
+    /// Delete I/O Submission Queue commands (queue, command) that wait for their queue to drain.
+    pub deletions: Vec<(u16, u16)>,
+    /// Admin queue's own failures are logged at most so often.
+    pub quiet: RateLimit,
+}
+
+impl Admin {
+    pub fn new(config: &ControllerConfig, _engine: &Engine) -> Self {
+        Admin {
+            features: Features::new(config),
+            logs: Logs::new(),
+            events: AsyncEvents::default(),
+            aborts: Aborts::default(),
+            keep_alive: KeepAlive::default(),
+            deletions: Vec::new(),
+            quiet: RateLimit::default(),
+        }
+    }
+
+    /// A controller-level reset: parked commands are gone, features are back at their defaults; logs and the timestamp's
+    /// origin stay.
+    pub fn reset(&mut self, config: &ControllerConfig, engine: &mut Engine) {
+        self.features = Features::new(config);
+        self.events = AsyncEvents::default();
+        self.aborts = Aborts::default();
+        self.keep_alive = KeepAlive::default();
+        self.deletions.clear();
+        self.features.apply(engine);
+        engine.write_cache = config.write_cache;
+    }
+}
+
+/// Lets ten log lines a second through: what a guest can trigger must not fill the disk.
+#[derive(Default)]
+pub(crate) struct RateLimit {
+    window: Option<Instant>,
+    lines: u32,
+    suppressed: u64,
+}
+
+impl RateLimit {
+    const LINES_PER_SECOND: u32 = 10;
+
+    /// Whether to log now, and how many lines were left out before this one.
+    pub fn allow(&mut self, now: Instant) -> Option<u64> {
+        let fresh = self
+            .window
+            .is_none_or(|w| now.saturating_duration_since(w).as_secs() >= 1);
+        if fresh {
+            self.window = Some(now);
+            self.lines = 0;
+        }
+        if self.lines >= Self::LINES_PER_SECOND {
+            self.suppressed += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+impl Controller {
+    /// Runs one admin command and posts its completion, unless it comes later.
+    pub(crate) fn admin_command(&mut self, command: &Command) {
+        let cid = command.cid.get();
+        let opcode = command.admin_opcode();
+        tracing::trace!(%opcode, cid, nsid = command.nsid.get(), cdw10 = command.cdw10.get(), "admin command");
+        // SGLs are for I/O queues ("NVMe over PCIe Transport 1.1", 3.2.1); fused operations are not offered.
+        let result = if command.flags.fuse() != Fuse::NORMAL || command.flags.psdt() != Psdt::PRP {
+            Err(INVALID_FIELD)
+        } else {
+            self.dispatch(opcode, command)
+        };
+        match result {
+            Ok(Outcome::Done(dw0)) => self.engine.finish(0, cid, Status::SUCCESS, dw0),
+            Ok(Outcome::Later) => {}
+            Err(status) => {
+                self.failed(0, cid, status, command.nsid.get(), 0);
+                self.engine.finish(0, cid, status, 0);
+            }
+        }
+    }
+
+    fn dispatch(&mut self, opcode: AdminOpcode, command: &Command) -> AdminResult {
+        match opcode {
+            AdminOpcode::IDENTIFY => self.identify(command),
+            AdminOpcode::CREATE_IO_CQ => self.create_io_cq(command),
+            AdminOpcode::CREATE_IO_SQ => self.create_io_sq(command),
+            AdminOpcode::DELETE_IO_CQ => self.delete_io_cq(command),
+            AdminOpcode::DELETE_IO_SQ => self.delete_io_sq(command),
+            AdminOpcode::GET_FEATURES => self.get_features(command),
+            AdminOpcode::SET_FEATURES => self.set_features(command),
+            AdminOpcode::GET_LOG_PAGE => self.get_log_page(command),
+            AdminOpcode::ASYNC_EVENT_REQUEST => self.async_event_request(command),
+            AdminOpcode::ABORT => self.abort_command(command),
+            AdminOpcode::KEEP_ALIVE => self.keep_alive_command(),
+            AdminOpcode::DOORBELL_BUFFER_CONFIG if self.config.shadow_doorbells => {
+                self.doorbell_buffer_config(command)
+            }
+            _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
+        }
+    }
+
+    /// Walks the `len` bytes of guest memory of the command's data pointer.
+    fn admin_data(
+        &self,
+        command: &Command,
+        len: usize,
+        access: Access,
+    ) -> Result<SegmentList, Status> {
+        let mut list = SegmentList::new();
+        list.begin(&self.engine.dma);
+        let (prp1, prp2) = (command.prp1(), command.prp2());
+        let page = self.engine.page_size;
+        match dma::prp::walk(
+            &self.engine.dma,
+            prp1,
+            prp2,
+            len as u64,
+            page,
+            access,
+            &mut list,
+        ) {
+            Ok(()) => Ok(list),
+            Err(dma::prp::PrpError::OffsetInvalid { .. }) => {
+                Err(Status::PRP_OFFSET_INVALID.with_dnr(true))
+            }
+            Err(_) => Err(Status::DATA_TRANSFER_ERROR),
+        }
+    }
+
+    /// Writes `data` to the guest.
+    fn to_host(&self, command: &Command, data: &[u8]) -> Result<(), Status> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let list = self.admin_data(command, data.len(), Access::Write)?;
+        list.copy_from(0, data);
+        Ok(())
+    }
+
+    /// Reads `data` from the guest, once.
+    fn from_host(&self, command: &Command, data: &mut [u8]) -> Result<(), Status> {
+        let list = self.admin_data(command, data.len(), Access::Read)?;
+        list.copy_to(0, data);
+        Ok(())
+    }
+}

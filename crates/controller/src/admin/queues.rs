@@ -1,0 +1,124 @@
+//! Create and Delete I/O Completion and Submission Queue ("NVMe over PCIe Transport 1.1", 3.3), Doorbell Buffer Config
+//! ("NVMe Base 2.1", 5.2.5).
+
+use super::{AdminResult, INVALID_FIELD, Outcome};
+use crate::controller::Controller;
+use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10};
+use nvme::{Command, Completion, Status};
+
+const INVALID_QID: Status = Status::INVALID_QUEUE_IDENTIFIER.with_dnr(true);
+const INVALID_SIZE: Status = Status::INVALID_QUEUE_SIZE.with_dnr(true);
+
+impl Controller {
+    /// Checks what both kinds of queue have in common.
+    fn check_queue(
+        &self,
+        command: &Command,
+        exists: bool,
+        contiguous: bool,
+    ) -> Result<(u16, u32), Status> {
+        let cdw10 = CreateQueueCdw10::from_bits(command.cdw10.get());
+        let qid = cdw10.qid();
+        // SeaBIOS creates queues without asking for them first: what was not negotiated is all there is.
+        if qid == 0 || qid > self.config.io_queues || exists {
+            return Err(INVALID_QID);
+        }
+        let size = cdw10.qsize();
+        if size < 2 || size > self.config.queue_entries {
+            return Err(INVALID_SIZE);
+        }
+        // CAP.CQR: queues are physically contiguous, and begin on a page.
+        if !contiguous {
+            return Err(INVALID_FIELD);
+        }
+        if command.prp1() % self.engine.page_size != 0 {
+            return Err(Status::PRP_OFFSET_INVALID.with_dnr(true));
+        }
+        Ok((qid, size))
+    }
+
+    pub(super) fn create_io_cq(&mut self, command: &Command) -> AdminResult {
+        let cdw11 = CreateCqCdw11::from_bits(command.cdw11.get());
+        let qid = CreateQueueCdw10::from_bits(command.cdw10.get()).qid();
+        let exists = self.engine.cq_exists(qid);
+        let (qid, size) = self.check_queue(command, exists, cdw11.pc())?;
+        if self.cc.iocqes() != Completion::SIZE_LOG2 {
+            return Err(INVALID_SIZE);
+        }
+        if cdw11.ien() && cdw11.iv() >= self.engine.irqs.vectors() {
+            return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
+        }
+        let vector = cdw11.ien().then_some(cdw11.iv());
+        if !self.engine.create_cq(qid, command.prp1(), size, vector) {
+            return Err(Status::DATA_TRANSFER_ERROR);
+        }
+        tracing::debug!(qid, size, ?vector, "completion queue created");
+        Ok(Outcome::Done(0))
+    }
+
+    pub(super) fn create_io_sq(&mut self, command: &Command) -> AdminResult {
+        let cdw11 = CreateSqCdw11::from_bits(command.cdw11.get());
+        let qid = CreateQueueCdw10::from_bits(command.cdw10.get()).qid();
+        let exists = self.engine.sq_exists(qid);
+        let (qid, size) = self.check_queue(command, exists, cdw11.pc())?;
+        let cqid = cdw11.cqid();
+        if cqid == 0 || cqid > self.config.io_queues {
+            return Err(INVALID_QID);
+        }
+        if !self.engine.cq_exists(cqid) {
+            return Err(Status::COMPLETION_QUEUE_INVALID.with_dnr(true));
+        }
+        if self.cc.iosqes() != Command::SIZE_LOG2 {
+            return Err(INVALID_SIZE);
+        }
+        if !self.engine.create_sq(qid, cqid, command.prp1(), size) {
+            return Err(Status::DATA_TRANSFER_ERROR);
+        }
+        tracing::debug!(qid, cqid, size, "submission queue created");
+        Ok(Outcome::Done(0))
+    }
+
+    pub(super) fn delete_io_cq(&mut self, command: &Command) -> AdminResult {
+        let qid = DeleteQueueCdw10::from_bits(command.cdw10.get()).qid();
+        if qid == 0 || !self.engine.cq_exists(qid) {
+            return Err(INVALID_QID);
+        }
+        if self.engine.cq_in_use(qid) {
+            return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
+        }
+        self.engine.delete_cq(qid);
+        Ok(Outcome::Done(0))
+    }
+
+    pub(super) fn delete_io_sq(&mut self, command: &Command) -> AdminResult {
+        let qid = DeleteQueueCdw10::from_bits(command.cdw10.get()).qid();
+        let deleting = self.admin.deletions.iter().any(|&(q, _)| q == qid);
+        if qid == 0 || deleting || !self.engine.sq_exists(qid) {
+            return Err(INVALID_QID);
+        }
+        self.admin.deletions.push((qid, command.cid.get()));
+        self.engine.delete_sq(qid);
+        Ok(Outcome::Later)
+    }
+
+    /// A queue that was being deleted is empty: the command that deletes it completes.
+    pub(crate) fn sq_deleted(&mut self, qid: u16) {
+        if let Some(at) = self.admin.deletions.iter().position(|&(q, _)| q == qid) {
+            let (_, cid) = self.admin.deletions.swap_remove(at);
+            self.engine.finish(0, cid, Status::SUCCESS, 0);
+        }
+    }
+
+    pub(super) fn doorbell_buffer_config(&mut self, command: &Command) -> AdminResult {
+        let (shadow, eventidx) = (command.prp1(), command.prp2());
+        let page = self.engine.page_size;
+        if shadow % page != 0 || eventidx % page != 0 {
+            return Err(INVALID_FIELD);
+        }
+        if !self.engine.configure_shadow(shadow, eventidx) {
+            return Err(INVALID_FIELD);
+        }
+        tracing::debug!(shadow, eventidx, "shadow doorbells configured");
+        Ok(Outcome::Done(0))
+    }
+}

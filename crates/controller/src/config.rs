@@ -1,0 +1,261 @@
+//! What a controller is made of: identity, limits, namespaces.
+
+use crate::pci::PciIds;
+use std::sync::Arc;
+use std::time::Duration;
+use volume::Volume;
+
+/// I/O queue pairs that fit the doorbell page and the MSI-X table of this controller.
+pub const MAX_IO_QUEUES: u16 = 64;
+/// Entries of the largest queue.
+pub const MAX_QUEUE_ENTRIES: u32 = 4096;
+
+/// A controller's identity and limits. [`ControllerConfig::default`] is a good disk for a VM.
+#[derive(Clone, Debug)]
+pub struct ControllerConfig {
+    /// Model number, up to 40 printable ASCII characters (Identify Controller, MN).
+    pub model: String,
+    /// Serial number, up to 20 printable ASCII characters (SN).
+    pub serial: String,
+    /// Firmware revision, up to 8 printable ASCII characters (FR).
+    pub firmware: String,
+    /// NVM Subsystem NQN, up to 223 bytes; made from the serial number when `None`.
+    pub subnqn: Option<String>,
+    /// PCI vendor, device and subsystem IDs.
+    pub pci: PciIds,
+    /// Controller ID (CNTLID).
+    pub cntlid: u16,
+    /// I/O queue pairs, 1 to [`MAX_IO_QUEUES`].
+    pub io_queues: u16,
+    /// Entries per queue, a power of two, 2 to [`MAX_QUEUE_ENTRIES`].
+    pub queue_entries: u32,
+    /// Largest transfer of one command: 4 KiB shifted left by this (MDTS). 1 to 13.
+    pub mdts: u8,
+    /// The doorbell page is written by the client directly, without a message: the owner has to poll.
+    pub mapped_doorbells: bool,
+    /// Doorbell Buffer Config is offered.
+    pub shadow_doorbells: bool,
+    /// The volatile write cache feature after power-on, where a volume has one.
+    pub write_cache: bool,
+    /// Number of namespaces that may ever be there (NN); at least the highest NSID of those configured.
+    pub max_namespaces: u32,
+    /// Commands in flight in volumes, over all queues.
+    pub max_in_flight: u16,
+    /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
+    pub reset_timeout: Duration,
+}
+
+impl Default for ControllerConfig {
+    fn default() -> Self {
+        ControllerConfig {
+            model: "vnvme virtual NVMe disk".into(),
+            serial: "vnvme0".into(),
+            firmware: env!("CARGO_PKG_VERSION").into(),
+            subnqn: None,
+            pci: PciIds::default(),
+            cntlid: 1,
+            io_queues: MAX_IO_QUEUES,
+            queue_entries: MAX_QUEUE_ENTRIES,
+            mdts: 8,
+            mapped_doorbells: false,
+            shadow_doorbells: true,
+            write_cache: true,
+            max_namespaces: 0,
+            max_in_flight: 512,
+            reset_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A namespace: a volume seen as blocks.
+#[derive(Clone, Debug)]
+pub struct NamespaceConfig {
+    /// Namespace ID, from 1.
+    pub nsid: u32,
+    /// What it stands on.
+    pub volume: Arc<dyn Volume>,
+    /// Logical block size in bytes: 512 or 4096.
+    pub block_size: u32,
+    /// Writes are refused with Namespace is Write Protected.
+    pub read_only: bool,
+    /// Namespace Globally Unique Identifier.
+    pub nguid: [u8; 16],
+    /// IEEE Extended Unique Identifier.
+    pub eui64: [u8; 8],
+}
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A text field is too long or holds characters that the standard does not allow.
+    #[error("{field} \"{value}\": at most {max} printable ASCII characters are allowed")]
+    Text {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// Its longest form.
+        max: usize,
+    },
+    /// A number is out of its range.
+    #[error("{field} is {value}: {allowed}")]
+    Range {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is allowed, in words.
+        allowed: &'static str,
+    },
+    /// Two namespaces have one ID.
+    #[error("namespace {0} is configured twice")]
+    DuplicateNamespace(u32),
+    /// A volume whose size is no whole number of blocks, or not even one.
+    #[error(
+        "namespace {nsid}: a volume of {size} bytes does not divide into blocks of {block_size} bytes"
+    )]
+    OddSize {
+        /// Its namespace.
+        nsid: u32,
+        /// Bytes.
+        size: u64,
+        /// Bytes.
+        block_size: u32,
+    },
+    /// A volume that wants larger blocks than the namespace has.
+    #[error(
+        "namespace {nsid}: the volume needs blocks of at least {needed} bytes, {block_size} were asked for"
+    )]
+    BlockSize {
+        /// Its namespace.
+        nsid: u32,
+        /// Bytes.
+        needed: u32,
+        /// Bytes.
+        block_size: u32,
+    },
+    /// A volume could not be opened.
+    #[error("namespace {nsid}: {source}")]
+    Volume {
+        /// Its namespace.
+        nsid: u32,
+        /// What the volume said.
+        #[source]
+        source: volume::VolumeError,
+    },
+    /// Memory for the doorbell page could not be had.
+    #[error("doorbell page: {0}")]
+    Memory(#[from] dma::MapError),
+}
+
+fn text(field: &'static str, value: &str, max: usize) -> Result<(), ConfigError> {
+    if value.len() <= max && value.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        return Ok(());
+    }
+    Err(ConfigError::Text {
+        field,
+        value: value.into(),
+        max,
+    })
+}
+
+fn range(
+    field: &'static str,
+    value: u64,
+    ok: bool,
+    allowed: &'static str,
+) -> Result<(), ConfigError> {
+    if ok {
+        return Ok(());
+    }
+    Err(ConfigError::Range {
+        field,
+        value,
+        allowed,
+    })
+}
+
+impl ControllerConfig {
+    /// Checks every field.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        text("model", &self.model, 40)?;
+        text("serial", &self.serial, 20)?;
+        text("firmware", &self.firmware, 8)?;
+        if let Some(nqn) = &self.subnqn {
+            text("subnqn", nqn, 223)?;
+        }
+        let queues = self.io_queues;
+        range(
+            "io_queues",
+            queues.into(),
+            (1..=MAX_IO_QUEUES).contains(&queues),
+            "1 to 64 are allowed",
+        )?;
+        let entries = self.queue_entries;
+        let ok = entries.is_power_of_two() && (2..=MAX_QUEUE_ENTRIES).contains(&entries);
+        range(
+            "queue_entries",
+            entries.into(),
+            ok,
+            "a power of two from 2 to 4096 is allowed",
+        )?;
+        range(
+            "mdts",
+            self.mdts.into(),
+            (1..=13).contains(&self.mdts),
+            "1 (8 KiB) to 13 (32 MiB) are allowed",
+        )?;
+        let limit = self.max_in_flight;
+        range(
+            "max_in_flight",
+            limit.into(),
+            (1..=4096).contains(&limit),
+            "1 to 4096 are allowed",
+        )?;
+        // SeaBIOS and others identify every NSID up to NN.
+        let nn = self.max_namespaces;
+        range(
+            "max_namespaces",
+            nn.into(),
+            nn <= 1024,
+            "0 to 1024 are allowed",
+        )
+    }
+}
+
+impl NamespaceConfig {
+    /// Checks block size, volume size and NSID.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let (nsid, block_size) = (self.nsid, self.block_size);
+        range(
+            "nsid",
+            nsid.into(),
+            (1..=1024).contains(&nsid),
+            "1 to 1024 are allowed",
+        )?;
+        range(
+            "block_size",
+            block_size.into(),
+            matches!(block_size, 512 | 4096),
+            "512 and 4096 are allowed",
+        )?;
+        let info = self.volume.info();
+        if info.block_size > block_size {
+            let needed = info.block_size;
+            return Err(ConfigError::BlockSize {
+                nsid,
+                needed,
+                block_size,
+            });
+        }
+        let size = info.size;
+        if size == 0 || size % u64::from(block_size) != 0 {
+            return Err(ConfigError::OddSize {
+                nsid,
+                size,
+                block_size,
+            });
+        }
+        Ok(())
+    }
+}

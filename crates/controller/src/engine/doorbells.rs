@@ -1,0 +1,139 @@
+//! The doorbell cells of every queue: the register page, and the shadow buffers beside it once the host has given them.
+
+use dma::{Access, DmaError, DmaMap, SharedPages};
+use doorbell::{Cells, Shadow};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use crate::pci::DOORBELL_OFFSET;
+
+/// Which of a queue pair's two doorbells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Which {
+    SqTail,
+    CqHead,
+}
+
+/// Index of a doorbell in the page and in the shadow buffers (CAP.DSTRD is 0).
+pub(super) fn index(qid: u16, which: Which) -> usize {
+    usize::from(qid) * 2 + usize::from(which == Which::CqHead)
+}
+
+struct Buffers {
+    shadow_iova: u64,
+    eventidx_iova: u64,
+    found: Option<(dma::Cells, dma::Cells)>,
+}
+
+pub(super) struct Doorbells {
+    page: Arc<SharedPages>,
+    buffers: Option<Buffers>,
+    cells: usize,
+}
+
+impl Doorbells {
+    pub fn new(page: Arc<SharedPages>, queues: u16) -> Self {
+        Doorbells {
+            page,
+            buffers: None,
+            cells: usize::from(queues) * 2,
+        }
+    }
+
+    pub fn page(&self) -> &Arc<SharedPages> {
+        &self.page
+    }
+
+    /// The register cell.
+    pub fn register(&self, qid: u16, which: Which) -> Option<&AtomicU32> {
+        self.page
+            .cell(DOORBELL_OFFSET as usize / 4 + index(qid, which))
+    }
+
+    /// All cells of one doorbell.
+    #[inline]
+    pub fn cells(&self, qid: u16, which: Which) -> Option<Cells<'_, AtomicU32>> {
+        let at = index(qid, which);
+        let register = self.page.cell(DOORBELL_OFFSET as usize / 4 + at)?;
+        let shadow = match &self.buffers {
+            Some(Buffers {
+                found: Some((shadow, eventidx)),
+                ..
+            }) => Some(Shadow {
+                doorbell: shadow.get(at)?,
+                eventidx: eventidx.get(at)?,
+            }),
+            _ => None,
+        };
+        Some(Cells { register, shadow })
+    }
+
+    /// Shadow buffers were given and their memory is there.
+    pub fn shadowed(&self) -> bool {
+        self.buffers.as_ref().is_some_and(|b| b.found.is_some())
+    }
+
+    /// Doorbell Buffer Config.
+    pub fn configure(
+        &mut self,
+        dma: &DmaMap,
+        shadow_iova: u64,
+        eventidx_iova: u64,
+    ) -> Result<(), DmaError> {
+        let found = self.find(dma, shadow_iova, eventidx_iova)?;
+        self.buffers = Some(Buffers {
+            shadow_iova,
+            eventidx_iova,
+            found: Some(found),
+        });
+        Ok(())
+    }
+
+    fn find(
+        &self,
+        dma: &DmaMap,
+        shadow: u64,
+        eventidx: u64,
+    ) -> Result<(dma::Cells, dma::Cells), DmaError> {
+        // The controller writes the shadow buffer too: a doorbell's first value.
+        let shadow = dma::Cells::resolve(dma, shadow, self.cells, Access::Write)?;
+        let eventidx = dma::Cells::resolve(dma, eventidx, self.cells, Access::Write)?;
+        Ok((shadow, eventidx))
+    }
+
+    /// A controller-level reset ends the buffers' life: they are never touched again. The registers start at zero.
+    pub fn reset(&mut self) {
+        self.buffers = None;
+        for at in 0..self.cells {
+            if let Some(cell) = self.page.cell(DOORBELL_OFFSET as usize / 4 + at) {
+                cell.store(0, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// A range of IOVAs was unmapped: lets go of the buffers if they lie there.
+    pub fn unmapped(&mut self, iova: u64, len: u64) {
+        let bytes = self.cells as u64 * 4;
+        let hit = |at: u64| iova < at.saturating_add(bytes) && at < iova.saturating_add(len);
+        if let Some(b) = &mut self.buffers
+            && (hit(b.shadow_iova) || hit(b.eventidx_iova))
+        {
+            b.found = None;
+        }
+    }
+
+    /// Something was mapped: tries to find buffers that had gone.
+    pub fn mapped(&mut self, dma: &DmaMap) {
+        if let Some(b) = &self.buffers
+            && b.found.is_none()
+        {
+            let (shadow_iova, eventidx_iova) = (b.shadow_iova, b.eventidx_iova);
+            let found = self.find(dma, shadow_iova, eventidx_iova).ok();
+            self.buffers = Some(Buffers {
+                shadow_iova,
+                eventidx_iova,
+                found,
+            });
+        }
+    }
+}

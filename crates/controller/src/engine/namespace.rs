@@ -1,0 +1,38 @@
+//! A namespace as the data path sees it.
+
+use crate::config::{ConfigError, NamespaceConfig};
+use volume::{Io, VolumeQueue};
+
+/// A namespace with its worker's queue into the volume.
+pub(crate) struct Namespace {
+    pub config: NamespaceConfig,
+    pub queue: Box<dyn VolumeQueue>,
+    /// Logical block size in bytes, as a power of two.
+    pub shift: u32,
+    /// Size in logical blocks.
+    pub blocks: u64,
+    pub read_only: bool,
+    /// The volume loses completed writes with the power, unless flushed.
+    pub volatile_cache: bool,
+}
+
+impl Namespace {
+    pub fn open(config: NamespaceConfig, io: &Io) -> Result<Self, ConfigError> {
+        config.check()?;
+        let nsid = config.nsid;
+        let queue = config
+            .volume
+            .open(io)
+            .map_err(|source| ConfigError::Volume { nsid, source })?;
+        let info = config.volume.info();
+        let shift = config.block_size.trailing_zeros();
+        Ok(Namespace {
+            shift,
+            blocks: info.size >> shift,
+            read_only: config.read_only || info.read_only,
+            volatile_cache: info.volatile_cache,
+            queue,
+            config,
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! Submission and completion queues as the controller sees them.
+
+use dma::{Access, DmaMap, Ring};
+use doorbell::Watch;
+use nvme::Completion;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Guest memory of a queue, found again when the guest's memory map changes under it.
+///
+/// While a part of it is unmapped (firmware moves windows, a vIOMMU takes a mapping away) the queue stands still: no
+/// entry is fetched or posted, nothing is lost, and it goes on when the memory is back.
+pub(super) struct QueueMemory {
+    iova: u64,
+    entries: u32,
+    entry_size: usize,
+    access: Access,
+    ring: Option<Ring>,
+}
+
+impl QueueMemory {
+    /// `None` when the memory is not all there.
+    pub fn new(
+        dma: &DmaMap,
+        iova: u64,
+        entries: u32,
+        entry_size: usize,
+        access: Access,
+    ) -> Option<Self> {
+        let ring = Ring::resolve(dma, iova, entries, entry_size, access).ok()?;
+        Some(QueueMemory {
+            iova,
+            entries,
+            entry_size,
+            access,
+            ring: Some(ring),
+        })
+    }
+
+    pub fn ring(&self) -> Option<&Ring> {
+        self.ring.as_ref()
+    }
+
+    /// A range of IOVAs was unmapped: lets go of the ring if it lies there.
+    pub fn unmapped(&mut self, iova: u64, len: u64) {
+        let bytes = u64::from(self.entries) * self.entry_size as u64;
+        if iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len) {
+            self.ring = None;
+        }
+    }
+
+    /// Something was mapped: tries to find the ring again.
+    pub fn mapped(&mut self, dma: &DmaMap) {
+        if self.ring.is_none() {
+            self.ring =
+                Ring::resolve(dma, self.iova, self.entries, self.entry_size, self.access).ok();
+        }
+    }
+}
+
+/// A submission queue.
+pub(super) struct Sq {
+    pub cqid: u16,
+    pub size: u32,
+    pub memory: QueueMemory,
+    /// Next entry to fetch.
+    pub head: u32,
+    /// First entry that the host has not written yet, as far as known.
+    pub tail: u32,
+    pub watch: Watch,
+    /// Commands fetched whose completion is not posted yet.
+    pub outstanding: u32,
+    /// Delete I/O Submission Queue is waiting for the outstanding commands.
+    pub deleting: bool,
+    /// Commands to abort when they are fetched.
+    pub abort_on_fetch: Vec<u16>,
+}
+
+impl Sq {
+    pub fn new(cqid: u16, memory: QueueMemory, watch: Watch) -> Self {
+        Sq {
+            cqid,
+            size: watch.size(),
+            memory,
+            head: 0,
+            tail: 0,
+            watch,
+            outstanding: 0,
+            deleting: false,
+            abort_on_fetch: Vec::new(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    pub fn advance_head(&mut self) {
+        self.head = if self.head + 1 == self.size {
+            0
+        } else {
+            self.head + 1
+        };
+    }
+}
+
+/// A completion that found its queue full, or its memory gone.
+pub(super) struct Backlogged {
+    pub sqid: u16,
+    pub entry: Completion,
+}
+
+/// A completion queue.
+pub(super) struct Cq {
+    pub size: u32,
+    pub memory: QueueMemory,
+    /// Next entry to write.
+    pub tail: u32,
+    /// First entry that the host has not consumed, as far as known.
+    pub head: u32,
+    pub phase: bool,
+    pub watch: Watch,
+    /// Interrupt vector; `None` when the queue was created with interrupts disabled.
+    pub vector: Option<u16>,
+    /// Completions waiting for space, in order. Never more than commands are outstanding.
+    pub backlog: VecDeque<Backlogged>,
+    /// EventIdx is armed, because the queue is full: the host's next head brings a doorbell.
+    pub armed: bool,
+    /// Submission queues that complete here.
+    pub users: u16,
+    /// Entries posted since the last interrupt.
+    pub unsignalled: u32,
+    /// When the first of them was posted, if interrupts are being coalesced.
+    pub unsignalled_since: Option<Instant>,
+}
+
+impl Cq {
+    pub fn new(memory: QueueMemory, watch: Watch, vector: Option<u16>) -> Self {
+        Cq {
+            size: watch.size(),
+            memory,
+            tail: 0,
+            head: 0,
+            phase: true,
+            watch,
+            vector,
+            backlog: VecDeque::new(),
+            armed: false,
+            users: 0,
+            unsignalled: 0,
+            unsignalled_since: None,
+        }
+    }
+
+    /// The tail after one more entry.
+    pub fn next_tail(&self) -> u32 {
+        if self.tail + 1 == self.size {
+            0
+        } else {
+            self.tail + 1
+        }
+    }
+
+    /// Full: one more entry would make tail equal head ("NVMe Base 2.1", 3.3.1.4).
+    pub fn is_full(&self) -> bool {
+        self.next_tail() == self.head
+    }
+
+    /// The host has entries to consume, as far as known.
+    pub fn has_unconsumed(&self) -> bool {
+        self.head != self.tail
+    }
+
+    /// Writes `entry` with its phase tag at the tail. `false` when the memory is gone; the caller has checked for space.
+    pub fn push(&mut self, mut entry: Completion) -> bool {
+        let Some(ring) = self.memory.ring() else {
+            return false;
+        };
+        entry.set_phase(self.phase);
+        ring.store_cqe(self.tail, zerocopy::transmute!(entry));
+        self.tail += 1;
+        if self.tail == self.size {
+            self.tail = 0;
+            self.phase = !self.phase;
+        }
+        self.unsignalled += 1;
+        true
+    }
+}

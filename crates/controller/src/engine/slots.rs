@@ -1,0 +1,156 @@
+//! Commands in flight: a fixed number of slots, each with the memory that its command needs.
+
+use dma::SegmentList;
+use nvme::Status;
+
+/// What is left to do when a part of the command completes.
+pub(super) enum Work {
+    /// One request to the volume. `reads` and `writes` tell what to count.
+    Single,
+    /// Dataset Management: the ranges (byte offset, byte length) that have not been deallocated yet, last first.
+    Ranges(Vec<(u64, u64)>),
+    /// Compare: the request reads into host memory, the guest's data waits in the slot.
+    Compare,
+    /// Flush of every namespace: this many requests are still out.
+    Parts(u32),
+}
+
+/// A command in flight.
+pub(super) struct Slot {
+    pub sqid: u16,
+    pub cid: u16,
+    /// Index of its namespace.
+    pub ns: usize,
+    pub nsid: u32,
+    pub slba: u64,
+    /// Bytes that the command moves between host and controller, for the counters.
+    pub bytes: u64,
+    pub kind: Kind,
+    pub work: Work,
+    /// The first error of its parts.
+    pub status: Status,
+    /// Capacity is kept from command to command: no allocation in steady state.
+    pub list: SegmentList,
+    /// An Abort command waits for it.
+    pub abort: bool,
+    /// Its queue is gone (controller reset): nothing is posted.
+    pub orphan: bool,
+    pub used: bool,
+    pub seq: u16,
+}
+
+/// For the counters.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Other,
+}
+
+/// The slots of one controller.
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    owner: u16,
+}
+
+impl Slots {
+    pub fn new(owner: u16, count: u16) -> Self {
+        Slots {
+            slots: (0..count)
+                .map(|_| Slot {
+                    sqid: 0,
+                    cid: 0,
+                    ns: 0,
+                    nsid: 0,
+                    slba: 0,
+                    bytes: 0,
+                    kind: Kind::Other,
+                    work: Work::Single,
+                    status: Status::SUCCESS,
+                    list: SegmentList::new(),
+                    abort: false,
+                    orphan: false,
+                    used: false,
+                    seq: 0,
+                })
+                .collect(),
+            free: (0..count).rev().collect(),
+            owner,
+        }
+    }
+
+    pub fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub fn any_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub fn alloc(&mut self) -> Option<u16> {
+        let index = self.free.pop()?;
+        if let Some(slot) = self.slots.get_mut(usize::from(index)) {
+            slot.used = true;
+            slot.abort = false;
+            slot.orphan = false;
+            slot.work = Work::Single;
+            slot.status = Status::SUCCESS;
+            slot.kind = Kind::Other;
+            slot.bytes = 0;
+            slot.slba = 0;
+            slot.seq = slot.seq.wrapping_add(1);
+        }
+        Some(index)
+    }
+
+    pub fn release(&mut self, index: u16) {
+        if let Some(slot) = self.slots.get_mut(usize::from(index))
+            && std::mem::take(&mut slot.used)
+        {
+            slot.list.clear();
+            self.free.push(index);
+        }
+    }
+
+    pub fn get(&mut self, index: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(index)).filter(|s| s.used)
+    }
+
+    /// The tag under which a volume knows the command: owner, sequence, index.
+    pub fn tag(&self, index: u16) -> u64 {
+        let seq = self.slots.get(usize::from(index)).map_or(0, |s| s.seq);
+        u64::from(self.owner) << 48 | u64::from(seq) << 16 | u64::from(index)
+    }
+
+    /// The slot of a tag, unless the tag is stale.
+    pub fn of_tag(&self, tag: u64) -> Option<u16> {
+        let index = tag as u16;
+        let slot = self.slots.get(usize::from(index))?;
+        (slot.used && slot.seq == (tag >> 16) as u16 && self.owner == (tag >> 48) as u16)
+            .then_some(index)
+    }
+
+    pub fn find(&self, sqid: u16, cid: u16) -> Option<u16> {
+        let same = |s: &Slot| s.used && !s.orphan && s.sqid == sqid && s.cid == cid;
+        self.slots.iter().position(same).map(|i| i as u16)
+    }
+
+    /// Every command in flight loses its queue.
+    pub fn orphan_all(&mut self) {
+        for slot in &mut self.slots {
+            slot.orphan |= slot.used;
+        }
+    }
+
+    /// Tags and namespaces of all commands in flight.
+    pub fn in_flight(&self) -> impl Iterator<Item = (u64, usize)> {
+        let used = |(i, s): (usize, &Slot)| s.used.then(|| (self.tag(i as u16), s.ns));
+        self.slots.iter().enumerate().filter_map(used)
+    }
+}
+
+/// The owner of a tag: the `id` that its controller was made with.
+pub fn tag_owner(tag: u64) -> u16 {
+    (tag >> 48) as u16
+}

@@ -1,0 +1,234 @@
+//! Interrupts: MSI-X vectors, and the one INTx pin of hosts that use neither MSI nor MSI-X.
+//!
+//! Who receives an interrupt is not this crate's business: a vector ends in an [`IrqSink`], an eventfd in practice. The
+//! MSI-X table itself is the VMM's; a vector without a sink collects its interrupt in the pending bit array.
+
+use std::sync::Arc;
+
+/// The receiving end of an interrupt. `signal` must neither block nor fail visibly: it is called on the data path.
+pub trait IrqSink: Send + Sync {
+    /// Delivers one interrupt.
+    fn signal(&self);
+}
+
+#[derive(Default)]
+struct Vector {
+    sink: Option<Arc<dyn IrqSink>>,
+    pending: bool,
+}
+
+/// The pin: a level that the host sees as edges, masked after each until the VMM unmasks it (VFIO's automasked INTx).
+#[derive(Default)]
+struct Pin {
+    sink: Option<Arc<dyn IrqSink>>,
+    level: bool,
+    masked: bool,
+}
+
+/// The controller's interrupts, in their owner thread's hands.
+pub struct Irqs {
+    vectors: Vec<Vector>,
+    pin: Pin,
+    /// INTMS/INTMC, for pin-based interrupts only ("NVMe over PCIe Transport 1.1", 3.1.3).
+    intms: u32,
+    /// Interrupts delivered, for the counters.
+    pub delivered: u64,
+}
+
+impl Irqs {
+    /// `vectors` MSI-X vectors, none of which has a receiver yet.
+    pub fn new(vectors: u16) -> Self {
+        Irqs {
+            vectors: (0..vectors).map(|_| Vector::default()).collect(),
+            pin: Pin::default(),
+            intms: 0,
+            delivered: 0,
+        }
+    }
+
+    /// Number of MSI-X vectors.
+    pub fn vectors(&self) -> u16 {
+        self.vectors.len() as u16
+    }
+
+    /// Sets or takes away a vector's receiver. A pending interrupt is delivered to a new one at once. Unknown vectors are
+    /// ignored (the VMM was told how many there are).
+    pub fn set_vector(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
+        if let Some(v) = self.vectors.get_mut(usize::from(vector)) {
+            v.sink = sink;
+            if let Some(sink) = &v.sink
+                && std::mem::take(&mut v.pending)
+            {
+                sink.signal();
+                self.delivered += 1;
+            }
+        }
+    }
+
+    /// Sets or takes away the pin's receiver.
+    pub fn set_pin(&mut self, sink: Option<Arc<dyn IrqSink>>) {
+        self.pin.sink = sink;
+        self.pin.masked = false;
+        self.deliver_pin();
+    }
+
+    /// True when interrupts go over the pin: it has a receiver and no vector has.
+    pub fn pin_based(&self) -> bool {
+        self.pin.sink.is_some() && self.vectors.iter().all(|v| v.sink.is_none())
+    }
+
+    /// Delivers one interrupt on an MSI-X vector.
+    pub fn trigger(&mut self, vector: u16) {
+        if let Some(v) = self.vectors.get_mut(usize::from(vector)) {
+            match &v.sink {
+                Some(sink) => {
+                    sink.signal();
+                    self.delivered += 1;
+                }
+                None => v.pending = true,
+            }
+        }
+    }
+
+    /// Sets the pin's level: high while any completion queue with interrupts enabled has entries that the host did not
+    /// consume.
+    pub fn set_level(&mut self, level: bool) {
+        let level = level && self.intms & 1 == 0;
+        if self.pin.level != level {
+            self.pin.level = level;
+            self.deliver_pin();
+        }
+    }
+
+    fn deliver_pin(&mut self) {
+        if self.pin.level
+            && !self.pin.masked
+            && let Some(sink) = &self.pin.sink
+        {
+            sink.signal();
+            self.delivered += 1;
+            self.pin.masked = true;
+        }
+    }
+
+    /// The VMM masks the pin.
+    pub fn mask_pin(&mut self) {
+        self.pin.masked = true;
+    }
+
+    /// The VMM unmasks the pin; if the level is still high, it fires again.
+    pub fn unmask_pin(&mut self) {
+        self.pin.masked = false;
+        self.deliver_pin();
+    }
+
+    /// INTMS: sets mask bits.
+    pub fn intms_set(&mut self, bits: u32) {
+        self.intms |= bits;
+        if self.intms & 1 != 0 {
+            self.pin.level = false;
+        }
+    }
+
+    /// INTMC: clears mask bits. The caller sets the level anew afterwards.
+    pub fn intms_clear(&mut self, bits: u32) {
+        self.intms &= !bits;
+    }
+
+    /// INTMS and INTMC read alike: the mask.
+    pub fn intms(&self) -> u32 {
+        self.intms
+    }
+
+    /// Copies the pending bit array from byte `offset`: one bit a vector, little endian.
+    pub fn read_pba(&self, offset: usize, data: &mut [u8]) {
+        for (i, byte) in data.iter_mut().enumerate() {
+            let first = offset.saturating_add(i).saturating_mul(8);
+            *byte = (0..8)
+                .filter(|bit| {
+                    first
+                        .checked_add(*bit)
+                        .and_then(|v| self.vectors.get(v))
+                        .is_some_and(|v| v.pending)
+                })
+                .fold(0, |acc, bit| acc | 1 << bit);
+        }
+    }
+
+    /// A controller-level reset: nothing is pending, the mask is clear, the pin is low. Receivers are the VMM's and stay.
+    pub fn reset(&mut self) {
+        for v in &mut self.vectors {
+            v.pending = false;
+        }
+        self.intms = 0;
+        self.pin.level = false;
+    }
+
+    /// The VMM is gone: its receivers go with it.
+    pub fn forget_sinks(&mut self) {
+        for v in &mut self.vectors {
+            *v = Vector::default();
+        }
+        self.pin = Pin::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[derive(Default)]
+    struct Count(AtomicU32);
+    impl IrqSink for Count {
+        fn signal(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    impl Count {
+        fn take(&self) -> u32 {
+            self.0.swap(0, Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_vector_without_receiver_is_pending_until_it_has_one() {
+        let mut irqs = Irqs::new(10);
+        irqs.trigger(9);
+        irqs.trigger(9);
+        let mut pba = [0; 3];
+        irqs.read_pba(0, &mut pba);
+        assert_eq!(pba, [0, 2, 0]);
+        let sink = Arc::new(Count::default());
+        irqs.set_vector(9, Some(sink.clone()));
+        assert_eq!(sink.take(), 1);
+        irqs.read_pba(0, &mut pba);
+        assert_eq!(pba, [0; 3]);
+        irqs.trigger(9);
+        assert_eq!(sink.take(), 1);
+        irqs.trigger(10);
+        irqs.set_vector(11, None);
+    }
+
+    #[test]
+    fn the_pin_fires_again_after_unmask_while_it_is_high() {
+        let mut irqs = Irqs::new(2);
+        let sink = Arc::new(Count::default());
+        irqs.set_pin(Some(sink.clone()));
+        assert!(irqs.pin_based());
+        irqs.set_level(true);
+        irqs.set_level(true);
+        assert_eq!(sink.take(), 1, "automasked");
+        irqs.unmask_pin();
+        assert_eq!(sink.take(), 1, "still high");
+        irqs.set_level(false);
+        irqs.unmask_pin();
+        assert_eq!(sink.take(), 0);
+        irqs.intms_set(1);
+        irqs.set_level(true);
+        assert_eq!(sink.take(), 0, "masked by INTMS");
+        irqs.intms_clear(1);
+        irqs.set_level(true);
+        assert_eq!(sink.take(), 1);
+    }
+}

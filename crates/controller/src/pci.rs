@@ -1,0 +1,282 @@
+//! PCI configuration space of the controller's one function: type 0 header, power management, PCI Express and MSI-X
+//! capabilities ("NVMe over PCIe Transport 1.1", 3.8).
+//!
+//! The space is an array of bytes beside an array of write masks. BAR sizing, which writes all ones and reads back, needs
+//! no code of its own: the mask of a BAR's size bits is zero.
+
+/// Size of the configuration space in bytes: PCI Express, extended space included (and empty).
+pub const CONFIG_SIZE: usize = 4096;
+
+/// Size of BAR0 in bytes: registers, one page of doorbells, the MSI-X table and the pending bit array.
+pub const BAR0_SIZE: u64 = 0x4000;
+/// Offset of the doorbell page in BAR0, in bytes ("NVMe over PCIe Transport 1.1", 3.1.2).
+pub const DOORBELL_OFFSET: u64 = 0x1000;
+/// Size of the doorbell page, in bytes.
+pub const DOORBELL_SIZE: u64 = 0x1000;
+/// Offset of the MSI-X table in BAR0, in bytes.
+pub const MSIX_TABLE_OFFSET: u64 = 0x2000;
+/// Offset of the MSI-X pending bit array in BAR0, in bytes.
+pub const MSIX_PBA_OFFSET: u64 = 0x3000;
+
+const COMMAND: usize = 0x04;
+const BAR0: usize = 0x10;
+const INTERRUPT_LINE: usize = 0x3c;
+const PM_CAP: usize = 0x40;
+const MSIX_CAP: usize = 0x50;
+const PCIE_CAP: usize = 0x60;
+const MSIX_CONTROL: usize = MSIX_CAP + 2;
+const PCIE_DEVCTL: usize = PCIE_CAP + 8;
+/// "Initiate Function Level Reset", bit 15 of Device Control, as a bit of its upper byte.
+const DEVCTL_FLR_HIGH: u8 = 0x80;
+
+/// What identifies the function on the bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciIds {
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+    /// Subsystem vendor ID.
+    pub subsystem_vendor: u16,
+    /// Subsystem ID.
+    pub subsystem: u16,
+    /// Revision ID.
+    pub revision: u8,
+}
+
+impl Default for PciIds {
+    fn default() -> Self {
+        // No vendor ID is ours: 1234h is the one that emulated devices without one of their own go by. NVMe drivers
+        // match on the class code.
+        PciIds {
+            vendor: 0x1234,
+            device: 0x4e56,
+            subsystem_vendor: 0x1234,
+            subsystem: 0x4e56,
+            revision: 1,
+        }
+    }
+}
+
+/// What a configuration write asks of the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigEffect {
+    /// Nothing beyond the bytes stored.
+    None,
+    /// A function level reset was initiated.
+    FunctionLevelReset,
+}
+
+/// The configuration space.
+pub struct ConfigSpace {
+    bytes: Box<[u8; CONFIG_SIZE]>,
+    mask: Box<[u8; CONFIG_SIZE]>,
+    pristine: Box<[u8; CONFIG_SIZE]>,
+}
+
+impl ConfigSpace {
+    /// A function with `vectors` MSI-X vectors (1 to 2048).
+    pub fn new(ids: PciIds, vectors: u16) -> Self {
+        let mut space = ConfigSpace {
+            bytes: Box::new([0; CONFIG_SIZE]),
+            mask: Box::new([0; CONFIG_SIZE]),
+            pristine: Box::new([0; CONFIG_SIZE]),
+        };
+        space.header(ids);
+        space.power_management();
+        space.msix(vectors);
+        space.express();
+        space.pristine.copy_from_slice(&space.bytes[..]);
+        space
+    }
+
+    fn set16(&mut self, at: usize, value: u16, mask: u16) {
+        self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        self.mask[at..at + 2].copy_from_slice(&mask.to_le_bytes());
+    }
+
+    fn set32(&mut self, at: usize, value: u32, mask: u32) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        self.mask[at..at + 4].copy_from_slice(&mask.to_le_bytes());
+    }
+
+    fn header(&mut self, ids: PciIds) {
+        self.set16(0x00, ids.vendor, 0);
+        self.set16(0x02, ids.device, 0);
+        // I/O space is not decoded; memory, bus master, parity, SERR and INTx disable are the host's.
+        self.set16(COMMAND, 0, 0x0546);
+        self.set16(0x06, 1 << 4, 0); // status: capability list
+        self.bytes[0x08] = ids.revision;
+        // Class 01h (mass storage), subclass 08h (non-volatile memory), interface 02h (NVM Express I/O controller).
+        self.bytes[0x09..0x0c].copy_from_slice(&[0x02, 0x08, 0x01]);
+        self.mask[0x0c] = 0xff; // cache line size
+        let size_mask = !(BAR0_SIZE as u32 - 1);
+        self.set32(BAR0, 0b100, size_mask); // 64-bit memory, not prefetchable
+        self.set32(BAR0 + 4, 0, u32::MAX);
+        self.set16(0x2c, ids.subsystem_vendor, 0);
+        self.set16(0x2e, ids.subsystem, 0);
+        self.bytes[0x34] = PM_CAP as u8;
+        self.mask[INTERRUPT_LINE] = 0xff;
+        self.bytes[INTERRUPT_LINE + 1] = 1; // INTA#
+    }
+
+    fn power_management(&mut self) {
+        self.set16(PM_CAP, 0x01 | (MSIX_CAP as u16) << 8, 0);
+        self.set16(PM_CAP + 2, 0x0003, 0); // version 3, no D1, no D2, no PME
+        self.set16(PM_CAP + 4, 1 << 3, 0x0003); // No_Soft_Reset; power state is the host's
+    }
+
+    fn msix(&mut self, vectors: u16) {
+        let size_z = vectors.clamp(1, 2048) - 1;
+        self.set16(MSIX_CAP, 0x11 | (PCIE_CAP as u16) << 8, 0);
+        self.set16(MSIX_CONTROL, size_z, 0xc000); // enable and function mask
+        self.set32(MSIX_CAP + 4, MSIX_TABLE_OFFSET as u32, 0); // BIR 0
+        self.set32(MSIX_CAP + 8, MSIX_PBA_OFFSET as u32, 0);
+    }
+
+    fn express(&mut self) {
+        self.set16(PCIE_CAP, 0x10, 0);
+        self.set16(PCIE_CAP + 2, 0x0002, 0); // version 2, endpoint
+        self.set32(PCIE_CAP + 4, 1 << 15 | 1 << 28, 0); // role-based error reporting, FLR capable
+        self.set16(PCIE_DEVCTL, 0x2810, 0x7fff); // FLR (bit 15) reads as zero
+        self.set32(PCIE_CAP + 12, 0x0000_0411, 0); // link: 2.5 GT/s, x1, ASPM L0s
+        self.set16(PCIE_CAP + 16, 0, 0x01fb);
+        self.set16(PCIE_CAP + 18, 0x0011, 0); // link status: 2.5 GT/s, x1
+        self.set32(PCIE_CAP + 36, 1 << 4, 0); // device capabilities 2: completion timeout disable
+        self.set16(PCIE_CAP + 40, 0, 0x001f);
+    }
+
+    /// Copies `data.len()` bytes from `offset`; bytes past the end read as all ones, as on a bus where nothing answers.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        for (i, byte) in data.iter_mut().enumerate() {
+            let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));
+            *byte = at
+                .and_then(|at| self.bytes.get(at))
+                .copied()
+                .unwrap_or(0xff);
+        }
+    }
+
+    /// Stores the writable bits of `data` at `offset`; bytes past the end are dropped.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> ConfigEffect {
+        let mut effect = ConfigEffect::None;
+        for (i, &byte) in data.iter().enumerate() {
+            let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else {
+                break;
+            };
+            let (Some(slot), Some(&mask)) = (self.bytes.get_mut(at), self.mask.get(at)) else {
+                break;
+            };
+            *slot = (*slot & !mask) | (byte & mask);
+            if at == PCIE_DEVCTL + 1 && byte & DEVCTL_FLR_HIGH != 0 {
+                effect = ConfigEffect::FunctionLevelReset;
+            }
+        }
+        effect
+    }
+
+    /// Back to the state after power-on.
+    pub fn reset(&mut self) {
+        self.bytes.copy_from_slice(&self.pristine[..]);
+    }
+
+    /// MSI-X Enable and not Function Mask.
+    pub fn msix_enabled(&self) -> bool {
+        self.bytes[MSIX_CONTROL + 1] & 0xc0 == 0x80
+    }
+
+    /// Interrupt Disable of the command register: INTx may not be asserted.
+    pub fn intx_disabled(&self) -> bool {
+        self.bytes[COMMAND + 1] & 0x04 != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read32(space: &ConfigSpace, at: u64) -> u32 {
+        let mut b = [0; 4];
+        space.read(at, &mut b);
+        u32::from_le_bytes(b)
+    }
+
+    #[test]
+    fn bar_sizing_reads_back_the_size() {
+        let mut space = ConfigSpace::new(PciIds::default(), 65);
+        space.write(0x10, &u32::MAX.to_le_bytes());
+        space.write(0x14, &u32::MAX.to_le_bytes());
+        let low = read32(&space, 0x10);
+        assert_eq!(low & 0xf, 0b100);
+        let bar = u64::from(read32(&space, 0x14)) << 32 | u64::from(low & !0xf);
+        assert_eq!(!bar + 1, BAR0_SIZE);
+        for other in [0x18, 0x1c, 0x20, 0x24, 0x30] {
+            space.write(other, &u32::MAX.to_le_bytes());
+            assert_eq!(read32(&space, other), 0, "register {other:#x}");
+        }
+    }
+
+    #[test]
+    fn capability_list_is_walkable_and_ends() {
+        let space = ConfigSpace::new(PciIds::default(), 65);
+        let mut at = read32(&space, 0x34) & 0xff;
+        let mut seen = Vec::new();
+        while at != 0 {
+            assert!(seen.len() < 8, "the list does not end");
+            let cap = read32(&space, u64::from(at));
+            seen.push(cap & 0xff);
+            at = cap >> 8 & 0xff;
+        }
+        assert_eq!(seen, [0x01, 0x11, 0x10]);
+        assert_eq!(
+            read32(&space, 0x50) >> 16 & 0x7ff,
+            64,
+            "MSI-X table size is zero-based"
+        );
+        assert_eq!(read32(&space, 0x100), 0, "no extended capability");
+    }
+
+    #[test]
+    fn read_only_bits_stay_and_reset_restores() {
+        let mut space = ConfigSpace::new(PciIds::default(), 65);
+        let id = read32(&space, 0);
+        space.write(0, &[0xff; 16]);
+        assert_eq!(read32(&space, 0), id);
+        assert_eq!(read32(&space, 4) & 0xffff, 0x0546);
+        space.write(0x52, &0xc000u16.to_le_bytes());
+        assert!(!space.msix_enabled(), "function mask");
+        space.write(0x52, &0x8000u16.to_le_bytes());
+        assert!(space.msix_enabled());
+        space.reset();
+        assert!(!space.msix_enabled());
+        assert_eq!(read32(&space, 4) & 0xffff, 0);
+    }
+
+    #[test]
+    fn function_level_reset_is_seen_however_it_is_written() {
+        for (at, data) in [
+            (0x68u64, &[0x10u8, 0xa8][..]),
+            (0x69, &[0x80]),
+            (0x68, &[0, 0x80, 0, 0]),
+        ] {
+            let mut space = ConfigSpace::new(PciIds::default(), 65);
+            assert_eq!(space.write(at, data), ConfigEffect::FunctionLevelReset);
+            let mut b = [0; 2];
+            space.read(0x68, &mut b);
+            assert_eq!(b[1] & 0x80, 0, "the bit reads as zero");
+        }
+        let mut space = ConfigSpace::new(PciIds::default(), 65);
+        assert_eq!(space.write(0x68, &[0x10, 0x28]), ConfigEffect::None);
+    }
+
+    #[test]
+    fn past_the_end() {
+        let mut space = ConfigSpace::new(PciIds::default(), 1);
+        let mut b = [0; 4];
+        space.read(4094, &mut b);
+        assert_eq!(b, [0, 0, 0xff, 0xff]);
+        space.read(u64::MAX - 1, &mut b);
+        assert_eq!(b, [0xff; 4]);
+        assert_eq!(space.write(u64::MAX, &[1, 2]), ConfigEffect::None);
+    }
+}

@@ -1,0 +1,205 @@
+//! The command line.
+
+use crate::serve::{ServeOptions, serve};
+use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, parse_namespace, read_config};
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Duration;
+use tracing_subscriber::EnvFilter;
+
+/// Virtual NVMe disks for virtual machines, served from an ordinary process over vfio-user.
+#[derive(Parser)]
+#[command(version, max_term_width = 120)]
+pub struct Cli {
+    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like "info,controller=trace"
+    #[arg(
+        long,
+        global = true,
+        env = "VNVME_LOG",
+        default_value = "info",
+        value_name = "FILTER"
+    )]
+    pub log: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve volumes as the namespaces of a virtual NVMe controller
+    #[command(after_long_help = SERVE_HELP)]
+    Serve(Box<ServeArgs>),
+}
+
+const SERVE_HELP: &str = "\
+Volumes:
+  disk.raw, file:///disks/a.raw   a raw file or a block device; make one with: truncate -s 10G disk.raw
+  mem://1G                        memory of this process, gone when it ends
+  null://1T                       completes at once and stores nothing, for measurements
+  Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace;
+  read-only=on, direct=off, offset=1M, length=1G of the volume.
+
+Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
+  vnvme serve --socket /tmp/vm0.sock disk.raw &
+  qemu-system-x86_64 -machine q35,memory-backend=mem \\
+    -object memory-backend-memfd,id=mem,size=2G,share=on -m 2G \\
+    -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/vm0.sock\"}}' ...
+With Cloud Hypervisor:
+  cloud-hypervisor --memory size=2G,shared=on --user-device socket=/tmp/vm0.sock ...
+
+A VMM that goes away leaves the disk to the next one. SIGTERM makes everything durable and ends the process;
+the exit status is 0 then, 1 after an error, 2 for a command line that is wrong.";
+
+#[derive(Args)]
+struct ServeArgs {
+    /// Volumes, each a namespace: paths or URLs
+    #[arg(required_unless_present = "config", value_name = "VOLUME")]
+    volumes: Vec<String>,
+    /// Unix socket to listen on; created with mode 0600, a stale one is replaced
+    #[arg(long, short, required_unless_present = "config", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Serve the [[controller]]s of a TOML file instead: the keys are the options' names
+    #[arg(long, short, conflicts_with_all = ["volumes", "socket"], value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Refuse writes, to every volume
+    #[arg(long, short)]
+    read_only: bool,
+    /// Logical block size in bytes, of every namespace [default: the volume's, 512 at least]
+    #[arg(long, short, value_parser = clap::value_parser!(u32), value_name = "512|4096")]
+    block_size: Option<u32>,
+    /// How the client rings doorbells: by message, or in a mapped page that is polled all the time
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
+    doorbells: DoorbellMode,
+    /// Do not offer shadow doorbells (Doorbell Buffer Config)
+    #[arg(long)]
+    no_shadow_doorbells: bool,
+    /// Start with the volatile write cache off: every write is durable when it completes
+    #[arg(long)]
+    no_write_cache: bool,
+    /// Model number, up to 40 characters
+    #[arg(long, value_name = "TEXT")]
+    model: Option<String>,
+    /// Serial number, up to 20 characters [default: made from the volumes, stable]
+    #[arg(long, value_name = "TEXT")]
+    serial: Option<String>,
+    /// Firmware revision, up to 8 characters
+    #[arg(long, value_name = "TEXT")]
+    firmware: Option<String>,
+    /// NVM subsystem NQN [default: made from the serial number]
+    #[arg(long, value_name = "NQN")]
+    subnqn: Option<String>,
+    /// I/O queue pairs, 1 to 64
+    #[arg(long, value_name = "N")]
+    io_queues: Option<u16>,
+    /// Entries per queue, a power of two from 2 to 4096
+    #[arg(long, value_name = "N")]
+    queue_entries: Option<u32>,
+    /// Largest transfer of a command: 4 KiB times two to the power of this
+    #[arg(long, value_name = "N")]
+    mdts: Option<u8>,
+    /// Poll for this long after the last work before sleeping, in microseconds
+    #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
+    idle_window: u64,
+}
+
+/// Sets up the log: to standard error, with colours on a terminal.
+pub fn init_logging(filter: &str) {
+    let (filter, complaint) = match EnvFilter::try_new(filter) {
+        Ok(filter) => (filter, None),
+        Err(error) => (EnvFilter::new("info"), Some(error)),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    if let Some(error) = complaint {
+        tracing::warn!(%error, "--log");
+    }
+}
+
+impl Cli {
+    /// Does what was asked for.
+    pub fn run(self) -> Result<()> {
+        match self.command {
+            Command::Serve(args) => args.run(),
+        }
+    }
+}
+
+impl ServeArgs {
+    fn run(self) -> Result<()> {
+        let options = ServeOptions {
+            idle_window: Duration::from_micros(self.idle_window),
+        };
+        serve(&self.specs()?, &options)
+    }
+
+    fn specs(self) -> Result<Vec<ControllerSpec>> {
+        if let Some(config) = &self.config {
+            return read_config(config);
+        }
+        let parse = |text: &String| parse_namespace(text, self.block_size, self.read_only);
+        let namespaces = self
+            .volumes
+            .iter()
+            .map(parse)
+            .collect::<Result<Vec<NamespaceSpec>>>()?;
+        Ok(vec![ControllerSpec {
+            socket: self.socket.unwrap_or_default(),
+            model: self.model,
+            serial: self.serial,
+            firmware: self.firmware,
+            subnqn: self.subnqn,
+            doorbells: self.doorbells,
+            shadow_doorbells: !self.no_shadow_doorbells,
+            write_cache: !self.no_write_cache,
+            io_queues: self.io_queues,
+            queue_entries: self.queue_entries,
+            mdts: self.mdts,
+            namespaces,
+        }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn volumes_become_namespaces() {
+        let cli = Cli::try_parse_from([
+            "vnvme",
+            "serve",
+            "-s",
+            "/tmp/a",
+            "-b",
+            "4096",
+            "a",
+            "mem://1G?nsid=9",
+        ])
+        .unwrap();
+        let Command::Serve(args) = cli.command;
+        let specs = args.specs().unwrap();
+        assert_eq!(specs[0].namespaces.len(), 2);
+        assert_eq!(specs[0].namespaces[0].block_size, Some(4096));
+        assert_eq!(specs[0].namespaces[1].nsid, Some(9));
+        assert!(
+            Cli::try_parse_from(["vnvme", "serve", "disk.raw"]).is_err(),
+            "no socket"
+        );
+        assert!(
+            Cli::try_parse_from(["vnvme", "serve", "-s", "/tmp/a"]).is_err(),
+            "no volume"
+        );
+        assert!(Cli::try_parse_from(["vnvme", "serve", "-c", "f", "-s", "/tmp/a", "b"]).is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! The controller as a vfio-user device: regions, interrupts, guest memory.
+
+use crate::eventfd::EventFd;
+use controller::{Controller, IrqSink, pci};
+use dma::{MapError, MemoryCache, Prot};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vfio_user::{
+    Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
+    Outcome, RegionInfo, RegionMmap, SetIrqs,
+};
+
+const REGIONS: u32 = 9;
+const REGION_BAR0: u32 = 0;
+const REGION_CONFIG: u32 = 7;
+const IRQS: u32 = 5;
+const IRQ_INTX: u32 = 0;
+const IRQ_MSIX: u32 = 2;
+
+/// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or another device.
+const RAM_AT_LEAST: u64 = 16 << 20;
+
+static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
+    offset: pci::DOORBELL_OFFSET,
+    size: pci::DOORBELL_SIZE,
+}];
+
+/// What the VMM waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waiting {
+    /// Nothing.
+    No,
+    /// Commands in flight may still touch memory that is being unmapped.
+    Unmap,
+    /// A reset drains commands.
+    Reset,
+}
+
+/// A controller behind a vfio-user connection.
+pub struct NvmeDevice {
+    pub controller: Controller,
+    pub waiting: Waiting,
+    memories: MemoryCache,
+    mapped_doorbells: bool,
+    warned_not_shared: bool,
+}
+
+impl NvmeDevice {
+    pub fn new(controller: Controller) -> Self {
+        NvmeDevice {
+            mapped_doorbells: controller.config().mapped_doorbells,
+            controller,
+            waiting: Waiting::No,
+            memories: MemoryCache::new(),
+            warned_not_shared: false,
+        }
+    }
+
+    /// What the VMM waits for is over.
+    pub fn wait_is_over(&mut self) -> bool {
+        match self.waiting {
+            Waiting::No => false,
+            Waiting::Unmap => self.controller.dma_quiesced(),
+            Waiting::Reset => !self.controller.is_resetting(),
+        }
+    }
+
+    fn outcome(&mut self, waiting: Waiting) -> Outcome {
+        self.waiting = waiting;
+        if self.wait_is_over() {
+            self.waiting = Waiting::No;
+            return Outcome::Done;
+        }
+        Outcome::Pending
+    }
+}
+
+fn errno(error: MapError) -> Errno {
+    match error {
+        MapError::Overlap { .. } => Errno::EXIST,
+        MapError::NotFound { .. } => Errno::NOENT,
+        MapError::System { errno, .. } => errno,
+        MapError::TableFull => Errno::NOSPC,
+        _ => Errno::INVAL,
+    }
+}
+
+fn sinks(fds: Vec<Option<OwnedFd>>) -> Result<Vec<Option<Arc<dyn IrqSink>>>, Errno> {
+    let sink = |fd: OwnedFd| EventFd::new(fd).map(|e| Arc::new(e) as Arc<dyn IrqSink>);
+    fds.into_iter().map(|fd| fd.map(sink).transpose()).collect()
+}
+
+impl Device for NvmeDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            reset: true,
+            pci: true,
+            num_regions: REGIONS,
+            num_irqs: IRQS,
+        }
+    }
+
+    fn region(&self, index: u32) -> Option<RegionInfo<'_>> {
+        let region = |size, mmap| {
+            Some(RegionInfo {
+                size,
+                read: size > 0,
+                write: size > 0,
+                mmap,
+            })
+        };
+        match index {
+            REGION_BAR0 => {
+                let mmap = self.mapped_doorbells.then(|| RegionMmap {
+                    fd: self.controller.bar0_pages().fd(),
+                    offset: 0,
+                    areas: &DOORBELL_AREA,
+                });
+                region(pci::BAR0_SIZE, mmap)
+            }
+            REGION_CONFIG => region(pci::CONFIG_SIZE as u64, None),
+            _ if index < REGIONS => region(0, None),
+            _ => None,
+        }
+    }
+
+    fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+        match index {
+            REGION_BAR0 => self.controller.bar0_read(offset, data),
+            REGION_CONFIG => self.controller.config_read(offset, data),
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        match index {
+            REGION_BAR0 => self.controller.bar0_write(offset, data),
+            REGION_CONFIG => self.controller.config_write(offset, data),
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    fn irq(&self, index: u32) -> Option<IrqInfo> {
+        match index {
+            IRQ_INTX => Some(IrqInfo {
+                count: 1,
+                eventfd: true,
+                maskable: true,
+                automasked: true,
+                noresize: false,
+            }),
+            IRQ_MSIX => {
+                let count = u32::from(self.controller.vectors());
+                Some(IrqInfo {
+                    count,
+                    eventfd: true,
+                    ..IrqInfo::default()
+                })
+            }
+            _ if index < IRQS => Some(IrqInfo::default()),
+            _ => None,
+        }
+    }
+
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
+        let controller = &mut self.controller;
+        let tear_down = irqs.is_tear_down();
+        match (irqs.index, irqs.action, irqs.data) {
+            (IRQ_MSIX, IrqAction::Trigger, IrqData::None) if tear_down => {
+                (0..controller.vectors()).for_each(|v| controller.set_msix(v, None));
+            }
+            (IRQ_MSIX, IrqAction::Trigger, IrqData::Eventfd(fds)) => {
+                for (vector, sink) in (irqs.start..).zip(sinks(fds)?) {
+                    controller.set_msix(u16::try_from(vector).map_err(|_| Errno::INVAL)?, sink);
+                }
+            }
+            (IRQ_INTX, IrqAction::Trigger, IrqData::None) if tear_down => controller.set_intx(None),
+            (IRQ_INTX, IrqAction::Trigger, IrqData::Eventfd(fds)) => {
+                controller.set_intx(sinks(fds)?.pop().flatten());
+            }
+            (IRQ_INTX, IrqAction::Mask, IrqData::None) => controller.mask_intx(),
+            (IRQ_INTX, IrqAction::Unmask, IrqData::None) => controller.unmask_intx(),
+            (IRQ_INTX, IrqAction::Mask, IrqData::Bool(yes)) if yes == [true] => {
+                controller.mask_intx()
+            }
+            (IRQ_INTX, IrqAction::Unmask, IrqData::Bool(yes)) if yes == [true] => {
+                controller.unmask_intx()
+            }
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+        let DmaMapping {
+            iova,
+            size,
+            offset,
+            read,
+            write,
+        } = map;
+        if fd.is_none()
+            && write
+            && size >= RAM_AT_LEAST
+            && !std::mem::replace(&mut self.warned_not_shared, true)
+        {
+            tracing::warn!(
+                iova = format_args!("{iova:#x}"),
+                size,
+                "guest RAM is not shared with this process, so the guest's commands cannot be reached. Start QEMU with: \
+                 -object memory-backend-memfd,id=mem,size={}M,share=on -machine memory-backend=mem (size: the guest's \
+                 RAM); Cloud Hypervisor: --memory size=...,shared=on",
+                size >> 20
+            );
+        }
+        let backing = match fd {
+            Some(fd) => {
+                let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
+                let memory = self.memories.import(fd, end, write).map_err(|error| {
+                    tracing::warn!(iova = format_args!("{iova:#x}"), size, %error, "guest memory refused");
+                    errno(error)
+                })?;
+                Some((memory, offset))
+            }
+            None => None,
+        };
+        tracing::trace!(
+            iova = format_args!("{iova:#x}"),
+            size,
+            offset,
+            read,
+            write,
+            shared = backing.is_some(),
+            "map"
+        );
+        self.controller
+            .dma_map(iova, size, backing, Prot { read, write })
+            .map_err(|error| {
+                tracing::debug!(iova = format_args!("{iova:#x}"), size, %error, "DMA map refused");
+                errno(error)
+            })
+    }
+
+    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Outcome, Errno> {
+        tracing::trace!(?unmap, "unmap");
+        match unmap {
+            DmaUnmapping::Range { iova, size } => {
+                self.controller.dma_unmap(iova, size).map_err(errno)?
+            }
+            DmaUnmapping::All => self.controller.dma_unmap_all(),
+        }
+        Ok(self.outcome(Waiting::Unmap))
+    }
+
+    fn reset(&mut self) -> Result<Outcome, Errno> {
+        tracing::debug!("device reset");
+        self.controller.reset();
+        Ok(self.outcome(Waiting::Reset))
+    }
+
+    fn disconnected(&mut self) {
+        self.waiting = Waiting::No;
+        self.warned_not_shared = false;
+        self.controller.disconnect();
+    }
+}

@@ -1,0 +1,62 @@
+//! Identifiers that nobody set: stable, made from what the volume is, so that a guest finds the same disk after each
+//! restart.
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+use std::hash::Hasher;
+
+/// 128 bits that depend on every part, the same on every machine and in every version.
+fn digest(purpose: &str, parts: &[&[u8]]) -> [u8; 16] {
+    let mut hasher = SipHasher13::new_with_keys(0x766e_766d_6520_6964, 1);
+    hasher.write(purpose.as_bytes());
+    for part in parts {
+        hasher.write(&(part.len() as u64).to_le_bytes());
+        hasher.write(part);
+    }
+    hasher.finish128().as_bytes()
+}
+
+/// A serial number: 16 hexadecimal digits after "VN".
+pub fn serial(volumes: &[Vec<u8>]) -> String {
+    let parts: Vec<&[u8]> = volumes.iter().map(Vec::as_slice).collect();
+    let digest = digest("serial", &parts);
+    let hex: String = digest.iter().take(8).map(|b| format!("{b:02X}")).collect();
+    format!("VN{hex}")
+}
+
+/// An NGUID: as an RFC 4122 version 8 UUID, which is what identifiers of one's own making are for.
+pub fn nguid(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 16] {
+    let mut id = digest("nguid", &[serial.as_bytes(), &nsid.to_le_bytes(), volume]);
+    id[6] = id[6] & 0x0f | 0x80;
+    id[8] = id[8] & 0x3f | 0x80;
+    id
+}
+
+/// An EUI-64 with the local bit set: it belongs to no registered company.
+pub fn eui64(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 8] {
+    let digest = digest("eui64", &[serial.as_bytes(), &nsid.to_le_bytes(), volume]);
+    let mut id = [0; 8];
+    id.copy_from_slice(&digest[..8]);
+    id[0] = id[0] & 0xfc | 0x02;
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stable_across_versions() {
+        // These values are in guests' boot configurations: a change of them is a change of the guest's disk names.
+        let volume = b"/disks/a.raw".to_vec();
+        assert_eq!(serial(&[volume.clone()]), serial(&[volume.clone()]));
+        assert_eq!(serial(&[b"/disks/a.raw".to_vec()]).len(), 18);
+        assert_ne!(
+            serial(&[b"ab".to_vec(), b"c".to_vec()]),
+            serial(&[b"a".to_vec(), b"bc".to_vec()])
+        );
+        assert_ne!(nguid("s", 1, &volume), nguid("s", 2, &volume));
+        assert_ne!(eui64("s", 1, &volume), eui64("t", 1, &volume));
+        assert_eq!(nguid("s", 1, &volume)[6] >> 4, 8);
+        assert_eq!(eui64("s", 1, &volume)[0] & 3, 2);
+    }
+}

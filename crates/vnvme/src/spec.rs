@@ -1,0 +1,228 @@
+//! What is to be served, as the command line or a configuration file says it: plain values with their defaults.
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// How a client rings doorbells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DoorbellMode {
+    /// Each ring is a message; idle disks cost nothing. Guests with shadow doorbells (Linux) hardly ring.
+    #[default]
+    Trapped,
+    /// The client maps the doorbell page and writes it directly; vnvme polls it all the time. For polling hosts.
+    Mapped,
+}
+
+/// One namespace: a volume and how it is shown.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct NamespaceSpec {
+    /// Path or URL.
+    pub volume: String,
+    /// Namespace ID; by position from 1 when not given.
+    pub nsid: Option<u32>,
+    /// Logical block size in bytes.
+    pub block_size: Option<u32>,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+    /// NGUID, 32 hexadecimal digits.
+    pub nguid: Option<String>,
+    /// EUI-64, 16 hexadecimal digits.
+    pub eui64: Option<String>,
+}
+
+/// One controller: a socket and its namespaces.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ControllerSpec {
+    /// Where the VMM connects.
+    pub socket: PathBuf,
+    /// Model number.
+    pub model: Option<String>,
+    /// Serial number.
+    pub serial: Option<String>,
+    /// Firmware revision.
+    pub firmware: Option<String>,
+    /// NVM subsystem NQN.
+    pub subnqn: Option<String>,
+    /// Doorbells trapped or mapped.
+    #[serde(default)]
+    pub doorbells: DoorbellMode,
+    /// Offer shadow doorbells (Doorbell Buffer Config).
+    #[serde(default = "yes")]
+    pub shadow_doorbells: bool,
+    /// Volatile write cache on after power-on.
+    #[serde(default = "yes")]
+    pub write_cache: bool,
+    /// I/O queue pairs.
+    pub io_queues: Option<u16>,
+    /// Entries per queue.
+    pub queue_entries: Option<u32>,
+    /// Largest transfer: 4 KiB shifted left by this.
+    pub mdts: Option<u8>,
+    /// Its namespaces.
+    #[serde(rename = "namespace")]
+    pub namespaces: Vec<NamespaceSpec>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    controller: Vec<ControllerSpec>,
+}
+
+/// Reads a configuration file.
+pub fn read_config(path: &Path) -> Result<Vec<ControllerSpec>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let file: File = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+    ensure!(
+        !file.controller.is_empty(),
+        "{}: no [[controller]]",
+        path.display()
+    );
+    Ok(file.controller)
+}
+
+/// Takes the namespace's own options (block-size, nsid, nguid, eui64) out of a volume's URL; the others are the volume's.
+pub fn parse_namespace(
+    text: &str,
+    block_size: Option<u32>,
+    read_only: bool,
+) -> Result<NamespaceSpec> {
+    let mut spec = NamespaceSpec {
+        volume: text.to_owned(),
+        nsid: None,
+        block_size,
+        read_only,
+        nguid: None,
+        eui64: None,
+    };
+    let Some((volume, query)) = text.split_once('?') else {
+        return Ok(spec);
+    };
+    let mut rest = Vec::new();
+    for pair in query.split('&') {
+        let Some((key, value)) = pair.split_once('=') else {
+            bail!("{text}: \"{pair}\" is no option: key=value");
+        };
+        let number = || {
+            value
+                .parse::<u32>()
+                .with_context(|| format!("{text}: {key}={value}"))
+        };
+        match key {
+            "block-size" => spec.block_size = Some(number()?),
+            "nsid" => spec.nsid = Some(number()?),
+            "nguid" => spec.nguid = Some(value.to_owned()),
+            "eui64" => spec.eui64 = Some(value.to_owned()),
+            _ => rest.push(pair),
+        }
+    }
+    spec.volume = if rest.is_empty() {
+        volume.to_owned()
+    } else {
+        format!("{volume}?{}", rest.join("&"))
+    };
+    Ok(spec)
+}
+
+/// `N` bytes from 2*`N` hexadecimal digits; dashes are ignored, so that UUIDs may be given as they are written.
+pub fn hex<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
+    let digits: Vec<u32> = text
+        .chars()
+        .filter(|c| *c != '-')
+        .map(|c| c.to_digit(16).unwrap_or(16))
+        .collect();
+    ensure!(
+        digits.len() == 2 * N && digits.iter().all(|d| *d < 16),
+        "{name} \"{text}\": {} hexadecimal digits are needed",
+        2 * N
+    );
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair.iter().fold(0, |acc, d| acc << 4 | *d as u8);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespace_options_are_taken_out_of_the_url() {
+        let spec = parse_namespace(
+            "/d/a.raw?direct=off&block-size=4096&nsid=3&lock=off",
+            None,
+            true,
+        )
+        .unwrap();
+        assert_eq!(spec.volume, "/d/a.raw?direct=off&lock=off");
+        assert_eq!(
+            (spec.block_size, spec.nsid, spec.read_only),
+            (Some(4096), Some(3), true)
+        );
+        assert_eq!(
+            parse_namespace("mem://1G?nsid=2", Some(512), false)
+                .unwrap()
+                .volume,
+            "mem://1G"
+        );
+        assert!(parse_namespace("a?block-size=big", None, false).is_err());
+        assert!(parse_namespace("a?what", None, false).is_err());
+    }
+
+    #[test]
+    fn identifiers_in_hex() {
+        assert_eq!(
+            hex::<8>("eui64", "0011223344556677").unwrap(),
+            [0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77]
+        );
+        assert_eq!(hex::<2>("x", "ab-CD").unwrap(), [0xab, 0xcd]);
+        for bad in ["", "00", "0011223344556677ff", "001122334455667g", "äöüß"] {
+            assert!(hex::<8>("eui64", bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn config_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vnvme.toml");
+        std::fs::write(
+            &path,
+            r#"
+            [[controller]]
+            socket = "/run/vm0.sock"
+            doorbells = "mapped"
+            [[controller.namespace]]
+            volume = "/disks/a.raw"
+            block-size = 4096
+            [[controller.namespace]]
+            volume = "null://1T"
+            read-only = true
+            "#,
+        )
+        .unwrap();
+        let specs = read_config(&path).unwrap();
+        assert_eq!(specs.len(), 1);
+        assert_eq!(specs[0].doorbells, DoorbellMode::Mapped);
+        assert!(specs[0].write_cache && specs[0].shadow_doorbells);
+        assert_eq!(specs[0].namespaces[0].block_size, Some(4096));
+        assert!(specs[0].namespaces[1].read_only);
+        std::fs::write(
+            &path,
+            "[[controller]]\nsocket = \"a\"\nserail = \"typo\"\nnamespace = []",
+        )
+        .unwrap();
+        let error = format!("{:#}", read_config(&path).unwrap_err());
+        assert!(error.contains("serail"), "{error}");
+    }
+}

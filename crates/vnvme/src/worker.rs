@@ -1,0 +1,395 @@
+//! The worker: one thread that owns controllers, their clients' sockets and the ring of their volumes, and serves them
+//! all from one loop. While there is work it polls; after an idle window it arms every doorbell and sleeps in the kernel.
+
+use crate::device::{NvmeDevice, Waiting};
+use anyhow::{Context, Result};
+use controller::{Controller, tag_owner};
+use rustix::event::{Timespec, epoll};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+use vfio_user::{Connection, ConnectionError, Interest, Listener, Status};
+use volume::Io;
+
+/// Rounds between two looks at the sockets while polling: a system call each.
+const ROUNDS_PER_LOOK: u32 = 64;
+/// Pause before the last look at the doorbells, for hosts without a barrier between shadow store and EventIdx load: a
+/// store leaves a CPU's store buffer within this time.
+const RECHECK_PAUSE: Duration = Duration::from_micros(5);
+/// How long volumes may take to make everything durable when the process is asked to end.
+const FLUSH_LIMIT: Duration = Duration::from_secs(60);
+
+const TOKEN_STOP: u64 = 0;
+const TOKEN_RING: u64 = 1;
+const TOKEN_FIRST: u64 = 2;
+
+/// A controller and the socket that it is served on.
+pub struct Served {
+    pub controller: Controller,
+    pub listener: Listener,
+}
+
+struct Slot {
+    device: NvmeDevice,
+    listener: Listener,
+    connection: Option<Connection>,
+    /// What the socket is in the epoll set for.
+    watched: Interest,
+    /// The connection's budget was used up: there is more to read.
+    more: bool,
+}
+
+/// How a worker polls and sleeps.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerOptions {
+    /// Polling goes on for this long after the last work.
+    pub idle_window: Duration,
+}
+
+pub struct Worker {
+    slots: Vec<Slot>,
+    io: Io,
+    epoll: OwnedFd,
+    /// Readable when the process is asked to end.
+    stop: OwnedFd,
+    ring_watched: bool,
+    options: WorkerOptions,
+    completions: Vec<volume::Completion>,
+}
+
+impl Worker {
+    /// `served` in the order of their ids; `io` is the one that their volumes were opened on. The worker ends when `stop`
+    /// becomes readable.
+    pub fn new(served: Vec<Served>, io: Io, stop: OwnedFd, options: WorkerOptions) -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("epoll")?;
+        let mut worker = Worker {
+            slots: Vec::new(),
+            io,
+            epoll,
+            stop,
+            ring_watched: false,
+            options,
+            completions: Vec::with_capacity(1024),
+        };
+        worker.watch(worker.stop.as_fd(), TOKEN_STOP, epoll::EventFlags::IN)?;
+        for (
+            i,
+            Served {
+                controller,
+                listener,
+            },
+        ) in served.into_iter().enumerate()
+        {
+            worker.watch(listener.as_fd(), listener_token(i), epoll::EventFlags::IN)?;
+            worker.slots.push(Slot {
+                device: NvmeDevice::new(controller),
+                listener,
+                connection: None,
+                watched: Interest::None,
+                more: false,
+            });
+        }
+        Ok(worker)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64, flags: epoll::EventFlags) -> Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).context("epoll")
+    }
+
+    /// Serves until asked to end, then makes everything durable.
+    pub fn run(&mut self) -> Result<()> {
+        let mut idle_since: Option<Instant> = None;
+        let mut rounds = 0u32;
+        loop {
+            let now = Instant::now();
+            if self.round(now) {
+                idle_since = None;
+            }
+            rounds = rounds.wrapping_add(1);
+            if idle_since.is_none()
+                || self.must_poll()
+                || now.duration_since(*idle_since.get_or_insert(now)) < self.window()
+            {
+                if idle_since.is_none() {
+                    idle_since = Some(now);
+                }
+                let more = self.slots.iter().any(|s| s.more);
+                if (more || rounds % ROUNDS_PER_LOOK == 0) && self.look(Some(Duration::ZERO))? {
+                    break;
+                }
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.prepare_sleep(now) {
+                let timeout = self
+                    .deadline()
+                    .map(|d| d.saturating_duration_since(Instant::now()));
+                if self.look(timeout)? {
+                    break;
+                }
+            }
+        }
+        self.finish()
+    }
+
+    /// One round over all controllers and the ring.
+    fn round(&mut self, now: Instant) -> bool {
+        let mut worked = false;
+        for slot in &mut self.slots {
+            worked |= slot.device.controller.poll(now);
+        }
+        self.io.flush();
+        let completions = &mut self.completions;
+        self.io.poll(&mut |completion| completions.push(completion));
+        for slot in &mut self.slots {
+            slot.device.controller.poll_volumes(completions);
+        }
+        worked |= !self.completions.is_empty();
+        for completion in self.completions.drain(..) {
+            if let Some(slot) = self.slots.get_mut(usize::from(tag_owner(completion.tag))) {
+                slot.device.controller.complete(completion);
+            }
+        }
+        for i in 0..self.slots.len() {
+            worked |= self.finish_waiting(i);
+        }
+        worked
+    }
+
+    /// Answers a VMM that waits for an unmap or a reset, once that is over.
+    fn finish_waiting(&mut self, index: usize) -> bool {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return false;
+        };
+        if slot.device.waiting == Waiting::No || !slot.device.wait_is_over() {
+            return false;
+        }
+        slot.device.waiting = Waiting::No;
+        let Some(connection) = &mut slot.connection else {
+            return false;
+        };
+        let status = connection.complete(&mut slot.device, Ok(()));
+        self.after(index, status);
+        true
+    }
+
+    /// Memory is polled only where a doorbell can be found in memory, or a completion comes without a wake-up.
+    fn must_poll(&self) -> bool {
+        self.slots
+            .iter()
+            .any(|s| s.device.controller.needs_polling() || s.more)
+    }
+
+    fn window(&self) -> Duration {
+        let useful =
+            self.io.in_flight() > 0 || self.slots.iter().any(|s| s.device.controller.shadowed());
+        if useful {
+            self.options.idle_window
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.slots
+            .iter()
+            .filter_map(|s| s.device.controller.deadline())
+            .min()
+    }
+
+    /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
+    fn prepare_sleep(&mut self, now: Instant) -> bool {
+        let mut raced = false;
+        let mut shadowed = false;
+        for slot in &mut self.slots {
+            raced |= slot.device.controller.arm();
+            shadowed |= slot.device.controller.shadowed();
+        }
+        if !self.ring_watched
+            && let Some(fd) = self.io.event_fd()
+        {
+            match epoll::add(
+                &self.epoll,
+                fd,
+                epoll::EventData::new_u64(TOKEN_RING),
+                epoll::EventFlags::IN,
+            ) {
+                Ok(()) => self.ring_watched = true,
+                Err(error) => {
+                    tracing::warn!(%error, "the ring's completions cannot be waited for; polling")
+                }
+            }
+        }
+        raced |= !self.io.arm() || (self.io.in_flight() > 0 && !self.ring_watched);
+        if raced {
+            return false;
+        }
+        if shadowed {
+            while now.elapsed() < RECHECK_PAUSE {
+                std::hint::spin_loop();
+            }
+            for slot in &mut self.slots {
+                raced |= slot.device.controller.recheck();
+            }
+        }
+        !raced
+    }
+
+    /// Waits for the sockets, the ring and the end, and handles what is ready. `true` when the process is to end.
+    fn look(&mut self, timeout: Option<Duration>) -> Result<bool> {
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: i64::from(t.subsec_nanos()) as _,
+        });
+        let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok((ready, _)) => ready,
+            Err(rustix::io::Errno::INTR) => return Ok(false),
+            Err(error) => return Err(error).context("epoll"),
+        };
+        let tokens: Vec<u64> = ready.iter().map(|event| event.data.u64()).collect();
+        for slot in 0..self.slots.len() {
+            if self
+                .slots
+                .get_mut(slot)
+                .is_some_and(|s| std::mem::take(&mut s.more))
+            {
+                self.serve(slot);
+            }
+        }
+        for token in tokens {
+            match token {
+                TOKEN_STOP => return Ok(true),
+                TOKEN_RING => {}
+                _ => {
+                    let index = ((token - TOKEN_FIRST) / 2) as usize;
+                    if (token - TOKEN_FIRST) % 2 == 0 {
+                        self.accept(index)
+                    } else {
+                        self.serve(index)
+                    }
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn accept(&mut self, index: usize) {
+        // The old client may be gone without our having noticed yet.
+        self.serve(index);
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        let socket = slot.listener.path().display().to_string();
+        let fd = match slot.listener.accept() {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(socket, %error, "accept");
+                return;
+            }
+        };
+        if slot.connection.is_some() {
+            tracing::warn!(
+                socket,
+                "a second client was refused: this disk has one already"
+            );
+            return;
+        }
+        let connection = Connection::new(fd);
+        let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
+        tracing::info!(socket, pid, "client connected");
+        slot.connection = Some(connection);
+        self.rewatch(index);
+    }
+
+    fn serve(&mut self, index: usize) {
+        let Some(Slot {
+            connection: Some(connection),
+            device,
+            ..
+        }) = self.slots.get_mut(index)
+        else {
+            return;
+        };
+        let status = connection.on_ready(device);
+        self.after(index, status);
+    }
+
+    fn after(&mut self, index: usize, status: Result<Status, ConnectionError>) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        let socket = slot.listener.path().display();
+        match status {
+            Ok(Status::Open | Status::Pending) => {}
+            Ok(Status::MoreWork) => slot.more = true,
+            Ok(Status::Closed) => {
+                tracing::info!(%socket, "client disconnected");
+                slot.connection = None;
+            }
+            Err(error) => {
+                tracing::warn!(%socket, %error, "client disconnected");
+                slot.connection = None;
+            }
+        }
+        self.rewatch(index);
+    }
+
+    /// Keeps the epoll set in step with what the connection waits for.
+    fn rewatch(&mut self, index: usize) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        let Some(connection) = &slot.connection else {
+            // Closing its socket took it out of the set.
+            slot.watched = Interest::None;
+            slot.more = false;
+            return;
+        };
+        let wanted = connection.interest();
+        if wanted == slot.watched {
+            return;
+        }
+        let data = epoll::EventData::new_u64(listener_token(index) + 1);
+        let flags = match wanted {
+            Interest::Writable => epoll::EventFlags::OUT,
+            _ => epoll::EventFlags::IN,
+        };
+        let result = match (slot.watched, wanted) {
+            (_, Interest::None) => epoll::delete(&self.epoll, connection),
+            (Interest::None, _) => epoll::add(&self.epoll, connection, data, flags),
+            _ => epoll::modify(&self.epoll, connection, data, flags),
+        };
+        match result {
+            Ok(()) => slot.watched = wanted,
+            Err(error) => tracing::error!(%error, "epoll"),
+        }
+    }
+
+    /// The process is to end: clients are let go, everything is made durable.
+    fn finish(&mut self) -> Result<()> {
+        tracing::info!("ending: making everything durable");
+        for slot in &mut self.slots {
+            slot.device.controller.flush();
+        }
+        let limit = Instant::now() + FLUSH_LIMIT;
+        while !self.slots.iter().all(|s| s.device.controller.is_drained()) {
+            self.round(Instant::now());
+            anyhow::ensure!(
+                Instant::now() < limit,
+                "volumes did not become durable within {FLUSH_LIMIT:?}"
+            );
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        for slot in &mut self.slots {
+            if let Some(mut connection) = slot.connection.take() {
+                connection.close(&mut slot.device);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn listener_token(index: usize) -> u64 {
+    TOKEN_FIRST + 2 * index as u64
+}
