@@ -335,5 +335,8 @@ mod tests {
         assert_eq!(status.without_flags(), Status::INVALID_FIELD);
         assert_eq!(status.into_result(), Err(status));
         assert!(Status::SUCCESS.with_more(true).is_success());
+        // The same code of another type is another status.
+        assert!(!Status::INVALID_OPCODE.is(Status::INVALID_QUEUE_IDENTIFIER));
+        assert!(!Status::COMPLETION_QUEUE_INVALID.is_success());
     }
 }

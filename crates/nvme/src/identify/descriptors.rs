@@ -182,6 +182,13 @@ mod tests {
             nid: &nid,
         });
         assert_eq!(NamespaceDescriptors::new(many).iter().count(), 15);
+        // Fifteen of 259 bytes leave 211: an identifier of 207 bytes is the longest that fits beside its header.
+        for (last, count) in [(207, 16), (208, 15)] {
+            let nids = core::iter::repeat_n(&nid[..], 15).chain([&nid[..last]]);
+            let list =
+                NamespaceDescriptors::new(nids.map(|nid| Descriptor::Other { nidt: Nidt(9), nid }));
+            assert_eq!(list.iter().count(), count);
+        }
         let long = [1u8; 256];
         let unfit = [&long[..], &[]].map(|nid| Descriptor::Other { nidt: Nidt(9), nid });
         assert_eq!(NamespaceDescriptors::new(unfit).iter().count(), 0);

@@ -215,6 +215,8 @@ mod tests {
         // Upper bits count only with more than 16 formats.
         namespace.flbas = Flbas::for_format(0x10);
         assert_eq!(namespace.formatted(), Some(LbaFormat::new(9)));
+        namespace.nlbaf_z = 15;
+        assert_eq!(namespace.formatted(), Some(LbaFormat::new(9)));
         namespace.nlbaf_z = 63;
         namespace.flbas = Flbas::for_format(20);
         assert_eq!(namespace.formatted(), Some(LbaFormat::new(12)));
