@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
-use crate::mirror::{keyring, mirrors};
+use crate::mirror::{OLDER, keyring, mirrors, newer_keyring};
 use crate::progress::say;
 
 /// One package as `apt-get --print-uris` announces it.
@@ -53,23 +53,34 @@ impl Apt {
             dir,
             suites: suites.join(" "),
         };
-        let keyring = keyring(cache)?;
-        let mut failure = None;
+        let first = match apt.update(&keyring(cache)?) {
+            Ok(()) => return Ok(apt),
+            Err(e) => e,
+        };
+        // A machine older than the suites may lack their keys; a release in between has both.
+        if !first.to_string().contains("NO_PUBKEY") || suites == [OLDER] {
+            return Err(first);
+        }
+        let keyring = newer_keyring(cache).with_context(|| format!("{first:#}"))?;
+        apt.update(&keyring)?;
+        Ok(apt)
+    }
+
+    /// Fetches the indices from the first mirror that serves them.
+    fn update(&self, keyring: &Path) -> Result<()> {
+        let mut failures = String::new();
         for mirror in mirrors() {
-            apt.write_sources(&mirror, &keyring)?;
+            self.write_sources(&mirror, keyring)?;
             say(format!(
                 "apt: package lists of {} from {mirror}",
-                apt.suites
+                self.suites
             ));
-            match apt.run(&["update"], &apt.dir) {
-                Ok(_) => return Ok(apt),
-                Err(e) => {
-                    say(format!("apt: {mirror} does not serve {}", apt.suites));
-                    failure = Some(e);
-                }
+            match self.run(&["update"], &self.dir) {
+                Ok(_) => return Ok(()),
+                Err(e) => failures.push_str(&format!("\n{mirror}: {e:#}")),
             }
         }
-        Err(failure.unwrap_or_else(|| anyhow::anyhow!("no Debian mirror is known")))
+        bail!("no mirror serves {}:{failures}", self.suites)
     }
 
     /// Everything that `wanted` depends on, recommended packages left out, as if nothing were installed.

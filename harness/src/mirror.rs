@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::apt::capture;
-use crate::cache::Cache;
+use crate::apt::{Apt, capture};
+use crate::cache::{self, Cache};
 use crate::progress::say;
 
 /// Debian's ordinary public mirror.
@@ -71,16 +71,31 @@ fn choose_mirror(targets: &str, codename: &str) -> Option<String> {
     likely
 }
 
+/// A release of Debian whose index older keyrings verify, and whose keyring package knows the newer releases.
+pub const OLDER: &str = "bullseye";
+
+/// A keyring with newer keys than the machine's, verified with the machine's.
+pub fn newer_keyring(cache: &Cache) -> Result<PathBuf> {
+    say("apt: the machine's Debian keyring is too old for this suite; fetching a newer one");
+    let apt = Apt::open(cache, &[OLDER])?;
+    let packages = apt.closure(None, &["debian-archive-keyring"])?;
+    let into = cache.artefact(
+        "keyring",
+        &cache::key(&[&format!("{packages:?}")]),
+        |part| apt.unpack(&packages, part),
+    )?;
+    find_keyring(&into).context("the package debian-archive-keyring holds no keyring")
+}
+
+fn find_keyring(root: &Path) -> Option<PathBuf> {
+    let mut paths = KEYRINGS.iter().map(|k| root.join(k));
+    paths.find(|path| path.is_file())
+}
+
 /// Debian's archive keyring: the machine's, else one fetched from the machine's own archive and unpacked.
 pub fn keyring(cache: &Cache) -> Result<PathBuf> {
-    let find = |root: &Path| {
-        KEYRINGS
-            .iter()
-            .map(|k| root.join(k))
-            .find(|path| path.is_file())
-    };
     let fetched = cache.path("keyring");
-    if let Some(path) = find(Path::new("/")).or_else(|| find(&fetched)) {
+    if let Some(path) = find_keyring(Path::new("/")).or_else(|| find_keyring(&fetched)) {
         return Ok(path);
     }
     say("apt: this machine has no Debian archive keyring; fetching it from its own archive");
@@ -90,7 +105,7 @@ pub fn keyring(cache: &Cache) -> Result<PathBuf> {
              sudo apt-get update && sudo apt-get install -y debian-archive-keyring"
         );
     }
-    find(&fetched).context("the package debian-archive-keyring holds no keyring")
+    find_keyring(&fetched).context("the package debian-archive-keyring holds no keyring")
 }
 
 /// Fetches `debian-archive-keyring` as the machine's own apt verifies it, with package lists below the cache.
