@@ -1,2 +1,4 @@
 //! Fuzz targets, callable from libFuzzer and from ordinary tests.
 #![forbid(unsafe_code)]
+
+pub mod dma;
