@@ -2,3 +2,4 @@
 #![forbid(unsafe_code)]
 
 pub mod dma;
+pub mod vfio_user;

@@ -112,14 +112,12 @@ impl Session {
         };
         let (text, told) = ours.text_within(text.len());
         self.told = Some(told);
-        let minor = version.minor.min(wire::VERSION_MINOR);
-        reply.extend_from_slice(
-            wire::Version {
-                major: wire::VERSION_MAJOR,
-                minor,
-            }
-            .as_bytes(),
-        );
+        // Minor 0 is the lowest there is, so it is never above the client's.
+        let version = wire::Version {
+            major: wire::VERSION_MAJOR,
+            minor: wire::VERSION_MINOR,
+        };
+        reply.extend_from_slice(version.as_bytes());
         reply.extend_from_slice(&text);
         Ok(())
     }
