@@ -1,0 +1,189 @@
+//! The client's view of regions.
+
+use std::os::fd::OwnedFd;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Client, ClientError};
+use crate::device::MmapArea;
+use crate::wire::{self, Command, flags};
+
+/// The largest region information that is asked for, in bytes.
+const MAX_REGION_INFO: u32 = 64 << 10;
+
+/// A region as the server describes it.
+#[derive(Debug)]
+pub struct Region {
+    /// Size in bytes; 0 means that there is none.
+    pub size: u64,
+    /// It can be read.
+    pub read: bool,
+    /// It can be written.
+    pub write: bool,
+    /// How it can be mapped, if it can.
+    pub mmap: Option<Mapping>,
+}
+
+/// How a region can be mapped.
+#[derive(Debug)]
+pub struct Mapping {
+    /// The file to map.
+    pub fd: OwnedFd,
+    /// Offset in the file of the region's first byte.
+    pub offset: u64,
+    /// The mappable areas, all inside the region; none means the whole region.
+    pub areas: Vec<MmapArea>,
+}
+
+impl Client {
+    /// Size, flags and mapping of a region.
+    pub fn region_info(&mut self, index: u32) -> Result<Region, ClientError> {
+        let head = size_of::<wire::RegionInfo>() as u32;
+        let (mut info, mut fds) = self.ask_region_info(index, head)?;
+        if info.argsz > head {
+            if info.argsz > MAX_REGION_INFO {
+                return Err(self.malformed("region information size"));
+            }
+            (info, fds) = self.ask_region_info(index, info.argsz)?;
+        }
+        let mut mmap = None;
+        if info.flags & wire::region::MMAP != 0 && info.size > 0 {
+            let mut fds = fds.into_iter();
+            let (Some(fd), None) = (fds.next(), fds.next()) else {
+                return Err(self.malformed("number of descriptors of a mappable region"));
+            };
+            let Some(areas) = sparse_areas(&self.reply, &info) else {
+                return Err(self.malformed("region capabilities"));
+            };
+            mmap = Some(Mapping {
+                fd,
+                offset: info.offset,
+                areas,
+            });
+        } else {
+            self.no_fds(&fds)?;
+        }
+        Ok(Region {
+            size: info.size,
+            read: info.flags & wire::region::READ != 0,
+            write: info.flags & wire::region::WRITE != 0,
+            mmap,
+        })
+    }
+
+    fn ask_region_info(
+        &mut self,
+        index: u32,
+        argsz: u32,
+    ) -> Result<(wire::RegionInfo, Vec<OwnedFd>), ClientError> {
+        let request = wire::RegionInfo {
+            argsz,
+            index,
+            ..Default::default()
+        };
+        let fds = self.call(Command::DEVICE_GET_REGION_INFO, &[request.as_bytes()], &[])?;
+        let (info, _) = self.parse::<wire::RegionInfo>("region information")?;
+        if info.index != index {
+            return Err(self.malformed("region index"));
+        }
+        Ok((info, fds))
+    }
+
+    /// Reads from a region.
+    pub fn region_read(
+        &mut self,
+        region: u32,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), ClientError> {
+        let access = self.access(region, offset, data.len())?;
+        let fds = self.call(Command::REGION_READ, &[access.as_bytes()], &[])?;
+        self.no_fds(&fds)?;
+        let (reply, read) = self.parse::<wire::RegionAccess>("region read")?;
+        if reply != access || read.len() != data.len() {
+            return Err(self.malformed("region read"));
+        }
+        data.copy_from_slice(read);
+        Ok(())
+    }
+
+    /// Writes to a region and waits until it is done.
+    pub fn region_write(
+        &mut self,
+        region: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), ClientError> {
+        let access = self.access(region, offset, data.len())?;
+        let fds = self.call(Command::REGION_WRITE, &[access.as_bytes(), data], &[])?;
+        self.no_fds(&fds)
+    }
+
+    /// Writes to a region without waiting, nor being told of errors.
+    pub fn region_write_posted(
+        &mut self,
+        region: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), ClientError> {
+        let access = self.access(region, offset, data.len())?;
+        self.send(
+            Command::REGION_WRITE,
+            flags::NO_REPLY,
+            &[access.as_bytes(), data],
+            &[],
+        )?;
+        Ok(())
+    }
+
+    fn access(
+        &self,
+        region: u32,
+        offset: u64,
+        count: usize,
+    ) -> Result<wire::RegionAccess, ClientError> {
+        let limit = self.server.max_data_xfer_size;
+        match u32::try_from(count) {
+            Ok(narrow) if u64::from(narrow) <= limit => Ok(wire::RegionAccess {
+                offset,
+                region,
+                count: narrow,
+            }),
+            _ => Err(ClientError::TooLong { count, limit }),
+        }
+    }
+}
+
+/// The areas in the reply's capabilities; `None` if these make no sense.
+fn sparse_areas(reply: &[u8], info: &wire::RegionInfo) -> Option<Vec<MmapArea>> {
+    let mut areas = Vec::new();
+    if info.flags & wire::region::CAPS == 0 {
+        return Some(areas);
+    }
+    let mut at = info.cap_offset as usize;
+    // Capabilities go upwards only, so that the list ends.
+    let mut lowest = size_of::<wire::RegionInfo>();
+    while at != 0 {
+        if at < lowest {
+            return None;
+        }
+        let (cap, rest) = wire::CapHeader::read_from_prefix(reply.get(at..)?).ok()?;
+        if cap.id == wire::CAP_SPARSE_MMAP {
+            let (sparse, mut rest) = wire::SparseMmap::read_from_prefix(rest).ok()?;
+            for _ in 0..sparse.nr_areas {
+                let (area, after) = wire::SparseArea::read_from_prefix(rest).ok()?;
+                rest = after;
+                if area.offset.checked_add(area.size)? > info.size {
+                    return None;
+                }
+                areas.push(MmapArea {
+                    offset: area.offset,
+                    size: area.size,
+                });
+            }
+        }
+        lowest = at.checked_add(size_of::<wire::CapHeader>())?;
+        at = cap.next as usize;
+    }
+    Some(areas)
+}

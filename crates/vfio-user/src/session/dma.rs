@@ -1,0 +1,80 @@
+//! Client memory: what becomes accessible and what goes away.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::{Handled, split};
+use crate::device::{Device, DmaMapping, DmaUnmapping, Outcome};
+use crate::wire;
+
+pub(super) fn dma_map(
+    payload: &[u8],
+    mut fds: Vec<OwnedFd>,
+    device: &mut dyn Device,
+) -> Result<(), Errno> {
+    let (request, _) = split::<wire::DmaMap>(payload)?;
+    let access = request.flags & (wire::dma::READ | wire::dma::WRITE);
+    if (request.argsz as usize) < size_of::<wire::DmaMap>()
+        || access != request.flags
+        || access == 0
+        || fds.len() > 1
+        || !is_range(request.address, request.size)
+    {
+        return Err(Errno::INVAL);
+    }
+    // File offsets are signed.
+    let file_end = request
+        .offset
+        .checked_add(request.size)
+        .ok_or(Errno::INVAL)?;
+    if i64::try_from(file_end).is_err() {
+        return Err(Errno::INVAL);
+    }
+    let map = DmaMapping {
+        iova: request.address,
+        size: request.size,
+        offset: request.offset,
+        read: access & wire::dma::READ != 0,
+        write: access & wire::dma::WRITE != 0,
+    };
+    device.dma_map(map, fds.pop())
+}
+
+pub(super) fn dma_unmap(
+    payload: &[u8],
+    device: &mut dyn Device,
+    reply: &mut Vec<u8>,
+) -> Result<Handled, Errno> {
+    let (request, _) = split::<wire::DmaUnmap>(payload)?;
+    if request.flags & wire::dma::UNMAP_DIRTY_BITMAP != 0 {
+        return Err(Errno::NOTSUP);
+    }
+    if (request.argsz as usize) < size_of::<wire::DmaUnmap>() {
+        return Err(Errno::INVAL);
+    }
+    let unmap = match request.flags {
+        0 if is_range(request.address, request.size) => DmaUnmapping::Range {
+            iova: request.address,
+            size: request.size,
+        },
+        wire::dma::UNMAP_ALL if request.address == 0 && request.size == 0 => DmaUnmapping::All,
+        _ => return Err(Errno::INVAL),
+    };
+    let outcome = device.dma_unmap(unmap)?;
+    // The reply repeats the request (specification, VFIO_USER_DMA_UNMAP).
+    Ok(match outcome {
+        Outcome::Done => {
+            reply.extend_from_slice(request.as_bytes());
+            Handled::Reply(None)
+        }
+        Outcome::Pending => Handled::Deferred(request.as_bytes().to_vec()),
+    })
+}
+
+/// Whether a range of addresses is not empty and does not wrap.
+fn is_range(start: u64, size: u64) -> bool {
+    size.checked_sub(1)
+        .is_some_and(|last| start.checked_add(last).is_some())
+}

@@ -1,0 +1,160 @@
+//! What one message means: checks it and calls the device.
+
+mod dma;
+mod irqs;
+mod region;
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::device::{Device, Outcome};
+use crate::version::Capabilities;
+use crate::wire::{self, Command, HEADER_SIZE, Header};
+
+/// The longest message before the limits are negotiated: room for any sensible JSON text.
+const MAX_FIRST_MESSAGE: usize = 8 << 10;
+
+/// State of the protocol, without socket and buffers.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// What the server states.
+    ours: Capabilities,
+    /// What the client may rely on, once negotiated.
+    told: Option<Capabilities>,
+    /// What the client stated.
+    theirs: Capabilities,
+}
+
+/// How a message was handled.
+#[derive(Debug)]
+pub(crate) enum Handled {
+    /// The reply's payload is written; this descriptor goes with it.
+    Reply(Option<OwnedFd>),
+    /// The device will finish it later; then the reply has this payload.
+    Deferred(Vec<u8>),
+}
+
+impl Session {
+    pub fn new(ours: Capabilities) -> Self {
+        Self {
+            ours,
+            told: None,
+            theirs: Capabilities::default(),
+        }
+    }
+
+    pub fn is_negotiated(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// What the client stated; the defaults before negotiation.
+    pub fn client(&self) -> &Capabilities {
+        &self.theirs
+    }
+
+    /// The longest message that may come, in bytes.
+    pub fn max_message(&self) -> usize {
+        let Some(told) = &self.told else {
+            return MAX_FIRST_MESSAGE;
+        };
+        let data = usize::try_from(told.max_data_xfer_size).unwrap_or(usize::MAX);
+        data.saturating_add(HEADER_SIZE + size_of::<wire::RegionAccess>())
+            .max(MAX_FIRST_MESSAGE)
+    }
+
+    /// Handles one message. The payload of the reply is appended to `reply`.
+    pub fn handle(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+        device: &mut dyn Device,
+        reply: &mut Vec<u8>,
+    ) -> Result<Handled, Errno> {
+        if !fds.is_empty() && !header.command.may_carry_fds() {
+            return Err(Errno::INVAL);
+        }
+        match header.command {
+            Command::REGION_WRITE => self.region_write(payload, device, reply)?,
+            Command::REGION_READ => self.region_read(payload, device, reply)?,
+            Command::REGION_WRITE_MULTI => self.region_write_multi(payload, device, reply)?,
+            Command::VERSION => self.version(payload, reply)?,
+            Command::DMA_MAP => dma::dma_map(payload, fds, device)?,
+            Command::DMA_UNMAP => return dma::dma_unmap(payload, device, reply),
+            Command::DEVICE_GET_INFO => device_info(payload, device, reply)?,
+            Command::DEVICE_GET_REGION_INFO => return self.region_info(payload, device, reply),
+            Command::DEVICE_GET_IRQ_INFO => irqs::irq_info(payload, device, reply)?,
+            Command::DEVICE_SET_IRQS => irqs::set_irqs(payload, fds, device)?,
+            Command::DEVICE_RESET => return reset(device),
+            // No ioeventfds: clients without them write to the region. DMA_READ and DMA_WRITE go the other way only,
+            // and dirty pages and migration are not offered.
+            _ => return Err(Errno::NOTSUP),
+        }
+        Ok(Handled::Reply(None))
+    }
+
+    fn version(&mut self, payload: &[u8], reply: &mut Vec<u8>) -> Result<(), Errno> {
+        if self.is_negotiated() {
+            return Err(Errno::INVAL);
+        }
+        let (version, text) = split::<wire::Version>(payload)?;
+        if version.major != wire::VERSION_MAJOR {
+            return Err(Errno::NOTSUP);
+        }
+        self.theirs = Capabilities::parse(text).map_err(|error| {
+            tracing::debug!(%error, "version refused");
+            Errno::INVAL
+        })?;
+        let ours = Capabilities {
+            write_multiple: self.ours.write_multiple && self.theirs.write_multiple,
+            ..self.ours
+        };
+        let (text, told) = ours.text_within(text.len());
+        self.told = Some(told);
+        // Minor 0 is the lowest there is, so it is never above the client's.
+        let version = wire::Version {
+            major: wire::VERSION_MAJOR,
+            minor: wire::VERSION_MINOR,
+        };
+        reply.extend_from_slice(version.as_bytes());
+        reply.extend_from_slice(&text);
+        Ok(())
+    }
+}
+
+fn device_info(payload: &[u8], device: &mut dyn Device, reply: &mut Vec<u8>) -> Result<(), Errno> {
+    let (request, _) = split::<wire::DeviceInfo>(payload)?;
+    if (request.argsz as usize) < size_of::<wire::DeviceInfo>() {
+        return Err(Errno::INVAL);
+    }
+    let info = device.info();
+    let wire_info = wire::DeviceInfo {
+        argsz: size_of::<wire::DeviceInfo>() as u32,
+        flags: flag(info.reset, wire::device::RESET) | flag(info.pci, wire::device::PCI),
+        num_regions: info.num_regions,
+        num_irqs: info.num_irqs,
+    };
+    reply.extend_from_slice(wire_info.as_bytes());
+    Ok(())
+}
+
+fn reset(device: &mut dyn Device) -> Result<Handled, Errno> {
+    if !device.info().reset {
+        return Err(Errno::NOTSUP);
+    }
+    Ok(match device.reset()? {
+        Outcome::Done => Handled::Reply(None),
+        Outcome::Pending => Handled::Deferred(Vec::new()),
+    })
+}
+
+fn flag(set: bool, bit: u32) -> u32 {
+    if set { bit } else { 0 }
+}
+
+/// The payload's structure and what follows it.
+fn split<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<(T, &[u8]), Errno> {
+    T::read_from_prefix(payload).map_err(|_| Errno::INVAL)
+}
