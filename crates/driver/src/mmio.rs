@@ -1,0 +1,132 @@
+//! Mapped device registers. `unsafe` is for the mapping and for volatile accesses inside it.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Registers that are mapped into this process: a part of BAR0, from a VFIO device or a server's shared page. Accesses
+/// are volatile, of 32 or 64 bits, and little endian on the bus. Offsets count from the start of the mapping.
+#[derive(Debug)]
+pub struct Registers {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to no thread, and every access to it is one volatile access of a whole register.
+unsafe impl Send for Registers {}
+// SAFETY: as above.
+unsafe impl Sync for Registers {}
+
+impl Registers {
+    /// Maps `len` bytes of `fd` from `offset` on (both multiples of the page size), for reading and writing.
+    pub fn map(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base =
+            unsafe { rustix::mm::mmap(null_mut(), len, prot, MapFlags::SHARED, fd, offset)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Self { base, len })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing mapped; never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether there is a 32-bit register at `offset`: inside, and aligned.
+    pub fn is_register(&self, offset: usize) -> bool {
+        offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|end| end <= self.len)
+    }
+
+    fn is_register64(&self, offset: usize) -> bool {
+        offset.is_multiple_of(8) && offset.checked_add(8).is_some_and(|end| end <= self.len)
+    }
+
+    #[inline]
+    fn at<T>(&self, offset: usize) -> *mut T {
+        self.base.as_ptr().wrapping_add(offset).cast()
+    }
+
+    /// Reads a 32-bit register; all ones, like a device that is gone, when there is none.
+    #[inline]
+    pub fn read32(&self, offset: usize) -> u32 {
+        if !self.is_register(offset) {
+            return u32::MAX;
+        }
+        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        let value = unsafe { self.at::<u32>(offset).read_volatile() };
+        barrier_after_read();
+        u32::from_le(value)
+    }
+
+    /// Writes a 32-bit register, after everything that this thread wrote to memory before. Nothing when there is none.
+    #[inline]
+    pub fn write32(&self, offset: usize, value: u32) {
+        if !self.is_register(offset) {
+            return;
+        }
+        barrier_before_write();
+        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        unsafe { self.at::<u32>(offset).write_volatile(value.to_le()) }
+    }
+
+    /// Reads a 64-bit register in one access; all ones when there is none.
+    #[inline]
+    pub fn read64(&self, offset: usize) -> u64 {
+        if !self.is_register64(offset) {
+            return u64::MAX;
+        }
+        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        let value = unsafe { self.at::<u64>(offset).read_volatile() };
+        barrier_after_read();
+        u64::from_le(value)
+    }
+
+    /// Writes a 64-bit register in one access. Nothing when there is none.
+    #[inline]
+    pub fn write64(&self, offset: usize, value: u64) {
+        if !self.is_register64(offset) {
+            return;
+        }
+        barrier_before_write();
+        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        unsafe { self.at::<u64>(offset).write_volatile(value.to_le()) }
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nobody has a pointer into it but `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Orders normal stores before a following store to device memory. On AArch64 a device is an observer of the outer
+/// shareable domain, which no fence of the language speaks of; elsewhere (x86-64) stores are not reordered.
+#[inline]
+fn barrier_before_write() {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier instruction touches nothing.
+    unsafe {
+        std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+}
+
+/// Orders a read of device memory before following reads of normal memory.
+#[inline]
+fn barrier_after_read() {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier instruction touches nothing.
+    unsafe {
+        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+}
