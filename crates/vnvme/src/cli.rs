@@ -102,6 +102,12 @@ struct ServeArgs {
     /// Poll for this long after the last work before sleeping, in microseconds
     #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
     idle_window: u64,
+    /// Worker threads, for several controllers: they are dealt out to the workers in turn
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    workers: usize,
+    /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    cpus: Vec<usize>,
 }
 
 /// Sets up the log: to standard error, with colours on a terminal.
@@ -133,6 +139,8 @@ impl ServeArgs {
     fn run(self) -> Result<()> {
         let options = ServeOptions {
             idle_window: Duration::from_micros(self.idle_window),
+            workers: self.workers,
+            cpus: self.cpus.clone(),
         };
         serve(&self.specs()?, &options)
     }

@@ -1,27 +1,34 @@
-//! `vnvme serve`: from a specification to running controllers.
+//! `vnvme serve`: from a specification to running workers.
 
 use crate::identity;
-use crate::signals::stop_descriptor;
+use crate::signals::Stop;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, hex};
 use crate::worker::{Served, Worker, WorkerOptions};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
-use std::sync::Arc;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use vfio_user::Listener;
 use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
 
 /// Options of the whole process.
+#[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// How long to poll after the last work.
     pub idle_window: Duration,
+    /// Worker threads; controllers are dealt out to them in turn.
+    pub workers: usize,
+    /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
+    pub cpus: Vec<usize>,
 }
 
 fn open_volume(spec: &NamespaceSpec) -> Result<Arc<dyn Volume>> {
     let options = OpenOptions {
         read_only: spec.read_only,
         block_size: spec.block_size,
-        ..OpenOptions::default()
     };
     let volume = open_url(&spec.volume, options)?;
     tracing::info!(volume = spec.volume, "{}", volume.info().description);
@@ -38,9 +45,13 @@ fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
     ControllerConfig {
         model: spec.model.clone().unwrap_or(default.model),
-        serial,
         firmware: spec.firmware.clone().unwrap_or(default.firmware),
-        subnqn: spec.subnqn.clone(),
+        subnqn: Some(
+            spec.subnqn
+                .clone()
+                .unwrap_or_else(|| identity::subnqn(&serial)),
+        ),
+        serial,
         io_queues: spec.io_queues.unwrap_or(default.io_queues),
         queue_entries: spec.queue_entries.unwrap_or(default.queue_entries),
         mdts: spec.mdts.unwrap_or(default.mdts),
@@ -85,9 +96,8 @@ fn controller(id: u16, spec: &ControllerSpec, io: &Io) -> Result<Controller> {
     Ok(Controller::new(id, config(spec, serial), namespaces, io)?)
 }
 
-/// Serves until SIGTERM or SIGINT.
-pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
-    let stop = stop_descriptor()?;
+/// Makes a worker's controllers, on the worker's own thread.
+fn worker(specs: &[ControllerSpec], stop: OwnedFd, options: &ServeOptions) -> Result<Worker> {
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * specs.len() as u32;
     let io = Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
@@ -99,18 +109,16 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
         let controller = controller(id, spec, &io)?;
+        tracing::info!(
+            socket = %spec.socket.display(),
+            serial = controller.config().serial,
+            namespaces = spec.namespaces.len(),
+            "listening"
+        );
         served.push(Served {
             controller,
             listener,
         });
-    }
-    for (spec, served) in specs.iter().zip(&served) {
-        tracing::info!(
-            socket = %spec.socket.display(),
-            serial = served.controller.config().serial,
-            namespaces = spec.namespaces.len(),
-            "listening"
-        );
     }
     Worker::new(
         served,
@@ -119,6 +127,84 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
         WorkerOptions {
             idle_window: options.idle_window,
         },
-    )?
-    .run()
+    )
+}
+
+fn pin(cpu: usize) -> Result<()> {
+    ensure!(cpu < CpuSet::MAX_CPU, "there is no CPU {cpu}");
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
+}
+
+/// Every client's memory files and interrupts are descriptors.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    ) {
+        tracing::debug!(%error, "limit of open descriptors stays as it is");
+    }
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
+    raise_descriptor_limit();
+    let stop = Stop::on_signals()?;
+    let workers = options.workers.clamp(1, specs.len().max(1));
+    let mut shares: Vec<Vec<ControllerSpec>> = vec![Vec::new(); workers];
+    for (share, spec) in (0..workers).cycle().zip(specs) {
+        if let Some(share) = shares.get_mut(share) {
+            share.push(spec.clone());
+        }
+    }
+    std::thread::scope(|scope| {
+        let (started, starts) = mpsc::channel::<Result<()>>();
+        let mut threads = Vec::new();
+        for (i, share) in shares.iter().enumerate() {
+            let (descriptor, started) = (stop.descriptor()?, started.clone());
+            let cpu = (!options.cpus.is_empty())
+                .then(|| options.cpus.get(i % options.cpus.len()).copied())
+                .flatten();
+            let run = move || -> Result<()> {
+                let made = cpu
+                    .map_or(Ok(()), pin)
+                    .and_then(|()| worker(share, descriptor, options));
+                match made {
+                    Ok(mut worker) => {
+                        let _ = started.send(Ok(()));
+                        worker.run()
+                    }
+                    Err(error) => {
+                        let _ = started.send(Err(error));
+                        Ok(())
+                    }
+                }
+            };
+            let builder = std::thread::Builder::new().name(format!("worker-{i}"));
+            threads.push(builder.spawn_scoped(scope, run).context("worker thread")?);
+        }
+        drop(started);
+        // One that cannot start ends them all.
+        let mut result = Ok(());
+        for start in starts {
+            if start.is_err() && result.is_ok() {
+                result = start;
+                stop.now();
+            }
+        }
+        for thread in threads {
+            let end = thread
+                .join()
+                .map_err(|_| anyhow!("a worker ended by a bug"))?;
+            // When one fails, the others are to end well.
+            stop.now();
+            result = result.and(end);
+        }
+        result
+    })
 }

@@ -97,29 +97,24 @@ impl Worker {
 
     /// Serves until asked to end, then makes everything durable.
     pub fn run(&mut self) -> Result<()> {
-        let mut idle_since: Option<Instant> = None;
+        let mut last_work = Instant::now();
         let mut rounds = 0u32;
         loop {
             let now = Instant::now();
-            if self.round(now) {
-                idle_since = None;
+            let worked = self.round(now);
+            if worked {
+                last_work = now;
             }
-            rounds = rounds.wrapping_add(1);
-            if idle_since.is_none()
-                || self.must_poll()
-                || now.duration_since(*idle_since.get_or_insert(now)) < self.window()
-            {
-                if idle_since.is_none() {
-                    idle_since = Some(now);
-                }
+            if worked || self.must_poll() || now.duration_since(last_work) < self.window() {
+                rounds = rounds.wrapping_add(1);
                 let more = self.slots.iter().any(|s| s.more);
-                if (more || rounds % ROUNDS_PER_LOOK == 0) && self.look(Some(Duration::ZERO))? {
+                if (more || rounds.is_multiple_of(ROUNDS_PER_LOOK))
+                    && self.look(Some(Duration::ZERO))?
+                {
                     break;
                 }
                 std::hint::spin_loop();
-                continue;
-            }
-            if self.prepare_sleep(now) {
+            } else if self.prepare_sleep(now) {
                 let timeout = self
                     .deadline()
                     .map(|d| d.saturating_duration_since(Instant::now()));
@@ -262,7 +257,7 @@ impl Worker {
                 TOKEN_RING => {}
                 _ => {
                     let index = ((token - TOKEN_FIRST) / 2) as usize;
-                    if (token - TOKEN_FIRST) % 2 == 0 {
+                    if (token - TOKEN_FIRST).is_multiple_of(2) {
                         self.accept(index)
                     } else {
                         self.serve(index)
