@@ -3,3 +3,12 @@
 
 pub mod dma;
 pub mod vfio_user;
+
+/// Takes any input; panics when something that was promised does not hold.
+pub type Target = fn(&[u8]);
+
+/// Every target by its name, for libFuzzer: run.sh runs them in this order.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("vfio_user_stream", vfio_user::vfio_user_stream),
+    ("dma_prp_sgl", dma::prp_sgl),
+];

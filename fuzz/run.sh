@@ -1,0 +1,62 @@
+#!/bin/sh
+# Runs every fuzz target under libFuzzer. What is found stays in target/fuzz: the corpus, from which the next run goes
+# on, and the inputs of crashes. Without a C++ compiler, which libFuzzer needs, the targets' own tests run instead.
+#
+#   run.sh SECONDS [TARGET...]    each target, or those that are named, for so many seconds
+#   run.sh replay TARGET FILE     one input again
+set -eu
+cd "$(dirname "$0")/.."
+
+seconds=${1:?usage: run.sh SECONDS [TARGET...] or run.sh replay TARGET FILE}
+shift
+cargo=${CARGO:-cargo}
+out=${FUZZ_DIR:-$PWD/target/fuzz}
+host=$(rustc -vV | sed -n 's/^host: //p')
+mkdir -p "$out"
+
+compiles_cxx() {
+    printf '#include <vector>\nint main() { return std::vector<int>().size(); }\n' |
+        "${CXX:-c++}" -x c++ -o "$out/cxx-works" - >/dev/null 2>&1
+}
+if ! compiles_cxx && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "fuzz: installing g++" >&2
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++; } >"$out/apt.log" 2>&1 || true
+fi
+if ! compiles_cxx; then
+    echo "skipped: no C++ compiler for libFuzzer: apt-get install g++ (only random inputs are tried)"
+    exec "$cargo" test --quiet -p fuzz
+fi
+
+# Coverage as libFuzzer wants it. An explicit --target keeps build scripts out of it.
+RUSTFLAGS="${RUSTFLAGS-} --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+ -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
+ -Cllvm-args=-sanitizer-coverage-trace-compares"
+RUSTFLAGS=$(echo $RUSTFLAGS) CARGO_TARGET_DIR=$out/build \
+    "$cargo" build --quiet -p fuzz --features libfuzzer --bin libfuzzer --profile fuzz --target "$host"
+program=$out/build/$host/fuzz/libfuzzer
+
+if [ "$seconds" = replay ]; then
+    FUZZ_TARGET=${1:?which target} exec "$program" "${2:?which file}"
+fi
+
+status=0
+for target in ${*:-$("$program" 2>/dev/null)}; do
+    corpus=$out/corpus/$target
+    artifacts=$out/artifacts/$target
+    log=$out/$target.log
+    mkdir -p "$corpus" "$artifacts"
+    failed=0
+    FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -reload=0 \
+        -print_final_stats=1 -artifact_prefix="$artifacts/" "$corpus" >"$log" 2>&1 || failed=$?
+    if [ "$failed" = 0 ]; then
+        runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+        edges=$(sed -n 's/^#.*DONE *cov: \([0-9]*\).*/\1/p' "$log")
+        echo "fuzz: $target: $runs inputs in $seconds s, $edges edges covered, nothing found"
+        continue
+    fi
+    status=1
+    grep -v '^#' "$log" | tail -n 40 >&2
+    input=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)
+    echo "fuzz: $target: failed; log: $log; again by: fuzz/run.sh replay $target ${input:-FILE}" >&2
+done
+exit $status
