@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::control;
 use crate::serve::{ServeOptions, serve};
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, parse_namespace, read_config};
 use anyhow::Result;
@@ -31,6 +32,8 @@ enum Command {
     /// Serve volumes as the namespaces of a virtual NVMe controller
     #[command(after_long_help = SERVE_HELP)]
     Serve(Box<ServeArgs>),
+    /// Show the counters of a running vnvme serve
+    Stats(StatsArgs),
 }
 
 const SERVE_HELP: &str = "\
@@ -108,6 +111,19 @@ struct ServeArgs {
     /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cpus: Vec<usize>,
+    /// Unix socket to answer "vnvme stats" on
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct StatsArgs {
+    /// The control socket of a running vnvme serve --control PATH
+    #[arg(value_name = "PATH")]
+    control: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Sets up the log: to standard error, with colours on a terminal.
@@ -131,7 +147,20 @@ impl Cli {
     pub fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(args) => args.run(),
+            Command::Stats(args) => args.run(),
         }
+    }
+}
+
+impl StatsArgs {
+    fn run(self) -> Result<()> {
+        let stats = control::stats(&self.control)?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&stats)?);
+        } else {
+            stats.print();
+        }
+        Ok(())
     }
 }
 
@@ -141,6 +170,7 @@ impl ServeArgs {
             idle_window: Duration::from_micros(self.idle_window),
             workers: self.workers,
             cpus: self.cpus.clone(),
+            control: self.control.clone(),
         };
         serve(&self.specs()?, &options)
     }
@@ -195,7 +225,9 @@ mod tests {
             "mem://1G?nsid=9",
         ])
         .unwrap();
-        let Command::Serve(args) = cli.command;
+        let Command::Serve(args) = cli.command else {
+            panic!("serve is not serve");
+        };
         let specs = args.specs().unwrap();
         assert_eq!(specs[0].namespaces.len(), 2);
         assert_eq!(specs[0].namespaces[0].block_size, Some(4096));

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod control;
 mod device;
 mod eventfd;
 mod identity;

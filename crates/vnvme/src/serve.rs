@@ -1,5 +1,6 @@
 //! `vnvme serve`: from a specification to running workers.
 
+use crate::control::{self, Registry};
 use crate::identity;
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, hex};
@@ -9,6 +10,7 @@ use controller::{Controller, ControllerConfig, NamespaceConfig};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use vfio_user::Listener;
@@ -23,6 +25,8 @@ pub struct ServeOptions {
     pub workers: usize,
     /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
     pub cpus: Vec<usize>,
+    /// Where to answer `vnvme stats`.
+    pub control: Option<PathBuf>,
 }
 
 fn open_volume(spec: &NamespaceSpec) -> Result<Arc<dyn Volume>> {
@@ -97,7 +101,12 @@ fn controller(id: u16, spec: &ControllerSpec, io: &Io) -> Result<Controller> {
 }
 
 /// Makes a worker's controllers, on the worker's own thread.
-fn worker(specs: &[ControllerSpec], stop: OwnedFd, options: &ServeOptions) -> Result<Worker> {
+fn worker(
+    specs: &[ControllerSpec],
+    stop: OwnedFd,
+    options: &ServeOptions,
+    registry: &Registry,
+) -> Result<Worker> {
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * specs.len() as u32;
     let io = Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
@@ -115,6 +124,7 @@ fn worker(specs: &[ControllerSpec], stop: OwnedFd, options: &ServeOptions) -> Re
             namespaces = spec.namespaces.len(),
             "listening"
         );
+        registry.enter(&spec.socket, controller.stats());
         served.push(Served {
             controller,
             listener,
@@ -151,6 +161,20 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// The control socket's thread lives as long as the process.
+fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
+    let Some(path) = &options.control else {
+        return Ok(());
+    };
+    let listener = Listener::bind(path)?;
+    let registry = registry.clone();
+    let builder = std::thread::Builder::new().name("control".into());
+    builder
+        .spawn(move || control::answer(&listener, &registry))
+        .context("control thread")?;
+    Ok(())
+}
+
 /// Serves until SIGTERM or SIGINT.
 pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
     raise_descriptor_limit();
@@ -162,7 +186,9 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
             share.push(spec.clone());
         }
     }
-    std::thread::scope(|scope| {
+    let registry = &Registry::default();
+    start_control(options, registry)?;
+    let result = std::thread::scope(|scope| {
         let (started, starts) = mpsc::channel::<Result<()>>();
         let mut threads = Vec::new();
         for (i, share) in shares.iter().enumerate() {
@@ -173,7 +199,7 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
             let run = move || -> Result<()> {
                 let made = cpu
                     .map_or(Ok(()), pin)
-                    .and_then(|()| worker(share, descriptor, options));
+                    .and_then(|()| worker(share, descriptor, options, registry));
                 match made {
                     Ok(mut worker) => {
                         let _ = started.send(Ok(()));
@@ -206,5 +232,10 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
             result = result.and(end);
         }
         result
-    })
+    });
+    if let Some(path) = &options.control {
+        // Its thread still listens: the file is what others see.
+        let _ = std::fs::remove_file(path);
+    }
+    result
 }

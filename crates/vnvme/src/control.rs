@@ -1,0 +1,299 @@
+//! The control socket: asks a running `vnvme serve` for its counters.
+//!
+//! A request is one line of JSON, `{"method":"stats"}`; the answer is one line of JSON. A thread of its own answers: it reads
+//! the workers' counters without stopping them.
+
+use anyhow::{Context, Result, bail};
+use controller::{ControllerStats, QueueStats};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use vfio_user::Listener;
+
+/// Longest request, in bytes.
+const REQUEST_MAX: u64 = 4096;
+/// How long a client may take for its request and our answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where workers enter their controllers.
+#[derive(Clone, Default)]
+pub struct Registry(Arc<Mutex<Vec<Entry>>>);
+
+type Entry = (PathBuf, Arc<ControllerStats>);
+
+impl Registry {
+    /// Enters a controller under its socket.
+    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
+        // A thread that panicked while it held the lock left a whole list: there is no half an entry.
+        let mut list = self
+            .0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        list.push((socket.to_owned(), stats));
+    }
+
+    /// The counters of all controllers as they are now.
+    pub fn snapshot(&self) -> Stats {
+        let list = self
+            .0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        Stats {
+            controllers: list
+                .iter()
+                .map(|(socket, stats)| ControllerCounters::of(socket, stats))
+                .collect(),
+        }
+    }
+}
+
+/// The answer to `stats`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// One for each socket.
+    pub controllers: Vec<ControllerCounters>,
+}
+
+/// Counters of one controller since the process began.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct ControllerCounters {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Read commands completed, Compare and Verify among them.
+    pub host_reads: u64,
+    /// Write commands completed.
+    pub host_writes: u64,
+    /// Bytes read by the host.
+    pub bytes_read: u64,
+    /// Bytes written by the host.
+    pub bytes_written: u64,
+    /// Entries ever made in the error log.
+    pub errors: u64,
+    /// Controller-level resets.
+    pub resets: u64,
+    /// Queue pairs that were used, by ID; 0 is the admin queue.
+    pub queues: Vec<QueueCounters>,
+}
+
+/// Counters of one queue pair.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct QueueCounters {
+    /// Queue ID.
+    pub qid: usize,
+    /// Commands fetched.
+    pub commands: u64,
+    /// Completions posted.
+    pub completions: u64,
+    /// Doorbells that came as messages.
+    pub mmio_doorbells: u64,
+    /// Doorbells that were found in memory.
+    pub shadow_doorbells: u64,
+    /// Times that EventIdx was armed.
+    pub arms: u64,
+    /// Interrupts sent.
+    pub interrupts: u64,
+}
+
+impl ControllerCounters {
+    fn of(socket: &Path, stats: &ControllerStats) -> Self {
+        let queue = |(qid, q): (usize, &QueueStats)| QueueCounters {
+            qid,
+            commands: q.commands.get(),
+            completions: q.completions.get(),
+            mmio_doorbells: q.mmio_doorbells.get(),
+            shadow_doorbells: q.shadow_doorbells.get(),
+            arms: q.arms.get(),
+            interrupts: q.interrupts.get(),
+        };
+        ControllerCounters {
+            socket: socket.to_owned(),
+            host_reads: stats.host_reads.get(),
+            host_writes: stats.host_writes.get(),
+            bytes_read: stats.bytes_read.get(),
+            bytes_written: stats.bytes_written.get(),
+            errors: stats.error_log_entries.get(),
+            resets: stats.resets.get(),
+            queues: stats
+                .queues
+                .iter()
+                .enumerate()
+                .map(queue)
+                .filter(|q| q.commands + q.mmio_doorbells > 0)
+                .collect(),
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Request {
+    method: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Reply {
+    Stats(Stats),
+    Error(String),
+}
+
+/// Answers on `listener` until the process ends.
+pub fn answer(listener: &Listener, registry: &Registry) {
+    loop {
+        let mut poll = [rustix::event::PollFd::new(
+            listener,
+            rustix::event::PollFlags::IN,
+        )];
+        match rustix::event::poll(&mut poll, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::error!(%error, "control socket");
+                return;
+            }
+        }
+        match listener.accept() {
+            Ok(Some(fd)) => {
+                if let Err(error) = serve_one(UnixStream::from(fd), registry) {
+                    tracing::debug!(error = format_args!("{error:#}"), "control client");
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                // Out of descriptors, most likely: not a reason to spin.
+                tracing::warn!(%error, "control socket");
+                std::thread::sleep(PATIENCE);
+            }
+        }
+    }
+}
+
+fn serve_one(stream: UnixStream, registry: &Registry) -> Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(REQUEST_MAX))
+        .read_line(&mut line)
+        .context("request")?;
+    let reply = match serde_json::from_str::<Request>(&line) {
+        Ok(request) if request.method == "stats" => Reply::Stats(registry.snapshot()),
+        Ok(request) => Reply::Error(format!(
+            "unknown method \"{}\"; known: stats",
+            request.method
+        )),
+        Err(error) => Reply::Error(format!("no request: {error}")),
+    };
+    let mut text = serde_json::to_vec(&reply)?;
+    text.push(b'\n');
+    (&stream).write_all(&text).context("reply")
+}
+
+/// Asks the process behind a control socket for its counters.
+pub fn stats(path: &Path) -> Result<Stats> {
+    let stream = UnixStream::connect(path).with_context(|| {
+        format!(
+            "{} (is a vnvme serve --control {} running?)",
+            path.display(),
+            path.display()
+        )
+    })?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut request = serde_json::to_vec(&Request {
+        method: "stats".into(),
+    })?;
+    request.push(b'\n');
+    (&stream).write_all(&request).context("request")?;
+    let mut line = String::new();
+    BufReader::new(&stream)
+        .read_line(&mut line)
+        .context("answer")?;
+    match serde_json::from_str(&line).context("answer")? {
+        Reply::Stats(stats) => Ok(stats),
+        Reply::Error(error) => bail!("{}: {error}", path.display()),
+    }
+}
+
+impl Stats {
+    /// For people.
+    pub fn print(&self) {
+        for c in &self.controllers {
+            println!("{}", c.socket.display());
+            println!(
+                "  reads {} ({} MB)   writes {} ({} MB)   errors {}   resets {}",
+                c.host_reads,
+                c.bytes_read / 1_000_000,
+                c.host_writes,
+                c.bytes_written / 1_000_000,
+                c.errors,
+                c.resets
+            );
+            println!(
+                "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9}",
+                "queue",
+                "commands",
+                "completions",
+                "mmio",
+                "shadow",
+                "arms",
+                "interrupts",
+                "mmio/cmd"
+            );
+            for q in &c.queues {
+                let per_command = q.mmio_doorbells as f64 / q.commands.max(1) as f64;
+                println!(
+                    "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9.3}",
+                    q.qid,
+                    q.commands,
+                    q.completions,
+                    q.mmio_doorbells,
+                    q.shadow_doorbells,
+                    q.arms,
+                    q.interrupts,
+                    per_command
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(registry: &Registry, request: &[u8]) -> String {
+        let (client, server) = UnixStream::pair().unwrap();
+        (&client).write_all(request).unwrap();
+        serve_one(server, registry).unwrap();
+        let mut text = String::new();
+        (&client).read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn answers_stats_and_explains_the_rest() {
+        let registry = Registry::default();
+        let stats = Arc::new(ControllerStats::new(2));
+        registry.enter(Path::new("/tmp/vm0.sock"), stats.clone());
+        if let Some(queue) = stats.queues.get(1) {
+            queue.commands.add(7);
+            queue.mmio_doorbells.add(2);
+        }
+        let text = ask(&registry, b"{\"method\":\"stats\"}\n");
+        let Reply::Stats(stats) = serde_json::from_str(&text).unwrap() else {
+            panic!("{text}");
+        };
+        assert_eq!(stats.controllers.len(), 1);
+        let queues = &stats.controllers[0].queues;
+        assert_eq!(queues.len(), 1, "unused queues are left out");
+        assert_eq!(
+            (queues[0].qid, queues[0].commands, queues[0].mmio_doorbells),
+            (1, 7, 2)
+        );
+        assert!(ask(&registry, b"{\"method\":\"dance\"}\n").contains("dance"));
+        assert!(ask(&registry, b"what?\n").contains("error"));
+        let long = [b'x'; REQUEST_MAX as usize];
+        assert!(ask(&registry, &long).contains("error"));
+    }
+}
