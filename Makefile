@@ -14,13 +14,14 @@ export CARGO
 .PHONY: demo test check fuzz bench tools-build tools-guest
 
 demo: tools-guest
+	$(CARGO) build --release -p vnvme -p harness
 	$(CARGO) run --quiet --release -p harness --bin demo
 
 test: check tools-guest
 	$(CARGO) run --quiet -p harness --bin prepare
 	$(CARGO) build -p vnvme
 	$(CARGO) test --workspace
-	if [ -x fuzz/run.sh ]; then cd fuzz && ./run.sh 10; else echo "skipped: fuzz: no fuzz/run.sh yet"; fi
+	fuzz/run.sh 10
 
 check: tools-build
 	harness/setup.sh check
@@ -30,7 +31,7 @@ check: tools-build
 	if harness/setup.sh aarch64; then $(CARGO) check --workspace --target aarch64-unknown-linux-gnu; fi
 
 fuzz: tools-build
-	cd fuzz && ./run.sh $(FUZZ_SECONDS)
+	fuzz/run.sh $(FUZZ_SECONDS)
 
 bench: tools-build
 	@echo "bench: no benchmark suite exists yet" >&2

@@ -215,7 +215,6 @@ pub fn program() -> Result<PathBuf> {
         .current_dir(checkout())
         .args([
             "build",
-            "--quiet",
             "-p",
             "vnvme",
             "--message-format=json-render-diagnostics",

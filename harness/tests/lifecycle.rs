@@ -11,6 +11,7 @@ use common::{Disks, run, run_for};
 use harness::progress::skip;
 use harness::served::{Controller, Volumes};
 use harness::{Daemon, Guest};
+use serde_json::json;
 
 /// A guest that is killed in the middle of its work leaves a server that takes the next one, and a disk that still holds
 /// what was flushed.
@@ -40,6 +41,74 @@ fn a_second_guest_after_the_first_is_killed() -> Result<()> {
         "the first guest wrote {wanted}, the second reads {found}"
     );
     second.poweroff()?;
+    served.finish()
+}
+
+/// Behind an emulated IOMMU every transfer has its own short-lived mapping: the server's map changes all the time.
+#[test]
+fn a_guest_behind_an_iommu_reads_what_it_wrote() -> Result<()> {
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 256)?;
+    let served = Volumes::file("viommu", &file).serve()?;
+    let guest = Guest::builder("viommu")
+        .viommu()
+        .append("iommu.strict=1")
+        .disk(served.disk())
+        .boot()?;
+    run_for(
+        &guest,
+        Duration::from_secs(180),
+        "[ -n \"$(ls /sys/kernel/iommu_groups)\" ] || { echo the guest has no IOMMU; exit 1; }
+         d=$(wait_disk 1 1)
+         fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-256k --iodepth=8 \
+             --size=16m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --numjobs=2 --offset_increment=64m
+         nvme reset /dev/$(ctrl 1)
+         d=$(wait_disk 1 1)
+         mkfs.ext4 -q -F $d && mount $d /mnt && cp -a /tools/share/locale /mnt/ && umount /mnt
+         e2fsck -f -n $d",
+    )?;
+    guest.poweroff()?;
+    served.finish()
+}
+
+/// The controller is plugged into running machines, one after the other. It is not pulled out of them: QEMU 11.1 itself
+/// aborts when a vfio-user-pci device is (an assertion in memory_region_del_subregion).
+#[test]
+fn a_controller_is_plugged_into_running_guests() -> Result<()> {
+    if Controller::chosen()? == Controller::Qemu {
+        skip(
+            "a_controller_is_plugged_into_running_guests",
+            "only vfio-user is plugged",
+        );
+        return Ok(());
+    }
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 64)?;
+    let served = Volumes::file("hotplug", &file).serve()?;
+    let plugged = |name: &str| -> Result<Guest> {
+        let guest = Guest::builder(name)
+            .qemu_args(["-device", "pcie-root-port,id=slot1,chassis=1,slot=1"])
+            .boot()?;
+        let socket = json!({"type": "unix", "path": served.daemon()?.socket()});
+        let device =
+            json!({"driver": "vfio-user-pci", "id": "hot", "bus": "slot1", "socket": socket});
+        guest.qmp("device_add", device)?;
+        Ok(guest)
+    };
+    let guest = plugged("plugged-first")?;
+    let wanted = run(
+        &guest,
+        "d=$(wait_disk 1 1); head -c 1048576 /dev/urandom >/tmp/r
+         dd if=/tmp/r of=$d bs=1M oflag=direct conv=fsync 2>/dev/null; sha256sum </tmp/r",
+    )?;
+    guest.poweroff()?;
+    let guest = plugged("plugged-second")?;
+    let found = run(
+        &guest,
+        "d=$(wait_disk 1 1); dd if=$d bs=1M count=1 iflag=direct 2>/dev/null | sha256sum",
+    )?;
+    ensure!(wanted == found, "written {wanted}, read {found}");
+    guest.poweroff()?;
     served.finish()
 }
 
