@@ -8,7 +8,10 @@ use clap::{Args, Parser, Subcommand};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Virtual NVMe disks for virtual machines, served from an ordinary process over vfio-user.
 #[derive(Parser)]
@@ -128,14 +131,15 @@ struct StatsArgs {
 
 /// Sets up the log: to standard error, with colours on a terminal.
 pub fn init_logging(filter: &str) {
-    let (filter, complaint) = match EnvFilter::try_new(filter) {
+    let (filter, complaint) = match filter.parse::<Targets>() {
         Ok(filter) => (filter, None),
-        Err(error) => (EnvFilter::new("info"), Some(error)),
+        Err(error) => (Targets::new().with_default(LevelFilter::INFO), Some(error)),
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
         .init();
     if let Some(error) = complaint {
         tracing::warn!(%error, "--log");
