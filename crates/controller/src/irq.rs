@@ -23,11 +23,15 @@ struct Pin {
     sink: Option<Arc<dyn IrqSink>>,
     level: bool,
     masked: bool,
+    /// The host's Interrupt Disable (PCI command register).
+    disabled: bool,
 }
 
 /// The controller's interrupts, in their owner thread's hands.
 pub struct Irqs {
     vectors: Vec<Vector>,
+    /// Vectors that have a receiver.
+    receivers: u16,
     pin: Pin,
     /// INTMS/INTMC, for pin-based interrupts only ("NVMe over PCIe Transport 1.1", 3.1.3).
     intms: u32,
@@ -40,6 +44,7 @@ impl Irqs {
     pub fn new(vectors: u16) -> Self {
         Irqs {
             vectors: (0..vectors).map(|_| Vector::default()).collect(),
+            receivers: 0,
             pin: Pin::default(),
             intms: 0,
             delivered: 0,
@@ -55,6 +60,8 @@ impl Irqs {
     /// ignored (the VMM was told how many there are).
     pub fn set_vector(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         if let Some(v) = self.vectors.get_mut(usize::from(vector)) {
+            self.receivers -= u16::from(v.sink.is_some());
+            self.receivers += u16::from(sink.is_some());
             v.sink = sink;
             if let Some(sink) = &v.sink
                 && std::mem::take(&mut v.pending)
@@ -74,7 +81,7 @@ impl Irqs {
 
     /// True when interrupts go over the pin: it has a receiver and no vector has.
     pub fn pin_based(&self) -> bool {
-        self.pin.sink.is_some() && self.vectors.iter().all(|v| v.sink.is_none())
+        self.pin.sink.is_some() && self.receivers == 0
     }
 
     /// Delivers one interrupt on an MSI-X vector.
@@ -93,7 +100,7 @@ impl Irqs {
     /// Sets the pin's level: high while any completion queue with interrupts enabled has entries that the host did not
     /// consume.
     pub fn set_level(&mut self, level: bool) {
-        let level = level && self.intms & 1 == 0;
+        let level = level && self.intms & 1 == 0 && !self.pin.disabled;
         if self.pin.level != level {
             self.pin.level = level;
             self.deliver_pin();
@@ -109,6 +116,11 @@ impl Irqs {
             self.delivered += 1;
             self.pin.masked = true;
         }
+    }
+
+    /// Interrupt Disable of the PCI command register. The caller sets the level anew afterwards.
+    pub fn disable_pin(&mut self, disabled: bool) {
+        self.pin.disabled = disabled;
     }
 
     /// The VMM masks the pin.
@@ -169,6 +181,7 @@ impl Irqs {
         for v in &mut self.vectors {
             *v = Vector::default();
         }
+        self.receivers = 0;
         self.pin = Pin::default();
     }
 }

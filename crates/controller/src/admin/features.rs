@@ -12,13 +12,13 @@ use nvme::cmd::admin::{FeatureCapabilities, FeatureSelect, GetFeaturesCdw10, Set
 use nvme::feature::Fid;
 use nvme::{Command, Status};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify Controller.
 const DEFAULT_OVER: u16 = 343;
 /// Arbitration burst after power-on: 32 commands, as a power of two.
 const DEFAULT_ARBITRATION: u32 = 5;
-/// Where the timestamp comes from ("NVMe Base 2.1", 5.1.25.1.10): 000b power-on, 001b Set Features.
+/// Where the timestamp comes from ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level reset, 001b Set Features.
 const ORIGIN_SET: u8 = 1;
 
 /// Values of the features.
@@ -37,20 +37,18 @@ pub(crate) struct Features {
     host_identifier: [u8; 16],
 }
 
+/// Counts milliseconds: from zero after a controller-level reset, from the host's value once there is one.
 struct Timestamp {
-    /// Milliseconds since the epoch when it was set.
+    /// Milliseconds when it was set.
     value: u64,
     set_at: Instant,
     origin: u8,
 }
 
 impl Timestamp {
-    fn now() -> Self {
-        let value = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_millis() as u64);
+    fn new() -> Self {
         Timestamp {
-            value,
+            value: 0,
             set_at: Instant::now(),
             origin: 0,
         }
@@ -76,7 +74,7 @@ impl Features {
             coalescing_disabled: 0,
             write_atomicity: 0,
             event_config: 0,
-            timestamp: Timestamp::now(),
+            timestamp: Timestamp::new(),
             host_identifier: [0; 16],
         }
     }
@@ -153,15 +151,10 @@ impl Controller {
     }
 
     fn check_nsid(&self, nsid: u32, broadcast: bool) -> Result<(), Status> {
-        let exists = self
-            .engine
-            .namespaces
-            .iter()
-            .any(|ns| ns.config.nsid == nsid);
-        if exists || (broadcast && nsid == NSID_BROADCAST) {
+        if broadcast && nsid == NSID_BROADCAST {
             return Ok(());
         }
-        Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
+        self.engine.namespace_index(nsid).map(|_| ())
     }
 
     /// A feature's value out of `features`, in dword 0 or in the host's buffer.
@@ -177,15 +170,11 @@ impl Controller {
             Fid::ARBITRATION => features.arbitration,
             Fid::TEMPERATURE_THRESHOLD => {
                 let (sensor, which) = (cdw11 >> 16 & 0xf, cdw11 >> 20 & 3);
-                // Only the composite temperature has thresholds.
-                let threshold = features
-                    .thresholds
-                    .get(which as usize)
-                    .ok_or(INVALID_FIELD)?;
-                if sensor == 0 {
-                    u32::from(*threshold)
-                } else {
-                    0
+                let threshold = features.thresholds.get(which as usize);
+                // Only the composite temperature is there.
+                match threshold {
+                    Some(threshold) if sensor == 0 => u32::from(*threshold),
+                    _ => return Err(INVALID_FIELD),
                 }
             }
             Fid::ERROR_RECOVERY => features
@@ -273,9 +262,13 @@ impl Controller {
                     return Err(INVALID_FIELD);
                 }
                 let on = cdw11 & 1 != 0;
-                // From now on the host does not flush: what it wrote so far must not be lost either.
+                // From now on the host does not flush: what it wrote so far must not be lost either. New writes are
+                // durable by themselves already, those in flight end before the flush begins.
                 if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
+                    self.admin.features.apply(&mut self.engine);
+                    self.admin.cache_flushes.push(command.cid.get());
                     self.engine.flush_all();
+                    return Ok(Outcome::Later);
                 }
             }
             Fid::NUMBER_OF_QUEUES => {
@@ -331,6 +324,17 @@ impl Controller {
         }
         self.admin.features.apply(&mut self.engine);
         Ok(Outcome::Done(result))
+    }
+
+    /// The flush of a write cache that was turned off is over.
+    pub(crate) fn cache_flushed(&mut self, failed: Option<Status>) {
+        for cid in std::mem::take(&mut self.admin.cache_flushes) {
+            if let Some(status) = failed {
+                self.failed(0, cid, status, 0, 0);
+            }
+            self.engine
+                .finish(0, cid, failed.unwrap_or(Status::SUCCESS), 0);
+        }
     }
 
     fn set_threshold(&mut self, cdw11: u32) -> Result<(), Status> {

@@ -147,12 +147,15 @@ impl Controller {
     fn subnqn(&self) -> String {
         let config = &self.config;
         config.subnqn.clone().unwrap_or_else(|| {
-            // The form that the standard gives to subsystems without a name of their own: ids, serial, model.
-            let (vid, ssvid) = (config.pci.vendor, config.pci.subsystem_vendor);
-            format!(
-                "nqn.2014.08.org.nvmexpress:{vid:04x}{ssvid:04x}{:20}{:40}",
-                config.serial, config.model
-            )
+            // The form for subsystems that no vendor's domain names: by a UUID ("NVMe Base 2.1", 4.7), the same each time
+            // for the same serial and model number.
+            let mut uuid = fnv128(&[config.serial.as_bytes(), b"/", config.model.as_bytes()]);
+            uuid[6] = uuid[6] & 0x0f | 0x80; // version 8: made by a rule of our own
+            uuid[8] = uuid[8] & 0x3f | 0x80; // variant of RFC 9562
+            let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+            let (a, b, c) = (hex(&uuid[..4]), hex(&uuid[4..6]), hex(&uuid[6..8]));
+            let (d, e) = (hex(&uuid[8..10]), hex(&uuid[10..]));
+            format!("nqn.2014-08.org.nvmexpress:uuid:{a}-{b}-{c}-{d}-{e}")
         })
     }
 
@@ -252,4 +255,13 @@ fn nvm_only(csi: Csi) -> Result<(), Status> {
     } else {
         Err(INVALID_FIELD)
     }
+}
+
+/// FNV-1a, 128 bits.
+fn fnv128(parts: &[&[u8]]) -> [u8; 16] {
+    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
+    for byte in parts.iter().copied().flatten() {
+        hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+    }
+    hash.to_be_bytes()
 }

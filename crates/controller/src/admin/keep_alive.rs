@@ -24,6 +24,11 @@ impl KeepAlive {
         self.restart(now);
     }
 
+    /// The host will not be heard of any more, and that is all right.
+    pub fn stop(&mut self) {
+        self.deadline = None;
+    }
+
     fn restart(&mut self, now: Instant) {
         self.deadline = (!self.timeout.is_zero()).then(|| now + self.timeout);
     }

@@ -228,12 +228,9 @@ impl Controller {
     }
 
     /// A doorbell was written with a value outside its queue; the value is not used.
-    pub(crate) fn invalid_doorbell_value(&mut self, qid: u16, value: u32) {
-        self.doorbell_error(
-            ErrorEvent::INVALID_DOORBELL_VALUE,
-            usize::from(qid) * 2,
-            value,
-        );
+    pub(crate) fn invalid_doorbell_value(&mut self, qid: u16, cq: bool, value: u32) {
+        let index = usize::from(qid) * 2 + usize::from(cq);
+        self.doorbell_error(ErrorEvent::INVALID_DOORBELL_VALUE, index, value);
     }
 
     fn doorbell_error(&mut self, event: ErrorEvent, index: usize, value: u32) {
@@ -242,11 +239,10 @@ impl Controller {
         self.add_error(ErrorInformation {
             sqid: 0xffff.into(),
             cid: 0xffff.into(),
-            csinfo: u64::from(qid).into(),
             ..entry(Status::INVALID_FIELD)
         });
         if let Some(left_out) = self.admin.quiet.allow(self.now) {
-            tracing::debug!(qid, value, left_out, "{event}");
+            tracing::debug!(qid, cq = index % 2 == 1, value, left_out, "{event}");
         }
         self.notify(AsyncEvent::error(event));
     }

@@ -43,12 +43,14 @@ pub(crate) struct Admin {
     pub keep_alive: KeepAlive,
     /// Delete I/O Submission Queue commands (queue, command) that wait for their queue to drain.
     pub deletions: Vec<(u16, u16)>,
-    /// Admin queue's own failures are logged at most so often.
+    /// Set Features commands that turned the write cache off, and wait for the flush.
+    pub cache_flushes: Vec<u16>,
+    /// Failures are logged at most so often.
     pub quiet: RateLimit,
 }
 
 impl Admin {
-    pub fn new(config: &ControllerConfig, _engine: &Engine) -> Self {
+    pub fn new(config: &ControllerConfig) -> Self {
         Admin {
             features: Features::new(config),
             logs: Logs::new(),
@@ -56,20 +58,20 @@ impl Admin {
             aborts: Aborts::default(),
             keep_alive: KeepAlive::default(),
             deletions: Vec::new(),
+            cache_flushes: Vec::new(),
             quiet: RateLimit::default(),
         }
     }
 
-    /// A controller-level reset: parked commands are gone, features are back at their defaults; logs and the timestamp's
-    /// origin stay.
+    /// A controller-level reset: parked commands are gone, features are back at their defaults; logs stay.
     pub fn reset(&mut self, config: &ControllerConfig, engine: &mut Engine) {
         self.features = Features::new(config);
         self.events = AsyncEvents::default();
         self.aborts = Aborts::default();
         self.keep_alive = KeepAlive::default();
         self.deletions.clear();
+        self.cache_flushes.clear();
         self.features.apply(engine);
-        engine.write_cache = config.write_cache;
     }
 }
 

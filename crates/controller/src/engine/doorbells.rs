@@ -19,10 +19,13 @@ pub(super) fn index(qid: u16, which: Which) -> usize {
     usize::from(qid) * 2 + usize::from(which == Which::CqHead)
 }
 
+/// Shadow doorbells and EventIdx.
+pub(super) type FoundBuffers = (dma::Cells, dma::Cells);
+
 struct Buffers {
     shadow_iova: u64,
     eventidx_iova: u64,
-    found: Option<(dma::Cells, dma::Cells)>,
+    found: Option<FoundBuffers>,
 }
 
 pub(super) struct Doorbells {
@@ -73,28 +76,17 @@ impl Doorbells {
         self.buffers.as_ref().is_some_and(|b| b.found.is_some())
     }
 
-    /// Doorbell Buffer Config.
-    pub fn configure(
-        &mut self,
-        dma: &DmaMap,
-        shadow_iova: u64,
-        eventidx_iova: u64,
-    ) -> Result<(), DmaError> {
-        let found = self.find(dma, shadow_iova, eventidx_iova)?;
+    /// Doorbell Buffer Config, with buffers that were found.
+    pub fn configure(&mut self, shadow_iova: u64, eventidx_iova: u64, found: FoundBuffers) {
         self.buffers = Some(Buffers {
             shadow_iova,
             eventidx_iova,
             found: Some(found),
         });
-        Ok(())
     }
 
-    fn find(
-        &self,
-        dma: &DmaMap,
-        shadow: u64,
-        eventidx: u64,
-    ) -> Result<(dma::Cells, dma::Cells), DmaError> {
+    /// Looks for the memory of both buffers.
+    pub fn find(&self, dma: &DmaMap, shadow: u64, eventidx: u64) -> Result<FoundBuffers, DmaError> {
         // The controller writes the shadow buffer too: a doorbell's first value.
         let shadow = dma::Cells::resolve(dma, shadow, self.cells, Access::Write)?;
         let eventidx = dma::Cells::resolve(dma, eventidx, self.cells, Access::Write)?;
@@ -122,18 +114,20 @@ impl Doorbells {
         }
     }
 
-    /// Something was mapped: tries to find buffers that had gone.
-    pub fn mapped(&mut self, dma: &DmaMap) {
-        if let Some(b) = &self.buffers
-            && b.found.is_none()
-        {
-            let (shadow_iova, eventidx_iova) = (b.shadow_iova, b.eventidx_iova);
-            let found = self.find(dma, shadow_iova, eventidx_iova).ok();
-            self.buffers = Some(Buffers {
-                shadow_iova,
-                eventidx_iova,
-                found,
-            });
-        }
+    /// Something was mapped: tries to find buffers that had gone. `true` when they are back.
+    pub fn mapped(&mut self, dma: &DmaMap) -> bool {
+        let Some(Buffers {
+            shadow_iova,
+            eventidx_iova,
+            found: None,
+        }) = self.buffers
+        else {
+            return false;
+        };
+        let Ok(found) = self.find(dma, shadow_iova, eventidx_iova) else {
+            return false;
+        };
+        self.configure(shadow_iova, eventidx_iova, found);
+        true
     }
 }

@@ -1,42 +1,22 @@
-//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checked, walked, handed to the volume, completed.
+//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checked, walked, handed to the volume.
 
 use super::slots::{Kind, Work};
 use super::{Engine, Event};
-use dma::{Access, Buffer, SegmentList};
-use nvme::cmd::io::{DsmCdw10, DsmCdw11, DsmRange, RwCdw12, WriteZeroesCdw12};
+use dma::{Access, SegmentList};
+use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::cmd::{Fuse, NSID_BROADCAST, Psdt};
 use nvme::{Command, NvmOpcode, Status};
-use volume::{IoError, IoErrorKind, Op, Request};
-use zerocopy::FromBytes;
+use volume::{Op, Request};
 
 /// A range of a namespace that was checked to lie within it.
-struct Extent {
+pub(super) struct Extent {
     /// Index of the namespace.
-    ns: usize,
-    slba: u64,
+    pub ns: usize,
+    pub slba: u64,
     /// Bytes.
-    offset: u64,
+    pub offset: u64,
     /// Bytes.
-    len: u64,
-}
-
-/// The status of a command whose volume reported an error.
-fn status_of(error: IoError, write: bool) -> Status {
-    match error.kind {
-        IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
-        IoErrorKind::MediaRead | IoErrorKind::MediaWrite | IoErrorKind::Truncated => {
-            Status::WRITE_FAULT
-        }
-        IoErrorKind::NoSpace => Status::CAPACITY_EXCEEDED.with_dnr(true),
-        IoErrorKind::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true),
-        IoErrorKind::OutOfRange => Status::LBA_OUT_OF_RANGE.with_dnr(true),
-        IoErrorKind::Memory => Status::DATA_TRANSFER_ERROR,
-        IoErrorKind::Aborted => Status::ABORT_REQUESTED,
-        IoErrorKind::Gone => Status::INTERNAL_ERROR.with_dnr(true),
-        IoErrorKind::Unsupported => Status::INVALID_OPCODE.with_dnr(true),
-        IoErrorKind::Busy => Status::COMMAND_INTERRUPTED,
-        IoErrorKind::Invalid => Status::INTERNAL_ERROR,
-    }
+    pub len: u64,
 }
 
 fn prp_status(error: dma::prp::PrpError) -> Status {
@@ -84,12 +64,12 @@ impl Engine {
         }
     }
 
-    fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
-        let found = self.namespaces.iter().position(|ns| ns.config.nsid == nsid);
-        found.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
-    }
-
-    fn extent(&self, command: &Command, blocks: u64, write: bool) -> Result<Extent, Status> {
+    pub(super) fn extent(
+        &self,
+        command: &Command,
+        blocks: u64,
+        write: bool,
+    ) -> Result<Extent, Status> {
         let index = self.namespace_index(command.nsid.get())?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
         if write && ns.read_only {
@@ -108,7 +88,12 @@ impl Engine {
     }
 
     /// A slot for `command`, filled in.
-    fn slot_for(&mut self, sqid: u16, command: &Command, ns: usize) -> Result<u16, Status> {
+    pub(super) fn slot_for(
+        &mut self,
+        sqid: u16,
+        command: &Command,
+        ns: usize,
+    ) -> Result<u16, Status> {
         let index = self.slots.alloc().ok_or(Status::INTERNAL_ERROR)?;
         if let Some(slot) = self.slots.get(index) {
             slot.sqid = sqid;
@@ -123,7 +108,7 @@ impl Engine {
     }
 
     /// Finds the `len` bytes of guest memory that the command's data pointer describes.
-    fn walk(
+    pub(super) fn walk(
         &self,
         command: &Command,
         len: u64,
@@ -150,7 +135,7 @@ impl Engine {
     }
 
     /// Walks the command's data into the slot's own list; gives the slot back when that fails.
-    fn walk_into(
+    pub(super) fn walk_into(
         &mut self,
         index: u16,
         command: &Command,
@@ -166,7 +151,7 @@ impl Engine {
             slot.list = list;
         }
         if walked.is_err() {
-            self.slots.release(index);
+            self.free_slot(index);
         }
         walked
     }
@@ -205,7 +190,15 @@ impl Engine {
         self.submit(index, extent.ns, op, extent.offset, extent.len, data);
     }
 
-    fn submit(&mut self, index: u16, ns: usize, op: Op, offset: u64, len: u64, data: SegmentList) {
+    pub(super) fn submit(
+        &mut self,
+        index: u16,
+        ns: usize,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: SegmentList,
+    ) {
         let tag = self.slots.tag(index);
         let Some(ns) = self.namespaces.get_mut(ns) else {
             return;
@@ -222,42 +215,54 @@ impl Engine {
     }
 
     fn flush(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
-        if command.nsid.get() != NSID_BROADCAST {
-            let ns = self.namespace_index(command.nsid.get())?;
-            let index = self.slot_for(sqid, command, ns)?;
-            self.start(
-                index,
-                Extent {
-                    ns,
-                    slba: 0,
-                    offset: 0,
-                    len: 0,
-                },
-                Op::Flush,
-                Kind::Other,
-            );
+        if command.nsid.get() == NSID_BROADCAST {
+            let index = self.slot_for(sqid, command, 0)?;
+            if let Some(slot) = self.slots.get(index) {
+                slot.work = Work::FlushAll(0);
+            }
+            self.flush_next(index);
             return Ok(());
         }
-        let index = self.slot_for(sqid, command, 0)?;
-        let count = self.namespaces.len();
-        if let Some(slot) = self.slots.get(index) {
-            // One more than there are, so that requests which complete at once do not end the command too early.
-            slot.work = Work::Parts(count as u32 + 1);
-        }
-        for ns in 0..count {
-            self.submit(index, ns, Op::Flush, 0, 0, SegmentList::new());
-        }
-        self.part_done(index);
+        let ns = self.namespace_index(command.nsid.get())?;
+        let index = self.slot_for(sqid, command, ns)?;
+        let extent = Extent {
+            ns,
+            slba: 0,
+            offset: 0,
+            len: 0,
+        };
+        self.start(index, extent, Op::Flush, Kind::Other);
         Ok(())
     }
 
-    fn part_done(&mut self, index: u16) {
-        if let Some(slot) = self.slots.get(index)
-            && let Work::Parts(left) = &mut slot.work
-        {
-            *left = left.saturating_sub(1);
-            if *left == 0 {
-                self.end(index);
+    /// Goes on with a flush of every namespace, one after the other: a tag names one request at a time.
+    pub(super) fn flush_next(&mut self, index: u16) {
+        loop {
+            let Some(slot) = self.slots.get(index) else {
+                return;
+            };
+            let Work::FlushAll(next) = &mut slot.work else {
+                return;
+            };
+            let ns = *next;
+            *next += 1;
+            let tag = self.slots.tag(index);
+            let Some(namespace) = self.namespaces.get_mut(ns) else {
+                return self.end(index);
+            };
+            if let Some(slot) = self.slots.get(index) {
+                slot.ns = ns;
+            }
+            let request = Request {
+                tag,
+                op: Op::Flush,
+                offset: 0,
+                len: 0,
+                data: SegmentList::new(),
+            };
+            match namespace.queue.submit(request) {
+                None => return,
+                Some(completion) => self.flush_done(index, completion.result),
             }
         }
     }
@@ -270,261 +275,7 @@ impl Engine {
             deallocate: cdw12.deac(),
             fua: cdw12.fua() || !self.write_cache,
         };
-        self.start(index, extent, op, Kind::Write);
+        self.start(index, extent, op, Kind::Other);
         Ok(())
-    }
-
-    fn dataset_management(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
-        let count = usize::from(DsmCdw10::from_bits(command.cdw10.get()).nr());
-        let attributes = DsmCdw11::from_bits(command.cdw11.get());
-        let ns_index = self.namespace_index(command.nsid.get())?;
-        let ns = self
-            .namespaces
-            .get(ns_index)
-            .ok_or(Status::INTERNAL_ERROR)?;
-        if attributes.ad() && ns.read_only {
-            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
-        }
-        let (shift, blocks) = (ns.shift, ns.blocks);
-        let mut bytes = [0u8; nvme::cmd::io::DSM_MAX_RANGES * 16];
-        let bytes = bytes.get_mut(..count * 16).ok_or(Status::INTERNAL_ERROR)?;
-        let mut list = SegmentList::new();
-        self.walk(command, bytes.len() as u64, Access::Read, &mut list)?;
-        list.copy_to(0, bytes);
-        drop(list);
-        let mut ranges = Vec::with_capacity(count);
-        for raw in bytes.chunks_exact(16) {
-            let range = DsmRange::read_from_bytes(raw).map_err(|_| Status::INTERNAL_ERROR)?;
-            let (slba, nlb) = (range.slba.get(), u64::from(range.nlb.get()));
-            if slba.checked_add(nlb).is_none_or(|end| end > blocks) {
-                return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
-            }
-            if attributes.ad() && nlb > 0 {
-                ranges.push((slba << shift, nlb << shift));
-            }
-        }
-        // The other attributes are hints.
-        let index = self.slot_for(sqid, command, ns_index)?;
-        ranges.reverse();
-        if let Some(slot) = self.slots.get(index) {
-            slot.work = Work::Ranges(ranges);
-        }
-        self.next_range(index);
-        Ok(())
-    }
-
-    /// Ranges go to the volume one after the other, so that a command never has more than one request out.
-    fn next_range(&mut self, index: u16) {
-        loop {
-            let Some(slot) = self.slots.get(index) else {
-                return;
-            };
-            let ns = slot.ns;
-            let Work::Ranges(ranges) = &mut slot.work else {
-                return;
-            };
-            let Some((offset, len)) = ranges.pop() else {
-                return self.end(index);
-            };
-            let tag = self.slots.tag(index);
-            let Some(ns) = self.namespaces.get_mut(ns) else {
-                return;
-            };
-            let data = SegmentList::new();
-            match ns.queue.submit(Request {
-                tag,
-                op: Op::Deallocate,
-                offset,
-                len,
-                data,
-            }) {
-                None => return,
-                Some(completion) => self.range_done(index, completion.result),
-            }
-        }
-    }
-
-    fn range_done(&mut self, index: u16, result: Result<(), IoError>) {
-        let Some(slot) = self.slots.get(index) else {
-            return;
-        };
-        match result {
-            Ok(()) => {}
-            // Deallocation is advice: what the volume cannot give back stays allocated.
-            Err(error) if error.kind == IoErrorKind::Unsupported => {}
-            Err(error) => {
-                slot.status = status_of(error, true);
-                if let Work::Ranges(ranges) = &mut slot.work {
-                    ranges.clear();
-                }
-            }
-        }
-    }
-
-    fn compare(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
-        let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
-        let extent = self.extent(command, blocks.into(), false)?;
-        if extent.len > self.max_transfer {
-            return Err(Status::INVALID_FIELD.with_dnr(true));
-        }
-        let buffer = Buffer::new(extent.len as usize);
-        let index = self.slot_for(sqid, command, extent.ns)?;
-        self.walk_into(index, command, extent.len, Access::Read)?;
-        if let Some(slot) = self.slots.get(index) {
-            slot.work = Work::Compare;
-            slot.kind = Kind::Read;
-            slot.bytes = extent.len;
-            slot.slba = extent.slba;
-        }
-        self.submit(
-            index,
-            extent.ns,
-            Op::Read,
-            extent.offset,
-            extent.len,
-            SegmentList::owned(buffer),
-        );
-        Ok(())
-    }
-
-    /// Verify reads and throws away. Its size is limited as that of a transfer (VSL), so that its memory is.
-    fn verify(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
-        let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
-        let extent = self.extent(command, blocks.into(), false)?;
-        if extent.len > self.max_transfer {
-            return Err(Status::INVALID_FIELD.with_dnr(true));
-        }
-        let buffer = Buffer::new(extent.len as usize);
-        let index = self.slot_for(sqid, command, extent.ns)?;
-        if let Some(slot) = self.slots.get(index) {
-            slot.kind = Kind::Read;
-            slot.slba = extent.slba;
-        }
-        self.submit(
-            index,
-            extent.ns,
-            Op::Read,
-            extent.offset,
-            extent.len,
-            SegmentList::owned(buffer),
-        );
-        Ok(())
-    }
-
-    /// A request came back from a volume. Stale tags are ignored.
-    pub fn complete(&mut self, mut completion: volume::Completion) {
-        let Some(index) = self.slots.of_tag(completion.tag) else {
-            return;
-        };
-        let Some(slot) = self.slots.get(index) else {
-            return;
-        };
-        match &mut slot.work {
-            Work::Single => {
-                if let Err(error) = completion.result {
-                    slot.status = status_of(error, slot.kind != Kind::Read);
-                }
-                // A list of host memory (Verify) goes; the slot's own comes back, with its capacity.
-                if completion.data.buffer().is_none() {
-                    slot.list = completion.data;
-                }
-                self.end(index);
-            }
-            Work::Ranges(_) => {
-                self.range_done(index, completion.result);
-                self.next_range(index);
-            }
-            Work::Compare => {
-                match completion.result {
-                    Err(error) => slot.status = status_of(error, false),
-                    Ok(()) => {
-                        let same = completion
-                            .data
-                            .buffer()
-                            .is_some_and(|read| slot.list.equals(0, read));
-                        if !same {
-                            slot.status = Status::COMPARE_FAILURE;
-                        }
-                    }
-                }
-                self.end(index);
-            }
-            Work::Parts(_) => {
-                if let Err(error) = completion.result
-                    && slot.status.is_success()
-                {
-                    slot.status = status_of(error, true);
-                }
-                self.part_done(index);
-            }
-        }
-    }
-
-    /// Counts, posts and frees a command that is over.
-    fn end(&mut self, index: u16) {
-        let Some(slot) = self.slots.get(index) else {
-            return;
-        };
-        let (sqid, cid, status, nsid, lba) =
-            (slot.sqid, slot.cid, slot.status, slot.nsid, slot.slba);
-        let (kind, bytes, orphan, abort) = (slot.kind, slot.bytes, slot.orphan, slot.abort);
-        self.slots.release(index);
-        match kind {
-            Kind::Read => {
-                self.stats.host_reads.add(1);
-                self.stats.bytes_read.add(bytes);
-            }
-            Kind::Write => {
-                self.stats.host_writes.add(1);
-                self.stats.bytes_written.add(bytes);
-            }
-            Kind::Other => {}
-        }
-        if self.slots.in_use() == 0
-            && let Some(since) = self.busy_since.take()
-        {
-            let busy = self.now.saturating_duration_since(since);
-            self.stats.busy_ns.add(busy.as_nanos() as u64);
-        }
-        if orphan {
-            return;
-        }
-        if !status.is_success() {
-            self.events.push_back(Event::Failed {
-                sqid,
-                cid,
-                status,
-                nsid,
-                lba,
-            });
-        }
-        self.finish(sqid, cid, status, 0);
-        if abort {
-            let aborted = status.is(Status::ABORT_REQUESTED);
-            self.events
-                .push_back(Event::AbortDone { sqid, cid, aborted });
-        }
-    }
-
-    /// Starts a flush of every namespace on the controller's own account (shutdown, power state). It is over when
-    /// [`Engine::drained`] says so.
-    pub fn flush_all(&mut self) {
-        for ns in 0..self.namespaces.len() {
-            if !self
-                .namespaces
-                .get(ns)
-                .is_some_and(|n| n.volatile_cache && !n.read_only)
-            {
-                continue;
-            }
-            let Some(index) = self.slots.alloc() else {
-                continue;
-            };
-            if let Some(slot) = self.slots.get(index) {
-                slot.orphan = true;
-                slot.ns = ns;
-            }
-            self.submit(index, ns, Op::Flush, 0, 0, SegmentList::new());
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Submission and completion queues as the controller sees them.
 
 use dma::{Access, DmaMap, Ring};
-use doorbell::Watch;
+use doorbell::{Watch, distance};
 use nvme::Completion;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -68,6 +68,8 @@ pub(super) struct Sq {
     /// First entry that the host has not written yet, as far as known.
     pub tail: u32,
     pub watch: Watch,
+    /// The doorbell's value as it was last looked at, allowed or not.
+    pub seen: u32,
     /// Commands fetched whose completion is not posted yet.
     pub outstanding: u32,
     /// Delete I/O Submission Queue is waiting for the outstanding commands.
@@ -85,6 +87,7 @@ impl Sq {
             head: 0,
             tail: 0,
             watch,
+            seen: 0,
             outstanding: 0,
             deleting: false,
             abort_on_fetch: Vec::new(),
@@ -93,6 +96,13 @@ impl Sq {
 
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
+    }
+
+    /// Whether the host may move the tail there: not over entries that it submitted and that were not fetched yet
+    /// ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
+    pub fn allows(&self, tail: u32) -> bool {
+        let submitted = |tail| distance(self.head, tail, self.size);
+        submitted(tail) >= submitted(self.tail)
     }
 
     pub fn advance_head(&mut self) {
@@ -124,8 +134,12 @@ pub(super) struct Cq {
     pub vector: Option<u16>,
     /// Completions waiting for space, in order. Never more than commands are outstanding.
     pub backlog: VecDeque<Backlogged>,
-    /// EventIdx is armed, because the queue is full: the host's next head brings a doorbell.
-    pub armed: bool,
+    /// It is in the engine's list of queues with a backlog.
+    pub blocked: bool,
+    /// It is in the engine's list of queues with entries to signal.
+    pub dirty: bool,
+    /// The doorbell's value as it was last looked at, allowed or not.
+    pub seen: u32,
     /// Submission queues that complete here.
     pub users: u16,
     /// Entries posted since the last interrupt.
@@ -145,7 +159,9 @@ impl Cq {
             watch,
             vector,
             backlog: VecDeque::new(),
-            armed: false,
+            blocked: false,
+            dirty: false,
+            seen: 0,
             users: 0,
             unsignalled: 0,
             unsignalled_since: None,
@@ -164,6 +180,18 @@ impl Cq {
     /// Full: one more entry would make tail equal head ("NVMe Base 2.1", 3.3.1.4).
     pub fn is_full(&self) -> bool {
         self.next_tail() == self.head
+    }
+
+    /// Whether the host may move the head there: it cannot consume what was not posted.
+    pub fn allows(&self, head: u32) -> bool {
+        distance(self.head, head, self.size) <= distance(self.head, self.tail, self.size)
+    }
+
+    /// The host was told of everything posted so far, or does not want to be.
+    pub fn signalled(&mut self) {
+        self.dirty = false;
+        self.unsignalled = 0;
+        self.unsignalled_since = None;
     }
 
     /// The host has entries to consume, as far as known.

@@ -11,8 +11,10 @@ pub(super) enum Work {
     Ranges(Vec<(u64, u64)>),
     /// Compare: the request reads into host memory, the guest's data waits in the slot.
     Compare,
-    /// Flush of every namespace: this many requests are still out.
-    Parts(u32),
+    /// Flush of every namespace, one after the other: the index of the next one.
+    FlushAll(usize),
+    /// A flush on the controller's own account.
+    OwnFlush,
 }
 
 /// A command in flight.
@@ -31,6 +33,8 @@ pub(super) struct Slot {
     pub status: Status,
     /// Capacity is kept from command to command: no allocation in steady state.
     pub list: SegmentList,
+    /// Bytes of host memory that it took from the budget.
+    pub scratch: u64,
     /// An Abort command waits for it.
     pub abort: bool,
     /// Its queue is gone (controller reset): nothing is posted.
@@ -42,7 +46,10 @@ pub(super) struct Slot {
 /// For the counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// Read and Compare.
     Read,
+    /// Reads, but is no host read command to the counters.
+    Verify,
     Write,
     Other,
 }
@@ -69,6 +76,7 @@ impl Slots {
                     work: Work::Single,
                     status: Status::SUCCESS,
                     list: SegmentList::new(),
+                    scratch: 0,
                     abort: false,
                     orphan: false,
                     used: false,
@@ -98,6 +106,8 @@ impl Slots {
             slot.status = Status::SUCCESS;
             slot.kind = Kind::Other;
             slot.bytes = 0;
+            slot.scratch = 0;
+            slot.nsid = 0;
             slot.slba = 0;
             slot.seq = slot.seq.wrapping_add(1);
         }
@@ -143,10 +153,12 @@ impl Slots {
         }
     }
 
-    /// Tags and namespaces of all commands in flight.
-    pub fn in_flight(&self) -> impl Iterator<Item = (u64, usize)> {
-        let used = |(i, s): (usize, &Slot)| s.used.then(|| (self.tag(i as u16), s.ns));
-        self.slots.iter().enumerate().filter_map(used)
+    /// Tags and namespaces of the guest's commands in flight.
+    pub fn guests_in_flight(&self) -> impl Iterator<Item = (u64, usize)> {
+        let guests = |(i, s): (usize, &Slot)| {
+            (s.used && !matches!(s.work, Work::OwnFlush)).then(|| (self.tag(i as u16), s.ns))
+        };
+        self.slots.iter().enumerate().filter_map(guests)
     }
 }
 

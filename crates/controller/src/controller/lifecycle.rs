@@ -1,0 +1,193 @@
+//! Enable, shutdown and the kinds of reset ("NVMe Base 2.1", 3.5 to 3.7).
+//!
+//! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`], each round.
+
+use super::{Controller, MPSMAX};
+use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
+
+/// What the controller is in the middle of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// CC.EN is 0 and everything is at rest.
+    Disabled,
+    /// CSTS.RDY is 1.
+    Ready,
+    /// A controller-level reset waits for the commands in flight.
+    Resetting,
+    /// CSTS.CFS is 1: only a reset helps.
+    Failed,
+}
+
+/// How far a shutdown is, in whatever state it was asked for. A controller-level reset ends it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Shutdown {
+    /// None was asked for.
+    No,
+    /// CSTS.SHST is 01b: commands in flight end, then volumes make everything durable.
+    Occurring,
+    /// CSTS.SHST is 10b.
+    Complete,
+}
+
+impl Controller {
+    pub(super) fn write_cc(&mut self, new: Cc) {
+        let old = std::mem::replace(&mut self.cc, new);
+        match (old.en(), new.en()) {
+            // A reset that is going on ends with it.
+            (false, true) if self.state == State::Resetting => {}
+            (false, true) => self.enable(),
+            (true, false) => self.begin_reset(),
+            _ => {}
+        }
+        if new.shn() != Shn::NONE && old.shn() != new.shn() {
+            self.begin_shutdown();
+        }
+    }
+
+    /// Doorbells belong to queues now.
+    pub(super) fn has_queues(&self) -> bool {
+        matches!(self.state, State::Ready | State::Failed)
+    }
+
+    fn enable(&mut self) {
+        // A shutdown of the disabled controller is over with this.
+        self.shutdown = Shutdown::No;
+        self.csts.set_shst(Shst::NORMAL);
+        let cc = self.cc;
+        let page = 4096u64 << cc.mps();
+        let sane = cc.mps() <= MPSMAX
+            && matches!(cc.css(), CcCss::NVM | CcCss::ALL_SUPPORTED)
+            && cc.ams() == Ams::ROUND_ROBIN
+            && self.aqa.asqs_z() > 0
+            && self.aqa.acqs_z() > 0
+            && self.asq % page == 0
+            && self.acq % page == 0;
+        self.engine.page_size = page;
+        let (asqs, acqs) = (
+            u32::from(self.aqa.asqs_z()) + 1,
+            u32::from(self.aqa.acqs_z()) + 1,
+        );
+        let made = sane
+            && self.engine.create_cq(0, self.acq, acqs, Some(0))
+            && self.engine.create_sq(0, 0, self.asq, asqs);
+        if !made {
+            let shared = self.engine.dma.windows().any(|w| w.backing.is_some());
+            tracing::warn!(
+                cc = cc.into_bits(),
+                aqa = self.aqa.into_bits(),
+                asq = self.asq,
+                acq = self.acq,
+                "controller cannot be enabled: {}",
+                if !sane {
+                    "the host asks for something that was not offered"
+                } else if shared {
+                    "its admin queues lie in memory that the guest did not map"
+                } else {
+                    "no guest memory is shared (QEMU: -object memory-backend-memfd,id=mem,size=...,share=on \
+                     -machine memory-backend=mem)"
+                }
+            );
+            self.fail();
+            return;
+        }
+        self.state = State::Ready;
+        self.csts.set_rdy(true);
+        tracing::info!(queue_entries = asqs, page_size = page, "controller enabled");
+    }
+
+    fn fail(&mut self) {
+        self.state = State::Failed;
+        self.csts.set_cfs(true);
+        self.engine.stop_fetching();
+    }
+
+    /// Something from which only a reset helps (CSTS.CFS).
+    pub(crate) fn fatal(&mut self, why: &str) {
+        tracing::warn!(why, "controller fatal status");
+        self.fail();
+    }
+
+    fn begin_reset(&mut self) {
+        self.engine.stop();
+        self.engine.stats.resets.add(1);
+        self.admin.reset(&self.config, &mut self.engine);
+        self.shutdown = Shutdown::No;
+        self.state = State::Resetting;
+        self.progress();
+    }
+
+    /// NVM Subsystem Reset: as a power cycle, to the host; in any state. CSTS.NSSRO tells of it afterwards.
+    pub(super) fn subsystem_reset(&mut self) {
+        tracing::info!("NVM subsystem reset");
+        self.csts.set_nssro(true);
+        self.reset_registers();
+        self.begin_reset();
+    }
+
+    /// Function level reset and device reset by the VMM, see [`Controller::reset`].
+    fn reset_registers(&mut self) {
+        self.cc = Cc::new();
+        self.aqa = Aqa::new();
+        self.asq = 0;
+        self.acq = 0;
+    }
+
+    fn begin_shutdown(&mut self) {
+        if self.shutdown != Shutdown::No {
+            return;
+        }
+        tracing::info!("shutdown notification");
+        self.shutdown = Shutdown::Occurring;
+        self.csts.set_shst(Shst::OCCURRING);
+        // A host that shuts down falls silent.
+        self.admin.keep_alive.stop();
+        self.engine.stop_fetching();
+        self.engine.flush_all();
+        self.progress();
+    }
+
+    /// Everything that completed is durable.
+    pub(super) fn flushed(&mut self) {
+        if self.shutdown == Shutdown::Occurring {
+            self.shutdown = Shutdown::Complete;
+            self.csts.set_shst(Shst::COMPLETE);
+        }
+    }
+
+    /// Goes on with a reset that waits for commands in flight.
+    pub(super) fn progress(&mut self) -> bool {
+        if self.state != State::Resetting || !self.engine.drained() {
+            return false;
+        }
+        self.csts = Csts::new()
+            .with_nssro(self.csts.nssro())
+            .with_shst(match self.shutdown {
+                Shutdown::No => Shst::NORMAL,
+                Shutdown::Occurring => Shst::OCCURRING,
+                Shutdown::Complete => Shst::COMPLETE,
+            });
+        self.state = State::Disabled;
+        if self.cc.en() {
+            self.enable();
+        }
+        true
+    }
+
+    /// The VMM resets the device (also: function level reset): registers and configuration space as after power-on.
+    /// It is over when [`Controller::is_resetting`] says no. Guest memory and interrupt receivers are the VMM's and stay.
+    pub fn reset(&mut self) {
+        if self.has_queues() && self.shutdown != Shutdown::Complete {
+            self.engine.stats.unsafe_shutdowns.add(1);
+        }
+        self.reset_registers();
+        self.csts.set_nssro(false);
+        self.pci.reset();
+        self.engine.irqs.disable_pin(false);
+        self.begin_reset();
+    }
+
+    /// A reset waits for commands in flight.
+    pub fn is_resetting(&self) -> bool {
+        self.state == State::Resetting
+    }
+}

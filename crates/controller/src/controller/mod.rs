@@ -1,0 +1,314 @@
+//! The control half, as its owner sees it: PCI, guest memory, interrupts, rounds.
+
+mod lifecycle;
+mod registers;
+
+use crate::admin::Admin;
+use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
+use crate::engine::{Engine, EngineConfig, Event, Namespace};
+use crate::irq::IrqSink;
+use crate::pci::{self, ConfigEffect, ConfigSpace};
+use crate::stats::ControllerStats;
+use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
+use lifecycle::{Shutdown, State};
+use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+use volume::Io;
+
+/// Largest memory page size offered: 4 KiB shifted left by this (CAP.MPSMAX).
+const MPSMAX: u8 = 4;
+
+/// A virtual NVMe controller: one PCI function, its registers, queues and namespaces.
+///
+/// It belongs to one thread, its worker. The worker delivers register accesses, calls [`Controller::poll`] and
+/// [`Controller::complete`], and sleeps only when [`Controller::arm`] lets it.
+pub struct Controller {
+    pub(crate) config: ControllerConfig,
+    pub(crate) pci: ConfigSpace,
+    pub(crate) engine: Engine,
+    pub(crate) admin: Admin,
+    state: State,
+    shutdown: Shutdown,
+    cap: Cap,
+    pub(crate) cc: Cc,
+    csts: Csts,
+    aqa: Aqa,
+    asq: u64,
+    acq: u64,
+    /// When the round began.
+    pub(crate) now: Instant,
+}
+
+impl Controller {
+    /// A controller that is powered on and disabled. `id` names it in the tags of its volume requests, see
+    /// [`tag_owner`](crate::tag_owner); `io` is its worker's.
+    pub fn new(
+        id: u16,
+        config: ControllerConfig,
+        namespaces: Vec<NamespaceConfig>,
+        io: &Io,
+    ) -> Result<Self, ConfigError> {
+        config.check()?;
+        let mut seen = BTreeSet::new();
+        let mut opened = Vec::new();
+        for ns in namespaces {
+            if !seen.insert(ns.nsid) {
+                return Err(ConfigError::DuplicateNamespace(ns.nsid));
+            }
+            opened.push(Namespace::open(ns, io)?);
+        }
+        let mut config = config;
+        config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
+        let vectors = config.io_queues + 1;
+        let page = Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?);
+        let engine = Engine::new(
+            EngineConfig {
+                id,
+                io_queues: config.io_queues,
+                vectors,
+                max_in_flight: config.max_in_flight,
+                max_transfer: 4096 << config.mdts,
+                max_namespaces: config.max_namespaces,
+                page,
+            },
+            opened,
+        );
+        let timeout = config.reset_timeout.as_millis().div_ceil(500).clamp(1, 255) as u8;
+        let cap = Cap::new()
+            .with_mqes_z((config.queue_entries - 1) as u16)
+            .with_cqr(true)
+            .with_to(timeout)
+            .with_nssrs(true)
+            .with_css(CapCss::new().with_ncss(true).with_iocss(true))
+            .with_mpsmax(MPSMAX)
+            .with_crwms(true);
+        let admin = Admin::new(&config);
+        engine.stats.power_cycles.add(1);
+        let mut controller = Controller {
+            pci: ConfigSpace::new(config.pci, vectors),
+            config,
+            engine,
+            admin,
+            state: State::Disabled,
+            shutdown: Shutdown::No,
+            cap,
+            cc: Cc::new(),
+            csts: Csts::new(),
+            aqa: Aqa::new(),
+            asq: 0,
+            acq: 0,
+            now: Instant::now(),
+        };
+        controller.engine.write_cache = controller.config.write_cache;
+        Ok(controller)
+    }
+
+    /// The counters, to be read by anyone.
+    pub fn stats(&self) -> Arc<ControllerStats> {
+        self.engine.stats.clone()
+    }
+
+    /// What the controller was made of.
+    pub fn config(&self) -> &ControllerConfig {
+        &self.config
+    }
+
+    /// The pages behind BAR0: a client may map the doorbell page at [`pci::DOORBELL_OFFSET`] of its file.
+    pub fn bar0_pages(&self) -> &Arc<SharedPages> {
+        self.engine.doorbell_page()
+    }
+
+    // ---- PCI
+
+    /// Reads configuration space.
+    pub fn config_read(&self, offset: u64, data: &mut [u8]) {
+        self.pci.read(offset, data);
+    }
+
+    /// Writes configuration space. A function level reset is begun at once; it is over when
+    /// [`Controller::is_resetting`] says no.
+    pub fn config_write(&mut self, offset: u64, data: &[u8]) {
+        if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
+            self.reset();
+        }
+        self.engine.irqs.disable_pin(self.pci.intx_disabled());
+        self.engine.end_round();
+    }
+
+    /// The VMM is gone: reset, and its memory and interrupt receivers are let go. The next one finds the controller as
+    /// after power-on.
+    pub fn disconnect(&mut self) {
+        self.engine.irqs.forget_sinks();
+        self.reset();
+        self.engine.unmapped(0, u64::MAX);
+        self.engine.dma.unmap_all();
+        self.engine.stats.power_cycles.add(1);
+    }
+
+    /// Starts to make everything durable, for a clean exit of the process. It is over when
+    /// [`Controller::is_drained`] says so.
+    pub fn flush(&mut self) {
+        self.engine.stop_fetching();
+        self.engine.flush_all();
+    }
+
+    /// No command is in flight, and no flush.
+    pub fn is_drained(&self) -> bool {
+        self.engine.drained()
+    }
+
+    // ---- interrupts
+
+    /// Number of MSI-X vectors.
+    pub fn vectors(&self) -> u16 {
+        self.engine.irqs.vectors()
+    }
+
+    /// Sets or takes away the receiver of an MSI-X vector.
+    pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
+        self.engine.irqs.set_vector(vector, sink);
+    }
+
+    /// Sets or takes away the receiver of the INTx pin.
+    pub fn set_intx(&mut self, sink: Option<Arc<dyn IrqSink>>) {
+        self.engine.irqs.set_pin(sink);
+        self.engine.end_round();
+    }
+
+    /// The VMM masks the INTx pin.
+    pub fn mask_intx(&mut self) {
+        self.engine.irqs.mask_pin();
+    }
+
+    /// The VMM unmasks the INTx pin: it fires again if the host has not consumed everything.
+    pub fn unmask_intx(&mut self) {
+        self.engine.end_round();
+        self.engine.irqs.unmask_pin();
+    }
+
+    // ---- guest memory
+
+    /// Adds a window of guest memory; `backing` is `None` for memory that is not shared with this process.
+    pub fn dma_map(
+        &mut self,
+        iova: u64,
+        len: u64,
+        backing: Option<(Memory, u64)>,
+        prot: Prot,
+    ) -> Result<(), MapError> {
+        self.engine.dma.map(iova, len, backing, prot)?;
+        self.engine.mapped();
+        Ok(())
+    }
+
+    /// Takes windows away. Answer the VMM when [`Controller::dma_quiesced`] says so: then no command in flight can
+    /// touch them any more.
+    pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
+        self.engine.dma.unmap(iova, len)?;
+        self.engine.unmapped(iova, len);
+        Ok(())
+    }
+
+    /// Takes all windows away.
+    pub fn dma_unmap_all(&mut self) {
+        self.engine.dma.unmap_all();
+        self.engine.unmapped(0, u64::MAX);
+    }
+
+    /// No command in flight can touch memory that was unmapped.
+    pub fn dma_quiesced(&mut self) -> bool {
+        self.engine.dma.quiesced()
+    }
+
+    /// The windows.
+    pub fn dma(&self) -> &DmaMap {
+        &self.engine.dma
+    }
+
+    // ---- running
+
+    /// One round: what the host submitted is fetched and started, what is over is posted, interrupts are sent. Returns
+    /// whether there was anything to do.
+    pub fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
+        let mut worked = self.engine.poll(now);
+        while let Some(event) = self.engine.events.pop_front() {
+            worked = true;
+            self.event(event);
+        }
+        worked |= self.check_keep_alive();
+        worked |= self.progress();
+        worked |= self.engine.end_round();
+        worked
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Admin(command) => self.admin_command(&command),
+            Event::SqDrained(qid) => self.sq_deleted(qid),
+            Event::AbortDone { sqid, cid, aborted } => self.abort_done(sqid, cid, aborted),
+            Event::Failed {
+                sqid,
+                cid,
+                status,
+                nsid,
+                lba,
+            } => self.failed(sqid, cid, status, nsid, lba),
+            Event::InvalidDoorbell { qid, cq, value } => {
+                self.invalid_doorbell_value(qid, cq, value);
+            }
+            Event::Flushed { failed } => {
+                self.flushed();
+                self.cache_flushed(failed);
+            }
+        }
+    }
+
+    /// A request came back from a volume. Collect completions first, then hand them in: a completion may start the next
+    /// request.
+    pub fn complete(&mut self, completion: volume::Completion) {
+        self.engine.complete(completion);
+    }
+
+    /// Hands completions of volumes that complete without the worker's ring to `out`.
+    pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
+        self.engine.poll_volumes(out);
+    }
+
+    /// Before sleeping: arms EventIdx of every queue. `true` when something arrived meanwhile: poll again.
+    pub fn arm(&mut self) -> bool {
+        self.engine.arm()
+    }
+
+    /// One more look a little after [`Controller::arm`], for hosts without a barrier between their shadow store and
+    /// their EventIdx load. `true` when something arrived: poll again.
+    pub fn recheck(&mut self) -> bool {
+        self.engine.recheck()
+    }
+
+    /// Nothing will tell the worker of new work: doorbells are written by the client's own stores, or a volume
+    /// completes by being polled.
+    pub fn needs_polling(&self) -> bool {
+        (self.config.mapped_doorbells && self.csts.rdy()) || self.engine.polled_in_flight()
+    }
+
+    /// The host uses shadow doorbells.
+    pub fn shadowed(&self) -> bool {
+        self.engine.shadowed()
+    }
+
+    /// CSTS.RDY.
+    pub fn is_ready(&self) -> bool {
+        self.csts.rdy()
+    }
+
+    /// When [`Controller::poll`] has to be called next even if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        [self.engine.next_interrupt(), self.keep_alive_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}

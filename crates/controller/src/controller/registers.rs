@@ -1,0 +1,100 @@
+//! The registers ("NVMe Base 2.1", 3.1.4; "NVMe over PCIe Transport 1.1", 3.1).
+
+use super::Controller;
+use crate::pci;
+use nvme::regs::{self, Aqa, Cc, Crto, Csts, Vs};
+
+impl Controller {
+    /// Reads BAR0 at any offset and length. What is no register reads as zero.
+    pub fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
+        if (pci::MSIX_PBA_OFFSET..pci::BAR0_SIZE).contains(&offset) {
+            return self
+                .engine
+                .irqs
+                .read_pba((offset - pci::MSIX_PBA_OFFSET) as usize, data);
+        }
+        for (i, byte) in data.iter_mut().enumerate() {
+            let at = offset.saturating_add(i as u64);
+            let dword = self.read_register(at & !3).to_le_bytes();
+            *byte = dword.get((at & 3) as usize).copied().unwrap_or(0);
+        }
+    }
+
+    fn read_register(&self, offset: u64) -> u32 {
+        let low = |v: u64| v as u32;
+        let high = |v: u64| (v >> 32) as u32;
+        match offset {
+            regs::CAP => low(self.cap.into_bits()),
+            o if o == regs::CAP + 4 => high(self.cap.into_bits()),
+            regs::VS => Vs::V2_1.into_bits(),
+            regs::INTMS | regs::INTMC => self.engine.irqs.intms(),
+            regs::CC => self.cc.into_bits(),
+            regs::CSTS => self.csts.into_bits(),
+            regs::AQA => self.aqa.into_bits(),
+            regs::ASQ => low(self.asq),
+            o if o == regs::ASQ + 4 => high(self.asq),
+            regs::ACQ => low(self.acq),
+            o if o == regs::ACQ + 4 => high(self.acq),
+            // Ready is as fast as enabling is: within the first unit of 500 ms.
+            regs::CRTO => Crto::new().with_crwmt(u16::from(self.cap.to())).into_bits(),
+            _ => 0,
+        }
+    }
+
+    /// Writes BAR0. Registers take whole dwords, one or two at a time; other writes are ignored ("NVMe over PCIe
+    /// Transport 1.1", 3.1 leaves them undefined).
+    pub fn bar0_write(&mut self, offset: u64, data: &[u8]) {
+        if offset % 4 != 0 || !matches!(data.len(), 4 | 8) {
+            tracing::trace!(
+                offset,
+                len = data.len(),
+                "register write of an odd shape ignored"
+            );
+            return;
+        }
+        for (i, dword) in data.chunks_exact(4).enumerate() {
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(dword);
+            self.write_register(
+                offset.saturating_add(4 * i as u64),
+                u32::from_le_bytes(bytes),
+            );
+        }
+    }
+
+    fn write_register(&mut self, offset: u64, value: u32) {
+        let low = |old: u64| old & !0xffff_ffff | u64::from(value);
+        let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
+        match offset {
+            regs::INTMS => self.engine.irqs.intms_set(value),
+            regs::INTMC => {
+                self.engine.irqs.intms_clear(value);
+                self.engine.end_round();
+            }
+            regs::CC => self.write_cc(Cc::from_bits(value)),
+            // CSTS.NSSRO is cleared by writing 1.
+            regs::CSTS => {
+                if Csts::from_bits(value).nssro() {
+                    self.csts.set_nssro(false);
+                }
+            }
+            regs::NSSR => {
+                if value == regs::NSSR_MAGIC {
+                    self.subsystem_reset();
+                }
+            }
+            regs::AQA => self.aqa = Aqa::from_bits(value & 0x0fff_0fff),
+            regs::ASQ => self.asq = low(self.asq) & !0xfff,
+            o if o == regs::ASQ + 4 => self.asq = high(self.asq),
+            regs::ACQ => self.acq = low(self.acq) & !0xfff,
+            o if o == regs::ACQ + 4 => self.acq = high(self.acq),
+            pci::DOORBELL_OFFSET..pci::MSIX_TABLE_OFFSET => {
+                let index = ((offset - pci::DOORBELL_OFFSET) / 4) as usize;
+                if self.has_queues() && !self.engine.write_doorbell(index, value) {
+                    self.invalid_doorbell_register(index, value);
+                }
+            }
+            _ => {}
+        }
+    }
+}

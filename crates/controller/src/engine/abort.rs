@@ -1,0 +1,66 @@
+//! Ending a command early, for Abort ("NVMe Base 2.1", 5.1.1).
+
+use super::{Engine, Event};
+
+/// Commands of one queue that may wait to be aborted when they are fetched.
+const WAITING: usize = 64;
+
+/// What became of [`Engine::abort`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AbortOutcome {
+    /// No such command.
+    NotFound,
+    /// [`Event::AbortDone`] follows.
+    Pending,
+}
+
+impl Engine {
+    /// Tries to end a command early: one in flight in a volume, or one that was submitted and not fetched yet.
+    pub fn abort(&mut self, sqid: u16, cid: u16) -> AbortOutcome {
+        if let Some(index) = self.slots.find(sqid, cid) {
+            let tag = self.slots.tag(index);
+            if let Some(slot) = self.slots.get(index) {
+                slot.abort = true;
+                if let Some(ns) = self.namespaces.get_mut(slot.ns) {
+                    ns.queue.cancel(tag);
+                }
+            }
+            return AbortOutcome::Pending;
+        }
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
+            return AbortOutcome::NotFound;
+        };
+        let Some(ring) = sq.memory.ring() else {
+            return AbortOutcome::NotFound;
+        };
+        if sq.deleting || sq.abort_on_fetch.len() >= WAITING {
+            return AbortOutcome::NotFound;
+        }
+        let mut at = sq.head;
+        while at != sq.tail {
+            let [_, _, low, high, ..] = ring.load64(at);
+            if u16::from_le_bytes([low, high]) == cid {
+                if !sq.abort_on_fetch.contains(&cid) {
+                    sq.abort_on_fetch.push(cid);
+                }
+                return AbortOutcome::Pending;
+            }
+            at = if at + 1 == sq.size { 0 } else { at + 1 };
+        }
+        AbortOutcome::NotFound
+    }
+
+    /// The queue's unfetched commands will never be fetched: Abort commands that wait for them get their answer.
+    pub(super) fn forget_aborts(&mut self, sqid: u16) {
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
+            return;
+        };
+        for cid in std::mem::take(&mut sq.abort_on_fetch) {
+            self.events.push_back(Event::AbortDone {
+                sqid,
+                cid,
+                aborted: false,
+            });
+        }
+    }
+}

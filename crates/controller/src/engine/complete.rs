@@ -1,0 +1,197 @@
+//! What comes back from volumes, and the end of a command.
+
+use super::slots::{Kind, Work};
+use super::{Engine, Event};
+use dma::SegmentList;
+use nvme::Status;
+use volume::{IoError, IoErrorKind, Op};
+
+/// The status of a command whose volume reported an error.
+pub(super) fn status_of(error: IoError, write: bool) -> Status {
+    match error.kind {
+        IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
+        IoErrorKind::MediaRead | IoErrorKind::MediaWrite | IoErrorKind::Truncated => {
+            Status::WRITE_FAULT
+        }
+        IoErrorKind::NoSpace => Status::CAPACITY_EXCEEDED.with_dnr(true),
+        IoErrorKind::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true),
+        IoErrorKind::OutOfRange => Status::LBA_OUT_OF_RANGE.with_dnr(true),
+        IoErrorKind::Memory => Status::DATA_TRANSFER_ERROR,
+        IoErrorKind::Aborted => Status::ABORT_REQUESTED,
+        IoErrorKind::Gone => Status::INTERNAL_ERROR.with_dnr(true),
+        IoErrorKind::Unsupported => Status::INVALID_OPCODE.with_dnr(true),
+        IoErrorKind::Busy => Status::COMMAND_INTERRUPTED,
+        IoErrorKind::Invalid => Status::INTERNAL_ERROR,
+    }
+}
+
+impl Engine {
+    /// A request came back from a volume. Stale tags are ignored.
+    pub fn complete(&mut self, mut completion: volume::Completion) {
+        let Some(index) = self.slots.of_tag(completion.tag) else {
+            return;
+        };
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        match &mut slot.work {
+            Work::Single => {
+                if let Err(error) = completion.result {
+                    let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
+                    slot.status = status_of(error, write);
+                }
+                // A list of host memory (Verify) goes; the slot's own comes back, with its capacity.
+                if completion.data.buffer().is_none() {
+                    slot.list = completion.data;
+                }
+                self.end(index);
+            }
+            Work::Ranges(_) => {
+                self.range_done(index, completion.result);
+                self.next_range(index);
+            }
+            Work::Compare => {
+                match completion.result {
+                    Err(error) => slot.status = status_of(error, false),
+                    Ok(()) => {
+                        let same = completion
+                            .data
+                            .buffer()
+                            .is_some_and(|read| slot.list.equals(0, read));
+                        if !same {
+                            slot.status = Status::COMPARE_FAILURE;
+                        }
+                    }
+                }
+                self.end(index);
+            }
+            Work::FlushAll(_) => {
+                self.flush_done(index, completion.result);
+                self.flush_next(index);
+            }
+            Work::OwnFlush => {
+                if let Err(error) = completion.result {
+                    let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
+                    tracing::error!(nsid, %error, "a flush failed: completed writes may not be durable");
+                    self.flush_failed.get_or_insert(status_of(error, true));
+                }
+                self.end(index);
+            }
+        }
+    }
+
+    /// One namespace's part of a flush of all is over.
+    pub(super) fn flush_done(&mut self, index: u16, result: Result<(), IoError>) {
+        if let Err(error) = result
+            && let Some(slot) = self.slots.get(index)
+            && slot.status.is_success()
+        {
+            slot.status = status_of(error, true);
+        }
+    }
+
+    /// Gives a slot back.
+    pub(super) fn free_slot(&mut self, index: u16) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        self.scratch.give_back(std::mem::take(&mut slot.scratch));
+        self.slots.release(index);
+        if self.slots.in_use() == 0
+            && let Some(since) = self.busy_since.take()
+        {
+            let busy = self.now.saturating_duration_since(since);
+            self.stats.busy_ns.add(busy.as_nanos() as u64);
+        }
+    }
+
+    /// Counts, posts and frees a command that is over.
+    pub(super) fn end(&mut self, index: u16) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let (sqid, cid, status, nsid, lba) =
+            (slot.sqid, slot.cid, slot.status, slot.nsid, slot.slba);
+        let (kind, orphan, abort) = (slot.kind, slot.orphan, slot.abort);
+        let bytes = if status.is_success() { slot.bytes } else { 0 };
+        let own = matches!(slot.work, Work::OwnFlush);
+        self.free_slot(index);
+        match kind {
+            Kind::Read => {
+                self.stats.host_reads.add(1);
+                self.stats.bytes_read.add(bytes);
+            }
+            Kind::Verify => self.stats.bytes_read.add(bytes),
+            Kind::Write => {
+                self.stats.host_writes.add(1);
+                self.stats.bytes_written.add(bytes);
+            }
+            Kind::Other => {}
+        }
+        if !orphan {
+            if !status.is_success() {
+                self.events.push_back(Event::Failed {
+                    sqid,
+                    cid,
+                    status,
+                    nsid,
+                    lba,
+                });
+            }
+            self.finish(sqid, cid, status, 0);
+            if abort {
+                let aborted = status.is(Status::ABORT_REQUESTED);
+                self.events
+                    .push_back(Event::AbortDone { sqid, cid, aborted });
+            }
+        }
+        if own {
+            self.own_flush_over();
+        }
+        if !self.flushes.is_empty() {
+            self.start_flushes();
+        }
+    }
+
+    /// Flushes every namespace on the controller's own account (shutdown, write cache turned off), as soon as no command
+    /// is in flight: a flush covers only what completed before it began. Nothing is fetched meanwhile.
+    /// [`Event::Flushed`] tells the end.
+    pub fn flush_all(&mut self) {
+        for (ns, namespace) in self.namespaces.iter().enumerate() {
+            if namespace.volatile_cache && !namespace.read_only {
+                self.flushes.push_back(ns);
+                self.flushing += 1;
+            }
+        }
+        if self.flushing == 0 {
+            self.events.push_back(Event::Flushed { failed: None });
+        }
+        self.start_flushes();
+    }
+
+    fn start_flushes(&mut self) {
+        // A volume that completes at once comes back here through `end`: the queue is taken away meanwhile.
+        let mut waiting = std::mem::take(&mut self.flushes);
+        while self.slots.in_use() + waiting.len() == self.flushing
+            && let Some(&ns) = waiting.front()
+            && let Some(index) = self.slots.alloc()
+        {
+            waiting.pop_front();
+            if let Some(slot) = self.slots.get(index) {
+                slot.orphan = true;
+                slot.ns = ns;
+                slot.work = Work::OwnFlush;
+            }
+            self.submit(index, ns, Op::Flush, 0, 0, SegmentList::new());
+        }
+        self.flushes = waiting;
+    }
+
+    fn own_flush_over(&mut self) {
+        self.flushing = self.flushing.saturating_sub(1);
+        if self.flushing == 0 {
+            let failed = self.flush_failed.take();
+            self.events.push_back(Event::Flushed { failed });
+        }
+    }
+}

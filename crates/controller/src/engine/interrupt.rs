@@ -1,0 +1,89 @@
+//! When a completion queue's entries are worth an interrupt.
+
+use super::Engine;
+use super::doorbells::Which;
+use super::post::refresh_head;
+use std::time::{Duration, Instant};
+
+/// Interrupt coalescing ("NVMe Base 2.1", 5.1.25.2.2): not for the admin queue, not for vectors that opted out.
+#[derive(Default)]
+pub(crate) struct Coalescing {
+    /// Completions that are worth an interrupt; 0 and 1 mean no coalescing.
+    pub threshold: u32,
+    /// Longest delay of an interrupt; zero means no coalescing.
+    pub time: Duration,
+    /// Vectors with coalescing disabled.
+    pub disabled: u128,
+}
+
+impl Coalescing {
+    fn applies(&self, qid: u16, vector: u16) -> bool {
+        qid != 0
+            && self.threshold > 1
+            && !self.time.is_zero()
+            && self.disabled >> vector.min(127) & 1 == 0
+    }
+}
+
+impl Engine {
+    /// Sends the interrupts of what was posted since the last call, as far as they are due.
+    pub(super) fn send_interrupts(&mut self) {
+        if self.irqs.pin_based() {
+            return self.send_pin();
+        }
+        let mut i = 0;
+        while let Some(&qid) = self.dirty.get(i) {
+            if self.signal(qid) {
+                self.dirty.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Sends the interrupt of one queue; `false` when it is delayed.
+    fn signal(&mut self, qid: u16) -> bool {
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
+            return true;
+        };
+        if let Some(vector) = cq.vector {
+            if self.coalescing.applies(qid, vector) && cq.unsignalled < self.coalescing.threshold {
+                let since = *cq.unsignalled_since.get_or_insert(self.now);
+                if self.now.saturating_duration_since(since) < self.coalescing.time {
+                    return false;
+                }
+            }
+            self.irqs.trigger(vector);
+            if let Some(stats) = self.stats.queues.get(usize::from(qid)) {
+                stats.interrupts.add(1);
+            }
+        }
+        cq.signalled();
+        true
+    }
+
+    /// The pin is high while any queue with interrupts enabled has entries that the host did not consume. Only hosts
+    /// without MSI-X come here, so a look at every queue is cheap enough.
+    fn send_pin(&mut self) {
+        self.dirty.clear();
+        let mut level = false;
+        for (qid, cq) in self.cqs.iter_mut().enumerate() {
+            let Some(cq) = cq else {
+                continue;
+            };
+            cq.signalled();
+            if cq.vector.is_some() && cq.has_unconsumed() {
+                let cells = self.doorbells.cells(qid as u16, Which::CqHead);
+                refresh_head(cq, cells, &mut self.events, qid as u16);
+                level |= cq.has_unconsumed();
+            }
+        }
+        self.irqs.set_level(level);
+    }
+
+    /// When the next delayed interrupt is due.
+    pub fn next_interrupt(&self) -> Option<Instant> {
+        let since = |qid: &u16| self.cqs.get(usize::from(*qid))?.as_ref()?.unsignalled_since;
+        Some(self.dirty.iter().filter_map(since).min()? + self.coalescing.time)
+    }
+}

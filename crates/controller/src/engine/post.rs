@@ -1,0 +1,157 @@
+//! From ended commands to completion queue entries.
+
+use super::doorbells::Which;
+use super::queue::{Backlogged, Cq};
+use super::{Engine, Event};
+use doorbell::{Cells, Invalid};
+use nvme::{Completion, Status};
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU32;
+
+impl Engine {
+    /// Ends a command: its completion is posted, or kept until there is space.
+    pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
+            return;
+        };
+        let cqid = sq.cqid;
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
+            return;
+        };
+        let mut entry = Completion {
+            dw0: result.into(),
+            sqhd: (sq.head as u16).into(),
+            sqid: sqid.into(),
+            cid: cid.into(),
+            ..Default::default()
+        };
+        entry.set_status(status);
+        let cells = self.doorbells.cells(cqid, Which::CqHead);
+        if cq.backlog.is_empty() && post(cq, cells, entry, &mut self.events, cqid) {
+            if !std::mem::replace(&mut cq.dirty, true) {
+                self.dirty.push(cqid);
+            }
+            if let Some(stats) = self.stats.queues.get(usize::from(sqid)) {
+                stats.completions.add(1);
+            }
+        } else if !sq.deleting {
+            // Still outstanding, for its queue.
+            cq.backlog.push_back(Backlogged { sqid, entry });
+            if !std::mem::replace(&mut cq.blocked, true) {
+                self.blocked.push(cqid);
+            }
+            return;
+        }
+        // Nobody looks for the completions of a queue that is being deleted, see `delete_sq`.
+        sq.outstanding = sq.outstanding.saturating_sub(1);
+        if sq.deleting {
+            self.sq_drained(sqid);
+        }
+    }
+
+    /// Posts what found no space before. Returns whether it posted any.
+    pub(super) fn post_backlogs(&mut self) -> bool {
+        let mut worked = false;
+        let mut i = 0;
+        while let Some(&qid) = self.blocked.get(i) {
+            worked |= self.post_backlog(qid);
+            match self.cqs.get_mut(usize::from(qid)) {
+                Some(Some(cq)) if !cq.backlog.is_empty() => i += 1,
+                gone_or_empty => {
+                    if let Some(Some(cq)) = gone_or_empty {
+                        cq.blocked = false;
+                    }
+                    self.blocked.swap_remove(i);
+                }
+            }
+        }
+        worked
+    }
+
+    fn post_backlog(&mut self, qid: u16) -> bool {
+        let mut worked = false;
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
+            return false;
+        };
+        while let Some(next) = cq.backlog.front() {
+            let cells = self.doorbells.cells(qid, Which::CqHead);
+            let (sqid, mut entry) = (next.sqid, next.entry);
+            let mut sq = self.sqs.get_mut(usize::from(sqid)).and_then(Option::as_mut);
+            if let Some(sq) = &sq {
+                // As of now, not as of when the command ended.
+                entry.sqhd = (sq.head as u16).into();
+            }
+            if !post(cq, cells, entry, &mut self.events, qid) {
+                break;
+            }
+            cq.backlog.pop_front();
+            worked = true;
+            if !std::mem::replace(&mut cq.dirty, true) {
+                self.dirty.push(qid);
+            }
+            if let Some(sq) = &mut sq {
+                sq.outstanding = sq.outstanding.saturating_sub(1);
+            }
+            if let Some(stats) = self.stats.queues.get(usize::from(sqid)) {
+                stats.completions.add(1);
+            }
+        }
+        worked
+    }
+}
+
+type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
+
+/// Posts an entry. `false` when the queue is full, or its memory gone.
+#[inline]
+fn post(
+    cq: &mut Cq,
+    cells: DoorbellCells<'_>,
+    entry: Completion,
+    events: &mut VecDeque<Event>,
+    qid: u16,
+) -> bool {
+    if cq.is_full() {
+        refresh_head(cq, cells, events, qid);
+        if cq.is_full() {
+            return false;
+        }
+    }
+    if cq.memory.ring().is_none() {
+        return false;
+    }
+    // The host cannot consume further than this: up to there it need not ring.
+    if let Some(cells) = cells {
+        cq.watch.park_until(cells, cq.next_tail());
+    }
+    cq.push(entry)
+}
+
+/// Reads the newest head of a completion queue.
+pub(super) fn refresh_head(
+    cq: &mut Cq,
+    cells: DoorbellCells<'_>,
+    events: &mut VecDeque<Event>,
+    qid: u16,
+) {
+    let Some(cells) = cells else {
+        return;
+    };
+    let value = match cq.watch.poll(cells) {
+        Ok(head) if head == cq.seen => return,
+        Ok(head) => {
+            cq.seen = head;
+            if cq.allows(head) {
+                cq.head = head;
+                return;
+            }
+            head
+        }
+        Err(Invalid { value, .. }) => value,
+    };
+    events.push_back(Event::InvalidDoorbell {
+        qid,
+        cq: true,
+        value,
+    });
+}

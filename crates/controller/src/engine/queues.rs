@@ -1,0 +1,129 @@
+//! Life of the queues, for the control half.
+
+use super::doorbells::Which;
+use super::queue::{Cq, QueueMemory, Sq};
+use super::{Engine, Event};
+use dma::Access;
+use doorbell::Watch;
+
+impl Engine {
+    pub fn cq_exists(&self, qid: u16) -> bool {
+        self.cqs.get(usize::from(qid)).is_some_and(Option::is_some)
+    }
+
+    pub fn sq_exists(&self, qid: u16) -> bool {
+        self.sqs.get(usize::from(qid)).is_some_and(Option::is_some)
+    }
+
+    pub fn cq_in_use(&self, qid: u16) -> bool {
+        matches!(self.cqs.get(usize::from(qid)), Some(Some(cq)) if cq.users > 0)
+    }
+
+    pub fn any_io_queue(&self) -> bool {
+        self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some)
+    }
+
+    /// `false` when the queue's memory is not there, or there is no such queue.
+    pub fn create_cq(&mut self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> bool {
+        let Some(memory) = QueueMemory::new(&self.dma, iova, size, 16, Access::Write) else {
+            return false;
+        };
+        let Some(cells) = self.doorbells.cells(qid, Which::CqHead) else {
+            return false;
+        };
+        let cq = Cq::new(memory, Watch::create(size, cells), vector);
+        self.cqs
+            .get_mut(usize::from(qid))
+            .map(|slot| *slot = Some(cq))
+            .is_some()
+    }
+
+    /// `false` when the queue's memory is not there, or there is no such queue. The completion queue must exist.
+    pub fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
+        let Some(memory) = QueueMemory::new(&self.dma, iova, size, 64, Access::Read) else {
+            return false;
+        };
+        let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {
+            return false;
+        };
+        let sq = Sq::new(cqid, memory, Watch::create(size, cells));
+        let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
+            return false;
+        };
+        *slot = Some(sq);
+        self.active.retain(|&q| q != qid);
+        self.active.push(qid);
+        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
+            cq.users += 1;
+        }
+        true
+    }
+
+    /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their end first.
+    pub fn delete_sq(&mut self, qid: u16) {
+        self.forget_aborts(qid);
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
+            return;
+        };
+        sq.deleting = true;
+        self.active.retain(|&q| q != qid);
+        // The host does not look at this queue's completions any more: those that found no space are dropped, so that a
+        // full completion queue cannot hold up the deletion.
+        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid)) {
+            let before = cq.backlog.len();
+            cq.backlog.retain(|b| b.sqid != qid);
+            let dropped = (before - cq.backlog.len()) as u32;
+            sq.outstanding = sq.outstanding.saturating_sub(dropped);
+        }
+        self.sq_drained(qid);
+    }
+
+    /// Takes a queue that is being deleted away, once no command of it is left.
+    pub(super) fn sq_drained(&mut self, qid: u16) {
+        let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
+            return;
+        };
+        if let Some(sq) = slot
+            && sq.deleting
+            && sq.outstanding == 0
+        {
+            let cqid = sq.cqid;
+            *slot = None;
+            if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
+                cq.users = cq.users.saturating_sub(1);
+            }
+            self.events.push_back(Event::SqDrained(qid));
+        }
+    }
+
+    pub fn delete_cq(&mut self, qid: u16) {
+        if let Some(slot) = self.cqs.get_mut(usize::from(qid)) {
+            *slot = None;
+        }
+        self.dirty.retain(|&q| q != qid);
+        self.blocked.retain(|&q| q != qid);
+    }
+
+    /// Doorbell Buffer Config. `false` when a buffer's memory is not there: what was configured before stays.
+    pub fn configure_shadow(&mut self, shadow: u64, eventidx: u64) -> bool {
+        let Ok(buffers) = self.doorbells.find(&self.dma, shadow, eventidx) else {
+            return false;
+        };
+        // What the host published in the old buffers must not be lost.
+        self.look_at_all();
+        self.doorbells.configure(shadow, eventidx, buffers);
+        for (qid, sq) in self.sqs.iter_mut().enumerate() {
+            let cells = self.doorbells.cells(qid as u16, Which::SqTail);
+            if let (Some(sq), Some(shadow)) = (sq, cells.and_then(|c| c.shadow)) {
+                sq.watch.attach(shadow);
+            }
+        }
+        for (qid, cq) in self.cqs.iter_mut().enumerate() {
+            let cells = self.doorbells.cells(qid as u16, Which::CqHead);
+            if let (Some(cq), Some(shadow)) = (cq, cells.and_then(|c| c.shadow)) {
+                cq.watch.attach(shadow);
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,85 @@
+//! Host memory for commands that need some of their own (Compare, Verify): bounded over all commands in flight.
+
+use super::Engine;
+use super::slots::{Kind, Work};
+use dma::{Access, Buffer, SegmentList};
+use nvme::cmd::io::RwCdw12;
+use nvme::{Command, Status};
+use volume::Op;
+
+/// Bytes that are handed out at one time, unless one transfer is larger.
+const BYTES: u64 = 16 << 20;
+
+/// How much host memory the guest's commands may hold.
+///
+/// A command that finds none left ends with Command Interrupted, without Do Not Retry: the standard's word for "not now,
+/// try again" ("NVMe Base 2.1", 4.2.3.1). It is not kept waiting, because others behind it in its queue need no such
+/// memory.
+pub(super) struct Budget {
+    left: u64,
+}
+
+impl Budget {
+    /// Enough for at least one transfer of the largest size.
+    pub fn new(max_transfer: u64) -> Self {
+        Budget {
+            left: BYTES.max(max_transfer),
+        }
+    }
+
+    /// A buffer of `len` bytes; they are to be given back with [`Budget::give_back`].
+    pub fn take(&mut self, len: u64) -> Result<Buffer, Status> {
+        let left = self.left.checked_sub(len);
+        let bytes = usize::try_from(len).map_err(|_| Status::INTERNAL_ERROR)?;
+        self.left = left.ok_or(Status::COMMAND_INTERRUPTED)?;
+        Ok(Buffer::new(bytes))
+    }
+
+    /// The buffer is gone.
+    pub fn give_back(&mut self, len: u64) {
+        self.left = self.left.saturating_add(len);
+    }
+}
+
+impl Engine {
+    /// Compare reads into host memory; the guest's data is looked at when that is done.
+    pub(super) fn compare(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        self.read_aside(sqid, command, true)
+    }
+
+    /// Verify reads and throws away. Its size is limited as that of a transfer (VSL), so that its memory is.
+    pub(super) fn verify(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        self.read_aside(sqid, command, false)
+    }
+
+    fn read_aside(&mut self, sqid: u16, command: &Command, compare: bool) -> Result<(), Status> {
+        let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
+        let extent = self.extent(command, blocks.into(), false)?;
+        if extent.len > self.max_transfer {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        let index = self.slot_for(sqid, command, extent.ns)?;
+        if compare {
+            self.walk_into(index, command, extent.len, Access::Read)?;
+        }
+        let buffer = match self.scratch.take(extent.len) {
+            Ok(buffer) => buffer,
+            Err(status) => {
+                self.free_slot(index);
+                return Err(status);
+            }
+        };
+        if let Some(slot) = self.slots.get(index) {
+            if compare {
+                slot.work = Work::Compare;
+            }
+            slot.kind = if compare { Kind::Read } else { Kind::Verify };
+            slot.bytes = extent.len;
+            slot.scratch = extent.len;
+            slot.slba = extent.slba;
+        }
+        let data = SegmentList::owned(buffer);
+        self.submit(index, extent.ns, Op::Read, extent.offset, extent.len, data);
+        Ok(())
+    }
+}
