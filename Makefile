@@ -20,7 +20,7 @@ demo: tools-guest
 test: check tools-guest
 	$(CARGO) run --quiet -p harness --bin prepare
 	$(CARGO) build -p vnvme
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 	fuzz/run.sh 10
 
 check: tools-build

@@ -1,7 +1,15 @@
 //! Fetches and makes everything that a guest needs, so that a later run needs no network.
+
+use harness::image::Image;
+use harness::progress::say;
+use harness::qemu::Qemu;
+
 fn main() -> anyhow::Result<()> {
     let cache = harness::Cache::open()?;
-    let image = harness::image::Image::get(&cache)?;
-    println!("{}", image.kernel.display());
+    let image = Image::get(&cache)?;
+    let qemu = Qemu::find(&cache)?;
+    let accel = qemu.accel(&cache)?;
+    say(format!("kernel: {}", image.kernel.display()));
+    say(format!("qemu: {}, {accel:?}", qemu.version));
     Ok(())
 }
