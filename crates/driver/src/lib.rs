@@ -8,3 +8,4 @@
 #[allow(unsafe_code)]
 pub mod mmio;
 pub mod transport;
+pub mod vfio;

@@ -41,6 +41,9 @@ pub enum TransportError {
     /// The vfio-user connection failed.
     #[error("vfio-user")]
     VfioUser(#[source] vfio_user::client::ClientError),
+    /// The kernel's VFIO refused.
+    #[error(transparent)]
+    Vfio(crate::vfio::VfioError),
     /// A controller in this process refused memory.
     #[error("memory refused")]
     Memory(#[from] dma::MapError),

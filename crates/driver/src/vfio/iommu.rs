@@ -1,0 +1,396 @@
+//! The IOMMU behind a device: an iommufd with the device's own node where the kernel has them, else a container with the
+//! device's group. Both end in an open device and an address space.
+
+use super::caps;
+use super::error::VfioError;
+use super::sys::{self, size};
+use super::sysfs::{Group, PciDevice};
+use dma::Prot;
+use iommufd_bindings::iommufd::{
+    iommu_ioas_alloc, iommu_ioas_map, iommu_ioas_unmap,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA as IOAS_FIXED,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE as IOAS_READABLE,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE as IOAS_WRITEABLE,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::CString;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use vfio_bindings::bindings::vfio::{
+    VFIO_API_VERSION, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_GROUP_FLAGS_VIABLE,
+    VFIO_TYPE1v2_IOMMU, vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd, vfio_group_status,
+    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap,
+};
+
+/// A bound of our own for an iommufd, which has none: so that the kernel's bookkeeping stays in the tens of megabytes.
+const IOMMUFD_MAPPINGS: usize = 1 << 18;
+/// `dma_entry_limit` of vfio_iommu_type1 unless changed, for kernels that do not tell what is left.
+const TYPE1_MAPPINGS: usize = 65535;
+/// What any IOMMU of a PC translates, without the window of interrupt messages: for kernels that do not tell.
+const USUAL_RANGES: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff];
+
+const NO_VFIO: &str = "load VFIO with: modprobe vfio-pci vfio_iommu_type1";
+const NO_CDEV: &str = "this kernel has no device nodes for VFIO (CONFIG_VFIO_DEVICE_CDEV)";
+const NO_IOMMUFD: &str = "load it with: modprobe iommufd (or this kernel has none, CONFIG_IOMMUFD)";
+
+/// Which of the kernel's two interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interface {
+    /// iommufd where the kernel has it for this device and lets this user, else the group.
+    #[default]
+    Any,
+    /// Only iommufd and the device's own node.
+    Iommufd,
+    /// Only container and group.
+    Group,
+}
+
+/// An address space that a device is attached to.
+#[derive(Debug)]
+pub enum Iommu {
+    /// An address space of an iommufd.
+    Iommufd {
+        /// `/dev/iommu`.
+        iommufd: OwnedFd,
+        /// The address space's identifier.
+        ioas: u32,
+    },
+    /// A container with one group.
+    Type1 {
+        /// `/dev/vfio/vfio`.
+        container: OwnedFd,
+        /// `/dev/vfio/N`; the container loses its address space when it is closed.
+        _group: OwnedFd,
+    },
+}
+
+/// What can be mapped.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Allowed IOVAs, ascending and disjoint.
+    pub ranges: Vec<RangeInclusive<u64>>,
+    /// Most mappings at a time.
+    pub mappings: usize,
+    /// Granularity in bytes.
+    pub page_size: u64,
+}
+
+/// Opens a device that is bound to vfio-pci. `dev` is `/dev`.
+pub fn open(
+    device: &PciDevice,
+    group: &Group,
+    interface: Interface,
+    dev: &Path,
+) -> Result<(OwnedFd, Iommu), VfioError> {
+    let by_group = || open_group(device, group, dev);
+    let by_iommufd = || open_iommufd(device, dev);
+    match interface {
+        Interface::Group => by_group(),
+        Interface::Iommufd => by_iommufd(),
+        Interface::Any if device.cdev().is_none() || !dev.join("iommu").exists() => by_group(),
+        // Distributions have given users the group's node for years, and the new ones not yet.
+        Interface::Any => match by_iommufd() {
+            Err(refused @ VfioError::Permission { .. }) => by_group().map_err(|_| refused),
+            answer => answer,
+        },
+    }
+}
+
+fn open_node(path: PathBuf, hint: &'static str) -> Result<OwnedFd, VfioError> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| match errno {
+        // ENODEV, ENXIO: a node without a driver behind it.
+        Errno::NOENT | Errno::NODEV | Errno::NXIO => VfioError::Missing { path, hint },
+        Errno::ACCESS | Errno::PERM => VfioError::Permission { path },
+        Errno::BUSY => VfioError::Busy { path },
+        errno => VfioError::system(path.display().to_string(), errno.into()),
+    })
+}
+
+fn open_iommufd(device: &PciDevice, dev: &Path) -> Result<(OwnedFd, Iommu), VfioError> {
+    let name = device.cdev();
+    let node = dev.join("vfio/devices").join(name.unwrap_or_default());
+    if device.cdev().is_none() {
+        let (path, hint) = (node, NO_CDEV);
+        return Err(VfioError::Missing { path, hint });
+    }
+    let iommufd = open_node(dev.join("iommu"), NO_IOMMUFD)?;
+    let fd = open_node(node.clone(), NO_CDEV)?;
+    let mut bind = vfio_device_bind_iommufd {
+        argsz: size::<vfio_device_bind_iommufd>(),
+        iommufd: iommufd.as_raw_fd(),
+        ..vfio_device_bind_iommufd::default()
+    };
+    let bound = sys::call(fd.as_fd(), sys::DEVICE_BIND_IOMMUFD, &mut bind);
+    bound.map_err(|e| match e.raw_os_error() {
+        Some(libc::EBUSY) => VfioError::Busy { path: node },
+        Some(libc::EPERM) => VfioError::UnsafeInterrupts { module: "iommufd" },
+        _ => VfioError::system("VFIO_DEVICE_BIND_IOMMUFD", e),
+    })?;
+    let mut alloc = iommu_ioas_alloc {
+        size: size::<iommu_ioas_alloc>(),
+        ..iommu_ioas_alloc::default()
+    };
+    sys::call(iommufd.as_fd(), sys::IOAS_ALLOC, &mut alloc)
+        .map_err(|e| VfioError::system("IOMMU_IOAS_ALLOC", e))?;
+    let ioas = alloc.out_ioas_id;
+    let mut attach = vfio_device_attach_iommufd_pt {
+        argsz: size::<vfio_device_attach_iommufd_pt>(),
+        pt_id: ioas,
+        ..vfio_device_attach_iommufd_pt::default()
+    };
+    sys::call(fd.as_fd(), sys::DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map_err(|e| {
+        match e.raw_os_error() {
+            Some(libc::EPERM) => VfioError::UnsafeInterrupts { module: "iommufd" },
+            _ => VfioError::system("VFIO_DEVICE_ATTACH_IOMMUFD_PT", e),
+        }
+    })?;
+    Ok((fd, Iommu::Iommufd { iommufd, ioas }))
+}
+
+fn open_group(
+    device: &PciDevice,
+    group: &Group,
+    dev: &Path,
+) -> Result<(OwnedFd, Iommu), VfioError> {
+    let container = open_node(dev.join("vfio/vfio"), NO_VFIO)?;
+    let version = sys::plain(container.as_fd(), sys::GET_API_VERSION, 0)
+        .map_err(|e| VfioError::system("VFIO_GET_API_VERSION", e))?;
+    if u32::try_from(version) != Ok(VFIO_API_VERSION) {
+        return Err(VfioError::Malformed("VFIO_GET_API_VERSION"));
+    }
+    let known = sys::plain(container.as_fd(), sys::CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU)
+        .map_err(|e| VfioError::system("VFIO_CHECK_EXTENSION", e))?;
+    if known == 0 {
+        return Err(VfioError::Missing {
+            path: "/sys/module/vfio_iommu_type1".into(),
+            hint: NO_VFIO,
+        });
+    }
+    let node = dev.join("vfio").join(group.id.to_string());
+    let fd = open_node(node, NO_VFIO)?;
+    let mut status = vfio_group_status {
+        argsz: size::<vfio_group_status>(),
+        flags: 0,
+    };
+    sys::call(fd.as_fd(), sys::GROUP_GET_STATUS, &mut status)
+        .map_err(|e| VfioError::system("VFIO_GROUP_GET_STATUS", e))?;
+    if status.flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
+        return Err(VfioError::NotViable {
+            group: group.id,
+            blockers: group.blockers(&[device.bdf]),
+        });
+    }
+    let mut raw = container.as_raw_fd();
+    sys::call(fd.as_fd(), sys::GROUP_SET_CONTAINER, &mut raw)
+        .map_err(|e| VfioError::system("VFIO_GROUP_SET_CONTAINER", e))?;
+    sys::plain(container.as_fd(), sys::SET_IOMMU, VFIO_TYPE1v2_IOMMU).map_err(|e| {
+        match e.raw_os_error() {
+            Some(libc::EPERM) => VfioError::UnsafeInterrupts {
+                module: "vfio_iommu_type1",
+            },
+            _ => VfioError::system("VFIO_SET_IOMMU", e),
+        }
+    })?;
+    let name = CString::new(device.bdf.to_string()).unwrap_or_default();
+    let opened = sys::device_fd(fd.as_fd(), &name)
+        .map_err(|e| VfioError::system("VFIO_GROUP_GET_DEVICE_FD", e))?;
+    let iommu = Iommu::Type1 {
+        container,
+        _group: fd,
+    };
+    Ok((opened, iommu))
+}
+
+impl Iommu {
+    /// The interface that was taken: `iommufd` or `group`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Iommu::Iommufd { .. } => "iommufd",
+            Iommu::Type1 { .. } => "group",
+        }
+    }
+
+    /// What can be mapped now.
+    pub fn limits(&self) -> Result<Limits, VfioError> {
+        let page = rustix::param::page_size() as u64;
+        let (ranges, mappings, page_size) = match self {
+            Iommu::Iommufd { iommufd, ioas } => {
+                let (ranges, alignment) = sys::iova_ranges(iommufd.as_fd(), *ioas)
+                    .map_err(|e| VfioError::system("IOMMU_IOAS_IOVA_RANGES", e))?;
+                (Some(ranges), IOMMUFD_MAPPINGS, alignment)
+            }
+            Iommu::Type1 { container, .. } => {
+                let bytes = sys::sized(container.as_fd(), sys::IOMMU_GET_INFO, 0)
+                    .map_err(|e| VfioError::system("VFIO_IOMMU_GET_INFO", e))?;
+                let info =
+                    caps::type1(&bytes).ok_or(VfioError::Malformed("VFIO_IOMMU_GET_INFO"))?;
+                let smallest = 1u64.checked_shl(info.page_sizes.trailing_zeros());
+                let left = info
+                    .available
+                    .map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+                (
+                    info.ranges,
+                    left.unwrap_or(TYPE1_MAPPINGS),
+                    smallest.unwrap_or(page),
+                )
+            }
+        };
+        Ok(Limits {
+            ranges: match ranges {
+                Some(ranges) => ordered(ranges),
+                None => USUAL_RANGES.to_vec(),
+            },
+            mappings,
+            page_size: page_size.max(page).max(4096),
+        })
+    }
+
+    /// Maps `len` bytes of this process at `address`.
+    pub fn map(&self, iova: u64, address: u64, len: u64, prot: Prot) -> Result<(), VfioError> {
+        let flags = |read: u32, write: u32| {
+            let chosen = |on: bool, flag: u32| if on { flag } else { 0 };
+            chosen(prot.read, read) | chosen(prot.write, write)
+        };
+        let answer = match self {
+            Iommu::Iommufd { iommufd, ioas } => {
+                let mut argument = iommu_ioas_map {
+                    size: size::<iommu_ioas_map>(),
+                    flags: IOAS_FIXED | flags(IOAS_READABLE, IOAS_WRITEABLE),
+                    ioas_id: *ioas,
+                    user_va: address,
+                    length: len,
+                    iova,
+                    ..iommu_ioas_map::default()
+                };
+                sys::call(iommufd.as_fd(), sys::IOAS_MAP, &mut argument)
+            }
+            Iommu::Type1 { container, .. } => {
+                let mut argument = vfio_iommu_type1_dma_map {
+                    argsz: size::<vfio_iommu_type1_dma_map>(),
+                    flags: flags(VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE),
+                    vaddr: address,
+                    iova,
+                    size: len,
+                };
+                sys::call(container.as_fd(), sys::IOMMU_MAP_DMA, &mut argument)
+            }
+        };
+        answer.map_err(|e| match e.raw_os_error() {
+            Some(libc::ENOMEM) => VfioError::LockedMemory {
+                wanted: len,
+                limit: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
+            },
+            Some(libc::ENOSPC) => VfioError::MappingsExhausted,
+            _ => VfioError::system(format!("mapping {len:#x} bytes at IOVA {iova:#x}"), e),
+        })
+    }
+
+    /// Unmaps exactly one mapping.
+    pub fn unmap(&self, iova: u64, len: u64) -> Result<(), VfioError> {
+        let failed =
+            |e| VfioError::system(format!("unmapping {len:#x} bytes at IOVA {iova:#x}"), e);
+        let unmapped = match self {
+            Iommu::Iommufd { iommufd, ioas } => {
+                let mut argument = iommu_ioas_unmap {
+                    size: size::<iommu_ioas_unmap>(),
+                    ioas_id: *ioas,
+                    iova,
+                    length: len,
+                };
+                sys::call(iommufd.as_fd(), sys::IOAS_UNMAP, &mut argument).map_err(failed)?;
+                argument.length
+            }
+            Iommu::Type1 { container, .. } => {
+                let mut argument = vfio_iommu_type1_dma_unmap {
+                    argsz: size::<vfio_iommu_type1_dma_unmap>(),
+                    iova,
+                    size: len,
+                    ..vfio_iommu_type1_dma_unmap::default()
+                };
+                sys::call(container.as_fd(), sys::IOMMU_UNMAP_DMA, &mut argument)
+                    .map_err(failed)?;
+                argument.size
+            }
+        };
+        if unmapped == len {
+            return Ok(());
+        }
+        // Type1 takes away what lies wholly within the range, and tells how much that was.
+        Err(failed(io::Error::other(format!(
+            "only {unmapped:#x} bytes were mapped"
+        ))))
+    }
+}
+
+/// Ranges in ascending order, without those that make no sense.
+fn ordered(mut ranges: Vec<(u64, u64)>) -> Vec<RangeInclusive<u64>> {
+    ranges.retain(|(first, last)| first <= last);
+    ranges.sort_unstable();
+    ranges
+        .into_iter()
+        .map(|(first, last)| first..=last)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfio::sysfs::Sysfs;
+    use std::fs;
+
+    fn fake() -> (tempfile::TempDir, PciDevice, Group) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("bus/pci/devices/0000:01:00.0")).unwrap();
+        fs::create_dir_all(dir.path().join("dev/vfio")).unwrap();
+        let device = Sysfs::at(dir.path()).device("01:00.0".parse().unwrap());
+        let group = Group {
+            id: 3,
+            noiommu: false,
+            members: Vec::new(),
+        };
+        (dir, device.unwrap(), group)
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let (dir, device, group) = fake();
+        let dev = dir.path().join("dev");
+        let open = |interface| {
+            open(&device, &group, interface, &dev)
+                .unwrap_err()
+                .to_string()
+        };
+        let text = open(Interface::Group);
+        assert!(
+            text.contains("dev/vfio/vfio does not exist") && text.contains("modprobe"),
+            "{text}"
+        );
+        let text = open(Interface::Iommufd);
+        assert!(text.contains("CONFIG_VFIO_DEVICE_CDEV"), "{text}");
+        assert_eq!(open(Interface::Any), open(Interface::Group));
+        // A node for the device, but no /dev/iommu: the group is taken, unless iommufd was asked for by name.
+        fs::create_dir_all(device.path().join("vfio-dev/vfio0")).unwrap();
+        assert_eq!(open(Interface::Any), open(Interface::Group));
+        let text = open(Interface::Iommufd);
+        assert!(text.contains("dev/iommu does not exist"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_container_is_an_error() {
+        let (dir, device, group) = fake();
+        let dev = dir.path().join("dev");
+        fs::write(dev.join("vfio/vfio"), "").unwrap();
+        let e = open(&device, &group, Interface::Any, &dev).unwrap_err();
+        assert!(matches!(e, VfioError::System { .. }), "{e}");
+    }
+
+    #[test]
+    fn ranges_come_in_order() {
+        let ranges = ordered(vec![(0xfef0_0000, u64::MAX), (9, 3), (0, 0xfedf_ffff)]);
+        assert_eq!(ranges, [0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX]);
+    }
+}

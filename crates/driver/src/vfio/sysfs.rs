@@ -1,0 +1,254 @@
+//! What sysfs says about PCI devices: their drivers, their IOMMU groups, their VFIO nodes.
+//!
+//! Read only. The root is a value, so that tests give it a tree of their own.
+
+use super::address::Bdf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The name of the kernel driver that gives a device to userspace.
+pub const VFIO_PCI: &str = "vfio-pci";
+
+/// Drivers that may hold a device of a group whose other devices belong to userspace: they do no DMA on its behalf
+/// (`driver_managed_dma` in the kernel's sources).
+const HARMLESS: [&str; 3] = [VFIO_PCI, "pci-stub", "pcieport"];
+
+/// A sysfs tree.
+#[derive(Clone, Debug)]
+pub struct Sysfs {
+    root: PathBuf,
+}
+
+/// A PCI function in a sysfs tree.
+#[derive(Clone, Debug)]
+pub struct PciDevice {
+    sysfs: Sysfs,
+    path: PathBuf,
+    /// Its address.
+    pub bdf: Bdf,
+}
+
+/// The IOMMU group of a device: what the IOMMU cannot tell apart, and so belongs to one owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its number, the N of `/dev/vfio/N`.
+    pub id: u32,
+    /// There is no IOMMU behind it: the kernel's no-IOMMU mode, where DMA reaches all memory.
+    pub noiommu: bool,
+    /// Its devices in ascending order, each with its driver.
+    pub members: Vec<(Bdf, Option<String>)>,
+}
+
+impl Sysfs {
+    /// The system's own, `/sys`.
+    pub fn system() -> Sysfs {
+        Sysfs::at("/sys")
+    }
+
+    /// One at another place.
+    pub fn at(root: impl Into<PathBuf>) -> Sysfs {
+        Sysfs { root: root.into() }
+    }
+
+    /// A path below the root.
+    pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
+        self.root.join(below)
+    }
+
+    /// A device; `None` when there is none at this address.
+    pub fn device(&self, bdf: Bdf) -> Option<PciDevice> {
+        let path = self.path("bus/pci/devices").join(bdf.to_string());
+        path.is_dir().then(|| PciDevice {
+            sysfs: self.clone(),
+            path,
+            bdf,
+        })
+    }
+
+    /// The directory of a PCI driver; it exists while the driver is loaded.
+    pub fn driver(&self, name: &str) -> PathBuf {
+        self.path("bus/pci/drivers").join(name)
+    }
+}
+
+impl PciDevice {
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The driver that it is bound to.
+    pub fn driver(&self) -> Option<String> {
+        link_name(&self.path.join("driver"))
+    }
+
+    /// The driver that alone may bind to it, if one was named.
+    pub fn driver_override(&self) -> Option<String> {
+        self.text("driver_override")
+            .filter(|name| !name.is_empty() && name != "(null)")
+    }
+
+    /// The class code: class, subclass and programming interface in 24 bits.
+    pub fn class(&self) -> Option<u32> {
+        self.number("class")
+    }
+
+    /// Vendor and device ID.
+    pub fn ids(&self) -> Option<(u16, u16)> {
+        let id = |name| self.number(name).and_then(|n| u16::try_from(n).ok());
+        Some((id("vendor")?, id("device")?))
+    }
+
+    /// Its IOMMU group; `None` when no IOMMU is on.
+    pub fn group(&self) -> Option<Group> {
+        let dir = self.path.join("iommu_group");
+        let id = link_name(&dir)?.parse().ok()?;
+        let name = fs::read_to_string(dir.join("name")).unwrap_or_default();
+        let mut members: Vec<(Bdf, Option<String>)> = entries(&dir.join("devices"))
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .map(|bdf| (bdf, self.sysfs.device(bdf).and_then(|d| d.driver())))
+            .collect();
+        members.sort();
+        Some(Group {
+            id,
+            noiommu: name.trim() == "vfio-noiommu",
+            members,
+        })
+    }
+
+    /// The name of its VFIO character device (`vfio0`, in `/dev/vfio/devices`), which kernels with device cdevs give it
+    /// while it is bound to vfio-pci.
+    pub fn cdev(&self) -> Option<String> {
+        entries(&self.path.join("vfio-dev"))
+            .into_iter()
+            .find(|name| {
+                name.strip_prefix("vfio")
+                    .is_some_and(|n| n.parse::<u32>().is_ok())
+            })
+    }
+
+    fn text(&self, attribute: &str) -> Option<String> {
+        let text = fs::read_to_string(self.path.join(attribute)).ok()?;
+        Some(text.trim().to_string())
+    }
+
+    fn number(&self, attribute: &str) -> Option<u32> {
+        let text = self.text(attribute)?;
+        u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+    }
+}
+
+impl Group {
+    /// The devices, other than `except`, whose drivers keep the group from belonging to userspace.
+    pub fn blockers(&self, except: &[Bdf]) -> Vec<(Bdf, String)> {
+        self.members
+            .iter()
+            .filter(|(bdf, _)| !except.contains(bdf))
+            .filter_map(|(bdf, driver)| Some((*bdf, driver.clone()?)))
+            .filter(|(_, driver)| !HARMLESS.contains(&driver.as_str()))
+            .collect()
+    }
+}
+
+/// The last component of a symbolic link's target.
+fn link_name(path: &Path) -> Option<String> {
+    let target = fs::read_link(path).ok()?;
+    Some(target.file_name()?.to_str()?.to_string())
+}
+
+/// The names in a directory; none when it cannot be read.
+pub fn entries(dir: &Path) -> Vec<String> {
+    let names = || -> io::Result<Vec<String>> {
+        Ok(fs::read_dir(dir)?
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect())
+    };
+    let mut names = names().unwrap_or_default();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// Two functions of a group and a bridge: the second function belongs to another driver.
+    fn tree() -> (tempfile::TempDir, Sysfs) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        for (bdf, driver) in [
+            ("0000:01:00.0", Some("vfio-pci")),
+            ("0000:01:00.1", Some("nvme")),
+            ("0000:00:01.0", Some("pcieport")),
+            ("0000:02:00.0", None),
+        ] {
+            let real = root.join("devices/pci0000:00").join(bdf);
+            fs::create_dir_all(&real).unwrap();
+            fs::write(real.join("class"), "0x010802\n").unwrap();
+            fs::write(real.join("vendor"), "0x1b36\n").unwrap();
+            fs::write(real.join("device"), "0x0010\n").unwrap();
+            fs::write(real.join("driver_override"), "(null)\n").unwrap();
+            fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
+            symlink(&real, root.join("bus/pci/devices").join(bdf)).unwrap();
+            if let Some(driver) = driver {
+                let drivers = root.join("bus/pci/drivers").join(driver);
+                fs::create_dir_all(&drivers).unwrap();
+                symlink(&drivers, real.join("driver")).unwrap();
+            }
+            if !bdf.starts_with("0000:02") {
+                let group = root.join("kernel/iommu_groups/7");
+                fs::create_dir_all(group.join("devices")).unwrap();
+                symlink(&real, group.join("devices").join(bdf)).unwrap();
+                symlink(&group, real.join("iommu_group")).unwrap();
+            }
+        }
+        fs::create_dir_all(root.join("bus/pci/devices/0000:01:00.0/vfio-dev/vfio3")).unwrap();
+        let sysfs = Sysfs::at(root);
+        (dir, sysfs)
+    }
+
+    fn bdf(text: &str) -> Bdf {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_device_tells_its_driver_group_and_node() {
+        let (_dir, sysfs) = tree();
+        let device = sysfs.device(bdf("01:00.0")).unwrap();
+        assert_eq!(device.driver().as_deref(), Some(VFIO_PCI));
+        assert_eq!(device.driver_override(), None);
+        assert_eq!(device.class(), Some(0x01_08_02));
+        assert_eq!(device.ids(), Some((0x1b36, 0x10)));
+        assert_eq!(device.cdev().as_deref(), Some("vfio3"));
+        let group = device.group().unwrap();
+        assert_eq!((group.id, group.noiommu), (7, false));
+        assert_eq!(group.members.len(), 3);
+        assert!(sysfs.device(bdf("05:00.0")).is_none());
+    }
+
+    #[test]
+    fn a_group_names_those_who_hold_it_back() {
+        let (_dir, sysfs) = tree();
+        let group = sysfs.device(bdf("01:00.0")).unwrap().group().unwrap();
+        let nvme = (bdf("01:00.1"), "nvme".to_string());
+        assert_eq!(group.blockers(&[bdf("01:00.0")]), [nvme]);
+        assert!(group.blockers(&[bdf("01:00.1")]).is_empty());
+    }
+
+    #[test]
+    fn a_device_without_iommu_has_no_group_and_no_node() {
+        let (dir, sysfs) = tree();
+        let device = sysfs.device(bdf("02:00.0")).unwrap();
+        assert_eq!(device.group(), None);
+        assert_eq!((device.driver(), device.cdev()), (None, None));
+        let group = dir.path().join("kernel/iommu_groups/9");
+        fs::create_dir_all(group.join("devices")).unwrap();
+        fs::write(group.join("name"), "vfio-noiommu\n").unwrap();
+        symlink(&group, device.path().join("iommu_group")).unwrap();
+        assert!(device.group().unwrap().noiommu);
+    }
+}
