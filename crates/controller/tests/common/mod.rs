@@ -1,0 +1,605 @@
+//! A host in the same process: guest memory behind several windows, rings in it, and every way to ring a doorbell.
+#![allow(dead_code)]
+
+use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
+use dma::{Memory, Prot};
+use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11};
+use nvme::regs::{self, Aqa, Cc, CcCss, Csts, Shn, Shst};
+use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use volume::{FaultVolume, Faults, Io, IoOptions, MemVolume, NullOptions, NullVolume, Volume};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Low window: rings and small buffers.
+pub const LOW: u64 = 0;
+/// Bytes of the low window.
+pub const LOW_SIZE: u64 = 1 << 20;
+/// High window, far above, for data.
+pub const HIGH: u64 = 0x40_0000_0000;
+/// Bytes of the high window.
+pub const HIGH_SIZE: u64 = 16 << 20;
+/// Address of the admin submission and completion queue.
+pub const ASQ: u64 = 0x1000;
+pub const ACQ: u64 = 0x2000;
+/// A page for data of admin commands.
+pub const PAGE: u64 = 0x4000;
+/// I/O queues go here: pair `q` at `RINGS + q * RING_STEP`, submission first.
+pub const RINGS: u64 = 0x1_0000;
+pub const RING_STEP: u64 = 0x2000;
+/// Shadow doorbells and EventIdx.
+pub const SHADOW: u64 = 0x8000;
+pub const EVENTIDX: u64 = 0x9000;
+/// Data of I/O commands.
+pub const DATA: u64 = HIGH;
+
+/// Counts interrupts.
+#[derive(Default)]
+pub struct Count(AtomicU32);
+
+impl IrqSink for Count {
+    fn signal(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Count {
+    /// How many since the last call.
+    pub fn take(&self) -> u32 {
+        self.0.swap(0, Ordering::Relaxed)
+    }
+}
+
+/// The host's side of one queue pair.
+pub struct Pair {
+    pub sq: u64,
+    pub cq: u64,
+    pub size: u32,
+    pub tail: u32,
+    pub head: u32,
+    pub phase: bool,
+}
+
+impl Pair {
+    pub fn new(sq: u64, cq: u64, size: u32) -> Pair {
+        Pair {
+            sq,
+            cq,
+            size,
+            tail: 0,
+            head: 0,
+            phase: true,
+        }
+    }
+}
+
+/// How the host rings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ring {
+    Register,
+    Mapped,
+    Shadow,
+}
+
+pub struct Host {
+    pub c: Controller,
+    pub io: Io,
+    pub low: Memory,
+    pub high: Memory,
+    pub vectors: Vec<Arc<Count>>,
+    pub pairs: BTreeMap<u16, Pair>,
+    pub ring: Ring,
+    pub now: Instant,
+    pub cid: u16,
+}
+
+/// A namespace on a volume.
+pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfig {
+    NamespaceConfig {
+        nsid,
+        volume,
+        block_size,
+        read_only: false,
+        nguid: [nsid as u8; 16],
+        eui64: [0; 8],
+    }
+}
+
+pub fn mem(bytes: u64) -> Arc<dyn Volume> {
+    Arc::new(MemVolume::new(bytes).unwrap())
+}
+
+pub fn null(bytes: u64) -> Arc<dyn Volume> {
+    let options = NullOptions {
+        size: bytes,
+        ..Default::default()
+    };
+    Arc::new(NullVolume::new(options).unwrap())
+}
+
+/// A memory volume that says it has a volatile cache, so that flushes matter.
+#[derive(Debug)]
+pub struct Cached(pub Arc<dyn Volume>);
+
+impl Volume for Cached {
+    fn info(&self) -> volume::Info {
+        volume::Info {
+            volatile_cache: true,
+            ..self.0.info()
+        }
+    }
+    fn open(&self, io: &Io) -> Result<Box<dyn volume::VolumeQueue>, volume::VolumeError> {
+        self.0.open(io)
+    }
+    fn id(&self) -> Vec<u8> {
+        self.0.id()
+    }
+}
+
+/// A memory volume with faults, and where they are declared.
+pub fn faulty(bytes: u64) -> (Arc<dyn Volume>, Arc<Faults>) {
+    let volume = FaultVolume::new(mem(bytes));
+    let faults = volume.faults();
+    (Arc::new(volume), faults)
+}
+
+impl Host {
+    pub fn with(config: ControllerConfig, namespaces: Vec<NamespaceConfig>) -> Host {
+        let io = Io::new(IoOptions::default());
+        let mut c = Controller::new(3, config, namespaces, &io).unwrap();
+        let low = Memory::anonymous(LOW_SIZE as usize).unwrap();
+        let high = Memory::anonymous(HIGH_SIZE as usize).unwrap();
+        c.dma_map(LOW, LOW_SIZE, Some((low.clone(), 0)), Prot::RW)
+            .unwrap();
+        c.dma_map(HIGH, HIGH_SIZE, Some((high.clone(), 0)), Prot::RW)
+            .unwrap();
+        let vectors: Vec<Arc<Count>> = (0..c.vectors()).map(|_| Arc::default()).collect();
+        for (v, sink) in vectors.iter().enumerate() {
+            c.set_msix(v as u16, Some(sink.clone()));
+        }
+        let ring = if c.config().mapped_doorbells {
+            Ring::Mapped
+        } else {
+            Ring::Register
+        };
+        Host {
+            c,
+            io,
+            low,
+            high,
+            vectors,
+            pairs: BTreeMap::new(),
+            ring,
+            now: Instant::now(),
+            cid: 0,
+        }
+    }
+
+    /// Enabled, one namespace of 8 MiB in memory, blocks of 512 bytes, one I/O queue pair of 64 entries.
+    pub fn ready() -> Host {
+        Host::ready_with(vec![ns(1, mem(8 << 20), 512)])
+    }
+
+    pub fn ready_with(namespaces: Vec<NamespaceConfig>) -> Host {
+        let mut h = Host::with(ControllerConfig::default(), namespaces);
+        h.enable();
+        h.create_pair(1, 64);
+        h
+    }
+
+    // ---- memory
+
+    fn memory(&self, iova: u64) -> (&Memory, usize) {
+        if iova >= HIGH {
+            (&self.high, (iova - HIGH) as usize)
+        } else {
+            (&self.low, iova as usize)
+        }
+    }
+
+    pub fn write(&self, iova: u64, bytes: &[u8]) {
+        let (memory, at) = self.memory(iova);
+        memory.write(at, bytes).unwrap();
+    }
+
+    pub fn read(&self, iova: u64, len: usize) -> Vec<u8> {
+        let (memory, at) = self.memory(iova);
+        let mut bytes = vec![0; len];
+        memory.read(at, &mut bytes).unwrap();
+        bytes
+    }
+
+    pub fn cell(&self, iova: u64) -> &AtomicU32 {
+        let (memory, at) = self.memory(iova);
+        memory.atomic_u32(at).unwrap()
+    }
+
+    // ---- registers
+
+    pub fn reg32(&mut self, offset: u64) -> u32 {
+        let mut b = [0; 4];
+        self.c.bar0_read(offset, &mut b);
+        u32::from_le_bytes(b)
+    }
+
+    pub fn reg64(&mut self, offset: u64) -> u64 {
+        let mut b = [0; 8];
+        self.c.bar0_read(offset, &mut b);
+        u64::from_le_bytes(b)
+    }
+
+    pub fn set32(&mut self, offset: u64, value: u32) {
+        self.c.bar0_write(offset, &value.to_le_bytes());
+    }
+
+    pub fn set64(&mut self, offset: u64, value: u64) {
+        self.c.bar0_write(offset, &value.to_le_bytes());
+    }
+
+    pub fn csts(&mut self) -> Csts {
+        Csts::from_bits(self.reg32(regs::CSTS))
+    }
+
+    pub fn cc_enabled() -> Cc {
+        Cc::new()
+            .with_en(true)
+            .with_css(CcCss::NVM)
+            .with_iosqes(6)
+            .with_iocqes(4)
+    }
+
+    /// Starts the controller with admin queues of 32 entries.
+    pub fn enable(&mut self) {
+        self.set32(
+            regs::AQA,
+            Aqa::new().with_asqs_z(31).with_acqs_z(31).into_bits(),
+        );
+        self.set64(regs::ASQ, ASQ);
+        self.set64(regs::ACQ, ACQ);
+        self.write(ACQ, &[0; 32 * 16]);
+        self.pairs.clear();
+        self.pairs.insert(0, Pair::new(ASQ, ACQ, 32));
+        self.set32(regs::CC, Self::cc_enabled().into_bits());
+        assert!(self.csts().rdy(), "{:?}", self.csts());
+    }
+
+    pub fn disable(&mut self) {
+        let cc = Cc::from_bits(self.reg32(regs::CC)).with_en(false);
+        self.set32(regs::CC, cc.into_bits());
+        if self.ring == Ring::Shadow {
+            self.ring = Ring::Register;
+        }
+    }
+
+    pub fn shutdown(&mut self, how: Shn) {
+        let cc = Cc::from_bits(self.reg32(regs::CC)).with_shn(how);
+        self.set32(regs::CC, cc.into_bits());
+    }
+
+    pub fn wait_shutdown(&mut self) {
+        self.until(|h| h.csts().shst() == Shst::COMPLETE);
+    }
+
+    // ---- queues
+
+    /// Makes room for a pair's rings and creates both queues, interrupts on vector `qid`.
+    pub fn create_pair(&mut self, qid: u16, size: u32) {
+        let sq = RINGS + u64::from(qid) * RING_STEP;
+        self.create_pair_at(qid, size, sq, sq + 0x1000);
+    }
+
+    pub fn create_pair_at(&mut self, qid: u16, size: u32, sq: u64, cq: u64) {
+        assert_eq!(self.create_cq(qid, size, cq, Some(qid)), Status::SUCCESS);
+        assert_eq!(self.create_sq(qid, qid, size, sq), Status::SUCCESS);
+        self.pairs.insert(qid, Pair::new(sq, cq, size));
+    }
+
+    pub fn create_cq(&mut self, qid: u16, size: u32, iova: u64, vector: Option<u16>) -> Status {
+        self.write(iova, &vec![0; size as usize * 16]);
+        let mut command = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
+        command.set_prps(iova, 0);
+        let cdw10 = CreateQueueCdw10::new()
+            .with_qid(qid)
+            .with_qsize_z((size - 1) as u16);
+        command.cdw10 = cdw10.into_bits().into();
+        let cdw11 = CreateCqCdw11::new()
+            .with_pc(true)
+            .with_ien(vector.is_some())
+            .with_iv(vector.unwrap_or(0));
+        command.cdw11 = cdw11.into_bits().into();
+        self.admin(command).status()
+    }
+
+    pub fn create_sq(&mut self, qid: u16, cqid: u16, size: u32, iova: u64) -> Status {
+        let mut command = Command::new(AdminOpcode::CREATE_IO_SQ.0, 0, 0);
+        command.set_prps(iova, 0);
+        let cdw10 = CreateQueueCdw10::new()
+            .with_qid(qid)
+            .with_qsize_z((size - 1) as u16);
+        command.cdw10 = cdw10.into_bits().into();
+        command.cdw11 = CreateSqCdw11::new()
+            .with_pc(true)
+            .with_cqid(cqid)
+            .into_bits()
+            .into();
+        self.admin(command).status()
+    }
+
+    pub fn delete(&mut self, opcode: AdminOpcode, qid: u16) -> Status {
+        self.simple(opcode, u32::from(qid)).status()
+    }
+
+    /// An admin command of which only dword 10 matters.
+    pub fn simple(&mut self, opcode: AdminOpcode, cdw10: u32) -> Completion {
+        let mut command = Command::new(opcode.0, 0, 0);
+        command.cdw10 = cdw10.into();
+        self.admin(command)
+    }
+
+    pub fn next_cid(&mut self) -> u16 {
+        self.cid = self.cid.wrapping_add(1);
+        self.cid
+    }
+
+    /// Puts a command into a queue, with a fresh CID, without ringing.
+    pub fn push(&mut self, qid: u16, mut command: Command) -> u16 {
+        let cid = self.next_cid();
+        command.cid = cid.into();
+        let pair = self.pairs.get_mut(&qid).unwrap();
+        let at = pair.sq + u64::from(pair.tail) * 64;
+        pair.tail = (pair.tail + 1) % pair.size;
+        self.write(at, command.as_bytes());
+        cid
+    }
+
+    /// Offset of a doorbell register.
+    pub fn doorbell(qid: u16, cq: bool) -> u64 {
+        regs::doorbell_offset(qid, cq, 0)
+    }
+
+    pub fn ring_value(&mut self, qid: u16, cq: bool, value: u32) {
+        let offset = Self::doorbell(qid, cq);
+        match self.ring {
+            Ring::Shadow if qid != 0 => {
+                let index = (offset - pci::DOORBELL_OFFSET) / 4;
+                let old = self
+                    .cell(SHADOW + index * 4)
+                    .swap(value.to_le(), Ordering::SeqCst);
+                let event = u32::from_le(self.cell(EVENTIDX + index * 4).load(Ordering::SeqCst));
+                if doorbell::need_event(event as u16, value as u16, u32::from_le(old) as u16) {
+                    self.set32(offset, value);
+                }
+            }
+            Ring::Mapped => {
+                let cell = self.c.bar0_pages().cell(offset as usize / 4).unwrap();
+                cell.store(value.to_le(), Ordering::Release);
+            }
+            _ => self.set32(offset, value),
+        }
+    }
+
+    pub fn ring_sq(&mut self, qid: u16) {
+        let tail = self.pairs[&qid].tail;
+        self.ring_value(qid, false, tail);
+    }
+
+    /// Puts a command into a queue and rings.
+    pub fn submit(&mut self, qid: u16, command: Command) -> u16 {
+        let cid = self.push(qid, command);
+        self.ring_sq(qid);
+        cid
+    }
+
+    /// The next completion of a queue, if it is there; rings its head.
+    pub fn reap(&mut self, qid: u16) -> Option<Completion> {
+        let completion = self.peek(qid)?;
+        let pair = self.pairs.get_mut(&qid).unwrap();
+        pair.head += 1;
+        if pair.head == pair.size {
+            pair.head = 0;
+            pair.phase = !pair.phase;
+        }
+        let head = pair.head;
+        self.ring_value(qid, true, head);
+        Some(completion)
+    }
+
+    /// The next completion of a queue, if it is there, left there.
+    pub fn peek(&self, qid: u16) -> Option<Completion> {
+        let pair = &self.pairs[&qid];
+        let bytes = self.read(pair.cq + u64::from(pair.head) * 16, 16);
+        let completion = Completion::read_from_bytes(&bytes).unwrap();
+        (completion.phase() == pair.phase).then_some(completion)
+    }
+
+    pub fn reap_all(&mut self, qid: u16) -> Vec<Completion> {
+        std::iter::from_fn(|| self.reap(qid)).collect()
+    }
+
+    // ---- running
+
+    /// One round as a worker does it.
+    pub fn round(&mut self) -> bool {
+        let mut worked = self.c.poll(self.now);
+        self.io.flush();
+        let mut done = Vec::new();
+        self.io.poll(&mut |completion| done.push(completion));
+        self.c.poll_volumes(&mut done);
+        worked |= !done.is_empty();
+        for completion in done {
+            self.c.complete(completion);
+        }
+        worked
+    }
+
+    /// Rounds until nothing moves.
+    pub fn run(&mut self) {
+        for _ in 0..100_000 {
+            if !self.round() {
+                return;
+            }
+        }
+        panic!("the controller does not come to rest");
+    }
+
+    /// Rounds until the volume holds exactly so many requests, and then a few more.
+    pub fn run_held(&mut self, faults: &Faults, held: usize) {
+        self.until(|_| faults.held() == held);
+        for _ in 0..4 {
+            self.round();
+        }
+        assert_eq!(faults.held(), held);
+    }
+
+    /// Rounds until `done`, at most for ten seconds.
+    pub fn until(&mut self, mut done: impl FnMut(&mut Host) -> bool) {
+        let limit = Instant::now() + Duration::from_secs(10);
+        loop {
+            self.round();
+            if done(self) {
+                return;
+            }
+            assert!(Instant::now() < limit, "nothing happens");
+        }
+    }
+
+    /// Runs one command to its end.
+    pub fn command(&mut self, qid: u16, command: Command) -> Completion {
+        let cid = self.submit(qid, command);
+        let mut found = None;
+        self.until(|h| {
+            found = h.reap(qid);
+            found.is_some()
+        });
+        let completion = found.unwrap();
+        assert_eq!(completion.cid.get(), cid);
+        assert_eq!(completion.sqid.get(), qid);
+        completion
+    }
+
+    pub fn admin(&mut self, command: Command) -> Completion {
+        self.command(0, command)
+    }
+
+    pub fn io(&mut self, command: Command) -> Status {
+        self.command(1, command).status()
+    }
+
+    /// An I/O command on `blocks` blocks from `slba` on, its data in one run of memory at `iova`, by PRPs (the list, if
+    /// there is one, at `PRP_LIST`).
+    pub fn rw(&self, opcode: NvmOpcode, nsid: u32, slba: u64, blocks: u32, iova: u64) -> Command {
+        let mut command = Command::new(opcode.0, 0, nsid);
+        command.set_slba(slba);
+        command.cdw12 = (blocks - 1).into();
+        command.set_prps(iova, 0);
+        command
+    }
+
+    /// Points a command's PRPs at `len` bytes at `iova`, lists at `list`.
+    pub fn prps(&self, command: &mut Command, iova: u64, len: u64, list: u64) {
+        let first = (4096 - iova % 4096).min(len);
+        let pages: Vec<u64> = (iova + first..iova + len).step_by(4096).collect();
+        match pages[..] {
+            [] => command.set_prps(iova, 0),
+            [one] => command.set_prps(iova, one),
+            _ => {
+                command.set_prps(iova, list);
+                let mut at = list;
+                let mut left = &pages[..];
+                while !left.is_empty() {
+                    let room = ((4096 - at % 4096) / 8) as usize;
+                    let (now, rest) = if left.len() > room {
+                        left.split_at(room - 1)
+                    } else {
+                        left.split_at(left.len())
+                    };
+                    for (i, page) in now.iter().enumerate() {
+                        self.write(at + 8 * i as u64, &page.to_le_bytes());
+                    }
+                    if !rest.is_empty() {
+                        let next = (at & !4095) + 4096;
+                        self.write(next - 8, &next.to_le_bytes());
+                        at = next;
+                    }
+                    left = rest;
+                }
+            }
+        }
+    }
+
+    /// Doorbell Buffer Config, and the host uses the buffers from then on.
+    pub fn use_shadow(&mut self) -> Status {
+        let status = self.configure_shadow(SHADOW, EVENTIDX);
+        if status.is_success() {
+            self.ring = Ring::Shadow;
+        }
+        status
+    }
+
+    pub fn configure_shadow(&mut self, shadow: u64, eventidx: u64) -> Status {
+        let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
+        command.set_prps(shadow, eventidx);
+        self.admin(command).status()
+    }
+
+    /// Set Features with a value in dword 11.
+    pub fn set_feature(&mut self, fid: nvme::feature::Fid, value: u32) -> Completion {
+        let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+        command.cdw10 = u32::from(fid.0).into();
+        command.cdw11 = value.into();
+        self.admin(command)
+    }
+
+    /// Get Features, with Select.
+    pub fn get_feature(&mut self, fid: nvme::feature::Fid, sel: u32, cdw11: u32) -> Completion {
+        let mut command = Command::new(AdminOpcode::GET_FEATURES.0, 0, 0);
+        command.cdw10 = (u32::from(fid.0) | sel << 8).into();
+        command.cdw11 = cdw11.into();
+        command.set_prps(PAGE, 0);
+        self.admin(command)
+    }
+
+    /// Get Log Page: `len` bytes from `offset`.
+    pub fn log(&mut self, lid: u8, len: usize, offset: u64, rae: bool) -> (Status, Vec<u8>) {
+        let mut command = Command::new(AdminOpcode::GET_LOG_PAGE.0, 0, 0xffff_ffff);
+        let numd = (len / 4 - 1) as u32;
+        command.cdw10 = (u32::from(lid) | u32::from(rae) << 15 | numd << 16).into();
+        command.cdw11 = (numd >> 16).into();
+        command.cdw12 = (offset as u32).into();
+        command.cdw13 = ((offset >> 32) as u32).into();
+        self.prps(&mut command, DATA, len as u64, PAGE);
+        let status = self.admin(command).status();
+        (status, self.read(DATA, len))
+    }
+
+    /// Identify.
+    pub fn identify(&mut self, cns: u8, nsid: u32, cdw11: u32) -> (Status, Vec<u8>) {
+        let mut command = Command::new(AdminOpcode::IDENTIFY.0, 0, nsid);
+        command.cdw10 = u32::from(cns).into();
+        command.cdw11 = cdw11.into();
+        command.set_prps(PAGE, 0);
+        self.write(PAGE, &[0xee; 4096]);
+        let status = self.admin(command).status();
+        (status, self.read(PAGE, 4096))
+    }
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        })
+        .collect()
+}
+
+/// The status without its flags.
+pub fn plain(status: Status) -> Status {
+    status.without_flags()
+}
