@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::bind::BindArgs;
 use crate::control;
 use crate::serve::{ServeOptions, serve};
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, parse_namespace, read_config};
@@ -37,6 +38,10 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Show the counters of a running vnvme serve
     Stats(StatsArgs),
+    /// Hand NVMe devices over to vfio-pci, for nvme:// (as root; refused while a disk is in use)
+    Bind(BindArgs),
+    /// Hand NVMe devices back to the kernel
+    Unbind(BindArgs),
 }
 
 const SERVE_HELP: &str = "\
@@ -152,6 +157,8 @@ impl Cli {
         match self.command {
             Command::Serve(args) => args.run(),
             Command::Stats(args) => args.run(),
+            Command::Bind(args) => args.bind(),
+            Command::Unbind(args) => args.unbind(),
         }
     }
 }

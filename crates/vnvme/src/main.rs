@@ -5,6 +5,7 @@
 //! people and the order in which things are started and ended.
 #![forbid(unsafe_code)]
 
+mod bind;
 mod cli;
 mod control;
 mod device;

@@ -1,0 +1,320 @@
+//! `vnvme bind` and `vnvme unbind`: an NVMe device is handed to vfio-pci, and back to the kernel.
+//!
+//! Everything is checked for all devices before anything is changed for the first one. A device whose disks somebody uses
+//! is refused; the disks are claimed exclusively from that check until the kernel's driver has let go, so that nobody can
+//! mount one in between. When vfio-pci does not take a device, the kernel's driver gets it back.
+
+mod usage;
+
+#[cfg(test)]
+mod tests;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use driver::vfio::sysfs::{Group, PciDevice, Sysfs, VFIO_PCI};
+use driver::vfio::{Bdf, VfioError};
+use serde::Serialize;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use usage::Usage;
+
+/// Devices, and how to report.
+#[derive(Args)]
+pub struct BindArgs {
+    /// PCI addresses of NVMe controllers, as lspci -D lists them: 0000:44:00.0. All those of an IOMMU group together
+    #[arg(required = true, value_name = "BDF")]
+    devices: Vec<Bdf>,
+    /// Report as a JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+impl BindArgs {
+    /// Hands the devices to vfio-pci.
+    pub fn bind(&self) -> Result<()> {
+        self.print(&bind(&Host::system(), &System, &self.devices)?)
+    }
+
+    /// Hands the devices back to the kernel.
+    pub fn unbind(&self) -> Result<()> {
+        self.print(&unbind(&Host::system(), &System, &self.devices)?)
+    }
+
+    fn print(&self, reports: &[Report]) -> Result<()> {
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(reports)?);
+        } else {
+            for report in reports {
+                println!("{report}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the system tells about itself.
+struct Host {
+    sysfs: Sysfs,
+    proc: PathBuf,
+    dev: PathBuf,
+}
+
+impl Host {
+    fn system() -> Host {
+        Host {
+            sysfs: Sysfs::system(),
+            proc: "/proc".into(),
+            dev: "/dev".into(),
+        }
+    }
+}
+
+/// What changes the system; tests have a kernel of their own.
+trait Kernel {
+    /// Writes to a sysfs attribute.
+    fn write(&self, path: &Path, text: &str) -> io::Result<()>;
+    /// Loads a module; the error is what there is to tell.
+    fn modprobe(&self, module: &str) -> Result<(), String>;
+}
+
+struct System;
+
+impl Kernel for System {
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        fs::write(path, text)
+    }
+
+    fn modprobe(&self, module: &str) -> Result<(), String> {
+        let output = Command::new("modprobe")
+            .arg(module)
+            .output()
+            .map_err(|e| e.to_string())?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_string()),
+        }
+    }
+}
+
+/// What happened to one device.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Report {
+    /// The device's address.
+    device: String,
+    /// Its driver before.
+    from: Option<String>,
+    /// Its driver now.
+    driver: Option<String>,
+    /// Whether anything was changed.
+    changed: bool,
+    /// Its IOMMU group.
+    iommu_group: Option<u32>,
+    /// The device nodes that a user needs, for a device that is bound to vfio-pci.
+    nodes: Vec<String>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".into());
+        write!(f, "{}: ", self.device)?;
+        match self.changed {
+            true => write!(f, "{} -> {}", name(&self.from), name(&self.driver))?,
+            false => write!(f, "already bound to {}", name(&self.driver))?,
+        }
+        if !self.nodes.is_empty() {
+            write!(f, " ({})", self.nodes.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn new(device: &PciDevice, from: Option<String>, changed: bool) -> Report {
+        let driver = device.driver();
+        let group = device.group();
+        let mut nodes = Vec::new();
+        if is_vfio(driver.as_deref()) {
+            let cdev = device.cdev();
+            nodes.extend(cdev.map(|name| format!("/dev/vfio/devices/{name}")));
+            nodes.extend(
+                group
+                    .as_ref()
+                    .map(|group| format!("/dev/vfio/{}", group.id)),
+            );
+        }
+        Report {
+            device: device.bdf.to_string(),
+            from,
+            driver,
+            changed,
+            iommu_group: group.map(|group| group.id),
+            nodes,
+        }
+    }
+}
+
+fn is_vfio(driver: Option<&str>) -> bool {
+    driver.is_some_and(|name| name.replace('_', "-").ends_with(VFIO_PCI))
+}
+
+fn bind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>> {
+    let mut checked = Vec::new();
+    for bdf in bdfs {
+        let device = find(host, *bdf)?;
+        if is_vfio(device.driver().as_deref()) {
+            checked.push((device, None));
+            continue;
+        }
+        usable_group(&device, bdfs)?;
+        let usage = Usage::of(host, &device)?;
+        checked.push((device, Some(usage)));
+    }
+    if checked.iter().any(|(_, usage)| usage.is_some()) {
+        load(host, kernel)?;
+    }
+    let mut reports = Vec::new();
+    for (device, usage) in checked {
+        let from = device.driver();
+        let changed = usage.is_some();
+        if let Some(claims) = usage {
+            hand_over(host, kernel, &device, Some(VFIO_PCI))?;
+            drop(claims);
+            let got = device.driver();
+            if got.as_deref() != Some(VFIO_PCI) {
+                hand_over(host, kernel, &device, None)?;
+                let now = device.driver();
+                bail!(
+                    "{} was not taken by vfio-pci (dmesg may tell why); it is bound to {} again",
+                    device.bdf,
+                    now.as_deref().unwrap_or("no driver")
+                );
+            }
+        }
+        reports.push(Report::new(&device, from, changed));
+    }
+    Ok(reports)
+}
+
+fn unbind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>> {
+    let mut devices = Vec::new();
+    for bdf in bdfs {
+        let device = find(host, *bdf)?;
+        let from = device.driver();
+        if is_vfio(from.as_deref()) {
+            // Without this check the kernel would wait for the user to go away, and this process with it.
+            usage::vfio_users(host, &device)?;
+        }
+        devices.push((device, from));
+    }
+    let mut reports = Vec::new();
+    for (device, from) in devices {
+        // A device without a driver is offered to the kernel's drivers, too.
+        let changed = is_vfio(from.as_deref()) || from.is_none();
+        if changed {
+            hand_over(host, kernel, &device, None)?;
+            let now = device.driver();
+            ensure!(
+                !is_vfio(now.as_deref()),
+                "{} is still bound to {}",
+                device.bdf,
+                now.unwrap_or_default()
+            );
+        }
+        reports.push(Report::new(&device, from, changed));
+    }
+    Ok(reports)
+}
+
+/// An NVMe controller; anything else may be what the system runs on, in ways that are not looked for here.
+fn find(host: &Host, bdf: Bdf) -> Result<PciDevice> {
+    let found = host.sysfs.device(bdf);
+    let device = found.ok_or(VfioError::NoDevice { bdf })?;
+    let class = device.class().unwrap_or(0);
+    ensure!(
+        class >> 8 == 0x01_08,
+        "{bdf} is no NVMe controller (its class code is {class:06x}h)"
+    );
+    Ok(device)
+}
+
+/// The group must be able to belong to userspace once all of `bdfs` are handed over.
+fn usable_group(device: &PciDevice, bdfs: &[Bdf]) -> Result<Group> {
+    let bdf = device.bdf;
+    let group = device.group().ok_or(VfioError::NoIommu { bdf })?;
+    ensure!(!group.noiommu, VfioError::NoIommuMode { bdf });
+    let blockers = group.blockers(bdfs);
+    let group_id = group.id;
+    ensure!(
+        blockers.is_empty(),
+        VfioError::NotViable {
+            group: group_id,
+            blockers
+        }
+    );
+    Ok(group)
+}
+
+fn load(host: &Host, kernel: &impl Kernel) -> Result<()> {
+    // The group's interface needs it, and nothing loads it by itself; kernels with iommufd go without.
+    if !host.sysfs.path("module/vfio_iommu_type1").exists() {
+        let _ = kernel.modprobe("vfio_iommu_type1");
+    }
+    let driver = host.sysfs.driver(VFIO_PCI);
+    if driver.is_dir() {
+        return Ok(());
+    }
+    let loaded = kernel.modprobe(VFIO_PCI);
+    if driver.is_dir() {
+        return Ok(());
+    }
+    match loaded {
+        Ok(()) => bail!("the kernel has no driver vfio-pci, although the module was loaded"),
+        Err(why) => {
+            bail!("the kernel's driver vfio-pci is not loaded, and modprobe vfio-pci fails: {why}")
+        }
+    }
+}
+
+/// Makes `driver`, or whichever driver the kernel likes best, the driver of a device.
+fn hand_over(
+    host: &Host,
+    kernel: &impl Kernel,
+    device: &PciDevice,
+    driver: Option<&str>,
+) -> Result<()> {
+    let write = |path: PathBuf, text: &str| {
+        let written = kernel.write(&path, text);
+        written.with_context(|| match driver {
+            Some(driver) => format!(
+                "{} cannot be handed to {driver}: {}",
+                device.bdf,
+                path.display()
+            ),
+            None => format!("{} cannot be handed back: {}", device.bdf, path.display()),
+        })
+    };
+    // An empty line takes the override away.
+    let text = driver.map_or("\n".into(), |driver| format!("{driver}\n"));
+    write(device.path().join("driver_override"), &text)?;
+    let done = (|| {
+        if device.driver().is_some() {
+            write(device.path().join("driver/unbind"), &device.bdf.to_string())?;
+        }
+        write(
+            host.sysfs.path("bus/pci/drivers_probe"),
+            &device.bdf.to_string(),
+        )
+    })();
+    if done.is_err() && driver.is_some() {
+        // Back to how it was, as far as the kernel lets us; the first error is the one to report.
+        let _ = kernel.write(&device.path().join("driver_override"), "\n");
+        let _ = kernel.write(
+            &host.sysfs.path("bus/pci/drivers_probe"),
+            &device.bdf.to_string(),
+        );
+    }
+    done
+}
