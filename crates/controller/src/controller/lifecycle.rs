@@ -107,6 +107,19 @@ impl Controller {
         self.fail();
     }
 
+    /// Looks at the windows after a fault anywhere in the process: what this controller wrote to a file that shrank
+    /// went nowhere, so that it must not go on as if nothing had happened.
+    pub(super) fn check_memory(&mut self) -> bool {
+        let faults = dma::sigbus::faults();
+        if std::mem::replace(&mut self.faults, faults) == faults || !self.engine.dma.is_poisoned() {
+            return false;
+        }
+        if self.state == State::Ready {
+            self.fatal("the file behind the guest's memory shrank");
+        }
+        true
+    }
+
     fn begin_reset(&mut self) {
         self.engine.stop();
         self.engine.stats.resets.add(1);

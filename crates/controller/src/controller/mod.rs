@@ -39,6 +39,8 @@ pub struct Controller {
     acq: u64,
     /// When the round began.
     pub(crate) now: Instant,
+    /// Faults in guest memory that this process had when the windows were last looked at.
+    faults: u64,
 }
 
 impl Controller {
@@ -100,6 +102,7 @@ impl Controller {
             asq: 0,
             acq: 0,
             now: Instant::now(),
+            faults: dma::sigbus::faults(),
         };
         controller.engine.write_cache = controller.config.write_cache;
         Ok(controller)
@@ -239,6 +242,7 @@ impl Controller {
             self.event(event);
         }
         worked |= self.check_keep_alive();
+        worked |= self.check_memory();
         worked |= self.progress();
         worked |= self.engine.end_round();
         worked
