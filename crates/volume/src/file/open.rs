@@ -11,9 +11,13 @@ use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// Sizes that blocks can have, in bytes.
 const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=65536;
+/// How often a lock that somebody holds is tried again, and how far apart.
+const LOCK_RETRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// The block size where nothing else is known or wanted.
 const DEFAULT_BLOCK: u32 = 512;
 
@@ -222,8 +226,18 @@ fn system(path: &Path, errno: Errno, what: &'static str) -> VolumeError {
     }
 }
 
+/// Locks the file, with a little patience: the kernel takes the ring of a killed process down, and with it the last hold
+/// on the file and its lock, only after the process is gone and its successor has perhaps been started.
 fn lock(path: &Path, options: &FileOptions, fd: BorrowedFd<'_>) -> Result<(), VolumeError> {
-    match sys::lock(fd, !options.read_only) {
+    let mut locked = sys::lock(fd, !options.read_only);
+    for _ in 0..LOCK_RETRIES {
+        if !matches!(locked, Ok(false)) {
+            break;
+        }
+        std::thread::sleep(LOCK_PAUSE);
+        locked = sys::lock(fd, !options.read_only);
+    }
+    match locked {
         Ok(true) => Ok(()),
         Ok(false) => Err(VolumeError::Locked {
             path: path.into(),
