@@ -1,0 +1,104 @@
+//! Clients that come, go, and come at once.
+
+use nvme::{NvmOpcode, Status};
+use vfio_user::client::{Client, ClientError};
+
+use crate::common::*;
+
+#[test]
+fn a_second_client_is_refused_while_the_first_is_served() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://4M"]);
+    let mut first = Host::up(&place.socket());
+    let data = pattern(1, 4096);
+    first.write(1, 8, &data);
+    for _ in 0..3 {
+        let second = Client::connect(place.socket(), LIMIT);
+        assert!(
+            matches!(second, Err(ClientError::Closed)),
+            "{:?}",
+            second.err()
+        );
+    }
+    daemon.wait_log(|line| line.contains("second client") && line.contains("refused"));
+    assert!(first.read(1, 8, 4096) == data, "the first is not disturbed");
+    // When the first is gone the second may come.
+    drop(first);
+    let mut second = Host::up(&place.socket());
+    assert!(second.read(1, 8, 4096) == data);
+    drop(second);
+    daemon.end();
+}
+
+#[test]
+fn a_client_that_goes_with_commands_in_flight() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 32 << 20);
+    let slow = "null://1G?latency=300ms";
+    let daemon = Daemon::serve(&place, &[&disk, slow]);
+    let mut host = Host::up(&place.socket());
+    let safe = pattern(1, 64 << 10);
+    host.write(1, 0, &safe);
+    for round in 0..5 {
+        // Writes to a file, and reads that take their time, into memory that goes away.
+        for i in 0..40u64 {
+            let write = host.transfer(NvmOpcode::WRITE, 1, 2048 + 128 * i, 64 << 10, 1 << 20);
+            host.submit(1, write);
+            if i % 4 == 0 {
+                let read = host.transfer(NvmOpcode::READ, 2, i, 4096, 4 << 20);
+                host.submit(1, read);
+            }
+        }
+        drop(host);
+        host = Host::up(&place.socket());
+        assert!(host.read(1, 0, safe.len()) == safe, "round {round}");
+        host.write(1, 20_000, &pattern(round, 4096));
+        assert!(host.read(1, 20_000, 4096) == pattern(round, 4096));
+    }
+    drop(host);
+    daemon.end();
+    assert!(place.bytes("disk.raw", 0, safe.len()) == safe);
+}
+
+#[test]
+fn a_reset_with_commands_in_flight() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["null://1G?latency=200ms"]);
+    let mut host = Host::up(&place.socket());
+    for _ in 0..20 {
+        let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
+        host.submit(1, read);
+    }
+    host.client.reset().unwrap();
+    // No completion of the old life may appear in the queues of the new one.
+    host.enable();
+    host.create_queues(1, None);
+    assert_eq!(host.read(1, 0, 512).len(), 512);
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    assert_eq!(host.try_completion(1).map(|c| c.cid.get()), None);
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn an_unmap_waits_for_the_commands_that_use_the_memory() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["null://1G?latency=300ms&read-zeroes=on"]);
+    let mut host = Host::up(&place.socket());
+    let command = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
+    host.submit(1, command);
+    host.client.dma_unmap(vfio_user::DmaUnmapping::All).unwrap();
+    // The memory is the client's again: from now on nothing changes in it.
+    std::os::unix::fs::FileExt::write_all_at(&host.ram, &[0x55; 4096], 4 << 20).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut page = [0; 4096];
+    std::os::unix::fs::FileExt::read_exact_at(&host.ram, &mut page, 4 << 20).unwrap();
+    assert_eq!(page, [0x55; 4096]);
+    // A new map, a new life.
+    host.map_ram();
+    host.enable();
+    host.create_queues(1, None);
+    assert_eq!(host.write_with(1, 0, &[1; 512], false), Status::SUCCESS);
+    drop(host);
+    daemon.end();
+}

@@ -1,0 +1,167 @@
+//! `vnvme` as a child process.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
+use super::{LIMIT, Place, eventually, text};
+
+/// A daemon; it ends with this value, and with the test.
+pub struct Daemon {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+/// How a daemon ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    /// What it logged, by lines.
+    pub log: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts `vnvme` with these arguments.
+    pub fn spawn(args: &[impl AsRef<OsStr>]) -> Daemon {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        command.args(args).env_remove("VNVME_LOG");
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        // SAFETY: the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        }
+        let mut child = command.spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = log.clone();
+        let reader = std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                lines.lock().unwrap().push(line);
+            }
+        });
+        Daemon {
+            child,
+            log,
+            reader: Some(reader),
+        }
+    }
+
+    /// Serves volumes at a place's socket; more arguments may stand among them.
+    pub fn serve(place: &Place, args: &[&str]) -> Daemon {
+        let socket = text(&place.socket());
+        let mut all = vec!["serve", "--socket", &socket];
+        all.extend(args);
+        let daemon = Self::spawn(&all);
+        daemon.wait_listening(&place.socket());
+        daemon
+    }
+
+    /// Waits until it says that it listens.
+    pub fn wait_listening(&self, socket: &Path) {
+        let socket = text(socket);
+        self.wait_log(|line| line.contains("listening") && line.contains(&socket));
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What was logged until now.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Number of lines that contain a text.
+    pub fn count(&self, text: &str) -> usize {
+        self.log().iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// Waits for a line; returns it.
+    pub fn wait_log(&self, wanted: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let log = self.log();
+            if let Some(line) = log.iter().find(|line| wanted(line)) {
+                return line.clone();
+            }
+            assert!(
+                Instant::now() < deadline && !self.reader.as_ref().unwrap().is_finished(),
+                "the daemon never said it; it said: {log:#?}"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid() as i32).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Ended {
+        let deadline = Instant::now() + LIMIT;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "it does not end: {:#?}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        self.reader.take().unwrap().join().unwrap();
+        Ended {
+            status,
+            log: self.log(),
+        }
+    }
+
+    /// Ends it as an init system would; it must end well.
+    pub fn end(self) -> Ended {
+        self.signal(Signal::TERM);
+        let ended = self.wait();
+        assert_eq!(ended.status.code(), Some(0), "{ended:#?}");
+        ended
+    }
+
+    /// Ends it as the out-of-memory killer would.
+    pub fn kill(self) {
+        self.signal(Signal::KILL);
+        assert_eq!(self.wait().status.signal(), Some(9));
+    }
+
+    /// Whether it runs.
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits until its counter of descriptors is back at `count`.
+    pub fn wait_descriptors(&self, count: usize) {
+        eventually("descriptors are closed", || {
+            super::descriptors(self.pid()) <= count
+        });
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.reader.is_none() {
+            return;
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the daemon's log: {:#?}", self.log());
+        }
+    }
+}

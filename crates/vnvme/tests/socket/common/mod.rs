@@ -1,0 +1,99 @@
+//! The daemon as a process, and an NVMe host driver that is as small as can be.
+
+mod daemon;
+mod host;
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub use daemon::Daemon;
+pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// No single step takes longer than this on any machine; what is waited for this long has failed.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// A directory with room for a socket and a disk.
+pub struct Place(tempfile::TempDir);
+
+impl Place {
+    pub fn new() -> Self {
+        Place(tempfile::tempdir().unwrap())
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path("vm.sock")
+    }
+
+    /// A file of zeroes, as an argument.
+    pub fn disk(&self, name: &str, size: u64) -> String {
+        let path = self.path(name);
+        File::create(&path).unwrap().set_len(size).unwrap();
+        text(&path)
+    }
+
+    /// The file's bytes from `offset` on.
+    pub fn bytes(&self, name: &str, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let file = File::open(self.path(name)).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, offset).unwrap();
+        bytes
+    }
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+/// Waits until something holds.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Bytes that differ from block to block and from seed to seed.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+/// A memory file.
+pub fn memfd(size: u64) -> File {
+    let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(size).unwrap();
+    file
+}
+
+pub fn new_eventfd() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// Number of open descriptors of a process.
+pub fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// A size in a process's status, in KiB: `VmRSS`, `VmSize`.
+pub fn status_kib(pid: u32, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}

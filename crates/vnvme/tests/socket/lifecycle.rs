@@ -1,0 +1,198 @@
+//! How it ends, and what is on the disk then.
+
+use std::os::unix::process::ExitStatusExt;
+
+use nvme::cmd::io::RwCdw12;
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use rustix::process::Signal;
+
+use crate::common::*;
+
+#[test]
+fn sigterm_and_sigint_end_it_well() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let disk = place.disk("disk.raw", 4 << 20);
+        let daemon = Daemon::serve(&place, &[&disk]);
+        let mut host = Host::up(&place.socket());
+        let data = pattern(1, 128 << 10);
+        host.write(1, 100, &data);
+        // With a client connected, and one that says nothing waiting behind it.
+        let waiting = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
+        daemon.signal(signal);
+        let ended = daemon.wait();
+        assert_eq!(ended.status.code(), Some(0), "{ended:#?}");
+        assert!(!place.socket().exists(), "the socket is left behind");
+        assert!(place.bytes("disk.raw", 51_200, data.len()) == data);
+        drop((host, waiting));
+    }
+}
+
+#[test]
+fn commands_in_flight_are_finished_first() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 16 << 20);
+    let daemon = Daemon::serve(&place, &[&disk]);
+    let mut host = Host::up(&place.socket());
+    let data = pattern(9, 64 << 10);
+    std::os::unix::fs::FileExt::write_all_at(&host.ram, &data, 4 << 20).unwrap();
+    for i in 0..60u64 {
+        let write = host.transfer(NvmOpcode::WRITE, 1, 128 * i, data.len(), 4 << 20);
+        host.submit(1, write);
+    }
+    let ended = daemon.end();
+    // Each write is there as a whole, or not at all; what was completed is there.
+    let mut completed = 0;
+    while let Some(completion) = host.completion_after_the_end(1) {
+        assert_eq!(completion.status(), Status::SUCCESS);
+        completed += 1;
+    }
+    let mut found = 0;
+    for i in 0..60u64 {
+        let bytes = place.bytes("disk.raw", i * 65_536, data.len());
+        if bytes == data {
+            found += 1;
+        } else {
+            assert!(bytes.iter().all(|byte| *byte == 0), "write {i} is torn");
+        }
+    }
+    assert!(
+        found >= completed,
+        "{completed} completed, {found} found: {ended:#?}"
+    );
+}
+
+#[test]
+fn a_second_sigterm_ends_it_at_once() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["null://1G?latency=50s"]);
+    let mut host = Host::up(&place.socket());
+    let read = host.transfer(NvmOpcode::READ, 1, 0, 512, 4 << 20);
+    host.submit(1, read);
+    // It was fetched when a later command is answered.
+    host.identify_controller();
+    daemon.signal(Signal::TERM);
+    daemon.wait_log(|line| line.contains("ending"));
+    daemon.signal(Signal::TERM);
+    let ended = daemon.wait();
+    assert_eq!(ended.status.signal(), Some(15), "{ended:#?}");
+}
+
+#[test]
+fn what_was_flushed_survives_sigkill() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 16 << 20);
+    for round in 0..3u64 {
+        let daemon = Daemon::serve(&place, &[&disk]);
+        let mut host = Host::up(&place.socket());
+        let fua: Vec<_> = (0..8).map(|i| pattern(round * 100 + i, 4096)).collect();
+        for (lba, data) in (0..).step_by(8).zip(&fua) {
+            assert_eq!(host.write_with(1, lba, data, true), Status::SUCCESS);
+        }
+        let flushed = pattern(round * 100 + 50, 256 << 10);
+        host.write(1, 2048, &flushed);
+        host.flush(1);
+        // Others are under way.
+        for i in 0..20u64 {
+            let write = host.transfer(NvmOpcode::WRITE, 1, 8192 + 128 * i, 65_536, 4 << 20);
+            host.submit(1, write);
+        }
+        daemon.kill();
+        for (offset, data) in (0..).step_by(4096).zip(&fua) {
+            assert!(
+                place.bytes("disk.raw", offset, 4096) == *data,
+                "FUA at {offset}"
+            );
+        }
+        assert!(place.bytes("disk.raw", 1 << 20, flushed.len()) == flushed);
+    }
+    // The killed daemon's socket, lock and data are no hindrance.
+    let daemon = Daemon::serve(&place, &[&disk]);
+    let mut host = Host::up(&place.socket());
+    assert!(host.read(1, 0, 4096) == pattern(200, 4096));
+    drop(host);
+    daemon.end();
+}
+
+/// Get or Set Features, Volatile Write Cache (06h).
+fn write_cache(host: &mut Host, opcode: AdminOpcode, on: bool) -> u32 {
+    let mut command = Command::new(opcode.0, 0, 0);
+    command.cdw10 = 6.into();
+    command.cdw11 = u32::from(on).into();
+    let completion = host.run(0, command);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    completion.dw0.get()
+}
+
+#[test]
+fn without_a_write_cache_every_write_survives() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &["--no-write-cache", &disk]);
+    let mut host = Host::up(&place.socket());
+    assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 0);
+    let data = pattern(5, 64 << 10);
+    host.write(1, 0, &data);
+    daemon.kill();
+    assert!(place.bytes("disk.raw", 0, data.len()) == data);
+
+    let daemon = Daemon::serve(&place, &[&disk]);
+    let mut host = Host::up(&place.socket());
+    assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 1);
+    write_cache(&mut host, AdminOpcode::SET_FEATURES, false);
+    assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 0);
+    host.write(1, 1024, &data);
+    // What the host set lasts until its next reset.
+    host.client.reset().unwrap();
+    host.enable();
+    assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 1);
+    daemon.kill();
+    assert!(place.bytes("disk.raw", 512 << 10, data.len()) == data);
+}
+
+#[test]
+fn bad_commands_have_their_status_and_harm_nobody() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    let read = |host: &Host| host.transfer(NvmOpcode::READ, 1, 0, 512, 1 << 20);
+    let last = 2048;
+    for (lba, status) in [
+        (last - 1, Status::SUCCESS),
+        (last, Status::LBA_OUT_OF_RANGE),
+        (u64::MAX, Status::LBA_OUT_OF_RANGE),
+    ] {
+        let mut command = read(&host);
+        command.set_slba(lba);
+        assert!(host.run(1, command).status().is(status), "{lba}");
+    }
+    let mut command = read(&host);
+    command.cdw12 = RwCdw12::new().with_nlb_z(u16::MAX).into_bits().into();
+    assert!(
+        !host.run(1, command).status().is_success(),
+        "more than MDTS"
+    );
+    let mut command = read(&host);
+    command.nsid = 7.into();
+    assert!(
+        host.run(1, command)
+            .status()
+            .is(Status::INVALID_NAMESPACE_OR_FORMAT)
+    );
+    let mut command = read(&host);
+    command.opcode = 0x7f;
+    assert!(host.run(1, command).status().is(Status::INVALID_OPCODE));
+    // Memory that is nowhere, and an offset that is not allowed.
+    let mut command = read(&host);
+    command.set_prps(0xdead_0000_0000, 0);
+    assert!(!host.run(1, command).status().is_success());
+    let mut command = read(&host);
+    command.set_prps(RAM_BASE + 1, 0);
+    assert!(host.run(1, command).status().is(Status::PRP_OFFSET_INVALID));
+    // A doorbell beyond the ring, and one of a queue that is not there.
+    host.write_register(0x1000 + 8, &1000u32.to_le_bytes());
+    host.write_register(0x1000 + 8 * 60, &1u32.to_le_bytes());
+    host.write(1, 0, &[9; 512]);
+    drop(host);
+    daemon.end();
+}

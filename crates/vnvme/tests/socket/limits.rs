@@ -1,0 +1,118 @@
+//! Nothing is lost or leaked over many clients.
+
+use std::os::fd::AsFd;
+
+use nvme::NvmOpcode;
+use vfio_user::DmaMapping;
+use vfio_user::client::{Client, RawClient};
+
+use crate::common::*;
+
+/// One client of each kind.
+fn visit(place: &Place, round: u64) {
+    match round % 5 {
+        // Connects and says nothing.
+        0 => drop(RawClient::connect(&place.socket(), LIMIT).unwrap()),
+        // Negotiates, maps memory and leaves without a word.
+        1 => {
+            let mut client = Client::connect(place.socket(), LIMIT).unwrap();
+            let file = memfd(1 << 20);
+            let map = DmaMapping {
+                iova: 0,
+                size: 1 << 20,
+                offset: 0,
+                read: true,
+                write: true,
+            };
+            client.dma_map(map, Some(file.as_fd())).unwrap();
+        }
+        // Uses everything.
+        2 => {
+            let mut host = Host::attach(&place.socket());
+            host.assign_vectors(33);
+            host.enable();
+            host.create_queues(4, Some(5));
+            host.write(1, 0, &pattern(round, 8192));
+            assert!(host.read(1, 0, 8192) == pattern(round, 8192));
+        }
+        // Leaves in the middle of commands.
+        3 => {
+            let mut host = Host::up(&place.socket());
+            for i in 0..30u64 {
+                let command = host.transfer(NvmOpcode::WRITE, 1, 64 * i, 32 << 10, 4 << 20);
+                host.submit(1, command);
+            }
+        }
+        // Leaves in the middle of a message.
+        _ => {
+            let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
+            client.send(&[1, 0, 1, 0, 200, 0, 0, 0, 0, 0], &[]).unwrap();
+        }
+    }
+}
+
+/// Waits until the client before is gone, so that the next is not refused.
+fn settle(daemon: &Daemon, clients: usize) {
+    eventually("the client is gone", || {
+        daemon.count("client disconnected") == clients
+    });
+}
+
+#[test]
+fn many_clients_leave_nothing_behind() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &[&disk]);
+    let mut clients = 0;
+    let mut rounds = |count: u64| {
+        for round in 0..count {
+            visit(&place, round);
+            clients += 1;
+            settle(&daemon, clients);
+        }
+    };
+    rounds(50);
+    let before = (descriptors(daemon.pid()), status_kib(daemon.pid(), "VmRSS"));
+    let mapped = status_kib(daemon.pid(), "VmSize");
+    rounds(300);
+    daemon.wait_descriptors(before.0);
+    let grown = status_kib(daemon.pid(), "VmRSS").saturating_sub(before.1);
+    assert!(grown < 8 << 10, "{grown} KiB more after 300 clients");
+    let grown = status_kib(daemon.pid(), "VmSize").saturating_sub(mapped);
+    // One guest's memory not unmapped would be 16 MiB each time.
+    assert!(
+        grown < 64 << 10,
+        "{grown} KiB of address space more after 300 clients"
+    );
+    daemon.end();
+}
+
+/// Processor time of a process so far, in clock ticks (proc(5), stat fields 14 and 15).
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after_name = stat.rsplit(')').next().unwrap();
+    after_name
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<u64>().unwrap())
+        .sum()
+}
+
+#[test]
+fn an_idle_disk_costs_no_processor_time() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    for _ in 0..2 {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let before = ticks(daemon.pid());
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        // 70 ticks would be all of the time.
+        let used = ticks(daemon.pid()) - before;
+        assert!(used < 20, "{used} ticks");
+    }
+    drop(host);
+    daemon.end();
+}

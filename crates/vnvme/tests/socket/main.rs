@@ -1,0 +1,14 @@
+//! The program from outside: its command line, its signals and its sockets, with clients that behave like those that
+//! exist, and clients that misbehave.
+
+mod common;
+
+mod bad_messages;
+mod clients;
+mod disks;
+mod lifecycle;
+mod limits;
+mod memory;
+mod options;
+mod sockets;
+mod startup;

@@ -1,0 +1,244 @@
+//! Guest memory of every wrong kind, and interrupts that are none.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nvme::Status;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use vfio_user::client::{Client, ClientError, Irqs};
+use vfio_user::{DmaMapping, DmaUnmapping, IrqAction};
+
+use crate::common::*;
+
+fn window(iova: u64, size: u64) -> DmaMapping {
+    DmaMapping {
+        iova,
+        size,
+        offset: 0,
+        read: true,
+        write: true,
+    }
+}
+
+fn is_refused(result: Result<(), ClientError>) -> bool {
+    matches!(result, Err(ClientError::Refused { .. }))
+}
+
+#[test]
+fn descriptors_that_are_no_memory() {
+    let place = Place::new();
+    let mut daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    let open = descriptors(daemon.pid());
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let short = memfd(4096);
+    let path = place.path("read-only");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let wrong: Vec<(&str, OwnedFd)> = vec![
+        ("pipe, read", reader),
+        ("pipe, write", writer),
+        ("directory", File::open(place.path(".")).unwrap().into()),
+        ("eventfd", new_eventfd()),
+        ("a file that is too short", short.into()),
+        (
+            "a file that may only be read",
+            File::open(&path).unwrap().into(),
+        ),
+        (
+            "/dev/null",
+            File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/null")
+                .unwrap()
+                .into(),
+        ),
+        ("socket", host.client.as_fd().try_clone_to_owned().unwrap()),
+    ];
+    for (what, fd) in &wrong {
+        let map = window(0x2000_0000, 1 << 20);
+        assert!(
+            is_refused(host.client.dma_map(map, Some(fd.as_fd()))),
+            "{what}"
+        );
+        assert!(daemon.is_alive(), "{what}");
+    }
+    // An offset that overflows, or lies behind the end.
+    let ram = host.ram.try_clone().unwrap();
+    for offset in [RAM_SIZE, u64::MAX - 4095, 1 << 63] {
+        let map = DmaMapping {
+            offset,
+            ..window(0x2000_0000, 4096)
+        };
+        assert!(
+            is_refused(host.client.dma_map(map, Some(ram.as_fd()))),
+            "{offset:#x}"
+        );
+    }
+    // Nothing of all that is kept, and the rest still works.
+    daemon.wait_descriptors(open);
+    host.write(1, 0, &pattern(1, 4096));
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn descriptors_that_are_no_interrupts() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    let open = descriptors(daemon.pid());
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let directory = OwnedFd::from(File::open(place.path(".")).unwrap());
+    let file = OwnedFd::from(memfd(4096));
+    let good = new_eventfd();
+    for fd in [&writer, &directory, &file] {
+        for (index, count) in [(MSIX, 2), (INTX, 1)] {
+            let mut fds: Vec<Option<BorrowedFd<'_>>> = vec![Some(good.as_fd()); count];
+            fds[count - 1] = Some(fd.as_fd());
+            let result = host
+                .client
+                .set_irqs(index, 0, IrqAction::Trigger, Irqs::Eventfds(&fds));
+            assert!(is_refused(result));
+        }
+    }
+    // Vectors that are not there.
+    let count = host.client.irq_info(MSIX).unwrap().count;
+    let fds = [Some(good.as_fd()); 2];
+    let result = host
+        .client
+        .set_irqs(MSIX, count - 1, IrqAction::Trigger, Irqs::Eventfds(&fds));
+    assert!(is_refused(result));
+    let result = host.client.set_irqs(9, 0, IrqAction::Trigger, Irqs::All(0));
+    assert!(is_refused(result));
+    daemon.wait_descriptors(open);
+    host.assign_vectors(1);
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn a_full_eventfd_does_not_stop_the_others() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::attach(&place.socket());
+    // Blocking, and full: a write to it would wait for ever.
+    let full = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let fds = [Some(full.as_fd())];
+    host.client
+        .set_irqs(MSIX, 0, IrqAction::Trigger, Irqs::Eventfds(&fds))
+        .unwrap();
+    host.enable();
+    host.create_queues(1, Some(0));
+    for _ in 0..4 {
+        host.write(1, 0, &pattern(1, 512));
+    }
+    drop(host);
+    daemon.end();
+}
+
+/// A guest that shrinks its memory while the controller works in it: an access there by a copy is a SIGBUS.
+#[test]
+fn memory_that_shrinks() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &[&disk, "mem://4M"]);
+    let data = pattern(1, 64 << 10);
+    for nsid in [1, 2] {
+        let mut host = Host::up(&place.socket());
+        host.write(1, 0, &data);
+        let end = 8 << 20;
+        host.ram.set_len(end).unwrap();
+        // Only the data's place went, but that is not how memory behaves: the controller ends in CSTS.CFS.
+        let command = host.transfer(nvme::NvmOpcode::WRITE, nsid, 0, 64 << 10, end);
+        host.submit(1, command);
+        let mut completed = None;
+        eventually("the command fails, or the controller", || {
+            completed = completed.or_else(|| host.try_completion(1));
+            completed.is_some() || host.read32(0x1c) & 2 != 0
+        });
+        if let Some(completion) = completed {
+            assert_ne!(completion.status(), Status::SUCCESS);
+        } else {
+            daemon.wait_log(|line| line.contains("shrank"));
+        }
+        // Everything goes, while commands are in flight: even queues and lists.
+        for i in 0..20u64 {
+            let nsid = 1 + i as u32 % 2;
+            let command = host.transfer(nvme::NvmOpcode::READ, nsid, 1024, 65_536, 1 << 20);
+            host.submit(1, command);
+        }
+        host.ram.set_len(0).unwrap();
+        host.write_register(0x1008, &5u32.to_le_bytes());
+        eventually("the controller fails", || host.read32(0x1c) & 2 != 0);
+        host.client.reset().unwrap();
+        assert_eq!(host.read32(0x1c), 0);
+    }
+    // The next client has memory that stays.
+    let mut host = Host::up(&place.socket());
+    assert!(host.read(1, 0, data.len()) == data);
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn sealed_memory_is_taken() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::over(Client::connect(place.socket(), LIMIT).unwrap());
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let sealed = File::from(memfd_create("sealed", flags).unwrap());
+    sealed.set_len(RAM_SIZE).unwrap();
+    fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
+    host.ram = sealed;
+    host.map_ram();
+    host.enable();
+    host.create_queues(1, None);
+    host.write(1, 0, &pattern(1, 4096));
+    drop(host);
+    daemon.end();
+}
+
+/// A guest with a virtual IOMMU maps and unmaps single pages, thousands of them.
+#[test]
+fn thousands_of_small_windows() {
+    const WINDOWS: u64 = 8000;
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    let ram = host.ram.try_clone().unwrap();
+    let before = (descriptors(daemon.pid()), status_kib(daemon.pid(), "VmRSS"));
+    let started = std::time::Instant::now();
+    let page = |i: u64| DmaMapping {
+        offset: i * 4096 % RAM_SIZE,
+        ..window(0x40_0000_0000 + i * 8192, 4096)
+    };
+    for i in 0..WINDOWS {
+        host.client.dma_map(page(i), Some(ram.as_fd())).unwrap();
+    }
+    // They are used: a transfer from one of them.
+    let last = WINDOWS - 1;
+    let data = pattern(7, 4096);
+    std::os::unix::fs::FileExt::write_all_at(&ram, &data, page(last).offset).unwrap();
+    let mut command = host.transfer(nvme::NvmOpcode::WRITE, 1, 0, 4096, 0);
+    command.set_prps(page(last).iova, 0);
+    assert_eq!(host.run(1, command).status(), Status::SUCCESS);
+    assert!(host.read(1, 0, 4096) == data);
+    let grown = descriptors(daemon.pid()) - before.0;
+    assert!(grown < 16, "{grown} descriptors for windows on one file");
+    for i in 0..WINDOWS {
+        let DmaMapping { iova, size, .. } = page(i);
+        host.client
+            .dma_unmap(DmaUnmapping::Range { iova, size })
+            .unwrap();
+    }
+    // Far more than it takes; far less than if each map went through all the others by system calls.
+    assert!(started.elapsed() < 2 * LIMIT, "{:?}", started.elapsed());
+    command.set_prps(page(last).iova, 0);
+    assert_ne!(host.run(1, command).status(), Status::SUCCESS, "unmapped");
+    let grown = status_kib(daemon.pid(), "VmRSS").saturating_sub(before.1);
+    assert!(grown < 64 << 10, "{grown} KiB are kept");
+    drop(host);
+    daemon.end();
+}
