@@ -62,7 +62,10 @@ impl GuestBuilder {
     /// Starts QEMU and, unless it boots from its disk, waits until the guest takes scripts.
     pub fn boot(self) -> Result<Guest> {
         let cache = Cache::open()?;
-        let image = Image::get(&cache)?;
+        let mut image = Image::get(&cache)?;
+        if let Some(kernel) = &self.kernel {
+            image.kernel = kernel.clone();
+        }
         let qemu = Qemu::find(&cache)?;
         let accel = match self.accel {
             Some(accel) => accel,

@@ -54,6 +54,7 @@ pub struct GuestBuilder {
     viommu: bool,
     firmware: Firmware,
     append: Vec<String>,
+    pub(crate) kernel: Option<PathBuf>,
     pub(crate) boot_disk: bool,
     shared_memory: bool,
     extra: Vec<OsString>,
@@ -78,6 +79,7 @@ impl Guest {
             viommu: false,
             firmware: Firmware::default(),
             append: Vec::new(),
+            kernel: None,
             boot_disk: false,
             shared_memory: true,
             extra: Vec::new(),
@@ -129,6 +131,12 @@ impl GuestBuilder {
     /// Adds words to the kernel's command line.
     pub fn append(mut self, words: &str) -> Self {
         self.append.push(words.to_string());
+        self
+    }
+
+    /// Boots this `vmlinux` instead of the image's kernel. Debian's modules do not fit it.
+    pub fn kernel(mut self, vmlinux: impl Into<PathBuf>) -> Self {
+        self.kernel = Some(vmlinux.into());
         self
     }
 
