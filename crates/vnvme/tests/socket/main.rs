@@ -5,6 +5,7 @@ mod common;
 
 mod bad_messages;
 mod clients;
+mod control;
 mod disks;
 mod lifecycle;
 mod limits;

@@ -3,18 +3,19 @@
 //! Guest memory is a memory file that is read and written by system calls, so that no test needs a mapping of its own;
 //! only mapped doorbells are stored to directly.
 
+mod commands;
+
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use dma::Memory;
-use nvme::cmd::admin::{Cns, CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, IdentifyCdw10};
-use nvme::cmd::io::RwCdw12;
-use nvme::identify::{IdentifyController, IdentifyNamespace};
+use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11};
 use nvme::regs::{Aqa, Cc, Csts, doorbell_offset};
-use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
+use nvme::{AdminOpcode, Command, Completion, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vfio_user::client::{Client, Irqs};
 use vfio_user::{DmaMapping, IrqAction};
@@ -47,7 +48,9 @@ const ENTRIES: u32 = 64;
 const AT_PAGE: u64 = 0;
 const AT_LIST: u64 = 0x1000;
 const AT_QUEUES: u64 = 0x2000;
-pub const AT_DATA: u64 = 0x10_0000;
+const AT_SHADOW: u64 = 0xf_0000;
+const AT_EVENT_IDX: u64 = AT_SHADOW + 0x1000;
+const AT_DATA: u64 = 0x10_0000;
 
 struct Queue {
     sq: u64,
@@ -82,6 +85,8 @@ pub struct Host {
     deaf: bool,
     vectors: Vec<OwnedFd>,
     doorbells: Option<Memory>,
+    /// Guest memory as a mapping, for atomic access to shadow doorbells and EventIdx.
+    shadow: Option<Memory>,
     queues: Vec<Queue>,
     next_cid: u16,
 }
@@ -104,6 +109,7 @@ impl Host {
             deaf: false,
             vectors: Vec::new(),
             doorbells: None,
+            shadow: None,
             queues: Vec::new(),
             next_cid: 0,
         }
@@ -207,6 +213,10 @@ impl Host {
         self.write_register(REG_ACQ, &(RAM_BASE + admin.cq).to_le_bytes());
         self.clear_queue(&admin);
         self.queues = vec![admin];
+        if self.shadow.take().is_some() {
+            let pages = [0; 2 * 4096];
+            self.ram.write_all_at(&pages, AT_SHADOW).unwrap();
+        }
         let cc = Cc::new()
             .with_iosqes(Command::SIZE_LOG2)
             .with_iocqes(Completion::SIZE_LOG2);
@@ -270,13 +280,42 @@ impl Host {
         if self.deaf {
             return;
         }
-        match &self.doorbells {
-            Some(page) => {
-                let cell = page.atomic_u32(offset as usize).unwrap();
-                cell.store(value.to_le(), std::sync::atomic::Ordering::Release);
-            }
-            None => self.write_register(offset, &value.to_le_bytes()),
+        if let Some(page) = &self.doorbells {
+            let cell = page.atomic_u32(offset as usize).unwrap();
+            cell.store(value.to_le(), Ordering::Release);
+        } else if self.event_wanted(offset, value) {
+            self.write_register(offset, &value.to_le_bytes());
         }
+    }
+
+    /// Sends Doorbell Buffer Config: I/O doorbells are rung in memory from now on (NVMe Base 2.1, 5.2.5).
+    pub fn use_shadow_doorbells(&mut self) {
+        let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
+        command.set_prps(RAM_BASE + AT_SHADOW, RAM_BASE + AT_EVENT_IDX);
+        assert_eq!(self.run(0, command).status(), Status::SUCCESS);
+        let ram = self.ram.try_clone().unwrap().into();
+        self.shadow = Some(Memory::from_fd(ram, RAM_SIZE, true).unwrap());
+    }
+
+    /// Rings in memory, if that is how; tells whether the register has to be written, too (NVMe Base 2.1, B.5).
+    fn event_wanted(&self, offset: u64, value: u32) -> bool {
+        let at = offset - 0x1000;
+        let Some(ram) = self.shadow.as_ref().filter(|_| at >= 8) else {
+            return true;
+        };
+        let cell = |page: u64| ram.atomic_u32((page + at) as usize).unwrap();
+        let old = u32::from_le(cell(AT_SHADOW).swap(value.to_le(), Ordering::Release)) as u16;
+        fence(Ordering::SeqCst);
+        let event_idx = u32::from_le(cell(AT_EVENT_IDX).load(Ordering::Relaxed)) as u16;
+        let new = value as u16;
+        new.wrapping_sub(event_idx).wrapping_sub(1) < new.wrapping_sub(old)
+    }
+
+    /// Nobody wrote to the buffers of shadow doorbells since they were cleared.
+    pub fn shadow_pages_are_zero(&self) -> bool {
+        let mut pages = [0; 2 * 4096];
+        self.ram.read_exact_at(&mut pages, AT_SHADOW).unwrap();
+        pages.iter().all(|byte| *byte == 0)
     }
 
     /// The next completion, if it is there.
@@ -321,77 +360,5 @@ impl Host {
         let completion = self.completion(qid);
         assert_eq!(completion.cid.get(), cid);
         completion
-    }
-
-    fn identify<T: FromBytes>(&mut self, nsid: u32, cns: Cns) -> Result<T, Status> {
-        let mut command = Command::new(AdminOpcode::IDENTIFY.0, 0, nsid);
-        command.set_prps(RAM_BASE + AT_PAGE, 0);
-        command.cdw10 = IdentifyCdw10::new().with_cns(cns).into_bits().into();
-        self.run(0, command).status().into_result()?;
-        let mut page = [0; 4096];
-        self.ram.read_exact_at(&mut page, AT_PAGE).unwrap();
-        Ok(T::read_from_bytes(&page).ok().unwrap())
-    }
-
-    pub fn identify_controller(&mut self) -> IdentifyController {
-        self.identify(0, Cns::CONTROLLER).unwrap()
-    }
-
-    pub fn identify_namespace(&mut self, nsid: u32) -> Result<IdentifyNamespace, Status> {
-        self.identify(nsid, Cns::NAMESPACE)
-    }
-
-    /// A read or write command whose data lies at `at` in guest memory.
-    pub fn transfer(&self, opcode: NvmOpcode, nsid: u32, lba: u64, len: usize, at: u64) -> Command {
-        let mut command = Command::new(opcode.0, 0, nsid);
-        command.set_slba(lba);
-        command.cdw12 = RwCdw12::new()
-            .with_nlb_z((len / self.block - 1) as u16)
-            .into_bits()
-            .into();
-        let pages = len.div_ceil(4096) as u64;
-        let second = match pages {
-            0 | 1 => 0,
-            2 => RAM_BASE + at + 4096,
-            _ => {
-                for page in 1..pages {
-                    let entry = (RAM_BASE + at + page * 4096).to_le_bytes();
-                    let to = AT_LIST + (page - 1) * 8;
-                    self.ram.write_all_at(&entry, to).unwrap();
-                }
-                RAM_BASE + AT_LIST
-            }
-        };
-        command.set_prps(RAM_BASE + at, second);
-        command
-    }
-
-    pub fn write_with(&mut self, nsid: u32, lba: u64, data: &[u8], fua: bool) -> Status {
-        self.ram.write_all_at(data, AT_DATA).unwrap();
-        let mut command = self.transfer(NvmOpcode::WRITE, nsid, lba, data.len(), AT_DATA);
-        command.cdw12 = RwCdw12::from_bits(command.cdw12.get())
-            .with_fua(fua)
-            .into_bits()
-            .into();
-        self.run(1, command).status()
-    }
-
-    pub fn write(&mut self, nsid: u32, lba: u64, data: &[u8]) {
-        assert_eq!(self.write_with(nsid, lba, data, false), Status::SUCCESS);
-    }
-
-    pub fn read(&mut self, nsid: u32, lba: u64, len: usize) -> Vec<u8> {
-        // What is not read must not look as if it were.
-        self.ram.write_all_at(&vec![0xee; len], AT_DATA).unwrap();
-        let command = self.transfer(NvmOpcode::READ, nsid, lba, len, AT_DATA);
-        assert_eq!(self.run(1, command).status(), Status::SUCCESS);
-        let mut data = vec![0; len];
-        self.ram.read_exact_at(&mut data, AT_DATA).unwrap();
-        data
-    }
-
-    pub fn flush(&mut self, nsid: u32) {
-        let command = Command::new(NvmOpcode::FLUSH.0, 0, nsid);
-        assert_eq!(self.run(1, command).status(), Status::SUCCESS);
     }
 }

@@ -1,0 +1,140 @@
+//! Counters by the control socket, and what they tell of shadow doorbells.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::common::*;
+
+fn stats(control: &str, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["stats", control])
+        .args(more)
+        .output()
+        .unwrap()
+}
+
+/// The first controller's counters.
+fn counters(control: &str) -> serde_json::Value {
+    let output = stats(control, &["--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let all: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    all["controllers"][0].clone()
+}
+
+#[test]
+fn counters_count() {
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let daemon = Daemon::serve(&place, &["--control", &control, "mem://4M"]);
+    let mode = std::fs::metadata(&control).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(counters(&control)["host_reads"], 0);
+    let mut host = Host::up(&place.socket());
+    for i in 0..5 {
+        host.write(1, i, &pattern(i, 4096));
+        host.read(1, i, 8192);
+    }
+    host.read(1, 0, 512);
+    let told = counters(&control);
+    assert_eq!(told["socket"], text(&place.socket()));
+    assert_eq!(
+        (&told["host_reads"], &told["host_writes"]),
+        (&6.into(), &5.into())
+    );
+    assert_eq!(told["bytes_read"], 5 * 8192 + 512);
+    assert_eq!(told["bytes_written"], 5 * 4096);
+    assert_eq!(told["queues"][1]["qid"], 1);
+    assert_eq!(told["queues"][1]["commands"], 11);
+    assert_eq!(told["queues"][1]["completions"], 11);
+    let table = stats(&control, &[]);
+    assert!(table.status.success());
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(
+        table.contains("reads 6") && table.contains("writes 5"),
+        "{table}"
+    );
+    drop(host);
+    daemon.end();
+    assert!(!place.path("control.sock").exists());
+    let nobody = stats(&control, &[]);
+    assert_eq!(nobody.status.code(), Some(1));
+    let line = String::from_utf8(nobody.stderr).unwrap();
+    assert!(
+        line.contains(&control) && line.contains("running"),
+        "{line}"
+    );
+}
+
+#[test]
+fn nonsense_on_the_control_socket() {
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let daemon = Daemon::serve(&place, &["--control", &control, "mem://1M"]);
+    let noise = pattern(1, 100_000);
+    for request in [
+        &b"{\"method\":\"reboot\"}\n"[..],
+        b"\n",
+        b"[]\n",
+        b"no JSON",
+        &noise,
+        b"",
+    ] {
+        let mut stream = UnixStream::connect(&control).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        // It may close before everything is written.
+        let _ = stream.write_all(request);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(!String::from_utf8_lossy(&answer).contains("controllers"));
+    }
+    assert_eq!(counters(&control)["resets"], 0);
+    daemon.end();
+}
+
+/// The host rings by stores, and by a message only when EventIdx asks for it. Pauses of all lengths around the idle window
+/// let the store meet the worker in every state: polling, arming, asleep. A lost wake-up is a command without an end.
+#[test]
+fn shadow_doorbells_wake_a_sleeping_worker() {
+    const COMMANDS: u64 = 3000;
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let daemon = Daemon::serve(
+        &place,
+        &["--control", &control, "--idle-window", "30", "mem://4M"],
+    );
+    for round in 0..2u64 {
+        let mut host = Host::up(&place.socket());
+        host.use_shadow_doorbells();
+        let mut random = pattern(round, COMMANDS as usize).into_iter();
+        for i in 0..COMMANDS {
+            let data = pattern(i, 512);
+            if i % 16 == 0 {
+                host.write(1, i % 64, &data);
+                assert!(host.read(1, i % 64, 512) == data);
+            } else {
+                host.flush(1);
+            }
+            match random.next().unwrap() {
+                pause @ 0..100 => std::thread::sleep(Duration::from_micros(u64::from(pause))),
+                100 => std::thread::sleep(Duration::from_millis(2)),
+                _ => {}
+            }
+        }
+        let queue = &counters(&control)["queues"][1];
+        let [commands, mmio, shadow] = ["commands", "mmio_doorbells", "shadow_doorbells"]
+            .map(|name| queue[name].as_u64().unwrap());
+        assert!(commands >= COMMANDS && shadow > 0, "{queue}");
+        assert!(mmio < 2 * commands, "every doorbell was a message: {queue}");
+        // After a reset the old buffers mean nothing: doorbells are messages again.
+        host.client.reset().unwrap();
+        host.enable();
+        host.create_queues(1, None);
+        host.write(1, 0, &pattern(1, 512));
+        assert!(host.shadow_pages_are_zero(), "old buffers were written");
+    }
+    daemon.end();
+}
