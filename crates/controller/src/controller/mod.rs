@@ -245,7 +245,8 @@ impl Controller {
         worked |= self.check_memory();
         worked |= self.progress();
         worked |= self.engine.end_round();
-        worked
+        // What was found only then is for the next round.
+        worked || !self.engine.events.is_empty()
     }
 
     fn event(&mut self, event: Event) {

@@ -103,14 +103,17 @@ impl Doorbells {
         }
     }
 
-    /// A range of IOVAs was unmapped: lets go of the buffers if they lie there.
-    pub fn unmapped(&mut self, iova: u64, len: u64) {
+    /// The buffers are there, and lie in this range of IOVAs.
+    pub fn lie_in(&self, iova: u64, len: u64) -> bool {
         let bytes = self.cells as u64 * 4;
         let hit = |at: u64| iova < at.saturating_add(bytes) && at < iova.saturating_add(len);
-        if let Some(b) = &mut self.buffers
-            && (hit(b.shadow_iova) || hit(b.eventidx_iova))
-        {
-            b.found = None;
+        matches!(&self.buffers, Some(b) if b.found.is_some() && (hit(b.shadow_iova) || hit(b.eventidx_iova)))
+    }
+
+    /// The buffers' memory was unmapped.
+    pub fn let_go(&mut self) {
+        if let Some(buffers) = &mut self.buffers {
+            buffers.found = None;
         }
     }
 

@@ -199,7 +199,12 @@ impl Engine {
             .iter_mut()
             .flatten()
             .for_each(|cq| cq.memory.unmapped(iova, len));
-        self.doorbells.unmapped(iova, len);
+        if self.doorbells.lie_in(iova, len) {
+            // One last look at the entries, and a first one without them: registers count from their next change on.
+            self.look_at_all();
+            self.doorbells.let_go();
+            self.look_at_all();
+        }
     }
 
     /// Something was mapped: rings and buffers that had gone are looked for.

@@ -189,6 +189,13 @@ impl Host {
         h
     }
 
+    /// Forgets the interrupts so far.
+    pub fn quiet(&self) {
+        self.vectors.iter().for_each(|v| {
+            v.take();
+        });
+    }
+
     // ---- memory
 
     fn memory(&self, iova: u64) -> (&Memory, usize) {
@@ -309,6 +316,25 @@ impl Host {
             .with_ien(vector.is_some())
             .with_iv(vector.unwrap_or(0));
         command.cdw11 = cdw11.into_bits().into();
+        self.admin(command).status()
+    }
+
+    /// Queue pair 2 of 16 entries at `window`, completion queue in the page behind the submission queue.
+    pub fn create_cq_in(&mut self, window: u64) {
+        assert_eq!(self.create_raw_cq(2, window + 0x1000), Status::SUCCESS);
+        assert_eq!(self.create_sq(2, 2, 16, window), Status::SUCCESS);
+    }
+
+    pub fn create_cq_status(&mut self, qid: u16, iova: u64) -> Status {
+        self.create_raw_cq(qid, iova)
+    }
+
+    /// A completion queue of 16 entries at an address that need not be one of the host's usual windows.
+    fn create_raw_cq(&mut self, qid: u16, iova: u64) -> Status {
+        let mut command = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
+        command.set_prps(iova, 0);
+        command.cdw10 = (15 << 16 | u32::from(qid)).into();
+        command.cdw11 = 1.into();
         self.admin(command).status()
     }
 
