@@ -126,7 +126,8 @@ fn open_iommufd(device: &PciDevice, dev: &Path) -> Result<(OwnedFd, Iommu), Vfio
     };
     let bound = sys::call(fd.as_fd(), sys::DEVICE_BIND_IOMMUFD, &mut bind);
     bound.map_err(|e| match e.raw_os_error() {
-        Some(libc::EBUSY) => VfioError::Busy { path: node },
+        // A device that is bound already answers EINVAL, one whose group is in use EBUSY.
+        Some(libc::EBUSY | libc::EINVAL) => VfioError::Busy { path: node },
         Some(libc::EPERM) => VfioError::UnsafeInterrupts { module: "iommufd" },
         _ => VfioError::system("VFIO_DEVICE_BIND_IOMMUFD", e),
     })?;
@@ -374,6 +375,7 @@ mod tests {
         assert_eq!(open(Interface::Any), open(Interface::Group));
         // A node for the device, but no /dev/iommu: the group is taken, unless iommufd was asked for by name.
         fs::create_dir_all(device.path().join("vfio-dev/vfio0")).unwrap();
+        fs::write(device.path().join("vfio-dev/vfio0/dev"), "511:0\n").unwrap();
         assert_eq!(open(Interface::Any), open(Interface::Group));
         let text = open(Interface::Iommufd);
         assert!(text.contains("dev/iommu does not exist"), "{text}");

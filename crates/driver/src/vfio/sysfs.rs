@@ -119,14 +119,13 @@ impl PciDevice {
     }
 
     /// The name of its VFIO character device (`vfio0`, in `/dev/vfio/devices`), which kernels with device cdevs give it
-    /// while it is bound to vfio-pci.
+    /// while it is bound to vfio-pci. Kernels without have the directory all the same, but no device number in it.
     pub fn cdev(&self) -> Option<String> {
-        entries(&self.path.join("vfio-dev"))
-            .into_iter()
-            .find(|name| {
-                name.strip_prefix("vfio")
-                    .is_some_and(|n| n.parse::<u32>().is_ok())
-            })
+        let dir = self.path.join("vfio-dev");
+        entries(&dir).into_iter().find(|name| {
+            let number = name.strip_prefix("vfio").map(str::parse::<u32>);
+            matches!(number, Some(Ok(_))) && dir.join(name).join("dev").exists()
+        })
     }
 
     fn text(&self, attribute: &str) -> Option<String> {
@@ -206,7 +205,9 @@ mod tests {
                 symlink(&group, real.join("iommu_group")).unwrap();
             }
         }
-        fs::create_dir_all(root.join("bus/pci/devices/0000:01:00.0/vfio-dev/vfio3")).unwrap();
+        let nodes = root.join("bus/pci/devices/0000:01:00.0/vfio-dev");
+        fs::create_dir_all(nodes.join("vfio3")).unwrap();
+        fs::write(nodes.join("vfio3/dev"), "511:3\n").unwrap();
         let sysfs = Sysfs::at(root);
         (dir, sysfs)
     }
@@ -224,6 +225,8 @@ mod tests {
         assert_eq!(device.class(), Some(0x01_08_02));
         assert_eq!(device.ids(), Some((0x1b36, 0x10)));
         assert_eq!(device.cdev().as_deref(), Some("vfio3"));
+        fs::remove_file(device.path().join("vfio-dev/vfio3/dev")).unwrap();
+        assert_eq!(device.cdev(), None, "a kernel without device cdevs");
         let group = device.group().unwrap();
         assert_eq!((group.id, group.noiommu), (7, false));
         assert_eq!(group.members.len(), 3);

@@ -1,0 +1,57 @@
+//! Tries a real NVMe controller through the kernel's VFIO, and destroys what is on its first namespace:
+//!
+//! ```text
+//! vnvme bind 0000:44:00.0
+//! cargo run --release -p driver --example vfio_selftest -- 0000:44:00.0 [iommufd|group]
+//! ```
+//!
+//! The project's guest tests run it against a controller that QEMU made (`harness/tests/vfio.rs`).
+
+mod transport;
+
+use driver::vfio::{Bdf, Interface, Vfio, VfioError, VfioOptions};
+use std::process::ExitCode;
+
+/// What a check ends with.
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+/// An error unless `condition` holds.
+fn ensure(condition: bool, otherwise: impl Into<Box<dyn std::error::Error>>) -> Outcome {
+    if condition {
+        Ok(())
+    } else {
+        Err(otherwise.into())
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("vfio_selftest: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Outcome {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (bdf, interface) = match words.as_slice() {
+        [bdf] => (bdf, Interface::Any),
+        [bdf, name] if name == "iommufd" => (bdf, Interface::Iommufd),
+        [bdf, name] if name == "group" => (bdf, Interface::Group),
+        _ => return Err("usage: vfio_selftest BDF [iommufd|group]".into()),
+    };
+    let bdf: Bdf = bdf.parse()?;
+    let options = VfioOptions {
+        interface,
+        ..VfioOptions::default()
+    };
+    let vfio = Vfio::open(bdf, &options)?;
+    let busy = Vfio::open(bdf, &options).err().ok_or("opened twice")?;
+    ensure(matches!(busy, VfioError::Busy { .. }), busy)?;
+    transport::check(&vfio)?;
+    drop(vfio);
+    println!("selftest passed");
+    Ok(())
+}

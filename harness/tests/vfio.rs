@@ -1,0 +1,207 @@
+//! The userspace driver over the kernel's real VFIO, in a guest with an emulated IOMMU, against QEMU's own controller:
+//! by the group with Debian's kernel, by iommufd with a kernel that has it.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use common::{Checks, Disks, LONG, json, run, run_for};
+use harness::cache::checkout;
+use harness::image::Image;
+use harness::progress::{say, skip};
+use harness::{Cache, Disk, Guest};
+
+/// Where the programs are in the guest, and the library that they need beyond the tools'.
+const VNVME: &str = "/tmp/vnvme";
+const SELFTEST: &str = "/tmp/vfio_selftest";
+const LIBRARY: &str = "libgcc_s.so.1";
+
+fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
+    let mut builder = Guest::builder(name).viommu().disk(Disk::QemuNvme {
+        files: vec![file.to_path_buf()],
+        block_size: 512,
+        read_only: false,
+    });
+    if let Some(kernel) = kernel {
+        builder = builder.kernel(kernel);
+    }
+    let guest = builder.boot()?;
+    let push = |path: &str, file: &Path| -> Result<()> {
+        let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
+        guest.push_file(path, 0o755, &bytes)
+    };
+    push(VNVME, &harness::daemon::program()?)?;
+    push(SELFTEST, &selftest()?)?;
+    let tree = Image::get(&Cache::open()?)?.tree;
+    let libraries = tree.libraries_of(&selftest()?)?;
+    let library = libraries.get(LIBRARY).context("no libgcc for the guest")?;
+    push(&format!("/tmp/{LIBRARY}"), library)?;
+    Ok(guest)
+}
+
+/// The driver's own test program, built like the harness itself.
+fn selftest() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(checkout()).args([
+        "build",
+        "-p",
+        "driver",
+        "--example",
+        "vfio_selftest",
+        "--message-format=json-render-diagnostics",
+    ]);
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    let out = command.stderr(std::process::Stdio::inherit()).output()?;
+    ensure!(out.status.success(), "cargo build of vfio_selftest failed");
+    String::from_utf8_lossy(&out.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "vfio_selftest")
+        .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
+        .context("cargo build named no executable")
+}
+
+/// A kernel with iommufd: the one that the environment names, or one that lies beside the checkout.
+fn iommufd_kernel() -> Option<PathBuf> {
+    let beside = checkout().parent()?.join("shared/guest/vmlinux");
+    let named = std::env::var_os("VNVME_KERNEL").filter(|v| !v.is_empty());
+    let kernel = named.map_or(beside, PathBuf::from);
+    kernel.is_file().then_some(kernel)
+}
+
+/// The environment of the pushed programs.
+const ENV: &str = "export LD_LIBRARY_PATH=/tools/lib:/tmp\n";
+
+/// Runs `vnvme` where it must refuse, in one line; answers the line.
+fn refused(guest: &Guest, script: &str) -> Result<String> {
+    let out = guest.sh(&format!("{}{ENV}{script}", common::LIB))?;
+    let text = out.text();
+    ensure!(out.status == 1, "status {} of {script}: {text}", out.status);
+    ensure!(text.trim().lines().count() == 1, "not one line: {text}");
+    Ok(text)
+}
+
+/// What bind refuses, and that it does no harm.
+fn refusals(guest: &Guest) -> Result<()> {
+    let mounted = refused(
+        guest,
+        "d=$(wait_disk 1 1); mkfs.ext4 -q -F $d >/dev/null 2>&1; mount $d /mnt
+         /tmp/vnvme bind $(bdf 1) 2>&1",
+    )?;
+    ensure!(mounted.contains("is mounted on /mnt"), "{mounted}");
+    let moved = refused(
+        guest,
+        "umount /mnt; d=$(wait_disk 1 1); unshare -m sh -c \"mount $d /mnt && exec sleep 1000\" & sleep 1
+         /tmp/vnvme bind $(bdf 1) 2>&1; status=$?; kill $!; exit $status",
+    )?;
+    ensure!(moved.contains("something holds /dev/nvme"), "{moved}");
+    let opened = refused(
+        guest,
+        "sleep 1; d=$(wait_disk 1 1); sleep 1000 <$d & sleep 0.5
+         /tmp/vnvme bind $(bdf 1) 2>&1; status=$?; kill $!; exit $status",
+    )?;
+    ensure!(
+        opened.contains("is open in process") && opened.contains("(sleep)"),
+        "{opened}"
+    );
+    let other = refused(guest, "/tmp/vnvme bind 0000:00:00.0 2>&1")?;
+    ensure!(other.contains("is no NVMe controller"), "{other}");
+    let unbound = refused(guest, "/tmp/vfio_selftest $(bdf 1) 2>&1")?;
+    ensure!(
+        unbound.contains("belongs to the kernel's driver nvme"),
+        "{unbound}"
+    );
+    Ok(())
+}
+
+fn bind(guest: &Guest) -> Result<()> {
+    let report = json(
+        guest,
+        &format!("{ENV}/tmp/vnvme bind --json $(bdf 1) | sed 's/^[][]//'"),
+    )?;
+    ensure!(
+        report["from"] == "nvme" && report["driver"] == "vfio-pci",
+        "{report}"
+    );
+    ensure!(report["iommu_group"].is_u64(), "{report}");
+    say(format!("vfio: {report}"));
+    Ok(())
+}
+
+/// The driver against QEMU's controller by one of the kernel's interfaces, then the kernel again on the same disk.
+fn drive(guest: &Guest, interface: &str) -> Result<()> {
+    let out = run_for(
+        guest,
+        LONG,
+        &format!("{ENV}/tmp/vfio_selftest $(bdf 1) {interface}"),
+    )?;
+    say(format!("vfio: {}", out.trim().replace('\n', "\nvfio: ")));
+    ensure!(
+        out.contains(&format!("{interface}: ")),
+        "another interface was taken: {out}"
+    );
+    Ok(())
+}
+
+fn unbind(guest: &Guest) -> Result<()> {
+    let busy = refused(
+        guest,
+        "g=$(basename $(readlink /sys/bus/pci/devices/$(bdf 1)/iommu_group)); sleep 1000 <>/dev/vfio/$g & sleep 0.5
+         /tmp/vnvme unbind $(bdf 1) 2>&1; status=$?; kill $!; exit $status",
+    )?;
+    ensure!(busy.contains("is open in process"), "{busy}");
+    let out = run(
+        guest,
+        &format!("{ENV}/tmp/vnvme unbind $(bdf 1)\nwait_disk 1 1"),
+    )?;
+    ensure!(out.contains("vfio-pci -> nvme"), "{out}");
+    Ok(())
+}
+
+fn has_cdev(guest: &Guest) -> Result<bool> {
+    let found = guest.sh("[ -e /dev/iommu ] && ls /sys/class/vfio-dev 2>/dev/null")?;
+    Ok(found.status == 0)
+}
+
+#[test]
+fn by_group() -> Result<()> {
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 64)?;
+    let guest = boot("vfio-group", &file, None)?;
+    let mut checks = Checks::new("vfio group");
+    checks.check("refusals", || refusals(&guest));
+    checks.check("bind", || bind(&guest));
+    checks.check("drive", || drive(&guest, "group"));
+    checks.check("unbind", || unbind(&guest));
+    guest.poweroff()?;
+    checks.finish();
+    Ok(())
+}
+
+#[test]
+fn by_iommufd() -> Result<()> {
+    const NAME: &str = "vfio::by_iommufd";
+    let Some(kernel) = iommufd_kernel() else {
+        skip(NAME, "kernel without iommufd");
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 64)?;
+    let guest = boot("vfio-iommufd", &file, Some(kernel))?;
+    let mut checks = Checks::new("vfio iommufd");
+    checks.check("bind", || bind(&guest));
+    if has_cdev(&guest)? {
+        checks.check("drive", || drive(&guest, "iommufd"));
+        checks.check("unbind", || unbind(&guest));
+    } else {
+        skip(NAME, "kernel without iommufd");
+    }
+    guest.poweroff()?;
+    checks.finish();
+    Ok(())
+}
