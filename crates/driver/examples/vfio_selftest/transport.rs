@@ -192,7 +192,7 @@ impl<'a> Admin<'a> {
             .memory
             .atomic_u32(CQ as usize + 16 * slot as usize + 12);
         let status = status.ok_or("no completion entry")?.load(Ordering::Acquire);
-        let phase = (self.sent - 1) / ENTRIES % 2 == 0;
+        let phase = ((self.sent - 1) / ENTRIES).is_multiple_of(2);
         ensure(
             (status >> 16 & 1 == 1) == phase,
             format!("phase in {status:#x}"),
