@@ -1,6 +1,7 @@
 //! Fuzz targets, callable from libFuzzer and from ordinary tests.
 #![forbid(unsafe_code)]
 
+pub mod controller;
 pub mod dma;
 pub mod vfio_user;
 
@@ -11,4 +12,5 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: &[(&str, Target)] = &[
     ("vfio_user_stream", vfio_user::vfio_user_stream),
     ("dma_prp_sgl", dma::prp_sgl),
+    ("controller", controller::controller),
 ];
