@@ -47,6 +47,8 @@ pub(crate) struct Admin {
     pub cache_flushes: Vec<u16>,
     /// Failures are logged at most so often.
     pub quiet: RateLimit,
+    /// So are changes of state; many failures before must not hide them.
+    pub quiet_states: RateLimit,
 }
 
 impl Admin {
@@ -60,6 +62,7 @@ impl Admin {
             deletions: Vec::new(),
             cache_flushes: Vec::new(),
             quiet: RateLimit::default(),
+            quiet_states: RateLimit::default(),
         }
     }
 

@@ -71,8 +71,13 @@ impl Controller {
             && self.engine.create_cq(0, self.acq, acqs, Some(0))
             && self.engine.create_sq(0, 0, self.asq, asqs);
         if !made {
+            self.fail();
+            let Some(left_out) = self.admin.quiet_states.allow(self.now) else {
+                return;
+            };
             let shared = self.engine.dma.windows().any(|w| w.backing.is_some());
             tracing::warn!(
+                left_out,
                 cc = cc.into_bits(),
                 aqa = self.aqa.into_bits(),
                 asq = self.asq,
@@ -87,12 +92,18 @@ impl Controller {
                      -machine memory-backend=mem)"
                 }
             );
-            self.fail();
             return;
         }
         self.state = State::Ready;
         self.csts.set_rdy(true);
-        tracing::info!(queue_entries = asqs, page_size = page, "controller enabled");
+        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+            tracing::info!(
+                left_out,
+                queue_entries = asqs,
+                page_size = page,
+                "controller enabled"
+            );
+        }
     }
 
     fn fail(&mut self) {
@@ -103,7 +114,9 @@ impl Controller {
 
     /// Something from which only a reset helps (CSTS.CFS).
     pub(crate) fn fatal(&mut self, why: &str) {
-        tracing::warn!(why, "controller fatal status");
+        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+            tracing::warn!(left_out, why, "controller fatal status");
+        }
         self.fail();
     }
 
@@ -131,7 +144,9 @@ impl Controller {
 
     /// NVM Subsystem Reset: as a power cycle, to the host; in any state. CSTS.NSSRO tells of it afterwards.
     pub(super) fn subsystem_reset(&mut self) {
-        tracing::info!("NVM subsystem reset");
+        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+            tracing::info!(left_out, "NVM subsystem reset");
+        }
         self.csts.set_nssro(true);
         self.reset_registers();
         self.begin_reset();
@@ -149,7 +164,9 @@ impl Controller {
         if self.shutdown != Shutdown::No {
             return;
         }
-        tracing::info!("shutdown notification");
+        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+            tracing::info!(left_out, "shutdown notification");
+        }
         self.shutdown = Shutdown::Occurring;
         self.csts.set_shst(Shst::OCCURRING);
         // A host that shuts down falls silent.
