@@ -265,6 +265,10 @@ fn a_client_that_never_reads_its_replies() {
     }
     let grown = status_kib(daemon.pid(), "VmRSS").saturating_sub(before);
     assert!(grown < 64 << 10, "{grown} KiB more after {sent} messages");
-    // It does not spin meanwhile, and it ends when told so.
+    // It does not spin meanwhile (50 ticks would be all of the time), and it ends when told so.
+    let before = ticks(daemon.pid());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let used = ticks(daemon.pid()) - before;
+    assert!(used < 20, "{used} ticks");
     daemon.end();
 }

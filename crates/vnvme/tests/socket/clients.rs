@@ -1,5 +1,7 @@
 //! Clients that come, go, and come at once.
 
+use std::os::unix::fs::FileExt;
+
 use nvme::{NvmOpcode, Status};
 use vfio_user::client::{Client, ClientError};
 
@@ -63,19 +65,25 @@ fn a_client_that_goes_with_commands_in_flight() {
 #[test]
 fn a_reset_with_commands_in_flight() {
     let place = Place::new();
-    let daemon = Daemon::serve(&place, &["null://1G?latency=200ms"]);
+    let slow = "null://1G?latency=200ms&read-zeroes=on";
+    let daemon = Daemon::serve(&place, &[slow]);
     let mut host = Host::up(&place.socket());
     for _ in 0..20 {
         let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
         host.submit(1, read);
     }
     host.client.reset().unwrap();
+    // What was read by then is there; nothing comes later.
+    host.ram.write_all_at(&[0x55; 4096], 4 << 20).unwrap();
     // No completion of the old life may appear in the queues of the new one.
     host.enable();
     host.create_queues(1, None);
     assert_eq!(host.read(1, 0, 512).len(), 512);
     std::thread::sleep(std::time::Duration::from_millis(400));
     assert_eq!(host.try_completion(1).map(|c| c.cid.get()), None);
+    let mut page = [0; 4096];
+    host.ram.read_exact_at(&mut page, 4 << 20).unwrap();
+    assert_eq!(page, [0x55; 4096]);
     drop(host);
     daemon.end();
 }
@@ -89,10 +97,10 @@ fn an_unmap_waits_for_the_commands_that_use_the_memory() {
     host.submit(1, command);
     host.client.dma_unmap(vfio_user::DmaUnmapping::All).unwrap();
     // The memory is the client's again: from now on nothing changes in it.
-    std::os::unix::fs::FileExt::write_all_at(&host.ram, &[0x55; 4096], 4 << 20).unwrap();
+    host.ram.write_all_at(&[0x55; 4096], 4 << 20).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(500));
     let mut page = [0; 4096];
-    std::os::unix::fs::FileExt::read_exact_at(&host.ram, &mut page, 4 << 20).unwrap();
+    host.ram.read_exact_at(&mut page, 4 << 20).unwrap();
     assert_eq!(page, [0x55; 4096]);
     // A new map, a new life.
     host.map_ram();

@@ -87,18 +87,6 @@ fn many_clients_leave_nothing_behind() {
     daemon.end();
 }
 
-/// Processor time of a process so far, in clock ticks (proc(5), stat fields 14 and 15).
-fn ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let after_name = stat.rsplit(')').next().unwrap();
-    after_name
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(|field| field.parse::<u64>().unwrap())
-        .sum()
-}
-
 #[test]
 fn an_idle_disk_costs_no_processor_time() {
     let place = Place::new();
@@ -115,4 +103,32 @@ fn an_idle_disk_costs_no_processor_time() {
     }
     drop(host);
     daemon.end();
+}
+
+#[test]
+fn a_guest_cannot_fill_the_log() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::attach(&place.socket());
+    let started = std::time::Instant::now();
+    for round in 0..400u32 {
+        // Enabled well, shut down, reset as a subsystem; then with an admin queue that is nowhere.
+        host.enable();
+        host.write_register(0x14, &(0x0046_0001u32 | 1 << 14).to_le_bytes());
+        host.write_register(0x20, &u32::from_be_bytes(*b"NVMe").to_le_bytes());
+        host.write_register(0x14, &0u32.to_le_bytes());
+        host.write_register(0x28, &0xdead_0000_0000u64.to_le_bytes());
+        host.write_register(0x14, &0x0046_0001u32.to_le_bytes());
+        host.write_register(0x1000, &round.to_le_bytes());
+    }
+    drop(host);
+    // Ten lines a second, and those of the program itself.
+    let allowed = 30 + 10 * (started.elapsed().as_secs() as usize + 1);
+    let ended = daemon.end();
+    let lines = ended.log.len();
+    assert!(
+        lines < allowed,
+        "{lines} lines, {:#?}",
+        &ended.log[lines - 30..]
+    );
 }
