@@ -14,6 +14,30 @@ pub(super) enum Which {
     CqHead,
 }
 
+impl From<Which> for probes::Doorbell {
+    fn from(which: Which) -> Self {
+        match which {
+            Which::SqTail => probes::Doorbell::SqTail,
+            Which::CqHead => probes::Doorbell::CqHead,
+        }
+    }
+}
+
+/// Fires the trace point of an EventIdx store, if there was one.
+#[inline]
+pub(super) fn trace_eventidx(
+    controller: u16,
+    qid: u16,
+    which: Which,
+    before: u32,
+    watch: &doorbell::Watch,
+) {
+    let now = watch.state().eventidx;
+    if now != before {
+        probes::eventidx(controller, qid, which.into(), now);
+    }
+}
+
 /// Index of a doorbell in the page and in the shadow buffers (CAP.DSTRD is 0).
 pub(super) fn index(qid: u16, which: Which) -> usize {
     usize::from(qid) * 2 + usize::from(which == Which::CqHead)

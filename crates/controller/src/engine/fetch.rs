@@ -1,6 +1,6 @@
 //! From doorbells to commands.
 
-use super::doorbells::Which;
+use super::doorbells::{Which, trace_eventidx};
 use super::post::refresh_head;
 use super::queue::Sq;
 use super::{Engine, Event};
@@ -46,6 +46,7 @@ impl Engine {
             if let Some(queue) = self.stats.queues.get(usize::from(qid)) {
                 queue.mmio_doorbells.add(1);
             }
+            probes::mmio_doorbell(self.id, qid, which.into(), value);
             // Little-endian in memory, as a client that maps the page writes it.
             cell.store(value.to_le(), Ordering::Release);
         }
@@ -79,7 +80,12 @@ impl Engine {
                 {
                     stats.shadow_doorbells.add(1);
                 }
+                if sq.watch.shadow_live() {
+                    probes::shadow_doorbell(self.id, qid, probes::Doorbell::SqTail, sq.tail);
+                }
+                let before = sq.watch.state().eventidx;
                 sq.watch.park(cells);
+                trace_eventidx(self.id, qid, Which::SqTail, before, &sq.watch);
             }
             Err(event) => self.events.push_back(event),
         }
@@ -184,7 +190,10 @@ impl Engine {
                 {
                     stats.arms.add(1);
                 }
-                sq.watch.arm(cells)
+                let before = sq.watch.state().eventidx;
+                let look = sq.watch.arm(cells);
+                trace_eventidx(self.id, qid, Which::SqTail, before, &sq.watch);
+                look
             } else {
                 sq.watch.recheck(cells)
             };
@@ -204,7 +213,10 @@ impl Engine {
                 continue;
             }
             let look = if arm {
-                cq.watch.arm(cells)
+                let before = cq.watch.state().eventidx;
+                let look = cq.watch.arm(cells);
+                trace_eventidx(self.id, qid, Which::CqHead, before, &cq.watch);
+                look
             } else {
                 cq.watch.recheck(cells)
             };

@@ -76,6 +76,8 @@ pub(crate) struct EngineConfig {
 }
 
 pub(crate) struct Engine {
+    /// Its number within its worker, for trace points.
+    id: u16,
     pub dma: DmaMap,
     pub irqs: Irqs,
     pub stats: Arc<ControllerStats>,
@@ -120,6 +122,7 @@ impl Engine {
             }
         }
         Engine {
+            id: config.id,
             dma: DmaMap::new(),
             irqs: Irqs::new(config.vectors),
             stats: Arc::new(ControllerStats::new(config.io_queues)),

@@ -1,6 +1,6 @@
 //! From ended commands to completion queue entries.
 
-use super::doorbells::Which;
+use super::doorbells::{Which, trace_eventidx};
 use super::queue::{Backlogged, Cq};
 use super::{Engine, Event};
 use doorbell::{Cells, Invalid};
@@ -27,7 +27,7 @@ impl Engine {
         };
         entry.set_status(status);
         let cells = self.doorbells.cells(cqid, Which::CqHead);
-        if cq.backlog.is_empty() && post(cq, cells, entry, &mut self.events, cqid) {
+        if cq.backlog.is_empty() && post(self.id, cq, cells, entry, &mut self.events, cqid) {
             if !std::mem::replace(&mut cq.dirty, true) {
                 self.dirty.push(cqid);
             }
@@ -81,7 +81,7 @@ impl Engine {
                 // As of now, not as of when the command ended.
                 entry.sqhd = (sq.head as u16).into();
             }
-            if !post(cq, cells, entry, &mut self.events, qid) {
+            if !post(self.id, cq, cells, entry, &mut self.events, qid) {
                 break;
             }
             cq.backlog.pop_front();
@@ -105,6 +105,7 @@ type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
 /// Posts an entry. `false` when the queue is full, or its memory gone.
 #[inline]
 fn post(
+    controller: u16,
     cq: &mut Cq,
     cells: DoorbellCells<'_>,
     entry: Completion,
@@ -122,7 +123,9 @@ fn post(
     }
     // The host cannot consume further than this: up to there it need not ring.
     if let Some(cells) = cells {
+        let before = cq.watch.state().eventidx;
         cq.watch.park_until(cells, cq.next_tail());
+        trace_eventidx(controller, qid, Which::CqHead, before, &cq.watch);
     }
     cq.push(entry)
 }

@@ -112,6 +112,7 @@ impl Engine {
         // What the host published in the old buffers must not be lost.
         self.look_at_all();
         self.doorbells.configure(shadow, eventidx, buffers);
+        probes::dbbuf_config(self.id, shadow, eventidx);
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
             let cells = self.doorbells.cells(qid as u16, Which::SqTail);
             if let (Some(sq), Some(shadow)) = (sq, cells.and_then(|c| c.shadow)) {

@@ -1,0 +1,79 @@
+//! Static trace points (USDT) of the doorbell protocol, provider `vnvme`: what the controller is told by doorbells, and what
+//! it tells the host by EventIdx.
+//!
+//! A probe that nobody traces is one `nop`. They are listed by `bpftrace -l 'usdt:target/release/vnvme:vnvme:*'` or
+//! `perf list sdt`, and traced by name:
+//!
+//! ```text
+//! bpftrace -e 'usdt:target/release/vnvme:vnvme:mmio_doorbell { @[arg1, arg2] = count(); }' -p PID
+//! ```
+//!
+//! | probe | arguments |
+//! |---|---|
+//! | `dbbuf_config` | controller, IOVA of the shadow buffer, IOVA of the EventIdx buffer |
+//! | `mmio_doorbell` | controller, queue, 0 for an SQ tail or 1 for a CQ head, value written |
+//! | `shadow_doorbell` | controller, queue, 0 or 1, value found in memory |
+//! | `eventidx` | controller, queue, 0 or 1, value stored |
+//!
+//! The same goes to `tracing` at trace level, target `vnvme::doorbell` (`vnvme --log vnvme::doorbell=trace`).
+//!
+//! The controller is its number within its worker. This crate exists because a probe is a line of inline assembly: the
+//! crates that use it stay free of unsafe code.
+
+/// Which of a queue pair's doorbells a probe is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doorbell {
+    /// Submission queue tail.
+    SqTail = 0,
+    /// Completion queue head.
+    CqHead = 1,
+}
+
+/// Doorbell Buffer Config was accepted.
+#[inline(always)]
+pub fn dbbuf_config(controller: u16, shadow: u64, eventidx: u64) {
+    probe::probe!(vnvme, dbbuf_config, u64::from(controller), shadow, eventidx);
+    tracing::trace!(target: "vnvme::doorbell", controller, shadow, eventidx, "dbbuf_config");
+}
+
+/// A doorbell register was written by message.
+#[inline(always)]
+pub fn mmio_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
+    probe::probe!(
+        vnvme,
+        mmio_doorbell,
+        u64::from(controller),
+        u64::from(qid),
+        which as u64,
+        u64::from(value)
+    );
+    tracing::trace!(target: "vnvme::doorbell", controller, qid, ?which, value, "mmio_doorbell");
+}
+
+/// A new value was found in a shadow doorbell.
+#[inline(always)]
+pub fn shadow_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
+    probe::probe!(
+        vnvme,
+        shadow_doorbell,
+        u64::from(controller),
+        u64::from(qid),
+        which as u64,
+        u64::from(value)
+    );
+    tracing::trace!(target: "vnvme::doorbell", controller, qid, ?which, value, "shadow_doorbell");
+}
+
+/// EventIdx was stored.
+#[inline(always)]
+pub fn eventidx(controller: u16, qid: u16, which: Doorbell, value: u32) {
+    probe::probe!(
+        vnvme,
+        eventidx,
+        u64::from(controller),
+        u64::from(qid),
+        which as u64,
+        u64::from(value)
+    );
+    tracing::trace!(target: "vnvme::doorbell", controller, qid, ?which, value, "eventidx");
+}
