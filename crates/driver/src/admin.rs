@@ -1,0 +1,269 @@
+//! The Admin queue pair: one command at a time, and the Asynchronous Event Requests beside it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::aen::AsyncEvent;
+use nvme::regs::{self, Csts};
+use nvme::{AdminOpcode, Command, Completion, Status};
+
+use crate::buffer::{DmaBuffer, Heap};
+use crate::error::Error;
+use crate::options::Options;
+use crate::queue::bell::Bell;
+use crate::queue::ring::{CqRing, ShadowBuffers, SqRing};
+use crate::transport::{Transport, TransportError};
+
+/// Entries of the Admin queues. Few commands are ever in flight.
+const ENTRIES: u32 = 32;
+/// Bytes of data that one admin command moves at most: two pages, so that it needs no PRP list.
+pub(crate) const MAX_DATA: usize = 8192;
+/// How long to poll for an answer before the thread yields and then sleeps between two looks.
+const SPIN: u32 = 2000;
+
+/// Reads a register; all ones in CSTS mean that the device is gone.
+pub(crate) fn csts(transport: &dyn Transport) -> Result<Csts, Error> {
+    match transport.read32(regs::CSTS) {
+        Ok(u32::MAX) | Err(TransportError::Gone(_)) => Err(Error::Gone),
+        Ok(bits) => Ok(Csts::from_bits(bits)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits a moment for the controller, longer the longer it has been already.
+pub(crate) fn relax(transport: &dyn Transport, round: u32) {
+    transport.pause();
+    if !transport.is_stepped() && round > SPIN {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+pub(crate) struct Admin {
+    transport: Arc<dyn Transport>,
+    sq: SqRing,
+    cq: CqRing,
+    sq_bell: Bell,
+    cq_bell: Bell,
+    tail: u32,
+    head: u32,
+    phase: bool,
+    last_cid: u16,
+    /// CIDs of the Asynchronous Event Requests that wait.
+    waiting: Vec<u16>,
+    pub events: VecDeque<AsyncEvent>,
+    scratch: DmaBuffer,
+    /// A command was not answered: the queue is of no use, and its buffer not ours, before the next reset.
+    stuck: bool,
+    pub stale: u64,
+}
+
+impl Admin {
+    pub fn new(
+        transport: &Arc<dyn Transport>,
+        heap: &Arc<Heap>,
+        options: &Options,
+        dstrd: u8,
+    ) -> Result<Self, Error> {
+        let area = Error::Unusable("queue memory");
+        let sq = heap.allocate(ENTRIES as usize * size_of::<Command>())?;
+        let cq = heap.allocate(ENTRIES as usize * size_of::<Completion>())?;
+        let (Some(sq), Some(cq)) = (SqRing::new(sq, ENTRIES), CqRing::new(cq, ENTRIES)) else {
+            return Err(area);
+        };
+        let bell = |is_cq| {
+            let offset = regs::doorbell_offset(0, is_cq, dstrd);
+            Bell::new(transport, offset, ENTRIES, options.doorbells.behaviour)
+        };
+        Ok(Self {
+            transport: transport.clone(),
+            sq,
+            cq,
+            sq_bell: bell(false),
+            cq_bell: bell(true),
+            tail: 0,
+            head: 0,
+            phase: true,
+            last_cid: 0,
+            waiting: Vec::new(),
+            events: VecDeque::new(),
+            scratch: heap.allocate(MAX_DATA)?,
+            stuck: false,
+            stale: 0,
+        })
+    }
+
+    /// AQA, ASQ and ACQ for this queue.
+    pub fn registers(&self) -> (u32, u64, u64) {
+        let size = (ENTRIES - 1) as u16;
+        let aqa = regs::Aqa::new().with_asqs_z(size).with_acqs_z(size);
+        (aqa.into_bits(), self.sq.iova(), self.cq.iova())
+    }
+
+    /// Starts a new life; the controller is disabled.
+    pub fn reset(&mut self) {
+        self.cq.clear();
+        self.sq_bell.reset();
+        self.cq_bell.reset();
+        (self.tail, self.head, self.phase) = (0, 0, true);
+        self.waiting.clear();
+        self.stuck = false;
+    }
+
+    /// Uses the shadow entries, after Doorbell Buffer Config: for hosts that do so. Both shadow entries were made to hold
+    /// the current indexes by the controller or are made so now.
+    pub fn attach(&mut self, buffers: &Arc<ShadowBuffers>, stride: usize) {
+        for (bell, at, index) in [
+            (&mut self.sq_bell, 0, self.tail),
+            (&mut self.cq_bell, stride, self.head),
+        ] {
+            if let Some(cells) = buffers.cells(at) {
+                doorbell::Cell::store(cells.get().doorbell, index, doorbell::Step::Initialise);
+                bell.attach(Some(cells));
+            }
+        }
+    }
+
+    fn submit(&mut self, mut command: Command) -> u16 {
+        loop {
+            self.last_cid = self.last_cid.wrapping_add(1);
+            // FFFFh is not to be used (NVMe Base 2.1, 4.1.1).
+            if self.last_cid != u16::MAX && !self.waiting.contains(&self.last_cid) {
+                break;
+            }
+        }
+        command.cid = self.last_cid.into();
+        self.sq.put(self.tail, &command);
+        self.tail = (self.tail + 1) % ENTRIES;
+        self.sq_bell.publish(self.tail);
+        self.last_cid
+    }
+
+    /// Submits an Asynchronous Event Request.
+    pub fn request_event(&mut self) {
+        let cid = self.submit(Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0));
+        self.waiting.push(cid);
+    }
+
+    /// Number of Asynchronous Event Requests that wait.
+    pub fn event_requests(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Takes what has arrived; the completion of `wanted`, if it is among it. Events are kept.
+    pub fn look(&mut self, wanted: Option<u16>) -> Option<Completion> {
+        let mut found = None;
+        let mut moved = false;
+        while let Some(entry) = self.cq.take(self.head, self.phase) {
+            moved = true;
+            self.head += 1;
+            if self.head == ENTRIES {
+                (self.head, self.phase) = (0, !self.phase);
+            }
+            let cid = entry.cid.get();
+            if let Some(at) = self.waiting.iter().position(|&aer| aer == cid) {
+                self.waiting.swap_remove(at);
+                if entry.status().is_success() {
+                    self.events
+                        .push_back(AsyncEvent::from_bits(entry.dw0.get()));
+                }
+            } else if Some(cid) == wanted && found.is_none() {
+                found = Some(entry);
+            } else {
+                self.stale += 1;
+                tracing::debug!(cid, "completion of no admin command");
+            }
+        }
+        if moved {
+            self.cq_bell.publish(self.head);
+        }
+        found
+    }
+
+    /// Executes a command without data.
+    pub fn execute(&mut self, command: Command, limit: Duration) -> Result<Completion, Error> {
+        if self.stuck {
+            return Err(Error::AdminTimeout {
+                opcode: command.opcode,
+            });
+        }
+        let cid = self.submit(command);
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        loop {
+            if let Some(entry) = self.look(Some(cid)) {
+                return match entry.status().into_result() {
+                    Ok(()) => Ok(entry),
+                    Err(status) => Err(Error::Admin {
+                        opcode: command.opcode,
+                        status,
+                    }),
+                };
+            }
+            relax(&*self.transport, round);
+            round += 1;
+            // The registers and the clock only now and then: a register may be a message away.
+            if round.is_multiple_of(256) {
+                let csts = csts(&*self.transport).inspect_err(|_| self.stuck = true)?;
+                if csts.cfs() || !csts.rdy() {
+                    self.stuck = true;
+                    return Err(Error::Fatal {
+                        csts: csts.into_bits(),
+                    });
+                }
+                if Instant::now() >= deadline {
+                    self.stuck = true;
+                    return Err(Error::AdminTimeout {
+                        opcode: command.opcode,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Executes a command whose data goes to the host: up to [`MAX_DATA`] bytes.
+    pub fn read(
+        &mut self,
+        mut command: Command,
+        data: &mut [u8],
+        limit: Duration,
+    ) -> Result<Completion, Error> {
+        self.point(&mut command, data.len())?;
+        let entry = self.execute(command, limit)?;
+        let copied = self.scratch.read(0, data);
+        copied.map_err(|_| Error::Unusable("admin buffer"))?;
+        Ok(entry)
+    }
+
+    /// Executes a command whose data comes from the host: up to [`MAX_DATA`] bytes.
+    pub fn write(
+        &mut self,
+        mut command: Command,
+        data: &[u8],
+        limit: Duration,
+    ) -> Result<Completion, Error> {
+        self.point(&mut command, data.len())?;
+        let copied = self.scratch.write(0, data);
+        copied.map_err(|_| Error::Unusable("admin buffer"))?;
+        self.execute(command, limit)
+    }
+
+    fn point(&self, command: &mut Command, len: usize) -> Result<(), Error> {
+        if len > MAX_DATA {
+            return Err(Error::Admin {
+                opcode: command.opcode,
+                status: Status::INVALID_FIELD,
+            });
+        }
+        if !self.stuck {
+            let _ = self.scratch.fill(0);
+        }
+        let second = if len > 4096 {
+            self.scratch.iova() + 4096
+        } else {
+            0
+        };
+        command.set_prps(self.scratch.iova(), second);
+        Ok(())
+    }
+}

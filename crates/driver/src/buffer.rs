@@ -1,0 +1,217 @@
+//! Memory that the device may reach: buffers, and the heap that they come from.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use dma::{Memory, MemoryError};
+
+use crate::iova::{End, MapFailure, Mapper, Region, Registration, Space};
+
+/// Bytes of a chunk of the heap: one mapping each.
+const CHUNK: u64 = 4 << 20;
+
+/// A piece of mapped memory, contiguous for the device. A command takes it and its completion gives it back; while it is
+/// here no command uses it. It keeps its memory mapped. The device (or the process behind a socket) may be hostile,
+/// so its bytes are copied in and out, never borrowed.
+#[derive(Debug)]
+pub struct DmaBuffer {
+    region: Arc<Region>,
+    offset: u64,
+    len: u64,
+    /// Where it goes back to, and the chunk's number there.
+    home: Option<(Weak<Heap>, usize)>,
+}
+
+impl DmaBuffer {
+    /// A part of a mapped region; `None` when it is not inside.
+    pub fn of_region(region: &Arc<Region>, offset: u64, len: u64) -> Option<Self> {
+        let end = offset.checked_add(len)?;
+        (end <= region.len()).then(|| Self {
+            region: region.clone(),
+            offset,
+            len,
+            home: None,
+        })
+    }
+
+    /// A part of registered memory; `None` when it is not inside.
+    pub fn of(registration: &Registration, offset: u64, len: u64) -> Option<Self> {
+        Self::of_region(registration.region(), offset, len)
+    }
+
+    /// First address as the device sees it.
+    #[inline]
+    pub fn iova(&self) -> u64 {
+        self.region.iova() + self.offset
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The shared memory and the offset of the first byte in it; `None` for memory that was registered by address.
+    pub fn memory(&self) -> Option<(&Memory, usize)> {
+        let (memory, start) = self.region.memory()?;
+        Some((memory, (start + self.offset) as usize))
+    }
+
+    /// Copies out of the buffer, from byte `offset` on.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], [`MemoryError::Poisoned`]; and the former for memory that was registered by address,
+    /// which its owner reads itself.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let at = self.check(offset, bytes.len())?;
+        let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
+        memory.read(start + at, bytes)
+    }
+
+    /// Copies into the buffer, from byte `offset` on.
+    ///
+    /// # Errors
+    /// As [`DmaBuffer::read`], and [`MemoryError::ReadOnly`].
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        let at = self.check(offset, bytes.len())?;
+        let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
+        memory.write(start + at, bytes)
+    }
+
+    /// Fills the buffer.
+    ///
+    /// # Errors
+    /// As [`DmaBuffer::write`].
+    pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
+        let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
+        let list = memory
+            .segments(start, self.len())
+            .ok_or(MemoryError::OutOfRange)?;
+        if list.fill(byte) == self.len {
+            Ok(())
+        } else {
+            Err(MemoryError::ReadOnly)
+        }
+    }
+
+    /// A copy of all its bytes.
+    ///
+    /// # Errors
+    /// As [`DmaBuffer::read`].
+    pub fn to_vec(&self) -> Result<Vec<u8>, MemoryError> {
+        let mut bytes = vec![0; self.len()];
+        self.read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<usize, MemoryError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len() => Ok(offset),
+            _ => Err(MemoryError::OutOfRange),
+        }
+    }
+}
+
+impl Drop for DmaBuffer {
+    fn drop(&mut self) {
+        if let Some((heap, chunk)) = self.home.take()
+            && let Some(heap) = heap.upgrade()
+        {
+            heap.give_back(chunk, self.offset, self.len);
+        }
+    }
+}
+
+struct Chunk {
+    region: Arc<Region>,
+    space: Space,
+}
+
+/// Mapped memory of the driver's own, handed out in pieces: for queues, PRP lists, and the user's buffers. Not for the
+/// data path: a lock is taken.
+pub struct Heap {
+    mapper: Arc<Mapper>,
+    /// Alignment and unit of what is given out: the device's memory page. Also where a chunk's own addresses start,
+    /// for a space leaves out address 0.
+    page: u64,
+    chunks: Mutex<Vec<Chunk>>,
+}
+
+impl std::fmt::Debug for Heap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Heap")
+    }
+}
+
+impl Heap {
+    /// An empty heap on this mapper, for a device with memory pages of so many bytes (a power of two, at least 4096).
+    pub fn new(mapper: Arc<Mapper>, page: u64) -> Arc<Self> {
+        Arc::new(Self {
+            mapper,
+            page,
+            chunks: Mutex::default(),
+        })
+    }
+
+    /// At least `len` zero bytes, aligned to a memory page and contiguous for the device.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DmaBuffer, MapFailure> {
+        let wanted = (len.max(1) as u64)
+            .checked_next_multiple_of(self.page)
+            .ok_or(MapFailure::Range)?;
+        let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = chunks
+            .iter_mut()
+            .enumerate()
+            .find_map(|(i, chunk)| Some((i, chunk.space.allocate(wanted, End::Low)?)));
+        let (index, at) = match found {
+            Some(found) => found,
+            None => {
+                let granule = self.mapper.limits().page_size;
+                let size = wanted
+                    .max(CHUNK)
+                    .checked_next_multiple_of(granule)
+                    .ok_or(MapFailure::Range)?;
+                let memory =
+                    Memory::anonymous(usize::try_from(size).map_err(|_| MapFailure::Range)?)?;
+                let region = self.mapper.map(&memory, 0, size)?;
+                let mut space = Space::new(&[self.page..=self.page + size - 1], self.page);
+                let at = space
+                    .allocate(wanted, End::Low)
+                    .ok_or(MapFailure::NoSpace { len: wanted })?;
+                chunks.push(Chunk { region, space });
+                (chunks.len() - 1, at)
+            }
+        };
+        let region = chunks
+            .get(index)
+            .map(|chunk| chunk.region.clone())
+            .ok_or(MapFailure::Range)?;
+        drop(chunks);
+        let buffer = DmaBuffer {
+            region,
+            offset: at - self.page,
+            len: wanted,
+            home: Some((Arc::downgrade(self), index)),
+        };
+        // It may have been somebody else's.
+        let _ = buffer.fill(0);
+        let mut buffer = buffer;
+        buffer.len = len as u64;
+        Ok(buffer)
+    }
+
+    fn give_back(&self, chunk: usize, offset: u64, len: u64) {
+        let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(chunk) = chunks.get_mut(chunk) {
+            let len = len.max(1).next_multiple_of(self.page);
+            chunk.space.free(self.page + offset, len);
+        }
+    }
+}

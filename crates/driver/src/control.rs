@@ -1,0 +1,712 @@
+//! The controller's life: enable, identify, queues, shadow doorbells, reset, the end.
+//!
+//! Every life of the controller has a number, the *epoch*. It changes when a reset is known to have stopped everything:
+//! from then on no command of an earlier life can touch memory. Queue pairs look at it (one load) and, when it has
+//! changed, set themselves up again under the lock of [`Control`], each in its own thread. Whoever finds the
+//! controller dead resets it; whoever comes second finds the epoch changed and is done.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvme::aen::{EventType, Notice};
+use nvme::cmd::admin::{
+    AbortCdw10, AbortResult, Cns, CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10,
+    GetLogPage, IdentifyCdw10, SetFeaturesCdw10,
+};
+use nvme::feature::{AsyncEventConfig, Fid, NumberOfQueues};
+use nvme::identify::{IdentifyController, IdentifyNamespace, NsidList};
+use nvme::log::Lid;
+use nvme::regs::{self, Cap, Cc, CcCss, Crto, Shn, Shst};
+use nvme::{AdminOpcode, Command};
+use zerocopy::{FromBytes, FromZeros};
+
+use crate::admin::{Admin, csts, relax};
+use crate::buffer::Heap;
+use crate::error::Error;
+use crate::iova::Mapper;
+use crate::namespace::Namespace;
+use crate::options::{Options, ShadowMemory};
+use crate::queue::ring::ShadowBuffers;
+use crate::transport::Transport;
+
+/// Namespaces that are looked at; more than any controller we know has.
+const MAX_NAMESPACES: usize = 4096;
+
+/// What the controller can do, as far as queue pairs need to know. It does not change.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Entries of a queue at most (CAP.MQES + 1).
+    pub queue_entries: u32,
+    /// I/O queue pairs at most.
+    pub io_queues: u16,
+    /// Bytes of data in one command at most.
+    pub max_transfer: u64,
+    /// Memory page size in bytes (CC.MPS).
+    pub page_size: u64,
+    /// SGLs are used.
+    pub sgl: bool,
+    /// There is a volatile write cache.
+    pub volatile_cache: bool,
+    /// Compare is supported.
+    pub compare: bool,
+    /// Dataset Management is supported.
+    pub dataset_management: bool,
+    /// Write Zeroes is supported.
+    pub write_zeroes: bool,
+    /// Doorbell Buffer Config is supported.
+    pub doorbell_buffers: bool,
+    /// MSI-X vectors that are in use.
+    pub vectors: u16,
+    /// CAP.DSTRD.
+    pub(crate) dstrd: u8,
+}
+
+/// What happened on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The namespaces were looked at again: this one has come, or is of another size now, or of another kind.
+    NamespaceChanged(Namespace),
+    /// This one is no longer there.
+    NamespaceRemoved(u32),
+    /// Another event, as the controller reported it.
+    Other(nvme::aen::AsyncEvent),
+}
+
+/// Whether there is a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    Live = 0,
+    /// Gone, and it is certain that it touches no memory.
+    GoneQuiet = 1,
+    /// Gone, and it may still touch memory: what it had is never used again.
+    GoneWild = 2,
+}
+
+/// Everything that the device handle and its queue pairs share.
+pub(crate) struct Shared {
+    pub transport: Arc<dyn Transport>,
+    pub mapper: Arc<Mapper>,
+    pub heap: Arc<Heap>,
+    pub options: Options,
+    /// Number of the controller's life; see the module.
+    pub epoch: AtomicU32,
+    state: AtomicU8,
+    /// Controller resets since it was opened.
+    pub resets: AtomicU64,
+    pub limits: Limits,
+    control: Mutex<Control>,
+}
+
+pub(crate) struct Control {
+    admin: Admin,
+    pub identify: Box<IdentifyController>,
+    cap: Cap,
+    /// I/O queue identifiers in use, from 1 on.
+    used: Vec<bool>,
+    eventfds: Vec<OwnedFd>,
+    shadow: Option<Arc<ShadowBuffers>>,
+    /// Doorbell Buffer Config was accepted in this life.
+    shadow_live: bool,
+    pub namespaces: Vec<Namespace>,
+    events: VecDeque<Event>,
+    /// Memory of queue pairs that were dropped while the controller may have been using it.
+    grave: Vec<Box<dyn Send>>,
+}
+
+impl Shared {
+    /// Brings a controller up.
+    pub fn open(transport: Arc<dyn Transport>, options: Options) -> Result<Self, Error> {
+        transport.set_bus_master(true)?;
+        csts(&*transport)?;
+        let cap = Cap::from_bits(transport.read64(regs::CAP)?);
+        if cap.into_bits() == u64::MAX {
+            return Err(Error::Gone);
+        }
+        if !cap.css().ncss() && !cap.css().iocss() {
+            return Err(Error::Unusable("it has no NVM command set"));
+        }
+        if cap.mpsmin() > 4 {
+            return Err(Error::Unusable("its smallest memory page is above 64 KiB"));
+        }
+        let mapper = Mapper::new(transport.clone());
+        let heap = Heap::new(mapper.clone(), 4096 << cap.mpsmin());
+        let admin = Admin::new(&transport, &heap, &options, cap.dstrd())?;
+        let wanted = options.io_queues.max(1);
+        let mut control = Control {
+            admin,
+            identify: Box::new(IdentifyController::new_zeroed()),
+            cap,
+            used: Vec::new(),
+            eventfds: Vec::new(),
+            shadow: None,
+            shadow_live: false,
+            namespaces: Vec::new(),
+            events: VecDeque::new(),
+            grave: Vec::new(),
+        };
+        control.disable(&*transport)?;
+        if options.interrupts && transport.msix_vectors() > 1 {
+            let vectors = transport.msix_vectors().min(wanted + 1);
+            for _ in 0..vectors {
+                let flags =
+                    rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+                let fd = rustix::event::eventfd(0, flags).map_err(|errno| Error::System {
+                    what: "eventfd",
+                    source: errno.into(),
+                })?;
+                control.eventfds.push(fd);
+            }
+        }
+        let mut limits = Limits {
+            queue_entries: u32::from(cap.mqes_z()) + 1,
+            io_queues: wanted,
+            max_transfer: 0,
+            page_size: 4096 << cap.mpsmin(),
+            sgl: false,
+            volatile_cache: false,
+            compare: false,
+            dataset_management: false,
+            write_zeroes: false,
+            doorbell_buffers: false,
+            vectors: control.eventfds.len() as u16,
+            dstrd: cap.dstrd(),
+        };
+        let allowed = control.bring_up(&transport, &options, wanted)?;
+        let id = &control.identify;
+        limits.io_queues = allowed.min(wanted);
+        // MDTS counts in pages of the smallest size. Whole pages are kept, so that splits lie on page borders.
+        let page_min = 4096u32 << cap.mpsmin();
+        let mdts = id.mdts_bytes(page_min).unwrap_or(u64::MAX);
+        let chosen = options.max_transfer & !(limits.page_size - 1);
+        limits.max_transfer = chosen.clamp(limits.page_size, 32 << 20).min(mdts);
+        limits.sgl = options.sgl && matches!(id.sgls.sgls(), 1 | 2);
+        limits.volatile_cache = id.vwc.vwcp();
+        limits.compare = id.oncs.nvmcmps();
+        limits.dataset_management = id.oncs.nvmdsmsv();
+        limits.write_zeroes = id.oncs.nvmwzsv();
+        limits.doorbell_buffers = id.oacs.dbcs();
+        control.used = vec![false; usize::from(limits.io_queues) + 1];
+        if let Some(admin) = control.used.first_mut() {
+            *admin = true;
+        }
+        control.namespaces = control.scan(&options)?;
+        Ok(Self {
+            transport,
+            mapper,
+            heap,
+            options,
+            epoch: AtomicU32::new(0),
+            state: AtomicU8::new(State::Live as u8),
+            resets: AtomicU64::new(0),
+            limits,
+            control: Mutex::new(control),
+        })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Control> {
+        // Whatever a panic left half done, the next reset sets right.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn state(&self) -> State {
+        match self.state.load(Ordering::Acquire) {
+            0 => State::Live,
+            1 => State::GoneQuiet,
+            _ => State::GoneWild,
+        }
+    }
+
+    /// Resets the controller and brings it up again, unless somebody else has done so since `observed`. When this
+    /// returns, the epoch is another one.
+    pub fn recover(&self, observed: u32, why: &'static str) -> Result<(), Error> {
+        let mut control = self.lock();
+        if self.epoch.load(Ordering::Acquire) != observed {
+            return match self.state() {
+                State::Live => Ok(()),
+                _ => Err(Error::Gone),
+            };
+        }
+        tracing::warn!(why, "resetting the controller");
+        self.resets.fetch_add(1, Ordering::Relaxed);
+        let result = match control.disable(&*self.transport) {
+            Ok(()) => {
+                // Nothing of the life before is at work any more.
+                control.grave.clear();
+                let wanted = self.limits.io_queues;
+                let first = control.bring_up(&self.transport, &self.options, wanted);
+                let up = first.or_else(|error| {
+                    tracing::warn!(%error, "the controller did not come up; once more after a function reset");
+                    self.transport.reset()?;
+                    self.transport.set_bus_master(true)?;
+                    control.disable(&*self.transport)?;
+                    control.bring_up(&self.transport, &self.options, wanted)
+                });
+                match up {
+                    Ok(allowed) if allowed < wanted => {
+                        Err(Error::Unusable("it allows fewer queues than before"))
+                    }
+                    other => other.map(drop),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok(()) => {
+                match control.scan(&self.options) {
+                    Ok(namespaces) => control.replace(namespaces),
+                    Err(error) => tracing::warn!(%error, "namespaces could not be looked at"),
+                }
+                self.epoch.fetch_add(1, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(%error, "the device is given up");
+                self.give_up(&mut control);
+                Err(Error::Gone)
+            }
+        }
+    }
+
+    /// No controller any more. Its memory is taken away from it; if that fails, nobody uses that memory again.
+    fn give_up(&self, control: &mut Control) {
+        let _ = self.transport.set_bus_master(false);
+        let quiet = self.mapper.cut_off();
+        if quiet {
+            control.grave.clear();
+        } else {
+            for memory in control.grave.drain(..) {
+                std::mem::forget(memory);
+            }
+        }
+        let state = if quiet {
+            State::GoneQuiet
+        } else {
+            State::GoneWild
+        };
+        self.state.store(state as u8, Ordering::Release);
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// Orderly shutdown (NVMe Base 2.1, 3.6.1), then disable. No queue pair works afterwards.
+    pub fn close(&self) {
+        let mut control = self.lock();
+        if self.state() != State::Live {
+            return;
+        }
+        if let Err(error) = control.shut_down(&*self.transport) {
+            tracing::debug!(%error, "shutdown");
+        }
+        match control.disable(&*self.transport) {
+            Ok(()) => {
+                control.grave.clear();
+                let _ = self.transport.set_msix(&[]);
+                let _ = self.transport.set_bus_master(false);
+                self.state.store(State::GoneQuiet as u8, Ordering::Release);
+                self.epoch.fetch_add(1, Ordering::Release);
+            }
+            Err(_) => self.give_up(&mut control),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.close();
+        self.mapper.trim();
+    }
+}
+
+impl Control {
+    fn ready_limit(&self, transport: &dyn Transport) -> Duration {
+        let mut units = u32::from(self.cap.to());
+        if self.cap.crwms()
+            && let Ok(crto) = transport.read32(regs::CRTO)
+            && crto != u32::MAX
+        {
+            units = units.max(u32::from(Crto::from_bits(crto).crwmt()));
+        }
+        Duration::from_millis(500) * units.max(1)
+    }
+
+    /// Waits until CSTS.RDY is `ready`.
+    fn await_ready(&self, transport: &dyn Transport, ready: bool) -> Result<(), Error> {
+        let limit = self.ready_limit(transport);
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        loop {
+            let csts = csts(transport)?;
+            if csts.rdy() == ready {
+                return Ok(());
+            }
+            if csts.cfs() && ready {
+                return Err(Error::Fatal {
+                    csts: csts.into_bits(),
+                });
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Ready {
+                    enabling: ready,
+                    limit,
+                });
+            }
+            relax(transport, round);
+            round += 1;
+        }
+    }
+
+    /// Disables the controller. When this succeeds, it touches no memory.
+    fn disable(&mut self, transport: &dyn Transport) -> Result<(), Error> {
+        self.shadow_live = false;
+        let result = self.disable_by_cc(transport);
+        if let Err(Error::Ready { .. } | Error::Fatal { .. }) = result {
+            tracing::warn!("the controller ignores CC.EN; resetting the function");
+            transport.reset()?;
+            transport.set_bus_master(true)?;
+            return self.await_ready(transport, false);
+        }
+        result
+    }
+
+    fn disable_by_cc(&mut self, transport: &dyn Transport) -> Result<(), Error> {
+        csts(transport)?;
+        let cc = Cc::from_bits(transport.read32(regs::CC)?);
+        if cc.en() {
+            // It must not be disabled before it is ready, or has failed (NVMe Base 2.1, 3.1.4.5).
+            match self.await_ready(transport, true) {
+                Ok(()) | Err(Error::Fatal { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let off = cc.with_en(false).with_shn(Shn::NONE);
+            transport.write32(regs::CC, off.into_bits())?;
+        }
+        self.await_ready(transport, false)
+    }
+
+    fn shut_down(&mut self, transport: &dyn Transport) -> Result<(), Error> {
+        let status = csts(transport)?;
+        if !status.rdy() || status.cfs() {
+            return Ok(());
+        }
+        let cc = Cc::from_bits(transport.read32(regs::CC)?);
+        transport.write32(regs::CC, cc.with_shn(Shn::NORMAL).into_bits())?;
+        let limit = self.ready_limit(transport).max(Duration::from_secs(5));
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        while csts(transport)?.shst() != Shst::COMPLETE && Instant::now() < deadline {
+            relax(transport, round);
+            round += 1;
+        }
+        Ok(())
+    }
+
+    /// From disabled to ready for I/O queues. Returns how many of these the controller allows.
+    fn bring_up(
+        &mut self,
+        transport: &Arc<dyn Transport>,
+        options: &Options,
+        wanted: u16,
+    ) -> Result<u16, Error> {
+        let fds: Vec<Option<BorrowedFd<'_>>> =
+            self.eventfds.iter().map(|fd| Some(fd.as_fd())).collect();
+        transport.set_msix(&fds)?;
+        self.admin.reset();
+        let (aqa, asq, acq) = self.admin.registers();
+        transport.write32(regs::AQA, aqa)?;
+        transport.write64(regs::ASQ, asq)?;
+        transport.write64(regs::ACQ, acq)?;
+        let css = if self.cap.css().ncss() {
+            CcCss::NVM
+        } else {
+            CcCss::ALL_SUPPORTED
+        };
+        let cc = Cc::new()
+            .with_css(css)
+            .with_mps(self.cap.mpsmin())
+            .with_iosqes(Command::SIZE_LOG2)
+            .with_iocqes(nvme::Completion::SIZE_LOG2);
+        transport.write32(regs::CC, cc.into_bits())?;
+        transport.write32(regs::CC, cc.with_en(true).into_bits())?;
+        self.await_ready(&**transport, true)?;
+
+        let limit = options.admin_timeout;
+        let page = self.identify_page(Cns::CONTROLLER, 0, limit)?;
+        let id =
+            IdentifyController::read_from_bytes(&page).map_err(|_| Error::Unusable("identify"))?;
+        *self.identify = id;
+        if self.identify.oaes.into_bits() & 1 << 8 != 0 {
+            let config = AsyncEventConfig::new().with_nan(true);
+            self.set_feature(Fid::ASYNC_EVENT_CONFIG, config.into_bits(), limit)?;
+        }
+        let ask = NumberOfQueues::new()
+            .with_nsq_z(wanted - 1)
+            .with_ncq_z(wanted - 1);
+        let got = self.set_feature(Fid::NUMBER_OF_QUEUES, ask.into_bits(), limit)?;
+        let got = NumberOfQueues::from_bits(got);
+        self.admin.request_event();
+        Ok(got.nsq_z().min(got.ncq_z()).saturating_add(1))
+    }
+
+    fn set_feature(&mut self, fid: Fid, value: u32, limit: Duration) -> Result<u32, Error> {
+        let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+        command.cdw10 = SetFeaturesCdw10::new().with_fid(fid).into_bits().into();
+        command.cdw11 = value.into();
+        Ok(self.admin.execute(command, limit)?.dw0.get())
+    }
+
+    fn identify_page(&mut self, cns: Cns, nsid: u32, limit: Duration) -> Result<[u8; 4096], Error> {
+        let mut command = Command::new(AdminOpcode::IDENTIFY.0, 0, nsid);
+        command.cdw10 = IdentifyCdw10::new().with_cns(cns).into_bits().into();
+        let mut page = [0; 4096];
+        self.admin.read(command, &mut page, limit)?;
+        Ok(page)
+    }
+
+    /// Any admin command that the host waits for, with data to or from the host.
+    pub fn read(
+        &mut self,
+        command: Command,
+        data: &mut [u8],
+        limit: Duration,
+    ) -> Result<u64, Error> {
+        let entry = self.admin.read(command, data, limit)?;
+        Ok(entry.result64())
+    }
+
+    /// As [`Control::read`], in the other direction.
+    pub fn write(&mut self, command: Command, data: &[u8], limit: Duration) -> Result<u64, Error> {
+        let entry = self.admin.write(command, data, limit)?;
+        Ok(entry.result64())
+    }
+
+    /// Every namespace that the driver can use.
+    pub fn scan(&mut self, options: &Options) -> Result<Vec<Namespace>, Error> {
+        let limit = options.admin_timeout;
+        let mut found = Vec::new();
+        let mut after = 0;
+        while found.len() < MAX_NAMESPACES {
+            let page = self.identify_page(Cns::ACTIVE_NSID_LIST, after, limit)?;
+            let list = NsidList::read_from_bytes(&page).map_err(|_| Error::Unusable("identify"))?;
+            let mut count = 0;
+            for nsid in list.iter() {
+                // Ascending, or the list never ends.
+                if nsid <= after {
+                    return Ok(found);
+                }
+                (after, count) = (nsid, count + 1);
+                let page = match self.identify_page(Cns::NAMESPACE, nsid, limit) {
+                    Ok(page) => page,
+                    Err(Error::Admin { status, .. }) => {
+                        tracing::warn!(nsid, %status, "namespace cannot be identified");
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                let id = IdentifyNamespace::read_from_bytes(&page);
+                let id = id.map_err(|_| Error::Unusable("identify"))?;
+                match Namespace::parse(nsid, &id) {
+                    Ok(namespace) => found.push(namespace),
+                    Err(why) => tracing::warn!(nsid, why, "namespace is not used"),
+                }
+            }
+            if count < NsidList::CAPACITY {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes the new list of namespaces, and notes what is different.
+    fn replace(&mut self, namespaces: Vec<Namespace>) {
+        for new in &namespaces {
+            if !self.namespaces.contains(new) {
+                self.events.push_back(Event::NamespaceChanged(*new));
+            }
+        }
+        for old in &self.namespaces {
+            if !namespaces.iter().any(|new| new.nsid == old.nsid) {
+                self.events.push_back(Event::NamespaceRemoved(old.nsid));
+            }
+        }
+        self.namespaces = namespaces;
+    }
+
+    /// Handles the events that have arrived, and hands out what they came to.
+    pub fn service(&mut self, options: &Options) -> Result<Vec<Event>, Error> {
+        self.admin.look(None);
+        while let Some(event) = self.admin.events.pop_front() {
+            tracing::debug!(?event, "asynchronous event");
+            let changed = event.aet() == EventType::NOTICE
+                && event.aei() == Notice::NAMESPACE_ATTRIBUTE_CHANGED.0;
+            // Reading the log page clears the event, so that the next one can come.
+            let size = if event.lid() == Lid::SMART { 512 } else { 4096 };
+            let mut page = vec![0; size];
+            if event.lid() != Lid::SUPPORTED_LOG_PAGES || event.aet() == EventType::ERROR {
+                let log = GetLogPage {
+                    lid: event.lid(),
+                    numd_z: size as u32 / 4 - 1,
+                    ..GetLogPage::default()
+                };
+                let mut command =
+                    Command::new(AdminOpcode::GET_LOG_PAGE.0, 0, nvme::cmd::NSID_BROADCAST);
+                log.apply(&mut command);
+                match self.admin.read(command, &mut page, options.admin_timeout) {
+                    Ok(_) | Err(Error::Admin { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if changed {
+                let namespaces = self.scan(options)?;
+                self.replace(namespaces);
+            } else {
+                self.events.push_back(Event::Other(event));
+            }
+        }
+        if self.admin.event_requests() == 0 {
+            self.admin.request_event();
+        }
+        Ok(self.events.drain(..).collect())
+    }
+
+    /// The interrupt of the Admin queue and of events; `None` without interrupts.
+    pub fn admin_eventfd(&self) -> Option<BorrowedFd<'_>> {
+        self.eventfds.first().map(AsFd::as_fd)
+    }
+
+    /// Takes a free I/O queue identifier.
+    pub fn take_qid(&mut self) -> Result<u16, Error> {
+        let allowed = self.used.len().saturating_sub(1) as u16;
+        let free = self.used.iter_mut().enumerate().find(|(_, used)| !**used);
+        let (qid, used) = free.ok_or(Error::NoQueue { allowed })?;
+        *used = true;
+        Ok(qid as u16)
+    }
+
+    /// Gives an identifier back whose queues do not exist.
+    pub fn free_qid(&mut self, qid: u16) {
+        if let Some(used) = self.used.get_mut(usize::from(qid)) {
+            *used = false;
+        }
+    }
+
+    /// The interrupt vector of a queue pair and its eventfd.
+    pub fn vector(&self, qid: u16) -> Option<(u16, OwnedFd)> {
+        let last = self.eventfds.len().checked_sub(1)?;
+        // With fewer vectors than queues, several queues share one: each then wakes for the others too.
+        let vector = match last {
+            0 => 0,
+            last => (usize::from(qid) - 1) % last + 1,
+        };
+        let fd = self.eventfds.get(vector)?;
+        Some((vector as u16, fd.try_clone().ok()?))
+    }
+
+    /// Creates both queues of a pair.
+    pub fn create_queues(&mut self, queues: &Queues, limit: Duration) -> Result<(), Error> {
+        let mut command = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
+        command.set_prps(queues.cq, 0);
+        let size = |entries: u32| {
+            CreateQueueCdw10::new()
+                .with_qid(queues.qid)
+                .with_qsize_z((entries - 1) as u16)
+        };
+        command.cdw10 = size(queues.cq_entries).into_bits().into();
+        let cdw11 = CreateCqCdw11::new()
+            .with_pc(true)
+            .with_ien(queues.vector.is_some())
+            .with_iv(queues.vector.unwrap_or(0));
+        command.cdw11 = cdw11.into_bits().into();
+        self.admin.execute(command, limit)?;
+
+        let mut command = Command::new(AdminOpcode::CREATE_IO_SQ.0, 0, 0);
+        command.set_prps(queues.sq, 0);
+        command.cdw10 = size(queues.sq_entries).into_bits().into();
+        let cdw11 = CreateSqCdw11::new().with_pc(true).with_cqid(queues.qid);
+        command.cdw11 = cdw11.into_bits().into();
+        if let Err(error) = self.admin.execute(command, limit) {
+            let _ = self.delete(AdminOpcode::DELETE_IO_CQ, queues.qid, limit);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Deletes both queues of a pair. When this succeeds, none of their commands is at work any more.
+    pub fn delete_queues(&mut self, qid: u16, limit: Duration) -> Result<(), Error> {
+        self.delete(AdminOpcode::DELETE_IO_SQ, qid, limit)?;
+        self.delete(AdminOpcode::DELETE_IO_CQ, qid, limit)
+    }
+
+    fn delete(&mut self, opcode: AdminOpcode, qid: u16, limit: Duration) -> Result<(), Error> {
+        let mut command = Command::new(opcode.0, 0, 0);
+        command.cdw10 = DeleteQueueCdw10::new().with_qid(qid).into_bits().into();
+        self.admin.execute(command, limit).map(drop)
+    }
+
+    /// Shadow buffers for queues that were just created; `None` where they are not used. They are configured when the
+    /// first queue asks for them.
+    pub fn shadow(&mut self, shared: &Shared) -> Option<Arc<ShadowBuffers>> {
+        let choice = shared.options.doorbells;
+        if !choice.shadow || !self.identify.oacs.dbcs() {
+            return None;
+        }
+        if self.shadow_live {
+            return self.shadow.clone();
+        }
+        let page = shared.limits.page_size as usize;
+        if self.shadow.is_none() || choice.memory == ShadowMemory::Fresh {
+            let pages = || shared.heap.allocate(page);
+            let buffers = ShadowBuffers::new(pages().ok()?, pages().ok()?)?;
+            self.shadow = Some(Arc::new(buffers));
+        }
+        let buffers = self.shadow.clone()?;
+        if choice.memory == ShadowMemory::Cleared {
+            buffers.clear();
+        }
+        let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
+        command.set_prps(buffers.doorbells().iova(), buffers.eventidxs().iova());
+        if let Err(error) = self.admin.execute(command, shared.options.admin_timeout) {
+            tracing::warn!(%error, "Doorbell Buffer Config failed; going on without");
+            return None;
+        }
+        self.shadow_live = true;
+        if choice.admin {
+            let stride = regs::doorbell_stride(shared.limits.dstrd) as usize;
+            self.admin.attach(&buffers, stride);
+        }
+        Some(buffers)
+    }
+
+    /// The shadow buffers that are in use.
+    pub fn shadow_buffers(&self) -> Option<Arc<ShadowBuffers>> {
+        self.shadow.clone().filter(|_| self.shadow_live)
+    }
+
+    /// Asks the controller to abort a command. `false`: it did not.
+    pub fn abort(&mut self, sqid: u16, cid: u16, limit: Duration) -> Result<bool, Error> {
+        let mut command = Command::new(AdminOpcode::ABORT.0, 0, 0);
+        let cdw10 = AbortCdw10::new().with_sqid(sqid).with_cid(cid);
+        command.cdw10 = cdw10.into_bits().into();
+        let entry = self.admin.execute(command, limit)?;
+        Ok(!AbortResult::from_bits(entry.dw0.get()).ianp())
+    }
+
+    /// Keeps memory until it is certain that the controller does not use it.
+    pub fn bury(&mut self, memory: Box<dyn Send>) {
+        self.grave.push(memory);
+    }
+}
+
+/// What a queue pair is to the controller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queues {
+    pub qid: u16,
+    pub sq: u64,
+    pub cq: u64,
+    pub sq_entries: u32,
+    pub cq_entries: u32,
+    pub vector: Option<u16>,
+}

@@ -1,0 +1,278 @@
+//! The handle of a controller.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dma::Memory;
+use nvme::cmd::admin::GetLogPage;
+use nvme::identify::IdentifyController;
+use nvme::log::{Lid, Smart};
+use nvme::{AdminOpcode, Command};
+use zerocopy::FromBytes;
+
+use crate::buffer::DmaBuffer;
+use crate::control::{Event, Limits, Shared, State};
+use crate::error::Error;
+use crate::iova::{MapFailure, Mapper, Registration};
+use crate::namespace::Namespace;
+use crate::options::{Options, QueueOptions};
+use crate::queue::{QueuePair, ShadowBuffers};
+use crate::transport::Transport;
+
+/// A controller that has been brought up. Any thread may use it; queue pairs taken from it go their own ways. The
+/// controller is shut down when the handle and the last queue pair are gone, or by [`Device::close`].
+#[derive(Clone)]
+pub struct Device {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device")
+            .field("limits", &self.shared.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Brings a controller up: disables it, sets up its Admin queues, enables it within the time that it states, and
+    /// identifies it and its namespaces.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn open(transport: Arc<dyn Transport>, options: Options) -> Result<Self, Error> {
+        Ok(Self {
+            shared: Arc::new(Shared::open(transport, options)?),
+        })
+    }
+
+    /// What the controller can do.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// What carries the controller.
+    pub fn transport(&self) -> &Arc<dyn Transport> {
+        &self.shared.transport
+    }
+
+    /// The mappings: to map temporarily, and for counters.
+    pub fn mapper(&self) -> &Arc<Mapper> {
+        &self.shared.mapper
+    }
+
+    /// The Identify Controller data structure.
+    pub fn identify(&self) -> IdentifyController {
+        (*self.shared.lock().identify).clone()
+    }
+
+    /// The namespaces that can be used, as they were seen last.
+    pub fn namespaces(&self) -> Vec<Namespace> {
+        self.shared.lock().namespaces.clone()
+    }
+
+    /// One namespace, as it was seen last.
+    ///
+    /// # Errors
+    /// [`Error::Namespace`].
+    pub fn namespace(&self, nsid: u32) -> Result<Namespace, Error> {
+        let control = self.shared.lock();
+        let found = control.namespaces.iter().find(|ns| ns.nsid == nsid);
+        found.copied().ok_or(Error::Namespace {
+            nsid,
+            why: "there is none of that number that can be used",
+        })
+    }
+
+    /// Takes an I/O queue pair for a namespace.
+    ///
+    /// # Errors
+    /// [`Error::NoQueue`], [`Error::Namespace`], or what the controller says.
+    pub fn queue(&self, nsid: u32, options: QueueOptions) -> Result<QueuePair, Error> {
+        let namespace = self.namespace(nsid)?;
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        match QueuePair::create(&self.shared, &namespace, options) {
+            // The controller does not answer: once more after a reset.
+            Err(Error::AdminTimeout { .. } | Error::Fatal { .. } | Error::Gone) => {
+                self.shared.recover(epoch, "a queue could not be created")?;
+                QueuePair::create(&self.shared, &namespace, options)
+            }
+            other => other,
+        }
+    }
+
+    /// A buffer of zero bytes, aligned to a memory page and contiguous for the device.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    pub fn allocate(&self, len: usize) -> Result<DmaBuffer, MapFailure> {
+        self.shared.heap.allocate(len)
+    }
+
+    /// Makes a memory known (`register_buf`): transfers to and from any part of it need no copy, and it is found by its
+    /// addresses. Dropping the registration is `unregister_buf`; commands in flight keep the mapping until they are over.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    pub fn register(&self, memory: &Memory) -> Result<Registration, MapFailure> {
+        self.shared.mapper.register(memory)
+    }
+
+    /// The registered memory at an address of this process, if all of it is registered.
+    pub fn find(&self, address: usize, len: usize) -> Option<DmaBuffer> {
+        let table = self.shared.mapper.table();
+        let (region, iova) = table.find(address, len as u64)?;
+        DmaBuffer::of_region(region, iova - region.iova(), len as u64)
+    }
+
+    /// Maps a part of a memory for a transfer or a few. The mapping is kept for the next one and evicted when room is
+    /// needed.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    pub fn map_temporary(
+        &self,
+        memory: &Memory,
+        offset: u64,
+        len: u64,
+    ) -> Result<DmaBuffer, MapFailure> {
+        let region = self.shared.mapper.map_temporary(memory, offset, len)?;
+        DmaBuffer::of_region(&region, 0, len).ok_or(MapFailure::Range)
+    }
+
+    /// Handles what the controller has reported on its own: events, among them namespaces that were added, removed or
+    /// resized. To be called now and then, or when [`Device::eventfd`] is readable.
+    ///
+    /// # Errors
+    /// [`Error`]; [`Error::Gone`] when the device is.
+    pub fn service(&self) -> Result<Vec<Event>, Error> {
+        self.alive()?;
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        crate::admin::csts(&*self.shared.transport)
+            .map(drop)
+            .or_else(|_| self.shared.recover(epoch, "the device does not answer"))?;
+        self.shared.transport.pause();
+        self.retry(|control, options| control.service(options))
+    }
+
+    /// The interrupt of the Admin queue: events wait for [`Device::service`]. `None` without interrupts.
+    pub fn eventfd(&self) -> Option<OwnedFd> {
+        let control = self.shared.lock();
+        let fd: Option<BorrowedFd<'_>> = control.admin_eventfd();
+        fd.and_then(|fd| fd.as_fd().try_clone_to_owned().ok())
+    }
+
+    /// Looks at the namespaces again.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn rescan(&self) -> Result<Vec<Namespace>, Error> {
+        self.retry(|control, options| {
+            control.namespaces = control.scan(options)?;
+            Ok(control.namespaces.clone())
+        })
+    }
+
+    /// The SMART / Health Information log page of the controller.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn health(&self) -> Result<Smart, Error> {
+        let mut page = [0; size_of::<Smart>()];
+        self.log_page(Lid::SMART, nvme::cmd::NSID_BROADCAST, &mut page)?;
+        Smart::read_from_bytes(&page).map_err(|_| Error::Unusable("log page"))
+    }
+
+    /// Reads the beginning of a log page: whole dwords, up to 8 KiB.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn log_page(&self, lid: Lid, nsid: u32, page: &mut [u8]) -> Result<(), Error> {
+        let dwords = page.len() / 4;
+        let numd_z = u32::try_from(dwords).unwrap_or(u32::MAX).saturating_sub(1);
+        let log = GetLogPage {
+            lid,
+            numd_z,
+            rae: true,
+            ..GetLogPage::default()
+        };
+        let mut command = Command::new(AdminOpcode::GET_LOG_PAGE.0, 0, nsid);
+        log.apply(&mut command);
+        self.admin_read(command, page).map(drop)
+    }
+
+    /// Executes any admin command whose data, if it has any, goes to the host; up to 8 KiB. Returns the result dwords.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn admin_read(&self, command: Command, data: &mut [u8]) -> Result<u64, Error> {
+        self.retry(|control, options| control.read(command, data, options.admin_timeout))
+    }
+
+    /// Executes any admin command whose data, if it has any, comes from the host; up to 8 KiB. Not repeated after a
+    /// reset. Returns the result dwords.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn admin_write(&self, command: Command, data: &[u8]) -> Result<u64, Error> {
+        self.alive()?;
+        let limit = self.shared.options.admin_timeout;
+        self.shared.lock().write(command, data, limit)
+    }
+
+    /// Executes something that may be repeated; if the controller does not answer, it is reset, and then once more.
+    fn retry<T>(
+        &self,
+        mut act: impl FnMut(&mut crate::control::Control, &Options) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.alive()?;
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        let first = act(&mut self.shared.lock(), &self.shared.options);
+        match first {
+            Err(Error::AdminTimeout { .. } | Error::Fatal { .. } | Error::Gone) => {
+                self.shared
+                    .recover(epoch, "an admin command was not answered")?;
+                act(&mut self.shared.lock(), &self.shared.options)
+            }
+            other => other,
+        }
+    }
+
+    fn alive(&self) -> Result<(), Error> {
+        match self.shared.state() {
+            State::Live => Ok(()),
+            _ => Err(Error::Gone),
+        }
+    }
+
+    /// Resets the controller and brings it up again. Queue pairs go on by themselves.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn reset(&self) -> Result<(), Error> {
+        self.alive()?;
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        self.shared.recover(epoch, "asked for")
+    }
+
+    /// Controller resets so far.
+    pub fn resets(&self) -> u64 {
+        self.shared.resets.load(Ordering::Relaxed)
+    }
+
+    /// Whether the device is gone, or closed.
+    pub fn is_gone(&self) -> bool {
+        self.shared.state() != State::Live
+    }
+
+    /// The shadow doorbell buffers in use, for tests.
+    pub fn shadow_buffers(&self) -> Option<Arc<ShadowBuffers>> {
+        self.shared.lock().shadow_buffers()
+    }
+
+    /// Shuts the controller down in order. Requests that are in flight fail as gone.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+}

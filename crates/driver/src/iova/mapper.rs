@@ -1,0 +1,517 @@
+//! What is mapped for the device: fixed regions, temporary ones, and the table by which an address is looked up.
+//!
+//! A [`Region`] is one mapping and owns it: while anything holds it (a buffer, a command in flight, a queue) the device
+//! may touch its memory, and when the last holder lets go, it is unmapped, then its addresses are free again, then its
+//! memory. That order is all that keeps a device from writing into memory that has become something else.
+//!
+//! Temporary regions stay mapped after use, for the next transfer to the same memory, until room is needed: then those
+//! that nobody uses go, least recently used first. So the kernel's limit on the number of mappings, and a small
+//! aperture, cost an unmap and not a failure.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dma::{Memory, Prot};
+
+use super::{End, Space};
+use crate::transport::{DmaLimits, Mapping, Source, Transport, TransportError};
+
+/// How many unused temporary regions are unmapped at once when room is needed.
+const EVICT: usize = 16;
+
+/// Why memory could not be mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapFailure {
+    /// The range lies outside its memory, is empty, or is not aligned to the granularity of mappings.
+    #[error("not a range of whole pages inside its memory")]
+    Range,
+    /// No free range of addresses is long enough, even with every unused temporary mapping gone.
+    #[error("no free IOVA range of {len} bytes")]
+    NoSpace {
+        /// Bytes asked for.
+        len: u64,
+    },
+    /// The transport refused.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// Memory of the driver's own could not be had.
+    #[error("no memory for DMA")]
+    Memory(#[from] dma::MapError),
+}
+
+/// What keeps a region's memory.
+#[derive(Debug)]
+enum Keep {
+    Memory(Memory),
+    /// The user promised to leave it in place.
+    Promised,
+}
+
+/// One DMA mapping, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Region {
+    mapper: Arc<Mapper>,
+    iova: u64,
+    len: u64,
+    /// Address in this process.
+    host: usize,
+    /// Offset in the memory.
+    offset: u64,
+    keep: Keep,
+}
+
+impl Region {
+    /// First address as the device sees it.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it is empty; never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of its first byte in this process.
+    pub fn host(&self) -> usize {
+        self.host
+    }
+
+    /// The memory and the offset in it; `None` when it was given as an address.
+    pub fn memory(&self) -> Option<(&Memory, u64)> {
+        match &self.keep {
+            Keep::Memory(memory) => Some((memory, self.offset)),
+            Keep::Promised => None,
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let mapper = self.mapper.clone();
+        mapper.unmap(self);
+    }
+}
+
+/// Memory that the user registered: found by address as long as this (or a clone's) registration stands.
+#[derive(Debug)]
+pub struct Registration {
+    region: Arc<Region>,
+}
+
+impl Registration {
+    /// The mapping.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+impl Drop for Registration {
+    /// No longer found; unmapped when the last command that uses it is over.
+    fn drop(&mut self) {
+        let mapper = self.region.mapper.clone();
+        mapper.forget(&self.region);
+    }
+}
+
+/// The registered memory at one moment, to be looked up in without a lock.
+#[derive(Debug, Default)]
+pub struct Table {
+    /// By address in this process.
+    regions: Vec<Arc<Region>>,
+}
+
+impl Table {
+    /// Where the device sees `len` bytes at this address of the process: all of them in one region, or none.
+    #[inline]
+    pub fn find(&self, host: usize, len: u64) -> Option<(&Arc<Region>, u64)> {
+        let after = self.regions.partition_point(|region| region.host <= host);
+        let region = self.regions.get(after.checked_sub(1)?)?;
+        let offset = (host - region.host) as u64;
+        let end = offset.checked_add(len)?;
+        (len > 0 && end <= region.len).then_some((region, region.iova + offset))
+    }
+
+    /// Number of registered regions.
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether nothing is registered.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+}
+
+/// What a mapper has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MapperCounters {
+    /// Mappings that exist now.
+    pub mappings: usize,
+    /// Of these, temporary ones.
+    pub temporary: usize,
+    /// Mappings made.
+    pub mapped: u64,
+    /// Temporary mappings asked for that existed already.
+    pub reused: u64,
+    /// Temporary mappings unmapped to make room.
+    pub evicted: u64,
+    /// Mappings whose end could not be confirmed; their memory and addresses are never used again.
+    pub lost: u64,
+}
+
+struct Temporary {
+    region: Arc<Region>,
+    used: u64,
+}
+
+struct Inner {
+    space: Space,
+    /// Temporary regions by address in this process.
+    temporary: BTreeMap<usize, Temporary>,
+    clock: u64,
+    table: Arc<Table>,
+    counters: MapperCounters,
+    /// Length of every mapping that the transport knows, by its first address.
+    live: BTreeMap<u64, u64>,
+    /// Set when the device was cut off: nothing is mapped any more, and nothing shall be.
+    cut: bool,
+}
+
+/// The mappings of one device. Shared by everything that uses it.
+pub struct Mapper {
+    transport: Arc<dyn Transport>,
+    limits: DmaLimits,
+    inner: Mutex<Inner>,
+    /// Counts the changes of the table.
+    generation: AtomicU64,
+}
+
+impl std::fmt::Debug for Mapper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mapper")
+            .field("counters", &self.counters())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mapper {
+    /// A mapper without mappings.
+    pub fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
+        let limits = transport.dma_limits();
+        Arc::new(Self {
+            inner: Mutex::new(Inner {
+                space: Space::new(&limits.iova_ranges, limits.page_size),
+                temporary: BTreeMap::new(),
+                clock: 0,
+                table: Arc::default(),
+                counters: MapperCounters::default(),
+                live: BTreeMap::new(),
+                cut: false,
+            }),
+            transport,
+            limits,
+            generation: AtomicU64::new(0),
+        })
+    }
+
+    /// What can be mapped.
+    pub fn limits(&self) -> &DmaLimits {
+        &self.limits
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> MapperCounters {
+        self.lock().counters
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every change is made whole before anything can panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps `len` bytes of a memory at `offset`, until the region is dropped.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    pub fn map(
+        self: &Arc<Self>,
+        memory: &Memory,
+        offset: u64,
+        len: u64,
+    ) -> Result<Arc<Region>, MapFailure> {
+        let prot = Prot {
+            read: true,
+            write: memory.is_writable(),
+        };
+        self.map_source(Keep::Memory(memory.clone()), offset, len, prot, End::Low)
+    }
+
+    /// Maps a part of a memory for a transfer or a few: the mapping is found again if it still exists, and goes when room
+    /// is needed and nobody holds the region.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    pub fn map_temporary(
+        self: &Arc<Self>,
+        memory: &Memory,
+        offset: u64,
+        len: u64,
+    ) -> Result<Arc<Region>, MapFailure> {
+        let source = Source::File { memory, offset };
+        let host = source.host(len).ok_or(MapFailure::Range)?;
+        {
+            let mut inner = self.lock();
+            inner.clock += 1;
+            let clock = inner.clock;
+            if let Some(known) = inner.temporary.get_mut(&host)
+                && known.region.len >= len
+            {
+                known.used = clock;
+                let region = known.region.clone();
+                inner.counters.reused += 1;
+                return Ok(region);
+            }
+        }
+        let prot = Prot {
+            read: true,
+            write: memory.is_writable(),
+        };
+        let keep = Keep::Memory(memory.clone());
+        let region = self.map_source(keep, offset, len, prot, End::High)?;
+        let mut inner = self.lock();
+        let used = inner.clock;
+        let entry = Temporary {
+            region: region.clone(),
+            used,
+        };
+        let before = inner.temporary.insert(host, entry);
+        inner.counters.temporary = inner.temporary.len();
+        drop(inner);
+        // Unmapping takes the lock.
+        drop(before);
+        Ok(region)
+    }
+
+    /// Maps all of a memory and makes it known by its addresses, so that transfers to and from it need no copy.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    pub fn register(self: &Arc<Self>, memory: &Memory) -> Result<Registration, MapFailure> {
+        // Whole pages only: the file's last page may be a part of one, which is mapped all the same.
+        let granule = self.limits.page_size;
+        let len = (memory.len() as u64) & !(granule - 1);
+        Ok(self.known(self.map(memory, 0, len)?))
+    }
+
+    /// Maps memory of this process at an address that is a multiple of the granularity, and makes it known by its
+    /// addresses. Only on transports with [`DmaLimits::host_ranges`].
+    ///
+    /// # Safety
+    /// The memory stays mapped, and is accessed by raw pointers or atomics only, until the registration and every
+    /// buffer and command that came from it are gone.
+    ///
+    /// # Errors
+    /// [`MapFailure`].
+    #[allow(unsafe_code)]
+    pub unsafe fn register_host(
+        self: &Arc<Self>,
+        address: usize,
+        len: u64,
+        prot: Prot,
+    ) -> Result<Registration, MapFailure> {
+        if !self.limits.host_ranges {
+            return Err(TransportError::NeedsSharedMemory.into());
+        }
+        let region = self.map_source(Keep::Promised, address as u64, len, prot, End::Low)?;
+        Ok(self.known(region))
+    }
+
+    fn known(&self, region: Arc<Region>) -> Registration {
+        let mut inner = self.lock();
+        let mut regions = inner.table.regions.clone();
+        let at = regions.partition_point(|other| other.host <= region.host);
+        regions.insert(at, region.clone());
+        inner.table = Arc::new(Table { regions });
+        self.generation.fetch_add(1, Ordering::Release);
+        Registration { region }
+    }
+
+    fn forget(&self, region: &Arc<Region>) {
+        let mut inner = self.lock();
+        let mut regions = inner.table.regions.clone();
+        regions.retain(|other| !Arc::ptr_eq(other, region));
+        let before = std::mem::replace(&mut inner.table, Arc::new(Table { regions }));
+        self.generation.fetch_add(1, Ordering::Release);
+        drop(inner);
+        drop(before);
+    }
+
+    /// Changes whenever [`Mapper::table`] does.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The registered memory now. Holding the table keeps everything in it mapped.
+    pub fn table(&self) -> Arc<Table> {
+        self.lock().table.clone()
+    }
+
+    fn map_source(
+        self: &Arc<Self>,
+        keep: Keep,
+        offset: u64,
+        len: u64,
+        prot: Prot,
+        end: End,
+    ) -> Result<Arc<Region>, MapFailure> {
+        let source = match &keep {
+            Keep::Memory(memory) => Source::File { memory, offset },
+            Keep::Promised => Source::Host {
+                address: usize::try_from(offset).map_err(|_| MapFailure::Range)?,
+            },
+        };
+        if len == 0 || (offset | len) & (self.limits.page_size - 1) != 0 {
+            return Err(MapFailure::Range);
+        }
+        let host = source.host(len).ok_or(MapFailure::Range)?;
+        let iova = loop {
+            let iova = self.reserve(len, end)?;
+            let mapping = Mapping {
+                iova,
+                len,
+                source,
+                prot,
+            };
+            match self.transport.map(mapping) {
+                Ok(()) => break iova,
+                Err(error) => {
+                    let mut inner = self.lock();
+                    inner.space.free(iova, len);
+                    inner.counters.mappings -= 1;
+                    drop(inner);
+                    // Another user of the same container may have used up the kernel's limit.
+                    if !matches!(error, TransportError::NoMappings) || !self.evict(EVICT) {
+                        return Err(error.into());
+                    }
+                }
+            }
+        };
+        let mut inner = self.lock();
+        inner.counters.mapped += 1;
+        inner.live.insert(iova, len);
+        drop(inner);
+        Ok(Arc::new(Region {
+            mapper: self.clone(),
+            iova,
+            len,
+            host,
+            offset,
+            keep,
+        }))
+    }
+
+    /// Takes addresses and one of the mappings that the kernel allows, making room when there is none.
+    fn reserve(&self, len: u64, end: End) -> Result<u64, MapFailure> {
+        loop {
+            {
+                let mut inner = self.lock();
+                if inner.cut {
+                    return Err(TransportError::Gone("it was cut off".into()).into());
+                }
+                if inner.counters.mappings < self.limits.max_mappings
+                    && let Some(iova) = inner.space.allocate(len, end)
+                {
+                    inner.counters.mappings += 1;
+                    return Ok(iova);
+                }
+            }
+            if !self.evict(EVICT) {
+                let full = self.lock().counters.mappings >= self.limits.max_mappings;
+                return Err(if full {
+                    TransportError::NoMappings.into()
+                } else {
+                    MapFailure::NoSpace { len }
+                });
+            }
+        }
+    }
+
+    /// Unmaps up to `count` temporary regions that nobody uses; `false` when there is none.
+    fn evict(&self, count: usize) -> bool {
+        let mut inner = self.lock();
+        let mut unused: Vec<(u64, usize)> = inner
+            .temporary
+            .iter()
+            .filter(|(_, entry)| Arc::strong_count(&entry.region) == 1)
+            .map(|(host, entry)| (entry.used, *host))
+            .collect();
+        unused.sort_unstable();
+        // A share of a large cache, so that finding the oldest is paid for by many mappings.
+        unused.truncate(count.max(unused.len() / 8));
+        let victims: Vec<Temporary> = unused
+            .iter()
+            .filter_map(|(_, host)| inner.temporary.remove(host))
+            .collect();
+        inner.counters.evicted += victims.len() as u64;
+        inner.counters.temporary = inner.temporary.len();
+        drop(inner);
+        // Unmapping takes the lock.
+        !victims.is_empty()
+    }
+
+    /// Unmaps every temporary region that nobody uses.
+    pub fn trim(&self) {
+        self.evict(usize::MAX);
+    }
+
+    /// Takes all memory away from the device, whatever it is doing: for a device that no longer answers. `true` when it
+    /// is certain that the device can touch nothing any more. Nothing can be mapped afterwards.
+    pub fn cut_off(&self) -> bool {
+        let mut inner = self.lock();
+        inner.cut = true;
+        let transport = &self.transport;
+        inner
+            .live
+            .retain(|&iova, &mut len| transport.unmap(iova, len).is_err());
+        inner.live.is_empty()
+    }
+
+    fn unmap(&self, region: &mut Region) {
+        let mut inner = self.lock();
+        // What is not live was unmapped when the device was cut off.
+        let live = inner.live.remove(&region.iova).is_some();
+        drop(inner);
+        let result = if live {
+            self.transport.unmap(region.iova, region.len)
+        } else {
+            Ok(())
+        };
+        let mut inner = self.lock();
+        inner.counters.mappings = inner.counters.mappings.saturating_sub(1);
+        match result {
+            Ok(()) => {
+                inner.space.free(region.iova, region.len);
+            }
+            Err(error) => {
+                inner.counters.lost += 1;
+                drop(inner);
+                tracing::warn!(
+                    iova = format_args!("{:#x}", region.iova),
+                    len = region.len,
+                    %error,
+                    "memory could not be taken from the device and is not used again"
+                );
+                let keep = std::mem::replace(&mut region.keep, Keep::Promised);
+                std::mem::forget(keep);
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The addresses that a device sees: which are free ([`Space`]), and what is mapped where ([`Mapper`]).
+
+mod mapper;
+mod space;
+
+pub use mapper::{MapFailure, Mapper, MapperCounters, Region, Registration, Table};
+pub use space::{End, Space};

@@ -1,0 +1,98 @@
+//! What a user may choose.
+
+use std::time::Duration;
+
+use doorbell::HostBehaviour;
+
+/// How a [`Device`](crate::Device) is driven. The default suits a real device as well as a virtual one.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// I/O queue pairs to ask the controller for; it may allow fewer.
+    pub io_queues: u16,
+    /// Upper limit in bytes for one command's data, next to the controller's own (MDTS). Larger requests are split.
+    pub max_transfer: u64,
+    /// Use MSI-X, if there is any: queue pairs can sleep. A queue pair says for itself whether it does.
+    pub interrupts: bool,
+    /// Use SGLs where the controller offers them and they are shorter than PRP lists.
+    pub sgl: bool,
+    /// How doorbells are rung.
+    pub doorbells: Doorbells,
+    /// When a command that was not answered is aborted. Resets follow if that does not help.
+    pub command_timeout: Duration,
+    /// When an admin command that was not answered leads to a reset.
+    pub admin_timeout: Duration,
+    /// How often a command is repeated after aborts and resets before it fails.
+    pub retries: u8,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            io_queues: 64,
+            max_transfer: 1 << 20,
+            interrupts: true,
+            sgl: true,
+            doorbells: Doorbells::default(),
+            command_timeout: Duration::from_secs(30),
+            admin_timeout: Duration::from_secs(30),
+            retries: 3,
+        }
+    }
+}
+
+/// How doorbells are rung. Everything but the default is for tests of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doorbells {
+    /// Use shadow doorbells if the controller has Doorbell Buffer Config (NVMe Base 2.1, 5.2.5).
+    pub shadow: bool,
+    /// How a shadow doorbell is published.
+    pub behaviour: HostBehaviour,
+    /// Use the shadow entries of the Admin queue too. The standard does not want that; QEMU's own driver did it.
+    pub admin: bool,
+    /// What becomes of the buffers at a reset.
+    pub memory: ShadowMemory,
+}
+
+impl Default for Doorbells {
+    fn default() -> Self {
+        Self {
+            shadow: true,
+            behaviour: HostBehaviour::STANDARD,
+            admin: false,
+            memory: ShadowMemory::Cleared,
+        }
+    }
+}
+
+/// What becomes of the shadow doorbell buffers at a controller reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShadowMemory {
+    /// Zeroed and used again.
+    Cleared,
+    /// Used again with whatever they hold, as old Linux did.
+    Stale,
+    /// Others are used.
+    Fresh,
+}
+
+/// How one queue pair is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueOptions {
+    /// Commands that can be in flight; limited by what the controller allows (CAP.MQES) and by 32,767.
+    pub depth: u32,
+    /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait) can sleep. Without it
+    /// waiting is polling. Costs the device an interrupt for each batch of completions, asked for or not.
+    pub interrupts: bool,
+    /// Longest time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps. The window adapts below it.
+    pub poll_window: Duration,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self {
+            depth: 128,
+            interrupts: true,
+            poll_window: Duration::from_micros(50),
+        }
+    }
+}

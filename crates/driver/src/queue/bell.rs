@@ -1,0 +1,82 @@
+//! One doorbell of the host's: shadow entry first, and the register when that is asked for.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use doorbell::{HostBehaviour, Publisher, Ring};
+
+use super::ring::ShadowCells;
+use crate::transport::{DoorbellCell, Transport};
+
+/// A doorbell that this side writes.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    publisher: Publisher,
+    shadow: Option<ShadowCells>,
+    cell: Option<DoorbellCell>,
+    transport: Arc<dyn Transport>,
+    /// Offset in BAR0.
+    offset: u64,
+    behaviour: HostBehaviour,
+    size: u32,
+    /// Register writes.
+    pub registers: u64,
+    /// Publications that needed none.
+    pub silent: u64,
+}
+
+impl Bell {
+    pub fn new(
+        transport: &Arc<dyn Transport>,
+        offset: u64,
+        size: u32,
+        behaviour: HostBehaviour,
+    ) -> Self {
+        Self {
+            publisher: Publisher::with_behaviour(size, behaviour),
+            shadow: None,
+            cell: transport.doorbell(offset),
+            transport: transport.clone(),
+            offset,
+            behaviour,
+            size,
+            registers: 0,
+            silent: 0,
+        }
+    }
+
+    /// A new life of the queue: index 0, and no shadow entry until it is given one.
+    pub fn reset(&mut self) {
+        self.publisher = Publisher::with_behaviour(self.size, self.behaviour);
+        self.shadow = None;
+    }
+
+    /// Starts to use a shadow entry. The queue is at index 0.
+    pub fn attach(&mut self, cells: Option<ShadowCells>) {
+        self.shadow = cells;
+    }
+
+    /// Zeroes the entry and its EventIdx, before the queue is created.
+    pub fn clear(cells: &ShadowCells) {
+        let cells = cells.get();
+        cells.doorbell.store(0, Ordering::Relaxed);
+        cells.eventidx.store(0, Ordering::Relaxed);
+    }
+
+    /// Publishes an index. Entries that were written before are visible to the controller when it sees it.
+    #[inline]
+    pub fn publish(&mut self, index: u32) {
+        let shadow = self.shadow.as_ref().map(ShadowCells::get);
+        match self.publisher.publish(shadow, index as u16) {
+            Ring::Silent => self.silent += 1,
+            Ring::Register => {
+                self.registers += 1;
+                match &self.cell {
+                    Some(cell) => cell.ring(index),
+                    // A device that is gone is found by the next look at it.
+                    None => drop(self.transport.write32(self.offset, index)),
+                }
+            }
+        }
+    }
+}

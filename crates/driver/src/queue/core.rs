@@ -1,0 +1,692 @@
+//! The path of a command: slot, submission queue, doorbell; completion queue, slot, caller.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nvme::cmd::io::{DsmCdw10, DsmCdw11, RwCdw12, WriteZeroesCdw12};
+use nvme::{Command, Status, regs};
+
+use super::bell::Bell;
+use super::data::{self, IovaRange, Method, Shape};
+use super::request::{Completion, Look, Op, QueueCounters, Tap};
+use super::ring::{CqRing, Lists, SqRing};
+use super::slots::{SINGLE, Slots};
+use super::split::{Parent, Parents};
+use crate::buffer::DmaBuffer;
+use crate::control::{Queues, Shared, State};
+use crate::error::{CommandError, Error, Refusal};
+use crate::namespace::Namespace;
+use crate::options::QueueOptions;
+
+/// Blocks of one command at most (NLB has 16 bits, zero-based).
+const MAX_BLOCKS: u64 = 1 << 16;
+
+/// Where a command's data is.
+pub(crate) enum Data<'a> {
+    None,
+    /// In one piece.
+    At(u64),
+    /// A part of ranges, from this byte on.
+    Ranges(Method, &'a [IovaRange], u64),
+}
+
+/// A queue pair without its handle.
+pub(crate) struct Core {
+    pub shared: Arc<Shared>,
+    /// The controller's life that the queue pair belongs to.
+    pub epoch: u32,
+    /// Nothing can be submitted any more.
+    pub dead: bool,
+    pub qid: u16,
+    pub sq: SqRing,
+    pub cq: CqRing,
+    pub lists: Lists,
+    sq_bell: Bell,
+    cq_bell: Bell,
+    pub vector: Option<u16>,
+    pub eventfd: Option<OwnedFd>,
+    sq_entries: u32,
+    cq_entries: u32,
+    tail: u32,
+    rung: u32,
+    head: u32,
+    phase: bool,
+    /// Entries consumed that the controller has not been told of, and how many these may become. The completion queue is
+    /// larger than the submission queue by that many where the controller allows it, so the head's doorbell is rung
+    /// rarely.
+    untold: u32,
+    lazy: u32,
+    pub slots: Slots,
+    pub parents: Parents,
+    nsid: u32,
+    pub block_shift: u8,
+    max_blocks: u32,
+    shape: Shape,
+    /// Time in units of `tick_len`: how old a command is. Looked at now and then only.
+    pub tick: u32,
+    next_tick: Instant,
+    tick_len: Duration,
+    /// Ticks until a command is late.
+    patience: u32,
+    rounds: u32,
+    /// Completions that came about otherwise than by an entry, to be handed out by the next poll.
+    pub finished: VecDeque<Completion>,
+    pub tap: Option<Box<dyn Tap>>,
+    stepped: bool,
+    pub counters: QueueCounters,
+}
+
+impl Core {
+    pub fn new(
+        shared: &Arc<Shared>,
+        namespace: &Namespace,
+        options: QueueOptions,
+        qid: u16,
+    ) -> Result<Self, Error> {
+        let limits = shared.limits;
+        let sq_entries = options.depth.clamp(1, 0x7fff) + 1;
+        let sq_entries = sq_entries.min(limits.queue_entries).max(2);
+        let cq_entries = (sq_entries * 2).min(limits.queue_entries);
+        let depth = sq_entries - 1;
+        let max_blocks = (limits.max_transfer >> namespace.block_shift).clamp(1, MAX_BLOCKS);
+        let largest = max_blocks << namespace.block_shift;
+        let each = data::list_bytes(largest, limits.page_size) as usize;
+        let area = || Error::Unusable("queue memory");
+        let heap = &shared.heap;
+        let sq = heap.allocate(sq_entries as usize * size_of::<Command>())?;
+        let cq = heap.allocate(cq_entries as usize * size_of::<nvme::Completion>())?;
+        let lists = heap.allocate(each * depth as usize)?;
+        let bell = |is_cq, size| {
+            let offset = regs::doorbell_offset(qid, is_cq, limits.dstrd);
+            let behaviour = shared.options.doorbells.behaviour;
+            Bell::new(&shared.transport, offset, size, behaviour)
+        };
+        let interrupt = if options.interrupts && limits.vectors > 0 {
+            shared.lock().vector(qid)
+        } else {
+            None
+        };
+        let (vector, eventfd) = interrupt.unzip();
+        let timeout = shared.options.command_timeout;
+        let tick_len = (timeout / 4).clamp(Duration::from_millis(1), Duration::from_millis(250));
+        let patience = timeout.as_nanos().div_ceil(tick_len.as_nanos());
+        Ok(Self {
+            epoch: shared.epoch.load(Ordering::Acquire),
+            shared: shared.clone(),
+            dead: false,
+            qid,
+            sq: SqRing::new(sq, sq_entries).ok_or_else(area)?,
+            cq: CqRing::new(cq, cq_entries).ok_or_else(area)?,
+            lists: Lists::new(lists, each, depth as usize).ok_or_else(area)?,
+            sq_bell: bell(false, sq_entries),
+            cq_bell: bell(true, cq_entries),
+            vector,
+            eventfd,
+            sq_entries,
+            cq_entries,
+            tail: 0,
+            rung: 0,
+            head: 0,
+            phase: true,
+            untold: 0,
+            lazy: (cq_entries - sq_entries).max(1),
+            slots: Slots::new(depth),
+            parents: Parents::default(),
+            nsid: namespace.nsid,
+            block_shift: namespace.block_shift,
+            max_blocks: max_blocks as u32,
+            shape: Shape {
+                page: limits.page_size,
+                sgl: limits.sgl,
+            },
+            tick: 0,
+            next_tick: Instant::now() + tick_len,
+            tick_len,
+            patience: u32::try_from(patience).unwrap_or(u32::MAX / 4) + 1,
+            rounds: 0,
+            finished: VecDeque::new(),
+            tap: None,
+            stepped: shared.transport.is_stepped(),
+            counters: QueueCounters::default(),
+        })
+    }
+
+    pub fn max_blocks(&self) -> u32 {
+        self.max_blocks
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Length of a tick, for whoever sleeps.
+    pub fn tick_len(&self) -> Duration {
+        self.tick_len
+    }
+
+    pub fn counters(&self) -> QueueCounters {
+        QueueCounters {
+            register_doorbells: self.sq_bell.registers + self.cq_bell.registers,
+            silent_doorbells: self.sq_bell.silent + self.cq_bell.silent,
+            ..self.counters
+        }
+    }
+
+    /// Creates the queues in the controller's present life. Everything in flight belonged to one before.
+    pub fn attach(&mut self) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        let mut control = shared.lock();
+        if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != State::Live {
+            return Err(Error::Gone);
+        }
+        self.cq.clear();
+        (self.tail, self.rung, self.head, self.phase, self.untold) = (0, 0, 0, true, 0);
+        self.sq_bell.reset();
+        self.cq_bell.reset();
+        let stride = regs::doorbell_stride(shared.limits.dstrd) as usize;
+        let at = |is_cq: usize| (2 * usize::from(self.qid) + is_cq) * stride;
+        if let Some(buffers) = control.shadow_buffers()
+            && shared.options.doorbells.memory != crate::options::ShadowMemory::Stale
+        {
+            // A value of an earlier queue of this number is no doorbell of this one.
+            for cells in [buffers.cells(at(0)), buffers.cells(at(1))]
+                .iter()
+                .flatten()
+            {
+                Bell::clear(cells);
+            }
+        }
+        let queues = Queues {
+            qid: self.qid,
+            sq: self.sq.iova(),
+            cq: self.cq.iova(),
+            sq_entries: self.sq_entries,
+            cq_entries: self.cq_entries,
+            vector: self.vector,
+        };
+        control.create_queues(&queues, shared.options.admin_timeout)?;
+        if let Some(buffers) = control.shadow(&shared) {
+            self.sq_bell.attach(buffers.cells(at(0)));
+            self.cq_bell.attach(buffers.cells(at(1)));
+        }
+        Ok(())
+    }
+
+    /// Submits one command of at most [`Core::max_blocks`] blocks (operations with data) or 65,536. Nothing is rung.
+    #[inline]
+    pub fn push(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u32,
+        data: Data<'_>,
+        parent: u32,
+        user_data: u64,
+    ) -> Result<u16, Refusal> {
+        if self.dead {
+            return Err(Refusal::Gone);
+        }
+        let Some(index) = self.slots.next() else {
+            return Err(Refusal::Full);
+        };
+        let len = u64::from(blocks) << self.block_shift;
+        let list = usize::from(index);
+        let (flags, dptr) = match data {
+            Data::None => Default::default(),
+            Data::At(iova) => self.shape.contiguous(iova, len, &self.lists, list),
+            Data::Ranges(method, ranges, skip) => {
+                self.shape
+                    .scattered(method, ranges, skip, len, &self.lists, list)
+            }
+        };
+        let Some(slot) = self.slots.begin(index) else {
+            return Err(Refusal::Full);
+        };
+        let cid = slot.cid;
+        let mut command = Command::new(op.opcode().0, cid, self.nsid);
+        command.flags = flags;
+        command.dptr = dptr;
+        let nlb_z = blocks.wrapping_sub(1) as u16;
+        match op {
+            Op::Read | Op::Compare => {
+                command.set_slba(lba);
+                command.cdw12 = RwCdw12::new().with_nlb_z(nlb_z).into_bits().into();
+            }
+            Op::Write { fua } => {
+                command.set_slba(lba);
+                let cdw12 = RwCdw12::new().with_nlb_z(nlb_z).with_fua(fua);
+                command.cdw12 = cdw12.into_bits().into();
+            }
+            Op::WriteZeroes { fua, deallocate } => {
+                command.set_slba(lba);
+                let cdw12 = WriteZeroesCdw12::new().with_nlb_z(nlb_z).with_fua(fua);
+                command.cdw12 = cdw12.with_deac(deallocate).into_bits().into();
+            }
+            Op::Deallocate => {
+                // One range: context attributes and length in the low word, the first block in the high one.
+                self.lists.set(list, 0, u64::from(blocks) << 32);
+                self.lists.set(list, 1, lba);
+                command.dptr = nvme::cmd::DataPointer::prp(self.lists.iova(list, 0), 0);
+                command.cdw10 = DsmCdw10::new().into_bits().into();
+                command.cdw11 = DsmCdw11::new().with_ad(true).into_bits().into();
+            }
+            Op::Flush => {}
+        }
+        slot.command = command;
+        slot.user_data = user_data;
+        slot.parent = parent;
+        slot.tick = self.tick;
+        self.sq.put(self.tail, &slot.command);
+        self.advance_tail();
+        Ok(index)
+    }
+
+    #[inline]
+    fn advance_tail(&mut self) {
+        self.tail += 1;
+        if self.tail == self.sq_entries {
+            self.tail = 0;
+        }
+        self.counters.commands += 1;
+    }
+
+    /// Tells the controller of everything submitted so far.
+    #[inline]
+    pub fn ring(&mut self) {
+        if self.tail != self.rung {
+            self.rung = self.tail;
+            self.sq_bell.publish(self.tail);
+        }
+    }
+
+    /// Rings, and hands out what has completed.
+    #[inline]
+    pub fn poll(&mut self, done: &mut impl FnMut(Completion)) -> usize {
+        self.ring();
+        let mut count = self.reap(done);
+        if count == 0 {
+            self.shared.transport.pause();
+            if self.stepped {
+                count = self.reap(done);
+            }
+        }
+        self.rounds = self.rounds.wrapping_add(1);
+        let look = if count == 0 { 64 } else { 1024 };
+        if self.rounds.is_multiple_of(look) {
+            self.look_after();
+        }
+        if self.epoch != self.shared.epoch.load(Ordering::Relaxed) {
+            self.attend();
+        }
+        if !self.finished.is_empty() {
+            while let Some(completion) = self.finished.pop_front() {
+                count += 1;
+                done(completion);
+            }
+        }
+        if !self.parents.waiting.is_empty() {
+            self.continue_parents();
+            self.ring();
+        }
+        count
+    }
+
+    fn reap(&mut self, done: &mut impl FnMut(Completion)) -> usize {
+        let mut count = 0;
+        let mut consumed = 0;
+        while let Some(entry) = self.next_entry(&mut count, done) {
+            self.head += 1;
+            if self.head == self.cq_entries {
+                (self.head, self.phase) = (0, !self.phase);
+            }
+            consumed += 1;
+            count += usize::from(self.settle(&entry, done));
+        }
+        if consumed > 0 {
+            self.untold += consumed;
+            if self.untold >= self.lazy {
+                self.untold = 0;
+                self.cq_bell.publish(self.head);
+            }
+        }
+        count
+    }
+
+    /// One entry's command is over. Whether it was handed out.
+    #[inline]
+    fn settle(&mut self, entry: &nvme::Completion, done: &mut impl FnMut(Completion)) -> bool {
+        let known = entry.sqid.get() == self.qid;
+        let Some((index, slot)) = self.slots.named(entry.cid.get()).filter(|_| known) else {
+            self.counters.stale += 1;
+            return false;
+        };
+        self.counters.completions += 1;
+        let status = entry.status();
+        let result = if status.is_success() {
+            Ok(())
+        } else if slot.aborted && status.is(Status::ABORT_REQUESTED) {
+            if slot.tries < self.shared.options.retries {
+                self.repeat(index);
+                return false;
+            }
+            Err(CommandError::TimedOut)
+        } else {
+            Err(CommandError::Status(status))
+        };
+        if slot.parent == SINGLE {
+            let completion = Completion {
+                user_data: slot.user_data,
+                result,
+                buffer: slot.hold.take(),
+            };
+            self.slots.end(index);
+            done(completion);
+            return true;
+        }
+        let parent = slot.parent;
+        self.slots.end(index);
+        match self.part_done(parent, result) {
+            Some(completion) => {
+                done(completion);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Submits a command again.
+    pub fn repeat(&mut self, index: u16) {
+        let tick = self.tick;
+        if let Some(slot) = self.slots.renew(index) {
+            slot.tries += 1;
+            slot.tick = tick;
+            self.sq.put(self.tail, &slot.command);
+            self.counters.retried += 1;
+            self.advance_tail();
+        }
+    }
+
+    /// Starts a request of any size on ranges of memory that its owner keeps.
+    pub fn begin(&mut self, parent: Parent) -> Result<(), Refusal> {
+        if self.dead {
+            return Err(Refusal::Gone);
+        }
+        let index = self.parents.add(parent);
+        self.parents.waiting.push_back(index);
+        self.continue_parents();
+        Ok(())
+    }
+
+    /// Submits parts of split requests, as many as there is room for.
+    pub fn continue_parents(&mut self) {
+        while let Some(&index) = self.parents.waiting.front() {
+            let Some(parent) = self.parents.get(index) else {
+                self.parents.waiting.pop_front();
+                continue;
+            };
+            if parent.left == 0 {
+                self.parents.waiting.pop_front();
+                continue;
+            }
+            let op = parent.op;
+            let most = if op.has_data() {
+                u64::from(self.max_blocks)
+            } else {
+                MAX_BLOCKS
+            };
+            let blocks = parent.left.min(most) as u32;
+            let (lba, offset, method) = (parent.lba, parent.offset, parent.method);
+            let ranges = std::mem::take(&mut parent.ranges);
+            let data = if op.has_data() {
+                Data::Ranges(method, &ranges, offset)
+            } else {
+                Data::None
+            };
+            let pushed = self.push(op, lba, blocks, data, index, 0);
+            let shift = self.block_shift;
+            let Some(parent) = self.parents.get(index) else {
+                return;
+            };
+            parent.ranges = ranges;
+            if pushed.is_err() {
+                return;
+            }
+            parent.lba = parent.lba.wrapping_add(u64::from(blocks));
+            parent.left -= u64::from(blocks);
+            parent.offset += u64::from(blocks) << shift;
+            parent.in_flight += 1;
+        }
+    }
+
+    /// A part of a split request is over; the request's completion if that was the last.
+    pub fn part_done(
+        &mut self,
+        index: u32,
+        result: Result<(), CommandError>,
+    ) -> Option<Completion> {
+        let parent = self.parents.get(index)?;
+        parent.in_flight = parent.in_flight.saturating_sub(1);
+        if let Err(error) = result {
+            // The rest cannot make it good.
+            parent.left = 0;
+            parent.error.get_or_insert(error);
+        }
+        if parent.left > 0 || parent.in_flight > 0 {
+            return None;
+        }
+        let (user_data, error) = (parent.user_data, parent.error);
+        let (buffer, _) = self.parents.end(index)?;
+        Some(Completion {
+            user_data,
+            result: error.map_or(Ok(()), Err),
+            buffer,
+        })
+    }
+
+    /// The entry at the head, if it is there.
+    #[inline]
+    fn next_entry(
+        &mut self,
+        count: &mut usize,
+        done: &mut impl FnMut(Completion),
+    ) -> Option<nvme::Completion> {
+        if self.tap.is_none() {
+            return self.cq.take(self.head, self.phase);
+        }
+        self.tapped(count, done)
+    }
+
+    /// The entry at the head as a tap shows it.
+    #[cold]
+    fn tapped(
+        &mut self,
+        count: &mut usize,
+        done: &mut impl FnMut(Completion),
+    ) -> Option<nvme::Completion> {
+        let entry = self.cq.raw(self.head)?;
+        let new = entry.phase() == self.phase;
+        match self.tap.as_mut()?.look(entry, new) {
+            Look::Nothing => None,
+            Look::Entry(entry) => Some(entry),
+            Look::Twice(entry) => {
+                *count += usize::from(self.settle(&entry, done));
+                Some(entry)
+            }
+            // The head moves on as for any entry; this one belongs to no queue, so to nobody.
+            Look::Lost => Some(nvme::Completion::default()),
+        }
+    }
+
+    /// Looks at the clock, at commands that are late, at the controller, if that is due.
+    pub fn look_after(&mut self) {
+        if self.slots.in_flight() == 0 {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.next_tick {
+            return;
+        }
+        self.next_tick = now + self.tick_len;
+        self.tick = self.tick.wrapping_add(1);
+        match crate::admin::csts(&*self.shared.transport) {
+            Ok(csts) if csts.cfs() => self.recover("controller fatal status"),
+            Ok(csts) if !csts.rdy() => self.recover("the controller was reset by somebody else"),
+            Ok(_) => {
+                let (tick, patience) = (self.tick, self.patience);
+                let late = |slot: &super::slots::Slot| {
+                    slot.busy && tick.wrapping_sub(slot.tick) > patience
+                };
+                let late = self.slots.iter().position(late);
+                if let Some(index) = late {
+                    self.late(index as u16);
+                }
+            }
+            Err(_) => self.recover("the device does not answer"),
+        }
+    }
+
+    /// A command was not answered in time.
+    fn late(&mut self, index: u16) {
+        let (tick, patience) = (self.tick, self.patience);
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        if slot.aborted {
+            return self.recover("a command was answered neither itself nor after Abort");
+        }
+        slot.aborted = true;
+        let cid = slot.cid;
+        let opcode = slot.command.opcode;
+        self.counters.aborts += 1;
+        tracing::warn!(
+            qid = self.qid,
+            cid,
+            opcode,
+            "command timed out; aborting it"
+        );
+        let shared = self.shared.clone();
+        let mut control = shared.lock();
+        if shared.epoch.load(Ordering::Acquire) != self.epoch {
+            return;
+        }
+        let limit = shared
+            .options
+            .admin_timeout
+            .min(shared.options.command_timeout);
+        let answer = control.abort(self.qid, cid, limit);
+        drop(control);
+        let grace = match answer {
+            Ok(true) => (patience / 2).max(2),
+            // It does not know the command: so the completion is on its way, or lost.
+            Ok(false) => 2,
+            Err(_) => return self.recover("Abort was not answered"),
+        };
+        if let Some(slot) = self.slots.get(index) {
+            slot.tick = tick.wrapping_sub(patience).wrapping_add(grace);
+        }
+    }
+
+    fn recover(&mut self, why: &'static str) {
+        // What became of it is seen by the epoch and the state.
+        let _ = self.shared.recover(self.epoch, why);
+        self.attend();
+    }
+
+    /// The controller was reset, or is gone: goes on from there.
+    #[cold]
+    pub fn attend(&mut self) {
+        for _ in 0..4 {
+            let epoch = self.shared.epoch.load(Ordering::Acquire);
+            if epoch == self.epoch {
+                return;
+            }
+            self.epoch = epoch;
+            if self.shared.state() != State::Live {
+                self.dead = true;
+                return self.fail_all(CommandError::Gone);
+            }
+            match self.attach() {
+                Ok(()) => {
+                    self.counters.recreated += 1;
+                    return self.replay();
+                }
+                Err(error) => {
+                    tracing::warn!(qid = self.qid, %error, "queue could not be created again");
+                    let _ = self
+                        .shared
+                        .recover(epoch, "a queue could not be created again");
+                }
+            }
+        }
+        // The controller is reset again and again. This queue pair does not exist there, so its memory is safe.
+        self.dead = true;
+        self.fail_all(CommandError::Reset);
+    }
+
+    /// Everything that was in flight goes out again, or fails. All our commands may be repeated: they say what blocks
+    /// shall hold, not how to change them, and nobody has been told of their end.
+    fn replay(&mut self) {
+        for index in self.slots.busy() {
+            let retries = self.shared.options.retries;
+            match self.slots.get(index) {
+                Some(slot) if slot.tries < retries => self.repeat(index),
+                _ => self.finish(index, CommandError::Reset),
+            }
+        }
+        self.ring();
+    }
+
+    /// Ends a command without an entry.
+    fn finish(&mut self, index: u16, error: CommandError) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let (user_data, parent) = (slot.user_data, slot.parent);
+        let buffer = slot.hold.take();
+        self.slots.end(index);
+        let buffer = self.safe(buffer);
+        if parent == SINGLE {
+            self.finished.push_back(Completion {
+                user_data,
+                result: Err(error),
+                buffer,
+            });
+        } else if let Some(mut completion) = self.part_done(parent, Err(error)) {
+            completion.buffer = self.safe(completion.buffer);
+            self.finished.push_back(completion);
+        }
+    }
+
+    /// A buffer that the controller does not touch any more; one that it may still touch is never used again.
+    fn safe(&self, buffer: Option<DmaBuffer>) -> Option<DmaBuffer> {
+        if self.shared.state() == State::GoneWild {
+            std::mem::forget(buffer);
+            return None;
+        }
+        buffer
+    }
+
+    fn fail_all(&mut self, error: CommandError) {
+        for index in self.slots.busy() {
+            self.finish(index, error);
+        }
+        // Requests none of whose parts were in flight.
+        self.parents.waiting.clear();
+        for index in self.parents.busy() {
+            let Some(parent) = self.parents.get(index) else {
+                continue;
+            };
+            let user_data = parent.user_data;
+            if let Some((buffer, _)) = self.parents.end(index) {
+                self.finished.push_back(Completion {
+                    user_data,
+                    result: Err(error),
+                    buffer: self.safe(buffer),
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,510 @@
+//! I/O queue pairs.
+//!
+//! ```text
+//! submit -> slot (CID, buffer) -> submission queue --doorbell--> controller
+//! poll   <- slot (buffer)      <- completion queue <----------- controller
+//! ```
+//!
+//! A queue pair belongs to one thread. On the path there is no lock, no allocation and no system call; a doorbell is a
+//! store where the registers are mapped, and with shadow doorbells mostly none at all. Reset, time-outs and split
+//! requests leave that path for `core`'s cold part and `split`.
+
+pub(crate) mod bell;
+pub(crate) mod core;
+pub(crate) mod data;
+mod request;
+#[allow(unsafe_code)]
+pub(crate) mod ring;
+mod slots;
+pub(crate) mod split;
+mod wait;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub use request::{Completion, Look, Op, QueueCounters, Request, Tap};
+pub use ring::ShadowBuffers;
+
+use crate::buffer::DmaBuffer;
+use crate::control::{Shared, State};
+use crate::error::{CommandError, Error, Refusal, Refused};
+use crate::namespace::Namespace;
+use crate::options::QueueOptions;
+use core::{Core, Data};
+use data::{IovaRange, Method};
+pub(crate) use slots::SINGLE;
+use split::Parent;
+use wait::Waiter;
+
+/// An I/O queue pair of one namespace. `Send`, and owned by whoever uses it: every thread takes its own.
+///
+/// A request owns its buffer until its completion hands it back. Dropping the queue pair with requests in flight is
+/// safe: the queue is deleted, which ends them, and only then is their memory free.
+pub struct QueuePair {
+    /// Always there, until it is dropped.
+    core: Option<Box<Core>>,
+    waiter: Waiter,
+    bounce: Option<DmaBuffer>,
+}
+
+impl std::fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn create(
+        shared: &Arc<Shared>,
+        namespace: &Namespace,
+        options: QueueOptions,
+    ) -> Result<Self, Error> {
+        let qid = shared.lock().take_qid()?;
+        let made = Core::new(shared, namespace, options, qid).and_then(|mut core| {
+            core.attach()?;
+            Ok(core)
+        });
+        match made {
+            Ok(core) => Ok(Self {
+                core: Some(Box::new(core)),
+                waiter: Waiter::new(options.poll_window),
+                bounce: None,
+            }),
+            Err(error) => {
+                // An admin command that was not answered: the queue may exist, so its number is not used again.
+                if !matches!(error, Error::AdminTimeout { .. }) {
+                    shared.lock().free_qid(qid);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn core(&mut self) -> Option<&mut Core> {
+        self.core.as_deref_mut()
+    }
+
+    /// Blocks that one command carries at most; the `submit_` functions take no more.
+    pub fn max_blocks(&self) -> u32 {
+        self.core.as_ref().map_or(0, |core| core.max_blocks())
+    }
+
+    /// Logical block size in bytes.
+    pub fn block_size(&self) -> u32 {
+        self.core.as_ref().map_or(0, |core| 1 << core.block_shift)
+    }
+
+    /// Commands that can be in flight.
+    pub fn depth(&self) -> usize {
+        self.core.as_ref().map_or(0, |core| core.slots.count())
+    }
+
+    /// Commands in flight, those not yet told to the controller included, and requests that wait to be split.
+    pub fn in_flight(&self) -> usize {
+        self.core.as_ref().map_or(0, |core| {
+            core.slots.in_flight() + core.parents.in_flight() + core.finished.len()
+        })
+    }
+
+    /// The queue's identifier in the controller.
+    pub fn qid(&self) -> u16 {
+        self.core.as_ref().map_or(0, |core| core.qid)
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> QueueCounters {
+        let mut counters = self
+            .core
+            .as_ref()
+            .map_or_else(QueueCounters::default, |core| core.counters());
+        counters.sleeps = self.waiter.sleeps;
+        counters
+    }
+
+    /// Lets a test see, and change, completion entries before the queue pair does.
+    pub fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        if let Some(core) = self.core() {
+            core.tap = tap;
+        }
+    }
+
+    /// Starts to read up to [`QueuePair::max_blocks`] blocks. Nothing is rung before [`QueuePair::ring`] or
+    /// [`QueuePair::poll`].
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer.
+    #[inline]
+    pub fn submit_read(
+        &mut self,
+        lba: u64,
+        blocks: u32,
+        buffer: DmaBuffer,
+        user_data: u64,
+    ) -> Result<(), Refused> {
+        self.submit_one(Op::Read, lba, blocks, buffer, user_data)
+    }
+
+    /// Starts to write up to [`QueuePair::max_blocks`] blocks.
+    ///
+    /// # Errors
+    /// As [`QueuePair::submit_read`].
+    #[inline]
+    pub fn submit_write(
+        &mut self,
+        lba: u64,
+        blocks: u32,
+        buffer: DmaBuffer,
+        fua: bool,
+        user_data: u64,
+    ) -> Result<(), Refused> {
+        self.submit_one(Op::Write { fua }, lba, blocks, buffer, user_data)
+    }
+
+    #[inline]
+    fn submit_one(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u32,
+        buffer: DmaBuffer,
+        user_data: u64,
+    ) -> Result<(), Refused> {
+        let refuse = |why, buffer| {
+            Err(Refused {
+                why,
+                buffer: Some(buffer),
+            })
+        };
+        let Some(core) = self.core.as_deref_mut() else {
+            return refuse(Refusal::Gone, buffer);
+        };
+        if blocks == 0 || blocks > core.max_blocks() {
+            return refuse(Refusal::Range, buffer);
+        }
+        if (u64::from(blocks) << core.block_shift) > buffer.len() as u64 {
+            return refuse(Refusal::Buffer, buffer);
+        }
+        if buffer.iova() & 3 != 0 {
+            return refuse(Refusal::Alignment, buffer);
+        }
+        match core.push(op, lba, blocks, Data::At(buffer.iova()), SINGLE, user_data) {
+            Ok(index) => {
+                if let Some(slot) = core.slots.get(index) {
+                    slot.hold = Some(buffer);
+                }
+                Ok(())
+            }
+            Err(why) => refuse(why, buffer),
+        }
+    }
+
+    /// Starts to make durable what has been completed.
+    ///
+    /// # Errors
+    /// [`Refusal::Full`] or [`Refusal::Gone`].
+    pub fn submit_flush(&mut self, user_data: u64) -> Result<(), Refusal> {
+        let core = self.core.as_deref_mut().ok_or(Refusal::Gone)?;
+        core.push(Op::Flush, 0, 0, Data::None, SINGLE, user_data)
+            .map(drop)
+    }
+
+    /// Starts a request of any size and kind; one that is larger than a command goes out in parts.
+    ///
+    /// # Errors
+    /// [`Refused`], with the buffer. A request that has to be split is never refused as [`Refusal::Full`]: its parts wait.
+    pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
+        let Request {
+            op,
+            lba,
+            blocks,
+            buffer,
+            user_data,
+        } = request;
+        let refuse = |why, buffer| Err(Refused { why, buffer });
+        let Some(core) = self.core.as_deref_mut() else {
+            return refuse(Refusal::Gone, buffer);
+        };
+        if op == Op::Flush {
+            return match core.push(op, 0, 0, Data::None, SINGLE, user_data) {
+                Ok(index) => {
+                    if let Some(slot) = core.slots.get(index) {
+                        slot.hold = buffer;
+                    }
+                    Ok(())
+                }
+                Err(why) => refuse(why, buffer),
+            };
+        }
+        let limits = core.shared.limits;
+        let supported = match op {
+            Op::Compare => limits.compare,
+            Op::WriteZeroes { .. } => limits.write_zeroes,
+            Op::Deallocate => limits.dataset_management,
+            _ => true,
+        };
+        if !supported {
+            return refuse(Refusal::Unsupported, buffer);
+        }
+        let bytes = blocks.checked_mul(1 << core.block_shift);
+        let Some(bytes) = bytes.filter(|_| blocks > 0 && lba.checked_add(blocks).is_some()) else {
+            return refuse(Refusal::Range, buffer);
+        };
+        let mut ranges = Vec::new();
+        if op.has_data() {
+            match buffer.as_ref().map(|b| (b.iova(), b.len() as u64)) {
+                Some((_, len)) if len < bytes => return refuse(Refusal::Buffer, buffer),
+                Some((iova, _)) if iova & 3 != 0 => return refuse(Refusal::Alignment, buffer),
+                Some((iova, _)) => ranges.push(IovaRange { iova, len: bytes }),
+                None => return refuse(Refusal::Buffer, None),
+            }
+        }
+        let small = if op.has_data() {
+            u64::from(core.max_blocks())
+        } else {
+            1 << 16
+        };
+        if blocks <= small {
+            let data = match ranges.first() {
+                Some(range) => Data::At(range.iova),
+                None => Data::None,
+            };
+            return match core.push(op, lba, blocks as u32, data, SINGLE, user_data) {
+                Ok(index) => {
+                    if let Some(slot) = core.slots.get(index) {
+                        slot.hold = buffer;
+                    }
+                    Ok(())
+                }
+                Err(why) => refuse(why, buffer),
+            };
+        }
+        if core.dead {
+            return refuse(Refusal::Gone, buffer);
+        }
+        let parent = Parent {
+            op,
+            lba,
+            left: blocks,
+            offset: 0,
+            ranges,
+            method: Method::Prp,
+            hold: buffer,
+            user_data,
+            in_flight: 0,
+            error: None,
+            busy: true,
+        };
+        core.begin(parent)
+            .map_err(|why| Refused { why, buffer: None })
+    }
+
+    /// Tells the controller of everything submitted so far: one doorbell for all of it.
+    #[inline]
+    pub fn ring(&mut self) {
+        if let Some(core) = self.core() {
+            core.ring();
+        }
+    }
+
+    /// Rings, hands out what has completed, and returns how much that is. Never blocks, but for recovery: a controller
+    /// that has to be reset is reset here, and commands in flight are repeated.
+    #[inline]
+    pub fn poll(&mut self, mut done: impl FnMut(Completion)) -> usize {
+        match self.core.as_deref_mut() {
+            Some(core) => core.poll(&mut done),
+            None => 0,
+        }
+    }
+
+    /// Polls, then sleeps, until something completes or the time is over. Polling goes on for a window that adapts: it
+    /// grows while completions come soon after the thread went to sleep, and shrinks while they do not.
+    ///
+    /// # Errors
+    /// The system's, of waiting.
+    pub fn wait(
+        &mut self,
+        timeout: std::time::Duration,
+        mut done: impl FnMut(Completion),
+    ) -> std::io::Result<usize> {
+        match self.core.as_deref_mut() {
+            Some(core) => self.waiter.wait(core, timeout, &mut done),
+            None => Ok(0),
+        }
+    }
+
+    /// The queue's interrupt, for an event loop of the user's own: readable after a completion was posted. Read it (8
+    /// bytes), then [`QueuePair::poll`] until nothing comes, then wait for it again. `None` without interrupts.
+    pub fn eventfd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.core.as_ref()?.eventfd.as_ref()?.as_fd())
+    }
+
+    /// Executes a request and waits for it. Its `user_data` must be no other's that is in flight; other completions that
+    /// come meanwhile are handed out by the next poll.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn execute(&mut self, request: Request) -> Result<Completion, Refused> {
+        let mine = request.user_data;
+        self.submit(request)?;
+        let (mut found, mut others) = (None, Vec::new());
+        while found.is_none() && self.in_flight() > 0 {
+            let tick = self
+                .core
+                .as_ref()
+                .map_or_else(Default::default, |c| c.tick_len());
+            let waited = self.wait(tick, |completion| {
+                if completion.user_data == mine && found.is_none() {
+                    found = Some(completion);
+                } else {
+                    others.push(completion);
+                }
+            });
+            if waited.is_err() {
+                std::thread::yield_now();
+            }
+        }
+        if let Some(core) = self.core() {
+            core.finished.extend(others);
+        }
+        found.ok_or(Refused {
+            why: Refusal::Gone,
+            buffer: None,
+        })
+    }
+
+    /// Reads blocks into memory of the user's, through a bounce buffer. `bytes` is a number of whole blocks.
+    ///
+    /// # Errors
+    /// [`BlockingError`].
+    pub fn read(&mut self, lba: u64, bytes: &mut [u8]) -> Result<(), BlockingError> {
+        let mut lba = lba;
+        let chunk = self.chunk(bytes.len())?;
+        for piece in bytes.chunks_mut(chunk) {
+            let blocks = self.transfer(Op::Read, lba, piece.len(), |_| true)?;
+            let bounce = self.bounce.as_ref().ok_or(CommandError::Gone)?;
+            bounce.read(0, piece).map_err(|_| CommandError::Gone)?;
+            lba = lba.saturating_add(blocks);
+        }
+        Ok(())
+    }
+
+    /// Writes blocks from memory of the user's, through a bounce buffer. `bytes` is a number of whole blocks.
+    ///
+    /// # Errors
+    /// [`BlockingError`].
+    pub fn write(&mut self, lba: u64, bytes: &[u8], fua: bool) -> Result<(), BlockingError> {
+        let mut lba = lba;
+        let chunk = self.chunk(bytes.len())?;
+        for piece in bytes.chunks(chunk) {
+            let copy = |bounce: &DmaBuffer| bounce.write(0, piece).is_ok();
+            let blocks = self.transfer(Op::Write { fua }, lba, piece.len(), copy)?;
+            lba = lba.saturating_add(blocks);
+        }
+        Ok(())
+    }
+
+    /// Bytes that one bounced command carries.
+    fn chunk(&self, len: usize) -> Result<usize, BlockingError> {
+        let block = self.block_size() as usize;
+        if block == 0 || len % block != 0 {
+            return Err(Refusal::Range.into());
+        }
+        Ok(self.max_blocks() as usize * block)
+    }
+
+    fn transfer(
+        &mut self,
+        op: Op,
+        lba: u64,
+        len: usize,
+        fill: impl FnOnce(&DmaBuffer) -> bool,
+    ) -> Result<u64, BlockingError> {
+        let block = self.block_size().max(1) as usize;
+        let buffer = match self.bounce.take() {
+            Some(buffer) if buffer.len() >= len => buffer,
+            _ => {
+                let core = self.core.as_ref().ok_or(Refusal::Gone)?;
+                core.shared.heap.allocate(len.max(64 << 10))?
+            }
+        };
+        if !fill(&buffer) {
+            return Err(CommandError::Gone.into());
+        }
+        let blocks = (len / block) as u64;
+        let completion = self.execute(Request {
+            op,
+            lba,
+            blocks,
+            buffer: Some(buffer),
+            user_data: BLOCKING,
+        });
+        let completion = completion.map_err(|refused| refused.why)?;
+        self.bounce = completion.buffer;
+        if let Some(core) = self.core() {
+            core.counters.bounced += 1;
+            core.counters.bounced_bytes += len as u64;
+        }
+        completion.result?;
+        Ok(blocks)
+    }
+}
+
+/// The user data of blocking transfers; not to be used for others while one runs.
+const BLOCKING: u64 = u64::MAX;
+
+/// Why a blocking transfer failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlockingError {
+    /// It was not submitted.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// There is no bounce buffer.
+    #[error(transparent)]
+    Memory(#[from] crate::iova::MapFailure),
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let Some(core) = self.core.take() else {
+            return;
+        };
+        let Core {
+            shared,
+            epoch,
+            qid,
+            sq,
+            cq,
+            lists,
+            slots,
+            parents,
+            ..
+        } = *core;
+        let holds = (slots.into_holds(), parents.into_holds());
+        let memory = (sq, cq, lists, holds);
+        let mut control = shared.lock();
+        match shared.state() {
+            State::Live => {}
+            State::GoneQuiet => return,
+            State::GoneWild => return std::mem::forget(memory),
+        }
+        // After a reset the queues of an earlier life do not exist.
+        if shared.epoch.load(Ordering::Acquire) != epoch {
+            return control.free_qid(qid);
+        }
+        match control.delete_queues(qid, shared.options.admin_timeout) {
+            Ok(()) => control.free_qid(qid),
+            Err(error) => {
+                tracing::warn!(qid, %error, "queue could not be deleted; its memory is kept until the next reset");
+                control.bury(Box::new(memory));
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The memory of queues, PRP lists and shadow doorbells, as the driver touches it. `unsafe` is for that: every access is
+//! to a place that was checked when the area was made, in memory that the area keeps mapped.
+//!
+//! The device writes here at any time, and may be hostile: what it wrote is copied once, and is data.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use nvme::{Command, Completion};
+use zerocopy::{IntoBytes, little_endian::U32};
+
+use crate::buffer::DmaBuffer;
+
+/// Mapped memory, by raw pointer.
+#[derive(Debug)]
+struct Area {
+    base: NonNull<u8>,
+    /// Keeps `base` in place.
+    buffer: DmaBuffer,
+}
+
+// SAFETY: `base` points into memory that `buffer` keeps, and that any thread may access.
+unsafe impl Send for Area {}
+// SAFETY: through `&Area` memory is accessed by atomics, or by owners of a ring who have it alone (`&mut`).
+unsafe impl Sync for Area {}
+
+impl Area {
+    fn new(buffer: DmaBuffer) -> Option<Self> {
+        let (memory, offset) = buffer.memory()?;
+        let piece = memory.segment(offset, buffer.len())?;
+        let base = NonNull::new(piece.as_ptr())?;
+        (memory.is_writable() && base.as_ptr().addr().is_multiple_of(64))
+            .then_some(Self { base, buffer })
+    }
+}
+
+/// A submission queue's entries.
+#[derive(Debug)]
+pub(crate) struct SqRing {
+    area: Area,
+    entries: u32,
+}
+
+impl SqRing {
+    /// A ring of so many entries in a buffer that is long enough.
+    pub fn new(buffer: DmaBuffer, entries: u32) -> Option<Self> {
+        let fits = entries > 0 && buffer.len() >= entries as usize * size_of::<Command>();
+        let area = Area::new(buffer)?;
+        fits.then_some(Self { area, entries })
+    }
+
+    pub fn iova(&self) -> u64 {
+        self.area.buffer.iova()
+    }
+
+    /// Puts a command into an entry; nothing when there is no such entry. The doorbell makes it visible.
+    #[inline]
+    pub fn put(&mut self, index: u32, command: &Command) {
+        if index >= self.entries {
+            return;
+        }
+        let to = self
+            .area
+            .base
+            .as_ptr()
+            .wrapping_add(index as usize * size_of::<Command>());
+        // SAFETY: entry `index` lies inside the area (checked here and in `new`), which is writable; a command on the
+        // stack or in a slot does not overlap it.
+        unsafe { to.copy_from_nonoverlapping(command.as_bytes().as_ptr(), size_of::<Command>()) }
+    }
+}
+
+/// A completion queue's entries.
+#[derive(Debug)]
+pub(crate) struct CqRing {
+    area: Area,
+    entries: u32,
+}
+
+impl CqRing {
+    /// A ring of so many entries in a buffer that is long enough.
+    pub fn new(buffer: DmaBuffer, entries: u32) -> Option<Self> {
+        let fits = entries > 0 && buffer.len() >= entries as usize * size_of::<Completion>();
+        let area = Area::new(buffer)?;
+        fits.then_some(Self { area, entries })
+    }
+
+    pub fn iova(&self) -> u64 {
+        self.area.buffer.iova()
+    }
+
+    /// The entry if it has this phase, else nothing.
+    #[inline]
+    pub fn take(&self, index: u32, phase: bool) -> Option<Completion> {
+        let entry = self.entry(index)?;
+        let cid_status = self.dword(entry, 3, Ordering::Acquire);
+        if (cid_status >> 16 & 1 != 0) != phase {
+            return None;
+        }
+        Some(self.rest(entry, cid_status))
+    }
+
+    /// The entry, whatever its phase.
+    pub fn raw(&self, index: u32) -> Option<Completion> {
+        let entry = self.entry(index)?;
+        let cid_status = self.dword(entry, 3, Ordering::Acquire);
+        Some(self.rest(entry, cid_status))
+    }
+
+    #[inline]
+    fn entry(&self, index: u32) -> Option<usize> {
+        (index < self.entries).then_some(index as usize * size_of::<Completion>())
+    }
+
+    #[inline]
+    fn dword(&self, entry: usize, dword: usize, order: Ordering) -> u32 {
+        let at = self.area.base.as_ptr().wrapping_add(entry + 4 * dword);
+        // SAFETY: a dword of an entry inside the area, aligned to 4 since the area is to 64; it is accessed by atomics or
+        // by the device only.
+        u32::from_le(unsafe { AtomicU32::from_ptr(at.cast()) }.load(order))
+    }
+
+    #[inline]
+    fn rest(&self, entry: usize, cid_status: u32) -> Completion {
+        let dw2 = self.dword(entry, 2, Ordering::Relaxed);
+        Completion {
+            dw0: U32::new(self.dword(entry, 0, Ordering::Relaxed)),
+            dw1: U32::new(self.dword(entry, 1, Ordering::Relaxed)),
+            sqhd: (dw2 as u16).into(),
+            sqid: ((dw2 >> 16) as u16).into(),
+            cid: (cid_status as u16).into(),
+            status_phase: ((cid_status >> 16) as u16).into(),
+        }
+    }
+
+    /// Zeroes all entries, for a new life of the queue. Not while the controller has it.
+    pub fn clear(&mut self) {
+        let _ = self.area.buffer.fill(0);
+    }
+}
+
+/// Space for each request's PRP list, SGL segment or Dataset Management ranges.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    area: Area,
+    /// Bytes of each list.
+    each: usize,
+    count: usize,
+}
+
+impl Lists {
+    pub fn new(buffer: DmaBuffer, each: usize, count: usize) -> Option<Self> {
+        let fits = each.is_multiple_of(8) && each.checked_mul(count)? <= buffer.len();
+        let area = Area::new(buffer)?;
+        fits.then_some(Self { area, each, count })
+    }
+
+    /// Bytes of each list.
+    pub fn each(&self) -> usize {
+        self.each
+    }
+
+    /// Where the device sees byte `at` of a list.
+    #[inline]
+    pub fn iova(&self, list: usize, at: usize) -> u64 {
+        self.area.buffer.iova() + (list * self.each + at) as u64
+    }
+
+    /// Sets the `index`th 64-bit word of a list; nothing when it is outside.
+    #[inline]
+    pub fn set(&self, list: usize, index: usize, value: u64) {
+        if list >= self.count || index >= self.each / 8 {
+            return;
+        }
+        let at = self
+            .area
+            .base
+            .as_ptr()
+            .wrapping_add(list * self.each + index * 8);
+        // SAFETY: inside the area (checked here and in `new`), aligned to 8 since the area is to 64 and lists are
+        // multiples of 8; accessed by atomics or by the device only.
+        unsafe { AtomicU64::from_ptr(at.cast()) }.store(value.to_le(), Ordering::Relaxed);
+    }
+}
+
+/// The two buffers of Doorbell Buffer Config (NVMe Base 2.1, 5.2.5), one memory page each.
+#[derive(Debug)]
+pub struct ShadowBuffers {
+    doorbells: Area,
+    eventidxs: Area,
+}
+
+impl ShadowBuffers {
+    pub(crate) fn new(doorbells: DmaBuffer, eventidxs: DmaBuffer) -> Option<Self> {
+        Some(Self {
+            doorbells: Area::new(doorbells)?,
+            eventidxs: Area::new(eventidxs)?,
+        })
+    }
+
+    pub(crate) fn clear(&self) {
+        let _ = self.doorbells.buffer.fill(0);
+        let _ = self.eventidxs.buffer.fill(0);
+    }
+
+    /// The Shadow Doorbell buffer.
+    pub fn doorbells(&self) -> &DmaBuffer {
+        &self.doorbells.buffer
+    }
+
+    /// The EventIdx buffer.
+    pub fn eventidxs(&self) -> &DmaBuffer {
+        &self.eventidxs.buffer
+    }
+
+    /// The cells of one doorbell, at this byte offset in both buffers; `None` for one that does not fit.
+    pub(crate) fn cells(self: &Arc<Self>, offset: usize) -> Option<ShadowCells> {
+        let cell = |area: &Area| {
+            let inside = offset.is_multiple_of(4) && offset.checked_add(4)? <= area.buffer.len();
+            inside.then(|| area.base.as_ptr().wrapping_add(offset).cast::<u32>())
+        };
+        Some(ShadowCells {
+            doorbell: NonNull::new(cell(&self.doorbells)?)?,
+            eventidx: NonNull::new(cell(&self.eventidxs)?)?,
+            _keep: self.clone(),
+        })
+    }
+}
+
+/// The two cells of one doorbell.
+#[derive(Debug)]
+pub(crate) struct ShadowCells {
+    doorbell: NonNull<u32>,
+    eventidx: NonNull<u32>,
+    _keep: Arc<ShadowBuffers>,
+}
+
+// SAFETY: the cells lie in memory that `_keep` keeps; they are accessed by atomics only.
+unsafe impl Send for ShadowCells {}
+// SAFETY: as above.
+unsafe impl Sync for ShadowCells {}
+
+impl ShadowCells {
+    #[inline]
+    pub fn get(&self) -> doorbell::Shadow<'_, AtomicU32> {
+        doorbell::Shadow {
+            // SAFETY: in range and aligned (checked in `cells`), kept by `_keep`.
+            doorbell: unsafe { AtomicU32::from_ptr(self.doorbell.as_ptr()) },
+            // SAFETY: as above.
+            eventidx: unsafe { AtomicU32::from_ptr(self.eventidx.as_ptr()) },
+        }
+    }
+}

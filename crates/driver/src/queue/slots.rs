@@ -1,0 +1,192 @@
+//! The commands of a queue pair: one slot for each that can be in flight.
+
+use nvme::Command;
+
+use crate::buffer::DmaBuffer;
+
+/// No parent.
+pub(crate) const SINGLE: u32 = u32::MAX;
+
+/// A command in flight, or room for one.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    /// As it was submitted, to be submitted again after a reset.
+    pub command: Command,
+    pub hold: Option<DmaBuffer>,
+    pub user_data: u64,
+    /// The request that this is a part of, or [`SINGLE`].
+    pub parent: u32,
+    /// When it was submitted, in ticks of the queue pair.
+    pub tick: u32,
+    /// The identifier of the latest use: the slot's number in the low bits, a sequence above them.
+    pub cid: u16,
+    pub busy: bool,
+    /// The controller was asked to abort it.
+    pub aborted: bool,
+    pub tries: u8,
+}
+
+/// All slots of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Low bits of a CID that are the slot's number.
+    bits: u32,
+}
+
+impl Slots {
+    /// `count` slots, 1 to 32,767.
+    pub fn new(count: u32) -> Self {
+        let count = count.clamp(1, 0x7fff) as u16;
+        // The slot with all bits set is never there, so no CID is FFFFh.
+        let bits = u32::from(count + 1).next_power_of_two().trailing_zeros();
+        Self {
+            slots: (0..count)
+                .map(|index| Slot {
+                    command: Command::default(),
+                    hold: None,
+                    user_data: 0,
+                    parent: SINGLE,
+                    tick: 0,
+                    cid: index,
+                    busy: false,
+                    aborted: false,
+                    tries: 0,
+                })
+                .collect(),
+            free: (0..count).rev().collect(),
+            bits,
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// The slot that [`Slots::begin`] would take.
+    #[inline]
+    pub fn next(&self) -> Option<u16> {
+        self.free.last().copied()
+    }
+
+    /// Takes the slot that [`Slots::next`] named, with a fresh CID.
+    #[inline]
+    pub fn begin(&mut self, index: u16) -> Option<&mut Slot> {
+        if self.free.last() != Some(&index) {
+            return None;
+        }
+        self.free.pop();
+        let bits = self.bits;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        slot.renew(bits);
+        slot.busy = true;
+        slot.tries = 0;
+        Some(slot)
+    }
+
+    /// The command in flight that a completion names; `None` when there is none.
+    #[inline]
+    pub fn named(&mut self, cid: u16) -> Option<(u16, &mut Slot)> {
+        let index = cid & ((1u32 << self.bits) - 1) as u16;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        (slot.busy && slot.cid == cid).then_some((index, slot))
+    }
+
+    /// A slot.
+    pub fn get(&mut self, index: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(index))
+    }
+
+    /// The command goes out again: its next completion has another CID.
+    pub fn renew(&mut self, index: u16) -> Option<&mut Slot> {
+        let bits = self.bits;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        slot.renew(bits);
+        Some(slot)
+    }
+
+    /// Frees a slot.
+    #[inline]
+    pub fn end(&mut self, index: u16) {
+        if let Some(slot) = self.slots.get_mut(usize::from(index)) {
+            slot.busy = false;
+            self.free.push(index);
+        }
+    }
+
+    /// Commands in flight: numbers of their slots.
+    pub fn busy(&self) -> Vec<u16> {
+        let busy = self.slots.iter().enumerate().filter(|(_, slot)| slot.busy);
+        busy.map(|(index, _)| index as u16).collect()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter()
+    }
+
+    /// Every buffer that a command holds.
+    pub fn into_holds(self) -> Vec<DmaBuffer> {
+        self.slots
+            .into_iter()
+            .filter_map(|slot| slot.hold)
+            .collect()
+    }
+}
+
+impl Slot {
+    #[inline]
+    fn renew(&mut self, bits: u32) {
+        self.cid = self.cid.wrapping_add((1u32 << bits) as u16);
+        self.command.cid = self.cid.into();
+        self.aborted = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn cids_name_one_use_of_one_slot() {
+        for count in [1, 2, 3, 127, 128, 1023, 4095, 32767] {
+            let mut slots = Slots::new(count);
+            let mut seen = HashSet::new();
+            let uses = (1u32 << 16 >> slots.bits).min(16);
+            for _ in 0..uses {
+                for _ in 0..count {
+                    let index = slots.next().unwrap();
+                    let cid = slots.begin(index).unwrap().cid;
+                    assert_ne!(cid, 0xffff);
+                    assert!(seen.insert(cid), "{cid:#x} again within {uses} uses");
+                    assert_eq!(slots.named(cid).unwrap().0, index);
+                }
+                assert!(slots.next().is_none());
+                for index in slots.busy() {
+                    let cid = slots.get(index).unwrap().cid;
+                    slots.end(index);
+                    assert!(slots.named(cid).is_none(), "a second completion");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_stale_cid_names_nothing() {
+        let mut slots = Slots::new(8);
+        let index = slots.next().unwrap();
+        let first = slots.begin(index).unwrap().cid;
+        slots.end(index);
+        let second = slots.begin(index).unwrap().cid;
+        assert!(slots.named(first).is_none());
+        assert!(slots.named(second).is_some());
+        let third = slots.renew(index).unwrap().cid;
+        assert!(slots.named(second).is_none() && slots.named(third).is_some());
+        assert!(slots.named(0xffff).is_none() && slots.named(9).is_none());
+    }
+}

@@ -1,0 +1,79 @@
+//! Requests that are larger than a command: their parts, and the data that is scattered.
+
+use std::collections::VecDeque;
+
+use super::data::{IovaRange, Method};
+use super::request::Op;
+use crate::buffer::DmaBuffer;
+use crate::error::CommandError;
+
+/// A request that goes out as several commands.
+#[derive(Debug)]
+pub(crate) struct Parent {
+    pub op: Op,
+    /// Next block to be submitted, and how many are left.
+    pub lba: u64,
+    pub left: u64,
+    /// Bytes that have been submitted.
+    pub offset: u64,
+    /// Where the data is; empty for operations without.
+    pub ranges: Vec<IovaRange>,
+    pub method: Method,
+    pub hold: Option<DmaBuffer>,
+    pub user_data: u64,
+    pub in_flight: u32,
+    pub error: Option<CommandError>,
+    /// It is in use.
+    pub busy: bool,
+}
+
+/// All split requests of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct Parents {
+    parents: Vec<Parent>,
+    free: Vec<u32>,
+    /// Those with parts that have not been submitted, in order.
+    pub waiting: VecDeque<u32>,
+}
+
+impl Parents {
+    pub fn add(&mut self, parent: Parent) -> u32 {
+        if let Some(index) = self.free.pop()
+            && let Some(place) = self.parents.get_mut(index as usize)
+        {
+            *place = parent;
+            return index;
+        }
+        self.parents.push(parent);
+        (self.parents.len() - 1) as u32
+    }
+
+    pub fn get(&mut self, index: u32) -> Option<&mut Parent> {
+        self.parents.get_mut(index as usize)
+    }
+
+    /// Ends a request; its buffer and its list of ranges are handed out.
+    pub fn end(&mut self, index: u32) -> Option<(Option<DmaBuffer>, Vec<IovaRange>)> {
+        let parent = self.parents.get_mut(index as usize)?;
+        if !std::mem::take(&mut parent.busy) {
+            return None;
+        }
+        self.free.push(index);
+        Some((parent.hold.take(), std::mem::take(&mut parent.ranges)))
+    }
+
+    /// Requests in progress.
+    pub fn busy(&self) -> Vec<u32> {
+        let busy = self.parents.iter().enumerate().filter(|(_, p)| p.busy);
+        busy.map(|(index, _)| index as u32).collect()
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.parents.len() - self.free.len()
+    }
+
+    /// Every buffer that a request holds.
+    pub fn into_holds(self) -> Vec<DmaBuffer> {
+        self.parents.into_iter().filter_map(|p| p.hold).collect()
+    }
+}

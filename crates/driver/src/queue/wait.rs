@@ -1,0 +1,107 @@
+//! Polling that becomes sleeping.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::core::Core;
+use super::request::Completion;
+
+/// The shortest window worth having.
+const SHORTEST: Duration = Duration::from_micros(2);
+
+/// How long a queue pair polls before it sleeps.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    window: Duration,
+    longest: Duration,
+    pub sleeps: u64,
+}
+
+impl Waiter {
+    pub fn new(longest: Duration) -> Self {
+        Self {
+            window: longest / 2,
+            longest,
+            sleeps: 0,
+        }
+    }
+
+    pub fn wait(
+        &mut self,
+        core: &mut Core,
+        timeout: Duration,
+        done: &mut impl FnMut(Completion),
+    ) -> io::Result<usize> {
+        let start = Instant::now();
+        let blind = core.eventfd.is_none() || core.shared.transport.is_stepped();
+        let mut rounds = 0u32;
+        loop {
+            let count = core.poll(done);
+            if count > 0 {
+                return Ok(count);
+            }
+            rounds = rounds.wrapping_add(1);
+            // The clock costs as much as several looks.
+            if !rounds.is_multiple_of(16) {
+                continue;
+            }
+            let waited = start.elapsed();
+            if waited >= timeout {
+                return Ok(0);
+            }
+            if blind {
+                if waited > self.longest {
+                    std::thread::yield_now();
+                }
+            } else if waited >= self.window {
+                break;
+            }
+        }
+        // What was signalled so far is no news; what completes from here on signals again.
+        self.drain(core);
+        let count = core.poll(done);
+        if count > 0 {
+            return Ok(count);
+        }
+        let left = timeout.saturating_sub(start.elapsed()).min(core.tick_len());
+        let asleep = Instant::now();
+        self.sleeps += 1;
+        if let Some(eventfd) = &core.eventfd {
+            let mut fds = [PollFd::new(eventfd, PollFlags::IN)];
+            let left = Timespec::try_from(left).unwrap_or(Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            });
+            match poll(&mut fds, Some(&left)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        let slept = asleep.elapsed();
+        let count = core.poll(done);
+        self.window = if count > 0 && slept <= self.longest {
+            // A little more polling would have found it.
+            (self.window * 2).clamp(SHORTEST.min(self.longest), self.longest)
+        } else {
+            self.window / 2
+        };
+        if count == 0 {
+            // Asleep the clock of rounds stands still.
+            core.look_after();
+            return Ok(core.poll(done));
+        }
+        Ok(count)
+    }
+
+    fn drain(&self, core: &Core) {
+        if let Some(eventfd) = &core.eventfd {
+            let mut count = [0; 8];
+            // Not blocking: nothing to read is no error.
+            let _ = rustix::io::read(eventfd.as_fd(), &mut count);
+        }
+    }
+}

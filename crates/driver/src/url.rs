@@ -1,0 +1,295 @@
+//! From what a user typed to a device: `nvme://0000:44:00.0/1`, `vfio-user:///run/disk.sock/1`, with `?key=value&...`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::Error;
+use crate::options::{Options, QueueOptions};
+use crate::transport::{Transport, TransportError};
+use crate::vfio_user::VfioUser;
+use crate::volume::NvmeVolume;
+
+/// How long each message to a server may take.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+const OPTIONS: &str = "queues, depth, max-transfer, shadow, sgl, interrupts, timeout, read-only";
+
+/// Why a URL gives no device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// It is no URL of a device.
+    #[error("{url}: a device is named nvme://0000:44:00.0/1 or vfio-user:///path/to.sock/1")]
+    Form {
+        /// What was given.
+        url: String,
+    },
+    /// An option that does not exist, or whose value makes no sense.
+    #[error("option \"{text}\": {why}")]
+    Option {
+        /// What was given.
+        text: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The device could not be reached.
+    #[error("{name}: {source}")]
+    Transport {
+        /// What was to be reached.
+        name: String,
+        /// Why not.
+        #[source]
+        source: TransportError,
+    },
+    /// The kernel does not give the device away.
+    #[error(transparent)]
+    Vfio(#[from] crate::vfio::VfioError),
+    /// The device could be reached, but not used.
+    #[error("{name}: {source}")]
+    Device {
+        /// The device.
+        name: String,
+        /// What is wrong with it.
+        #[source]
+        source: Error,
+    },
+}
+
+/// Where a controller is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A PCI function, through VFIO.
+    Pci(crate::vfio::Bdf),
+    /// A vfio-user socket.
+    Socket(PathBuf),
+}
+
+/// What a URL names.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The controller.
+    pub place: Place,
+    /// The namespace, 1 if none was named.
+    pub nsid: u32,
+    /// How the controller is driven.
+    pub options: Options,
+    /// How its queue pairs are made.
+    pub queue: QueueOptions,
+    /// Never write.
+    pub read_only: bool,
+}
+
+impl Target {
+    /// Reads a URL.
+    ///
+    /// | URL | what |
+    /// |---|---|
+    /// | `nvme://DDDD:BB:DD.F/NSID` | PCI function, through VFIO (also with three slashes) |
+    /// | `vfio-user:///PATH/NSID` | vfio-user socket |
+    ///
+    /// The namespace may be left out. Options: `queues=N` (I/O queue pairs to ask for), `depth=N` (commands in flight of
+    /// each), `max-transfer=SIZE`, `shadow=on|off` (shadow doorbells), `sgl=on|off`, `interrupts=on|off`,
+    /// `timeout=DURATION` (of a command), `read-only=on|off`.
+    ///
+    /// # Errors
+    /// [`OpenError::Form`] or [`OpenError::Option`].
+    pub fn parse(url: &str) -> Result<Self, OpenError> {
+        let form = || OpenError::Form { url: url.into() };
+        let (scheme, rest) = url.split_once("://").ok_or_else(form)?;
+        let (name, query) = match rest.split_once('?') {
+            Some((name, query)) => (name, query),
+            None => (rest, ""),
+        };
+        let (base, nsid) = match name.rsplit_once('/') {
+            Some((base, last))
+                if !base.is_empty()
+                    && last.bytes().all(|b| b.is_ascii_digit())
+                    && !last.is_empty() =>
+            {
+                let nsid = last.parse().ok().filter(|&nsid| nsid > 0);
+                (base, nsid.ok_or_else(form)?)
+            }
+            _ => (name, 1),
+        };
+        let place = match scheme {
+            "nvme" => {
+                let address = base.strip_prefix('/').unwrap_or(base);
+                Place::Pci(address.parse().map_err(|_| form())?)
+            }
+            "vfio-user" if base.starts_with('/') && base.len() > 1 => Place::Socket(base.into()),
+            _ => return Err(form()),
+        };
+        let mut target = Self {
+            place,
+            nsid,
+            options: Options::default(),
+            queue: QueueOptions::default(),
+            read_only: false,
+        };
+        for text in query.split('&').filter(|text| !text.is_empty()) {
+            target.option(text)?;
+        }
+        Ok(target)
+    }
+
+    fn option(&mut self, text: &str) -> Result<(), OpenError> {
+        let wrong = |why: &str| OpenError::Option {
+            text: text.into(),
+            why: why.into(),
+        };
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| wrong("options are written key=value, and separated by &"))?;
+        let switch = || match value {
+            "on" => Ok(true),
+            "off" => Ok(false),
+            _ => Err(wrong("it is on or off")),
+        };
+        let number = |most: u32| {
+            let value = value.parse::<u32>().ok();
+            let value = value.filter(|n| (1..=most).contains(n));
+            value.ok_or_else(|| wrong(&format!("a number from 1 to {most} is expected")))
+        };
+        match key {
+            "queues" => self.options.io_queues = number(65_534)? as u16,
+            "depth" => self.queue.depth = number(32_767)?,
+            "max-transfer" => {
+                self.options.max_transfer = volume::parse_size(value).map_err(wrong)?
+            }
+            "shadow" => self.options.doorbells.shadow = switch()?,
+            "sgl" => self.options.sgl = switch()?,
+            "interrupts" => {
+                self.options.interrupts = switch()?;
+                self.queue.interrupts = self.options.interrupts;
+            }
+            "timeout" => {
+                let timeout = volume::parse_duration(value).map_err(wrong)?;
+                if timeout < Duration::from_millis(1) {
+                    return Err(wrong("a millisecond is the least"));
+                }
+                self.options.command_timeout = timeout;
+            }
+            "read-only" => self.read_only = switch()?,
+            _ => return Err(wrong(&format!("unknown; there are {OPTIONS}"))),
+        }
+        Ok(())
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> String {
+        match &self.place {
+            Place::Pci(address) => format!("nvme://{address}/{}", self.nsid),
+            Place::Socket(path) => format!("vfio-user://{}/{}", path.display(), self.nsid),
+        }
+    }
+
+    /// Reaches the controller and brings it up.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(&self) -> Result<Device, OpenError> {
+        let name = self.name();
+        let transport: Arc<dyn Transport> = match &self.place {
+            Place::Pci(address) => Arc::new(crate::vfio::Vfio::open(
+                *address,
+                &crate::vfio::VfioOptions::default(),
+            )?),
+            Place::Socket(path) => match VfioUser::connect(path, MESSAGE_TIMEOUT) {
+                Ok(transport) => transport,
+                Err(source) => return Err(OpenError::Transport { name, source }),
+            },
+        };
+        Device::open(transport, self.options.clone())
+            .map_err(|source| OpenError::Device { name, source })
+    }
+}
+
+/// Opens the namespace that a URL names (see [`Target::parse`]) as a volume.
+///
+/// # Errors
+/// [`OpenError`].
+pub fn open(url: &str) -> Result<NvmeVolume, OpenError> {
+    let target = Target::parse(url)?;
+    let device = target.open()?;
+    let name = target.name();
+    NvmeVolume::new(
+        device,
+        target.nsid,
+        target.queue,
+        target.read_only,
+        name.clone(),
+    )
+    .map_err(|source| OpenError::Device { name, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_as_the_documents_write_them() {
+        for url in [
+            "nvme://0000:44:00.0/1",
+            "nvme:///0000:44:00.0/1",
+            "nvme://0000:44:00.0",
+        ] {
+            let target = Target::parse(url).unwrap();
+            assert_eq!(
+                (target.name().as_str(), target.nsid),
+                ("nvme://0000:44:00.0/1", 1)
+            );
+        }
+        let target =
+            Target::parse("vfio-user:///run/a.sock/12?depth=4&shadow=off&timeout=2s&read-only=on")
+                .unwrap();
+        assert_eq!(target.place, Place::Socket("/run/a.sock".into()));
+        assert_eq!(
+            (target.nsid, target.queue.depth, target.read_only),
+            (12, 4, true)
+        );
+        assert!(!target.options.doorbells.shadow);
+        assert_eq!(target.options.command_timeout, Duration::from_secs(2));
+        let target = Target::parse("vfio-user:///run/a.sock").unwrap();
+        assert_eq!(
+            (target.place, target.nsid),
+            (Place::Socket("/run/a.sock".into()), 1)
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for url in [
+            "",
+            "nvme://",
+            "nvme://x/1",
+            "nvme://0000:44:00.0/0",
+            "vfio-user://relative/1",
+            "vfio-user:///",
+            "file:///a/1",
+            "nvme://0000:44:00.0/99999999999",
+        ] {
+            assert!(
+                matches!(Target::parse(url), Err(OpenError::Form { .. })),
+                "{url}"
+            );
+        }
+        for option in [
+            "depth",
+            "depth=0",
+            "depth=x",
+            "queues=65535",
+            "shadow=yes",
+            "timeout=0",
+            "colour=red",
+            "max-transfer=-1",
+        ] {
+            let url = format!("vfio-user:///a.sock/1?{option}");
+            assert!(
+                matches!(Target::parse(&url), Err(OpenError::Option { .. })),
+                "{option}"
+            );
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! A namespace as a volume: so that `vnvme serve nvme://...` gives a VM a disk on a real device.
+//!
+//! A worker's queue into the volume is a queue pair of its own. Guest memory that was registered with the device is
+//! reached directly; other memory goes through bounce buffers, which are counted. Completions come by polling.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dma::SegmentList;
+use nvme::Status;
+use nvme::status::StatusCodeType;
+use volume::{
+    Completion, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError, VolumeQueue,
+};
+
+use crate::buffer::DmaBuffer;
+use crate::control::State;
+use crate::device::Device;
+use crate::error::{CommandError, Error, Refusal};
+use crate::iova::{Registration, Table};
+use crate::namespace::Namespace;
+use crate::options::QueueOptions;
+use crate::queue::core::Data;
+use crate::queue::data::{IovaRange, Method};
+use crate::queue::split::Parent;
+use crate::queue::{Op, QueuePair};
+
+/// Bytes of zeroes that are written again and again where the controller has no Write Zeroes.
+const ZEROES: u64 = 1 << 20;
+/// Longest range that is zeroed that way.
+const MAX_ZEROED: u64 = 1 << 30;
+/// Bounce buffers that are kept for the next transfer, and the size from which they are not.
+const KEPT: usize = 64;
+const KEPT_BYTES: usize = 1 << 20;
+
+/// A namespace of a device, as a [`Volume`].
+#[derive(Debug)]
+pub struct NvmeVolume {
+    device: Device,
+    nsid: u32,
+    read_only: bool,
+    options: QueueOptions,
+    name: String,
+}
+
+impl NvmeVolume {
+    /// A volume on a namespace. `name` is what error messages call it.
+    ///
+    /// # Errors
+    /// [`Error::Namespace`].
+    pub fn new(
+        device: Device,
+        nsid: u32,
+        options: QueueOptions,
+        read_only: bool,
+        name: String,
+    ) -> Result<Self, Error> {
+        device.namespace(nsid)?;
+        Ok(Self {
+            device,
+            nsid,
+            read_only,
+            // Completions are polled for: nobody would see an interrupt.
+            options: QueueOptions {
+                interrupts: false,
+                ..options
+            },
+            name,
+        })
+    }
+
+    /// The device below.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Makes guest memory known, so that transfers to and from it need no copy, as long as the registration is kept.
+    ///
+    /// # Errors
+    /// [`crate::iova::MapFailure`].
+    pub fn register(&self, memory: &dma::Memory) -> Result<Registration, crate::iova::MapFailure> {
+        self.device.register(memory)
+    }
+
+    /// The namespace; of no size when it is gone.
+    fn namespace(&self) -> Namespace {
+        self.device.namespace(self.nsid).unwrap_or(Namespace {
+            nsid: self.nsid,
+            block_shift: 9,
+            blocks: 0,
+            zeroes_after_deallocate: false,
+            write_protected: true,
+            deallocate_granularity: 0,
+            eui64: [0; 8],
+            nguid: [0; 16],
+        })
+    }
+
+    fn error(
+        &self,
+        what: &'static str,
+        error: impl std::error::Error + Send + Sync + 'static,
+    ) -> VolumeError {
+        VolumeError::System {
+            path: PathBuf::from(&self.name),
+            what,
+            source: std::io::Error::other(error),
+        }
+    }
+}
+
+impl Volume for NvmeVolume {
+    fn info(&self) -> Info {
+        let namespace = self.namespace();
+        let limits = self.device.limits();
+        let read_only = self.read_only || namespace.write_protected;
+        let deallocate = limits.dataset_management && !read_only;
+        let block = namespace.block_size();
+        let granularity = namespace
+            .deallocate_granularity
+            .max(1)
+            .saturating_mul(block)
+            .checked_next_power_of_two()
+            .unwrap_or(block);
+        Info {
+            size: namespace.bytes(),
+            block_size: block,
+            optimal_io: block.max(4096),
+            read_only,
+            volatile_cache: limits.volatile_cache,
+            deallocate,
+            deallocate_granularity: if deallocate { granularity } else { 0 },
+            zeroes_after_deallocate: namespace.zeroes_after_deallocate,
+            write_zeroes: limits.write_zeroes,
+            kind: Kind::BlockDevice,
+            description: format!("NVMe namespace {} of {}", self.nsid, self.name),
+        }
+    }
+
+    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        let queue = self.device.queue(self.nsid, self.options);
+        let queue = queue.map_err(|error| self.error("queue pair", error))?;
+        let mapper = self.device.mapper();
+        Ok(Box::new(Queue {
+            generation: mapper.generation(),
+            tables: Tables::new(mapper.table()),
+            device: self.device.clone(),
+            nsid: self.nsid,
+            read_only: self.read_only,
+            info: self.info(),
+            queue,
+            pending: Vec::new(),
+            free: Vec::new(),
+            spare: Vec::new(),
+            ranges: Vec::new(),
+            over: Vec::new(),
+            zeroes: None,
+            resets: self.device.resets(),
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        let namespace = self.namespace();
+        if namespace.nguid != [0; 16] {
+            return namespace.nguid.to_vec();
+        }
+        let id = self.device.identify();
+        let serial = String::from_utf8_lossy(id.sn.trimmed()).into_owned();
+        format!("nvme:{serial}:{}", self.nsid).into_bytes()
+    }
+
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        let before = self.namespace().bytes();
+        let serviced = self.device.service();
+        serviced.map_err(|error| self.error("events", error))?;
+        Ok(self.namespace().bytes() != before)
+    }
+}
+
+/// The table of registered memory and its predecessors, each kept as long as commands use addresses from it.
+#[derive(Debug)]
+struct Tables {
+    current: Arc<Table>,
+    number: u64,
+    users: u32,
+    old: Vec<(u64, u32, Arc<Table>)>,
+}
+
+impl Tables {
+    fn new(current: Arc<Table>) -> Self {
+        Self {
+            current,
+            number: 0,
+            users: 0,
+            old: Vec::new(),
+        }
+    }
+
+    fn replace(&mut self, table: Arc<Table>) {
+        let before = std::mem::replace(&mut self.current, table);
+        if self.users > 0 {
+            self.old.push((self.number, self.users, before));
+        }
+        self.number += 1;
+        self.users = 0;
+    }
+
+    fn release(&mut self, number: u64) {
+        if number == self.number {
+            self.users = self.users.saturating_sub(1);
+            return;
+        }
+        if let Some(at) = self.old.iter().position(|(old, ..)| *old == number)
+            && let Some((_, users, _)) = self.old.get_mut(at)
+        {
+            *users -= 1;
+            if *users == 0 {
+                self.old.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// A request in flight.
+struct Pending {
+    tag: u64,
+    read: bool,
+    write: bool,
+    data: SegmentList,
+    bounce: Option<DmaBuffer>,
+    /// The table that its addresses come from.
+    table: u64,
+}
+
+/// One worker's queue pair.
+struct Queue {
+    device: Device,
+    nsid: u32,
+    read_only: bool,
+    info: Info,
+    queue: QueuePair,
+    tables: Tables,
+    generation: u64,
+    /// By user data of the commands.
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    spare: Vec<DmaBuffer>,
+    /// Recycled.
+    ranges: Vec<IovaRange>,
+    /// Recycled.
+    over: Vec<crate::queue::Completion>,
+    zeroes: Option<DmaBuffer>,
+    resets: u64,
+}
+
+impl Queue {
+    /// Where the device sees the data, if it sees all of it and a command can say so.
+    fn resolve(&mut self, data: &SegmentList) -> Option<Method> {
+        self.ranges.clear();
+        for segment in data.segments() {
+            let len = segment.len() as u64;
+            let (_, iova) = self.tables.current.find(segment.as_ptr().addr(), len)?;
+            match self.ranges.last_mut() {
+                Some(last) if last.iova + last.len == iova => last.len += len,
+                _ => self.ranges.push(IovaRange { iova, len }),
+            }
+        }
+        let core = self.queue.core()?;
+        core.shape().method(&self.ranges, core.lists.each())
+    }
+
+    fn bounce(&mut self, len: usize) -> Result<DmaBuffer, IoErrorKind> {
+        if let Some(at) = self.spare.iter().position(|spare| spare.len() >= len) {
+            return Ok(self.spare.swap_remove(at));
+        }
+        let size = if len <= KEPT_BYTES {
+            len.next_power_of_two().max(4096)
+        } else {
+            len
+        };
+        self.device.allocate(size).map_err(|error| {
+            tracing::warn!(%error, "no bounce buffer");
+            IoErrorKind::Memory
+        })
+    }
+
+    /// Starts a checked request. On an error nothing has happened, and the data is handed back.
+    fn start(&mut self, request: Request) -> Result<(), (IoErrorKind, Request)> {
+        use volume::Op as V;
+        let limits = self.device.limits();
+        let Some(shift) = self.queue.core().map(|core| core.block_shift) else {
+            return Err((IoErrorKind::Gone, request));
+        };
+        let op = match request.op {
+            V::Read => Op::Read,
+            V::Write { fua } => Op::Write { fua },
+            V::Flush => Op::Flush,
+            V::WriteZeroes { deallocate, fua } if limits.write_zeroes => {
+                Op::WriteZeroes { fua, deallocate }
+            }
+            V::WriteZeroes { fua, .. } if request.len <= MAX_ZEROED => Op::Write { fua },
+            V::Deallocate if limits.dataset_management => Op::Deallocate,
+            V::WriteZeroes { .. } | V::Deallocate => {
+                return Err((IoErrorKind::Unsupported, request));
+            }
+        };
+        let mut bounce = None;
+        let mut method = Method::Prp;
+        if request.op.has_data() {
+            match self.resolve(&request.data) {
+                Some(found) => method = found,
+                None => {
+                    let buffer = match self.bounce(request.len as usize) {
+                        Ok(buffer) => buffer,
+                        Err(kind) => return Err((kind, request)),
+                    };
+                    if op != Op::Read && !copy(&request.data, &buffer, request.len, true) {
+                        return Err((IoErrorKind::Memory, request));
+                    }
+                    let (iova, len) = (buffer.iova(), request.len);
+                    self.ranges.clear();
+                    self.ranges.push(IovaRange { iova, len });
+                    bounce = Some(buffer);
+                }
+            }
+        } else if op.has_data() {
+            // Zeroes, written from the same buffer again and again.
+            if self.zeroes.is_none() {
+                self.zeroes = self.device.allocate(ZEROES as usize).ok();
+            }
+            let Some(iova) = self.zeroes.as_ref().map(DmaBuffer::iova) else {
+                return Err((IoErrorKind::Memory, request));
+            };
+            self.ranges.clear();
+            let mut left = request.len;
+            while left > 0 {
+                let len = left.min(ZEROES);
+                self.ranges.push(IovaRange { iova, len });
+                left -= len;
+            }
+        }
+        let Request {
+            tag,
+            offset,
+            len,
+            data,
+            op: kind,
+        } = request;
+        if let Some(core) = self.queue.core()
+            && bounce.is_some()
+        {
+            core.counters.bounced += 1;
+            core.counters.bounced_bytes += len;
+        }
+        let pending = Pending {
+            tag,
+            read: op == Op::Read,
+            write: kind.changes(),
+            data,
+            bounce,
+            table: self.tables.number,
+        };
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.pending.push(None);
+                self.pending.len() - 1
+            }
+        };
+        let (lba, blocks) = (offset >> shift, len >> shift);
+        match self.push(op, lba, blocks, method, index as u64) {
+            Ok(()) => {
+                self.tables.users += 1;
+                if let Some(place) = self.pending.get_mut(index) {
+                    *place = Some(pending);
+                }
+                Ok(())
+            }
+            Err(_) => {
+                self.free.push(index);
+                let data = pending.data;
+                let request = Request {
+                    tag,
+                    op: kind,
+                    offset,
+                    len,
+                    data,
+                };
+                Err((IoErrorKind::Gone, request))
+            }
+        }
+    }
+
+    fn push(
+        &mut self,
+        op: Op,
+        lba: u64,
+        blocks: u64,
+        method: Method,
+        user_data: u64,
+    ) -> Result<(), Refusal> {
+        let core = self.queue.core().ok_or(Refusal::Gone)?;
+        let most = if op.has_data() {
+            u64::from(core.max_blocks())
+        } else {
+            1 << 16
+        };
+        if blocks <= most {
+            let data = match &self.ranges[..] {
+                _ if !op.has_data() => Data::None,
+                [only] => Data::At(only.iova),
+                ranges => Data::Ranges(method, ranges, 0),
+            };
+            let single = crate::queue::SINGLE;
+            match core.push(op, lba, blocks as u32, data, single, user_data) {
+                Err(Refusal::Full) => {}
+                other => return other.map(drop),
+            }
+        }
+        if op == Op::Flush {
+            // Without blocks it has no parts: it waits as a request of one block that no one looks at.
+            return core.begin(parent(op, 0, 1, Vec::new(), method, user_data));
+        }
+        let ranges = if op.has_data() {
+            self.ranges.clone()
+        } else {
+            Vec::new()
+        };
+        core.begin(parent(op, lba, blocks, ranges, method, user_data))
+    }
+
+    fn finish(&mut self, done: crate::queue::Completion) -> Option<Completion> {
+        let index = usize::try_from(done.user_data).ok()?;
+        let mut pending = self.pending.get_mut(index)?.take()?;
+        self.free.push(index);
+        self.tables.release(pending.table);
+        let mut result = done.result.map_err(|error| io_error(error, pending.write));
+        let state = self.queue.core().map(|core| core.shared.state());
+        if state == Some(State::GoneWild) {
+            // The device may still write there: nobody else may have that memory, ever.
+            std::mem::forget(std::mem::take(&mut pending.data));
+            std::mem::forget(pending.bounce.take());
+        }
+        if let Some(buffer) = pending.bounce.take() {
+            let len = pending.data.len_bytes();
+            if pending.read && result.is_ok() && !copy(&pending.data, &buffer, len, false) {
+                result = Err(IoErrorKind::Memory.into());
+            }
+            if self.spare.len() < KEPT && buffer.len() <= KEPT_BYTES {
+                self.spare.push(buffer);
+            }
+        }
+        Some(Completion {
+            tag: pending.tag,
+            result,
+            data: pending.data,
+        })
+    }
+
+    /// Takes the newest table, and the size after a reset.
+    fn keep_up(&mut self) {
+        let mapper = self.device.mapper();
+        if mapper.generation() != self.generation {
+            self.generation = mapper.generation();
+            let table = mapper.table();
+            self.tables.replace(table);
+        }
+        if self.device.resets() != self.resets {
+            self.resets = self.device.resets();
+            self.refresh_size();
+        }
+    }
+
+    fn refresh_size(&mut self) {
+        if let Ok(namespace) = self.device.namespace(self.nsid) {
+            self.info.size = namespace.bytes();
+            self.info.read_only = self.read_only || namespace.write_protected;
+        }
+    }
+}
+
+fn parent(
+    op: Op,
+    lba: u64,
+    left: u64,
+    ranges: Vec<IovaRange>,
+    method: Method,
+    user_data: u64,
+) -> Parent {
+    Parent {
+        op,
+        lba,
+        left,
+        offset: 0,
+        ranges,
+        method,
+        hold: None,
+        user_data,
+        in_flight: 0,
+        error: None,
+        busy: true,
+    }
+}
+
+/// Copies between a request's memory and a bounce buffer. `false` when not all of it could be copied.
+fn copy(data: &SegmentList, buffer: &DmaBuffer, len: u64, into: bool) -> bool {
+    let Ok(bytes) = usize::try_from(len) else {
+        return false;
+    };
+    let piece = buffer
+        .memory()
+        .and_then(|(memory, at)| memory.segments(at, bytes));
+    piece.is_some_and(|piece| {
+        let copied = if into {
+            piece.copy_list(data)
+        } else {
+            data.copy_list(&piece)
+        };
+        copied == len
+    })
+}
+
+fn io_error(error: CommandError, write: bool) -> IoError {
+    let medium = if write {
+        IoErrorKind::MediaWrite
+    } else {
+        IoErrorKind::MediaRead
+    };
+    let kind = match error {
+        CommandError::Gone => IoErrorKind::Gone,
+        CommandError::TimedOut | CommandError::Reset => IoErrorKind::Aborted,
+        CommandError::Status(status) => match status.without_flags() {
+            Status::LBA_OUT_OF_RANGE => IoErrorKind::OutOfRange,
+            Status::CAPACITY_EXCEEDED => IoErrorKind::NoSpace,
+            Status::NAMESPACE_WRITE_PROTECTED => IoErrorKind::ReadOnly,
+            Status::DATA_TRANSFER_ERROR => IoErrorKind::Memory,
+            Status::ABORT_REQUESTED | Status::ABORTED_SQ_DELETION => IoErrorKind::Aborted,
+            Status::INVALID_NAMESPACE_OR_FORMAT => IoErrorKind::Gone,
+            Status::INVALID_FIELD => IoErrorKind::Invalid,
+            Status::INVALID_OPCODE => IoErrorKind::Unsupported,
+            other if other.sct() == StatusCodeType::MEDIA => medium,
+            _ => medium,
+        },
+    };
+    kind.into()
+}
+
+impl VolumeQueue for Queue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        if let Err(error) = request.check_info(&self.info) {
+            // The namespace may have grown.
+            self.refresh_size();
+            if error.kind != IoErrorKind::OutOfRange || request.check_info(&self.info).is_err() {
+                return Some(request.complete(Err(error)));
+            }
+        }
+        if request.len == 0 && request.op != volume::Op::Flush {
+            return Some(request.complete(Ok(())));
+        }
+        match self.start(request) {
+            Ok(()) => None,
+            Err((kind, request)) => Some(request.complete(Err(kind.into()))),
+        }
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.keep_up();
+        if self.polled_in_flight() == 0 {
+            return 0;
+        }
+        let mut over = std::mem::take(&mut self.over);
+        self.queue.poll(|completion| over.push(completion));
+        let count = over.len();
+        for completion in over.drain(..) {
+            if let Some(completion) = self.finish(completion) {
+                done(completion);
+            }
+        }
+        self.over = over;
+        count
+    }
+
+    fn polled_in_flight(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+}
+
+impl Drop for Queue {
+    /// The requests' memory must not go before the device is done with it. This ends: commands that are not answered
+    /// time out, and then the controller is reset, or given up.
+    fn drop(&mut self) {
+        while self.polled_in_flight() > 0 {
+            self.poll(&mut |completion| drop(completion));
+        }
+    }
+}
