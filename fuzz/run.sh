@@ -46,8 +46,9 @@ for target in ${*:-$("$program" 2>/dev/null)}; do
     log=$out/$target.log
     mkdir -p "$corpus" "$artifacts"
     failed=0
+    # Long inputs from the start: they are scripts, and short ones end before anything is set up.
     FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -reload=0 \
-        -print_final_stats=1 -artifact_prefix="$artifacts/" "$corpus" >"$log" 2>&1 || failed=$?
+        -max_len=4096 -len_control=0 -print_final_stats=1 -artifact_prefix="$artifacts/" "$corpus" >"$log" 2>&1 || failed=$?
     if [ "$failed" = 0 ]; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
         edges=$(sed -n 's/^#.*DONE *cov: \([0-9]*\).*/\1/p' "$log")
