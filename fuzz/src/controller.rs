@@ -72,7 +72,7 @@ impl Input<'_> {
         let at = u64::from(low) << 4 | u64::from(high) << 12;
         match kind {
             0..=127 => (at & !4095) % MAPPABLE,
-            128..=191 => at % MAPPABLE & !3,
+            128..=191 => (at % MAPPABLE) & !3,
             192..=223 => at % (MAPPABLE + CANARY),
             224..=239 => u64::MAX - at,
             _ => u64::from(self.u32()) << 32 | u64::from(self.u32()),

@@ -249,7 +249,7 @@ impl NamespaceConfig {
             });
         }
         let size = info.size;
-        if size == 0 || size % u64::from(block_size) != 0 {
+        if size == 0 || !size.is_multiple_of(u64::from(block_size)) {
             return Err(ConfigError::OddSize {
                 nsid,
                 size,

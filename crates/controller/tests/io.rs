@@ -233,7 +233,7 @@ fn what_is_wrong_with_any_io_command() {
             (DATA + 2, 0, Status::PRP_OFFSET_INVALID),
             (HIGH + HIGH_SIZE, 0, Status::DATA_TRANSFER_ERROR),
             (LOW_SIZE, 0, Status::DATA_TRANSFER_ERROR),
-            (u64::MAX & !3, 0, Status::DATA_TRANSFER_ERROR),
+            (!3, 0, Status::DATA_TRANSFER_ERROR),
         ] {
             let mut command = h.rw(opcode, 1, 0, 1, 0);
             command.set_prps(prp1, prp2);

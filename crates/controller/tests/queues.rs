@@ -71,7 +71,7 @@ fn a_full_completion_queue_waits_for_its_head() {
             ),
             (40, 40)
         );
-        assert_eq!(h.csts().cfs(), false);
+        assert!(!h.csts().cfs());
     }
 }
 
@@ -420,7 +420,7 @@ fn doorbell_buffers_that_cannot_be() {
         (SHADOW, EVENTIDX + 0x800),
         (LOW_SIZE, EVENTIDX),
         (SHADOW, HIGH - 4096),
-        (u64::MAX & !4095, EVENTIDX),
+        (!4095, EVENTIDX),
     ] {
         assert_eq!(
             plain(h.configure_shadow(shadow, eventidx)),
@@ -681,17 +681,17 @@ fn sixty_four_queues_of_4096_entries() {
         // Every queue is filled to the last entry, twice round.
         let mut tails = [0u32; 64];
         for turn in 0..3u32 {
-            for q in 0..64usize {
+            for (q, tail) in tails.iter_mut().enumerate() {
                 for i in 0..4095u32 {
                     let mut command = h.rw(NvmOpcode::READ, 1 + (i & 1), 0, 1, DATA);
                     command.cid = (i as u16).into();
-                    let at = q * 0x50000 + tails[q] as usize * 64;
+                    let at = q * 0x50000 + *tail as usize * 64;
                     rings
                         .write(at, zerocopy::IntoBytes::as_bytes(&command))
                         .unwrap();
-                    tails[q] = (tails[q] + 1) % 4096;
+                    *tail = (*tail + 1) % 4096;
                 }
-                h.ring_value(q as u16 + 1, false, tails[q]);
+                h.ring_value(q as u16 + 1, false, *tail);
             }
             h.run();
             for (q, tail) in tails.iter().enumerate() {

@@ -138,7 +138,7 @@ fn what_was_not_offered_is_a_fatal_status() {
         (good, aqa, ASQ, 0x7fff_f000),
         (good, aqa, LOW_SIZE - 0x1000 + 0x1000, ACQ),
         (good, aqa.with_asqs_z(4095), LOW_SIZE - 0x1000, ACQ),
-        (good, aqa, u64::MAX & !0xfff, ACQ),
+        (good, aqa, !0xfff, ACQ),
     ] {
         let mut h = fresh();
         h.set32(regs::AQA, aqa.into_bits());

@@ -197,14 +197,14 @@ impl Controller {
             Fid::WRITE_ATOMICITY => features.write_atomicity,
             Fid::ASYNC_EVENT_CONFIG => features.event_config,
             Fid::TIMESTAMP => {
-                self.to_host(command, &features.timestamp.to_bytes())?;
+                self.write_host(command, &features.timestamp.to_bytes())?;
                 0
             }
             Fid::KEEP_ALIVE_TIMER => keep_alive,
             Fid::HOST_IDENTIFIER => {
                 let extended = cdw11 & 1 != 0;
                 let len = if extended { 16 } else { 8 };
-                self.to_host(
+                self.write_host(
                     command,
                     features.host_identifier.get(..len).unwrap_or_default(),
                 )?;
@@ -301,7 +301,7 @@ impl Controller {
             }
             Fid::TIMESTAMP => {
                 let mut bytes = [0; 8];
-                self.from_host(command, &mut bytes)?;
+                self.read_host(command, &mut bytes)?;
                 let value = u64::from_le_bytes(bytes) & 0xffff_ffff_ffff;
                 self.admin.features.timestamp = Timestamp {
                     value,
@@ -317,7 +317,7 @@ impl Controller {
                 let extended = cdw11 & 1 != 0;
                 let mut id = [0; 16];
                 let len = if extended { 16 } else { 8 };
-                self.from_host(command, id.get_mut(..len).unwrap_or_default())?;
+                self.read_host(command, id.get_mut(..len).unwrap_or_default())?;
                 self.admin.features.host_identifier = id;
             }
             _ => {}

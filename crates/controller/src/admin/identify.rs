@@ -71,7 +71,7 @@ impl Controller {
             }
             _ => return Err(INVALID_FIELD),
         };
-        self.to_host(command, &*page)?;
+        self.write_host(command, &*page)?;
         Ok(Outcome::Done(0))
     }
 

@@ -86,7 +86,7 @@ impl Controller {
         }
         let mut data = page.get(offset..).unwrap_or_default().to_vec();
         data.resize(len, 0);
-        self.to_host(command, &data)?;
+        self.write_host(command, &data)?;
         if !get.rae {
             match get.lid {
                 Lid::ERROR_INFORMATION => self.clear_events(EventType::ERROR),

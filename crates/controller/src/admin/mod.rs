@@ -178,7 +178,7 @@ impl Controller {
     }
 
     /// Writes `data` to the guest.
-    fn to_host(&self, command: &Command, data: &[u8]) -> Result<(), Status> {
+    fn write_host(&self, command: &Command, data: &[u8]) -> Result<(), Status> {
         if data.is_empty() {
             return Ok(());
         }
@@ -188,7 +188,7 @@ impl Controller {
     }
 
     /// Reads `data` from the guest, once.
-    fn from_host(&self, command: &Command, data: &mut [u8]) -> Result<(), Status> {
+    fn read_host(&self, command: &Command, data: &mut [u8]) -> Result<(), Status> {
         let list = self.admin_data(command, data.len(), Access::Read)?;
         list.copy_to(0, data);
         Ok(())

@@ -31,7 +31,7 @@ impl Controller {
         if !contiguous {
             return Err(INVALID_FIELD);
         }
-        if command.prp1() % self.engine.page_size != 0 {
+        if !command.prp1().is_multiple_of(self.engine.page_size) {
             return Err(Status::PRP_OFFSET_INVALID.with_dnr(true));
         }
         Ok((qid, size))

@@ -60,8 +60,8 @@ impl Controller {
             && cc.ams() == Ams::ROUND_ROBIN
             && self.aqa.asqs_z() > 0
             && self.aqa.acqs_z() > 0
-            && self.asq % page == 0
-            && self.acq % page == 0;
+            && self.asq.is_multiple_of(page)
+            && self.acq.is_multiple_of(page);
         self.engine.page_size = page;
         let (asqs, acqs) = (
             u32::from(self.aqa.asqs_z()) + 1,

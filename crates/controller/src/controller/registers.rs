@@ -44,7 +44,7 @@ impl Controller {
     /// Writes BAR0. Registers take whole dwords, one or two at a time; other writes are ignored ("NVMe over PCIe
     /// Transport 1.1", 3.1 leaves them undefined).
     pub fn bar0_write(&mut self, offset: u64, data: &[u8]) {
-        if offset % 4 != 0 || !matches!(data.len(), 4 | 8) {
+        if !offset.is_multiple_of(4) || !matches!(data.len(), 4 | 8) {
             tracing::trace!(
                 offset,
                 len = data.len(),
@@ -73,15 +73,11 @@ impl Controller {
             }
             regs::CC => self.write_cc(Cc::from_bits(value)),
             // CSTS.NSSRO is cleared by writing 1.
-            regs::CSTS => {
-                if Csts::from_bits(value).nssro() {
-                    self.csts.set_nssro(false);
-                }
+            regs::CSTS if Csts::from_bits(value).nssro() => {
+                self.csts.set_nssro(false);
             }
-            regs::NSSR => {
-                if value == regs::NSSR_MAGIC {
-                    self.subsystem_reset();
-                }
+            regs::NSSR if value == regs::NSSR_MAGIC => {
+                self.subsystem_reset();
             }
             regs::AQA => self.aqa = Aqa::from_bits(value & 0x0fff_0fff),
             regs::ASQ => self.asq = low(self.asq) & !0xfff,

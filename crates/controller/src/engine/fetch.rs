@@ -37,7 +37,7 @@ impl Engine {
     /// A doorbell register was written by message. `false` when it belongs to no queue.
     pub fn write_doorbell(&mut self, index: usize, value: u32) -> bool {
         let qid = (index / 2) as u16;
-        let (which, exists) = if index % 2 == 0 {
+        let (which, exists) = if index.is_multiple_of(2) {
             (Which::SqTail, self.sq_exists(qid))
         } else {
             (Which::CqHead, self.cq_exists(qid))
