@@ -133,6 +133,54 @@ fn bind(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
+/// What a user without privileges is told; the last two stop the test program at its first mapping.
+fn unprivileged(guest: &Guest, interface: &str) -> Result<()> {
+    let user = |script: &str| {
+        refused(
+            guest,
+            &format!(
+                "mkdir -p /etc; echo 'u:x:1000:1000::/tmp:/bin/sh' >/etc/passwd; echo 'u:x:1000:' >/etc/group
+                 b=$(bdf 1); g=/dev/vfio/$(basename $(readlink /sys/bus/pci/devices/$b/iommu_group))
+                 {script}; status=$?; chown 0 /dev/vfio/* /dev/vfio/devices/* /dev/iommu 2>/dev/null; exit $status"
+            ),
+        )
+    };
+    let run = |options: &str| {
+        format!(
+            "su u -c \"ulimit -l 1024; LD_LIBRARY_PATH=/tools/lib:/tmp {SELFTEST} $b {options} 2>&1 >/tmp/out\""
+        )
+    };
+    let denied = user(&run(interface))?;
+    ensure!(denied.contains("no permission to open /dev/"), "{denied}");
+    let short = "mapping 2097152 bytes for DMA would exceed the limit of locked memory (1048576 bytes, 1 MiB)";
+    let nodes = "chown u $g /dev/vfio/devices/vfio0 /dev/iommu 2>/dev/null";
+    let limited = user(&format!("{nodes}; {}", run(interface)))?;
+    ensure!(limited.contains(short), "{limited}");
+    // A user who was given the group alone gets it, also where the kernel has iommufd.
+    let group = user(&format!(
+        "chown u $g; {}; status=$?; grep -q ^group: /tmp/out || echo no group; [ $status = 1 ] || exit 0; false",
+        run("")
+    ))?;
+    ensure!(group.contains(short), "{group}");
+    Ok(())
+}
+
+/// The kernel's driver fills the disk's first 4 MiB for ours to read.
+fn fill(guest: &Guest) -> Result<()> {
+    run_for(guest, LONG, &format!("d=$(wait_disk 1 1); fio --name=fill --filename=$d --rw=write --size=4m {PATTERN} --do_verify=0"))
+        .map(drop)
+}
+
+/// The kernel's driver finds in the next 4 MiB what ours left there.
+fn found(guest: &Guest) -> Result<()> {
+    run_for(guest, LONG, &format!("d=$(wait_disk 1 1); fio --name=found --filename=$d --rw=read --offset=4m --size=4m {PATTERN}"))
+        .map(drop)
+}
+
+/// Each 64-bit word of a block of 4 KiB is the block's offset.
+const PATTERN: &str =
+    "--bs=4k --direct=1 --ioengine=psync --verify=pattern --verify_pattern=%o --verify_fatal=1";
+
 /// The driver against QEMU's controller by one of the kernel's interfaces, then the kernel again on the same disk.
 fn drive(guest: &Guest, interface: &str) -> Result<()> {
     let out = run_for(
@@ -171,13 +219,16 @@ fn has_cdev(guest: &Guest) -> Result<bool> {
 #[test]
 fn by_group() -> Result<()> {
     let disks = Disks::new()?;
-    let file = disks.sparse("disk.raw", 64)?;
+    let file = disks.sparse("disk.raw", 32)?;
     let guest = boot("vfio-group", &file, None)?;
     let mut checks = Checks::new("vfio group");
     checks.check("refusals", || refusals(&guest));
+    checks.check("fill", || fill(&guest));
     checks.check("bind", || bind(&guest));
+    checks.check("unprivileged", || unprivileged(&guest, "group"));
     checks.check("drive", || drive(&guest, "group"));
     checks.check("unbind", || unbind(&guest));
+    checks.check("found", || found(&guest));
     guest.poweroff()?;
     checks.finish();
     Ok(())
@@ -191,13 +242,16 @@ fn by_iommufd() -> Result<()> {
         return Ok(());
     };
     let disks = Disks::new()?;
-    let file = disks.sparse("disk.raw", 64)?;
+    let file = disks.sparse("disk.raw", 32)?;
     let guest = boot("vfio-iommufd", &file, Some(kernel))?;
     let mut checks = Checks::new("vfio iommufd");
+    checks.check("fill", || fill(&guest));
     checks.check("bind", || bind(&guest));
     if has_cdev(&guest)? {
+        checks.check("unprivileged", || unprivileged(&guest, "iommufd"));
         checks.check("drive", || drive(&guest, "iommufd"));
         checks.check("unbind", || unbind(&guest));
+        checks.check("found", || found(&guest));
     } else {
         skip(NAME, "kernel without iommufd");
     }

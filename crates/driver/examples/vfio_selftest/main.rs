@@ -1,4 +1,5 @@
-//! Tries a real NVMe controller through the kernel's VFIO, and destroys what is on its first namespace:
+//! Tries a real NVMe controller through the kernel's VFIO, and destroys what is on the first 16 MiB of its first
+//! namespace, whose first 4 MiB must hold fio's pattern `%o` in blocks of 4 KiB; leaves the same in the next 4 MiB:
 //!
 //! ```text
 //! vnvme bind 0000:44:00.0
@@ -7,10 +8,14 @@
 //!
 //! The project's guest tests run it against a controller that QEMU made (`harness/tests/vfio.rs`).
 
+mod io;
+mod pattern;
 mod transport;
 
+use driver::transport::Transport;
 use driver::vfio::{Bdf, Interface, Vfio, VfioError, VfioOptions};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// What a check ends with.
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
@@ -51,7 +56,7 @@ fn run() -> Outcome {
     let busy = Vfio::open(bdf, &options).err().ok_or("opened twice")?;
     ensure(matches!(busy, VfioError::Busy { .. }), busy)?;
     transport::check(&vfio)?;
-    drop(vfio);
+    io::check(&(Arc::new(vfio) as Arc<dyn Transport>))?;
     println!("selftest passed");
     Ok(())
 }

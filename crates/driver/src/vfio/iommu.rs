@@ -93,7 +93,10 @@ pub fn open(
         Interface::Any if device.cdev().is_none() || !dev.join("iommu").exists() => by_group(),
         // Distributions have given users the group's node for years, and the new ones not yet.
         Interface::Any => match by_iommufd() {
-            Err(refused @ VfioError::Permission { .. }) => by_group().map_err(|_| refused),
+            Err(refused @ VfioError::Permission { .. }) => by_group().map_err(|e| match e {
+                VfioError::Permission { .. } | VfioError::Missing { .. } => refused,
+                e => e,
+            }),
             answer => answer,
         },
     }
