@@ -235,17 +235,11 @@ impl InProcess {
         act: impl FnOnce(&mut Host) -> R + Send + 'static,
     ) -> Result<R, TransportError> {
         match &self.place {
-            Place::Here(key) => HOSTS.with_borrow_mut(|hosts| {
-                let host = hosts.get_mut(key).ok_or_else(|| {
-                    TransportError::Gone("the controller lives in another thread".into())
-                })?;
-                Ok(act(host))
-            }),
-            Place::Thread { .. } => {
+            Place::Here(key) => here(*key, act),
+            Place::Thread { jobs, .. } => {
                 let (tell, told) = channel();
-                self.post(move |host| drop(tell.send(act(host))))?;
-                let ended = |_| TransportError::Gone("the controller's thread has ended".into());
-                told.recv().map_err(ended)
+                send(jobs, Box::new(move |host| drop(tell.send(act(host)))))?;
+                told.recv().map_err(|_| ended())
             }
         }
     }
@@ -253,19 +247,33 @@ impl InProcess {
     /// As [`InProcess::with`], without waiting.
     fn post(&self, act: impl FnOnce(&mut Host) + Send + 'static) -> Result<(), TransportError> {
         match &self.place {
-            Place::Here(_) => self.with(act),
-            Place::Thread { jobs, .. } => {
-                let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
-                let sent = jobs.as_ref().map(|jobs| jobs.send(Box::new(act)));
-                match sent {
-                    Some(Ok(())) => Ok(()),
-                    _ => Err(TransportError::Gone(
-                        "the controller's thread has ended".into(),
-                    )),
-                }
-            }
+            Place::Here(key) => here(*key, act),
+            Place::Thread { jobs, .. } => send(jobs, Box::new(act)),
         }
     }
+}
+
+fn here<R>(key: u64, act: impl FnOnce(&mut Host) -> R) -> Result<R, TransportError> {
+    HOSTS.with_borrow_mut(|hosts| match hosts.get_mut(&key) {
+        Some(host) => Ok(act(host)),
+        None => {
+            let why = "the controller lives in another thread";
+            Err(TransportError::Gone(why.into()))
+        }
+    })
+}
+
+fn send(jobs: &Mutex<Option<Sender<Job>>>, job: Job) -> Result<(), TransportError> {
+    let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
+    let sent = jobs.as_ref().map(|jobs| jobs.send(job));
+    match sent {
+        Some(Ok(())) => Ok(()),
+        _ => Err(ended()),
+    }
+}
+
+fn ended() -> TransportError {
+    TransportError::Gone("the controller's thread has ended".into())
 }
 
 impl Drop for InProcess {

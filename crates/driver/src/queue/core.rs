@@ -297,6 +297,10 @@ impl Core {
     #[inline]
     pub fn ring(&mut self) {
         if self.tail != self.rung {
+            // A queue of an earlier life is not rung: the controller would report it.
+            if self.epoch != self.shared.epoch.load(Ordering::Relaxed) {
+                return self.attend();
+            }
             self.rung = self.tail;
             self.sq_bell.publish(self.tail);
         }

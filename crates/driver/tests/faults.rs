@@ -1,0 +1,465 @@
+//! Faults: a controller that loses, repeats or invents completions, that is reset behind our back, that fails, that goes
+//! away. Never a hang, never a panic, never a buffer given back that the device may still write to.
+
+mod common;
+
+use common::*;
+use controller::ControllerConfig;
+use driver::transport::{DmaLimits, DoorbellCell, Mapping, Transport, TransportError};
+use driver::{CommandError, Device, Event, Look, Op, Options, QueueOptions, Request, Tap};
+use nvme::regs;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use volume::{Effect, Fault, FaultVolume, OpKind};
+
+const MIB: u64 = 1 << 20;
+
+/// A tap made of a closure that sees entries in order and says what becomes of them.
+struct Tamper<F>(F);
+impl<F: FnMut(nvme::Completion, bool) -> Look + Send> Tap for Tamper<F> {
+    fn look(&mut self, entry: nvme::Completion, new: bool) -> Look {
+        self.0(entry, new)
+    }
+}
+
+/// Calls `spoil` with a count of the new entries, and nothing else.
+fn each_new(mut spoil: impl FnMut(u64, nvme::Completion) -> Look + Send + 'static) -> Box<dyn Tap> {
+    let mut seen = 0u64;
+    Box::new(Tamper(move |entry, new: bool| {
+        if !new {
+            return Look::Nothing;
+        }
+        seen += 1;
+        spoil(seen, entry)
+    }))
+}
+
+/// Random I/O under a tap; the disk is right in the end, and the counters are handed out.
+fn under(tap: Box<dyn Tap>, options: Options, requests: u64) -> (driver::QueueCounters, Device) {
+    let device = open(&disk(2 * MIB, 512), options);
+    let mut queue = device
+        .queue(
+            1,
+            QueueOptions {
+                depth: 6,
+                ..Default::default()
+            },
+        )
+        .unwrap();
+    queue.set_tap(Some(tap));
+    let mut model = Exerciser::new(2 * MIB, 512, 64 << 10, 21);
+    model.run(&device, &mut queue, requests, 8);
+    queue.set_tap(None);
+    model.verify(&mut queue);
+    (queue.counters(), device)
+}
+
+#[test]
+fn lost_completions_are_found_by_time_and_the_commands_repeated() {
+    let tap = each_new(|n, entry| {
+        if n % 100 == 50 {
+            Look::Lost
+        } else {
+            Look::Entry(entry)
+        }
+    });
+    let (counters, device) = under(tap, impatient(), 350);
+    assert!(
+        counters.aborts >= 3 && counters.retried >= 3,
+        "{counters:?}"
+    );
+    assert!(device.resets() >= 3);
+    assert_eq!(counters.recreated, device.resets());
+}
+
+#[test]
+fn stale_and_repeated_completions_are_recognised() {
+    let mut before: Vec<nvme::Completion> = Vec::new();
+    let tap = each_new(move |n, entry| {
+        before.push(entry);
+        match n % 10 {
+            3 => Look::Twice(entry),
+            // An old completion comes again, and then nothing is missing: the right one is next.
+            _ => Look::Entry(entry),
+        }
+    });
+    let (counters, device) = under(tap, Options::default(), 1000);
+    assert!(counters.stale >= 90, "{counters:?}");
+    assert_eq!((counters.retried, device.resets()), (0, 0));
+}
+
+#[test]
+fn a_stale_cid_in_place_of_the_right_one_is_a_lost_completion() {
+    let mut last: Option<nvme::Completion> = None;
+    let tap = each_new(move |n, entry| {
+        let old = last.replace(entry);
+        match old {
+            Some(old) if n % 150 == 75 => {
+                last = Some(old);
+                Look::Entry(old)
+            }
+            _ => Look::Entry(entry),
+        }
+    });
+    let (counters, device) = under(tap, impatient(), 400);
+    assert!(counters.stale >= 2 && device.resets() >= 2, "{counters:?}");
+}
+
+#[test]
+fn made_up_completions_are_nobodys() {
+    let mut random = Random(77);
+    let tap: Box<dyn Tap> = Box::new(Tamper(move |entry: nvme::Completion, new: bool| {
+        if new {
+            return Look::Entry(entry);
+        }
+        // Now and then an entry that the controller never wrote, with any CID and queue.
+        if random.below(200) == 0 {
+            let mut forged = entry;
+            forged.cid = (random.next() as u16).into();
+            forged.sqid = (7 + random.next() as u16 % 100).into();
+            return Look::Twice(forged);
+        }
+        Look::Nothing
+    }));
+    // The head is now ahead of the controller: until a reset nothing is where it is looked for.
+    let (counters, device) = under(tap, impatient(), 60);
+    assert!(counters.stale > 0 && device.resets() > 0, "{counters:?}");
+}
+
+#[test]
+fn a_phase_that_never_turns_is_found_by_time() {
+    let stuck = Arc::new(AtomicU32::new(0));
+    let seen = stuck.clone();
+    let tap: Box<dyn Tap> = Box::new(Tamper(move |entry: nvme::Completion, new: bool| {
+        if !new {
+            return Look::Nothing;
+        }
+        // The 20th entry stays invisible, so everything behind it does, until the queue is created again: then its
+        // command identifiers are other ones.
+        let n = seen.fetch_add(1, Ordering::Relaxed);
+        if (20..2000).contains(&n) {
+            Look::Nothing
+        } else {
+            Look::Entry(entry)
+        }
+    }));
+    let (counters, device) = under(
+        tap,
+        Options {
+            retries: 200,
+            ..impatient()
+        },
+        60,
+    );
+    assert!(device.resets() > 0 && counters.retried > 0, "{counters:?}");
+}
+
+#[test]
+fn a_phase_that_turns_too_early_is_survived() {
+    let mut n = 0u64;
+    let tap: Box<dyn Tap> = Box::new(Tamper(move |entry: nvme::Completion, new: bool| {
+        n += 1;
+        if new || n % 3001 == 1000 {
+            Look::Entry(entry)
+        } else {
+            Look::Nothing
+        }
+    }));
+    let (counters, _) = under(tap, impatient(), 60);
+    assert!(counters.stale > 0, "{counters:?}");
+}
+
+#[test]
+fn a_command_that_never_ends_is_aborted_and_fails_in_time() {
+    let faulty = FaultVolume::new(memory(MIB));
+    let faults = faulty.faults();
+    let transport = local(
+        ControllerConfig::default(),
+        vec![namespace(1, Arc::new(faulty), 512)],
+    );
+    let options = Options {
+        retries: 0,
+        ..impatient()
+    };
+    let device = open(&transport, options);
+    let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+    faults.add(Fault::nth(OpKind::Read, 0, Effect::Hold));
+    queue
+        .submit_read(0, 1, device.allocate(512).unwrap(), 1)
+        .unwrap();
+    let releaser = {
+        let faults = faults.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(400));
+            faults.release();
+        })
+    };
+    let done = drain(&mut queue).remove(0);
+    releaser.join().unwrap();
+    assert!(
+        matches!(
+            done.result,
+            Err(CommandError::TimedOut | CommandError::Reset)
+        ),
+        "{:?}",
+        done.result
+    );
+    assert!(
+        done.buffer.is_some(),
+        "the controller was stopped, so the buffer is free"
+    );
+    // The disk works again.
+    let read = Request {
+        op: Op::Read,
+        lba: 0,
+        blocks: 1,
+        buffer: device.allocate(512).ok(),
+        user_data: 2,
+    };
+    assert!(queue.execute(read).unwrap().result.is_ok());
+}
+
+/// A transport that can be cut, and that makes the controller look sick.
+#[derive(Debug)]
+struct Sick {
+    inner: Arc<driver::in_process::InProcess>,
+    gone: AtomicBool,
+    unmaps_fail: AtomicBool,
+    csts_or: AtomicU32,
+    mapped: Mutex<Vec<(u64, u64)>>,
+    maps: AtomicU64,
+}
+
+impl Sick {
+    fn new(inner: Arc<driver::in_process::InProcess>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            gone: AtomicBool::new(false),
+            unmaps_fail: AtomicBool::new(false),
+            csts_or: AtomicU32::new(0),
+            mapped: Mutex::default(),
+            maps: AtomicU64::new(0),
+        })
+    }
+    fn check(&self) -> Result<(), TransportError> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(TransportError::Gone("pulled".into()));
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Sick {
+    fn read32(&self, offset: u64) -> Result<u32, TransportError> {
+        if self.gone.load(Ordering::Relaxed) {
+            // As PCIe does it.
+            return Ok(u32::MAX);
+        }
+        let value = self.inner.read32(offset)?;
+        Ok(if offset == regs::CSTS {
+            value | self.csts_or.load(Ordering::Relaxed)
+        } else {
+            value
+        })
+    }
+    fn write32(&self, offset: u64, value: u32) -> Result<(), TransportError> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if offset == regs::CC && value & 1 == 0 {
+            self.csts_or.store(0, Ordering::Relaxed);
+        }
+        self.inner.write32(offset, value)
+    }
+    fn doorbell(&self, _: u64) -> Option<DoorbellCell> {
+        None
+    }
+    fn dma_limits(&self) -> DmaLimits {
+        self.inner.dma_limits()
+    }
+    fn map(&self, mapping: Mapping<'_>) -> Result<(), TransportError> {
+        self.check()?;
+        self.maps.fetch_add(1, Ordering::Relaxed);
+        self.mapped
+            .lock()
+            .unwrap()
+            .push((mapping.iova, mapping.len));
+        self.inner.map(mapping)
+    }
+    fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError> {
+        if self.unmaps_fail.load(Ordering::Relaxed) {
+            return Err(TransportError::Gone("nobody answers".into()));
+        }
+        self.mapped.lock().unwrap().retain(|m| *m != (iova, len));
+        self.inner.unmap(iova, len)
+    }
+    fn msix_vectors(&self) -> u16 {
+        self.inner.msix_vectors()
+    }
+    fn set_msix(&self, fds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError> {
+        self.inner.set_msix(fds)
+    }
+    fn set_bus_master(&self, on: bool) -> Result<(), TransportError> {
+        self.check()?;
+        self.inner.set_bus_master(on)
+    }
+    fn reset(&self) -> Result<(), TransportError> {
+        self.check()?;
+        self.inner.reset()
+    }
+    fn pause(&self) {
+        if !self.gone.load(Ordering::Relaxed) {
+            self.inner.pause();
+        }
+    }
+    fn is_stepped(&self) -> bool {
+        true
+    }
+}
+
+fn sick(size: u64) -> (Arc<Sick>, Device) {
+    let transport = Sick::new(disk(size, 512));
+    let device = Device::open(transport.clone(), impatient()).unwrap();
+    (transport, device)
+}
+
+#[test]
+fn a_device_that_is_pulled_fails_everything_and_gives_the_buffers_back() {
+    let (transport, device) = sick(MIB);
+    let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+    for i in 0..50 {
+        queue
+            .submit_read(i, 1, device.allocate(512).unwrap(), i)
+            .unwrap();
+    }
+    let large = Request {
+        op: Op::Write { fua: false },
+        lba: 0,
+        blocks: 2048,
+        buffer: device.allocate(MIB as usize).ok(),
+        user_data: 99,
+    };
+    queue.submit(large).unwrap();
+    transport.gone.store(true, Ordering::Relaxed);
+    let done = drain(&mut queue);
+    assert_eq!(done.len(), 51);
+    for completion in &done {
+        assert_eq!(completion.result, Err(CommandError::Gone));
+        // Its mappings could be taken away, so it is certain that nothing is written any more.
+        assert!(completion.buffer.is_some());
+    }
+    assert!(transport.mapped.lock().unwrap().is_empty());
+    assert!(device.is_gone());
+    assert!(matches!(device.health(), Err(driver::Error::Gone)));
+    assert!(device.queue(1, QueueOptions::default()).is_err());
+    assert!(
+        device.allocate(64 << 20).is_err(),
+        "nothing can be mapped any more"
+    );
+}
+
+#[test]
+fn buffers_that_a_lost_device_may_still_write_to_are_never_given_back() {
+    let (transport, device) = sick(MIB);
+    let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+    for i in 0..20 {
+        queue
+            .submit_read(i, 1, device.allocate(512).unwrap(), i)
+            .unwrap();
+    }
+    queue.ring();
+    transport.gone.store(true, Ordering::Relaxed);
+    transport.unmaps_fail.store(true, Ordering::Relaxed);
+    let done = drain(&mut queue);
+    assert_eq!(done.len(), 20);
+    assert!(done.iter().all(|c| c.buffer.is_none()));
+    // The process behind the socket was alive after all, and goes on to write: into memory that nobody else has.
+    let fresh = dma::Memory::anonymous(1 << 20).unwrap();
+    drop(queue);
+    let before = device.mapper().counters();
+    assert_eq!(before.lost, 0, "nothing was let go yet");
+    drop(device);
+    for _ in 0..100 {
+        transport.inner.pause();
+    }
+    let mut bytes = vec![0; 1 << 20];
+    fresh.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&b| b == 0));
+}
+
+#[test]
+fn a_controller_that_fails_fatally_is_reset_and_goes_on() {
+    let (transport, device) = sick(2 * MIB);
+    let mut queue = device
+        .queue(
+            1,
+            QueueOptions {
+                depth: 8,
+                ..Default::default()
+            },
+        )
+        .unwrap();
+    let mut model = Exerciser::new(2 * MIB, 512, 64 << 10, 3);
+    let cfs = regs::Csts::new().with_cfs(true).into_bits();
+    let mut next = 30;
+    model.run_with(&device, &mut queue, 120, 10, |done, _| {
+        if done >= next {
+            next = done + 30;
+            transport.csts_or.store(cfs, Ordering::Relaxed);
+            // Polled as if time went on: the register is looked at on a tick.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    model.verify(&mut queue);
+    assert!(device.resets() >= 1, "{:?}", queue.counters());
+}
+
+#[test]
+fn resets_under_load_lose_nothing() {
+    for behind_our_back in [false, true] {
+        let transport = disk(2 * MIB, 512);
+        let device = open(&transport, impatient());
+        let mut queue = device
+            .queue(
+                1,
+                QueueOptions {
+                    depth: 20,
+                    ..Default::default()
+                },
+            )
+            .unwrap();
+        let mut model = Exerciser::new(2 * MIB, 512, 300 << 10, 4);
+        let mut next = 20;
+        let (other, controller) = (device.clone(), transport.clone());
+        model.run_with(&device, &mut queue, 300, 30, |done, queue| {
+            if done >= next {
+                next = done + 40;
+                queue.ring();
+                if behind_our_back {
+                    controller.reset().unwrap();
+                } else {
+                    other.reset().unwrap();
+                }
+            }
+        });
+        model.verify(&mut queue);
+        assert!(device.resets() >= 5, "{}", device.resets());
+        assert!(queue.counters().recreated >= 5);
+        // Events are asked for again in each life.
+        device.service().unwrap();
+    }
+}
+
+#[test]
+fn a_namespace_that_goes_and_comes_is_noticed() {
+    let namespaces = vec![
+        namespace(1, memory(MIB), 512),
+        namespace(2, memory(MIB), 512),
+    ];
+    let transport = local(ControllerConfig::default(), namespaces);
+    let device = open(&transport, Options::default());
+    assert_eq!(device.rescan().unwrap().len(), 2);
+    assert_eq!(device.service().unwrap(), Vec::<Event>::new());
+}
