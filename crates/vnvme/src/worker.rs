@@ -4,7 +4,7 @@
 use crate::device::{NvmeDevice, Waiting};
 use anyhow::{Context, Result};
 use controller::{Controller, tag_owner};
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use vfio_user::{Connection, ConnectionError, Interest, Listener, Status};
@@ -271,6 +271,7 @@ impl Worker {
     fn accept(&mut self, index: usize) {
         // The old client may be gone without our having noticed yet.
         self.serve(index);
+        self.let_go_if_gone(index);
         let Some(slot) = self.slots.get_mut(index) else {
             return;
         };
@@ -295,6 +296,36 @@ impl Worker {
         tracing::info!(socket, pid, "client connected");
         slot.connection = Some(connection);
         self.rewatch(index);
+    }
+
+    /// Ends the connection of a client that has closed its socket: what it left there is handled first, but nothing is
+    /// waited for.
+    fn let_go_if_gone(&mut self, index: usize) {
+        let gone = |slot: &Slot| {
+            let Some(connection) = &slot.connection else {
+                return false;
+            };
+            let mut fds = [PollFd::new(connection, PollFlags::empty())];
+            poll(&mut fds, Some(&Timespec::default())).is_ok()
+                && fds[0].revents().contains(PollFlags::HUP)
+        };
+        if !self.slots.get(index).is_some_and(gone) {
+            return;
+        }
+        // It cannot send more, so this ends.
+        while let Some(slot) = self.slots.get_mut(index)
+            && std::mem::take(&mut slot.more)
+        {
+            self.serve(index);
+        }
+        if let Some(slot) = self.slots.get_mut(index)
+            && let Some(mut connection) = slot.connection.take()
+        {
+            tracing::info!(socket = %slot.listener.path().display(), "client disconnected");
+            connection.close(&mut slot.device);
+            drop(connection);
+            self.rewatch(index);
+        }
     }
 
     fn serve(&mut self, index: usize) {
