@@ -209,7 +209,7 @@ fn messages_in_pieces_of_one_byte() {
     assert_eq!(raw.recv().unwrap().payload.len(), 16);
     // The rest of a message never comes.
     raw.send(&message(13, 0, None, &[])[..9], &[]).unwrap();
-    drop(raw);
+    leave(raw);
     Client::connect(place.socket(), LIMIT).unwrap();
     daemon.end();
 }
@@ -218,7 +218,7 @@ fn messages_in_pieces_of_one_byte() {
 fn more_descriptors_than_a_message_may_carry() {
     let place = Place::new();
     let mut daemon = Daemon::serve(&place, &["mem://1M"]);
-    drop(Client::connect(place.socket(), LIMIT).unwrap());
+    leave(Client::connect(place.socket(), LIMIT).unwrap());
     daemon.wait_log(|line| line.contains("client disconnected"));
     let open = descriptors(daemon.pid());
     let file = memfd(4096);

@@ -110,3 +110,36 @@ fn an_unmap_waits_for_the_commands_that_use_the_memory() {
     drop(host);
     daemon.end();
 }
+
+/// A VMM that was killed and is started again at once: whatever the first has left behind, the second is served.
+#[test]
+fn the_next_client_need_not_wait_for_the_last() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["null://1G?latency=2s", "mem://4M"]);
+    for round in 0..4 {
+        let mut host = Host::up(&place.socket());
+        if round % 2 == 0 {
+            // More messages than are handled at a time.
+            for i in 0..2000u64 {
+                host.client
+                    .region_write_posted(BAR0, 0x1000 + i % 16 * 8, &[0; 4])
+                    .unwrap();
+            }
+        } else {
+            // An unmap that is answered when a slow command is over.
+            let command = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
+            host.submit(1, command);
+            host.identify_controller();
+            let all = [24u32, 2, 0, 0, 0, 0];
+            let payload: Vec<u8> = all.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            host.client
+                .send(vfio_user::wire::Command::DMA_UNMAP, 0, &[&payload], &[])
+                .unwrap();
+        }
+        drop(host);
+        let mut host = Host::up(&place.socket());
+        host.write(2, 0, &pattern(round, 4096));
+        assert!(host.read(2, 0, 4096) == pattern(round, 4096));
+    }
+    daemon.end();
+}

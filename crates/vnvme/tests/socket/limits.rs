@@ -12,7 +12,7 @@ use crate::common::*;
 fn visit(place: &Place, round: u64) {
     match round % 5 {
         // Connects and says nothing.
-        0 => drop(RawClient::connect(&place.socket(), LIMIT).unwrap()),
+        0 => leave(RawClient::connect(&place.socket(), LIMIT).unwrap()),
         // Negotiates, maps memory and leaves without a word.
         1 => {
             let mut client = Client::connect(place.socket(), LIMIT).unwrap();

@@ -165,7 +165,7 @@ fn two_controllers_from_one_configuration() {
         });
         // One client's end is not the other's.
         let mut host = Host::up(&sockets[0]);
-        drop(Client::connect(&sockets[1], LIMIT).unwrap());
+        leave(Client::connect(&sockets[1], LIMIT).unwrap());
         assert!(host.read(1, 0, 16 << 10) == pattern(0, 16 << 10));
         drop(host);
         daemon.end();

@@ -4,7 +4,7 @@ mod daemon;
 mod host;
 
 use std::fs::{self, File};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ pub use daemon::Daemon;
 pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{Shutdown, shutdown};
 
 /// No single step takes longer than this on any machine; what is waited for this long has failed.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -84,6 +85,12 @@ pub fn memfd(size: u64) -> File {
 
 pub fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// Ends a connection. Closing the socket is not enough where other tests start processes: between its fork and its exec
+/// such a process holds a copy.
+pub fn leave(socket: impl AsFd) {
+    let _ = shutdown(socket, Shutdown::Both);
 }
 
 /// Number of open descriptors of a process.

@@ -21,7 +21,7 @@ use vfio_user::client::{Client, Irqs};
 use vfio_user::{DmaMapping, IrqAction};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{LIMIT, memfd, new_eventfd};
+use super::{LIMIT, leave, memfd, new_eventfd};
 
 /// Region indices of a PCI device (`<linux/vfio.h>`).
 pub const BAR0: u32 = 0;
@@ -360,5 +360,11 @@ impl Host {
         let completion = self.completion(qid);
         assert_eq!(completion.cid.get(), cid);
         completion
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        leave(&self.client);
     }
 }
