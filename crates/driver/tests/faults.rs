@@ -67,10 +67,10 @@ fn lost_completions_are_found_by_time_and_the_commands_repeated() {
     });
     let (counters, device) = under(tap, impatient(), 350);
     assert!(
-        counters.aborts >= 3 && counters.retried >= 3,
+        counters.aborts >= 1 && counters.retried >= 3,
         "{counters:?}"
     );
-    assert!(device.resets() >= 3);
+    assert!(device.resets() >= 1);
     assert_eq!(counters.recreated, device.resets());
 }
 
@@ -104,71 +104,69 @@ fn a_stale_cid_in_place_of_the_right_one_is_a_lost_completion() {
         }
     });
     let (counters, device) = under(tap, impatient(), 400);
-    assert!(counters.stale >= 2 && device.resets() >= 2, "{counters:?}");
+    assert!(counters.stale >= 2 && device.resets() >= 1, "{counters:?}");
+}
+
+/// Shows the controller's entries as they are, and calls `early` with a count of the looks at a place where there is
+/// none yet.
+fn each_old(mut early: impl FnMut(u64, nvme::Completion) -> Look + Send + 'static) -> Box<dyn Tap> {
+    let mut looks = 0u64;
+    Box::new(Tamper(move |entry, new: bool| {
+        if new {
+            return Look::Entry(entry);
+        }
+        looks += 1;
+        early(looks, entry)
+    }))
 }
 
 #[test]
 fn made_up_completions_are_nobodys() {
-    let mut random = Random(77);
-    let tap: Box<dyn Tap> = Box::new(Tamper(move |entry: nvme::Completion, new: bool| {
-        if new {
-            return Look::Entry(entry);
+    // An entry that the controller never wrote, two times, with a command identifier and a queue of its own invention.
+    // The head is then ahead of the controller, and nothing is where it is looked for until a reset.
+    let tap = each_old(|looks, entry| {
+        if !matches!(looks, 15 | 9000) {
+            return Look::Nothing;
         }
-        // Now and then an entry that the controller never wrote, with any CID and queue.
-        if random.below(200) == 0 {
-            let mut forged = entry;
-            forged.cid = (random.next() as u16).into();
-            forged.sqid = (7 + random.next() as u16 % 100).into();
-            return Look::Twice(forged);
-        }
-        Look::Nothing
-    }));
-    // The head is now ahead of the controller: until a reset nothing is where it is looked for.
-    let (counters, device) = under(tap, impatient(), 60);
-    assert!(counters.stale > 0 && device.resets() > 0, "{counters:?}");
+        let mut forged = entry;
+        forged.cid = (0x7abc ^ looks as u16).into();
+        forged.sqid = (1 + looks as u16 % 2).into();
+        Look::Twice(forged)
+    });
+    let (counters, device) = under(tap, impatient(), 200);
+    assert!(counters.stale >= 2 && device.resets() > 0, "{counters:?}");
 }
 
 #[test]
 fn a_phase_that_never_turns_is_found_by_time() {
-    let stuck = Arc::new(AtomicU32::new(0));
-    let seen = stuck.clone();
-    let tap: Box<dyn Tap> = Box::new(Tamper(move |entry: nvme::Completion, new: bool| {
-        if !new {
-            return Look::Nothing;
+    let mut hidden = None;
+    let tap = each_new(move |n, entry| {
+        // The 20th entry stays invisible, so everything behind it does, until the queue is created again: its memory is
+        // zeroed then.
+        if n == 20 {
+            hidden = Some(entry);
         }
-        // The 20th entry stays invisible, so everything behind it does, until the queue is created again: then its
-        // command identifiers are other ones.
-        let n = seen.fetch_add(1, Ordering::Relaxed);
-        if (20..2000).contains(&n) {
+        if hidden == Some(entry) {
             Look::Nothing
         } else {
             Look::Entry(entry)
         }
-    }));
-    let (counters, device) = under(
-        tap,
-        Options {
-            retries: 200,
-            ..impatient()
-        },
-        60,
-    );
+    });
+    let (counters, device) = under(tap, impatient(), 200);
     assert!(device.resets() > 0 && counters.retried > 0, "{counters:?}");
 }
 
 #[test]
 fn a_phase_that_turns_too_early_is_survived() {
-    let mut n = 0u64;
-    let tap: Box<dyn Tap> = Box::new(Tamper(move |entry: nvme::Completion, new: bool| {
-        n += 1;
-        if new || n % 3001 == 1000 {
+    let tap = each_old(|looks, entry| {
+        if looks == 20 {
             Look::Entry(entry)
         } else {
             Look::Nothing
         }
-    }));
-    let (counters, _) = under(tap, impatient(), 60);
-    assert!(counters.stale > 0, "{counters:?}");
+    });
+    let (counters, device) = under(tap, impatient(), 200);
+    assert!(counters.stale > 0 && device.resets() > 0, "{counters:?}");
 }
 
 #[test]
@@ -310,7 +308,8 @@ impl Transport for Sick {
         self.inner.reset()
     }
     fn pause(&self) {
-        if !self.gone.load(Ordering::Relaxed) {
+        // What has failed fatally executes nothing.
+        if !self.gone.load(Ordering::Relaxed) && self.csts_or.load(Ordering::Relaxed) == 0 {
             self.inner.pause();
         }
     }
@@ -408,12 +407,10 @@ fn a_controller_that_fails_fatally_is_reset_and_goes_on() {
         if done >= next {
             next = done + 30;
             transport.csts_or.store(cfs, Ordering::Relaxed);
-            // Polled as if time went on: the register is looked at on a tick.
-            std::thread::sleep(Duration::from_millis(20));
         }
     });
     model.verify(&mut queue);
-    assert!(device.resets() >= 1, "{:?}", queue.counters());
+    assert!(device.resets() >= 3, "{:?}", queue.counters());
 }
 
 #[test]

@@ -112,6 +112,8 @@ pub struct Exerciser {
     pub random: Random,
     pub largest: u64,
     pub done: u64,
+    /// Slices of the arena in use: by whom.
+    slices: [u64; 40],
 }
 
 impl Exerciser {
@@ -126,6 +128,7 @@ impl Exerciser {
             random: Random(seed),
             largest,
             done: 0,
+            slices: [0; 40],
         }
     }
 
@@ -164,12 +167,14 @@ impl Exerciser {
             return device.allocate(bytes as usize).unwrap();
         }
         let len = arena.region().len();
-        // Only one request in flight may use a part of the arena: each has its slice, by its number.
+        // Only one request in flight may use a part of the arena.
         let slice = (len / 40) & !4095;
-        if bytes + 4096 > slice {
+        let free = self.slices.iter().position(|&user| user == 0);
+        let Some(free) = free.filter(|_| bytes + 4096 <= slice) else {
             return device.allocate(bytes as usize).unwrap();
-        }
-        let base = (self.next % 40) * slice;
+        };
+        self.slices[free] = self.next;
+        let base = free as u64 * slice;
         let odd = self.random.below(1024) * 4;
         DmaBuffer::of(arena, base + odd, bytes).unwrap()
     }
@@ -249,12 +254,22 @@ impl Exerciser {
                 self.doing.insert(user_data, doing);
                 self.next += 1;
             }
-            Err(refused) => assert_eq!(refused.why, driver::Refusal::Full),
+            Err(refused) => {
+                assert_eq!(refused.why, driver::Refusal::Full);
+                self.release(user_data);
+            }
+        }
+    }
+
+    fn release(&mut self, id: u64) {
+        for user in self.slices.iter_mut().filter(|user| **user == id) {
+            *user = 0;
         }
     }
 
     pub fn complete(&mut self, completion: Completion) {
         let id = completion.user_data;
+        self.release(id);
         self.busy.retain(|b| b.3 != id);
         self.done += 1;
         match self.doing.remove(&id).expect("a completion of nothing") {
