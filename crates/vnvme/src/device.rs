@@ -2,7 +2,9 @@
 
 use crate::eventfd::EventFd;
 use controller::{Controller, IrqSink, pci};
-use dma::{MapError, MemoryCache, Prot};
+use dma::{MapError, Memory, MemoryCache, Prot};
+use driver::NvmeVolume;
+use driver::iova::Registration;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vfio_user::{
@@ -41,28 +43,61 @@ pub struct NvmeDevice {
     pub controller: Controller,
     pub waiting: Waiting,
     memories: MemoryCache,
+    /// Devices below, which reach guest memory themselves once it is registered with them.
+    backends: Vec<Arc<NvmeVolume>>,
+    registered: Vec<(Memory, Vec<Registration>)>,
+    /// Of a client that has gone: kept until no command of it is in flight.
+    leaving: Vec<(Memory, Vec<Registration>)>,
     mapped_doorbells: bool,
     warned_not_shared: bool,
 }
 
 impl NvmeDevice {
-    pub fn new(controller: Controller) -> Self {
+    pub fn new(controller: Controller, backends: Vec<Arc<NvmeVolume>>) -> Self {
         NvmeDevice {
             mapped_doorbells: controller.config().mapped_doorbells,
             controller,
             waiting: Waiting::No,
             memories: MemoryCache::new(),
+            backends,
+            registered: Vec::new(),
+            leaving: Vec::new(),
             warned_not_shared: false,
         }
     }
 
     /// What the VMM waits for is over.
     pub fn wait_is_over(&mut self) -> bool {
+        if !self.leaving.is_empty() && !self.controller.is_resetting() {
+            self.leaving.clear();
+        }
         match self.waiting {
             Waiting::No => false,
             Waiting::Unmap => self.controller.dma_quiesced(),
             Waiting::Reset => !self.controller.is_resetting(),
         }
+    }
+
+    /// Lets the devices below reach a memory file without copies, as long as this client stays.
+    fn register(&mut self, memory: &Memory) {
+        if self.backends.is_empty()
+            || self
+                .registered
+                .iter()
+                .any(|(known, _)| known.is_same(memory))
+        {
+            return;
+        }
+        let mut registrations = Vec::new();
+        for backend in &self.backends {
+            match backend.register(memory) {
+                Ok(registration) => registrations.push(registration),
+                Err(error) => {
+                    tracing::warn!(%error, "guest memory is copied on its way to a device")
+                }
+            }
+        }
+        self.registered.push((memory.clone(), registrations));
     }
 
     fn outcome(&mut self, waiting: Waiting) -> Outcome {
@@ -222,6 +257,7 @@ impl Device for NvmeDevice {
                     tracing::warn!(iova = format_args!("{iova:#x}"), size, %error, "guest memory refused");
                     errno(error)
                 })?;
+                self.register(&memory);
                 Some((memory, offset))
             }
             None => None,
@@ -264,5 +300,6 @@ impl Device for NvmeDevice {
         self.waiting = Waiting::No;
         self.warned_not_shared = false;
         self.controller.disconnect();
+        self.leaving.append(&mut self.registered);
     }
 }

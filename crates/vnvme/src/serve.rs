@@ -7,6 +7,7 @@ use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, hex};
 use crate::worker::{Served, Worker, WorkerOptions};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
+use driver::{Device, NvmeVolume, Place, Target};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::os::fd::OwnedFd;
@@ -29,14 +30,44 @@ pub struct ServeOptions {
     pub control: Option<PathBuf>,
 }
 
-fn open_volume(spec: &NamespaceSpec) -> Result<Arc<dyn Volume>> {
-    let options = OpenOptions {
-        read_only: spec.read_only,
-        block_size: spec.block_size,
+/// Devices that were opened: one controller, however many of its namespaces are served.
+#[derive(Default)]
+struct Devices(Vec<(Place, Device)>);
+
+impl Devices {
+    fn open(&mut self, target: &Target) -> Result<Device> {
+        if let Some((_, device)) = self.0.iter().find(|(place, _)| *place == target.place) {
+            return Ok(device.clone());
+        }
+        let device = target.open()?;
+        self.0.push((target.place.clone(), device.clone()));
+        Ok(device)
+    }
+}
+
+/// An opened volume; its device, if it stands on one that reaches guest memory itself.
+type Opened = (Arc<dyn Volume>, Option<Arc<NvmeVolume>>);
+
+fn open_volume(spec: &NamespaceSpec, devices: &mut Devices) -> Result<Opened> {
+    let url = &spec.volume;
+    let (volume, device): Opened = if url.starts_with("nvme://") || url.starts_with("vfio-user://")
+    {
+        let target = Target::parse(url)?;
+        let (read_only, name) = (spec.read_only || target.read_only, target.name());
+        let device = devices.open(&target)?;
+        let volume = NvmeVolume::new(device, target.nsid, target.queue, read_only, name)
+            .with_context(|| url.clone())?;
+        let volume = Arc::new(volume);
+        (volume.clone(), Some(volume))
+    } else {
+        let options = OpenOptions {
+            read_only: spec.read_only,
+            block_size: spec.block_size,
+        };
+        (open_url(url, options)?, None)
     };
-    let volume = open_url(&spec.volume, options)?;
-    tracing::info!(volume = spec.volume, "{}", volume.info().description);
-    Ok(volume)
+    tracing::info!(volume = url, "{}", volume.info().description);
+    Ok((volume, device))
 }
 
 /// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
@@ -66,13 +97,20 @@ fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     }
 }
 
-fn controller(id: u16, spec: &ControllerSpec, io: &Io) -> Result<Controller> {
+fn served(
+    id: u16,
+    spec: &ControllerSpec,
+    io: &Io,
+    devices: &mut Devices,
+    listener: Listener,
+) -> Result<Served> {
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
-    let volumes = spec
+    let opened = spec
         .namespaces
         .iter()
-        .map(open_volume)
+        .map(|namespace| open_volume(namespace, devices))
         .collect::<Result<Vec<_>>>()?;
+    let (volumes, backends): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let serial = spec
         .serial
@@ -97,7 +135,11 @@ fn controller(id: u16, spec: &ControllerSpec, io: &Io) -> Result<Controller> {
             volume,
         });
     }
-    Ok(Controller::new(id, config(spec, serial), namespaces, io)?)
+    Ok(Served {
+        controller: Controller::new(id, config(spec, serial), namespaces, io)?,
+        listener,
+        backends: backends.into_iter().flatten().collect(),
+    })
 }
 
 /// Makes a worker's controllers, on the worker's own thread.
@@ -112,26 +154,23 @@ fn worker(
         capacity: in_flight.clamp(512, 16384),
         ..IoOptions::default()
     });
-    let mut served = Vec::new();
+    let (mut all, mut devices) = (Vec::new(), Devices::default());
     for (id, spec) in specs.iter().enumerate() {
         let id = u16::try_from(id).context("too many controllers")?;
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
-        let controller = controller(id, spec, &io)?;
+        let one = served(id, spec, &io, &mut devices, listener)?;
         tracing::info!(
             socket = %spec.socket.display(),
-            serial = controller.config().serial,
+            serial = one.controller.config().serial,
             namespaces = spec.namespaces.len(),
             "listening"
         );
-        registry.enter(&spec.socket, controller.stats());
-        served.push(Served {
-            controller,
-            listener,
-        });
+        registry.enter(&spec.socket, one.controller.stats());
+        all.push(one);
     }
     Worker::new(
-        served,
+        all,
         io,
         stop,
         WorkerOptions {

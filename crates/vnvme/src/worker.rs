@@ -4,8 +4,10 @@
 use crate::device::{NvmeDevice, Waiting};
 use anyhow::{Context, Result};
 use controller::{Controller, tag_owner};
+use driver::NvmeVolume;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vfio_user::{Connection, ConnectionError, Interest, Listener, Status};
 use volume::Io;
@@ -26,6 +28,8 @@ const TOKEN_FIRST: u64 = 2;
 pub struct Served {
     pub controller: Controller,
     pub listener: Listener,
+    /// Devices below it, which reach guest memory themselves.
+    pub backends: Vec<Arc<NvmeVolume>>,
 }
 
 struct Slot {
@@ -76,12 +80,13 @@ impl Worker {
             Served {
                 controller,
                 listener,
+                backends,
             },
         ) in served.into_iter().enumerate()
         {
             worker.watch(listener.as_fd(), listener_token(i), epoll::EventFlags::IN)?;
             worker.slots.push(Slot {
-                device: NvmeDevice::new(controller),
+                device: NvmeDevice::new(controller, backends),
                 listener,
                 connection: None,
                 watched: Interest::None,
@@ -155,7 +160,7 @@ impl Worker {
         let Some(slot) = self.slots.get_mut(index) else {
             return false;
         };
-        if slot.device.waiting == Waiting::No || !slot.device.wait_is_over() {
+        if !slot.device.wait_is_over() {
             return false;
         }
         slot.device.waiting = Waiting::No;
