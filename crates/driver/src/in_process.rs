@@ -44,6 +44,11 @@ impl Host {
         &mut self.controller
     }
 
+    /// The controller, to look at.
+    pub fn controller_ref(&self) -> &Controller {
+        &self.controller
+    }
+
     /// One round: fetch, execute, complete. Whether there was anything to do.
     pub fn step(&mut self) -> bool {
         let mut worked = self.controller.poll(Instant::now());
