@@ -12,6 +12,7 @@ mod io;
 mod pattern;
 mod transport;
 
+use driver::Target;
 use driver::transport::Transport;
 use driver::vfio::{Bdf, Interface, Vfio, VfioError, VfioOptions};
 use std::process::ExitCode;
@@ -57,6 +58,19 @@ fn run() -> Outcome {
     ensure(matches!(busy, VfioError::Busy { .. }), busy)?;
     transport::check(&vfio)?;
     io::check(&(Arc::new(vfio) as Arc<dyn Transport>))?;
+    by_url(bdf)?;
     println!("selftest passed");
+    Ok(())
+}
+
+/// The way in that programs take, once everything of the first opening has been let go.
+fn by_url(bdf: Bdf) -> Outcome {
+    let target = Target::parse(&format!("nvme://{bdf}/1?queues=1"))?;
+    let device = target.open()?;
+    let mut queue = device.queue(1, target.queue)?;
+    let mut block = vec![0; queue.block_size() as usize];
+    queue.read(0, &mut block)?;
+    ensure(block.iter().all(|byte| *byte == 0), "another block 0")?;
+    println!("opened by its URL");
     Ok(())
 }
