@@ -22,6 +22,9 @@ const IRQ_MSIX: u32 = 2;
 /// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or another device.
 const RAM_AT_LEAST: u64 = 16 << 20;
 
+/// Lines about refused memory that one client may cause.
+const REFUSALS_TO_LOG: u32 = 8;
+
 static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
     offset: pci::DOORBELL_OFFSET,
     size: pci::DOORBELL_SIZE,
@@ -50,6 +53,8 @@ pub struct NvmeDevice {
     leaving: Vec<(Memory, Vec<Registration>)>,
     mapped_doorbells: bool,
     warned_not_shared: bool,
+    /// Log lines about refused memory that this client may still cause.
+    refusals_to_log: u32,
 }
 
 impl NvmeDevice {
@@ -63,6 +68,7 @@ impl NvmeDevice {
             registered: Vec::new(),
             leaving: Vec::new(),
             warned_not_shared: false,
+            refusals_to_log: REFUSALS_TO_LOG,
         }
     }
 
@@ -254,7 +260,10 @@ impl Device for NvmeDevice {
             Some(fd) => {
                 let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
                 let memory = self.memories.import(fd, end, write).map_err(|error| {
-                    tracing::warn!(iova = format_args!("{iova:#x}"), size, %error, "guest memory refused");
+                    if self.refusals_to_log > 0 {
+                        self.refusals_to_log -= 1;
+                        tracing::warn!(iova = format_args!("{iova:#x}"), size, %error, "guest memory refused");
+                    }
                     errno(error)
                 })?;
                 self.register(&memory);
@@ -299,6 +308,7 @@ impl Device for NvmeDevice {
     fn disconnected(&mut self) {
         self.waiting = Waiting::No;
         self.warned_not_shared = false;
+        self.refusals_to_log = REFUSALS_TO_LOG;
         self.controller.disconnect();
         self.leaving.append(&mut self.registered);
     }
