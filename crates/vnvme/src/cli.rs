@@ -49,6 +49,8 @@ Volumes:
   disk.raw, file:///disks/a.raw   a raw file or a block device; make one with: truncate -s 10G disk.raw
   mem://1G                        memory of this process, gone when it ends
   null://1T                       completes at once and stores nothing, for measurements
+  nvme://0000:44:00.0/1           namespace 1 of a real NVMe device, through VFIO (see vnvme bind)
+  vfio-user:///run/b.sock/1       namespace 1 of a controller behind another vfio-user socket
   Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace;
   read-only=on, direct=off, offset=1M, length=1G of the volume.
 
@@ -147,7 +149,7 @@ pub fn init_logging(filter: &str) {
         .with(lines.with_filter(filter))
         .init();
     if let Some(error) = complaint {
-        tracing::warn!(%error, "--log");
+        tracing::warn!("--log: {error}; logging at level info");
     }
 }
 
