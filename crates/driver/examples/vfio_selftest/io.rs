@@ -11,7 +11,7 @@ use driver::{
 };
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of the namespace that each part works on.
 const PART: u64 = 4 << 20;
@@ -431,12 +431,19 @@ impl Worker {
     }
 
     fn reap(&mut self) -> Outcome {
+        let deadline = Instant::now() + LIMIT;
         let mut done = Vec::new();
-        self.queue.wait(LIMIT, |completion| done.push(completion))?;
-        ensure(
-            !done.is_empty(),
-            format!("nothing completed within {LIMIT:?}"),
-        )?;
+        // It also comes back with nothing, after a look at the controller or a reset.
+        while done.is_empty() {
+            ensure(
+                Instant::now() < deadline,
+                format!(
+                    "nothing completed within {LIMIT:?}: {:?}",
+                    self.queue.counters()
+                ),
+            )?;
+            self.queue.wait(LIMIT, |completion| done.push(completion))?;
+        }
         done.into_iter()
             .try_for_each(|completion| self.complete(completion))
     }
