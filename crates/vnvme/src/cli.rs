@@ -1,7 +1,9 @@
 //! The command line.
 
+use crate::bench;
 use crate::bind::BindArgs;
 use crate::control;
+use crate::info;
 use crate::serve::{ServeOptions, serve};
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, parse_namespace, read_config};
 use anyhow::Result;
@@ -38,6 +40,11 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Show the counters of a running vnvme serve
     Stats(StatsArgs),
+    /// Show what an NVMe device says about itself
+    Info(info::InfoArgs),
+    /// Load a disk and measure it, in the manner of fio; or run the suites of measurements
+    #[command(after_long_help = bench::HELP)]
+    Bench(Box<bench::BenchArgs>),
     /// Hand NVMe devices over to vfio-pci, for nvme:// (as root; refused while a disk is in use)
     Bind(BindArgs),
     /// Hand NVMe devices back to the kernel
@@ -159,6 +166,8 @@ impl Cli {
         match self.command {
             Command::Serve(args) => args.run(),
             Command::Stats(args) => args.run(),
+            Command::Info(args) => args.run(),
+            Command::Bench(args) => args.run(),
             Command::Bind(args) => args.bind(),
             Command::Unbind(args) => args.unbind(),
         }

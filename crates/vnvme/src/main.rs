@@ -3,14 +3,16 @@
 //! This room is the program: command line, configuration, the worker's event loop, and the glue between a controller and
 //! its vfio-user connection. Everything that a guest or a VMM sends is handled further down; here are only words for
 //! people and the order in which things are started and ended.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod bench;
 mod bind;
 mod cli;
 mod control;
 mod device;
 mod eventfd;
 mod identity;
+mod info;
 mod serve;
 mod signals;
 mod spec;

@@ -1,0 +1,54 @@
+//! The seam between the load generator and what it loads.
+
+use anyhow::Result;
+use std::time::Duration;
+
+/// What a target is.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Usable bytes.
+    pub size: u64,
+    /// Smallest unit of I/O in bytes.
+    pub block_size: u32,
+    /// One line for people.
+    pub description: String,
+}
+
+/// Something to load.
+pub trait Target: Sync {
+    /// One queue of it.
+    type Lane: Lane;
+
+    /// What it is.
+    fn geometry(&self) -> Geometry;
+
+    /// Opens a queue for the calling thread, with `depth` buffers of `bytes` bytes: the buffer of I/O `slot` is number
+    /// `slot`.
+    fn lane(&self, index: u16, depth: u16, bytes: usize) -> Result<Self::Lane>;
+}
+
+/// How an I/O ended.
+pub type Outcome = Result<(), String>;
+
+/// One queue with the buffers of its I/Os. Stays on the thread that opened it. Called from the hot loop: after the first
+/// calls no allocation, no lock, and no system call that the way to the target does not need.
+pub trait Lane {
+    /// Starts the I/O of `slot`, which is idle, from or into the slot's buffer. Only [`Lane::kick`] has to be called for it
+    /// to happen.
+    fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()>;
+
+    /// Everything that was submitted has to begin now.
+    fn kick(&mut self) -> Result<()>;
+
+    /// Hands out the I/Os that have ended.
+    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
+
+    /// As [`Lane::poll`], but blocks until an I/O has ended, or for about `limit`.
+    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
+
+    /// Writes the slot's buffer.
+    fn put(&mut self, slot: u16, data: &[u8]);
+
+    /// Reads the slot's buffer.
+    fn get(&self, slot: u16, data: &mut [u8]);
+}

@@ -1,0 +1,181 @@
+//! `vnvme bench`: a load generator in the manner of fio, and the suites that compare this program with others.
+//!
+//! One job: [`job`] says what to do, [`pattern`] where and with what data, [`load`] runs a thread for each queue on a
+//! [`lane::Target`], [`stats`] is what comes out, [`fio`] its layout. Targets: [`device`] (an NVMe controller through our
+//! driver: VFIO, a vfio-user socket, or a controller in this process) and [`uring`] (a file, straight).
+//!
+//! Suites: [`suite`] runs jobs against `vnvme serve` processes, interleaved and repeated; [`results`] keeps the figures;
+//! [`report`] shows them beside those of the documents that this project follows.
+
+mod device;
+mod fio;
+mod job;
+mod lane;
+mod load;
+mod pattern;
+mod progress;
+mod report;
+mod results;
+mod stats;
+mod suite;
+mod target;
+mod uring;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use job::{Job, JobArgs};
+use lane::Target;
+use progress::{Progress, nanos, quantity};
+use stats::{Flow, Measured};
+use std::path::PathBuf;
+use std::time::Duration;
+use target::with_target;
+
+/// How long a suite measures a case when nothing else is said.
+const SUITE_RUNTIME: Duration = Duration::from_secs(1);
+
+/// Help that comes after the options.
+pub const HELP: &str = "\
+Targets:
+  nvme://0000:44:00.0/1       namespace 1 of an NVMe device, through VFIO (hand it over with: vnvme bind 0000:44:00.0)
+  vfio-user:///tmp/vm0.sock/1 namespace 1 of a controller served at this socket
+  null://1T, mem://1G, file:///disks/a.raw
+                              a volume behind a controller in this process, on the thread that loads it
+  /disks/a.raw, /dev/vdb      a file or block device, straight through io_uring, to compare with
+
+--rw=write, randwrite and randrw overwrite what is there.
+
+Latency is measured from submission until the completion is seen; at high rates of one I/O in up to 31.";
+
+/// Options of `vnvme bench`.
+#[derive(Args)]
+pub struct BenchArgs {
+    /// What to load: a URL or a path
+    #[arg(required_unless_present_any = ["suite", "report"], value_name = "TARGET")]
+    target: Option<String>,
+    #[command(flatten)]
+    job: JobArgs,
+    /// Print the figures in the layout of fio's JSON
+    #[arg(long)]
+    json: bool,
+    /// With the histograms, as fio's json+ has them
+    #[arg(long, requires = "json")]
+    bins: bool,
+    /// Run a suite of measurements instead: limit, doorbell, file, scale, cost, or all of them
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "target")]
+    suite: Option<suite::Name>,
+    /// How often a suite measures each case; the figure is the median
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
+    runs: u32,
+    /// Write the report of the results that there are
+    #[arg(long, conflicts_with = "target")]
+    report: bool,
+    /// Figures that another program measured, to be taken into the results: files in their form
+    #[arg(long, value_name = "FILE", requires = "report")]
+    add: Vec<PathBuf>,
+    /// Directory of results.json and report.html
+    #[arg(long, default_value = "target/bench", value_name = "DIR")]
+    output: PathBuf,
+    /// Ceilings of the suite cost; figures above them are an error
+    #[arg(long, default_value = "bench/ceilings.toml", value_name = "FILE")]
+    ceilings: PathBuf,
+}
+
+impl BenchArgs {
+    /// Measures.
+    pub fn run(self) -> Result<()> {
+        let job = self.job.job()?;
+        let mut verdict = Ok(());
+        if let Some(name) = self.suite {
+            ensure!(
+                job.ios.is_none() && !job.verify,
+                "a suite chooses the load itself"
+            );
+            let plan = suite::Plan {
+                runtime: match self.job.runtime {
+                    Some(_) => job.runtime,
+                    None => SUITE_RUNTIME,
+                },
+                ramp: job.ramp,
+                runs: self.runs,
+                output: self.output.clone(),
+                ceilings: self.ceilings.clone(),
+            };
+            verdict = suite::run(name, &plan);
+        }
+        if self.report || self.suite.is_some() {
+            report::write(&self.output, &self.add)?;
+            return verdict;
+        }
+        let target = self.target.unwrap_or_default();
+        let measured = with_target(&target, &job, Single { job: &job })?;
+        if self.json {
+            let document = fio::document(&target, &job, &measured, self.bins);
+            println!("{}", serde_json::to_string_pretty(&document)?);
+        } else {
+            print(&measured);
+        }
+        Ok(())
+    }
+}
+
+/// What is done with a target of whatever type.
+struct Single<'a> {
+    job: &'a Job,
+}
+
+impl target::Visitor for Single<'_> {
+    fn visit<T: Target>(self, target: &T) -> Result<Measured> {
+        let geometry = target.geometry();
+        eprintln!("{}", geometry.description);
+        if self.job.verify {
+            eprintln!("seed {}", self.job.seed);
+        }
+        let runtime = self.job.ios.is_none().then_some(self.job.runtime);
+        let mut progress = Progress::new(runtime, false);
+        let measured = load::run(target, self.job, &mut progress);
+        progress.end();
+        measured
+    }
+}
+
+/// The figures for people.
+fn print(measured: &Measured) {
+    for (name, flow) in [("read", &measured.read), ("write", &measured.write)] {
+        if flow.ios > 0 {
+            print_flow(name, flow, measured);
+        }
+    }
+    if measured.verified > 0 {
+        println!("verified {} blocks that were written", measured.verified);
+    }
+}
+
+fn print_flow(name: &str, flow: &Flow, measured: &Measured) {
+    let iops = measured.rate(flow.ios);
+    println!(
+        "{name}: {} IOPS, {}B/s, {} I/Os in {:.2} s",
+        quantity(iops),
+        quantity(measured.rate(flow.bytes)),
+        flow.ios,
+        measured.elapsed.as_secs_f64(),
+    );
+    let h = &flow.latency;
+    if h.is_empty() {
+        return;
+    }
+    println!(
+        "  latency of {}: min {}, mean {}, max {}",
+        if h.len() >= flow.ios {
+            "each".into()
+        } else {
+            format!("one in {:.0}", flow.ios as f64 / h.len() as f64)
+        },
+        nanos(h.min() as f64),
+        nanos(flow.mean()),
+        nanos(h.max() as f64),
+    );
+    let shown = [50.0, 90.0, 99.0, 99.9, 99.99];
+    let parts = shown.map(|p| format!("p{p} {}", nanos(flow.percentile(p) as f64)));
+    println!("  {}", parts.join(", "));
+}

@@ -1,0 +1,43 @@
+//! What a person looks at: tables on the terminal, and a page with tables and plots, from `results.json`.
+
+mod chart;
+mod documents;
+mod html;
+mod sections;
+mod table;
+
+use super::results::{self, Results};
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+
+/// Takes other programs' figures in, prints the tables, and writes `report.html` and an SVG file for each plot.
+pub fn write(output: &Path, add: &[PathBuf]) -> Result<()> {
+    let path = output.join(results::FILE);
+    let mut results = Results::read(&path)?;
+    for file in add {
+        results.merge(Results::read(file)?);
+    }
+    std::fs::create_dir_all(output).with_context(|| format!("{}", output.display()))?;
+    if !add.is_empty() {
+        results.write(&path)?;
+    }
+    let sections = sections::all(&results);
+    for section in &sections {
+        println!("\n{}\n", section.title);
+        for table in &section.tables {
+            println!("{}", table.text());
+        }
+        for chart in &section.charts {
+            let file = output.join(format!("{}.svg", chart.name));
+            std::fs::write(&file, chart.svg()).with_context(|| format!("{}", file.display()))?;
+        }
+    }
+    for left in &results.about.left_out {
+        println!("left out of {}: {}: {}", left.suite, left.what, left.why);
+    }
+    let page = output.join("report.html");
+    std::fs::write(&page, html::page(&results.about, &sections))
+        .with_context(|| format!("{}", page.display()))?;
+    println!("written: {}, {}", path.display(), page.display());
+    Ok(())
+}

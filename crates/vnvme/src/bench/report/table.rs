@@ -1,0 +1,136 @@
+//! A table, for the terminal and for the page.
+
+use super::html::escape;
+
+/// A row: its name, whether its figures are a document's, and its cells.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    pub name: String,
+    /// From a document, not measured here.
+    pub quoted: bool,
+    pub cells: Vec<String>,
+}
+
+/// A table. Every row has as many cells as there are columns.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    pub title: String,
+    pub columns: Vec<String>,
+    pub rows: Vec<Row>,
+    /// What the reader has to know.
+    pub note: String,
+}
+
+impl Table {
+    /// An empty one.
+    pub fn new(
+        title: impl Into<String>,
+        columns: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            columns: columns.into_iter().map(Into::into).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds a row; one without any figure is left out.
+    pub fn row(&mut self, name: impl Into<String>, quoted: bool, cells: Vec<Option<String>>) {
+        if cells.iter().all(Option::is_none) {
+            return;
+        }
+        self.rows.push(Row {
+            name: name.into(),
+            quoted,
+            cells: cells
+                .into_iter()
+                .map(|c| c.unwrap_or_else(|| "\u{2013}".into()))
+                .collect(),
+        });
+    }
+
+    /// For the terminal.
+    pub fn text(&self) -> String {
+        let width = |text: &str| text.chars().count();
+        let first = self.rows.iter().map(|r| width(&r.name)).max().unwrap_or(0);
+        let widths: Vec<usize> = self
+            .columns
+            .iter()
+            .enumerate()
+            .map(|(i, column)| {
+                let cells = self.rows.iter().filter_map(|r| r.cells.get(i));
+                cells
+                    .map(|c| width(c))
+                    .max()
+                    .unwrap_or(0)
+                    .max(width(column))
+            })
+            .collect();
+        let line = |name: &str, cells: &[String]| {
+            let mut text = format!("  {name:first$}");
+            for (cell, width) in cells.iter().zip(&widths) {
+                text.push_str(&format!("  {cell:>width$}"));
+            }
+            text.push('\n');
+            text
+        };
+        let mut text = format!("{}\n", self.title);
+        text.push_str(&line("", &self.columns));
+        for row in &self.rows {
+            text.push_str(&line(&row.name, &row.cells));
+        }
+        if !self.note.is_empty() {
+            text.push_str(&format!("  {}\n", self.note));
+        }
+        text
+    }
+
+    /// For the page.
+    pub fn html(&self) -> String {
+        let mut html = format!(
+            "<table><caption>{}</caption>\n<thead><tr><th></th>",
+            escape(&self.title)
+        );
+        for column in &self.columns {
+            html.push_str(&format!("<th>{}</th>", escape(column)));
+        }
+        html.push_str("</tr></thead>\n<tbody>\n");
+        for row in &self.rows {
+            let class = if row.quoted { " class=\"quoted\"" } else { "" };
+            html.push_str(&format!("<tr{class}><th>{}</th>", escape(&row.name)));
+            for cell in &row.cells {
+                html.push_str(&format!("<td>{}</td>", escape(cell)));
+            }
+            html.push_str("</tr>\n");
+        }
+        html.push_str("</tbody></table>\n");
+        if !self.note.is_empty() {
+            html.push_str(&format!("<p class=\"note\">{}</p>\n", escape(&self.note)));
+        }
+        html
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_empty_rows_are_left_out() {
+        let mut table = Table::new("IOPS", ["1", "32"]);
+        table.row("off", false, vec![Some("25.1k".into()), None]);
+        table.row("nothing", false, vec![None, None]);
+        table.row(
+            "a document <on>",
+            true,
+            vec![Some("1".into()), Some("1000000".into())],
+        );
+        let text = table.text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        let widths: Vec<usize> = lines.iter().skip(1).map(|l| l.chars().count()).collect();
+        assert!(widths.windows(2).all(|w| w[0] == w[1]), "{text}");
+        let html = table.html();
+        assert!(html.contains("a document &lt;on&gt;") && html.contains("class=\"quoted\""));
+    }
+}

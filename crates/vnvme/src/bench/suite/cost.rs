@@ -1,0 +1,186 @@
+//! Suite `cost`: instructions for each I/O, counted by callgrind. The number hardly depends on the machine, so what a change
+//! costs shows: a file holds a ceiling for each case, and a case above its ceiling is an error.
+//!
+//! Each case runs twice in one process with driver and controller on one thread, with few and with many I/Os; the difference
+//! leaves out what it takes to begin and to end. `read` and the like count the controller only (everything below the
+//! transport's `pause`, where a controller in the same thread works); `whole read` counts driver, controller and load.
+
+use super::super::results::Case;
+use super::{Outcome, Plan};
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const SUITE: &str = "cost";
+/// I/Os of the two runs.
+const FEW: u64 = 4_000;
+const MANY: u64 = 12_000;
+const DEPTH: u16 = 32;
+
+/// The function below which the controller works.
+const CONTROLLER: &str = "*driver::*InProcess*as*driver::transport::Transport*pause*";
+
+struct Cost {
+    case: &'static str,
+    target: &'static str,
+    rw: &'static str,
+    bs: &'static str,
+    controller_only: bool,
+}
+
+const CASES: [Cost; 5] = [
+    cost("null read", "null://1T", "randread", "4k", true),
+    cost("null write", "null://1T", "randwrite", "4k", true),
+    cost("memory read", "mem://64M", "randread", "4k", true),
+    cost("null read 128k", "null://1T", "randread", "128k", true),
+    cost("whole null read", "null://1T", "randread", "4k", false),
+];
+
+const fn cost(
+    case: &'static str,
+    target: &'static str,
+    rw: &'static str,
+    bs: &'static str,
+    controller_only: bool,
+) -> Cost {
+    Cost {
+        case,
+        target,
+        rw,
+        bs,
+        controller_only,
+    }
+}
+
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    if !has_valgrind() {
+        outcome.leave_out(
+            "the suite",
+            "valgrind is not installed (apt-get install valgrind)",
+        );
+        return Ok(outcome);
+    }
+    let ceilings = ceilings(&plan.ceilings)?;
+    let mut above = Vec::new();
+    for cost in &CASES {
+        let value = match instructions(cost) {
+            Ok(value) => value,
+            Err(error) => {
+                outcome.leave_out(cost.case, format!("{error:#}"));
+                continue;
+            }
+        };
+        eprintln!("  {}: {value:.1}", cost.case);
+        let case = Case {
+            suite: SUITE,
+            case: cost.case,
+            depth: DEPTH.into(),
+            queues: 1,
+        };
+        outcome
+            .collector
+            .add(case, "instructions_per_io", "1", value);
+        if let Some(&ceiling) = ceilings.get(cost.case) {
+            outcome.collector.add(case, "ceiling", "1", ceiling);
+            if value > ceiling {
+                above.push(format!(
+                    "{} takes {value:.1} instructions, its ceiling is {ceiling}",
+                    cost.case
+                ));
+            }
+        }
+    }
+    if !above.is_empty() {
+        outcome.complaint = Some(above.join("; "));
+    }
+    Ok(outcome)
+}
+
+fn has_valgrind() -> bool {
+    let mut command = Command::new("valgrind");
+    command
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// `"null read" = 250`: a case and its ceiling, a line each. No file: no ceilings.
+fn ceilings(path: &Path) -> Result<BTreeMap<String, f64>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => toml::from_str(&text).with_context(|| format!("{}", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+    }
+}
+
+fn instructions(cost: &Cost) -> Result<f64> {
+    let (few, many) = (collected(cost, FEW)?, collected(cost, MANY)?);
+    ensure!(
+        many > few,
+        "callgrind counted {few} instructions, then {many}"
+    );
+    Ok((many - few) as f64 / (MANY - FEW) as f64)
+}
+
+/// Instructions of a run with that many I/Os.
+fn collected(cost: &Cost, ios: u64) -> Result<u64> {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    if cost.controller_only {
+        command.arg(format!("--toggle-collect={CONTROLLER}"));
+    }
+    command
+        .arg(std::env::current_exe()?)
+        .args([
+            "bench",
+            cost.target,
+            "--rw",
+            cost.rw,
+            "--bs",
+            cost.bs,
+            "--seed",
+            "1",
+            "--json",
+        ])
+        .args(["--iodepth", &DEPTH.to_string()])
+        .args(["--ios", &ios.to_string()]);
+    let output = command.stdin(Stdio::null()).output().context("valgrind")?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let last = text.lines().rev().find(|l| !l.trim().is_empty());
+        bail!("the run in valgrind failed: {}", last.unwrap_or_default());
+    }
+    parse_collected(&text).context("callgrind did not say how much it collected")
+}
+
+/// `==123== Collected : 456`.
+fn parse_collected(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.split_once("Collected :"))?;
+    line.1.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callgrinds_words_are_understood() {
+        let text = "==7== Events    : Ir\n==7== Collected : 1234567\n";
+        assert_eq!(parse_collected(text), Some(1_234_567));
+        assert_eq!(parse_collected("==7== nothing"), None);
+    }
+
+    #[test]
+    fn ceilings_are_read_and_may_be_missing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "\"null read\" = 250\n\"null write\" = 260.5\n").unwrap();
+        let read = ceilings(file.path()).unwrap();
+        assert_eq!(read.get("null write"), Some(&260.5));
+        assert!(ceilings(Path::new("/no/such/file")).unwrap().is_empty());
+        std::fs::write(file.path(), "\"null read\" = \"many\"").unwrap();
+        assert!(ceilings(file.path()).is_err());
+    }
+}

@@ -1,0 +1,192 @@
+//! Suites: the same jobs against several set-ups, repeated and interleaved, so that a machine that is slow for a while is
+//! slow for all of them. The figure is the median of the runs; comparisons are ratios within one run of a suite.
+
+mod cost;
+mod doorbell;
+mod file;
+mod limit;
+mod pingpong;
+mod pool;
+mod scale;
+mod server;
+
+use super::job::Job;
+use super::results::{self, Collector, LeftOut, Machine, Results};
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Name {
+    /// Null and memory volumes beside the ping-pong of a cache line between the two cores
+    Limit,
+    /// Shadow doorbells off and on: IOPS and MMIO doorbells for each I/O
+    Doorbell,
+    /// A file behind a controller, and straight through io_uring
+    File,
+    /// 1 to 16 controllers, 1 to 64 queues
+    Scale,
+    /// Instructions for each I/O, by callgrind
+    Cost,
+    /// All of them
+    All,
+}
+
+impl Name {
+    fn word(self) -> &'static str {
+        match self {
+            Name::Limit => "limit",
+            Name::Doorbell => "doorbell",
+            Name::File => "file",
+            Name::Scale => "scale",
+            Name::Cost => "cost",
+            Name::All => "all",
+        }
+    }
+}
+
+/// How suites measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Of one run of one case.
+    pub runtime: Duration,
+    pub ramp: Duration,
+    /// Runs of each case.
+    pub runs: u32,
+    /// Where results go, and files to load.
+    pub output: PathBuf,
+    pub ceilings: PathBuf,
+}
+
+impl Plan {
+    /// A job of this plan.
+    fn job(&self, depth: u16, cpus: &[usize]) -> Job {
+        Job {
+            depth,
+            runtime: self.runtime,
+            ramp: self.ramp,
+            cpus: cpus.to_vec(),
+            ..Job::default()
+        }
+    }
+}
+
+/// Which CPUs the two ends of a measurement run on.
+#[derive(Clone, Debug)]
+struct Cores {
+    /// The loading thread's.
+    client: Vec<usize>,
+    /// The workers'.
+    server: Vec<usize>,
+}
+
+impl Cores {
+    /// The first CPU that this process may use is the client's, the others are the server's.
+    fn here() -> Result<Cores> {
+        let set = sched_getaffinity(None).context("affinity")?;
+        let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
+        let client = all.next().into_iter().collect();
+        Ok(Cores {
+            client,
+            server: all.collect(),
+        })
+    }
+
+    /// The cores when there are two at least: what polls on both sides makes no sense on one.
+    fn pair() -> Result<Cores> {
+        let cores = Cores::here()?;
+        if cores.server.is_empty() {
+            bail!("it needs two CPUs, and this process may use one");
+        }
+        Ok(cores)
+    }
+}
+
+/// What a suite made.
+#[derive(Default)]
+struct Outcome {
+    collector: Collector,
+    /// What was left out, and why.
+    left_out: Vec<(String, String)>,
+    /// Something is not as it has to be; the figures are kept nevertheless.
+    complaint: Option<String>,
+}
+
+impl Outcome {
+    fn leave_out(&mut self, what: &str, why: impl ToString) {
+        self.left_out.push((what.into(), why.to_string()));
+    }
+}
+
+/// Runs a suite, or all, and keeps the results.
+pub fn run(name: Name, plan: &Plan) -> Result<()> {
+    if name == Name::All {
+        let mut complaints = Vec::new();
+        for name in [
+            Name::Cost,
+            Name::Limit,
+            Name::Doorbell,
+            Name::File,
+            Name::Scale,
+        ] {
+            if let Err(error) = one(name, plan) {
+                complaints.push(format!("{}: {error:#}", name.word()));
+            }
+        }
+        if complaints.is_empty() {
+            return Ok(());
+        }
+        bail!("{}", complaints.join("; "));
+    }
+    one(name, plan)
+}
+
+fn one(name: Name, plan: &Plan) -> Result<()> {
+    let word = name.word();
+    let path = plan.output.join(results::FILE);
+    std::fs::create_dir_all(&plan.output).with_context(|| format!("{}", plan.output.display()))?;
+    let mut results = Results::read(&path)?;
+    let machine = Machine::here();
+    eprintln!("suite {word}");
+    let outcome = match name {
+        Name::Limit => limit::run(plan),
+        Name::Doorbell => doorbell::run(plan),
+        Name::File => file::run(plan),
+        Name::Scale => scale::run(plan),
+        Name::Cost => cost::run(plan),
+        Name::All => Ok(Outcome::default()),
+    };
+    let outcome = outcome.unwrap_or_else(|error| {
+        let mut outcome = Outcome::default();
+        outcome.leave_out("the suite", format!("{error:#}"));
+        outcome.complaint = Some(format!("{error:#}"));
+        outcome
+    });
+    let left_out = outcome.left_out.into_iter().map(|(what, why)| {
+        eprintln!("left out of {word}: {what}: {why}");
+        LeftOut {
+            suite: word.into(),
+            what,
+            why,
+        }
+    });
+    let left_out = left_out.collect();
+    results.about.machine = machine;
+    results.about.ran(&command());
+    results.replace(word, outcome.collector.rows(), left_out);
+    results.write(&path)?;
+    match outcome.complaint {
+        Some(complaint) => bail!("{complaint}"),
+        None => Ok(()),
+    }
+}
+
+/// This process's command line, with the program's name only.
+fn command() -> String {
+    let mut words = vec!["vnvme".to_owned()];
+    words.extend(std::env::args().skip(1));
+    words.join(" ")
+}

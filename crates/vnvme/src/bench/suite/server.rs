@@ -1,0 +1,158 @@
+//! `vnvme serve` as a process of its own, from this same program.
+
+use crate::control::{self, ControllerCounters};
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long it may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What to serve.
+#[derive(Clone, Debug)]
+pub struct Serve {
+    /// A volume for each controller.
+    pub volumes: Vec<String>,
+    /// Doorbells in a mapped page instead of by message.
+    pub mapped: bool,
+    pub workers: usize,
+    pub cpus: Vec<usize>,
+    /// Microseconds; the program's own choice when not given.
+    pub idle_window: Option<u64>,
+}
+
+impl Serve {
+    /// One controller on one worker on a CPU.
+    pub fn one(volume: &str, mapped: bool, cpus: &[usize]) -> Self {
+        Self {
+            volumes: vec![volume.to_owned()],
+            mapped,
+            workers: 1,
+            cpus: cpus.to_vec(),
+            idle_window: None,
+        }
+    }
+}
+
+/// A running server; ends when dropped.
+pub struct Server {
+    child: Child,
+    dir: TempDir,
+    controllers: usize,
+}
+
+impl Server {
+    /// Starts it and waits until it listens.
+    pub fn start(serve: &Serve) -> Result<Server> {
+        let dir = tempfile::Builder::new().prefix("vnvme-bench-").tempdir()?;
+        let mut config = String::new();
+        for (i, volume) in serve.volumes.iter().enumerate() {
+            let socket = socket(&dir, i);
+            let mode = if serve.mapped { "mapped" } else { "trapped" };
+            // Debug formatting of a string is a TOML basic string, for what paths and URLs are made of.
+            writeln!(
+                config,
+                "[[controller]]\nsocket = {socket:?}\ndoorbells = \"{mode}\"\n[[controller.namespace]]\nvolume = {volume:?}"
+            )?;
+        }
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, config)?;
+        let log = File::create(dir.path().join("log"))?;
+        let mut command = Command::new(std::env::current_exe().context("the program's own path")?);
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(&path)
+            .arg("--control")
+            .arg(dir.path().join("control"))
+            .args(["--workers", &serve.workers.to_string()]);
+        if !serve.cpus.is_empty() {
+            let list: Vec<String> = serve.cpus.iter().map(usize::to_string).collect();
+            command.args(["--cpus", &list.join(",")]);
+        }
+        if let Some(micros) = serve.idle_window {
+            command.args(["--idle-window", &micros.to_string()]);
+        }
+        let child = command
+            .env("VNVME_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("starting vnvme serve")?;
+        let mut server = Server {
+            child,
+            dir,
+            controllers: serve.volumes.len(),
+        };
+        let start = Instant::now();
+        loop {
+            if let Ok(stats) = control::stats(&server.dir.path().join("control"))
+                && stats.controllers.len() == server.controllers
+            {
+                return Ok(server);
+            }
+            if let Some(status) = server.child.try_wait()? {
+                bail!("vnvme serve ended ({status}): {}", server.log());
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("vnvme serve does not listen: {}", server.log());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Controller `index`'s first namespace, for the driver.
+    pub fn url(&self, index: usize) -> String {
+        format!("vfio-user://{}/1", socket(&self.dir, index).display())
+    }
+
+    /// The counters of its controllers.
+    pub fn counters(&self) -> Result<Vec<ControllerCounters>> {
+        Ok(control::stats(&self.dir.path().join("control"))?.controllers)
+    }
+
+    /// MMIO doorbells for each command, over all I/O queues so far.
+    pub fn mmio_per_io(&self) -> Result<f64> {
+        let (mut mmio, mut commands) = (0, 0);
+        for controller in self.counters()? {
+            for queue in controller.queues.iter().filter(|q| q.qid > 0) {
+                mmio += queue.mmio_doorbells;
+                commands += queue.commands;
+            }
+        }
+        Ok(mmio as f64 / commands.max(1) as f64)
+    }
+
+    fn log(&self) -> String {
+        let text = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(5).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+    }
+}
+
+fn socket(dir: &TempDir, index: usize) -> PathBuf {
+    dir.path().join(format!("{index}.sock"))
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,24 @@
+//! From what a user typed to a target.
+
+use super::device::DeviceTarget;
+use super::job::Job;
+use super::lane::Target;
+use super::stats::Measured;
+use super::uring::UringTarget;
+use anyhow::Result;
+use std::path::Path;
+
+/// Something to do with a target of whatever type.
+pub trait Visitor {
+    /// Does it.
+    fn visit<T: Target>(self, target: &T) -> Result<Measured>;
+}
+
+/// Opens what `text` names and does that with it.
+pub fn with_target<V: Visitor>(text: &str, job: &Job, visitor: V) -> Result<Measured> {
+    if text.contains("://") && !Path::new(text).exists() {
+        visitor.visit(&DeviceTarget::open(text, job)?)
+    } else {
+        visitor.visit(&UringTarget::open(Path::new(text), job.rw.writes())?)
+    }
+}

@@ -1,0 +1,266 @@
+//! `vnvme info`: what a device says about itself.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use driver::{Device, Namespace};
+use nvme::identify::IdentifyController;
+use nvme::log::Smart;
+use serde::Serialize;
+
+/// Options of `vnvme info`.
+#[derive(Args)]
+pub struct InfoArgs {
+    /// nvme://0000:44:00.0 or vfio-user:///tmp/vm0.sock, with or without a namespace
+    #[arg(value_name = "URL")]
+    url: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Info {
+    url: String,
+    controller: ControllerInfo,
+    queues: Queues,
+    namespaces: Vec<NamespaceInfo>,
+    /// Absent where the controller does not tell.
+    health: Option<Health>,
+}
+
+#[derive(Serialize)]
+struct ControllerInfo {
+    model: String,
+    serial: String,
+    firmware: String,
+    subnqn: String,
+    /// NVMe version.
+    version: String,
+    pci_vendor: String,
+    controller_id: u16,
+    /// Optional commands and features that the driver would use.
+    features: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Queues {
+    io_queues: u16,
+    entries: u32,
+    max_transfer_bytes: u64,
+    page_bytes: u64,
+    msix_vectors: u16,
+}
+
+#[derive(Serialize)]
+struct NamespaceInfo {
+    nsid: u32,
+    bytes: u64,
+    blocks: u64,
+    block_size: u32,
+    write_protected: bool,
+    nguid: String,
+    eui64: String,
+}
+
+#[derive(Serialize)]
+struct Health {
+    critical_warning: u8,
+    temperature_kelvin: u16,
+    available_spare_percent: u8,
+    used_percent: u8,
+    data_read_bytes: u128,
+    data_written_bytes: u128,
+    host_reads: u128,
+    host_writes: u128,
+    power_cycles: u128,
+    power_on_hours: u128,
+    unsafe_shutdowns: u128,
+    media_errors: u128,
+    error_log_entries: u128,
+}
+
+impl InfoArgs {
+    /// Asks the device and prints what it says.
+    pub fn run(self) -> Result<()> {
+        let target = driver::Target::parse(&self.url)?;
+        let device = target.open()?;
+        let info = Info::of(target.name(), &device);
+        device.close();
+        if self.json {
+            let text = serde_json::to_string_pretty(&info).context("JSON")?;
+            println!("{text}");
+        } else {
+            info.print();
+        }
+        Ok(())
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Info {
+    fn of(url: String, device: &Device) -> Info {
+        let limits = device.limits();
+        let features = [
+            (limits.doorbell_buffers, "shadow doorbells"),
+            (limits.volatile_cache, "volatile write cache"),
+            (limits.sgl, "SGL"),
+            (limits.compare, "Compare"),
+            (limits.dataset_management, "Dataset Management"),
+            (limits.write_zeroes, "Write Zeroes"),
+        ];
+        Info {
+            url,
+            controller: ControllerInfo::of(&device.identify(), &features),
+            queues: Queues {
+                io_queues: limits.io_queues,
+                entries: limits.queue_entries,
+                max_transfer_bytes: limits.max_transfer,
+                page_bytes: limits.page_size,
+                msix_vectors: limits.vectors,
+            },
+            namespaces: device.namespaces().iter().map(NamespaceInfo::of).collect(),
+            health: device.health().ok().map(|smart| Health::of(&smart)),
+        }
+    }
+
+    fn print(&self) {
+        let c = &self.controller;
+        println!("{}", self.url);
+        println!(
+            "  {}, serial {}, firmware {}",
+            c.model, c.serial, c.firmware
+        );
+        println!(
+            "  NVMe {}, vendor {}, controller {}, {}",
+            c.version, c.pci_vendor, c.controller_id, c.subnqn
+        );
+        println!("  {}", c.features.join(", "));
+        let q = &self.queues;
+        println!(
+            "  up to {} I/O queue pairs of {} entries, {} MSI-X vectors, {} KiB a command, pages of {} bytes",
+            q.io_queues,
+            q.entries,
+            q.msix_vectors,
+            q.max_transfer_bytes / 1024,
+            q.page_bytes
+        );
+        for ns in &self.namespaces {
+            println!(
+                "  namespace {}: {:.3} GB, {} blocks of {} bytes{}, nguid {}",
+                ns.nsid,
+                ns.bytes as f64 / 1e9,
+                ns.blocks,
+                ns.block_size,
+                if ns.write_protected {
+                    ", write protected"
+                } else {
+                    ""
+                },
+                ns.nguid
+            );
+        }
+        let Some(h) = &self.health else {
+            return;
+        };
+        println!(
+            "  health: {}, {} \u{b0}C, {}% spare, {}% used, {} media errors, {} unsafe shutdowns",
+            match h.critical_warning {
+                0 => "no warning".into(),
+                bits => format!("WARNING {bits:#04x}"),
+            },
+            i32::from(h.temperature_kelvin) - 273,
+            h.available_spare_percent,
+            h.used_percent,
+            h.media_errors,
+            h.unsafe_shutdowns
+        );
+        println!(
+            "  so far: {} reads of {:.3} GB, {} writes of {:.3} GB, {} power cycles, {} hours",
+            h.host_reads,
+            h.data_read_bytes as f64 / 1e9,
+            h.host_writes,
+            h.data_written_bytes as f64 / 1e9,
+            h.power_cycles,
+            h.power_on_hours
+        );
+    }
+}
+
+impl ControllerInfo {
+    fn of(id: &IdentifyController, features: &[(bool, &'static str)]) -> Self {
+        let ver = id.ver.get();
+        Self {
+            model: id.mn.to_string(),
+            serial: id.sn.to_string(),
+            firmware: id.fr.to_string(),
+            subnqn: id.subnqn.to_string(),
+            version: format!("{}.{}.{}", ver >> 16, ver >> 8 & 0xff, ver & 0xff),
+            pci_vendor: format!("{:04x}", id.vid.get()),
+            controller_id: id.cntlid.get(),
+            features: features
+                .iter()
+                .filter(|(has, _)| *has)
+                .map(|(_, name)| *name)
+                .collect(),
+        }
+    }
+}
+
+impl NamespaceInfo {
+    fn of(ns: &Namespace) -> Self {
+        Self {
+            nsid: ns.nsid,
+            bytes: ns.bytes(),
+            blocks: ns.blocks,
+            block_size: ns.block_size(),
+            write_protected: ns.write_protected,
+            nguid: hex(&ns.nguid),
+            eui64: hex(&ns.eui64),
+        }
+    }
+}
+
+impl Health {
+    fn of(smart: &Smart) -> Self {
+        // Data units are thousands of 512 bytes (NVMe Base 2.1, 5.1.12.1.3).
+        let units = |units: u128| units.saturating_mul(512_000);
+        Self {
+            critical_warning: smart.cw.into_bits(),
+            temperature_kelvin: smart.ctemp.get(),
+            available_spare_percent: smart.avsp,
+            used_percent: smart.pused,
+            data_read_bytes: units(smart.dur.get()),
+            data_written_bytes: units(smart.duw.get()),
+            host_reads: smart.hrc.get(),
+            host_writes: smart.hwc.get(),
+            power_cycles: smart.pwrc.get(),
+            power_on_hours: smart.poh.get(),
+            unsafe_shutdowns: smart.upl.get(),
+            media_errors: smart.mdie.get(),
+            error_log_entries: smart.neile.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use driver::{Options, in_process};
+
+    #[test]
+    fn a_controller_is_described() {
+        let transport = in_process::memory_disk(1 << 20).unwrap();
+        let device = Device::open(transport, Options::default()).unwrap();
+        let info = serde_json::to_value(Info::of("x".into(), &device)).unwrap();
+        assert_eq!(info["namespaces"][0]["bytes"], 1 << 20);
+        assert_eq!(info["namespaces"][0]["nguid"], "01".repeat(16));
+        assert_eq!(info["controller"]["version"], "2.1.0");
+        let features = info["controller"]["features"].to_string();
+        assert!(features.contains("shadow doorbells"), "{features}");
+        assert_eq!(info["health"]["critical_warning"], 0);
+        assert!(info["queues"]["io_queues"].as_u64().unwrap() > 0);
+    }
+}
