@@ -78,15 +78,24 @@ fn lost_completions_are_found_by_time_and_the_commands_repeated() {
 fn stale_and_repeated_completions_are_recognised() {
     let mut before: Vec<nvme::Completion> = Vec::new();
     let tap = each_new(move |n, entry| {
-        before.push(entry);
-        match n % 10 {
-            3 => Look::Twice(entry),
-            // An old completion comes again, and then nothing is missing: the right one is next.
+        let look = match n % 10 {
+            3 => Look::Both(entry, entry),
+            // Entries of long ago, of every slot in turn: most of their slots are in use again, under another identifier.
+            5..9 => match before
+                .len()
+                .checked_sub(7 + n as usize % 13)
+                .and_then(|at| before.get(at))
+            {
+                Some(old) => Look::Both(*old, entry),
+                None => Look::Entry(entry),
+            },
             _ => Look::Entry(entry),
-        }
+        };
+        before.push(entry);
+        look
     });
     let (counters, device) = under(tap, Options::default(), 1000);
-    assert!(counters.stale >= 90, "{counters:?}");
+    assert!(counters.stale >= 400, "{counters:?}");
     assert_eq!((counters.retried, device.resets()), (0, 0));
 }
 
@@ -131,7 +140,7 @@ fn made_up_completions_are_nobodys() {
         let mut forged = entry;
         forged.cid = (0x7abc ^ looks as u16).into();
         forged.sqid = (1 + looks as u16 % 2).into();
-        Look::Twice(forged)
+        Look::Both(forged, forged)
     });
     let (counters, device) = under(tap, impatient(), 200);
     assert!(counters.stale >= 2 && device.resets() > 0, "{counters:?}");

@@ -515,9 +515,9 @@ impl Core {
         match self.tap.as_mut()?.look(entry, new) {
             Look::Nothing => None,
             Look::Entry(entry) => Some(entry),
-            Look::Twice(entry) => {
-                *count += usize::from(self.settle(&entry, done));
-                Some(entry)
+            Look::Both(first, second) => {
+                *count += usize::from(self.settle(&first, done));
+                Some(second)
             }
             // The head moves on as for any entry; this one belongs to no queue, so to nobody.
             Look::Lost => Some(nvme::Completion::default()),

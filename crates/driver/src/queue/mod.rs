@@ -410,7 +410,7 @@ impl QueuePair {
     /// Bytes that one bounced command carries.
     fn chunk(&self, len: usize) -> Result<usize, BlockingError> {
         let block = self.block_size() as usize;
-        if block == 0 || len % block != 0 {
+        if block == 0 || !len.is_multiple_of(block) {
             return Err(Refusal::Range.into());
         }
         Ok(self.max_blocks() as usize * block)

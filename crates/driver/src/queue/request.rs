@@ -118,8 +118,8 @@ pub enum Look {
     Nothing,
     /// This entry.
     Entry(nvme::Completion),
-    /// This entry, two times.
-    Twice(nvme::Completion),
+    /// Two entries in its place: one of them is repeated, or was never sent.
+    Both(nvme::Completion, nvme::Completion),
     /// An entry that is lost: the queue moves on, nobody is told.
     Lost,
 }
