@@ -21,14 +21,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[command(version, max_term_width = 120)]
 pub struct Cli {
     /// What to log, to standard error: error, warn, info, debug, trace, or a filter like "info,controller=trace"
-    #[arg(
-        long,
-        global = true,
-        env = "VNVME_LOG",
-        default_value = "info",
-        value_name = "FILTER"
-    )]
-    pub log: String,
+    /// [default: info when serving, else warn]
+    #[arg(long, global = true, env = "VNVME_LOG", value_name = "FILTER")]
+    log: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -161,6 +156,15 @@ pub fn init_logging(filter: &str) {
 }
 
 impl Cli {
+    /// What to log.
+    pub fn log(&self) -> &str {
+        match (&self.log, &self.command) {
+            (Some(filter), _) => filter,
+            (None, Command::Serve(_)) => "info",
+            (None, _) => "warn",
+        }
+    }
+
     /// Does what was asked for.
     pub fn run(self) -> Result<()> {
         match self.command {

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    cli::init_logging(&cli.log);
+    cli::init_logging(cli.log());
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

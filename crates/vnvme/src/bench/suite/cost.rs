@@ -2,8 +2,8 @@
 //! costs shows: a file holds a ceiling for each case, and a case above its ceiling is an error.
 //!
 //! Each case runs twice in one process with driver and controller on one thread, with few and with many I/Os; the difference
-//! leaves out what it takes to begin and to end. `read` and the like count the controller only (everything below the
-//! transport's `pause`, where a controller in the same thread works); `whole read` counts driver, controller and load.
+//! leaves out what it takes to begin and to end. `null read` and the like count the controller only, from finding the doorbell
+//! to the completion; `whole null read` counts driver, controller and load.
 
 use super::super::results::Case;
 use super::{Outcome, Plan};
@@ -18,8 +18,8 @@ const FEW: u64 = 4_000;
 const MANY: u64 = 12_000;
 const DEPTH: u16 = 32;
 
-/// The function below which the controller works.
-const CONTROLLER: &str = "*driver::*InProcess*as*driver::transport::Transport*pause*";
+/// The function below which a controller in this process works, doorbell to completion.
+const CONTROLLER: &str = "driver::in_process::Host::step";
 
 struct Cost {
     case: &'static str,
