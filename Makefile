@@ -21,6 +21,7 @@ test: check tools-guest
 	$(CARGO) run --quiet -p harness --bin prepare
 	$(CARGO) build -p vnvme
 	$(CARGO) test --workspace --no-fail-fast
+	$(CARGO) test --release -p driver --lib --test mapper
 	fuzz/run.sh 10
 
 check: tools-build

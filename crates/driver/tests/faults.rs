@@ -459,13 +459,66 @@ fn resets_under_load_lose_nothing() {
 }
 
 #[test]
-fn a_namespace_that_goes_and_comes_is_noticed() {
-    let namespaces = vec![
-        namespace(1, memory(MIB), 512),
-        namespace(2, memory(MIB), 512),
-    ];
-    let transport = local(ControllerConfig::default(), namespaces);
+fn namespaces_that_grow_come_and_go_are_noticed() {
+    let transport = disk(MIB, 512);
     let device = open(&transport, Options::default());
-    assert_eq!(device.rescan().unwrap().len(), 2);
+    let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+    assert_eq!(device.namespace(1).unwrap().bytes(), MIB);
     assert_eq!(device.service().unwrap(), Vec::<Event>::new());
+    let become_another = |namespaces: &'static [(u32, u64)]| {
+        // The controller is another one from here on, with the same memory: as after an upgrade of its process.
+        let swapped = transport.with(move |old| {
+            let volumes = namespaces
+                .iter()
+                .map(|&(nsid, size)| namespace(nsid, memory(size), 512));
+            let mut new = host(ControllerConfig::default(), volumes.collect());
+            for window in old.controller().dma().windows() {
+                let controller = new.controller();
+                controller
+                    .dma_map(window.iova, window.len, window.backing, window.prot)
+                    .unwrap();
+            }
+            *old = new;
+        });
+        swapped.unwrap();
+        device.reset().unwrap();
+        device.service().unwrap()
+    };
+    let events = become_another(&[(1, 2 * MIB), (3, MIB)]);
+    assert!(
+        matches!(&events[..], [Event::NamespaceChanged(one), Event::NamespaceChanged(three)]
+            if one.bytes() == 2 * MIB && three.nsid == 3),
+        "{events:?}"
+    );
+    // The queue pair goes on, also in the part that was not there before.
+    queue.write(4000, &[7; 512], false).unwrap();
+    assert_eq!(
+        become_another(&[(1, 2 * MIB)]),
+        [Event::NamespaceRemoved(3)]
+    );
+    assert!(device.namespace(3).is_err());
+    assert_eq!(device.rescan().unwrap().len(), 1);
+}
+
+#[test]
+fn events_are_handed_out_and_asked_for_again() {
+    let transport = disk(MIB, 512);
+    let device = open(&transport, Options::default());
+    let queue = device.queue(1, QueueOptions::default()).unwrap();
+    for _ in 0..3 {
+        // A value outside the ring: the controller reports it (NVMe Base 2.1, 5.1.2.1).
+        let tail = regs::doorbell_offset(queue.qid(), false, 0);
+        transport.write32(tail, 0xffff).unwrap();
+        let mut events = Vec::new();
+        for _ in 0..100 {
+            transport.pause();
+            events.extend(device.service().unwrap());
+        }
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert!(
+            matches!(events[0], Event::Other(event) if event.aet() == nvme::aen::EventType::ERROR)
+        );
+        transport.write32(tail, 0).unwrap();
+        transport.pause();
+    }
 }

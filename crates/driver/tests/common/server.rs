@@ -166,7 +166,7 @@ pub fn serve(path: &Path, mapped_doorbells: bool, size: u64, go_on: impl Fn() ->
         } else {
             idle.saturating_add(1)
         };
-        if idle % 16 == 0 {
+        if idle.is_multiple_of(16) {
             match &mut connection {
                 None => connection = listener.accept().unwrap().map(Connection::new),
                 Some(open) => {
