@@ -104,7 +104,11 @@ impl BenchArgs {
             verdict = suite::run(name, &plan);
         }
         if self.report || self.suite.is_some() {
-            report::write(&self.output, &self.add)?;
+            report::write(
+                &self.output,
+                &self.add,
+                self.suite.and_then(suite::Name::only),
+            )?;
             return verdict;
         }
         let target = self.target.unwrap_or_default();

@@ -10,8 +10,9 @@ use super::results::{self, Results};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-/// Takes other programs' figures in, prints the tables, and writes `report.html` and an SVG file for each plot.
-pub fn write(output: &Path, add: &[PathBuf]) -> Result<()> {
+/// Takes other programs' figures in, prints the tables (of one suite, if it is named), and writes `report.html` and an SVG
+/// file for each plot.
+pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
     let path = output.join(results::FILE);
     let mut results = Results::read(&path)?;
     for file in add {
@@ -23,16 +24,19 @@ pub fn write(output: &Path, add: &[PathBuf]) -> Result<()> {
     }
     let sections = sections::all(&results);
     for section in &sections {
-        println!("\n{}\n", section.title);
-        for table in &section.tables {
-            println!("{}", table.text());
+        if only.is_none_or(|suite| suite == section.id) {
+            println!("\n{}\n", section.title);
+            for table in &section.tables {
+                println!("{}", table.text());
+            }
         }
         for chart in &section.charts {
             let file = output.join(format!("{}.svg", chart.name));
             std::fs::write(&file, chart.svg()).with_context(|| format!("{}", file.display()))?;
         }
     }
-    for left in &results.about.left_out {
+    let left = results.about.left_out.iter();
+    for left in left.filter(|l| only.is_none_or(|suite| suite == l.suite)) {
         println!("left out of {}: {}: {}", left.suite, left.what, left.why);
     }
     let page = output.join("report.html");

@@ -46,6 +46,11 @@ impl Name {
             Name::All => "all",
         }
     }
+
+    /// Its word, unless it stands for all.
+    pub fn only(self) -> Option<&'static str> {
+        (self != Name::All).then(|| self.word())
+    }
 }
 
 /// How suites measure.

@@ -1,0 +1,337 @@
+//! `make bench`, the part in a guest: suite `guest`. fio as in the document of QEMU's shadow doorbell series, against vnvme
+//! with shadow doorbells off and on, and against QEMU's own controller with `dbcs` off and on.
+//!
+//! The guest has one virtual processor, so that a controller has a core of its own. Every guest has one disk of each kind
+//! that is compared with the others in it: all four in one guest, so that nothing else differs. MMIO doorbells of vnvme are
+//! its own counters; those of QEMU's controller are counted by its trace events, in a guest of their own and a shorter run,
+//! because tracing costs time.
+//!
+//! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes rows in the form of `results.json`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use harness::cache::Cache;
+use harness::daemon::{Daemon, program};
+use harness::progress::say;
+use harness::{Firmware, Guest};
+use serde_json::{Value, json};
+
+const DEPTHS: [u32; 5] = [1, 2, 4, 8, 32];
+const SIZE: &str = "64G";
+
+struct Options {
+    output: PathBuf,
+    runtime: u32,
+    runs: u32,
+}
+
+/// One of the four disks.
+struct Disk {
+    case: &'static str,
+    serial: &'static str,
+}
+
+const DISKS: [Disk; 4] = [
+    Disk {
+        case: "vnvme shadow off",
+        serial: "vnvme-off",
+    },
+    Disk {
+        case: "vnvme shadow on",
+        serial: "vnvme-on",
+    },
+    Disk {
+        case: "qemu dbcs off",
+        serial: "qemu-off",
+    },
+    Disk {
+        case: "qemu dbcs on",
+        serial: "qemu-on",
+    },
+];
+
+/// A figure of one run.
+struct Figure {
+    case: String,
+    depth: u32,
+    metric: &'static str,
+    unit: &'static str,
+    value: f64,
+}
+
+fn main() {
+    if let Err(error) = options().and_then(|options| bench(&options)) {
+        eprintln!("bench: {error:#}");
+        std::process::exit(1);
+    }
+}
+
+fn options() -> Result<Options> {
+    let mut options = Options {
+        output: PathBuf::new(),
+        runtime: 3,
+        runs: 3,
+    };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut number = || -> Result<u32> {
+            let value = args
+                .next()
+                .with_context(|| format!("{arg} wants a number"))?;
+            Ok(value.parse::<u32>()?.max(1))
+        };
+        match arg.as_str() {
+            "--runtime" => options.runtime = number()?,
+            "--runs" => options.runs = number()?,
+            _ => options.output = arg.into(),
+        }
+    }
+    ensure!(
+        !options.output.as_os_str().is_empty(),
+        "usage: bench OUTPUT [--runtime SECONDS] [--runs N]"
+    );
+    Ok(options)
+}
+
+fn bench(options: &Options) -> Result<()> {
+    let mut figures = Vec::new();
+    let measured = measure(options, &mut figures).and_then(|()| count(options, &mut figures));
+    let mut left_out = Vec::new();
+    if let Err(error) = &measured {
+        left_out.push(
+            json!({"suite": "guest", "what": "the suite, or a part", "why": format!("{error:#}")}),
+        );
+    }
+    let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+    let mut objects = vec![json!({
+        "suite": "about",
+        "machine": {"cpu": "", "cpus": 0, "memory_mib": 0, "kernel": "", "hypervisor": false, "version": "", "time": 0, "load": 0.0},
+        "command": "",
+        "commands": [format!("harness bench {command}")],
+        "left_out": left_out,
+    })];
+    objects.extend(rows(&figures));
+    fs::write(&options.output, serde_json::to_string_pretty(&objects)?)
+        .with_context(|| format!("{}", options.output.display()))?;
+    measured
+}
+
+/// Medians.
+fn rows(figures: &[Figure]) -> Vec<Value> {
+    let mut rows: Vec<(&Figure, Vec<f64>)> = Vec::new();
+    for figure in figures {
+        let same = |f: &Figure| {
+            f.case == figure.case && f.depth == figure.depth && f.metric == figure.metric
+        };
+        match rows.iter_mut().find(|(first, _)| same(first)) {
+            Some((_, runs)) => runs.push(figure.value),
+            None => rows.push((figure, vec![figure.value])),
+        }
+    }
+    let row = |(figure, runs): (&Figure, Vec<f64>)| {
+        let mut sorted = runs.clone();
+        sorted.sort_by(f64::total_cmp);
+        let upper = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
+        let lower = sorted.get((sorted.len() - 1) / 2).copied().unwrap_or(0.0);
+        json!({
+            "suite": "guest", "case": figure.case, "depth": figure.depth, "queues": 1,
+            "metric": figure.metric, "unit": figure.unit, "value": (upper + lower) / 2.0, "runs": runs,
+        })
+    };
+    rows.into_iter().map(row).collect()
+}
+
+/// A `vnvme serve` with counters.
+struct Served {
+    daemon: Daemon,
+    control: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Served {
+    fn start(disk: &Disk, shadow: bool) -> Result<Served> {
+        let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
+        let control = dir.path().join("control");
+        let mut daemon = Daemon::builder(disk.serial)
+            .arg("--serial")
+            .arg(disk.serial)
+            .arg("--control")
+            .arg(&control);
+        if !shadow {
+            daemon = daemon.arg("--no-shadow-doorbells");
+        }
+        Ok(Served {
+            daemon: daemon.volume(format!("null://{SIZE}")).start()?,
+            control,
+            _dir: dir,
+        })
+    }
+
+    /// MMIO doorbells and commands of the I/O queues so far.
+    fn counters(&self) -> Result<(u64, u64)> {
+        let out = Command::new(program()?)
+            .arg("stats")
+            .arg(&self.control)
+            .arg("--json")
+            .output()?;
+        ensure!(
+            out.status.success(),
+            "vnvme stats: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        let stats: Value = serde_json::from_slice(&out.stdout).context("vnvme stats")?;
+        let queues = stats["controllers"][0]["queues"].as_array();
+        let queues = queues.context("vnvme stats has no queues")?;
+        let sum = |name: &str| {
+            let io = queues.iter().filter(|q| q["qid"].as_u64() != Some(0));
+            io.filter_map(|q| q[name].as_u64()).sum::<u64>()
+        };
+        Ok((sum("mmio_doorbells"), sum("commands")))
+    }
+}
+
+/// QEMU's controllers on null-co, as in the document.
+fn qemu_disks() -> Vec<String> {
+    let mut args = Vec::new();
+    for (disk, dbcs) in [(&DISKS[2], "off"), (&DISKS[3], "on")] {
+        let id = disk.serial;
+        args.push("-drive".into());
+        args.push(format!(
+            "id={id},if=none,format=raw,file.driver=null-co,file.read-zeroes=on,file.size={SIZE}"
+        ));
+        args.push("-device".into());
+        args.push(format!("nvme,serial={id},drive={id},dbcs={dbcs}"));
+    }
+    args
+}
+
+fn measure(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
+    let served = [
+        Served::start(&DISKS[0], false)?,
+        Served::start(&DISKS[1], true)?,
+    ];
+    let mut builder = Guest::builder("bench").cpus(1).firmware(Firmware::Qboot);
+    builder = builder
+        .limit(Duration::from_secs(3600))
+        .qemu_args(qemu_disks());
+    for one in &served {
+        builder = builder.vfio_user(one.daemon.socket());
+    }
+    let guest = builder.boot()?;
+    for run in 0..options.runs {
+        say(format!("bench: guest, run {} of {}", run + 1, options.runs));
+        for depth in DEPTHS {
+            for (i, disk) in DISKS.iter().enumerate() {
+                let one = served.get(i);
+                let before = one.map(Served::counters).transpose()?;
+                let report = fio(&guest, disk, depth, options.runtime)?;
+                let mut add = |metric, unit, value| {
+                    figures.push(Figure {
+                        case: disk.case.into(),
+                        depth,
+                        metric,
+                        unit,
+                        value,
+                    });
+                };
+                add("iops", "1/s", report.iops);
+                add("mean_ns", "ns", report.mean_ns);
+                if let (Some(one), Some((mmio, commands))) = (one, before) {
+                    let (mmio_now, commands_now) = one.counters()?;
+                    let commands = commands_now.saturating_sub(commands).max(1);
+                    let mmio = mmio_now.saturating_sub(mmio);
+                    add("mmio_per_io", "1", mmio as f64 / commands as f64);
+                }
+            }
+        }
+    }
+    guest.poweroff()?;
+    for one in &served {
+        one.daemon.terminate()?;
+    }
+    Ok(())
+}
+
+/// Doorbell writes of QEMU's own controller, by its trace events, in guests with one of its disks each.
+fn count(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
+    say("bench: guest, counting the doorbells of QEMU's controller");
+    let cache = Cache::open()?;
+    let dir = cache.scratch()?;
+    for (i, disk) in DISKS.iter().enumerate().skip(2) {
+        let log = dir.path().join(disk.serial);
+        let args = qemu_disks();
+        // Four words for each of the two disks.
+        let mut args: Vec<String> = args.chunks(4).nth(i - 2).unwrap_or_default().to_vec();
+        args.push("-trace".into());
+        args.push(format!(
+            "enable=pci_nvme_mmio_doorbell_*,file={}",
+            log.display()
+        ));
+        let builder = Guest::builder("bench-trace")
+            .cpus(1)
+            .firmware(Firmware::Qboot);
+        let guest = builder.qemu_args(args).boot()?;
+        for depth in DEPTHS {
+            let before = doorbells(&log)?;
+            let ios = fio(&guest, disk, depth, options.runtime.min(2))?.ios;
+            let after = doorbells(&log)?;
+            figures.push(Figure {
+                case: disk.case.into(),
+                depth,
+                metric: "mmio_per_io",
+                unit: "1",
+                value: after.saturating_sub(before) as f64 / ios.max(1) as f64,
+            });
+        }
+        guest.poweroff()?;
+    }
+    Ok(())
+}
+
+/// I/O queues' doorbell events so far.
+fn doorbells(log: &Path) -> Result<u64> {
+    // What the backend has buffered appears within a moment.
+    std::thread::sleep(Duration::from_millis(500));
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    // "pci_nvme_mmio_doorbell_sq sqid 1 new_tail 2"; the Admin queue is number 0.
+    let lines = text.lines().filter(|l| l.contains("mmio_doorbell_"));
+    Ok(lines.filter(|l| !l.contains("qid 0 ")).count() as u64)
+}
+
+/// What fio says.
+struct Report {
+    ios: u64,
+    iops: f64,
+    mean_ns: f64,
+}
+
+/// fio on one disk, as the document has it.
+fn fio(guest: &Guest, disk: &Disk, depth: u32, runtime: u32) -> Result<Report> {
+    let script = format!(
+        "for s in /sys/class/nvme/*/serial; do read -r found <$s; [ \"$found\" = {serial} ] && break; found=; done
+         [ -n \"$found\" ] || {{ echo 'no disk {serial}'; exit 1; }}
+         c=${{s%/serial}}; c=${{c##*/}}
+         fio --name=bench --filename=/dev/${{c}}n1 --ioengine=libaio --thread=1 --direct=1 --verify=0 --rw=randread --bs=4k \
+         --iodepth={depth} --time_based --ramp_time=0 --runtime={runtime} --output-format=json",
+        serial = disk.serial
+    );
+    let limit = Duration::from_secs(60 + u64::from(runtime) * 4);
+    let text = guest.run_for(limit, &script)?;
+    let json = text.get(text.find('{').unwrap_or(0)..).unwrap_or_default();
+    let report: Value = serde_json::from_str(json).context("fio's report")?;
+    let read = &report["jobs"][0]["read"];
+    let report = Report {
+        ios: read["total_ios"].as_u64().unwrap_or(0),
+        iops: read["iops"].as_f64().unwrap_or(0.0),
+        mean_ns: read["clat_ns"]["mean"].as_f64().unwrap_or(0.0),
+    };
+    if report.ios == 0 || report.iops <= 0.0 {
+        bail!("fio on {} read nothing: {text}", disk.serial);
+    }
+    Ok(report)
+}
