@@ -1,10 +1,9 @@
 //! `make bench`, the part in a guest: suite `guest`. fio as in the document of QEMU's shadow doorbell series, against vnvme
-//! with shadow doorbells off and on, and against QEMU's own controller with `dbcs` off and on.
+//! with shadow doorbells off and on, polling and sleeping, and against QEMU's own controller with `dbcs` off and on.
 //!
-//! The guest has one virtual processor, so that a controller has a core of its own. Every guest has one disk of each kind
-//! that is compared with the others in it: all four in one guest, so that nothing else differs. MMIO doorbells of vnvme are
-//! its own counters; those of QEMU's controller are counted by its trace events, in a guest of their own and a shorter run,
-//! because tracing costs time.
+//! The guest has one virtual processor, so that a controller has a core of its own, and all disks, so that nothing else
+//! differs. MMIO doorbells of vnvme are its own counters; those of QEMU's controller are counted by its trace events, in a
+//! guest of their own and a shorter run, because tracing costs time.
 //!
 //! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes rows in the form of `results.json`.
 
@@ -29,30 +28,62 @@ struct Options {
     runs: u32,
 }
 
-/// One of the four disks.
+/// A disk that is compared.
 struct Disk {
     case: &'static str,
     serial: &'static str,
+    by: By,
 }
 
-const DISKS: [Disk; 4] = [
-    Disk {
-        case: "vnvme shadow off",
-        serial: "vnvme-off",
+/// Who plays its controller.
+enum By {
+    Vnvme {
+        shadow: bool,
+        /// How long the worker polls after the last work, in microseconds; `None`: as it does when nothing is said.
+        window: Option<u32>,
     },
-    Disk {
-        case: "vnvme shadow on",
-        serial: "vnvme-on",
+    Qemu {
+        dbcs: &'static str,
     },
-    Disk {
-        case: "qemu dbcs off",
-        serial: "qemu-off",
-    },
-    Disk {
-        case: "qemu dbcs on",
-        serial: "qemu-on",
-    },
+}
+
+/// An emulated guest takes longer from one I/O to the next than the worker polls by itself; this is longer.
+const POLLING: Option<u32> = Some(2000);
+
+const DISKS: [Disk; 6] = [
+    vnvme("vnvme shadow off", "vnvme-off", false, POLLING),
+    vnvme("vnvme shadow on", "vnvme-on", true, POLLING),
+    vnvme(
+        "vnvme shadow on default window",
+        "vnvme-default",
+        true,
+        None,
+    ),
+    vnvme("vnvme shadow on sleeping", "vnvme-sleeping", true, Some(0)),
+    qemu("qemu dbcs off", "qemu-off", "off"),
+    qemu("qemu dbcs on", "qemu-on", "on"),
 ];
+
+const fn vnvme(
+    case: &'static str,
+    serial: &'static str,
+    shadow: bool,
+    window: Option<u32>,
+) -> Disk {
+    Disk {
+        case,
+        serial,
+        by: By::Vnvme { shadow, window },
+    }
+}
+
+const fn qemu(case: &'static str, serial: &'static str, dbcs: &'static str) -> Disk {
+    Disk {
+        case,
+        serial,
+        by: By::Qemu { dbcs },
+    }
+}
 
 /// A figure of one run.
 struct Figure {
@@ -109,8 +140,6 @@ fn bench(options: &Options) -> Result<()> {
     let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
     let mut objects = vec![json!({
         "suite": "about",
-        "machine": {"cpu": "", "cpus": 0, "memory_mib": 0, "kernel": "", "hypervisor": false, "version": "", "time": 0, "load": 0.0},
-        "command": "",
         "commands": [format!("harness bench {command}")],
         "left_out": left_out,
     })];
@@ -153,7 +182,11 @@ struct Served {
 }
 
 impl Served {
-    fn start(disk: &Disk, shadow: bool) -> Result<Served> {
+    /// Serves the disk, if it is one of vnvme's.
+    fn start(disk: &Disk) -> Result<Option<Served>> {
+        let By::Vnvme { shadow, window } = disk.by else {
+            return Ok(None);
+        };
         let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
         let control = dir.path().join("control");
         let mut daemon = Daemon::builder(disk.serial)
@@ -164,11 +197,14 @@ impl Served {
         if !shadow {
             daemon = daemon.arg("--no-shadow-doorbells");
         }
-        Ok(Served {
+        if let Some(micros) = window {
+            daemon = daemon.arg("--idle-window").arg(micros.to_string());
+        }
+        Ok(Some(Served {
             daemon: daemon.volume(format!("null://{SIZE}")).start()?,
             control,
             _dir: dir,
-        })
+        }))
     }
 
     /// MMIO doorbells and commands of the I/O queues so far.
@@ -194,39 +230,40 @@ impl Served {
     }
 }
 
-/// QEMU's controllers on null-co, as in the document.
-fn qemu_disks() -> Vec<String> {
-    let mut args = Vec::new();
-    for (disk, dbcs) in [(&DISKS[2], "off"), (&DISKS[3], "on")] {
-        let id = disk.serial;
-        args.push("-drive".into());
-        args.push(format!(
+/// The words that give QEMU a disk of its own on null-co, as in the document; none for one of vnvme's.
+fn qemu_disk(disk: &Disk) -> Vec<String> {
+    let By::Qemu { dbcs } = disk.by else {
+        return Vec::new();
+    };
+    let id = disk.serial;
+    vec![
+        "-drive".into(),
+        format!(
             "id={id},if=none,format=raw,file.driver=null-co,file.read-zeroes=on,file.size={SIZE}"
-        ));
-        args.push("-device".into());
-        args.push(format!("nvme,serial={id},drive={id},dbcs={dbcs}"));
-    }
-    args
+        ),
+        "-device".into(),
+        format!("nvme,serial={id},drive={id},dbcs={dbcs}"),
+    ]
 }
 
 fn measure(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
-    let served = [
-        Served::start(&DISKS[0], false)?,
-        Served::start(&DISKS[1], true)?,
-    ];
     let mut builder = Guest::builder("bench").cpus(1).firmware(Firmware::Qboot);
-    builder = builder
-        .limit(Duration::from_secs(3600))
-        .qemu_args(qemu_disks());
-    for one in &served {
-        builder = builder.vfio_user(one.daemon.socket());
+    builder = builder.limit(Duration::from_secs(7200));
+    let mut disks = Vec::new();
+    for disk in &DISKS {
+        let served = Served::start(disk)?;
+        if let Some(one) = &served {
+            builder = builder.vfio_user(one.daemon.socket());
+        }
+        builder = builder.qemu_args(qemu_disk(disk));
+        disks.push((disk, served));
     }
     let guest = builder.boot()?;
     for run in 0..options.runs {
         say(format!("bench: guest, run {} of {}", run + 1, options.runs));
         for depth in DEPTHS {
-            for (i, disk) in DISKS.iter().enumerate() {
-                let one = served.get(i);
+            for (disk, served) in &disks {
+                let one = served.as_ref();
                 let before = one.map(Served::counters).transpose()?;
                 let report = fio(&guest, disk, depth, options.runtime)?;
                 let mut add = |metric, unit, value| {
@@ -250,8 +287,10 @@ fn measure(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
         }
     }
     guest.poweroff()?;
-    for one in &served {
-        one.daemon.terminate()?;
+    for (_, served) in &disks {
+        served
+            .as_ref()
+            .map_or(Ok(()), |one| one.daemon.terminate())?;
     }
     Ok(())
 }
@@ -261,11 +300,12 @@ fn count(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
     say("bench: guest, counting the doorbells of QEMU's controller");
     let cache = Cache::open()?;
     let dir = cache.scratch()?;
-    for (i, disk) in DISKS.iter().enumerate().skip(2) {
+    for disk in &DISKS {
+        let mut args = qemu_disk(disk);
+        if args.is_empty() {
+            continue;
+        }
         let log = dir.path().join(disk.serial);
-        let args = qemu_disks();
-        // Four words for each of the two disks.
-        let mut args: Vec<String> = args.chunks(4).nth(i - 2).unwrap_or_default().to_vec();
         args.push("-trace".into());
         args.push(format!(
             "enable=pci_nvme_mmio_doorbell_*,file={}",

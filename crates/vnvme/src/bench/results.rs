@@ -30,13 +30,13 @@ pub struct Row {
 
 /// Where and how it was measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct About {
     pub machine: Machine,
-    /// The commands that measured, by suite, oldest first.
+    /// The commands that measured, oldest first.
     pub command: String,
-    #[serde(default)]
+    /// The same, one by one.
     pub commands: Vec<String>,
-    #[serde(default)]
     pub left_out: Vec<LeftOut>,
 }
 
@@ -50,6 +50,7 @@ pub struct LeftOut {
 
 /// A machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Machine {
     pub cpu: String,
     pub cpus: usize,

@@ -438,7 +438,8 @@ fn guest(results: &Results) -> Section {
         id: "guest",
         title: "In a Linux guest".into(),
         intro: "fio with libaio, 4 KiB direct random reads, on the stock nvme driver of a Linux guest with one virtual CPU: \
-                vnvme on a null volume, and QEMU's own controller on null-co. Where the guest is emulated instead of \
+                vnvme on a null volume, and QEMU's own controller on null-co. vnvme's worker polls between two I/Os, or as long as it \
+                does by default, or sleeps at once. Where the guest is emulated instead of \
                 virtualised, its own instructions take most of the time."
             .into(),
         tables: filled(vec![iops, mmio]),
