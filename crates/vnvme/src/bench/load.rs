@@ -121,6 +121,11 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
         if let Some(error) = failed {
             return Err(error);
         }
+        ensure!(
+            all.read.ios + all.write.ios > 0,
+            "not one I/O ended within {:?}",
+            all.elapsed
+        );
         (all.user, all.system) = usage;
         Ok(all)
     })

@@ -79,7 +79,10 @@ impl Chart {
             };
             let (from, to) = (low.log10().floor() as i32, high.log10().ceil() as i32);
             let to = to.max(from + 1);
-            let marks = (from..=to).map(|e| 10f64.powi(e)).collect();
+            // Eight marks at most.
+            let every = 1 + (to - from) / 8;
+            let marks = (from..=to).step_by(every as usize).map(|e| 10f64.powi(e));
+            let marks = marks.collect();
             return (10f64.powi(from), 10f64.powi(to), marks);
         }
         let step = step(high.max(1e-9) / 5.0);
@@ -152,8 +155,9 @@ impl Chart {
             let _ = writeln!(
                 out,
                 "<line x1=\"{LEFT}\" x2=\"{x2}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#1d2530\" stroke-dasharray=\"5 4\"/>\
-                 <text x=\"{x2}\" y=\"{ty:.1}\" text-anchor=\"end\" fill=\"#1d2530\">{name}</text>",
+                 <text x=\"{tx}\" y=\"{ty:.1}\" fill=\"#1d2530\">{name}</text>",
                 x2 = WIDTH - RIGHT,
+                tx = LEFT + 4.0,
                 ty = at - 5.0,
                 name = escape(name)
             );
@@ -167,7 +171,7 @@ impl Chart {
         let (mut line, mut x) = (0, 0.0);
         let mut places = Vec::new();
         for series in &self.series {
-            let width = 26.0 + 6.6 * series.name.chars().count() as f64;
+            let width = 26.0 + 7.1 * series.name.chars().count() as f64;
             if x > 0.0 && x + width > WIDTH {
                 line += 1;
                 x = 0.0;
@@ -301,6 +305,7 @@ fn step(least: f64) -> f64 {
 /// A mark's label.
 fn short(value: f64) -> String {
     let text = match value {
+        v if v >= 1e12 => format!("{v:.0e}"),
         v if v >= 1e9 => format!("{}G", v / 1e9),
         v if v >= 1e6 => format!("{}M", v / 1e6),
         v if v >= 1e3 => format!("{}k", v / 1e3),

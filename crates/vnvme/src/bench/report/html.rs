@@ -15,7 +15,7 @@ p { margin: 6px 0 14px; max-width: 76ch; }
 nav { margin: 18px 0 0; font-size: 14px; display: flex; flex-wrap: wrap; gap: 6px 16px; }
 a { color: var(--accent); text-decoration: none; } a:hover { text-decoration: underline; }
 figure { margin: 20px 0; } figure svg { width: 100%; height: auto; display: block; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 0 28px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fill, minmax(430px, 1fr)); gap: 0 28px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: 18px 0 6px; font-size: 14px; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: 6px; font-size: 15px; }

@@ -1,32 +1,28 @@
-//! `make bench`, the part in a guest: suite `guest`. fio as in the document of QEMU's shadow doorbell series, against vnvme
+//! Suite `guest`: fio as in the document of QEMU's shadow doorbell series, against vnvme
 //! with shadow doorbells off and on, polling and sleeping, and against QEMU's own controller with `dbcs` off and on.
 //!
 //! The guest has one virtual processor, so that a controller has a core of its own, and all disks, so that nothing else
 //! differs. MMIO doorbells of vnvme are its own counters; those of QEMU's controller are counted by its trace events, in a
 //! guest of their own and a shorter run, because tracing costs time.
-//!
-//! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes rows in the form of `results.json`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use harness::cache::Cache;
 use harness::daemon::{Daemon, program};
 use harness::progress::say;
 use harness::{Firmware, Guest};
-use serde_json::{Value, json};
+use serde_json::Value;
+
+use crate::Options;
+use crate::figures::Figures;
+use crate::report::Report;
 
 const DEPTHS: [u32; 5] = [1, 2, 4, 8, 32];
 const SIZE: &str = "64G";
-
-struct Options {
-    output: PathBuf,
-    runtime: u32,
-    runs: u32,
-}
 
 /// A disk that is compared.
 struct Disk {
@@ -83,95 +79,6 @@ const fn qemu(case: &'static str, serial: &'static str, dbcs: &'static str) -> D
         serial,
         by: By::Qemu { dbcs },
     }
-}
-
-/// A figure of one run.
-struct Figure {
-    case: String,
-    depth: u32,
-    metric: &'static str,
-    unit: &'static str,
-    value: f64,
-}
-
-fn main() {
-    if let Err(error) = options().and_then(|options| bench(&options)) {
-        eprintln!("bench: {error:#}");
-        std::process::exit(1);
-    }
-}
-
-fn options() -> Result<Options> {
-    let mut options = Options {
-        output: PathBuf::new(),
-        runtime: 3,
-        runs: 3,
-    };
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        let mut number = || -> Result<u32> {
-            let value = args
-                .next()
-                .with_context(|| format!("{arg} wants a number"))?;
-            Ok(value.parse::<u32>()?.max(1))
-        };
-        match arg.as_str() {
-            "--runtime" => options.runtime = number()?,
-            "--runs" => options.runs = number()?,
-            _ => options.output = arg.into(),
-        }
-    }
-    ensure!(
-        !options.output.as_os_str().is_empty(),
-        "usage: bench OUTPUT [--runtime SECONDS] [--runs N]"
-    );
-    Ok(options)
-}
-
-fn bench(options: &Options) -> Result<()> {
-    let mut figures = Vec::new();
-    let measured = measure(options, &mut figures).and_then(|()| count(options, &mut figures));
-    let mut left_out = Vec::new();
-    if let Err(error) = &measured {
-        left_out.push(
-            json!({"suite": "guest", "what": "the suite, or a part", "why": format!("{error:#}")}),
-        );
-    }
-    let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
-    let mut objects = vec![json!({
-        "suite": "about",
-        "commands": [format!("harness bench {command}")],
-        "left_out": left_out,
-    })];
-    objects.extend(rows(&figures));
-    fs::write(&options.output, serde_json::to_string_pretty(&objects)?)
-        .with_context(|| format!("{}", options.output.display()))?;
-    measured
-}
-
-/// Medians.
-fn rows(figures: &[Figure]) -> Vec<Value> {
-    let mut rows: Vec<(&Figure, Vec<f64>)> = Vec::new();
-    for figure in figures {
-        let same = |f: &Figure| {
-            f.case == figure.case && f.depth == figure.depth && f.metric == figure.metric
-        };
-        match rows.iter_mut().find(|(first, _)| same(first)) {
-            Some((_, runs)) => runs.push(figure.value),
-            None => rows.push((figure, vec![figure.value])),
-        }
-    }
-    let row = |(figure, runs): (&Figure, Vec<f64>)| {
-        let mut sorted = runs.clone();
-        sorted.sort_by(f64::total_cmp);
-        let upper = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
-        let lower = sorted.get((sorted.len() - 1) / 2).copied().unwrap_or(0.0);
-        json!({
-            "suite": "guest", "case": figure.case, "depth": figure.depth, "queues": 1,
-            "metric": figure.metric, "unit": figure.unit, "value": (upper + lower) / 2.0, "runs": runs,
-        })
-    };
-    rows.into_iter().map(row).collect()
 }
 
 /// A `vnvme serve` with counters.
@@ -246,7 +153,14 @@ fn qemu_disk(disk: &Disk) -> Vec<String> {
     ]
 }
 
-fn measure(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    measure(options, figures)?;
+    count(options, figures)
+}
+
+/// IOPS of all disks, and the MMIO doorbells of vnvme's.
+fn measure(options: &Options, figures: &mut Figures) -> Result<()> {
     let mut builder = Guest::builder("bench").cpus(1).firmware(Firmware::Qboot);
     builder = builder.limit(Duration::from_secs(7200));
     let mut disks = Vec::new();
@@ -266,17 +180,10 @@ fn measure(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
                 let one = served.as_ref();
                 let before = one.map(Served::counters).transpose()?;
                 let report = fio(&guest, disk, depth, options.runtime)?;
-                let mut add = |metric, unit, value| {
-                    figures.push(Figure {
-                        case: disk.case.into(),
-                        depth,
-                        metric,
-                        unit,
-                        value,
-                    });
-                };
+                let mut add =
+                    |metric, unit, value| figures.add(disk.case, depth, metric, unit, value);
                 add("iops", "1/s", report.iops);
-                add("mean_ns", "ns", report.mean_ns);
+                add("p50_ns", "ns", report.p50_ns);
                 if let (Some(one), Some((mmio, commands))) = (one, before) {
                     let (mmio_now, commands_now) = one.counters()?;
                     let commands = commands_now.saturating_sub(commands).max(1);
@@ -296,7 +203,7 @@ fn measure(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
 }
 
 /// Doorbell writes of QEMU's own controller, by its trace events, in guests with one of its disks each.
-fn count(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
+fn count(options: &Options, figures: &mut Figures) -> Result<()> {
     say("bench: guest, counting the doorbells of QEMU's controller");
     let cache = Cache::open()?;
     let dir = cache.scratch()?;
@@ -319,13 +226,14 @@ fn count(options: &Options, figures: &mut Vec<Figure>) -> Result<()> {
             let before = doorbells(&log)?;
             let ios = fio(&guest, disk, depth, options.runtime.min(2))?.ios;
             let after = doorbells(&log)?;
-            figures.push(Figure {
-                case: disk.case.into(),
+            let doorbells = after.saturating_sub(before) as f64;
+            figures.add(
+                disk.case,
                 depth,
-                metric: "mmio_per_io",
-                unit: "1",
-                value: after.saturating_sub(before) as f64 / ios.max(1) as f64,
-            });
+                "mmio_per_io",
+                "1",
+                doorbells / ios.max(1) as f64,
+            );
         }
         guest.poweroff()?;
     }
@@ -343,13 +251,6 @@ fn doorbells(log: &Path) -> Result<u64> {
     Ok(lines.filter(|l| !l.contains("qid 0 ")).count() as u64)
 }
 
-/// What fio says.
-struct Report {
-    ios: u64,
-    iops: f64,
-    mean_ns: f64,
-}
-
 /// fio on one disk, as the document has it.
 fn fio(guest: &Guest, disk: &Disk, depth: u32, runtime: u32) -> Result<Report> {
     let script = format!(
@@ -361,17 +262,5 @@ fn fio(guest: &Guest, disk: &Disk, depth: u32, runtime: u32) -> Result<Report> {
         serial = disk.serial
     );
     let limit = Duration::from_secs(60 + u64::from(runtime) * 4);
-    let text = guest.run_for(limit, &script)?;
-    let json = text.get(text.find('{').unwrap_or(0)..).unwrap_or_default();
-    let report: Value = serde_json::from_str(json).context("fio's report")?;
-    let read = &report["jobs"][0]["read"];
-    let report = Report {
-        ios: read["total_ios"].as_u64().unwrap_or(0),
-        iops: read["iops"].as_f64().unwrap_or(0.0),
-        mean_ns: read["clat_ns"]["mean"].as_f64().unwrap_or(0.0),
-    };
-    if report.ios == 0 || report.iops <= 0.0 {
-        bail!("fio on {} read nothing: {text}", disk.serial);
-    }
-    Ok(report)
+    Report::parse(&guest.run_for(limit, &script)?)
 }
