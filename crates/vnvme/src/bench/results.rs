@@ -72,14 +72,14 @@ pub struct Results {
     pub rows: Vec<Row>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 #[serde(untagged)]
 enum Object {
     About(TaggedAbout),
     Row(Row),
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct TaggedAbout {
     suite: String,
     #[serde(flatten)]
@@ -101,10 +101,11 @@ impl Results {
 
     fn parse(bytes: &[u8]) -> Result<Results> {
         let mut results = Results::default();
-        for object in serde_json::from_slice::<Vec<Object>>(bytes)? {
-            match object {
-                Object::About(about) => results.about = about.about,
-                Object::Row(row) => results.rows.push(row),
+        for object in serde_json::from_slice::<Vec<serde_json::Value>>(bytes)? {
+            if object["suite"] == "about" {
+                results.about = serde_json::from_value(object)?;
+            } else {
+                results.rows.push(serde_json::from_value(object)?);
             }
         }
         Ok(results)

@@ -184,6 +184,7 @@ fn measure(options: &Options, figures: &mut Figures) -> Result<()> {
                     |metric, unit, value| figures.add(disk.case, depth, metric, unit, value);
                 add("iops", "1/s", report.iops);
                 add("p50_ns", "ns", report.p50_ns);
+                add("p99_ns", "ns", report.p99_ns);
                 if let (Some(one), Some((mmio, commands))) = (one, before) {
                     let (mmio_now, commands_now) = one.counters()?;
                     let commands = commands_now.saturating_sub(commands).max(1);

@@ -1,10 +1,9 @@
-//! `make bench`, the part that needs a guest: suites `guest` and `driver`.
+//! `make bench`, the part that needs a guest: suite `guest`.
 //!
 //! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes figures in the form of `results.json`, for
 //! `vnvme bench --report --add OUTPUT`.
 #![forbid(unsafe_code)]
 
-mod driver;
 mod figures;
 mod guest;
 mod report;
@@ -12,7 +11,7 @@ mod report;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use figures::Figures;
 use serde_json::json;
 
@@ -59,31 +58,21 @@ fn options() -> Result<Options> {
     Ok(options)
 }
 
-/// A suite that fails leaves the other one and its own figures so far.
+/// A failure leaves the figures so far, and its reason.
 fn bench(options: &Options) -> Result<()> {
-    let mut failures = Vec::new();
-    let mut suite = |name: &'static str, run: fn(&Options, &mut Figures) -> Result<()>| {
-        let mut figures = Figures::new(name);
-        if let Err(error) = run(options, &mut figures) {
-            figures.leave_out("the suite, or the rest of it", format!("{error:#}"));
-            failures.push(name);
-        }
-        figures
-    };
-    let suites = [suite("guest", guest::run), suite("driver", driver::run)];
+    let mut figures = Figures::new("guest");
+    let verdict = guest::run(options, &mut figures);
+    if let Err(error) = &verdict {
+        figures.leave_out("the suite, or the rest of it", format!("{error:#}"));
+    }
     let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
-    let left_out: Vec<_> = suites.iter().flat_map(Figures::left_out).collect();
     let mut objects = vec![json!({
         "suite": "about",
         "commands": [format!("bench {command} (of the harness)")],
-        "left_out": left_out,
+        "left_out": figures.left_out(),
     })];
-    objects.extend(suites.iter().flat_map(Figures::rows));
+    objects.extend(figures.rows());
     fs::write(&options.output, serde_json::to_string_pretty(&objects)?)
         .with_context(|| format!("{}", options.output.display()))?;
-    if failures.is_empty() {
-        Ok(())
-    } else {
-        Err(anyhow!("not all was measured: {}", failures.join(", ")))
-    }
+    verdict
 }

@@ -6,7 +6,7 @@ mod html;
 mod sections;
 mod table;
 
-use super::results::{self, Results};
+use super::results::{self, LeftOut, Results};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,19 @@ pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
     let path = output.join(results::FILE);
     let mut results = Results::read(&path)?;
     for file in add {
-        results.merge(Results::read(file)?);
+        if file.exists() {
+            results.merge(Results::read(file)?);
+        } else {
+            // Named after the suite by whoever was to write it.
+            let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+            let why = format!("{} was not written: its program failed", file.display());
+            let left = LeftOut {
+                suite: stem.clone().into_owned(),
+                what: "the suite".into(),
+                why,
+            };
+            results.replace(&stem, Vec::new(), vec![left]);
+        }
     }
     std::fs::create_dir_all(output).with_context(|| format!("{}", output.display()))?;
     if !add.is_empty() {

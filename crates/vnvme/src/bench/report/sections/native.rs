@@ -1,0 +1,428 @@
+//! Suites that need no guest.
+
+use super::{
+    Section, View, chart, depth_names, filled, per_io, quote, quote_gain, quoted_series, times,
+};
+use crate::bench::progress::{nanos, quantity};
+use crate::bench::report::chart::{Chart, Series, Shape};
+use crate::bench::report::documents;
+use crate::bench::report::table::Table;
+use crate::bench::results::Results;
+use std::collections::BTreeSet;
+
+pub fn limit(results: &Results) -> Section {
+    let view = View {
+        results,
+        suite: "limit",
+    };
+    let points = view.points(|case| case != "pingpong");
+    let cases = [
+        "null mapped",
+        "null shadow",
+        "memory mapped",
+        "memory shadow",
+    ];
+    let mut tables = Vec::new();
+    let mut latency = Table::new("Time of one I/O, at depth", depth_names(&points));
+    for case in cases {
+        view.row(&mut latency, case, case, &points, "ns_per_io", nanos);
+    }
+    view.row(
+        &mut latency,
+        "ping-pong beside \u{201c}null mapped\u{201d}",
+        "null mapped",
+        &points,
+        "rtt_ns",
+        nanos,
+    );
+    view.row(
+        &mut latency,
+        "\u{201c}null mapped\u{201d} \u{f7} the goal",
+        "null mapped",
+        &points,
+        "of_goal",
+        times,
+    );
+    latency.note = "The goal, at a round trip R: 1.25 R + 200 ns at depth 1, 0.2 R + 90 ns at 32, 0.1 R + 80 ns at 128. \
+                    The round trip is measured before and after each case, on the same two cores."
+        .into();
+    tables.push(latency);
+    let mut rate = Table::new("IOPS, at depth", depth_names(&points));
+    for case in cases {
+        view.row(&mut rate, case, case, &points, "iops", quantity);
+    }
+    view.ratio(
+        &mut rate,
+        "shadow \u{f7} mapped (null)",
+        ("null shadow", "null mapped"),
+        &points,
+        "iops",
+    );
+    tables.push(rate);
+    let mut tail = Table::new(
+        "Latency, median and 99th percentile, at depth",
+        depth_names(&points),
+    );
+    for case in cases {
+        view.row(
+            &mut tail,
+            &format!("{case}, p50"),
+            case,
+            &points,
+            "p50_ns",
+            nanos,
+        );
+        view.row(
+            &mut tail,
+            &format!("{case}, p99"),
+            case,
+            &points,
+            "p99_ns",
+            nanos,
+        );
+    }
+    tables.push(tail);
+    let mut ping = Table::new("A cache line from core to core and back", ["median"]);
+    let at = |metric| view.get("pingpong", (1, 1), metric).map(nanos);
+    ping.row("one word", false, vec![at("rtt_ns")]);
+    ping.row(
+        "64-byte entry there, 16-byte completion back",
+        false,
+        vec![at("entry_rtt_ns")],
+    );
+    tables.push(ping);
+    let mut rate = chart("limit-iops", "IOPS", "depth", &points, true, Shape::Lines);
+    let mut time = chart(
+        "limit-time",
+        "Time of one I/O, ns",
+        "depth",
+        &points,
+        true,
+        Shape::Lines,
+    );
+    for (i, case) in cases.iter().enumerate() {
+        rate.series
+            .push(view.series(case, case, &points, "iops", i));
+        time.series
+            .push(view.series(case, case, &points, "ns_per_io", i));
+    }
+    if let Some(rtt) = view.get("pingpong", (1, 1), "rtt_ns") {
+        time.goal = Some((rtt, "ping-pong of one line".into()));
+    }
+    Section {
+        id: "limit",
+        title: "Limit: what a virtual controller costs".into(),
+        intro: "4 KiB random reads, driver and controller in two processes, each on a core of its own. The null volume stores \
+                nothing; the memory volume copies. Mapped: doorbells in a shared page; shadow: Doorbell Buffer Config, with \
+                trapped doorbells."
+            .into(),
+        tables: filled(tables),
+        charts: vec![rate, time],
+    }
+}
+
+pub fn doorbell(results: &Results) -> Section {
+    let view = View {
+        results,
+        suite: "doorbell",
+    };
+    let points = view.points(|_| true);
+    let names = depth_names(&points);
+    let mut tables = Vec::new();
+    let mut iops = Table::new("IOPS, at depth (\u{d7} queues)", names.clone());
+    let mut mmio = Table::new("MMIO doorbells for each I/O", names.clone());
+    let mut tail = Table::new("Latency, median", names);
+    let ways = ["", " sleeping", " interrupt"];
+    for way in ways {
+        let (off, on) = (format!("shadow off{way}"), format!("shadow on{way}"));
+        if !view.has(&on) {
+            continue;
+        }
+        for case in [&off, &on] {
+            view.row(&mut iops, case, case, &points, "iops", quantity);
+            view.row(&mut mmio, case, case, &points, "mmio_per_io", per_io);
+            view.row(&mut tail, case, case, &points, "p50_ns", nanos);
+        }
+        view.ratio(
+            &mut iops,
+            &format!("gain{way}"),
+            (&on, &off),
+            &points,
+            "iops",
+        );
+    }
+    if !iops.rows.is_empty() {
+        for pair in [
+            &documents::QEMU_IOPS,
+            &documents::COLLABORA,
+            &documents::LINUX,
+        ] {
+            for series in pair {
+                quote(&mut iops, series, &points, quantity);
+            }
+        }
+        quote_gain(
+            &mut iops,
+            "QEMU series: gain",
+            &documents::QEMU_IOPS,
+            &points,
+        );
+        quote_gain(&mut iops, "Collabora: gain", &documents::COLLABORA, &points);
+        quote_gain(&mut iops, "Linux patch: gain", &documents::LINUX, &points);
+        for series in &documents::QEMU_MMIO {
+            quote(&mut mmio, series, &points, per_io);
+        }
+    }
+    iops.note = "sleeping: the worker sleeps as soon as it has nothing to do. interrupt: and the host waits for interrupts.".into();
+    tables.extend([iops, mmio, tail]);
+    let mut rate = chart(
+        "doorbell-iops",
+        "IOPS, shadow doorbells off and on",
+        "depth \u{d7} queues",
+        &points,
+        true,
+        Shape::Lines,
+    );
+    let mut left = chart(
+        "doorbell-mmio",
+        "MMIO doorbells for each I/O",
+        "depth \u{d7} queues",
+        &points,
+        false,
+        Shape::Bars,
+    );
+    for (colour, case) in [(1, "shadow off"), (0, "shadow on")] {
+        rate.series
+            .push(view.series(&format!("vnvme: {case}"), case, &points, "iops", colour));
+        left.series.push(view.series(
+            &format!("vnvme: {case}"),
+            case,
+            &points,
+            "mmio_per_io",
+            colour,
+        ));
+    }
+    for (colour, at) in [(1, 0), (0, 1)] {
+        if let (Some(iops), Some(mmio)) =
+            (documents::QEMU_IOPS.get(at), documents::QEMU_MMIO.get(at))
+        {
+            rate.series.push(quoted_series(iops, &points, colour));
+            left.series.push(quoted_series(mmio, &points, colour));
+        }
+    }
+    Section {
+        id: "doorbell",
+        title: "Shadow doorbells".into(),
+        intro: "4 KiB random reads of a null volume, driver and controller in two processes. Without shadow doorbells each \
+                ring is a message to the controller, as it is from a virtual machine. The driver polls for completions."
+            .into(),
+        tables: filled(tables),
+        charts: vec![rate, left],
+    }
+}
+
+pub fn file(results: &Results) -> Section {
+    let view = View {
+        results,
+        suite: "file",
+    };
+    let points = view.points(|_| true);
+    let mut tables = Vec::new();
+    let mut charts = Vec::new();
+    for medium in ["tmpfs", "disk"] {
+        let mut table = Table::new(format!("IOPS on {medium}, at depth"), depth_names(&points));
+        let mut rate = chart(
+            &format!("file-{medium}"),
+            &format!("IOPS on {medium}"),
+            "depth",
+            &points,
+            false,
+            Shape::Bars,
+        );
+        for (colour, rw) in [(0, "randread"), (2, "randwrite")] {
+            let (bare, ours) = (
+                format!("{rw} bare {medium}"),
+                format!("{rw} vnvme {medium}"),
+            );
+            view.row(&mut table, &bare, &bare, &points, "iops", quantity);
+            view.row(&mut table, &ours, &ours, &points, "iops", quantity);
+            view.ratio(
+                &mut table,
+                &format!("{rw}: vnvme \u{f7} bare"),
+                (&ours, &bare),
+                &points,
+                "iops",
+            );
+            view.row(
+                &mut table,
+                &format!("{rw} bare, p99"),
+                &bare,
+                &points,
+                "p99_ns",
+                nanos,
+            );
+            view.row(
+                &mut table,
+                &format!("{rw} vnvme, p99"),
+                &ours,
+                &points,
+                "p99_ns",
+                nanos,
+            );
+            rate.series.push(Series {
+                quoted: true,
+                ..view.series(&format!("{rw} bare"), &bare, &points, "iops", colour)
+            });
+            rate.series
+                .push(view.series(&format!("{rw} vnvme"), &ours, &points, "iops", colour));
+        }
+        if !table.rows.is_empty() {
+            tables.push(table);
+            charts.push(rate);
+        }
+    }
+    Section {
+        id: "file",
+        title: "A file behind a controller".into(),
+        intro: "4 KiB random I/O on one file: straight through io_uring on one core, and the same load through a controller on \
+                that file, with the controller on a second core."
+            .into(),
+        tables,
+        charts,
+    }
+}
+
+pub fn scale(results: &Results) -> Section {
+    let view = View {
+        results,
+        suite: "scale",
+    };
+    let mut tables = Vec::new();
+    let mut charts = Vec::new();
+    let depths: BTreeSet<u32> = view
+        .points(|_| true)
+        .into_iter()
+        .map(|(depth, _)| depth)
+        .collect();
+    for (what, title) in [
+        ("controllers", "Controllers on a worker"),
+        ("queues", "Queues of one controller"),
+    ] {
+        let counts: BTreeSet<u32> = view
+            .points(|case| case.starts_with(what))
+            .into_iter()
+            .map(|(_, queues)| queues)
+            .collect();
+        let labels: Vec<String> = counts.iter().map(u32::to_string).collect();
+        let mut table = Table::new(format!("{title}: total IOPS"), labels.clone());
+        let mut rate = Chart {
+            labels,
+            ..chart(
+                &format!("scale-{what}"),
+                &format!("{title}: total IOPS"),
+                what,
+                &[],
+                false,
+                Shape::Lines,
+            )
+        };
+        for (suffix, quiet) in [("", false), (" one busy", false), (" two workers", false)] {
+            for (colour, &depth) in (0..).zip(&depths) {
+                let case = |count: u32| match (suffix, count) {
+                    (" one busy", 1) => format!("{what} 1"),
+                    _ => format!("{what} {count}{suffix}"),
+                };
+                let values: Vec<Option<f64>> = counts
+                    .iter()
+                    .map(|&n| view.get(&case(n), (depth, n), "iops"))
+                    .collect();
+                if values.iter().flatten().count() < 2 {
+                    continue;
+                }
+                let name = format!("depth {depth}{suffix}");
+                table.row(
+                    name.clone(),
+                    quiet,
+                    values.iter().map(|v| v.map(quantity)).collect(),
+                );
+                let first = values.first().copied().flatten();
+                let cell = |v: &Option<f64>| Some(times((*v)? / first?));
+                table.row(
+                    format!("{name}: of 1"),
+                    quiet,
+                    values.iter().map(cell).collect(),
+                );
+                rate.series.push(Series {
+                    name,
+                    quoted: suffix == " one busy",
+                    values,
+                    colour: colour + if suffix == " two workers" { 3 } else { 0 },
+                });
+            }
+        }
+        if !table.rows.is_empty() {
+            tables.push(table);
+            charts.push(rate);
+        }
+    }
+    Section {
+        id: "scale",
+        title: "Scale".into(),
+        intro: "4 KiB random reads of null volumes with shadow doorbells; one thread loads all queues, each at the depth that \
+                is named. One busy: all queues exist, one is loaded."
+            .into(),
+        tables,
+        charts,
+    }
+}
+
+pub fn cost(results: &Results) -> Section {
+    let view = View {
+        results,
+        suite: "cost",
+    };
+    let mut table = Table::new(
+        "Instructions for each I/O, depth 32",
+        ["instructions", "ceiling"],
+    );
+    let rows = results
+        .rows
+        .iter()
+        .filter(|r| r.suite == "cost" && r.metric == "instructions_per_io");
+    let mut bars = chart(
+        "cost",
+        "Instructions for each I/O",
+        "",
+        &[],
+        false,
+        Shape::Bars,
+    );
+    let mut values = Vec::new();
+    let count = |v: f64| format!("{v:.1}");
+    for row in rows {
+        let ceiling = view.get(&row.case, (row.depth, row.queues), "ceiling");
+        table.row(
+            &row.case,
+            false,
+            vec![Some(count(row.value)), ceiling.map(count)],
+        );
+        bars.labels.push(row.case.clone());
+        values.push(Some(row.value));
+    }
+    bars.series.push(Series {
+        name: "instructions".into(),
+        quoted: false,
+        values,
+        colour: 0,
+    });
+    table.note = "Counted by callgrind on one thread. The controller alone, from the doorbell to the completion; whole: driver, \
+                  controller and load."
+        .into();
+    Section {
+        id: "cost",
+        title: "Instructions".into(),
+        intro: "A number that hardly depends on the machine, so that a change which costs something shows.".into(),
+        tables: filled(vec![table]),
+        charts: vec![bars],
+    }
+}
