@@ -178,7 +178,7 @@ fn log_pages(guest: &Guest) -> Result<()> {
     if Controller::chosen()? == Controller::Vnvme {
         run(guest, "nvme fw-log -o json /dev/$(ctrl 1)")?;
         // Without a command set nvme-cli asks for the zoned one too, which no namespace here has.
-        run(guest, "nvme effects-log --csi=0 -o json /dev/$(ctrl 1)")?;
+        run(guest, "nvme effects-log -o json /dev/$(ctrl 1)")?;
         run(guest, "nvme changed-ns-list-log -o json /dev/$(ctrl 1)")?;
         // A command that no controller has is refused, and leaves an entry in the error log.
         let entries = || -> Result<u64> {

@@ -71,7 +71,7 @@ impl Controller {
                     .as_bytes()
                     .to_vec()
             }
-            Lid::COMMANDS_SUPPORTED if get.csi == Csi::NVM => self.commands_supported(),
+            Lid::COMMANDS_SUPPORTED => self.commands_supported(get.csi),
             Lid::FEATURES_SUPPORTED => features_supported(),
             _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
         };
@@ -155,7 +155,7 @@ impl Controller {
         log.as_bytes().to_vec()
     }
 
-    fn commands_supported(&self) -> Vec<u8> {
+    fn commands_supported(&self, csi: Csi) -> Vec<u8> {
         let mut log = CommandsSupported::new_zeroed();
         let supported = CommandEffects::new().with_csupp(true);
         for opcode in [
@@ -175,6 +175,10 @@ impl Controller {
         }
         if self.config.shadow_doorbells {
             log.acs[usize::from(AdminOpcode::DOORBELL_BUFFER_CONFIG.0)] = supported;
+        }
+        // Tools ask for every command set that could be there: of the others there is no command.
+        if csi != Csi::NVM {
+            return log.as_bytes().to_vec();
         }
         for opcode in [
             NvmOpcode::FLUSH,
