@@ -7,6 +7,7 @@ mod bad_messages;
 mod clients;
 mod control;
 mod disks;
+mod idle;
 mod lifecycle;
 mod limits;
 mod memory;

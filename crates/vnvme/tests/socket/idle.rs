@@ -1,0 +1,82 @@
+//! Idle, then one command, again and again: no wake-up is lost between EventIdx, the host's store and the worker's sleep.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use driver::{QueueOptions, Target};
+
+use crate::common::{Daemon, LIMIT, Place, text};
+
+const ROUNDS: u64 = 10_000;
+
+/// Rounds with pauses that begin before the worker's last look and end long after it fell asleep.
+fn rounds(window: &str) {
+    let place = Place::new();
+    let control = text(&place.path("control"));
+    let daemon = Daemon::serve(
+        &place,
+        &["--idle-window", window, "--control", &control, "null://1G"],
+    );
+    let target = Target::parse(&format!("vfio-user://{}/1", text(&place.socket()))).unwrap();
+    let device = target.open().unwrap();
+    let options = QueueOptions {
+        depth: 4,
+        interrupts: false,
+        ..QueueOptions::default()
+    };
+    let mut queue = device.queue(1, options).unwrap();
+    let mut buffer = Some(device.allocate(4096).unwrap());
+    let mut pause = 1u64;
+    for round in 0..ROUNDS {
+        queue
+            .submit_read(round % 1000, 1, buffer.take().unwrap(), round)
+            .unwrap();
+        queue.ring();
+        let start = Instant::now();
+        while buffer.is_none() {
+            queue.poll(|completion| {
+                assert_eq!(completion.user_data, round);
+                completion.result.unwrap();
+                buffer = completion.buffer;
+            });
+            assert!(
+                start.elapsed() < LIMIT,
+                "round {round} of window {window}: the wake-up was lost"
+            );
+        }
+        // 0 to 127 microseconds, in no order.
+        pause = pause
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let pause = Duration::from_micros(pause >> 57);
+        let start = Instant::now();
+        while start.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+    }
+    let stats = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["stats", "--json", &control])
+        .output()
+        .unwrap();
+    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
+    let io = &stats["controllers"][0]["queues"][1];
+    assert!(io["commands"].as_u64().unwrap() >= ROUNDS, "{stats}");
+    // Else nothing was shown.
+    assert!(
+        io["arms"].as_u64().unwrap() > ROUNDS / 100,
+        "the worker hardly slept: {stats}"
+    );
+    drop(queue);
+    drop(device);
+    daemon.end();
+}
+
+#[test]
+fn a_worker_that_sleeps_at_once_is_woken_every_time() {
+    rounds("0");
+}
+
+#[test]
+fn a_worker_that_polls_first_is_woken_every_time() {
+    rounds("50");
+}
