@@ -32,7 +32,7 @@ impl Cells {
         access: Access,
     ) -> Result<Cells, DmaError> {
         let bytes = (count as u64).checked_mul(4).ok_or(DmaError::Overflow)?;
-        let table = Table::resolve(map, iova, bytes, access)?;
+        let table = Table::resolve(map, iova, bytes, 8, access)?;
         if !table.memories().iter().all(crate::Memory::is_writable) {
             return Err(DmaError::Protection { iova });
         }

@@ -3,7 +3,7 @@
 //! A VMM hands over memory files; [`Memory`] maps each of them once. [`DmaMap`] holds the windows through which one
 //! device sees them, keyed by IOVA, and belongs to one worker thread. A command's data pointer (module [`prp`] or
 //! [`sgl`]) is walked through the map into a [`SegmentList`]: host pieces, in order, which stay valid until the list
-//! is cleared, whatever is unmapped meanwhile. Queues ([`Ring`]) and shadow doorbells ([`Cells`]) live longer than a
+//! is cleared, whatever is unmapped meanwhile. Queues ([`Ring`], [`Area`]) and shadow doorbells ([`Cells`]) live longer than a
 //! command; they are resolved once and hold the memory itself.
 //!
 //! Everything that comes from the guest is hostile here: addresses, lengths, lists, and the memory, which changes
@@ -14,6 +14,8 @@
 //! semantics, of commands or of vfio-user: it takes addresses and bytes.
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+mod area;
 #[allow(unsafe_code)]
 mod buffer;
 mod cache;
@@ -42,6 +44,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use area::Area;
 pub use buffer::Buffer;
 pub use cache::MemoryCache;
 pub use cells::Cells;

@@ -48,7 +48,7 @@ impl Ring {
         let bytes = u64::from(entries)
             .checked_mul(entry_size as u64)
             .ok_or(DmaError::Overflow)?;
-        let table = Table::resolve(map, iova, bytes, access)?;
+        let table = Table::resolve(map, iova, bytes, 8, access)?;
         let load64 = if entry_size >= 64 { entries } else { 0 };
         let (store64, store16) = match access {
             Access::Read => (0, 0),

@@ -19,11 +19,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Resolves `bytes` at `iova`, which must be aligned to a page if they are scattered.
+    /// Resolves `bytes` at `iova`, which must be aligned to `align` in host memory (a power of two, at most a page), and
+    /// to a page if they are scattered.
     pub(crate) fn resolve(
         map: &DmaMap,
         iova: u64,
         bytes: u64,
+        align: usize,
         access: Access,
     ) -> Result<Table, DmaError> {
         if bytes == 0 || bytes > MAX_BYTES {
@@ -31,7 +33,7 @@ impl Table {
         }
         iova.checked_add(bytes - 1).ok_or(DmaError::Overflow)?;
         let mut keep = Vec::new();
-        if let Some(ptr) = contiguous(map, iova, bytes, access, &mut keep)? {
+        if let Some(ptr) = contiguous(map, iova, bytes, align, access, &mut keep)? {
             return Ok(Table {
                 pages: Box::new([ptr]),
                 shift: WHOLE,
@@ -46,7 +48,7 @@ impl Table {
             let at = iova + offset;
             let len = (bytes - offset).min(PAGE as u64);
             pages.push(
-                contiguous(map, at, len, access, &mut keep)?
+                contiguous(map, at, len, align, access, &mut keep)?
                     .ok_or(DmaError::Misaligned { iova: at })?,
             );
         }
@@ -75,12 +77,13 @@ fn contiguous(
     map: &DmaMap,
     iova: u64,
     len: u64,
+    align: usize,
     access: Access,
     keep: &mut Vec<Memory>,
 ) -> Result<Option<*mut u8>, DmaError> {
     let first = map.translate(iova, access)?;
-    // Atomic access needs natural alignment, of 8 bytes at most.
-    if !first.ptr.addr().is_multiple_of(8) {
+    // Atomic access needs natural alignment.
+    if !first.ptr.addr().is_multiple_of(align) {
         return Err(DmaError::Misaligned { iova });
     }
     let mut done = first.len;
