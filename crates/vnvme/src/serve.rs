@@ -2,20 +2,20 @@
 
 use crate::control::{self, Registry};
 use crate::identity;
+use crate::open::{Opened, Opener};
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, hex};
 use crate::worker::{Served, Worker, WorkerOptions};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
-use driver::{Device, NvmeVolume, Place, Target};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 use vfio_user::Listener;
-use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
+use volume::{Io, IoOptions, Volume};
 
 /// Options of the whole process.
 #[derive(Clone, Debug)]
@@ -28,46 +28,6 @@ pub struct ServeOptions {
     pub cpus: Vec<usize>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
-}
-
-/// Devices that were opened: one controller, however many of its namespaces are served.
-#[derive(Default)]
-struct Devices(Vec<(Place, Device)>);
-
-impl Devices {
-    fn open(&mut self, target: &Target) -> Result<Device> {
-        if let Some((_, device)) = self.0.iter().find(|(place, _)| *place == target.place) {
-            return Ok(device.clone());
-        }
-        let device = target.open()?;
-        self.0.push((target.place.clone(), device.clone()));
-        Ok(device)
-    }
-}
-
-/// An opened volume; its device, if it stands on one that reaches guest memory itself.
-type Opened = (Arc<dyn Volume>, Option<Arc<NvmeVolume>>);
-
-fn open_volume(spec: &NamespaceSpec, devices: &mut Devices) -> Result<Opened> {
-    let url = &spec.volume;
-    let (volume, device): Opened = if url.starts_with("nvme://") || url.starts_with("vfio-user://")
-    {
-        let target = Target::parse(url)?;
-        let (read_only, name) = (spec.read_only || target.read_only, target.name());
-        let device = devices.open(&target)?;
-        let volume = NvmeVolume::new(device, target.nsid, target.queue, read_only, name)
-            .with_context(|| url.clone())?;
-        let volume = Arc::new(volume);
-        (volume.clone(), Some(volume))
-    } else {
-        let options = OpenOptions {
-            read_only: spec.read_only,
-            block_size: spec.block_size,
-        };
-        (open_url(url, options)?, None)
-    };
-    tracing::info!(volume = url, "{}", volume.info().description);
-    Ok((volume, device))
 }
 
 /// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
@@ -101,16 +61,19 @@ fn served(
     id: u16,
     spec: &ControllerSpec,
     io: &Io,
-    devices: &mut Devices,
+    opener: &Opener,
     listener: Listener,
 ) -> Result<Served> {
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
     let opened = spec
         .namespaces
         .iter()
-        .map(|namespace| open_volume(namespace, devices))
+        .map(|namespace| opener.open(namespace))
         .collect::<Result<Vec<_>>>()?;
-    let (volumes, backends): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    let (volumes, backends): (Vec<_>, Vec<_>) = opened
+        .into_iter()
+        .map(|Opened { volume, device }| (volume, device))
+        .unzip();
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let serial = spec
         .serial
@@ -147,6 +110,7 @@ fn worker(
     specs: &[ControllerSpec],
     stop: OwnedFd,
     options: &ServeOptions,
+    opener: &Opener,
     registry: &Registry,
 ) -> Result<Worker> {
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * specs.len() as u32;
@@ -154,12 +118,12 @@ fn worker(
         capacity: in_flight.clamp(512, 16384),
         ..IoOptions::default()
     });
-    let (mut all, mut devices) = (Vec::new(), Devices::default());
+    let mut all = Vec::new();
     for (id, spec) in specs.iter().enumerate() {
         let id = u16::try_from(id).context("too many controllers")?;
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
-        let one = served(id, spec, &io, &mut devices, listener)?;
+        let one = served(id, spec, &io, opener, listener)?;
         tracing::info!(
             socket = %spec.socket.display(),
             serial = one.controller.config().serial,
@@ -225,7 +189,7 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
             share.push(spec.clone());
         }
     }
-    let registry = &Registry::default();
+    let (registry, opener) = (&Registry::default(), &Opener::default());
     start_control(options, registry)?;
     let result = std::thread::scope(|scope| {
         let (started, starts) = mpsc::channel::<Result<()>>();
@@ -238,7 +202,7 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
             let run = move || -> Result<()> {
                 let made = cpu
                     .map_or(Ok(()), pin)
-                    .and_then(|()| worker(share, descriptor, options, registry));
+                    .and_then(|()| worker(share, descriptor, options, opener, registry));
                 match made {
                     Ok(mut worker) => {
                         let _ = started.send(Ok(()));

@@ -1,0 +1,68 @@
+//! From what a user named to an opened volume, for every worker and every way to serve it.
+
+use crate::spec::NamespaceSpec;
+use anyhow::{Context, Result};
+use driver::{Device, NvmeVolume, Place, Target};
+use std::sync::{Arc, Mutex, PoisonError};
+use volume::{OpenOptions, Volume, open_url};
+
+/// An opened volume.
+pub struct Opened {
+    pub volume: Arc<dyn Volume>,
+    /// The device below, if it is one that reaches guest memory itself.
+    pub device: Option<Arc<NvmeVolume>>,
+}
+
+/// Opens volumes for all workers of the process, so that they share what can be opened only once: a device, however many
+/// of its namespaces and slices are served, and by whichever worker.
+#[derive(Default)]
+pub struct Opener {
+    devices: Mutex<Vec<(Place, Device)>>,
+}
+
+impl Opener {
+    /// Opens the volume of a namespace.
+    pub fn open(&self, spec: &NamespaceSpec) -> Result<Opened> {
+        let url = &spec.volume;
+        let opened = if url.starts_with("nvme://") || url.starts_with("vfio-user://") {
+            self.open_device(spec)?
+        } else {
+            let options = OpenOptions {
+                read_only: spec.read_only,
+                block_size: spec.block_size,
+            };
+            Opened {
+                volume: open_url(url, options)?,
+                device: None,
+            }
+        };
+        tracing::info!(volume = url, "{}", opened.volume.info().description);
+        Ok(opened)
+    }
+
+    fn open_device(&self, spec: &NamespaceSpec) -> Result<Opened> {
+        let url = &spec.volume;
+        let target = Target::parse(url)?;
+        let (read_only, name) = (spec.read_only || target.read_only, target.name());
+        let device = self.device(&target)?;
+        let volume = NvmeVolume::new(device, target.nsid, target.queue, read_only, name)
+            .with_context(|| url.clone())?;
+        let volume = Arc::new(volume);
+        Ok(Opened {
+            volume: volume.clone(),
+            device: Some(volume),
+        })
+    }
+
+    /// The device, opened when it is first asked for.
+    fn device(&self, target: &Target) -> Result<Device> {
+        // Another worker that panicked while it held the lock left a whole list.
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = devices.iter().find(|(place, _)| *place == target.place) {
+            return Ok(device.clone());
+        }
+        let device = target.open()?;
+        devices.push((target.place.clone(), device.clone()));
+        Ok(device)
+    }
+}
