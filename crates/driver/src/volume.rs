@@ -10,7 +10,7 @@ use dma::SegmentList;
 use nvme::Status;
 use nvme::status::StatusCodeType;
 use volume::{
-    Completion, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError, VolumeQueue,
 };
 
 use crate::buffer::DmaBuffer;
@@ -167,6 +167,10 @@ impl Volume for NvmeVolume {
         let id = self.device.identify();
         let serial = String::from_utf8_lossy(id.sn.trimmed()).into_owned();
         format!("nvme:{serial}:{}", self.nsid).into_bytes()
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        Some(Extent::whole(self.name.clone()))
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {

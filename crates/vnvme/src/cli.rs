@@ -54,7 +54,8 @@ Volumes:
   nvme://0000:44:00.0/1           namespace 1 of a real NVMe device, through VFIO (see vnvme bind)
   vfio-user:///run/b.sock/1       namespace 1 of a controller behind another vfio-user socket
   Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace;
-  read-only=on, direct=off, offset=1M, length=1G of the volume.
+  read-only=on, direct=off of the volume. A part of any volume: offset=1M, length=1G, or a partition of its GUID
+  partition table by partition=2, partlabel=NAME or partuuid=GUID.
 
 Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
   vnvme serve --socket /tmp/vm0.sock disk.raw &

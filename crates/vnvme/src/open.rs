@@ -4,7 +4,7 @@ use crate::spec::NamespaceSpec;
 use anyhow::{Context, Result};
 use driver::{Device, NvmeVolume, Place, Target};
 use std::sync::{Arc, Mutex, PoisonError};
-use volume::{OpenOptions, Volume, open_url};
+use volume::{Extras, OpenOptions, Volume, open_url};
 
 /// An opened volume.
 pub struct Opened {
@@ -42,14 +42,15 @@ impl Opener {
 
     fn open_device(&self, spec: &NamespaceSpec) -> Result<Opened> {
         let url = &spec.volume;
-        let target = Target::parse(url)?;
+        let (whole, extras) = Extras::split(url)?;
+        let target = Target::parse(&whole)?;
         let (read_only, name) = (spec.read_only || target.read_only, target.name());
         let device = self.device(&target)?;
         let volume = NvmeVolume::new(device, target.nsid, target.queue, read_only, name)
             .with_context(|| url.clone())?;
         let volume = Arc::new(volume);
         Ok(Opened {
-            volume: volume.clone(),
+            volume: extras.apply(volume.clone(), url)?,
             device: Some(volume),
         })
     }

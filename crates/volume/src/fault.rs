@@ -3,7 +3,8 @@
 //! Tests of everything above a volume put this one in between: what they see is what a failing disk would give them.
 
 use crate::{
-    Completion, Info, Io, IoError, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoError, IoErrorKind, Op, Request, Volume, VolumeError,
+    VolumeQueue,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -193,6 +194,10 @@ impl Volume for FaultVolume {
 
     fn id(&self) -> Vec<u8> {
         self.volume.id()
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        self.volume.extent()
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {

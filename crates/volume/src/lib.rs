@@ -28,18 +28,22 @@
 //! happens to the worker: dropping a queue or the [`Io`] waits for the kernel to let go of it first.
 #![deny(unsafe_code)]
 
+mod claim;
 mod error;
 mod fault;
 mod file;
+pub mod gpt;
 mod info;
 mod io;
 mod mem;
 mod null;
+mod read;
 mod request;
 mod slice;
 mod traits;
 mod url;
 
+pub use claim::{Extent, Overlap, claim};
 pub use error::{IoError, IoErrorKind, VolumeError};
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume};
@@ -50,4 +54,4 @@ pub use null::{NullOptions, NullVolume};
 pub use request::{Completion, Op, Request};
 pub use slice::SliceVolume;
 pub use traits::{Volume, VolumeQueue};
-pub use url::{OpenError, OpenOptions, open_url, parse_duration, parse_size};
+pub use url::{Extras, OpenError, OpenOptions, open_url, parse_duration, parse_size};

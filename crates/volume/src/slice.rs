@@ -1,6 +1,8 @@
 //! A part of another volume.
 
-use crate::{Completion, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue};
+use crate::{
+    Completion, Extent, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue,
+};
 use std::sync::Arc;
 
 /// A range of another volume, as a volume of its own. Nothing outside of the range can be reached through it.
@@ -66,6 +68,10 @@ impl Volume for SliceVolume {
         id.extend_from_slice(b"+");
         id.extend_from_slice(self.offset.to_string().as_bytes());
         id
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        Some(self.whole.extent()?.part(self.offset, self.len))
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {

@@ -1,6 +1,6 @@
 //! The door: a volume, and one worker's queue into it.
 
-use crate::{Completion, Info, Io, Request, VolumeError};
+use crate::{Completion, Extent, Info, Io, Request, VolumeError};
 use std::fmt::Debug;
 
 /// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
@@ -15,6 +15,12 @@ pub trait Volume: Send + Sync + Debug {
     /// Default serial numbers and identifiers are made from them. For a file it is the canonical path, so that it
     /// outlives copying and restoring the file.
     fn id(&self) -> Vec<u8>;
+
+    /// Where the volume's bytes lie, if they lie in something that can be opened a second time. `None`: nobody else can
+    /// reach them, or the user answers for it.
+    fn extent(&self) -> Option<Extent> {
+        None
+    }
 
     /// Looks again at what is behind the volume, which may have been resized. `true` when the size that
     /// [`Volume::info`] tells has changed.

@@ -12,5 +12,6 @@ mod lifecycle;
 mod limits;
 mod memory;
 mod options;
+mod slices;
 mod sockets;
 mod startup;

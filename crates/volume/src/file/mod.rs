@@ -1,6 +1,7 @@
 //! A raw file or block device, by io_uring.
 
 mod device;
+mod exclusive;
 mod holder;
 mod open;
 mod sys;
@@ -8,7 +9,7 @@ mod sys;
 use crate::io::job::Abilities;
 use crate::io::ring::{Alignment, Ring, RingFile};
 use crate::{
-    Completion, Info, Io, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
 };
 use open::Opened;
 use std::os::fd::{AsFd, OwnedFd};
@@ -79,11 +80,26 @@ struct Shared {
     device: bool,
     description: String,
     id: Vec<u8>,
+    /// What extents of it lie in; `None` when the user wants no locks.
+    root: Option<String>,
+    /// Keeps the system's own users off a block device.
+    _exclusive: Option<Arc<OwnedFd>>,
 }
 
 impl FileVolume {
     /// Opens a file or block device.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self, VolumeError> {
+        let volume = Self::open_unlocked(path.as_ref(), options)?;
+        volume.lock(0, None)?;
+        Ok(volume)
+    }
+
+    /// Opens a file or block device without the lock that the options ask for: [`FileVolume::lock`] sets it, when it is
+    /// known which part is to be used.
+    pub fn open_unlocked(
+        path: impl AsRef<Path>,
+        options: FileOptions,
+    ) -> Result<Self, VolumeError> {
         let path = path.as_ref();
         let opened = open::open(path, &options)?;
         let description = describe(path, &options, &opened);
@@ -112,8 +128,26 @@ impl FileVolume {
                 device: opened.device,
                 description,
                 id: opened.id,
+                root: options.lock.then_some(opened.root),
+                _exclusive: opened.exclusive,
             }),
         })
+    }
+
+    /// Locks `len` bytes (or all) from byte `offset` on against other users, as the options say: exclusively, or shared
+    /// when it is read-only. The lock lasts until nobody uses this opening of the file any more.
+    pub fn lock(&self, offset: u64, len: Option<u64>) -> Result<(), VolumeError> {
+        let shared = &*self.shared;
+        if shared.root.is_none() {
+            return Ok(());
+        }
+        open::lock(
+            &shared.path,
+            shared.read_only,
+            shared.fd.as_fd(),
+            offset,
+            len,
+        )
     }
 
     /// The page cache is bypassed.
@@ -181,6 +215,10 @@ impl Volume for FileVolume {
 
     fn id(&self) -> Vec<u8> {
         self.shared.id.clone()
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        self.shared.root.clone().map(Extent::whole)
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {

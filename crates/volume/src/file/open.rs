@@ -1,6 +1,7 @@
 //! Opening a file or block device: every way in which that fails gets its own words.
 
 use super::device::Device;
+use super::exclusive::{self, Refused};
 use super::holder::holder;
 use super::sys;
 use super::{Direct, FileOptions};
@@ -11,6 +12,7 @@ use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Sizes that blocks can have, in bytes.
@@ -35,6 +37,10 @@ pub(super) struct Opened {
     pub(super) punch_granularity: u32,
     pub(super) device: bool,
     pub(super) id: Vec<u8>,
+    /// Names the file or device, by whatever path it was opened.
+    pub(super) root: String,
+    /// The process's own claim on a block device.
+    pub(super) exclusive: Option<Arc<OwnedFd>>,
 }
 
 /// Opens and examines `path`.
@@ -57,13 +63,16 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     if !options.read_only && device.as_ref().is_some_and(Device::read_only) {
         return Err(VolumeError::ReadOnlyMedium { path: path.into() });
     }
-    let (fd, mut refused) = open_fd(path, options, is_device)?;
+    let exclusive = if is_device && !options.read_only && options.lock {
+        let claim = exclusive::claim(path, stat.st_rdev);
+        Some(claim.map_err(|Refused(errno)| failed(path, options, errno, "cannot be opened"))?)
+    } else {
+        None
+    };
+    let (fd, mut refused) = open_fd(path, options)?;
     let now = fs::fstat(&fd).map_err(|errno| system(path, errno, "cannot be examined"))?;
     if FileType::from_raw_mode(now.st_mode) != kind {
         return Err(system(path, Errno::STALE, "changed while it was opened"));
-    }
-    if options.lock {
-        lock(path, options, fd.as_fd())?;
     }
     let size = size(path, fd.as_fd(), is_device)?;
     if size == 0 {
@@ -124,6 +133,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         },
         device: is_device,
         id: identity(path, device.as_ref()),
+        root: root(&now, is_device),
+        exclusive,
         fd,
     })
 }
@@ -168,21 +179,13 @@ fn kind(path: &Path, kind: FileType) -> Result<FileType, VolumeError> {
 }
 
 /// Opens the file, without O_DIRECT where the filesystem refuses it: then with the reason.
-fn open_fd(
-    path: &Path,
-    options: &FileOptions,
-    device: bool,
-) -> Result<(OwnedFd, Option<String>), VolumeError> {
+fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, Option<String>), VolumeError> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if options.read_only {
         OFlags::RDONLY
     } else {
         OFlags::RDWR
     };
-    if device && !options.read_only && options.lock {
-        // On a block device this means: not while it is mounted or otherwise in use by the system.
-        flags |= OFlags::EXCL;
-    }
     let open = |flags| fs::open(path, flags, Mode::empty());
     if options.direct != Direct::Off {
         match open(flags | OFlags::DIRECT) {
@@ -228,21 +231,31 @@ fn system(path: &Path, errno: Errno, what: &'static str) -> VolumeError {
 
 /// Locks the file, with a little patience: the kernel takes the ring of a killed process down, and with it the last hold
 /// on the file and its lock, only after the process is gone and its successor has perhaps been started.
-fn lock(path: &Path, options: &FileOptions, fd: BorrowedFd<'_>) -> Result<(), VolumeError> {
-    let mut locked = sys::lock(fd, !options.read_only);
+pub(super) fn lock(
+    path: &Path,
+    read_only: bool,
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: Option<u64>,
+) -> Result<(), VolumeError> {
+    let lock = || match (offset, len) {
+        (0, None) => sys::lock(fd, !read_only, 0, None),
+        _ => sys::lock_part(fd, !read_only, offset, len),
+    };
+    let mut locked = lock();
     for _ in 0..LOCK_RETRIES {
         if !matches!(locked, Ok(false)) {
             break;
         }
         std::thread::sleep(LOCK_PAUSE);
-        locked = sys::lock(fd, !options.read_only);
+        locked = lock();
     }
     match locked {
         Ok(true) => Ok(()),
         Ok(false) => Err(VolumeError::Locked {
             path: path.into(),
             holder: holder(path),
-            read_only: options.read_only,
+            read_only,
         }),
         Err(source) => Err(VolumeError::LockUnsupported {
             path: path.into(),
@@ -326,6 +339,16 @@ fn power(bytes: u64, least: u32) -> u32 {
     let bytes = u32::try_from(bytes).unwrap_or(0).max(least);
     // Down to a power of two: a larger unit would promise too much.
     1 << bytes.max(1).ilog2()
+}
+
+/// Numbers, not the path: a file may have several.
+fn root(stat: &fs::Stat, device: bool) -> String {
+    if device {
+        let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
+        return format!("block device {major}:{minor}");
+    }
+    let (major, minor) = (fs::major(stat.st_dev), fs::minor(stat.st_dev));
+    format!("file {} on device {major}:{minor}", stat.st_ino)
 }
 
 fn identity(path: &Path, device: Option<&Device>) -> Vec<u8> {

@@ -4,27 +4,83 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Locks the whole file for this open file description (`F_OFD_SETLK`): shared, or exclusively. Does not wait.
+/// First bytes of a file that no part is locked over: whoever uses a part says so there.
+const PRESENCE: u64 = 512;
+/// QEMU's locks on a disk image (`block/file-posix.c`): a shared lock of this byte says "I write" ...
+const QEMU_WRITES: u64 = 101;
+/// ... and one of this says "nobody else may write".
+const QEMU_NO_OTHER_WRITER: u64 = 201;
+
+/// Locks a range of a file for this open file description (`F_OFD_SETLK`): shared, or exclusively. Does not wait.
 ///
 /// Unlike the older POSIX locks these are kept until the last descriptor of this opening is closed, and two openings
 /// in one process exclude each other. `false`: someone else holds a lock that excludes this one. Other programs that
-/// lock disk images in ranges (QEMU does) are noticed too.
-pub(super) fn lock(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
+/// lock disk images in ranges (QEMU does) are noticed too, when all of the file is locked.
+pub(super) fn lock(
+    fd: BorrowedFd<'_>,
+    exclusive: bool,
+    offset: u64,
+    len: Option<u64>,
+) -> io::Result<bool> {
+    let range = range(exclusive, offset, len)?;
+    // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
+        return Ok(true);
+    }
+    excluded(io::Error::last_os_error())
+}
+
+/// Locks a part of a file: others may lock other parts, but nobody all of it, nor may QEMU write to it.
+///
+/// The first bytes are left out, for there everybody who uses a part has a shared lock.
+pub(super) fn lock_part(
+    fd: BorrowedFd<'_>,
+    exclusive: bool,
+    offset: u64,
+    len: Option<u64>,
+) -> io::Result<bool> {
+    let end = len.and_then(|len| offset.checked_add(len));
+    let start = offset.max(PRESENCE);
+    if qemu_writes(fd)? || !lock(fd, false, QEMU_NO_OTHER_WRITER, Some(1))? {
+        return Ok(false);
+    }
+    match end.map(|end| end.saturating_sub(start)) {
+        Some(0) => Ok(true),
+        len => lock(fd, exclusive, start, len),
+    }
+}
+
+/// Whether QEMU has the file open for writing. A lock of all of it, by one who reads it, has that byte too.
+fn qemu_writes(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut range = range(true, QEMU_WRITES, Some(1))?;
+    // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(range.l_type != libc::F_UNLCK as libc::c_short && range.l_start > 0)
+}
+
+fn range(exclusive: bool, offset: u64, len: Option<u64>) -> io::Result<libc::flock> {
     let kind = if exclusive {
         libc::F_WRLCK
     } else {
         libc::F_RDLCK
     };
-    // SAFETY: all-zero is a valid `flock`: plain integers.
+    // SAFETY: all-zero is a valid `flock`: plain integers. `l_pid` has to be 0.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    // Start 0 and length 0 stand for the whole file, and `l_pid` has to be 0.
+    let number = |n: u64| {
+        n.try_into()
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+    };
     range.l_type = kind as libc::c_short;
     range.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
-        return Ok(true);
-    }
-    let error = io::Error::last_os_error();
+    range.l_start = number(offset)?;
+    // 0 stands for everything from there on.
+    range.l_len = number(len.unwrap_or(0))?;
+    Ok(range)
+}
+
+fn excluded(error: io::Error) -> io::Result<bool> {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Ok(false),
         _ => Err(error),

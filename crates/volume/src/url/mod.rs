@@ -1,12 +1,14 @@
 //! From what a user typed to a volume: a path, `file://PATH`, `mem://SIZE` or `null://SIZE`, with `?key=value&...`.
 
+mod extras;
 mod options;
 mod quantity;
 
 use crate::{
-    Direct, FileOptions, FileVolume, MemVolume, NullOptions, NullVolume, SliceVolume, Volume,
+    Direct, FileOptions, FileVolume, MemVolume, NullOptions, NullVolume, Overlap, Volume,
     VolumeError,
 };
+pub use extras::Extras;
 use options::Options;
 pub use quantity::{parse_duration, parse_size};
 use std::ffi::OsString;
@@ -88,21 +90,33 @@ pub enum OpenError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A partition is chosen in two ways.
+    #[error(
+        "option \"{key}\": the partition is chosen already; give one of partition, partlabel and partuuid"
+    )]
+    TwoPartitions {
+        /// The second one.
+        key: String,
+    },
+    /// The partition that was named cannot be had.
+    #[error("{name}: {source}")]
+    Gpt {
+        /// What was given.
+        name: String,
+        /// Why not.
+        source: crate::gpt::GptError,
+    },
+    /// What was named is served already.
+    #[error(transparent)]
+    Overlap(#[from] Overlap),
     /// What was named could not be opened.
     #[error(transparent)]
     Volume(#[from] VolumeError),
 }
 
-const FILE: &[&str] = &[
-    "read-only",
-    "direct",
-    "lock",
-    "block-size",
-    "offset",
-    "length",
-];
-const MEM: &[&str] = &["read-only", "offset", "length"];
-const NULL: &[&str] = &["read-only", "read-zeroes", "latency", "offset", "length"];
+const FILE: &[&str] = &["read-only", "direct", "lock", "block-size"];
+const MEM: &[&str] = &["read-only"];
+const NULL: &[&str] = &["read-only", "read-zeroes", "latency"];
 
 /// Opens what `url` names.
 ///
@@ -112,29 +126,65 @@ const NULL: &[&str] = &["read-only", "read-zeroes", "latency", "offset", "length
 /// | `mem://SIZE` | memory | |
 /// | `null://SIZE` | nothing | `read-zeroes=on\|off`, `latency=DURATION` |
 ///
-/// All have `read-only=on|off` and `offset=SIZE`, `length=SIZE` (a part of the volume). A path is taken as it is when
+/// All have `read-only=on|off` and the options of [`Extras::split`] (a part of the volume). A path is taken as it is when
 /// a file of that very name exists, even with a `?` in it; in `file://` URLs bytes can be written as `%` and two
 /// hexadecimal digits.
 pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenError> {
-    let (scheme, rest) = match url.split_once("://") {
+    let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
+        let path = PathBuf::from(url);
+        (file(path, open, Options::none())?, Extras::default())
+    } else {
+        let (rest, extras) = Extras::split(url)?;
+        (open_whole(&rest, open)?, extras)
+    };
+    let volume = extras.apply(whole.volume, url)?;
+    // Locked only now that it is known which part is used; the others of this process, which have names, came first.
+    if let (Some(file), Some(part)) = (whole.to_lock, volume.extent()) {
+        file.lock(part.offset, part.len)?;
+    }
+    Ok(volume)
+}
+
+/// A volume, before the options that all volumes have.
+struct Whole {
+    volume: Arc<dyn Volume>,
+    /// The file, if it is one, which is not locked yet.
+    to_lock: Option<Arc<FileVolume>>,
+}
+
+impl Whole {
+    fn new(volume: impl Volume + 'static) -> Self {
+        Self {
+            volume: Arc::new(volume),
+            to_lock: None,
+        }
+    }
+}
+
+/// The scheme, empty for a path, and the rest.
+fn scheme(url: &str) -> (&str, &str) {
+    match url.split_once("://") {
         Some((scheme, rest)) if is_scheme(scheme) => (scheme, rest),
         _ => ("", url),
-    };
-    if scheme.is_empty() && Path::new(url).exists() {
-        return file(PathBuf::from(url), open, Options::none());
     }
+}
+
+fn open_whole(url: &str, open: OpenOptions) -> Result<Whole, OpenError> {
+    let (scheme, rest) = scheme(url);
     let (name, query) = match rest.rsplit_once('?') {
         Some((name, query)) => (name, Some(query)),
         None => (rest, None),
     };
     match scheme {
         "" | "file" if name.is_empty() => Err(OpenError::Nothing),
-        "" => file(
-            PathBuf::from(name),
-            open,
-            Options::parse("file", query, FILE)?,
-        ),
-        "file" => file(unescape(name)?, open, Options::parse("file", query, FILE)?),
+        "" | "file" => {
+            let path = match scheme {
+                "" => PathBuf::from(name),
+                _ => unescape(name)?,
+            };
+            let options = Options::parse("file", query, FILE)?;
+            file(path, open, options)
+        }
         "mem" => {
             let mut options = Options::parse("mem", query, MEM)?;
             let volume = MemVolume::new(size("mem", name)?)?;
@@ -143,7 +193,7 @@ pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenErr
             } else {
                 volume
             };
-            part(Arc::new(volume), options)
+            Ok(Whole::new(volume))
         }
         "null" => {
             let mut options = Options::parse("null", query, NULL)?;
@@ -155,7 +205,7 @@ pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenErr
                     .take("latency", parse_duration)?
                     .unwrap_or(Duration::ZERO),
             })?;
-            part(Arc::new(volume), options)
+            Ok(Whole::new(volume))
         }
         scheme => Err(OpenError::Scheme {
             scheme: scheme.into(),
@@ -179,11 +229,7 @@ fn size(scheme: &'static str, text: &str) -> Result<u64, OpenError> {
     })
 }
 
-fn file(
-    path: PathBuf,
-    open: OpenOptions,
-    mut options: Options,
-) -> Result<Arc<dyn Volume>, OpenError> {
+fn file(path: PathBuf, open: OpenOptions, mut options: Options) -> Result<Whole, OpenError> {
     let direct = |text: &str| match text {
         "auto" => Ok(Direct::Auto),
         "on" => Ok(Direct::On),
@@ -192,32 +238,31 @@ fn file(
     };
     let block_size =
         |text: &str| u32::try_from(parse_size(text)?).map_err(|_| "the number is too large");
-    let file = FileOptions {
+    let options = FileOptions {
         read_only: options.read_only(open)?,
         direct: options.take("direct", direct)?.unwrap_or_default(),
         lock: options.switch("lock")?.unwrap_or(true),
         block_size: options.take("block-size", block_size)?.or(open.block_size),
     };
-    part(Arc::new(FileVolume::open(path, file)?), options)
-}
-
-/// The part of the volume that the options name, or all of it.
-fn part(volume: Arc<dyn Volume>, mut options: Options) -> Result<Arc<dyn Volume>, OpenError> {
-    let offset = options.take("offset", parse_size)?;
-    let len = options.take("length", parse_size)?;
-    if offset.is_none() && len.is_none() {
-        return Ok(volume);
-    }
-    Ok(Arc::new(SliceVolume::new(
-        volume,
-        offset.unwrap_or(0),
-        len,
-    )?))
+    let file = Arc::new(FileVolume::open_unlocked(path, options)?);
+    Ok(Whole {
+        volume: file.clone(),
+        to_lock: Some(file),
+    })
 }
 
 /// Replaces `%XX` by the byte that it stands for.
 fn unescape(text: &str) -> Result<PathBuf, OpenError> {
-    let wrong = || OpenError::Escape { text: text.into() };
+    let bytes = unescape_bytes(text).ok_or_else(|| OpenError::Escape { text: text.into() })?;
+    Ok(OsString::from_vec(bytes).into())
+}
+
+/// The same in text.
+fn unescape_text(text: &str) -> Option<String> {
+    String::from_utf8(unescape_bytes(text)?).ok()
+}
+
+fn unescape_bytes(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -225,18 +270,14 @@ fn unescape(text: &str) -> Result<PathBuf, OpenError> {
             bytes.push(byte);
             continue;
         }
-        let mut digit = || {
-            rest.next()
-                .and_then(|digit| char::from(digit).to_digit(16))
-                .ok_or_else(wrong)
-        };
+        let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
         let (high, low) = (digit()?, digit()?);
         match u8::try_from(high << 4 | low) {
             Ok(byte @ 1..) => bytes.push(byte),
-            _ => return Err(wrong()),
+            _ => return None,
         }
     }
-    Ok(OsString::from_vec(bytes).into())
+    Some(bytes)
 }
 
 #[cfg(test)]

@@ -13,6 +13,21 @@ impl Options {
         Self { pairs: Vec::new() }
     }
 
+    /// Takes the options with these keys out of a query; returns the others as they were, too.
+    pub(super) fn split(query: &str, keys: &[&str]) -> Result<(String, Self), OpenError> {
+        let (mut rest, mut own) = (Vec::new(), Vec::new());
+        for text in query.split('&') {
+            let key = text.split_once('=').map_or(text, |(key, _)| key);
+            if keys.contains(&key) {
+                own.push(text);
+            } else {
+                rest.push(text);
+            }
+        }
+        let options = Self::parse("any", Some(&own.join("&")), keys)?;
+        Ok((rest.join("&"), options))
+    }
+
     /// Splits a query; every key must be one of `known`.
     pub(super) fn parse(
         scheme: &'static str,
@@ -32,7 +47,7 @@ impl Options {
                 return Err(OpenError::UnknownOption {
                     key: key.into(),
                     scheme,
-                    known: known.join(", "),
+                    known: [known, super::extras::KEYS].concat().join(", "),
                 });
             }
             if pairs.iter().any(|(other, _)| other == key) {

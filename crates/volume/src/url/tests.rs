@@ -124,3 +124,125 @@ fn files_by_path_and_by_url() {
     let id = open(&plain).unwrap().id();
     assert_eq!(id, open(dotted.to_str().unwrap()).unwrap().id());
 }
+
+/// A file of `mib` MiB; kept as long as the directory.
+fn image(directory: &tempfile::TempDir, name: &str, mib: u64) -> String {
+    let path = directory.path().join(name);
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(mib << 20).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn several_parts_of_one_file_are_opened_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = image(&directory, "parts.raw", 8);
+    // The very beginning, where all parts say that they are there, and the end.
+    let parts = [
+        "offset=0&length=4K",
+        "offset=4K&length=1M",
+        "offset=2M&length=2M",
+        "offset=4M",
+    ];
+    let open_all: Vec<_> = parts
+        .iter()
+        .map(|part| open(&format!("{disk}?{part}")).unwrap())
+        .collect();
+    assert_eq!(open_all[3].info().size, 4 << 20);
+    let text = error(&format!("{disk}?offset=3M&length=2M"));
+    assert!(
+        text.contains("offset=3M&length=2M overlaps")
+            && text.contains("?offset=2M&length=2M, which this process serves"),
+        "{text}"
+    );
+    assert!(text.contains("bytes 3145728 to 4194303"), "{text}");
+    // All of it is taken as soon as a part of it is, and the other way round; by another name, too.
+    assert!(error(&disk).contains("overlaps"));
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&disk, &link).unwrap();
+    assert!(
+        error(&format!("{}?offset=5M&length=4K", link.display())).contains("parts.raw?offset=4M")
+    );
+    assert!(error(&format!("{disk}?offset=5M&length=4K&read-only=on")).contains("overlaps"));
+    drop(open_all);
+    let whole = open(&disk).unwrap();
+    assert!(
+        error(&format!("{disk}?offset=5M&length=4K")).contains("all bytes")
+            || error(&format!("{disk}?offset=5M&length=4K")).contains("bytes 5242880")
+    );
+    drop(whole);
+    let readers: Vec<_> = ["", "&offset=1M&length=2M", "&offset=2M"]
+        .iter()
+        .map(|part| open(&format!("{disk}?read-only=on{part}")).unwrap())
+        .collect();
+    assert!(error(&format!("{disk}?offset=1M&length=4K")).contains("overlaps"));
+    drop(readers);
+    // Memory of one's own is nobody else's.
+    let _both = (open("mem://1M").unwrap(), open("mem://1M").unwrap());
+    // Who answers for it himself.
+    let _both = (
+        open(&format!("{disk}?lock=off")).unwrap(),
+        open(&format!("{disk}?lock=off")).unwrap(),
+    );
+}
+
+#[test]
+fn locks_of_parts_hold_against_other_openings() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = image(&directory, "locked.raw", 8);
+    // Past the names: as another process does it.
+    let whole = || FileVolume::open(&disk, FileOptions::default());
+    let part = |offset, len, read_only| {
+        let options = FileOptions {
+            read_only,
+            ..FileOptions::default()
+        };
+        let volume = FileVolume::open_unlocked(&disk, options).unwrap();
+        volume.lock(offset, len).map(|()| volume)
+    };
+    let first = part(0, Some(1 << 20), false).unwrap();
+    assert!(whole().is_err(), "all of a file of which a part is used");
+    let second = part(1 << 20, None, false).unwrap();
+    assert!(part((1 << 20) - 512, Some(512), false).is_err());
+    assert!(
+        part(7 << 20, Some(512), true).is_err(),
+        "a reader in a writer's part"
+    );
+    drop((first, second));
+    let readers = (
+        part(0, Some(4096), true).unwrap(),
+        part(0, None, true).unwrap(),
+    );
+    assert!(part(512, Some(4096), false).is_err());
+    drop(readers);
+    let all = whole().unwrap();
+    assert!(part(1 << 20, Some(512), false).is_err());
+    drop(all);
+    whole().unwrap();
+}
+
+#[test]
+fn partitions_by_url() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = image(&directory, "gpt.raw", 8);
+    let text = error(&format!("{disk}?partition=1"));
+    assert!(
+        text.contains("gpt.raw?partition=1") && text.contains("no boot record"),
+        "{text}"
+    );
+    assert!(error("null://1M?partition=0").contains("from 1 on"));
+    assert!(error("null://1M?partition=boot").contains("partlabel="));
+    assert!(error("null://1M?partlabel=a%2").contains("hexadecimal"));
+    assert!(error("null://1M?partuuid=123").contains("8-4-4-4-12"));
+    assert!(error("null://1M?partition=1&partlabel=a").contains("one of"));
+    assert!(error("null://1M?offset=1&offset=2").contains("twice"));
+    let (rest, extras) =
+        Extras::split("nvme://0000:44:00.0/1?depth=4&partlabel=a%26b&read-only=on&offset=1M")
+            .unwrap();
+    assert_eq!(rest, "nvme://0000:44:00.0/1?depth=4&read-only=on");
+    assert!(extras.is_part());
+    assert_eq!(
+        Extras::split("vfio-user:///a/1?length=1M").unwrap().0,
+        "vfio-user:///a/1"
+    );
+}

@@ -1,0 +1,163 @@
+//! Who serves which bytes: two exports of one process must not write the same ones.
+//!
+//! Files are locked against other processes besides (`file::lock`). What is kept here covers everything that can be
+//! opened twice in one process, devices driven by the process itself among them, and knows both by name.
+
+use crate::Volume;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Where the bytes of a volume lie, in something that can be opened more than once.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// Names what they lie in; the same for every opening of it.
+    pub root: String,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes; `None`: up to the end, wherever that is or will be.
+    pub len: Option<u64>,
+}
+
+impl Extent {
+    /// All of `root`.
+    pub fn whole(root: String) -> Self {
+        Self {
+            root,
+            offset: 0,
+            len: None,
+        }
+    }
+
+    /// The part of `len` bytes (or the rest) from byte `offset` of this extent on.
+    pub fn part(self, offset: u64, len: Option<u64>) -> Self {
+        let rest = self.len.map(|all| all.saturating_sub(offset));
+        Self {
+            root: self.root,
+            offset: self.offset.saturating_add(offset),
+            len: match (len, rest) {
+                (Some(len), Some(rest)) => Some(len.min(rest)),
+                (len, rest) => len.or(rest),
+            },
+        }
+    }
+
+    /// The byte after the last one.
+    fn end(&self) -> Bound<u64> {
+        match self.len.and_then(|len| self.offset.checked_add(len)) {
+            Some(end) => Bound::Excluded(end),
+            None => Bound::Unbounded,
+        }
+    }
+
+    /// The bytes that both have.
+    fn common(&self, other: &Self) -> Option<(u64, Bound<u64>)> {
+        if self.root != other.root {
+            return None;
+        }
+        let start = self.offset.max(other.offset);
+        let end = match (self.end(), other.end()) {
+            (Bound::Excluded(a), Bound::Excluded(b)) => Bound::Excluded(a.min(b)),
+            (Bound::Unbounded, end) | (end, _) => end,
+        };
+        let empty = matches!(end, Bound::Excluded(end) if end <= start);
+        (!empty).then_some((start, end))
+    }
+}
+
+/// Two exports of one process have bytes in common, and one of them writes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{new} overlaps {old}, which this process serves too: both have {range} of {root}; \
+     give them ranges apart, or serve both read-only"
+)]
+pub struct Overlap {
+    /// The one that was refused.
+    pub new: String,
+    /// The one that was there before.
+    pub old: String,
+    /// The bytes that both have, in words.
+    pub range: String,
+    /// What they lie in.
+    pub root: String,
+}
+
+struct Entry {
+    volume: Weak<dyn Volume>,
+    extent: Extent,
+    writable: bool,
+    name: String,
+}
+
+/// The volumes of this process that are open, as far as they lie in something that can be opened twice.
+static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+/// Enters a volume under a name, unless it has bytes in common with one that was entered before, and either writes. The
+/// entry lasts as long as the volume does.
+pub fn claim(volume: &Arc<dyn Volume>, name: &str) -> Result<(), Overlap> {
+    let Some(extent) = volume.extent() else {
+        return Ok(());
+    };
+    let writable = !volume.info().read_only;
+    let mut entries = ENTRIES.lock().unwrap_or_else(PoisonError::into_inner);
+    entries.retain(|entry| entry.volume.strong_count() > 0);
+    for entry in entries.iter().filter(|entry| entry.writable || writable) {
+        if let Some((start, end)) = entry.extent.common(&extent) {
+            let range = match end {
+                Bound::Excluded(end) => format!("bytes {start} to {}", end - 1),
+                _ if start == 0 => "all bytes".into(),
+                _ => format!("the bytes from {start} on"),
+            };
+            return Err(Overlap {
+                new: name.into(),
+                old: entry.name.clone(),
+                range,
+                root: extent.root,
+            });
+        }
+    }
+    entries.push(Entry {
+        volume: Arc::downgrade(volume),
+        extent,
+        writable,
+        name: name.into(),
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn extent(offset: u64, len: Option<u64>) -> Extent {
+        Extent {
+            root: "r".into(),
+            offset,
+            len,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn overlaps_are_those_of_the_sets(
+            a in (0u64..20, proptest::option::of(1u64..20)),
+            b in (0u64..20, proptest::option::of(1u64..20)),
+        ) {
+            let has = |(offset, len): (u64, Option<u64>), at: u64| at >= offset && len.is_none_or(|len| at < offset + len);
+            let both: Vec<u64> = (0..50).filter(|&at| has(a, at) && has(b, at)).collect();
+            let common = extent(a.0, a.1).common(&extent(b.0, b.1));
+            prop_assert_eq!(common.map(|(start, _)| start), both.first().copied());
+            if let Some((_, Bound::Excluded(end))) = common {
+                prop_assert_eq!(Some(end - 1), both.last().copied());
+            }
+        }
+
+        #[test]
+        fn a_part_of_a_part_lies_in_both(a in (0u64..100, 1u64..100), b in (0u64..100, proptest::option::of(1u64..100))) {
+            let part = extent(0, None).part(a.0, Some(a.1)).part(b.0, b.1);
+            prop_assert_eq!(part.offset, a.0 + b.0);
+            let len = part.len.unwrap();
+            prop_assert!(len <= a.1.saturating_sub(b.0) && b.1.is_none_or(|wanted| len <= wanted));
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The process's own claim on a block device.
+//!
+//! `O_EXCL` keeps the system's users (mounts, swap, device mapper) off a block device, but also a second opening by the
+//! same process. So each device is claimed once, by a descriptor that all its volumes share; among them, the locks of
+//! their ranges decide.
+
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The system did not let the device be claimed.
+pub(super) struct Refused(pub(super) Errno);
+
+static CLAIMS: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
+
+/// Claims the block device at `path`, whose number is `device`; the claim lasts as long as the descriptor.
+pub(super) fn claim(path: &Path, device: u64) -> Result<Arc<OwnedFd>, Refused> {
+    let mut claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
+    claims.retain(|(_, fd)| fd.strong_count() > 0);
+    let known = claims.iter().find(|(number, _)| *number == device);
+    if let Some(fd) = known.and_then(|(_, fd)| fd.upgrade()) {
+        return Ok(fd);
+    }
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let fd = Arc::new(fs::open(path, flags, Mode::empty()).map_err(Refused)?);
+    claims.push((device, Arc::downgrade(&fd)));
+    Ok(fd)
+}

@@ -1,0 +1,128 @@
+//! The header of a copy of the table (UEFI 2.10, 5.3.2).
+
+use super::{ENTRY, TABLE_MAX};
+
+/// What is wrong with a block that is no header at all.
+pub(super) const NO_SIGNATURE: &str = "there is no header";
+
+/// Bytes of a header that have a meaning.
+const HEADER: usize = 92;
+
+/// Which copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The primary one, from block 1 on.
+    First,
+    /// The backup, whose header is in the last block.
+    Last,
+}
+
+/// What a checked header says. Blocks count from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Size of a block in bytes.
+    pub sector: u64,
+    /// First and last block that partitions may have.
+    pub first_usable: u64,
+    pub last_usable: u64,
+    /// First block of the entries.
+    pub table: u64,
+    pub entries: u32,
+    /// Bytes of an entry.
+    pub entry_size: u32,
+    pub table_crc: u32,
+}
+
+pub(super) fn u64_at(raw: &[u8], at: usize) -> Option<u64> {
+    let bytes = raw.get(at..at.checked_add(8)?)?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+fn u32_at(raw: &[u8], at: usize) -> Option<u32> {
+    let bytes = raw.get(at..at.checked_add(4)?)?;
+    Some(u32::from_le_bytes(bytes.try_into().ok()?))
+}
+
+impl Header {
+    /// Reads the header in the block `raw`, which is block `lba` of a device of `blocks` blocks.
+    pub(super) fn parse(
+        raw: &[u8],
+        lba: u64,
+        blocks: u64,
+        place: Place,
+    ) -> Result<Self, &'static str> {
+        const SHORT: &str = "the header is cut short";
+        if raw.get(..8) != Some(b"EFI PART") {
+            return Err(NO_SIGNATURE);
+        }
+        let u32_at = |at| u32_at(raw, at).ok_or(SHORT);
+        let u64_at = |at| u64_at(raw, at).ok_or(SHORT);
+        if u32_at(8)? >> 16 != 1 {
+            return Err("the header is of an unknown revision");
+        }
+        let len = u32_at(12)? as usize;
+        let mut covered = raw
+            .get(..len)
+            .filter(|_| len >= HEADER)
+            .ok_or("the header has an impossible size")?
+            .to_vec();
+        // The checksum is made with itself as zero.
+        covered.get_mut(16..20).ok_or(SHORT)?.fill(0);
+        if crc32fast::hash(&covered) != u32_at(16)? {
+            return Err("the header's checksum is wrong");
+        }
+        if u64_at(24)? != lba {
+            return Err("the header belongs to another block");
+        }
+        let header = Self {
+            sector: raw.len() as u64,
+            first_usable: u64_at(40)?,
+            last_usable: u64_at(48)?,
+            table: u64_at(72)?,
+            entries: u32_at(80)?,
+            entry_size: u32_at(84)?,
+            table_crc: u32_at(88)?,
+        };
+        header.check(lba, blocks, place)?;
+        Ok(header)
+    }
+
+    fn check(&self, lba: u64, blocks: u64, place: Place) -> Result<(), &'static str> {
+        if !self.entry_size.is_power_of_two() || !ENTRY.contains(&self.entry_size) {
+            return Err("the entries have an impossible size");
+        }
+        if self.entries == 0 {
+            return Err("the table has no entries");
+        }
+        if u64::from(self.entries) * u64::from(self.entry_size) > TABLE_MAX {
+            return Err("the table is too large");
+        }
+        if self.first_usable > self.last_usable {
+            return Err("the usable part ends before it begins");
+        }
+        if self.last_usable >= blocks {
+            return Err("the usable part lies outside of the device (has it been cut short?)");
+        }
+        let end = self
+            .table
+            .checked_add(self.table_bytes() / self.sector)
+            .ok_or("the table lies outside of the device")?;
+        if self.first_usable < 2 + self.table_bytes() / self.sector {
+            return Err("the usable part begins where the first copy is");
+        }
+        let (least, most) = match place {
+            Place::First => (lba + 1, self.first_usable),
+            Place::Last => (self.last_usable + 1, lba),
+        };
+        if self.table < least || end > most {
+            return Err("the table lies where it must not");
+        }
+        Ok(())
+    }
+
+    /// Bytes of the table, in whole blocks.
+    pub(super) fn table_bytes(&self) -> u64 {
+        let bytes = u64::from(self.entries) * u64::from(self.entry_size);
+        bytes.div_ceil(self.sector) * self.sector
+    }
+}

@@ -1,0 +1,50 @@
+//! Reading a volume while waiting for it, for control paths that have no worker.
+
+use crate::{Io, IoError, IoErrorKind, IoOptions, Op, Request, Volume, VolumeError, VolumeQueue};
+use dma::{Buffer, SegmentList};
+use std::time::Duration;
+
+/// How long to sleep between two looks at a read that is under way.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// A way into a volume for one read at a time.
+pub(crate) struct Reader {
+    io: Io,
+    queue: Box<dyn VolumeQueue>,
+}
+
+impl Reader {
+    /// Opens `volume` for reading.
+    pub(crate) fn new(volume: &dyn Volume) -> Result<Self, VolumeError> {
+        let io = Io::new(IoOptions {
+            capacity: 4,
+            ..IoOptions::default()
+        });
+        let queue = volume.open(&io)?;
+        Ok(Self { io, queue })
+    }
+
+    /// `len` bytes from byte `offset` on: both multiples of the volume's block size.
+    pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
+        let request = Request {
+            tag: 0,
+            op: Op::Read,
+            offset,
+            len: len as u64,
+            data: SegmentList::owned(Buffer::new(len)),
+        };
+        let mut over = self.queue.submit(request);
+        while over.is_none() {
+            self.io.flush();
+            self.io.poll(&mut |completion| over = Some(completion));
+            self.queue.poll(&mut |completion| over = Some(completion));
+            if over.is_none() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        let completion = over.ok_or(IoErrorKind::Gone)?;
+        completion.result?;
+        let buffer = completion.data.into_buffer().ok_or(IoErrorKind::Memory)?;
+        Ok(buffer.to_vec())
+    }
+}
