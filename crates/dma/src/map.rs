@@ -245,9 +245,10 @@ impl DmaMap {
         self.epochs.pin()
     }
 
-    /// Identity of this map, as pins know it.
+    /// Identity of this map, as pins know it and as whoever remembers what it found here should: no other map of this
+    /// process has it.
     #[inline]
-    pub(crate) fn id(&self) -> u64 {
+    pub fn id(&self) -> u64 {
         self.epochs.map()
     }
 
@@ -318,6 +319,18 @@ impl DmaMap {
             iova,
             // Came in as a length, so it fits.
             len: entry.last - iova + 1,
+            backing: entry.backing.clone(),
+            prot: entry.prot,
+        })
+    }
+
+    /// The window that `iova` lies in: for whoever translates addresses into another space, and remembers a window until
+    /// [`DmaMap::generation`] changes.
+    pub fn window_at(&self, iova: u64) -> Option<Window> {
+        let (&start, entry) = self.windows.range(..=iova).next_back()?;
+        (iova <= entry.last).then(|| Window {
+            iova: start,
+            len: entry.last - start + 1,
             backing: entry.backing.clone(),
             prot: entry.prot,
         })

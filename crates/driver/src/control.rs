@@ -56,6 +56,8 @@ pub struct Limits {
     pub dataset_management: bool,
     /// Write Zeroes is supported.
     pub write_zeroes: bool,
+    /// Verify is supported.
+    pub verify: bool,
     /// Doorbell Buffer Config is supported.
     pub doorbell_buffers: bool,
     /// MSI-X vectors that are in use.
@@ -172,6 +174,7 @@ impl Shared {
             compare: false,
             dataset_management: false,
             write_zeroes: false,
+            verify: false,
             doorbell_buffers: false,
             vectors: control.eventfds.len() as u16,
             dstrd: cap.dstrd(),
@@ -189,6 +192,7 @@ impl Shared {
         limits.compare = id.oncs.nvmcmps();
         limits.dataset_management = id.oncs.nvmdsmsv();
         limits.write_zeroes = id.oncs.nvmwzsv();
+        limits.verify = id.oncs.nvmvfys();
         limits.doorbell_buffers = id.oacs.dbcs();
         control.used = vec![false; usize::from(limits.io_queues) + 1];
         if let Some(admin) = control.used.first_mut() {

@@ -9,6 +9,7 @@
 //! - [`transport`]: what carries a controller. [`vfio`], [`vfio_user`] and [`in_process`] are three of them.
 //! - [`Device`]: a controller that was brought up. Namespaces, health, events, buffers, queue pairs.
 //! - [`QueuePair`]: one thread's own way to a namespace. Submit, ring, poll; or wait; or [`AsyncQueue`].
+//! - [`raw`]: commands that somebody else made, with addresses that they checked: for mediation.
 //! - [`DmaBuffer`]: memory that the device reaches. A request owns its buffer until it completes.
 //! - [`iova`]: which addresses the device sees what at.
 //! - [`open`]: all of it from a URL; [`NvmeVolume`]: a namespace as a volume.
@@ -77,6 +78,7 @@ pub use error::{CommandError, Error, Refusal, Refused};
 pub use future::{AsyncQueue, Pending};
 pub use namespace::Namespace;
 pub use options::{Doorbells, Options, QueueOptions, ShadowMemory};
+pub use queue::raw;
 pub use queue::{
     BlockingError, Completion, Look, Op, QueueCounters, QueuePair, Request, ShadowBuffers, Tap,
 };

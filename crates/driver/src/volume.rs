@@ -4,7 +4,6 @@
 //! reached directly; other memory goes through bounce buffers, which are counted. Completions come by polling.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use dma::SegmentList;
 use nvme::Status;
@@ -17,7 +16,7 @@ use crate::buffer::DmaBuffer;
 use crate::control::State;
 use crate::device::Device;
 use crate::error::{CommandError, Error, Refusal};
-use crate::iova::{Registration, Table};
+use crate::iova::{Registration, Tables};
 use crate::namespace::Namespace;
 use crate::options::QueueOptions;
 use crate::queue::core::Data;
@@ -142,8 +141,7 @@ impl Volume for NvmeVolume {
         let queue = queue.map_err(|error| self.error("queue pair", error))?;
         let mapper = self.device.mapper();
         Ok(Box::new(Queue {
-            generation: mapper.generation(),
-            tables: Tables::new(mapper.table()),
+            tables: Tables::new(mapper),
             device: self.device.clone(),
             nsid: self.nsid,
             read_only: self.read_only,
@@ -181,50 +179,6 @@ impl Volume for NvmeVolume {
     }
 }
 
-/// The table of registered memory and its predecessors, each kept as long as commands use addresses from it.
-#[derive(Debug)]
-struct Tables {
-    current: Arc<Table>,
-    number: u64,
-    users: u32,
-    old: Vec<(u64, u32, Arc<Table>)>,
-}
-
-impl Tables {
-    fn new(current: Arc<Table>) -> Self {
-        Self {
-            current,
-            number: 0,
-            users: 0,
-            old: Vec::new(),
-        }
-    }
-
-    fn replace(&mut self, table: Arc<Table>) {
-        let before = std::mem::replace(&mut self.current, table);
-        if self.users > 0 {
-            self.old.push((self.number, self.users, before));
-        }
-        self.number += 1;
-        self.users = 0;
-    }
-
-    fn release(&mut self, number: u64) {
-        if number == self.number {
-            self.users = self.users.saturating_sub(1);
-            return;
-        }
-        if let Some(at) = self.old.iter().position(|(old, ..)| *old == number)
-            && let Some((_, users, _)) = self.old.get_mut(at)
-        {
-            *users -= 1;
-            if *users == 0 {
-                self.old.swap_remove(at);
-            }
-        }
-    }
-}
-
 /// A request in flight.
 struct Pending {
     tag: u64,
@@ -244,7 +198,6 @@ struct Queue {
     info: Info,
     queue: QueuePair,
     tables: Tables,
-    generation: u64,
     /// By user data of the commands.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
@@ -263,7 +216,7 @@ impl Queue {
         self.ranges.clear();
         for segment in data.segments() {
             let len = segment.len() as u64;
-            let (_, iova) = self.tables.current.find(segment.as_ptr().addr(), len)?;
+            let (_, iova) = self.tables.current().find(segment.as_ptr().addr(), len)?;
             match self.ranges.last_mut() {
                 Some(last) if last.iova + last.len == iova => last.len += len,
                 _ => self.ranges.push(IovaRange { iova, len }),
@@ -362,7 +315,7 @@ impl Queue {
             write: kind.changes(),
             data,
             bounce,
-            table: self.tables.number,
+            table: self.tables.number(),
         };
         let index = match self.free.pop() {
             Some(index) => index,
@@ -374,7 +327,7 @@ impl Queue {
         let (lba, blocks) = (offset >> shift, len >> shift);
         match self.push(op, lba, blocks, method, index as u64) {
             Ok(()) => {
-                self.tables.users += 1;
+                self.tables.hold();
                 if let Some(place) = self.pending.get_mut(index) {
                     *place = Some(pending);
                 }
@@ -463,12 +416,7 @@ impl Queue {
 
     /// Takes the newest table, and the size after a reset.
     fn keep_up(&mut self) {
-        let mapper = self.device.mapper();
-        if mapper.generation() != self.generation {
-            self.generation = mapper.generation();
-            let table = mapper.table();
-            self.tables.replace(table);
-        }
+        self.tables.keep_up();
         if self.device.resets() != self.resets {
             self.resets = self.device.resets();
             self.refresh_size();

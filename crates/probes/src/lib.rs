@@ -19,6 +19,15 @@
 //!
 //! The controller is its number within its worker. This crate exists because a probe is a line of inline assembly: the
 //! crates that use it stay free of unsafe code.
+//!
+//! For the same reason it holds the measurement of the data path itself: [`cycles`] reads the processor's counter, and a
+//! [`Histogram`] takes what lies between two readings.
+
+mod cycles;
+mod histogram;
+
+pub use cycles::{cycles, cycles_per_second};
+pub use histogram::{Histogram, Summary};
 
 /// Which of a queue pair's doorbells a probe is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,8 @@
 
 mod mapper;
 mod space;
+mod tables;
 
 pub use mapper::{MapFailure, Mapper, MapperCounters, Region, Registration, Table};
 pub use space::{End, Space};
+pub use tables::Tables;

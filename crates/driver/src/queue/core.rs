@@ -50,10 +50,10 @@ pub(crate) struct Core {
     pub eventfd: Option<OwnedFd>,
     sq_entries: u32,
     cq_entries: u32,
-    tail: u32,
+    pub(super) tail: u32,
     rung: u32,
-    head: u32,
-    phase: bool,
+    pub(super) head: u32,
+    pub(super) phase: bool,
     /// Entries consumed that the controller has not been told of, and how many these may become. The completion queue is
     /// larger than the submission queue by that many where the controller allows it, so the head's doorbell is rung
     /// rarely.
@@ -285,7 +285,7 @@ impl Core {
     }
 
     #[inline]
-    fn advance_tail(&mut self) {
+    pub(super) fn advance_tail(&mut self) {
         self.tail += 1;
         if self.tail == self.sq_entries {
             self.tail = 0;
@@ -306,12 +306,18 @@ impl Core {
         }
     }
 
-    /// Rings, and hands out what has completed.
+    /// Rings, and hands out what has completed; takes a rest where nothing has.
     #[inline]
     pub fn poll(&mut self, done: &mut impl FnMut(Completion)) -> usize {
+        self.look(done, true)
+    }
+
+    /// As [`Core::poll`], with a rest or, for whoever has other things to look at, without.
+    #[inline]
+    pub fn look(&mut self, done: &mut impl FnMut(Completion), rest: bool) -> usize {
         self.ring();
         let mut count = self.reap(done);
-        if count == 0 {
+        if count == 0 && (rest || self.stepped) {
             self.shared.transport.pause();
             if self.stepped {
                 count = self.reap(done);
@@ -384,6 +390,7 @@ impl Core {
             let completion = Completion {
                 user_data: slot.user_data,
                 result,
+                dw0: entry.dw0.get(),
                 buffer: slot.hold.take(),
             };
             self.slots.end(index);
@@ -486,6 +493,7 @@ impl Core {
         Some(Completion {
             user_data,
             result: error.map_or(Ok(()), Err),
+            dw0: 0,
             buffer,
         })
     }
@@ -656,6 +664,7 @@ impl Core {
             self.finished.push_back(Completion {
                 user_data,
                 result: Err(error),
+                dw0: 0,
                 buffer,
             });
         } else if let Some(mut completion) = self.part_done(parent, Err(error)) {
@@ -688,6 +697,7 @@ impl Core {
                 self.finished.push_back(Completion {
                     user_data,
                     result: Err(error),
+                    dw0: 0,
                     buffer: self.safe(buffer),
                 });
             }

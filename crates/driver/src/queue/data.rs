@@ -8,8 +8,10 @@ use super::ring::Lists;
 
 /// A range of addresses as the device sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IovaRange {
+pub struct IovaRange {
+    /// First address.
     pub iova: u64,
+    /// Length in bytes.
     pub len: u64,
 }
 
@@ -22,10 +24,12 @@ pub(crate) struct Shape {
     pub sgl: bool,
 }
 
-/// How a transfer can be named.
+/// How a scattered transfer can be named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Method {
+pub enum Method {
+    /// By PRPs: every border between two ranges is one between memory pages.
     Prp,
+    /// By an SGL.
     Sgl,
 }
 

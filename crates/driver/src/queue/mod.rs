@@ -12,6 +12,7 @@
 pub(crate) mod bell;
 pub(crate) mod core;
 pub(crate) mod data;
+pub mod raw;
 mod request;
 #[allow(unsafe_code)]
 pub(crate) mod ring;

@@ -72,6 +72,8 @@ pub struct Completion {
     pub user_data: u64,
     /// How it went.
     pub result: Result<(), CommandError>,
+    /// Dword 0 of the completion, for commands that give something back there; 0 for a request that went out in parts.
+    pub dw0: u32,
     /// The request's buffer. `None` if it had none, or if the device is gone and may still write there: then that
     /// memory is never used again.
     pub buffer: Option<DmaBuffer>,

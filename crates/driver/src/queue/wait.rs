@@ -62,7 +62,7 @@ impl Waiter {
             }
         }
         // What was signalled so far is no news; what completes from here on signals again.
-        self.drain(core);
+        drain(core);
         let count = core.poll(done);
         if count > 0 {
             return Ok(count);
@@ -96,12 +96,13 @@ impl Waiter {
         }
         Ok(count)
     }
+}
 
-    fn drain(&self, core: &Core) {
-        if let Some(eventfd) = &core.eventfd {
-            let mut count = [0; 8];
-            // Not blocking: nothing to read is no error.
-            let _ = rustix::io::read(eventfd.as_fd(), &mut count);
-        }
+/// Takes back what the queue's interrupt has signalled so far.
+pub(super) fn drain(core: &Core) {
+    if let Some(eventfd) = &core.eventfd {
+        let mut count = [0; 8];
+        // Not blocking: nothing to read is no error.
+        let _ = rustix::io::read(eventfd.as_fd(), &mut count);
     }
 }

@@ -1,0 +1,79 @@
+//! Memory between guest and device, for data that the device cannot reach where the guest has it.
+
+use dma::SegmentList;
+use driver::{Device, DmaBuffer};
+use nvme::Status;
+
+/// Buffers that are kept for the next transfer, and the size from which they are not.
+const KEPT: usize = 64;
+const KEPT_BYTES: usize = 1 << 20;
+/// Bytes in use at one time at most: a guest can ask for as much as its queues are deep.
+const MOST: usize = 64 << 20;
+
+/// The bounce buffers of a physical queue pair.
+#[derive(Debug)]
+pub(crate) struct Bounces {
+    device: Device,
+    spare: Vec<DmaBuffer>,
+    used: usize,
+}
+
+impl Bounces {
+    pub fn new(device: Device) -> Self {
+        Self {
+            device,
+            spare: Vec::new(),
+            used: 0,
+        }
+    }
+
+    /// A buffer of at least `len` bytes.
+    pub fn take(&mut self, len: u64) -> Result<DmaBuffer, Status> {
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        if len > MOST - self.used.min(MOST) {
+            // The host is to try again when others are over.
+            return Err(Status::COMMAND_INTERRUPTED);
+        }
+        let found = self.spare.iter().position(|spare| spare.len() >= len);
+        let buffer = match found {
+            Some(at) => self.spare.swap_remove(at),
+            None => {
+                let size = if len <= KEPT_BYTES {
+                    len.next_power_of_two().max(4096)
+                } else {
+                    len
+                };
+                self.device.allocate(size).map_err(|error| {
+                    tracing::warn!(%error, "no bounce buffer");
+                    Status::INTERNAL_ERROR
+                })?
+            }
+        };
+        self.used += buffer.len();
+        Ok(buffer)
+    }
+
+    /// Takes a buffer back that nothing uses any more.
+    pub fn give_back(&mut self, buffer: DmaBuffer) {
+        self.used -= buffer.len().min(self.used);
+        if self.spare.len() < KEPT && buffer.len() <= KEPT_BYTES {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+/// Copies between a guest's data and a bounce buffer. `false` when not all of it could be copied.
+pub(crate) fn copy(data: &SegmentList, buffer: &DmaBuffer, into: bool) -> bool {
+    let len = data.len_bytes();
+    let piece = buffer
+        .memory()
+        .and_then(|(memory, at)| memory.segments(at, usize::try_from(len).ok()?));
+    piece.is_some_and(|piece| {
+        let copied = if into {
+            piece.copy_list(data)
+        } else {
+            data.copy_list(&piece)
+        };
+        copied == len
+    })
+}

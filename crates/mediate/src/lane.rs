@@ -1,0 +1,570 @@
+//! A physical queue pair, and the virtual ones that go through it.
+//!
+//! One virtual queue pair has it to itself, or several of one worker share it: then each may have as many commands in
+//! flight as its share of the room, a share being the whole divided by those that are at work or wait to be. One that is
+//! alone has all of it, and one that comes later waits only for what the first has too many of.
+
+use dma::{Access, DmaMap};
+use driver::iova::Tables;
+use driver::raw::{IovaRange, RawData};
+use driver::{Device, Error, QueueOptions, QueuePair, Refusal};
+use nvme::cmd::io::{DSM_MAX_RANGES, RwCdw12};
+use nvme::{Command, Status};
+
+use crate::bounce::{Bounces, copy};
+use crate::check::{Plan, Rules, Wants};
+use crate::entry::{Done, Entry, Parked, status_of};
+use crate::options::DirectOptions;
+use crate::stats::QueueStats;
+use crate::translate::{Near, Translator, walk};
+
+/// A virtual queue pair, as the lane knows it.
+#[derive(Debug, Default)]
+struct Client {
+    open: bool,
+    in_flight: usize,
+    /// It has asked for room in this round and got none.
+    hungry: bool,
+    /// Its commands that ended while another one polled.
+    inbox: Vec<Done>,
+}
+
+impl Client {
+    fn at_work(&self) -> bool {
+        self.in_flight > 0 || self.hungry
+    }
+}
+
+/// A physical queue pair with its commands.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub queue: QueuePair,
+    pub device: Device,
+    tables: Tables,
+    entries: Vec<Entry>,
+    free: Vec<u16>,
+    parked: Option<Parked>,
+    bounces: Bounces,
+    clients: Vec<Client>,
+    /// Recycled.
+    ranges: Vec<IovaRange>,
+    /// Recycled.
+    over: Vec<(u16, Status, u32)>,
+}
+
+/// What a command needs to be put on the device's queue.
+pub(crate) struct Job<'a> {
+    pub client: usize,
+    pub token: u64,
+    pub guest: &'a Command,
+    pub map: &'a DmaMap,
+    pub rules: &'a Rules,
+    pub translator: &'a mut Translator,
+    pub stats: &'a QueueStats,
+}
+
+fn refusal(refusal: Refusal) -> Status {
+    match refusal {
+        Refusal::Full => Status::COMMAND_INTERRUPTED,
+        Refusal::Gone => Status::INTERNAL_ERROR.with_dnr(true),
+        _ => Status::INTERNAL_ERROR,
+    }
+}
+
+impl Lane {
+    pub fn new(device: &Device, options: &DirectOptions) -> Result<Self, Error> {
+        let queue = device.queue(
+            options.slice.nsid(),
+            QueueOptions {
+                depth: options.depth,
+                interrupts: options.interrupts,
+                ..QueueOptions::default()
+            },
+        )?;
+        let depth = queue.depth();
+        Ok(Self {
+            queue,
+            device: device.clone(),
+            tables: Tables::new(device.mapper()),
+            entries: (0..depth).map(|_| Entry::new()).collect(),
+            free: (0..depth as u16).rev().collect(),
+            parked: None,
+            bounces: Bounces::new(device.clone()),
+            clients: Vec::new(),
+            ranges: Vec::with_capacity(512),
+            over: Vec::with_capacity(depth),
+        })
+    }
+
+    // ---- virtual queue pairs
+
+    /// A new virtual queue pair's number.
+    pub fn enter(&mut self) -> usize {
+        let client = Client {
+            open: true,
+            inbox: Vec::with_capacity(self.entries.len()),
+            ..Client::default()
+        };
+        let free = self
+            .clients
+            .iter()
+            .position(|c| !c.open && c.in_flight == 0);
+        match free.and_then(|at| Some((at, self.clients.get_mut(at)?))) {
+            Some((at, place)) => {
+                *place = client;
+                at
+            }
+            None => {
+                self.clients.push(client);
+                self.clients.len() - 1
+            }
+        }
+    }
+
+    /// It goes. Its commands in flight end in silence.
+    pub fn leave(&mut self, client: usize) {
+        if let Some(client) = self.clients.get_mut(client) {
+            client.open = false;
+            client.hungry = false;
+            client.inbox.clear();
+        }
+    }
+
+    /// Virtual queue pairs that use it.
+    pub fn users(&self) -> usize {
+        self.clients.iter().filter(|client| client.open).count()
+    }
+
+    /// Commands of one of them that are in flight or were not fetched yet.
+    pub fn in_flight(&self, client: usize) -> usize {
+        self.clients
+            .get(client)
+            .map_or(0, |client| client.in_flight + client.inbox.len())
+    }
+
+    /// How many commands one of them may submit now. With none it is remembered as one that waits.
+    #[inline]
+    pub fn room(&mut self, client: usize) -> usize {
+        if self.parked.is_some() {
+            return 0;
+        }
+        let free = self.free.len().min(self.queue.room());
+        if self.clients.len() == 1 {
+            return free;
+        }
+        let others = self.clients.iter().enumerate();
+        let others = others
+            .filter(|(at, other)| *at != client && other.at_work())
+            .count();
+        let share = (self.entries.len() / (others + 1)).max(1);
+        let Some(client) = self.clients.get_mut(client) else {
+            return 0;
+        };
+        let room = free.min(share.saturating_sub(client.in_flight));
+        client.hungry = room == 0;
+        room
+    }
+
+    /// Nothing waits here for one of them: its next news come by the device's interrupt.
+    pub fn is_told(&self, client: usize) -> bool {
+        let waits = self
+            .clients
+            .get(client)
+            .is_some_and(|c| !c.inbox.is_empty());
+        !waits && self.over.is_empty()
+    }
+
+    // ---- commands
+
+    /// Translates a checked command and puts it on the physical queue. On an error nothing has happened.
+    #[inline]
+    pub fn start(&mut self, plan: &Plan, job: &mut Job<'_>) -> Result<(), Status> {
+        let Some(&index) = self.free.last() else {
+            return Err(Status::COMMAND_INTERRUPTED);
+        };
+        self.tables.keep_up();
+        job.translator.follow(job.map, self.tables.number());
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        entry.parts = 1;
+        entry.status = Status::SUCCESS;
+        entry.read = false;
+        let user_data = u64::from(index);
+        let most = self.queue.max_bytes();
+        match plan.wants {
+            Wants::Nothing => {
+                let put = self
+                    .queue
+                    .submit_raw(&plan.command, RawData::None, user_data);
+                put.map_err(refusal)?;
+            }
+            Wants::Data { len, access } => {
+                let table = self.tables.current();
+                let near = job.translator.near(job.map, table, job.guest, len, access);
+                let pages;
+                let data = match near {
+                    _ if len > most => None,
+                    Some(Near::One(iova)) => Some(RawData::At { iova, len }),
+                    Some(Near::Two(two)) => {
+                        pages = two;
+                        let ranges = &pages;
+                        let skip = 0;
+                        self.queue.method(ranges).map(|method| RawData::Ranges {
+                            method,
+                            ranges,
+                            skip,
+                            len,
+                        })
+                    }
+                    None => None,
+                };
+                match data {
+                    Some(data) => {
+                        let put = self.queue.submit_raw(&plan.command, data, user_data);
+                        put.map_err(refusal)?;
+                        entry.list.begin(job.map);
+                    }
+                    None => self.start_far(index, plan, job, len, access)?,
+                }
+            }
+            Wants::Ranges(count) => self.start_ranges(index, plan, job, count)?,
+        }
+        self.free.pop();
+        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+            entry.busy = true;
+            entry.client = job.client;
+            entry.token = job.token;
+            entry.table = self.tables.number();
+        }
+        self.tables.hold();
+        if let Some(client) = self.clients.get_mut(job.client) {
+            client.in_flight += 1;
+        }
+        job.stats.command();
+        Ok(())
+    }
+
+    /// The data of a command the long way: lists, several pieces, more than one command carries, or through a copy.
+    #[inline(never)]
+    fn start_far(
+        &mut self,
+        index: u16,
+        plan: &Plan,
+        job: &mut Job<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<(), Status> {
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        entry.read = access == Access::Write;
+        let page = job.translator.page_size();
+        let started = walk(job.map, job.guest, len, page, access, &mut entry.list)
+            .and_then(|()| self.start_walked(index, plan, job, len));
+        if started.is_err()
+            && let Some(entry) = self.entries.get_mut(usize::from(index))
+        {
+            entry.list.clear();
+            if let Some(buffer) = entry.bounce.take() {
+                self.bounces.give_back(buffer);
+            }
+        }
+        started
+    }
+
+    fn start_walked(
+        &mut self,
+        index: u16,
+        plan: &Plan,
+        job: &mut Job<'_>,
+        len: u64,
+    ) -> Result<(), Status> {
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        let known = Translator::resolve(self.tables.current(), &entry.list, &mut self.ranges);
+        let method = if known {
+            self.queue.method(&self.ranges)
+        } else {
+            None
+        };
+        let method = match method {
+            Some(method) => method,
+            None => {
+                let buffer = self.bounces.take(len)?;
+                let iova = buffer.iova();
+                let whole = entry.read || copy(&entry.list, &buffer, true);
+                entry.bounce = Some(buffer);
+                if !whole {
+                    return Err(Status::DATA_TRANSFER_ERROR);
+                }
+                job.stats.bounce(len);
+                self.ranges.clear();
+                self.ranges.push(IovaRange { iova, len });
+                driver::raw::Method::Prp
+            }
+        };
+        let most = self.queue.max_bytes();
+        if len > most {
+            return self.split(index, plan, job, method, len, most);
+        }
+        let data = RawData::Ranges {
+            method,
+            ranges: &self.ranges,
+            skip: 0,
+            len,
+        };
+        let put = self.queue.submit_raw(&plan.command, data, u64::from(index));
+        put.map_err(refusal)
+    }
+
+    /// A command of more data than the device takes at once goes out as several.
+    fn split(
+        &mut self,
+        index: u16,
+        plan: &Plan,
+        job: &mut Job<'_>,
+        method: driver::raw::Method,
+        len: u64,
+        most: u64,
+    ) -> Result<(), Status> {
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        let parts = u32::try_from(len.div_ceil(most.max(1)));
+        entry.parts = parts.map_err(|_| Status::INVALID_FIELD.with_dnr(true))?;
+        entry.ranges.clear();
+        entry.ranges.extend_from_slice(&self.ranges);
+        self.parked = Some(Parked {
+            entry: index,
+            command: plan.command,
+            method,
+            skip: 0,
+            left: len,
+        });
+        job.stats.one_split();
+        // The command has begun: what goes wrong from here on is a completion.
+        self.go_on();
+        Ok(())
+    }
+
+    /// Submits parts of the command that is parked, as many as there is room for.
+    fn go_on(&mut self) {
+        let most = self.queue.max_bytes();
+        while let Some(parked) = &mut self.parked {
+            let Some(entry) = self.entries.get_mut(usize::from(parked.entry)) else {
+                return;
+            };
+            let shift = parked_shift(&self.queue);
+            if parked.left == 0 {
+                self.parked = None;
+                return;
+            }
+            if !entry.status.is_success() {
+                // The rest cannot make it good.
+                let rest = parked.left.div_ceil(most.max(1)) as u32;
+                let index = parked.entry;
+                self.parked = None;
+                self.drop_parts(index, rest);
+                return;
+            }
+            let len = parked.left.min(most);
+            let blocks = len >> shift;
+            let cdw12 = RwCdw12::from_bits(parked.command.cdw12.get());
+            let cdw12 = cdw12.with_nlb_z(blocks.wrapping_sub(1) as u16);
+            parked.command.cdw12 = cdw12.into_bits().into();
+            let data = RawData::Ranges {
+                method: parked.method,
+                ranges: &entry.ranges,
+                skip: parked.skip,
+                len,
+            };
+            let user_data = u64::from(parked.entry);
+            match self.queue.submit_raw(&parked.command, data, user_data) {
+                Ok(()) => {
+                    parked.skip += len;
+                    parked.left -= len;
+                    let next = parked.command.slba().wrapping_add(blocks);
+                    parked.command.set_slba(next);
+                }
+                Err(Refusal::Full) => return,
+                Err(why) => entry.status = refusal(why),
+            }
+        }
+    }
+
+    /// Parts that never began are over.
+    fn drop_parts(&mut self, index: u16, parts: u32) {
+        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+            entry.parts = entry.parts.saturating_sub(parts);
+            if entry.parts == 0 {
+                // Handed out by the next poll, with its own status.
+                self.over.push((index, Status::SUCCESS, entry.dw0));
+                entry.parts = 1;
+            }
+        }
+    }
+
+    /// Dataset Management: the ranges are copied, checked one by one, and sent from a page of the queue's own.
+    #[inline(never)]
+    fn start_ranges(
+        &mut self,
+        index: u16,
+        plan: &Plan,
+        job: &mut Job<'_>,
+        count: usize,
+    ) -> Result<(), Status> {
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        let mut bytes = [0; DSM_MAX_RANGES * 16];
+        let mut words = [0; DSM_MAX_RANGES * 2];
+        let bytes = bytes.get_mut(..count * 16).ok_or(Status::INTERNAL_ERROR)?;
+        let (len, page) = (bytes.len() as u64, job.translator.page_size());
+        let list = &mut entry.list;
+        let walked = walk(job.map, job.guest, len, page, Access::Read, list);
+        let copied = list.copy_to(0, bytes);
+        // Nothing of the guest's memory is used from here on.
+        list.clear();
+        walked?;
+        if copied != bytes.len() {
+            return Err(Status::DATA_TRANSFER_ERROR);
+        }
+        let words = job.rules.ranges(bytes, &mut words)?;
+        let put = self
+            .queue
+            .submit_raw(&plan.command, RawData::Words(words), index.into());
+        put.map_err(refusal)
+    }
+
+    /// A command that is not wholly on the device yet: its rest stays here. `false` when there is no such.
+    pub fn abort(&mut self, client: usize, token: u64) -> bool {
+        let Some(parked) = &self.parked else {
+            return false;
+        };
+        let Some(entry) = self.entries.get_mut(usize::from(parked.entry)) else {
+            return false;
+        };
+        if (entry.client, entry.token) != (client, token) {
+            return false;
+        }
+        entry.status = Status::ABORT_REQUESTED;
+        self.go_on();
+        true
+    }
+
+    // ---- completions
+
+    /// Hands out what has completed of one virtual queue pair's; keeps what is others'.
+    #[inline]
+    pub fn reap(&mut self, client: usize, out: &mut Vec<Done>) {
+        // Memory that was unregistered is let go, although nothing may ever be submitted again.
+        self.tables.keep_up();
+        if let Some(me) = self.clients.get_mut(client) {
+            me.hungry = false;
+            if !me.inbox.is_empty() {
+                out.append(&mut me.inbox);
+            }
+        }
+        let mut over = std::mem::take(&mut self.over);
+        self.queue.look(|completion| {
+            let index = completion.user_data as u16;
+            over.push((index, status_of(completion.result), completion.dw0));
+        });
+        if !over.is_empty() {
+            let wild = self.queue.is_wild();
+            for (index, status, dw0) in over.drain(..) {
+                if let Some((owner, done)) = self.part_done(index, status, dw0, wild) {
+                    if owner == client {
+                        out.push(done);
+                    } else if let Some(owner) = self.clients.get_mut(owner)
+                        && owner.open
+                    {
+                        owner.inbox.push(done);
+                    }
+                }
+            }
+        }
+        self.over = over;
+        if self.parked.is_some() {
+            self.go_on();
+            self.queue.ring();
+        }
+    }
+
+    /// A part of a command is over. Whose command is over with it, if it was the last.
+    #[inline]
+    fn part_done(
+        &mut self,
+        index: u16,
+        status: Status,
+        dw0: u32,
+        wild: bool,
+    ) -> Option<(usize, Done)> {
+        let entry = self.entries.get_mut(usize::from(index))?;
+        if !entry.busy {
+            return None;
+        }
+        if !status.is_success() && entry.status.is_success() {
+            entry.status = status;
+        }
+        entry.dw0 = dw0;
+        entry.parts = entry.parts.saturating_sub(1);
+        if entry.parts > 0 {
+            return None;
+        }
+        entry.busy = false;
+        if wild {
+            // The device may still write there: nobody else may have that memory, ever.
+            std::mem::forget(std::mem::take(&mut entry.list));
+            std::mem::forget(entry.bounce.take());
+        } else if let Some(buffer) = entry.bounce.take() {
+            let wanted = entry.read && entry.status.is_success();
+            if wanted && !copy(&entry.list, &buffer, false) {
+                entry.status = Status::DATA_TRANSFER_ERROR;
+            }
+            self.bounces.give_back(buffer);
+        }
+        entry.list.clear();
+        let done = Done {
+            token: entry.token,
+            status: entry.status,
+            dw0: entry.dw0,
+        };
+        let owner = entry.client;
+        self.tables.release(entry.table);
+        self.free.push(index);
+        if let Some(client) = self.clients.get_mut(owner) {
+            client.in_flight = client.in_flight.saturating_sub(1);
+        }
+        Some((owner, done))
+    }
+
+    /// Whether everything is over.
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.entries.len()
+    }
+}
+
+/// log2 of the bytes of a block.
+fn parked_shift(queue: &QueuePair) -> u32 {
+    queue.block_size().max(1).trailing_zeros()
+}
+
+impl Drop for Lane {
+    /// The guests' memory must not go before the device is done with it. This ends: commands that are not answered time
+    /// out, and then the controller is reset, or given up.
+    fn drop(&mut self) {
+        let mut out = Vec::new();
+        let mut rounds = 0u32;
+        while !self.is_idle() {
+            self.reap(usize::MAX, &mut out);
+            out.clear();
+            rounds = rounds.saturating_add(1);
+            if rounds > 4096 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! A part of a namespace, and what it looks like from outside.
+
+use driver::{Device, Namespace};
+
+/// Why there is no such slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SliceError {
+    /// It has no blocks.
+    #[error("a slice needs at least one block")]
+    Empty,
+    /// It reaches beyond its namespace.
+    #[error("blocks {first_lba} to {first_lba}+{blocks} are not all among the namespace's {size}")]
+    OutOfRange {
+        /// First block asked for.
+        first_lba: u64,
+        /// Number of blocks asked for.
+        blocks: u64,
+        /// Blocks of the namespace.
+        size: u64,
+    },
+}
+
+/// Consecutive blocks of one namespace of a device. Made only by checking it against the namespace, so a block of the
+/// slice is always a block of the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    nsid: u32,
+    first_lba: u64,
+    blocks: u64,
+    block_shift: u8,
+    read_only: bool,
+}
+
+/// What a slice is to a guest, taken from the device as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size in blocks (NSZE).
+    pub blocks: u64,
+    /// log2 of the block size in bytes (LBADS).
+    pub block_shift: u8,
+    /// Bytes that one command of the device carries; larger ones of the guest's are split.
+    pub max_transfer: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// There is a volatile write cache.
+    pub volatile_cache: bool,
+    /// Blocks that were deallocated read as zeroes.
+    pub zeroes_after_deallocate: bool,
+    /// Preferred granularity of deallocation in blocks; 0 if none is stated.
+    pub deallocate_granularity: u32,
+    /// Compare works.
+    pub compare: bool,
+    /// Dataset Management works.
+    pub dataset_management: bool,
+    /// Write Zeroes works.
+    pub write_zeroes: bool,
+    /// Verify works.
+    pub verify: bool,
+}
+
+impl Slice {
+    /// `blocks` blocks of a namespace from `first_lba` on.
+    ///
+    /// # Errors
+    /// [`SliceError`].
+    pub fn new(
+        namespace: &Namespace,
+        first_lba: u64,
+        blocks: u64,
+        read_only: bool,
+    ) -> Result<Self, SliceError> {
+        if blocks == 0 {
+            return Err(SliceError::Empty);
+        }
+        let size = namespace.blocks;
+        if first_lba.checked_add(blocks).is_none_or(|end| end > size) {
+            return Err(SliceError::OutOfRange {
+                first_lba,
+                blocks,
+                size,
+            });
+        }
+        Ok(Self {
+            nsid: namespace.nsid,
+            first_lba,
+            blocks,
+            block_shift: namespace.block_shift,
+            read_only: read_only || namespace.write_protected,
+        })
+    }
+
+    /// All of a namespace.
+    ///
+    /// # Errors
+    /// [`SliceError::Empty`] for a namespace that is gone.
+    pub fn whole(namespace: &Namespace, read_only: bool) -> Result<Self, SliceError> {
+        Self::new(namespace, 0, namespace.blocks, read_only)
+    }
+
+    /// The device's namespace.
+    #[inline]
+    pub fn nsid(&self) -> u32 {
+        self.nsid
+    }
+
+    /// First block, in the namespace.
+    pub fn first_lba(&self) -> u64 {
+        self.first_lba
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// log2 of the block size in bytes.
+    #[inline]
+    pub fn block_shift(&self) -> u8 {
+        self.block_shift
+    }
+
+    /// Writes are refused.
+    #[inline]
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The namespace's number of the slice's block `lba`; `None` when the `blocks` blocks from there on are not all in
+    /// the slice.
+    #[inline]
+    pub fn lba(&self, lba: u64, blocks: u64) -> Option<u64> {
+        let end = lba.checked_add(blocks)?;
+        (end <= self.blocks).then(|| self.first_lba + lba)
+    }
+
+    /// Whether the two have blocks in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.nsid == other.nsid
+            && self.first_lba < other.first_lba + other.blocks
+            && other.first_lba < self.first_lba + self.blocks
+    }
+
+    /// What it looks like. The namespace is asked for anew.
+    pub fn geometry(&self, device: &Device) -> Geometry {
+        let limits = device.limits();
+        let namespace = device.namespace(self.nsid).ok();
+        Geometry {
+            blocks: self.blocks,
+            block_shift: self.block_shift,
+            max_transfer: limits.max_transfer,
+            read_only: self.read_only,
+            volatile_cache: limits.volatile_cache,
+            zeroes_after_deallocate: namespace.is_some_and(|ns| ns.zeroes_after_deallocate),
+            deallocate_granularity: namespace.map_or(0, |ns| ns.deallocate_granularity),
+            compare: limits.compare,
+            dataset_management: limits.dataset_management,
+            write_zeroes: limits.write_zeroes,
+            verify: limits.verify,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn namespace(blocks: u64) -> Namespace {
+        Namespace {
+            nsid: 1,
+            block_shift: 9,
+            blocks,
+            zeroes_after_deallocate: false,
+            write_protected: false,
+            deallocate_granularity: 0,
+            eui64: [0; 8],
+            nguid: [0; 16],
+        }
+    }
+
+    #[test]
+    fn a_slice_lies_in_its_namespace() {
+        let ns = namespace(100);
+        assert!(Slice::new(&ns, 0, 100, false).is_ok());
+        assert!(Slice::new(&ns, 99, 1, false).is_ok());
+        assert_eq!(Slice::new(&ns, 5, 0, false), Err(SliceError::Empty));
+        for (first, blocks) in [(0, 101), (100, 1), (1, 100), (u64::MAX, 1), (1, u64::MAX)] {
+            assert!(
+                Slice::new(&ns, first, blocks, false).is_err(),
+                "{first} {blocks}"
+            );
+        }
+        let mut protected = ns;
+        protected.write_protected = true;
+        assert!(Slice::whole(&protected, false).is_ok_and(|slice| slice.read_only()));
+    }
+
+    #[test]
+    fn blocks_are_counted_from_its_first() {
+        let slice = Slice::new(&namespace(u64::MAX), u64::MAX - 100, 100, false).unwrap();
+        assert_eq!(slice.lba(0, 1), Some(u64::MAX - 100));
+        assert_eq!(slice.lba(99, 1), Some(u64::MAX - 1));
+        assert_eq!(slice.lba(0, 100), Some(u64::MAX - 100));
+        for (lba, blocks) in [
+            (99, 2),
+            (100, 1),
+            (0, 101),
+            (u64::MAX, 1),
+            (u64::MAX, 65536),
+        ] {
+            assert_eq!(slice.lba(lba, blocks), None, "{lba} {blocks}");
+        }
+    }
+
+    #[test]
+    fn neighbours_do_not_overlap() {
+        let ns = namespace(100);
+        let at = |first, blocks| Slice::new(&ns, first, blocks, false).unwrap();
+        assert!(!at(0, 50).overlaps(&at(50, 50)) && !at(50, 50).overlaps(&at(0, 50)));
+        assert!(at(0, 51).overlaps(&at(50, 50)) && at(50, 1).overlaps(&at(0, 100)));
+    }
+}

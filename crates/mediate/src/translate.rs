@@ -1,0 +1,252 @@
+//! From a guest's addresses to the device's.
+//!
+//! A guest address is looked up in the guest's map, which gives memory of this process, and that in the table of memory
+//! registered with the device. Both steps together are remembered by window: a window of the guest's that lies whole in
+//! one registration is a constant distance away from where the device sees it, so a page costs one compare and one
+//! addition. What does not fit that, and all lists, goes the long way ([`walk`], [`Translator::resolve`]), over the same
+//! copied-once walkers that every other access to guest memory uses.
+
+use dma::{Access, DmaMap, Prot, SegmentList};
+use driver::iova::Table;
+use driver::raw::IovaRange;
+use nvme::cmd::Psdt;
+use nvme::{Command, Status};
+
+/// Windows that are remembered: low memory, high memory, and two more.
+const WAYS: usize = 4;
+
+/// A window of the guest's, and where the device sees it.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: u64,
+    last: u64,
+    device: u64,
+    prot: Prot,
+}
+
+impl Span {
+    /// Contains no address.
+    const NONE: Span = Span {
+        start: 1,
+        last: 0,
+        device: 0,
+        prot: Prot {
+            read: false,
+            write: false,
+        },
+    };
+
+    /// Where the device sees `len` bytes from `at` on, if all of them are here and may be accessed so.
+    #[inline]
+    fn find(&self, at: u64, len: u64, access: Access) -> Option<u64> {
+        let allowed = match access {
+            Access::Read => self.prot.read,
+            Access::Write => self.prot.write,
+        };
+        // `last - at` cannot wrap once `at` is inside; `len` is at least 1.
+        let inside = self.start <= at && at <= self.last && len - 1 <= self.last - at;
+        (inside && allowed).then(|| self.device + (at - self.start))
+    }
+}
+
+/// The short way's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Near {
+    /// All of the data, in one piece.
+    One(u64),
+    /// Two pages that do not follow each other.
+    Two([IovaRange; 2]),
+}
+
+/// What is remembered of one guest's map.
+#[derive(Debug)]
+pub(crate) struct Translator {
+    /// The guest's memory page, less one.
+    mask: u64,
+    spans: [Span; WAYS],
+    recent: usize,
+    /// The map, its generation and the table that the spans are of.
+    of: (u64, u64, u64),
+}
+
+impl Translator {
+    pub fn new(page_size: u64) -> Self {
+        let mut translator = Self {
+            mask: 0,
+            spans: [Span::NONE; WAYS],
+            recent: 0,
+            of: (0, 0, 0),
+        };
+        translator.set_page_size(page_size);
+        translator
+    }
+
+    /// The guest's memory page. The smallest one is always a safe reading.
+    pub fn set_page_size(&mut self, page_size: u64) {
+        let usable = page_size.is_power_of_two() && page_size >= 4096;
+        self.mask = if usable { page_size - 1 } else { 4095 };
+    }
+
+    pub fn page_size(&self) -> u64 {
+        self.mask + 1
+    }
+
+    /// Forgets everything if the map or the table changed. To be called at the start of every command.
+    #[inline]
+    pub fn follow(&mut self, map: &DmaMap, table: u64) {
+        let of = (map.id(), map.generation(), table);
+        if of != self.of {
+            self.of = of;
+            self.spans = [Span::NONE; WAYS];
+        }
+    }
+
+    /// Where the device sees the data of a command with PRPs of at most two pages, if that is simple: both pages in
+    /// windows that are registered whole. Everything else, all errors among it, is for the long way.
+    #[inline]
+    pub fn near(
+        &mut self,
+        map: &DmaMap,
+        table: &Table,
+        command: &Command,
+        len: u64,
+        access: Access,
+    ) -> Option<Near> {
+        let prp1 = command.prp1();
+        let first = (self.mask + 1 - (prp1 & self.mask)).min(len);
+        if len == 0 || len - first > self.mask + 1 || command.flags.psdt() != Psdt::PRP {
+            return None;
+        }
+        let one = self.find(map, table, prp1, first, access)?;
+        // Dwords: also of the device's, whose distance from the guest's is the VMM's choice.
+        if (prp1 | one) & 3 != 0 {
+            return None;
+        }
+        let left = len - first;
+        if left == 0 {
+            return Some(Near::One(one));
+        }
+        let prp2 = command.prp2();
+        if prp2 & self.mask != 0 {
+            return None;
+        }
+        let two = self.find(map, table, prp2, left, access)?;
+        if two == one + first {
+            return Some(Near::One(one));
+        }
+        let at = |iova, len| IovaRange { iova, len };
+        Some(Near::Two([at(one, first), at(two, left)]))
+    }
+
+    #[inline]
+    fn find(
+        &mut self,
+        map: &DmaMap,
+        table: &Table,
+        at: u64,
+        len: u64,
+        access: Access,
+    ) -> Option<u64> {
+        let recent = self.spans.get(self.recent);
+        if let Some(found) = recent.and_then(|span| span.find(at, len, access)) {
+            return Some(found);
+        }
+        self.find_slowly(map, table, at, len, access)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_slowly(
+        &mut self,
+        map: &DmaMap,
+        table: &Table,
+        at: u64,
+        len: u64,
+        access: Access,
+    ) -> Option<u64> {
+        for (way, span) in self.spans.iter().enumerate() {
+            if let Some(found) = span.find(at, len, access) {
+                self.recent = way;
+                return Some(found);
+            }
+        }
+        let window = map.window_at(at)?;
+        let (memory, offset) = window.backing.as_ref()?;
+        if memory.is_poisoned() {
+            return None;
+        }
+        let bytes = usize::try_from(window.len).ok()?;
+        let host = memory.segment(usize::try_from(*offset).ok()?, bytes)?;
+        let (_, device) = table.find(host.as_ptr().addr(), window.len)?;
+        let span = Span {
+            start: window.iova,
+            // Came in as a length of at least one, and does not wrap.
+            last: window.iova + (window.len - 1),
+            device,
+            prot: window.prot,
+        };
+        let way = (self.recent + 1) % WAYS;
+        if let Some(place) = self.spans.get_mut(way) {
+            *place = span;
+            self.recent = way;
+        }
+        span.find(at, len, access)
+    }
+
+    /// The long way's second step: the ranges of device addresses of a list that was walked; `false` when some of it is
+    /// not registered.
+    pub fn resolve(table: &Table, list: &SegmentList, ranges: &mut Vec<IovaRange>) -> bool {
+        ranges.clear();
+        for segment in list.segments() {
+            let len = segment.len() as u64;
+            let Some((_, iova)) = table.find(segment.as_ptr().addr(), len) else {
+                return false;
+            };
+            match ranges.last_mut() {
+                Some(last) if last.iova + last.len == iova => last.len += len,
+                _ => ranges.push(IovaRange { iova, len }),
+            }
+        }
+        !ranges.is_empty()
+    }
+}
+
+/// The long way's first step: the memory of this process that a command's data pointer names, pinned.
+pub(crate) fn walk(
+    map: &DmaMap,
+    command: &Command,
+    len: u64,
+    page_size: u64,
+    access: Access,
+    list: &mut SegmentList,
+) -> Result<(), Status> {
+    list.begin(map);
+    match command.flags.psdt() {
+        Psdt::PRP => {
+            let (prp1, prp2) = (command.prp1(), command.prp2());
+            dma::prp::walk(map, prp1, prp2, len, page_size, access, list).map_err(prp_status)
+        }
+        Psdt::SGL_MPTR_BUFFER | Psdt::SGL_MPTR_SGL => {
+            dma::sgl::walk(map, command.dptr.0, len, access, list).map_err(sgl_status)
+        }
+        _ => Err(Status::INVALID_FIELD.with_dnr(true)),
+    }
+}
+
+fn prp_status(error: dma::PrpError) -> Status {
+    match error {
+        dma::PrpError::OffsetInvalid { .. } => Status::PRP_OFFSET_INVALID.with_dnr(true),
+        dma::PrpError::Dma(_) => Status::DATA_TRANSFER_ERROR,
+    }
+}
+
+fn sgl_status(error: dma::SglError) -> Status {
+    use dma::SglError as E;
+    match error {
+        E::InvalidSegmentDescriptor => Status::INVALID_SGL_SEGMENT_DESCRIPTOR.with_dnr(true),
+        E::InvalidDescriptorCount => Status::INVALID_SGL_DESCRIPTOR_COUNT.with_dnr(true),
+        E::DataLengthInvalid => Status::DATA_SGL_LENGTH_INVALID.with_dnr(true),
+        E::DescriptorTypeInvalid(_) => Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr(true),
+        E::Dma(_) => Status::DATA_TRANSFER_ERROR,
+    }
+}
