@@ -11,16 +11,20 @@ use driver::{Device, Options};
 use mediate::{DirectOptions, DirectQueue, Slice};
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode};
-use volume::{Io, IoOptions, NullVolume};
+use volume::{Io, IoOptions, NullOptions, NullVolume};
 
 const COMMANDS: u64 = 500_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let volume = NullVolume::new(NullOptions {
+        size: 1 << 40,
+        ..NullOptions::default()
+    })?;
     let made = || {
         let io = Io::new(IoOptions::default());
         let namespace = NamespaceConfig {
             nsid: 1,
-            volume: Arc::new(NullVolume::new(1 << 40)),
+            volume: Arc::new(volume),
             block_size: 512,
             read_only: false,
             nguid: [1; 16],

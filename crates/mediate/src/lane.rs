@@ -456,9 +456,10 @@ impl Lane {
 
     // ---- completions
 
-    /// Hands out what has completed of one virtual queue pair's; keeps what is others'.
+    /// Hands out what has completed of one virtual queue pair's; keeps what is others'. Returns the counter of cycles when
+    /// the first entry was seen, if that is to be measured.
     #[inline]
-    pub fn reap(&mut self, client: usize, out: &mut Vec<Done>) {
+    pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
         // Memory that was unregistered is let go, although nothing may ever be submitted again.
         self.tables.keep_up();
         if let Some(me) = self.clients.get_mut(client) {
@@ -468,7 +469,11 @@ impl Lane {
             }
         }
         let mut over = std::mem::take(&mut self.over);
+        let mut start = None;
         self.queue.look(|completion| {
+            if measure && start.is_none() {
+                start = Some(probes::cycles());
+            }
             let index = completion.user_data as u16;
             over.push((index, status_of(completion.result), completion.dw0));
         });
@@ -491,6 +496,7 @@ impl Lane {
             self.go_on();
             self.queue.ring();
         }
+        start
     }
 
     /// A part of a command is over. Whose command is over with it, if it was the last.
@@ -559,7 +565,7 @@ impl Drop for Lane {
         let mut out = Vec::new();
         let mut rounds = 0u32;
         while !self.is_idle() {
-            self.reap(usize::MAX, &mut out);
+            self.reap(usize::MAX, &mut out, false);
             out.clear();
             rounds = rounds.saturating_add(1);
             if rounds > 4096 {

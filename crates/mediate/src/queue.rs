@@ -175,11 +175,10 @@ impl DirectQueue {
     /// but for recovery: a device that has to be reset is reset here, and the commands are repeated.
     #[inline]
     pub fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
-        let start = self.stats.start();
         let Ok(mut lane) = self.lane.try_borrow_mut() else {
             return 0;
         };
-        lane.reap(self.client, &mut self.done);
+        let start = lane.reap(self.client, &mut self.done, self.stats.is_measuring());
         // Whoever is told may come back here.
         drop(lane);
         let count = self.done.len();

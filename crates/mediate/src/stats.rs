@@ -10,8 +10,9 @@ pub struct QueueStats {
     /// Cycles to translate a command: from the copied submission entry to the entry in the physical queue, checks
     /// included; the doorbell, which is rung once for a batch, is not.
     pub translate: Histogram,
-    /// Cycles to complete one: from the look at the physical completion queue to the return of whoever posts it to the
-    /// guest. Of a batch, its share.
+    /// Cycles to complete one: from the moment that its entry is seen in the physical completion queue to the return of
+    /// whoever posts it to the guest. Of a batch, its share. Looks at an empty queue are not counted, nor is what
+    /// happens to a thread while it looks.
     pub complete: Histogram,
     /// Cycles to send an interrupt to the guest. Recorded by whoever sends it.
     pub interrupt: Histogram,
@@ -47,7 +48,13 @@ impl QueueStats {
     /// The counter of cycles, if it is measured.
     #[inline]
     pub fn start(&self) -> Option<u64> {
-        (!self.off.load(Ordering::Relaxed)).then(probes::cycles)
+        self.is_measuring().then(probes::cycles)
+    }
+
+    /// Whether cycles are measured.
+    #[inline]
+    pub fn is_measuring(&self) -> bool {
+        !self.off.load(Ordering::Relaxed)
     }
 
     /// Cycles since `start`.

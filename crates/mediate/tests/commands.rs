@@ -277,7 +277,7 @@ fn what_the_guest_puts_elsewhere_does_not_reach_the_device() {
     for dword in [&mut command.cdw13, &mut command.cdw14, &mut command.cdw15] {
         *dword = u32::MAX.into();
     }
-    let all = RwCdw12::from_bits(u32::MAX & !0xffff | 7);
+    let all = RwCdw12::from_bits(!0xffff | 7);
     command.cdw12 = all.into_bits().into();
     assert_eq!(guest.run(&command), Status::SUCCESS);
     let seen = model.take_log().remove(0).command;

@@ -482,6 +482,21 @@ impl Model {
         self.inner().gone = true;
     }
 
+    /// Whether a range touches the memory of a queue.
+    pub fn in_a_ring(&self, at: u64, len: u64) -> bool {
+        let inner = self.inner();
+        let sqs = inner
+            .sqs
+            .values()
+            .map(|sq| (sq.iova, u64::from(sq.entries) * 64));
+        let cqs = inner
+            .cqs
+            .values()
+            .map(|cq| (cq.iova, u64::from(cq.entries) * 16));
+        sqs.chain(cqs)
+            .any(|(start, size)| at < start + size && start < at + len)
+    }
+
     /// Mappings that exist.
     pub fn mappings(&self) -> usize {
         self.inner().maps.len()
