@@ -9,7 +9,8 @@ use dma::SegmentList;
 use nvme::Status;
 use nvme::status::StatusCodeType;
 use volume::{
-    Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError,
+    VolumeQueue,
 };
 
 use crate::buffer::DmaBuffer;

@@ -400,6 +400,7 @@ impl Worker {
     /// The process is to end: clients are let go, everything is made durable.
     fn finish(&mut self) -> Result<()> {
         tracing::info!("ending: making everything durable");
+        self.io.end();
         for slot in &mut self.slots {
             slot.device.controller.flush();
         }

@@ -271,6 +271,14 @@ impl VolumeQueue for FaultQueue {
         self.held.len() + self.delayed.len() + self.aborted.len() + self.queue.polled_in_flight()
     }
 
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight() + self.held.len() + self.delayed.len() + self.aborted.len()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.queue.next_deadline()
+    }
+
     fn cancel(&mut self, tag: u64) {
         if let Some(index) = self.held.iter().position(|request| request.tag == tag) {
             self.aborted.push(self.held.swap_remove(index));

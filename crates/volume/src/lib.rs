@@ -3,8 +3,9 @@
 //! This room turns reads, writes, flushes, zeroing and deallocation of byte ranges into I/O on something real. It
 //! has one door, the trait [`Volume`] (a description that threads share) with its [`VolumeQueue`] (one worker's own
 //! way into it), and the things behind that door: [`FileVolume`] (a raw file or block device, by io_uring),
-//! [`MemVolume`], [`NullVolume`], [`SliceVolume`] (a part of another volume) and [`FaultVolume`] (another volume with
-//! declared faults, for tests). [`open_url`] finds the right one for what a user typed.
+//! [`MemVolume`], [`NullVolume`], [`SliceVolume`] (a part of another volume), [`LimitVolume`] and [`FairVolume`] (another
+//! volume with limits, or with its share of a device), and [`FaultVolume`] (another volume with declared faults, for tests).
+//! [`gpt`] finds partitions, [`claim`] keeps exports apart. [`open_url`] finds the right one for what a user typed.
 //!
 //! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A volume counts in
 //! bytes, knows neither namespaces nor queues nor status codes, and never looks at guest memory except through the
@@ -29,12 +30,15 @@
 #![deny(unsafe_code)]
 
 mod claim;
+mod clock;
 mod error;
+mod fair;
 mod fault;
 mod file;
 pub mod gpt;
 mod info;
 mod io;
+mod limit;
 mod mem;
 mod null;
 mod read;
@@ -44,11 +48,14 @@ mod traits;
 mod url;
 
 pub use claim::{Extent, Overlap, claim};
+pub use clock::{Clock, SystemClock};
 pub use error::{IoError, IoErrorKind, VolumeError};
+pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume};
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume};
 pub use info::{Info, Kind};
 pub use io::{Io, IoCounters, IoOptions};
+pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};
 pub use request::{Completion, Op, Request};

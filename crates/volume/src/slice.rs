@@ -1,9 +1,11 @@
 //! A part of another volume.
 
 use crate::{
-    Completion, Extent, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoErrorKind, LimitHandle, Op, Request, Volume, VolumeError,
+    VolumeQueue,
 };
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A range of another volume, as a volume of its own. Nothing outside of the range can be reached through it.
 #[derive(Debug)]
@@ -74,6 +76,10 @@ impl Volume for SliceVolume {
         Some(self.whole.extent()?.part(self.offset, self.len))
     }
 
+    fn limits(&self) -> Option<LimitHandle> {
+        self.whole.limits()
+    }
+
     fn refresh(&self) -> Result<bool, VolumeError> {
         let before = self.size(self.whole.info().size);
         self.whole.refresh()?;
@@ -108,6 +114,14 @@ impl VolumeQueue for SliceQueue {
 
     fn polled_in_flight(&self) -> usize {
         self.whole.polled_in_flight()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.whole.in_flight()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.whole.next_deadline()
     }
 
     fn cancel(&mut self, tag: u64) {

@@ -1,7 +1,8 @@
 //! The door: a volume, and one worker's queue into it.
 
-use crate::{Completion, Extent, Info, Io, Request, VolumeError};
+use crate::{Completion, Extent, Info, Io, LimitHandle, Request, VolumeError};
 use std::fmt::Debug;
+use std::time::Instant;
 
 /// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
 pub trait Volume: Send + Sync + Debug {
@@ -19,6 +20,11 @@ pub trait Volume: Send + Sync + Debug {
     /// Where the volume's bytes lie, if they lie in something that can be opened a second time. `None`: nobody else can
     /// reach them, or the user answers for it.
     fn extent(&self) -> Option<Extent> {
+        None
+    }
+
+    /// The volume's limits, if it has any that can be changed.
+    fn limits(&self) -> Option<LimitHandle> {
         None
     }
 
@@ -52,6 +58,18 @@ pub trait VolumeQueue {
     /// to keep polling, for nothing will wake it up.
     fn polled_in_flight(&self) -> usize {
         0
+    }
+
+    /// Requests of this queue that the device, the kernel or [`VolumeQueue::poll`] works on: those that were started and
+    /// are not over.
+    fn in_flight(&self) -> usize {
+        self.polled_in_flight()
+    }
+
+    /// When [`VolumeQueue::poll`] has to be called next although nothing will wake the worker up: requests wait for their
+    /// time. They are not among [`VolumeQueue::polled_in_flight`]: the worker may sleep until then.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
     }
 
     /// Tries to end the request early. Its completion still comes, with whatever became of it.

@@ -311,9 +311,11 @@ impl Controller {
 
     /// When [`Controller::poll`] has to be called next even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        [self.engine.next_interrupt(), self.keep_alive_deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        let deadlines = [
+            self.engine.next_interrupt(),
+            self.engine.next_volume_deadline(),
+            self.keep_alive_deadline(),
+        ];
+        deadlines.into_iter().flatten().min()
     }
 }

@@ -252,6 +252,12 @@ impl Engine {
             .any(|ns| ns.queue.polled_in_flight() > 0)
     }
 
+    /// When a volume has to be polled next, though nothing wakes the worker: requests wait for their time.
+    pub fn next_volume_deadline(&self) -> Option<Instant> {
+        let queues = self.namespaces.iter();
+        queues.filter_map(|ns| ns.queue.next_deadline()).min()
+    }
+
     /// Hands completions of polled volumes to `out`.
     pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
         for ns in &mut self.namespaces {

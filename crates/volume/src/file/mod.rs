@@ -256,6 +256,10 @@ impl VolumeQueue for FileQueue {
         }
     }
 
+    fn in_flight(&self) -> usize {
+        self.ring.in_flight_of(self.file)
+    }
+
     fn cancel(&mut self, tag: u64) {
         self.ring.cancel(self.file, tag);
     }

@@ -30,6 +30,8 @@ struct OpenFile {
     file: RingFile,
     /// Its index in the kernel's table.
     registered: Option<u32>,
+    /// Slots that work on it.
+    busy: usize,
 }
 
 /// A place for one request in flight.
@@ -113,6 +115,12 @@ impl Core {
         self.busy() + self.ready.len()
     }
 
+    /// Requests of a file that the kernel works on.
+    pub(super) fn in_flight_of(&self, file: usize) -> usize {
+        let open = self.files.get(file).and_then(Option::as_ref);
+        open.map_or(0, |open| open.busy)
+    }
+
     /// Makes a file known; the result names it from now on.
     pub(super) fn register(&mut self, file: RingFile) -> usize {
         let fd = file.fd.as_raw_fd();
@@ -123,7 +131,11 @@ impl Core {
             }
             update.is_ok()
         });
-        let open = OpenFile { file, registered };
+        let open = OpenFile {
+            file,
+            registered,
+            busy: 0,
+        };
         if let Some(index) = self.files.iter().position(Option::is_none) {
             self.files[index] = Some(open);
             return index;
@@ -150,7 +162,7 @@ impl Core {
 
     /// Takes a request; `Some` when it could not be started.
     pub(super) fn begin(&mut self, file: usize, request: Request) -> Option<Completion> {
-        let Some(open) = self.files.get(file).and_then(Option::as_ref) else {
+        let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) else {
             return Some(request.complete(Err(IoErrorKind::Gone.into())));
         };
         let Some(index) = self.free.pop() else {
@@ -160,6 +172,7 @@ impl Core {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         slot.job = Some(Job::new(request, file, reachable, &open.file.abilities));
+        open.busy += 1;
         self.counters.requests += 1;
         match self.operate(index as usize) {
             Ok(()) => None,
@@ -345,6 +358,9 @@ impl Core {
             self.bounce.put(buffer);
         }
         self.free.push(index as u32);
+        if let Some(open) = self.files.get_mut(job.file).and_then(Option::as_mut) {
+            open.busy -= 1;
+        }
         Some(job.request.complete(result))
     }
 

@@ -9,9 +9,10 @@ mod setup;
 
 use crate::{Completion, VolumeError};
 use ring::Ring;
-use std::cell::OnceCell;
+use std::any::Any;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::BorrowedFd;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 /// Most requests in flight that can be asked for.
 pub(crate) const MAX_CAPACITY: u32 = 16384;
@@ -56,7 +57,12 @@ pub struct IoCounters {
 pub struct Io {
     options: IoOptions,
     ring: OnceCell<Rc<Ring>>,
+    shared: RefCell<Vec<Shared>>,
+    ending: Rc<Cell<bool>>,
 }
+
+/// Something that volumes on one worker share, by their own key.
+type Shared = (usize, Weak<dyn Any>);
 
 impl Io {
     /// An `Io` for the calling thread.
@@ -64,6 +70,8 @@ impl Io {
         Self {
             options,
             ring: OnceCell::new(),
+            shared: RefCell::new(Vec::new()),
+            ending: Rc::new(Cell::new(false)),
         }
     }
 
@@ -74,6 +82,21 @@ impl Io {
         }
         let ring = Rc::new(Ring::new(&self.options)?);
         Ok(self.ring.get_or_init(|| ring).clone())
+    }
+
+    /// What the volumes on this worker share with each other.
+    pub(crate) fn shared(&self) -> &RefCell<Vec<Shared>> {
+        &self.shared
+    }
+
+    /// Whether [`Io::end`] was called.
+    pub(crate) fn ending(&self) -> Rc<Cell<bool>> {
+        self.ending.clone()
+    }
+
+    /// The worker ends: limits do not apply any more, so that what waits for them is over soon.
+    pub fn end(&self) {
+        self.ending.set(true);
     }
 
     /// Most requests that may be in flight through the ring; one more is refused as

@@ -124,6 +124,11 @@ impl Ring {
         self.core.borrow().in_flight()
     }
 
+    /// Requests of one file that the kernel works on.
+    pub(crate) fn in_flight_of(&self, file: usize) -> usize {
+        self.core.borrow().in_flight_of(file)
+    }
+
     /// Sends what has been started. `true` when all of it has been taken.
     pub(crate) fn flush(&self) -> bool {
         self.core.borrow_mut().send()

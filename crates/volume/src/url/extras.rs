@@ -1,20 +1,58 @@
-//! What every volume's URL can ask for, whatever kind of volume it is: a part of it.
+//! What every volume's URL can ask for, whatever kind of volume it is: a part of it, limits, a share.
 
 use super::options::Options;
-use super::{OpenError, parse_size};
+use super::{OpenError, parse_duration, parse_size};
 use crate::gpt::{self, Which};
-use crate::{SliceVolume, Volume, claim};
+use crate::{
+    DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, LimitVolume, Limits, SliceVolume, Volume,
+    claim,
+};
 use std::sync::Arc;
 
 /// The options that every volume has.
-pub(super) const KEYS: &[&str] = &["offset", "length", "partition", "partlabel", "partuuid"];
+pub(super) const KEYS: &[&str] = &[
+    "offset",
+    "length",
+    "partition",
+    "partlabel",
+    "partuuid",
+    "iops",
+    "read-iops",
+    "write-iops",
+    "bps",
+    "read-bps",
+    "write-bps",
+    "burst",
+    "weight",
+    "share-depth",
+];
+/// Those that make a limit.
+const LIMITS: &[&str] = &[
+    "iops",
+    "read-iops",
+    "write-iops",
+    "bps",
+    "read-bps",
+    "write-bps",
+    "burst",
+];
 
-/// What a URL asks for beyond the volume that it names: which part of it.
+/// What a URL asks for beyond the volume that it names: which part of it, and how much of
+/// the device's time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extras {
     partition: Option<Which>,
     offset: Option<u64>,
     length: Option<u64>,
+    limits: Option<Limits>,
+    share: Option<Share>,
+}
+
+/// A place in the group of those that share a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Share {
+    weight: u32,
+    depth: usize,
 }
 
 impl Extras {
@@ -27,6 +65,11 @@ impl Extras {
     /// | `partuuid=GUID` | the partition of that GUID |
     /// | `offset=SIZE` | from this byte on (of the partition, if one is chosen) |
     /// | `length=SIZE` | so many bytes |
+    /// | `iops=N`, `read-iops=N`, `write-iops=N` | requests per second at most; 0: none, but changeable |
+    /// | `bps=SIZE`, `read-bps=SIZE`, `write-bps=SIZE` | bytes per second at most |
+    /// | `burst=DURATION` | after a pause, as much at once as the limits allow in this time (50ms) |
+    /// | `weight=N` | share of the device, 1 to 10000, among those with a weight on the same worker (100) |
+    /// | `share-depth=N` | requests of those in the device at one time (32) |
     ///
     /// # Errors
     /// [`OpenError`]: an option cannot be read.
@@ -66,6 +109,8 @@ impl Extras {
             partition = partition.or(choice);
         }
         let extras = Self {
+            limits: limits(&mut options)?,
+            share: share(&mut options)?,
             partition,
             offset: options.take("offset", parse_size)?,
             length: options.take("length", parse_size)?,
@@ -90,7 +135,27 @@ impl Extras {
     /// [`OpenError::Gpt`], [`OpenError::Volume`] (the part does not lie in the volume), [`OpenError::Overlap`].
     pub fn apply(&self, whole: Arc<dyn Volume>, name: &str) -> Result<Arc<dyn Volume>, OpenError> {
         let volume = self.cut(whole, name)?;
+        let volume = self.limit(volume)?;
         claim(&volume, name)?;
+        Ok(volume)
+    }
+
+    fn limit(&self, volume: Arc<dyn Volume>) -> Result<Arc<dyn Volume>, OpenError> {
+        let mut volume = volume;
+        if let Some(Share { weight, depth }) = self.share {
+            let Some(extent) = volume.extent() else {
+                return Err(OpenError::Value {
+                    key: "weight".into(),
+                    value: weight.to_string(),
+                    why: "nobody else can have a share of this volume: it is opened only once, or without lock=",
+                });
+            };
+            let group = FairGroup::of(&extent.root, depth);
+            volume = Arc::new(FairVolume::new(volume, group, weight));
+        }
+        if let Some(limits) = self.limits {
+            volume = Arc::new(LimitVolume::new(volume, limits));
+        }
         Ok(volume)
     }
 
@@ -109,4 +174,43 @@ impl Extras {
         }
         Ok(volume)
     }
+}
+
+fn limits(options: &mut Options) -> Result<Option<Limits>, OpenError> {
+    if !LIMITS.iter().any(|key| options.has(key)) {
+        return Ok(None);
+    }
+    let mut limits = Limits::default();
+    let iops = &mut limits.iops;
+    let bps = &mut limits.bps;
+    let rates = [
+        ("iops", &mut iops.total),
+        ("read-iops", &mut iops.read),
+        ("write-iops", &mut iops.write),
+        ("bps", &mut bps.total),
+        ("read-bps", &mut bps.read),
+        ("write-bps", &mut bps.write),
+    ];
+    for (key, rate) in rates {
+        *rate = options.take(key, parse_size)?.unwrap_or(0);
+    }
+    if let Some(burst) = options.take("burst", parse_duration)? {
+        limits.burst = burst;
+    }
+    Ok(Some(limits))
+}
+
+fn share(options: &mut Options) -> Result<Option<Share>, OpenError> {
+    let within = |most: u32| {
+        move |text: &str| {
+            let number = text.parse().ok().filter(|n| (1..=most).contains(n));
+            number.ok_or("a number from 1 on is expected (weights go up to 10000, depths to 4096)")
+        }
+    };
+    let weight = options.take("weight", within(10_000))?;
+    let depth = options.take("share-depth", within(4096))?;
+    Ok((weight.is_some() || depth.is_some()).then(|| Share {
+        weight: weight.unwrap_or(DEFAULT_WEIGHT),
+        depth: depth.map_or(DEFAULT_DEPTH, |depth| depth as usize),
+    }))
 }

@@ -74,6 +74,11 @@ impl Options {
         }
     }
 
+    /// Whether an option is there and was not taken yet.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.pairs.iter().any(|(other, _)| other == key)
+    }
+
     /// Takes a switch.
     pub(super) fn switch(&mut self, key: &str) -> Result<Option<bool>, OpenError> {
         self.take(key, |text| match text {

@@ -1,0 +1,369 @@
+//! Limits of requests and bytes per second.
+//!
+//! A [`LimitVolume`] passes requests on as long as there are tokens for them; the others wait in its queue, in order, and
+//! [`VolumeQueue::next_deadline`] tells the worker how long it may sleep. Limits belong to the volume, not to the queue:
+//! several workers draw from the same buckets, which are atomic numbers and can be changed at any time through the
+//! [`LimitHandle`].
+
+mod bucket;
+
+use crate::clock::{Clock, SystemClock};
+use crate::{
+    Completion, Extent, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue,
+};
+use bucket::{Bucket, PER_NANOSECOND};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest sleep while requests wait: after so long, other limits are noticed.
+const NAP: Duration = Duration::from_millis(100);
+
+/// A limit of reads, of writes, and of both together; per second, 0: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Both together.
+    pub total: u64,
+    /// Reads.
+    pub read: u64,
+    /// Writes, zeroing and deallocation.
+    pub write: u64,
+}
+
+/// What a volume may do in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests per second.
+    pub iops: Rates,
+    /// Bytes per second.
+    pub bps: Rates,
+    /// After a pause, as much may be done at once as the limits allow in this time.
+    pub burst: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            iops: Rates::default(),
+            bps: Rates::default(),
+            burst: Duration::from_millis(50),
+        }
+    }
+}
+
+/// What a request costs.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    write: bool,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    clock: Arc<dyn Clock>,
+    /// The buckets' times count from here.
+    epoch: Instant,
+    /// Any bucket has a limit.
+    limited: AtomicBool,
+    /// Units of time.
+    burst: AtomicU64,
+    /// Requests, then bytes; of each: together, reads, writes.
+    buckets: [[Bucket; 3]; 2],
+    /// Requests that had to wait.
+    delayed: AtomicU64,
+}
+
+/// The limits of a volume, to be read and changed by anyone while it is in use.
+#[derive(Debug, Clone)]
+pub struct LimitHandle(Arc<Shared>);
+
+impl LimitHandle {
+    fn new(limits: Limits, clock: Arc<dyn Clock>) -> Self {
+        let handle = Self(Arc::new(Shared {
+            epoch: clock.now(),
+            clock,
+            limited: AtomicBool::new(false),
+            burst: AtomicU64::new(0),
+            buckets: Default::default(),
+            delayed: AtomicU64::new(0),
+        }));
+        handle.set(limits);
+        handle
+    }
+
+    /// Sets other limits: also for what waits already. A worker that sleeps notices within a tenth of a second.
+    pub fn set(&self, limits: Limits) {
+        let shared = &*self.0;
+        let mut any = false;
+        for (buckets, rates) in shared.buckets.iter().zip([limits.iops, limits.bps]) {
+            let rates = [rates.total, rates.read, rates.write];
+            for (bucket, rate) in buckets.iter().zip(rates) {
+                bucket.set(rate);
+                any |= rate > 0;
+            }
+        }
+        shared.burst.store(units(limits.burst), Ordering::Relaxed);
+        shared.limited.store(any, Ordering::Release);
+    }
+
+    /// The limits as they are.
+    pub fn get(&self) -> Limits {
+        let rates = |[total, read, write]: &[Bucket; 3]| Rates {
+            total: total.rate(),
+            read: read.rate(),
+            write: write.rate(),
+        };
+        let [iops, bps] = &self.0.buckets;
+        let burst = self.0.burst.load(Ordering::Relaxed) / PER_NANOSECOND;
+        Limits {
+            iops: rates(iops),
+            bps: rates(bps),
+            burst: Duration::from_nanos(burst),
+        }
+    }
+
+    /// Requests that had to wait so far.
+    pub fn delayed(&self) -> u64 {
+        self.0.delayed.load(Ordering::Relaxed)
+    }
+}
+
+fn units(time: Duration) -> u64 {
+    let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    nanoseconds.saturating_mul(PER_NANOSECOND)
+}
+
+impl Shared {
+    fn limited(&self) -> bool {
+        self.limited.load(Ordering::Acquire)
+    }
+
+    fn now(&self) -> u64 {
+        units(self.clock.now().saturating_duration_since(self.epoch))
+    }
+
+    /// The buckets that a request of this kind draws from, and how much.
+    fn buckets(&self, cost: Cost) -> impl Iterator<Item = (&Bucket, u64)> {
+        let tokens = [1, cost.bytes];
+        let own = if cost.write { 2 } else { 1 };
+        let pairs = self.buckets.iter().zip(tokens);
+        pairs.flat_map(move |(buckets, tokens)| {
+            let used = buckets.iter().enumerate();
+            used.filter(move |(i, _)| *i == 0 || *i == own)
+                .map(move |(_, bucket)| (bucket, tokens))
+        })
+    }
+
+    /// From when on the request may pass.
+    fn ready(&self, cost: Cost) -> u64 {
+        let burst = self.burst.load(Ordering::Relaxed);
+        let each = self.buckets(cost).map(|(bucket, _)| bucket.ready(burst));
+        each.max().unwrap_or(0)
+    }
+
+    /// Lets the request pass and charges for it, if there are tokens for it.
+    fn take(&self, now: u64, cost: Cost) -> bool {
+        if self.ready(cost) > now {
+            return false;
+        }
+        for (bucket, tokens) in self.buckets(cost) {
+            bucket.take(now, tokens);
+        }
+        true
+    }
+
+    fn instant(&self, units: u64) -> Option<Instant> {
+        // A bit late rather than early: early means to look in vain.
+        self.epoch
+            .checked_add(Duration::from_nanos(units.div_ceil(PER_NANOSECOND)))
+    }
+}
+
+/// Another volume with limits.
+#[derive(Debug)]
+pub struct LimitVolume {
+    volume: Arc<dyn Volume>,
+    handle: LimitHandle,
+}
+
+impl LimitVolume {
+    /// `volume` with these limits.
+    pub fn new(volume: Arc<dyn Volume>, limits: Limits) -> Self {
+        Self::with_clock(volume, limits, Arc::new(SystemClock))
+    }
+
+    /// The same with another clock, for tests.
+    pub fn with_clock(volume: Arc<dyn Volume>, limits: Limits, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            volume,
+            handle: LimitHandle::new(limits, clock),
+        }
+    }
+
+    /// The limits, to be changed while the volume is in use.
+    pub fn handle(&self) -> LimitHandle {
+        self.handle.clone()
+    }
+}
+
+impl Volume for LimitVolume {
+    fn info(&self) -> Info {
+        self.volume.info()
+    }
+
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        Ok(Box::new(LimitQueue {
+            queue: self.volume.open(io)?,
+            shared: self.handle.0.clone(),
+            unlimited: io.ending(),
+            zeroes_move_data: !self.volume.info().write_zeroes,
+            waiting: Default::default(),
+            aborted: Vec::new(),
+            writes_first: false,
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.volume.id()
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        self.volume.extent()
+    }
+
+    fn limits(&self) -> Option<LimitHandle> {
+        Some(self.handle())
+    }
+
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        self.volume.refresh()
+    }
+}
+
+/// One worker's queue into a [`LimitVolume`].
+struct LimitQueue {
+    queue: Box<dyn VolumeQueue>,
+    shared: Arc<Shared>,
+    /// The process ends: what waits is let through.
+    unlimited: Rc<Cell<bool>>,
+    /// Zeroing costs the volume as much as writing.
+    zeroes_move_data: bool,
+    /// Reads, and all that changes something.
+    waiting: [VecDeque<Request>; 2],
+    aborted: Vec<Request>,
+    /// Whose turn it is when both wait for the same tokens.
+    writes_first: bool,
+}
+
+impl LimitQueue {
+    fn cost(&self, request: &Request) -> Cost {
+        let bytes = match request.op {
+            Op::Read | Op::Write { .. } => request.len,
+            Op::WriteZeroes { .. } if self.zeroes_move_data => request.len,
+            _ => 0,
+        };
+        Cost {
+            write: request.op.changes(),
+            bytes,
+        }
+    }
+
+    fn free(&self) -> bool {
+        self.unlimited.get() || !self.shared.limited()
+    }
+
+    /// Starts what may be started.
+    fn let_through(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let mut count = 0;
+        loop {
+            let order = [self.writes_first, !self.writes_first].map(usize::from);
+            let now = self.shared.now();
+            let free = self.free();
+            let passes = |class: &usize| {
+                let front = self.waiting.get(*class).and_then(VecDeque::front);
+                front.is_some_and(|request| free || self.shared.take(now, self.cost(request)))
+            };
+            let Some(class) = order.into_iter().find(passes) else {
+                return count;
+            };
+            self.writes_first = class == 0;
+            let next = self.waiting.get_mut(class).and_then(VecDeque::pop_front);
+            if let Some(completion) = next.and_then(|request| self.queue.submit(request)) {
+                count += 1;
+                done(completion);
+            }
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.waiting.iter().any(|waiting| !waiting.is_empty())
+    }
+}
+
+impl VolumeQueue for LimitQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        // A flush covers only what is over, so it need not wait for what is not.
+        if request.op == Op::Flush {
+            return self.queue.submit(request);
+        }
+        if !self.is_waiting()
+            && (self.free() || self.shared.take(self.shared.now(), self.cost(&request)))
+        {
+            return self.queue.submit(request);
+        }
+        self.shared.delayed.fetch_add(1, Ordering::Relaxed);
+        let class = usize::from(request.op.changes());
+        if let Some(waiting) = self.waiting.get_mut(class) {
+            waiting.push_back(request);
+        }
+        None
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let mut count = self.queue.poll(done);
+        for request in self.aborted.drain(..) {
+            count += 1;
+            done(request.complete(Err(IoErrorKind::Aborted.into())));
+        }
+        if self.is_waiting() {
+            count += self.let_through(done);
+        }
+        count
+    }
+
+    fn polled_in_flight(&self) -> usize {
+        self.queue.polled_in_flight() + self.aborted.len()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight() + self.aborted.len()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let fronts = self.waiting.iter().filter_map(VecDeque::front);
+        let free = self.free();
+        let nap = units(NAP).saturating_add(self.shared.now());
+        let ready = fronts.filter_map(|request| {
+            let ready = if free {
+                0
+            } else {
+                self.shared.ready(self.cost(request))
+            };
+            self.shared.instant(ready.min(nap))
+        });
+        ready.chain(self.queue.next_deadline()).min()
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        for waiting in &mut self.waiting {
+            if let Some(index) = waiting.iter().position(|request| request.tag == tag) {
+                self.aborted.extend(waiting.remove(index));
+                return;
+            }
+        }
+        self.queue.cancel(tag);
+    }
+}

@@ -1,0 +1,246 @@
+//! A device in simulated time: every request takes equally long, however many there are at once.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use dma::{Buffer, SegmentList};
+use volume::{Clock, Completion, Info, Io, Kind, Op, Request, Volume, VolumeError, VolumeQueue};
+
+/// A clock that stands still until it is moved.
+#[derive(Debug)]
+pub struct Simulated {
+    epoch: Instant,
+    nanoseconds: AtomicU64,
+}
+
+impl Simulated {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            epoch: Instant::now(),
+            nanoseconds: AtomicU64::new(0),
+        })
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    /// Goes forward to `then`, never back.
+    pub fn advance_to(&self, then: Instant) {
+        let then = then.saturating_duration_since(self.epoch).as_nanos() as u64;
+        self.nanoseconds.fetch_max(then, Ordering::Relaxed);
+    }
+}
+
+impl Clock for Simulated {
+    fn now(&self) -> Instant {
+        self.epoch + self.elapsed()
+    }
+}
+
+/// The device; its queues complete by being polled.
+#[derive(Debug)]
+pub struct Device {
+    clock: Arc<Simulated>,
+    latency: Duration,
+    /// Requests in the device, and the most that there were.
+    pub busy: AtomicUsize,
+    pub most: AtomicUsize,
+    /// When the next one will be over.
+    ends: Mutex<Vec<Instant>>,
+}
+
+impl Device {
+    pub fn new(clock: &Arc<Simulated>, latency: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            clock: clock.clone(),
+            latency,
+            busy: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            ends: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// When the next request will be over.
+    pub fn next(&self) -> Option<Instant> {
+        self.ends.lock().unwrap().iter().min().copied()
+    }
+}
+
+/// A way to the device.
+#[derive(Debug)]
+pub struct Way(pub Arc<Device>);
+
+impl Volume for Way {
+    fn info(&self) -> Info {
+        Info {
+            size: 1 << 40,
+            block_size: 512,
+            optimal_io: 4096,
+            read_only: false,
+            volatile_cache: true,
+            deallocate: true,
+            deallocate_granularity: 4096,
+            zeroes_after_deallocate: true,
+            write_zeroes: true,
+            kind: Kind::Null,
+            description: "simulated".into(),
+        }
+    }
+
+    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        Ok(Box::new(Queue {
+            device: self.0.clone(),
+            waiting: VecDeque::new(),
+        }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        b"simulated".to_vec()
+    }
+}
+
+struct Queue {
+    device: Arc<Device>,
+    waiting: VecDeque<(Instant, Request)>,
+}
+
+impl VolumeQueue for Queue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        let end = self.device.clock.now() + self.device.latency;
+        self.device.ends.lock().unwrap().push(end);
+        self.waiting.push_back((end, request));
+        let busy = self.device.busy.fetch_add(1, Ordering::Relaxed) + 1;
+        self.device.most.fetch_max(busy, Ordering::Relaxed);
+        None
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let (now, mut count) = (self.device.clock.now(), 0);
+        while self.waiting.front().is_some_and(|(end, _)| *end <= now) {
+            let (_, request) = self.waiting.pop_front().unwrap();
+            let mut ends = self.device.ends.lock().unwrap();
+            let at = ends.iter().position(|end| *end <= now).unwrap();
+            ends.swap_remove(at);
+            drop(ends);
+            self.device.busy.fetch_sub(1, Ordering::Relaxed);
+            count += 1;
+            done(request.complete(Ok(())));
+        }
+        count
+    }
+
+    fn polled_in_flight(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+/// Somebody who keeps a number of requests outstanding.
+pub struct Load {
+    queue: Box<dyn VolumeQueue>,
+    depth: usize,
+    make: Box<dyn Fn(u64) -> (Op, u64)>,
+    outstanding: usize,
+    tag: u64,
+    /// What was completed.
+    pub requests: u64,
+    pub bytes: u64,
+}
+
+impl Load {
+    /// `make` says what the n-th request is and how long.
+    pub fn new(
+        volume: &dyn Volume,
+        io: &Io,
+        depth: usize,
+        make: impl Fn(u64) -> (Op, u64) + 'static,
+    ) -> Self {
+        Self {
+            queue: volume.open(io).unwrap(),
+            depth,
+            make: Box::new(make),
+            outstanding: 0,
+            tag: 0,
+            requests: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Collects what is over. `true` when there was anything.
+    pub fn collect(&mut self) -> bool {
+        let (mut bytes, mut count) = (0, 0);
+        self.queue.poll(&mut |completion| {
+            completion.result.unwrap();
+            bytes += completion.data.len_bytes();
+            count += 1;
+        });
+        self.outstanding -= count;
+        self.requests += count as u64;
+        self.bytes += bytes;
+        count > 0
+    }
+
+    /// Submits as much as is missing. `true` when there was anything.
+    pub fn submit(&mut self) -> bool {
+        let (mut bytes, mut count) = (0, 0);
+        let worked = self.outstanding < self.depth;
+        while self.outstanding < self.depth {
+            let (op, len) = (self.make)(self.tag);
+            let data = match op.has_data() {
+                true => SegmentList::owned(Buffer::new(len as usize)),
+                false => SegmentList::new(),
+            };
+            let request = Request {
+                tag: self.tag,
+                op,
+                offset: 0,
+                len,
+                data,
+            };
+            self.tag += 1;
+            match self.queue.submit(request) {
+                None => self.outstanding += 1,
+                Some(completion) => {
+                    completion.result.unwrap();
+                    bytes += completion.data.len_bytes();
+                    count += 1;
+                }
+            }
+        }
+        self.requests += count;
+        self.bytes += bytes;
+        worked
+    }
+
+    /// When it wants to be looked at although nothing is over.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.queue.next_deadline()
+    }
+}
+
+/// Runs all loads for a simulated time, as a worker would: from event to event.
+pub fn run(clock: &Arc<Simulated>, device: &Device, time: Duration, loads: &mut [Load]) {
+    let end = clock.elapsed() + time;
+    let mut idle = 0;
+    while clock.elapsed() < end {
+        let mut worked = false;
+        for load in loads.iter_mut() {
+            worked |= load.submit();
+        }
+        for load in loads.iter_mut() {
+            worked |= load.collect();
+        }
+        if worked {
+            idle = 0;
+            continue;
+        }
+        let deadlines = loads.iter().filter_map(Load::deadline);
+        let next = deadlines.chain(device.next()).min();
+        let next = next.expect("everybody waits, and nothing will ever happen");
+        idle = if next <= clock.now() { idle + 1 } else { 0 };
+        assert!(idle < 100, "a deadline is over, and nothing happens");
+        clock.advance_to(next);
+    }
+}

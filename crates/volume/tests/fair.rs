@@ -1,0 +1,170 @@
+//! Shares of one device in simulated time.
+
+#[path = "common/simulated.rs"]
+mod simulated;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use simulated::{Device, Load, Simulated, Way, run};
+use volume::{FairGroup, FairVolume, Io, IoErrorKind, LimitVolume, Limits, Op, Rates, Volume};
+
+const LATENCY: Duration = Duration::from_micros(100);
+const TIME: Duration = Duration::from_millis(300);
+
+/// A slice: its weight, its load's depth, the length of its requests.
+type Slice = (u32, usize, u64);
+
+/// Bytes that each slice gets of a device that does `depth` requests at a time.
+fn shares(depth: usize, slices: &[Slice]) -> Vec<u64> {
+    let clock = Simulated::new();
+    let device = Device::new(&clock, LATENCY);
+    let group = FairGroup::new(depth);
+    let io = Io::new(Default::default());
+    let load = |&(weight, depth, len): &Slice| {
+        let volume = FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weight);
+        Load::new(&volume, &io, depth, move |_| (Op::Read, len))
+    };
+    let mut loads: Vec<Load> = slices.iter().map(load).collect();
+    run(&clock, &device, TIME, &mut loads);
+    let most = device.most.load(Ordering::Relaxed);
+    assert!(most <= depth, "{most} in the device of {depth}");
+    loads.iter().map(|load| load.bytes).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Two equal slices: who wants more than half gets within 10% of it; who wants less gets what he wants; nothing of the
+    /// device is left unused that somebody wants.
+    #[test]
+    fn equal_slices_share_equally(device in 2usize..64, a in 1usize..=128, b in 1usize..=128) {
+        let got = shares(device, &[(100, a, 4096), (100, b, 4096)]);
+        let each = TIME.as_micros() as f64 / LATENCY.as_micros() as f64 * 4096.0;
+        let (a, b) = (a.min(device) as f64 * each, b.min(device) as f64 * each);
+        let half = device as f64 * each / 2.0;
+        let (got_a, got_b) = (got[0] as f64, got[1] as f64);
+        for (mine, wanted, other) in [(got_a, a, b), (got_b, b, a)] {
+            let due = wanted.min((2.0 * half - other).max(half));
+            prop_assert!(mine >= due * 0.9, "{mine} of {due}");
+            if wanted > half && other > half {
+                prop_assert!((0.9..=1.1).contains(&(mine / half)), "{mine} of {half}");
+            }
+        }
+        let used = got_a + got_b;
+        prop_assert!(used >= (2.0 * half).min(a + b) * 0.97, "{used}");
+    }
+
+    /// Weights, and requests of other lengths: bytes in proportion.
+    #[test]
+    fn bytes_go_by_weight(weight in 1u32..8, shift in 0u32..5) {
+        let len = 4096u64 << shift;
+        let got = shares(16, &[(100 * weight, 64, 4096), (100, 64, len), (100, 64, 4096)]);
+        let ratio = got[0] as f64 / got[2] as f64 / f64::from(weight);
+        prop_assert!((0.9..=1.1).contains(&ratio), "{ratio}: {got:?}");
+        let ratio = got[1] as f64 / got[2] as f64;
+        prop_assert!((0.85..=1.15).contains(&ratio), "{ratio}: {got:?}");
+    }
+}
+
+#[test]
+fn without_the_scheduler_the_deeper_load_wins() {
+    // What the device does by itself when it is given everything: this shows that the tests above can fail.
+    let got = shares(1000, &[(100, 8, 4096), (100, 128, 4096)]);
+    assert!(got[1] > 10 * got[0], "{got:?}");
+}
+
+#[test]
+fn a_pause_saves_nothing_up() {
+    let clock = Simulated::new();
+    let device = Device::new(&clock, LATENCY);
+    let group = FairGroup::new(8);
+    let io = Io::new(Default::default());
+    let volume = |weight| FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weight);
+    let load = |volume: &FairVolume| Load::new(volume, &io, 32, |_| (Op::Read, 4096));
+    let (first, second) = (volume(100), volume(100));
+    let mut loads = vec![load(&first)];
+    run(&clock, &device, TIME, &mut loads);
+    loads.push(load(&second));
+    let before = loads[0].requests;
+    run(&clock, &device, TIME, &mut loads);
+    let (first, second) = (loads[0].requests - before, loads[1].requests);
+    assert!(first.abs_diff(second) < first / 10, "{first} {second}");
+}
+
+#[test]
+fn a_limited_slice_leaves_the_rest_to_the_others() {
+    let clock = Simulated::new();
+    let device = Device::new(&clock, LATENCY);
+    let group = FairGroup::new(8);
+    let io = Io::new(Default::default());
+    let volume = || FairVolume::new(Arc::new(Way(device.clone())), group.clone(), 100);
+    let limits = Limits {
+        iops: Rates {
+            total: 1000,
+            ..Rates::default()
+        },
+        ..Limits::default()
+    };
+    let limited = LimitVolume::with_clock(Arc::new(volume()), limits, clock.clone());
+    let mut loads = [
+        Load::new(&limited, &io, 64, |_| (Op::Read, 4096)),
+        Load::new(&volume(), &io, 64, |_| (Op::Read, 4096)),
+    ];
+    run(&clock, &device, Duration::from_secs(10), &mut loads);
+    assert!(
+        (9_800..=10_200).contains(&loads[0].requests),
+        "{}",
+        loads[0].requests
+    );
+    assert!(loads[1].requests > 785_000, "{}", loads[1].requests);
+}
+
+#[test]
+fn queues_come_and_go_and_requests_are_cancelled() {
+    let clock = Simulated::new();
+    let device = Device::new(&clock, LATENCY);
+    let group = FairGroup::new(2);
+    let io = Io::new(Default::default());
+    let volume = FairVolume::new(Arc::new(Way(device.clone())), group, 1);
+    let request = |tag| volume::Request {
+        tag,
+        op: Op::Deallocate,
+        offset: 0,
+        len: 4096,
+        data: dma::SegmentList::new(),
+    };
+    let mut first = volume.open(&io).unwrap();
+    let second = volume.open(&io).unwrap();
+    for tag in 0..4 {
+        assert!(first.submit(request(tag)).is_none());
+    }
+    assert_eq!((first.polled_in_flight(), first.in_flight()), (2, 4));
+    first.cancel(3);
+    drop(second);
+    let mut over = Vec::new();
+    first.poll(&mut |completion| over.push((completion.tag, completion.result)));
+    assert_eq!(over, [(3, Err(IoErrorKind::Aborted.into()))]);
+    let mut third = volume.open(&io).unwrap();
+    assert!(third.submit(request(9)).is_none());
+    clock.advance_to(device.next().unwrap());
+    over.clear();
+    first.poll(&mut |completion| over.push((completion.tag, completion.result)));
+    assert_eq!(over, [(0, Ok(())), (1, Ok(()))]);
+    assert!(
+        third.next_deadline().is_some(),
+        "there are places, and nothing else would wake the worker"
+    );
+    assert_eq!(third.poll(&mut |_| ()), 0);
+    assert_eq!(
+        device.busy.load(Ordering::Relaxed),
+        2,
+        "both places are given away"
+    );
+    clock.advance_to(device.next().unwrap());
+    over.clear();
+    third.poll(&mut |completion| over.push((completion.tag, completion.result)));
+    assert_eq!(over, [(9, Ok(()))]);
+}
