@@ -4,6 +4,7 @@ use crate::bench;
 use crate::bind::BindArgs;
 use crate::control;
 use crate::info;
+use crate::limits::LimitsArgs;
 use crate::serve::{ServeOptions, serve};
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, parse_namespace, read_config};
 use anyhow::Result;
@@ -35,6 +36,8 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Show the counters of a running vnvme serve
     Stats(StatsArgs),
+    /// Show or change the limits of a running vnvme serve's volumes
+    Limits(Box<LimitsArgs>),
     /// Show what an NVMe device says about itself
     Info(info::InfoArgs),
     /// Load a disk and measure it, in the manner of fio; or run the suites of measurements
@@ -56,6 +59,8 @@ Volumes:
   Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace;
   read-only=on, direct=off of the volume. A part of any volume: offset=1M, length=1G, or a partition of its GUID
   partition table by partition=2, partlabel=NAME or partuuid=GUID.
+  Limits of any volume: iops=1000, bps=100M, of reads or writes alone read-iops, write-iops, read-bps, write-bps; burst=50ms.
+  weight=100 shares a device by weight among its slices on one worker, share-depth=32 requests in it at a time.
 
 Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
   vnvme serve --socket /tmp/vm0.sock disk.raw &
@@ -171,6 +176,7 @@ impl Cli {
         match self.command {
             Command::Serve(args) => args.run(),
             Command::Stats(args) => args.run(),
+            Command::Limits(args) => args.run(),
             Command::Info(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Bind(args) => args.bind(),

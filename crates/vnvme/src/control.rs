@@ -1,8 +1,9 @@
 //! The control socket: asks a running `vnvme serve` for its counters.
 //!
-//! A request is one line of JSON, `{"method":"stats"}`; the answer is one line of JSON. A thread of its own answers: it reads
-//! the workers' counters without stopping them.
+//! A request is one line of JSON, `{"method":"stats"}` or `{"method":"limits","volume":"a.raw","iops":1000}`; the answer is one
+//! line of JSON. A thread of its own answers: it reads the workers' counters and sets limits without stopping them.
 
+use crate::limits::{Change, LimitRegistry, VolumeLimits};
 use anyhow::{Context, Result, bail};
 use controller::{ControllerStats, QueueStats};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where workers enter their controllers.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Mutex<Vec<Entry>>>);
+pub struct Registry {
+    controllers: Arc<Mutex<Vec<Entry>>>,
+    /// Limits of volumes.
+    pub limits: LimitRegistry,
+}
 
 type Entry = (PathBuf, Arc<ControllerStats>);
 
@@ -29,7 +34,7 @@ impl Registry {
     pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
         // A thread that panicked while it held the lock left a whole list: there is no half an entry.
         let mut list = self
-            .0
+            .controllers
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         list.push((socket.to_owned(), stats));
@@ -38,7 +43,7 @@ impl Registry {
     /// The counters of all controllers as they are now.
     pub fn snapshot(&self) -> Stats {
         let list = self
-            .0
+            .controllers
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         Stats {
@@ -130,12 +135,15 @@ impl ControllerCounters {
 #[derive(Serialize, Deserialize)]
 struct Request {
     method: String,
+    #[serde(flatten)]
+    arguments: serde_json::Map<String, serde_json::Value>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Reply {
     Stats(Stats),
+    Limits(Vec<VolumeLimits>),
     Error(String),
 }
 
@@ -179,8 +187,9 @@ fn serve_one(stream: UnixStream, registry: &Registry) -> Result<()> {
         .context("request")?;
     let reply = match serde_json::from_str::<Request>(&line) {
         Ok(request) if request.method == "stats" => Reply::Stats(registry.snapshot()),
+        Ok(request) if request.method == "limits" => change_limits(registry, request.arguments),
         Ok(request) => Reply::Error(format!(
-            "unknown method \"{}\"; known: stats",
+            "unknown method \"{}\"; known: stats, limits",
             request.method
         )),
         Err(error) => Reply::Error(format!("no request: {error}")),
@@ -190,8 +199,49 @@ fn serve_one(stream: UnixStream, registry: &Registry) -> Result<()> {
     (&stream).write_all(&text).context("reply")
 }
 
+fn change_limits(
+    registry: &Registry,
+    arguments: serde_json::Map<String, serde_json::Value>,
+) -> Reply {
+    let change = serde_json::from_value::<Change>(arguments.into()).map_err(|e| e.to_string());
+    match change.and_then(|change| registry.limits.change(&change)) {
+        Ok(limits) => Reply::Limits(limits),
+        Err(error) => Reply::Error(error),
+    }
+}
+
 /// Asks the process behind a control socket for its counters.
 pub fn stats(path: &Path) -> Result<Stats> {
+    match ask(path, "stats", serde_json::Map::new())? {
+        Reply::Stats(stats) => Ok(stats),
+        reply => refused(path, reply),
+    }
+}
+
+/// Changes limits in the process behind a control socket; answers those of the volumes that were meant.
+pub fn limits(path: &Path, change: &Change) -> Result<Vec<VolumeLimits>> {
+    let arguments = match serde_json::to_value(change)? {
+        serde_json::Value::Object(arguments) => arguments,
+        _ => serde_json::Map::new(),
+    };
+    match ask(path, "limits", arguments)? {
+        Reply::Limits(limits) => Ok(limits),
+        reply => refused(path, reply),
+    }
+}
+
+fn refused<T>(path: &Path, reply: Reply) -> Result<T> {
+    match reply {
+        Reply::Error(error) => bail!("{}: {error}", path.display()),
+        _ => bail!("{}: an answer to another question", path.display()),
+    }
+}
+
+fn ask(
+    path: &Path,
+    method: &str,
+    arguments: serde_json::Map<String, serde_json::Value>,
+) -> Result<Reply> {
     let stream = UnixStream::connect(path).with_context(|| {
         format!(
             "{} (is a vnvme serve --control {} running?)",
@@ -201,7 +251,8 @@ pub fn stats(path: &Path) -> Result<Stats> {
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut request = serde_json::to_vec(&Request {
-        method: "stats".into(),
+        method: method.into(),
+        arguments,
     })?;
     request.push(b'\n');
     (&stream).write_all(&request).context("request")?;
@@ -209,10 +260,7 @@ pub fn stats(path: &Path) -> Result<Stats> {
     BufReader::new(&stream)
         .read_line(&mut line)
         .context("answer")?;
-    match serde_json::from_str(&line).context("answer")? {
-        Reply::Stats(stats) => Ok(stats),
-        Reply::Error(error) => bail!("{}: {error}", path.display()),
-    }
+    serde_json::from_str(&line).context("answer")
 }
 
 impl Stats {

@@ -13,6 +13,7 @@ mod device;
 mod eventfd;
 mod identity;
 mod info;
+mod limits;
 mod open;
 mod serve;
 mod signals;

@@ -1,5 +1,6 @@
 //! From what a user named to an opened volume, for every worker and every way to serve it.
 
+use crate::limits::LimitRegistry;
 use crate::spec::NamespaceSpec;
 use anyhow::{Context, Result};
 use driver::{Device, NvmeVolume, Place, Target};
@@ -15,12 +16,20 @@ pub struct Opened {
 
 /// Opens volumes for all workers of the process, so that they share what can be opened only once: a device, however many
 /// of its namespaces and slices are served, and by whichever worker.
-#[derive(Default)]
 pub struct Opener {
+    /// Where limits of volumes are entered, to be changed.
+    limits: LimitRegistry,
     devices: Mutex<Vec<(Place, Device)>>,
 }
 
 impl Opener {
+    pub fn new(limits: LimitRegistry) -> Self {
+        Self {
+            limits,
+            devices: Mutex::default(),
+        }
+    }
+
     /// Opens the volume of a namespace.
     pub fn open(&self, spec: &NamespaceSpec) -> Result<Opened> {
         let url = &spec.volume;
@@ -36,6 +45,9 @@ impl Opener {
                 device: None,
             }
         };
+        if let Some(limits) = opened.volume.limits() {
+            self.limits.enter(url, limits);
+        }
         tracing::info!(volume = url, "{}", opened.volume.info().description);
         Ok(opened)
     }

@@ -189,7 +189,8 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
             share.push(spec.clone());
         }
     }
-    let (registry, opener) = (&Registry::default(), &Opener::default());
+    let registry = &Registry::default();
+    let opener = &Opener::new(registry.limits.clone());
     start_control(options, registry)?;
     let result = std::thread::scope(|scope| {
         let (started, starts) = mpsc::channel::<Result<()>>();

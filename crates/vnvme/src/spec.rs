@@ -21,6 +21,7 @@ pub enum DoorbellMode {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct NamespaceSpec {
     /// Path or URL.
+    #[serde(deserialize_with = "volume_url")]
     pub volume: String,
     /// Namespace ID; by position from 1 when not given.
     pub nsid: Option<u32>,
@@ -67,6 +68,35 @@ pub struct ControllerSpec {
     /// Its namespaces.
     #[serde(rename = "namespace")]
     pub namespaces: Vec<NamespaceSpec>,
+}
+
+/// A volume in a configuration file: its URL, or a table of the URL and its options, `{ url = "a.raw", iops = 1000 }`.
+fn volume_url<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    use serde::de::Error;
+    let mut table = match toml::Value::deserialize(deserializer)? {
+        toml::Value::String(url) => return Ok(url),
+        toml::Value::Table(table) => table,
+        other => {
+            return Err(D::Error::custom(format!(
+                "volume: {other} is no path, URL or table"
+            )));
+        }
+    };
+    let Some(toml::Value::String(mut url)) = table.remove("url") else {
+        return Err(D::Error::custom("volume: the table has no url"));
+    };
+    for (key, value) in table {
+        let value = match value {
+            toml::Value::String(text) => text.replace('%', "%25").replace('&', "%26"),
+            toml::Value::Boolean(true) => "on".into(),
+            toml::Value::Boolean(false) => "off".into(),
+            toml::Value::Integer(number) => number.to_string(),
+            other => return Err(D::Error::custom(format!("volume: {key} = {other}"))),
+        };
+        let sign = if url.contains('?') { '&' } else { '?' };
+        url.push_str(&format!("{sign}{key}={value}"));
+    }
+    Ok(url)
 }
 
 fn yes() -> bool {
@@ -208,6 +238,8 @@ mod tests {
             [[controller.namespace]]
             volume = "null://1T"
             read-only = true
+            [[controller.namespace]]
+            volume = { url = "/disks/b.raw", direct = false, iops = 1000, partlabel = "a&b" }
             "#,
         )
         .unwrap();
@@ -217,6 +249,10 @@ mod tests {
         assert!(specs[0].write_cache && specs[0].shadow_doorbells);
         assert_eq!(specs[0].namespaces[0].block_size, Some(4096));
         assert!(specs[0].namespaces[1].read_only);
+        let options = specs[0].namespaces[2].volume.split_once('?').unwrap().1;
+        let options: std::collections::BTreeSet<&str> = options.split('&').collect();
+        let wanted = ["direct=off", "iops=1000", "partlabel=a%26b"];
+        assert_eq!(options, wanted.into());
         std::fs::write(
             &path,
             "[[controller]]\nsocket = \"a\"\nserail = \"typo\"\nnamespace = []",

@@ -290,3 +290,56 @@ fn faults_hold_and_delay() {
     drop(worker);
     assert_eq!(faults.held(), 0);
 }
+
+#[test]
+fn a_file_behind_a_scheduler_does_everything_in_small_batches() {
+    let directory = disk();
+    let path = sparse(&directory, MIB);
+    let url = |half: &str| format!("{}?{half}&weight=1&share-depth=2", path.display());
+    let open = |half| volume::open_url(&url(half), volume::OpenOptions::default()).unwrap();
+    let (first, second) = (open("length=512K"), open("offset=512K"));
+    let mut worker = Worker::new(&*first);
+    let mut other = second.open(&worker.io).unwrap();
+    let mut over = 0;
+    for block in 0..48 {
+        let data = worker.guest.holding(block * 8192, &[block as u8 + 1; 8192]);
+        over += usize::from(worker.start(WRITE, block * 8192, 8192, data).1.is_some());
+        let request = volume::Request {
+            tag: 1000 + block,
+            op: WRITE,
+            offset: block * 8192,
+            len: 8192,
+            data: worker
+                .guest
+                .holding(MIB + block * 8192, &[block as u8 + 101; 8192]),
+        };
+        over += usize::from(other.submit(request).is_some());
+    }
+    assert_eq!(over, 0);
+    let most = worker.io.in_flight();
+    assert!(most <= 2, "{most} in the kernel");
+    let mut left = 96;
+    while left > 0 {
+        // As a worker does it: the ring, then every queue.
+        let done = worker.wait(1);
+        left -= done.len();
+        assert!(done.iter().all(|completion| completion.result.is_ok()));
+        left -= other.poll(&mut |completion| completion.result.unwrap());
+        assert!(worker.io.in_flight() <= 2);
+    }
+    drop((worker, other));
+    let all = std::fs::read(&path).unwrap();
+    for block in 0..48 {
+        assert!(
+            all[block * 8192..][..8192]
+                .iter()
+                .all(|&byte| byte == block as u8 + 1)
+        );
+        let at = (512 << 10) + block * 8192;
+        assert!(
+            all[at..][..8192]
+                .iter()
+                .all(|&byte| byte == block as u8 + 101)
+        );
+    }
+}

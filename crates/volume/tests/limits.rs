@@ -55,7 +55,7 @@ fn total(rate: u64) -> Rates {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(16))]
 
     /// Over ten seconds a limited volume stays within 2% of its limits, and reaches the one that binds.
     #[test]

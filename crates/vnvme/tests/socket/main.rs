@@ -15,3 +15,4 @@ mod options;
 mod slices;
 mod sockets;
 mod startup;
+mod throttle;

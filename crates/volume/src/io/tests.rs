@@ -23,6 +23,7 @@ fn io(mode: Mode) -> Option<Io> {
     Some(Io {
         options,
         ring: OnceCell::from(Rc::new(ring)),
+        ..Io::new(IoOptions::default())
     })
 }
 

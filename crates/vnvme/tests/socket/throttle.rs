@@ -1,0 +1,69 @@
+//! Limits of a volume as a host feels them, and as the control socket changes them.
+
+use std::process::Command;
+
+use crate::common::*;
+
+fn limits(control: &str, more: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["limits", control])
+        .args(more)
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+fn only(control: &str, more: &[&str]) -> serde_json::Value {
+    let (good, text) = limits(control, &[more, &["--json"]].concat());
+    assert!(good, "{text}");
+    serde_json::from_str::<serde_json::Value>(&text).unwrap()[0].clone()
+}
+
+#[test]
+fn a_limited_disk_sleeps_wakes_and_is_set_free() {
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let volume = "mem://4M?iops=4&burst=1ms";
+    let daemon = Daemon::serve(&place, &["--control", &control, volume, "mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    // The first passes; nobody but the limit's own deadline wakes the worker for the others.
+    for i in 0..4 {
+        host.write(1, i * 8, &pattern(i, 4096));
+    }
+    let told = only(&control, &[]);
+    assert_eq!(
+        (&told["volume"], &told["iops"]),
+        (&volume.into(), &4.into())
+    );
+    assert_eq!(told["burst_us"], 1000);
+    let delayed = told["delayed"].as_u64().unwrap();
+    assert!((2..=3).contains(&delayed), "{told}");
+    // The neighbour has no limits.
+    host.write(2, 0, &pattern(9, 4096));
+
+    assert_eq!(only(&control, &["4M", "--iops", "0"])["iops"], 0);
+    for i in 0..200 {
+        host.write(1, i, &pattern(i, 512));
+    }
+    assert_eq!(
+        only(&control, &[])["delayed"],
+        delayed,
+        "nothing waited any more"
+    );
+    for i in 0..200 {
+        assert!(host.read(1, i, 512) == pattern(i, 512));
+    }
+    let (good, text) = limits(&control, &["5M", "--iops", "1"]);
+    assert!(
+        !good && text.contains("0 volumes are called \"5M\"") && text.contains(volume),
+        "{text}"
+    );
+    let (good, text) = limits(&control, &["--bps", "1M"]);
+    assert!(
+        good && text.contains("1048576") && text.contains(volume),
+        "{text}"
+    );
+    drop(host);
+    daemon.end();
+}
