@@ -20,8 +20,14 @@ enum Hold {
 /// [`Buffer`] of its own, so it may be held while the kernel or another device works on it. There are no segments
 /// without something that keeps them. Clearing keeps the capacity: a recycled list allocates nothing.
 ///
+/// It is as small as a pointer, since it travels with its request from hand to hand.
+///
 /// The guest may write to the memory at any time: it is accessed by copying only.
-pub struct SegmentList {
+#[derive(Default)]
+pub struct SegmentList(Option<Box<Inner>>);
+
+/// What a list holds, once it has held anything.
+pub(crate) struct Inner {
     segments: Vec<Segment>,
     bytes: u64,
     /// Whether all of it may be written.
@@ -31,17 +37,10 @@ pub struct SegmentList {
     hold: Hold,
 }
 
-impl Default for SegmentList {
-    fn default() -> SegmentList {
-        SegmentList::new()
-    }
-}
-
-impl SegmentList {
-    /// An empty list.
-    pub const fn new() -> SegmentList {
-        SegmentList {
-            segments: Vec::new(),
+impl Inner {
+    fn with_capacity(n: usize) -> Inner {
+        Inner {
+            segments: Vec::with_capacity(n),
             bytes: 0,
             writable: true,
             tail: 0,
@@ -49,75 +48,13 @@ impl SegmentList {
         }
     }
 
-    /// An empty list with room for `n` segments.
-    pub fn with_capacity(n: usize) -> SegmentList {
-        SegmentList {
-            segments: Vec::with_capacity(n),
-            ..SegmentList::new()
-        }
-    }
-
-    /// A list of host memory of its own, for bouncing data.
-    pub fn owned(buffer: Buffer) -> SegmentList {
-        let mut list = SegmentList::new();
-        list.own(buffer);
-        list
-    }
-
-    /// Makes an existing list one of host memory of its own.
-    pub fn own(&mut self, buffer: Buffer) {
-        self.clear();
-        let (ptr, len) = buffer.raw();
-        if len > 0 {
-            self.segments.push(Segment::new(ptr, len));
-            self.bytes = len as u64;
-        }
-        self.hold = Hold::Buffer(Rc::new(buffer));
-    }
-
-    /// A piece of a memory, or none when it is out of range.
-    pub(crate) fn of_memory(memory: &Memory, offset: usize, len: usize) -> Option<SegmentList> {
-        let segment = memory.segment(offset, len)?;
-        let mut list = SegmentList {
-            writable: memory.is_writable(),
-            ..SegmentList::new()
-        };
-        if len > 0 {
-            list.segments.push(segment);
-            list.bytes = len as u64;
-        }
-        list.hold = Hold::Memory(memory.clone());
-        Some(list)
-    }
-
-    /// Drops the segments and what kept them (a command is over); keeps the capacity.
     #[inline]
-    pub fn clear(&mut self) {
+    fn clear(&mut self) {
         self.segments.clear();
         self.bytes = 0;
         self.writable = true;
         self.tail = 0;
         self.hold = Hold::Nothing;
-    }
-
-    /// Starts a new transfer on `map`: clears the list and pins the map.
-    #[inline]
-    pub fn begin(&mut self, map: &DmaMap) {
-        self.clear();
-        self.hold = Hold::Map(map.pin());
-    }
-
-    /// Makes sure that the list keeps `map`'s memory; false when it keeps something else.
-    #[inline]
-    pub(crate) fn attach(&mut self, map: &DmaMap) -> bool {
-        match &self.hold {
-            Hold::Map(pin) => pin.map() == map.id(),
-            Hold::Nothing => {
-                self.hold = Hold::Map(map.pin());
-                true
-            }
-            Hold::Memory(_) | Hold::Buffer(_) => false,
-        }
     }
 
     /// Appends memory that the attached map has just translated.
@@ -136,46 +73,127 @@ impl SegmentList {
         self.tail = mapping;
         self.segments.push(Segment::new(run.ptr, bytes));
     }
+}
+
+impl SegmentList {
+    /// An empty list.
+    pub const fn new() -> SegmentList {
+        SegmentList(None)
+    }
+
+    /// An empty list with room for `n` segments.
+    pub fn with_capacity(n: usize) -> SegmentList {
+        SegmentList(Some(Box::new(Inner::with_capacity(n))))
+    }
+
+    #[inline]
+    fn inner(&mut self) -> &mut Inner {
+        self.0
+            .get_or_insert_with(|| Box::new(Inner::with_capacity(1)))
+    }
+
+    /// A list of host memory of its own, for bouncing data.
+    pub fn owned(buffer: Buffer) -> SegmentList {
+        let mut list = SegmentList::new();
+        list.own(buffer);
+        list
+    }
+
+    /// Makes an existing list one of host memory of its own.
+    pub fn own(&mut self, buffer: Buffer) {
+        let inner = self.inner();
+        inner.clear();
+        let (ptr, len) = buffer.raw();
+        if len > 0 {
+            inner.segments.push(Segment::new(ptr, len));
+            inner.bytes = len as u64;
+        }
+        inner.hold = Hold::Buffer(Rc::new(buffer));
+    }
+
+    /// A piece of a memory, or none when it is out of range.
+    pub(crate) fn of_memory(memory: &Memory, offset: usize, len: usize) -> Option<SegmentList> {
+        let segment = memory.segment(offset, len)?;
+        let mut inner = Inner::with_capacity(1);
+        inner.writable = memory.is_writable();
+        if len > 0 {
+            inner.segments.push(segment);
+            inner.bytes = len as u64;
+        }
+        inner.hold = Hold::Memory(memory.clone());
+        Some(SegmentList(Some(Box::new(inner))))
+    }
+
+    /// Drops the segments and what kept them (a command is over); keeps the capacity.
+    #[inline]
+    pub fn clear(&mut self) {
+        if let Some(inner) = &mut self.0 {
+            inner.clear();
+        }
+    }
+
+    /// Starts a new transfer on `map`: clears the list and pins the map.
+    #[inline]
+    pub fn begin(&mut self, map: &DmaMap) {
+        let inner = self.inner();
+        inner.clear();
+        inner.hold = Hold::Map(map.pin());
+    }
+
+    /// Makes sure that the list keeps `map`'s memory, for the caller to append to; none when it keeps something else.
+    #[inline]
+    pub(crate) fn attach(&mut self, map: &DmaMap) -> Option<&mut Inner> {
+        let inner = self.inner();
+        match &inner.hold {
+            Hold::Map(pin) if pin.map() == map.id() => {}
+            Hold::Nothing => inner.hold = Hold::Map(map.pin()),
+            _ => return None,
+        }
+        Some(inner)
+    }
 
     /// Sum of the segments' lengths.
     #[inline]
     pub fn len_bytes(&self) -> u64 {
-        self.bytes
+        self.0.as_ref().map_or(0, |inner| inner.bytes)
     }
 
     /// Whether there is no segment.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.segments.is_empty()
+        self.segments().is_empty()
     }
 
     /// Number of segments.
     #[inline]
     pub fn count(&self) -> usize {
-        self.segments.len()
+        self.segments().len()
     }
 
     /// The segments. Their pointers are valid while the list is neither cleared nor dropped.
     #[inline]
     pub fn segments(&self) -> &[Segment] {
-        &self.segments
+        match &self.0 {
+            Some(inner) => &inner.segments,
+            None => &[],
+        }
     }
 
     /// The segments as the kernel wants them, [`SegmentList::count`] of them. Valid while the list is not changed.
     #[inline]
     pub fn as_iovecs(&self) -> *const libc::iovec {
-        self.segments.as_ptr().cast()
+        self.segments().as_ptr().cast()
     }
 
     /// Whether all of it may be written: it was built for [`Access::Write`], or is host memory.
     #[inline]
     pub fn is_writable(&self) -> bool {
-        self.writable
+        self.0.as_ref().is_none_or(|inner| inner.writable)
     }
 
     /// Whether every segment's address and length has none of the bits of `mask` (block size - 1), as direct I/O asks.
     pub fn is_aligned(&self, mask: usize) -> bool {
-        self.segments.iter().fold(0, |bits, segment| {
+        self.segments().iter().fold(0, |bits, segment| {
             bits | segment.as_ptr().addr() | segment.len()
         }) & mask
             == 0
@@ -184,7 +202,7 @@ impl SegmentList {
     /// The content of a list of its own memory; none for guest memory, or while a slice shares it. Takes `&mut self`
     /// because the list can write its memory through `&self`. Not while the kernel works on it.
     pub fn buffer(&mut self) -> Option<&mut [u8]> {
-        match &mut self.hold {
+        match &mut self.0.as_mut()?.hold {
             Hold::Buffer(buffer) => Rc::get_mut(buffer).map(|buffer| &mut **buffer),
             _ => None,
         }
@@ -192,18 +210,22 @@ impl SegmentList {
 
     /// Takes the buffer out of a list of its own memory and clears the list; none as for [`SegmentList::buffer`].
     pub fn take_buffer(&mut self) -> Option<Buffer> {
-        let Hold::Buffer(buffer) = std::mem::replace(&mut self.hold, Hold::Nothing) else {
+        let inner = self.0.as_mut()?;
+        if !matches!(inner.hold, Hold::Buffer(_)) {
             return None;
-        };
-        match Rc::try_unwrap(buffer) {
-            Ok(buffer) => {
-                self.clear();
-                Some(buffer)
-            }
-            Err(shared) => {
-                self.hold = Hold::Buffer(shared);
-                None
-            }
+        }
+        match std::mem::replace(&mut inner.hold, Hold::Nothing) {
+            Hold::Buffer(buffer) => match Rc::try_unwrap(buffer) {
+                Ok(buffer) => {
+                    inner.clear();
+                    Some(buffer)
+                }
+                Err(shared) => {
+                    inner.hold = Hold::Buffer(shared);
+                    None
+                }
+            },
+            _ => None,
         }
     }
 
@@ -215,7 +237,7 @@ impl SegmentList {
     /// Copies `src` into the list's memory at `offset`; returns how many bytes there was room for (none when the list
     /// is not writable).
     pub fn copy_from(&self, offset: u64, src: &[u8]) -> usize {
-        if !self.writable {
+        if !self.is_writable() {
             return 0;
         }
         let mut rest = src;
@@ -244,13 +266,13 @@ impl SegmentList {
 
     /// Fills all of it with `byte`; returns how many bytes there were.
     pub fn fill(&self, byte: u8) -> u64 {
-        self.fill_range(0, self.bytes, byte)
+        self.fill_range(0, self.len_bytes(), byte)
     }
 
     /// Fills `len` bytes at `offset`; returns how many bytes there was room for (none when the list is not writable).
     pub fn fill_range(&self, offset: u64, len: u64, byte: u8) -> u64 {
         let mut done = 0;
-        if self.writable {
+        if self.is_writable() {
             for piece in self.pieces(offset, len) {
                 // SAFETY: as in `copy_from`.
                 unsafe { copy::fill(piece.as_ptr(), byte, piece.len()) };
@@ -264,11 +286,17 @@ impl SegmentList {
     /// when this list is not writable). The two may be the same guest memory; when they overlap in more than one segment
     /// the result is some mixture, as with any two commands on the same memory.
     pub fn copy_list(&self, source: &SegmentList) -> u64 {
-        if !self.writable {
+        if !self.is_writable() {
             return 0;
         }
+        if let ([to], [from]) = (self.segments(), source.segments()) {
+            let len = to.len().min(from.len());
+            // SAFETY: both lists keep their segments mapped, and this one's is writable; neither is shorter than `len`.
+            unsafe { copy::within_guest(to.as_ptr(), from.as_ptr(), len) };
+            return len as u64;
+        }
         let mut offset = 0;
-        for piece in source.pieces(0, self.bytes) {
+        for piece in source.pieces(0, self.len_bytes()) {
             let mut src = piece.as_ptr();
             for to in self.pieces(offset, piece.len() as u64) {
                 // SAFETY: both lists keep their segments mapped, and this one's are writable; `pieces` gives no more
@@ -298,22 +326,23 @@ impl SegmentList {
     /// Makes `out` the part of this list of `len` bytes at `offset` (or what there is of it), keeping the same memory;
     /// returns its length. What `out` held is dropped.
     pub fn slice(&self, offset: u64, len: u64, out: &mut SegmentList) -> u64 {
-        out.clear();
-        out.segments.extend(self.pieces(offset, len));
-        out.bytes = out
-            .segments
-            .iter()
-            .map(|segment| segment.len() as u64)
-            .sum();
-        out.writable = self.writable;
-        out.hold = self.hold.clone();
-        out.bytes
+        let Some(source) = &self.0 else {
+            out.clear();
+            return 0;
+        };
+        let to = out.inner();
+        to.clear();
+        to.segments.extend(self.pieces(offset, len));
+        to.bytes = to.segments.iter().map(|segment| segment.len() as u64).sum();
+        to.writable = source.writable;
+        to.hold = source.hold.clone();
+        to.bytes
     }
 
     /// The pieces of `len` bytes at `offset`, or of what there is of them. Never empty ones, never more than `len`.
     fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
         let (mut skip, mut left) = (offset, len);
-        self.segments
+        self.segments()
             .iter()
             .map_while(move |segment| {
                 if left == 0 {
@@ -337,8 +366,8 @@ impl SegmentList {
 impl std::fmt::Debug for SegmentList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SegmentList")
-            .field("segments", &self.segments.len())
-            .field("bytes", &self.bytes)
+            .field("segments", &self.count())
+            .field("bytes", &self.len_bytes())
             .finish_non_exhaustive()
     }
 }

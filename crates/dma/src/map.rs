@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use crate::epoch::Epochs;
+use crate::list::Inner;
 use crate::sigbus::Slot;
 use crate::{DmaError, MapError, Memory, Pin, SegmentList, copy};
 
@@ -264,9 +265,19 @@ impl DmaMap {
         access: Access,
         out: &mut SegmentList,
     ) -> Result<(), DmaError> {
-        if !out.attach(self) {
-            return Err(DmaError::ForeignList);
-        }
+        let out = out.attach(self).ok_or(DmaError::ForeignList)?;
+        self.append(iova, len, access, out)
+    }
+
+    /// [`DmaMap::segments`] for a list that is attached to this map.
+    #[inline]
+    pub(crate) fn append(
+        &self,
+        iova: u64,
+        len: u64,
+        access: Access,
+        out: &mut Inner,
+    ) -> Result<(), DmaError> {
         self.runs(iova, len, access, |run, bytes| out.push(run, bytes, access))
     }
 
@@ -362,7 +373,7 @@ impl DmaMap {
     }
 
     /// Calls `each` with every run of host memory of a range, in order, and the number of bytes to use of it.
-    #[inline]
+    #[inline(always)]
     fn runs(
         &self,
         iova: u64,

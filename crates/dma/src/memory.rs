@@ -222,6 +222,52 @@ impl Memory {
         self.intact()
     }
 
+    /// Copies the memory from `offset` on into all of `list`; returns the number of bytes copied: the list's length, or
+    /// none when the list is not writable or the memory too short.
+    #[inline]
+    pub fn copy_out(&self, offset: u64, list: &SegmentList) -> u64 {
+        if !list.is_writable() {
+            return 0;
+        }
+        self.each(offset, list, |ours, segment| {
+            // SAFETY: `each` checked the range against the mapping, which `self` keeps; the list keeps its segment,
+            // which may be written.
+            unsafe { copy::within_guest(segment.as_ptr(), ours, segment.len()) }
+        })
+    }
+
+    /// Copies all of `list` into the memory from `offset` on; returns the number of bytes copied: the list's length, or
+    /// none when the memory is not writable or too short.
+    #[inline]
+    pub fn copy_in(&self, offset: u64, list: &SegmentList) -> u64 {
+        if !self.0.writable {
+            return 0;
+        }
+        self.each(offset, list, |ours, segment| {
+            // SAFETY: as in `copy_out`, with the mapping writable.
+            unsafe { copy::within_guest(ours, segment.as_ptr(), segment.len()) }
+        })
+    }
+
+    /// Calls `copy` with the place in the mapping and the segment, for all segments that lie one behind the other from
+    /// `offset` on; for none of them when the mapping ends before.
+    #[inline(always)]
+    fn each(&self, offset: u64, list: &SegmentList, mut copy: impl FnMut(*mut u8, &Segment)) -> u64 {
+        let bytes = list.len_bytes();
+        let range = (usize::try_from(offset), usize::try_from(bytes));
+        let (Ok(start), Ok(len)) = range else {
+            return 0;
+        };
+        let Some(mut ours) = self.at(start, len) else {
+            return 0;
+        };
+        for segment in list.segments() {
+            copy(ours, segment);
+            ours = ours.wrapping_add(segment.len());
+        }
+        bytes
+    }
+
     /// The 32-bit cell at `offset`, if it is aligned, in range and writable.
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let ptr = self

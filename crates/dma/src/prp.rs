@@ -1,5 +1,6 @@
 //! Physical Region Pages (NVMe Base 2.1, 4.3.1): the two pointers of a command and the list behind the second.
 
+use crate::list::Inner;
 use crate::{Access, DmaError, DmaMap, SegmentList};
 
 /// A PRP pair or list was refused. Each variant is named after the status that the standard gives for it.
@@ -31,6 +32,7 @@ const CHUNK: usize = 64;
 ///
 /// # Errors
 /// See [`PrpError`].
+#[inline]
 pub fn walk(
     map: &DmaMap,
     prp1: u64,
@@ -57,14 +59,27 @@ pub fn walk(
     if prp1 & 3 != 0 {
         return Err(PrpError::OffsetInvalid { prp: prp1 });
     }
+    let out = out.attach(map).ok_or(DmaError::ForeignList)?;
     let first = len.min(page_size - (prp1 & mask));
-    map.segments(prp1, first, access, out)?;
+    map.append(prp1, first, access, out)?;
     let left = len - first;
     if left == 0 {
         return Ok(());
     }
+    rest(map, prp2, left, page_size, access, out)
+}
+
+/// Appends what goes beyond the first page.
+fn rest(
+    map: &DmaMap,
+    prp2: u64,
+    left: u64,
+    page_size: u64,
+    access: Access,
+    out: &mut Inner,
+) -> Result<(), PrpError> {
     if left <= page_size {
-        return page(map, prp2, left, mask, access, out);
+        return page(map, prp2, left, page_size - 1, access, out);
     }
     if prp2 & 7 != 0 {
         return Err(PrpError::OffsetInvalid { prp: prp2 });
@@ -80,12 +95,12 @@ fn page(
     len: u64,
     mask: u64,
     access: Access,
-    out: &mut SegmentList,
+    out: &mut Inner,
 ) -> Result<(), PrpError> {
     if prp & mask != 0 {
         return Err(PrpError::OffsetInvalid { prp });
     }
-    Ok(map.segments(prp, len, access, out)?)
+    Ok(map.append(prp, len, access, out)?)
 }
 
 /// Appends the pages of a chain of lists.
@@ -95,7 +110,7 @@ fn list(
     len: u64,
     page_size: u64,
     access: Access,
-    out: &mut SegmentList,
+    out: &mut Inner,
 ) -> Result<(), PrpError> {
     let mask = page_size - 1;
     let (mut at, mut left) = (list, len);

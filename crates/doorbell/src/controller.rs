@@ -257,25 +257,39 @@ impl Watch {
         let Some(shadow) = cells.shadow else {
             return;
         };
+        if let Some(best) = self.better_park(horizon) {
+            self.s.eventidx = best;
+            shadow.eventidx.store(best, Step::Park);
+        }
+    }
+
+    /// Whether [`Watch::park_until`] would store, if there are shadow cells: to be asked before they are looked up.
+    #[inline]
+    #[must_use]
+    pub const fn needs_park(&self, horizon: u32) -> bool {
+        self.better_park(horizon).is_some()
+    }
+
+    /// Where EventIdx is to be parked for that horizon, if it must move.
+    #[inline]
+    const fn better_park(&self, horizon: u32) -> Option<u32> {
         let WatchState {
             size,
             current,
             eventidx,
+            shadow_live,
             ..
         } = self.s;
-        let best = if !self.s.shadow_live {
+        let best = if !shadow_live {
             // As long as the register counts EventIdx stays armed: a host that turns to the shadow entry now rings with
             // its first value, even if the ring has come round and the entry held that value already.
             current
         } else if distance(current, eventidx, size) < distance(current, horizon, size) {
             before(current, size)
         } else {
-            return;
+            return None;
         };
-        if best != eventidx {
-            self.s.eventidx = best;
-            shadow.eventidx.store(best, Step::Park);
-        }
+        if best == eventidx { None } else { Some(best) }
     }
 
     /// Places EventIdx so that the host's next move rings, and looks once more.

@@ -1,5 +1,6 @@
 //! A volume in this process's memory.
 
+use crate::request::{check_data, check_range};
 use crate::{
     Completion, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
 };
@@ -82,7 +83,6 @@ impl Volume for MemVolume {
         Ok(Box::new(MemQueue {
             memory: self.memory.clone(),
             whole,
-            part: SegmentList::with_capacity(1),
             size: self.size,
             read_only: self.read_only,
         }))
@@ -98,8 +98,6 @@ struct MemQueue {
     memory: Memory,
     /// All of the volume.
     whole: SegmentList,
-    /// The part that the current request is about; kept for its capacity.
-    part: SegmentList,
     size: u64,
     read_only: bool,
 }
@@ -110,14 +108,10 @@ impl MemQueue {
         match request.op {
             Op::Flush => Ok(()),
             Op::Read => {
-                self.whole
-                    .slice(request.offset, request.len, &mut self.part);
-                complete(request.data.copy_list(&self.part), request.len)
+                complete(self.memory.copy_out(request.offset, &request.data), request.len)
             }
             Op::Write { .. } => {
-                self.whole
-                    .slice(request.offset, request.len, &mut self.part);
-                complete(self.part.copy_list(&request.data), request.len)
+                complete(self.memory.copy_in(request.offset, &request.data), request.len)
             }
             Op::WriteZeroes {
                 deallocate: false, ..
@@ -159,6 +153,25 @@ fn complete(bytes: u64, len: u64) -> Result<(), IoError> {
 }
 
 impl VolumeQueue for MemQueue {
+    #[inline]
+    fn try_now(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: &SegmentList,
+    ) -> Option<Result<(), IoError>> {
+        let checked = check_range(op, offset, len, self.size, 1, self.read_only)
+            .and_then(|()| check_data(op, len, data));
+        Some(checked.and_then(|()| {
+            let copied = match op {
+                Op::Read => self.memory.copy_out(offset, data),
+                _ => self.memory.copy_in(offset, data),
+            };
+            complete(copied, len)
+        }))
+    }
+
     fn submit(&mut self, request: Request) -> Option<Completion> {
         let result = self.execute(&request);
         Some(request.complete(result))

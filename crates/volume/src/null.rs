@@ -1,6 +1,10 @@
 //! A volume that stores nothing: what is left when the medium costs nothing.
 
-use crate::{Completion, Info, Io, Kind, Op, Request, Volume, VolumeError, VolumeQueue};
+use crate::request::{check_data, check_range};
+use crate::{
+    Completion, Info, Io, IoError, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
+};
+use dma::SegmentList;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -90,6 +94,32 @@ impl NullQueue {
 }
 
 impl VolumeQueue for NullQueue {
+    #[inline]
+    fn try_now(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: &SegmentList,
+    ) -> Option<Result<(), IoError>> {
+        if !self.options.latency.is_zero() {
+            return None;
+        }
+        let checked = check_range(
+            op,
+            offset,
+            len,
+            self.options.size,
+            1,
+            self.options.read_only,
+        )
+        .and_then(|()| check_data(op, len, data));
+        if checked.is_ok() && self.options.read_zeroes && op == Op::Read {
+            data.fill(0);
+        }
+        Some(checked)
+    }
+
     fn submit(&mut self, request: Request) -> Option<Completion> {
         if let Err(error) = request.check(self.options.size, 1, self.options.read_only) {
             return Some(request.complete(Err(error)));

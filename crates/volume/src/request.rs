@@ -73,24 +73,9 @@ impl Request {
         if self.op == Op::Flush {
             return Ok(());
         }
-        if read_only && self.op.changes() {
-            return Err(IoErrorKind::ReadOnly.into());
-        }
-        if self
-            .offset
-            .checked_add(self.len)
-            .is_none_or(|end| end > size)
-        {
-            return Err(IoErrorKind::OutOfRange.into());
-        }
-        if block_size > 1 && (self.offset | self.len) & (u64::from(block_size) - 1) != 0 {
-            return Err(IoErrorKind::Invalid.into());
-        }
-        if self.op.has_data() && self.data.len_bytes() != self.len {
-            return Err(IoErrorKind::Invalid.into());
-        }
-        if self.op == Op::Read && !self.data.is_writable() {
-            return Err(IoErrorKind::Invalid.into());
+        check_range(self.op, self.offset, self.len, size, block_size, read_only)?;
+        if self.op.has_data() {
+            check_data(self.op, self.len, &self.data)?;
         }
         Ok(())
     }
@@ -99,6 +84,37 @@ impl Request {
     pub fn check_info(&self, info: &Info) -> Result<(), IoError> {
         self.check(info.size, info.block_size, info.read_only)
     }
+}
+
+/// The part of [`Request::check`] that is about the range and the right to change it.
+#[inline]
+pub(crate) fn check_range(
+    op: Op,
+    offset: u64,
+    len: u64,
+    size: u64,
+    block_size: u32,
+    read_only: bool,
+) -> Result<(), IoError> {
+    if read_only && op.changes() {
+        return Err(IoErrorKind::ReadOnly.into());
+    }
+    if offset.checked_add(len).is_none_or(|end| end > size) {
+        return Err(IoErrorKind::OutOfRange.into());
+    }
+    if block_size > 1 && (offset | len) & (u64::from(block_size) - 1) != 0 {
+        return Err(IoErrorKind::Invalid.into());
+    }
+    Ok(())
+}
+
+/// The part of [`Request::check`] that is about the data of a read or write.
+#[inline]
+pub(crate) fn check_data(op: Op, len: u64, data: &SegmentList) -> Result<(), IoError> {
+    if data.len_bytes() != len || (op == Op::Read && !data.is_writable()) {
+        return Err(IoErrorKind::Invalid.into());
+    }
+    Ok(())
 }
 
 /// The end of a [`Request`].

@@ -1,6 +1,7 @@
 //! The door: a volume, and one worker's queue into it.
 
-use crate::{Completion, Extent, Info, Io, LimitHandle, Request, VolumeError};
+use crate::{Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, VolumeError};
+use dma::SegmentList;
 use std::fmt::Debug;
 use std::time::Instant;
 
@@ -46,6 +47,22 @@ pub trait VolumeQueue {
     ///
     /// Requests may be executed in any order. A flush covers the writes whose completions have been handed out.
     fn submit(&mut self, request: Request) -> Option<Completion>;
+
+    /// Does a read or write at once, where that needs neither waiting nor a system call (memory, null). `None`: not
+    /// this volume, or not this request; [`VolumeQueue::submit`] takes it, and nothing has happened yet.
+    ///
+    /// `len` is the length of `data`. The caller keeps the data: there is no request to make, to name and to get back.
+    #[inline]
+    fn try_now(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: &SegmentList,
+    ) -> Option<Result<(), IoError>> {
+        let _ = (op, offset, len, data);
+        None
+    }
 
     /// Hands out the completions that do not come through the ring; returns their number. `done` may not start new
     /// requests on this queue.

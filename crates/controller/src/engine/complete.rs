@@ -34,7 +34,19 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return;
         };
+        let plain = slot.is_plain();
         match &mut slot.work {
+            Work::Single if plain && completion.result.is_ok() => {
+                slot.list = completion.data;
+                let (sqid, cid, bytes, read) =
+                    (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
+                self.free_slot(index);
+                self.count(read, bytes);
+                self.finish(sqid, cid, Status::SUCCESS, 0);
+                if !self.flushes.is_empty() {
+                    self.start_flushes();
+                }
+            }
             Work::Single => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
@@ -105,6 +117,19 @@ impl Engine {
         }
     }
 
+    /// Counts a read or write.
+    #[inline]
+    fn count(&self, read: bool, bytes: u64) {
+        let stats = &self.stats;
+        let (commands, moved) = if read {
+            (&stats.host_reads, &stats.bytes_read)
+        } else {
+            (&stats.host_writes, &stats.bytes_written)
+        };
+        commands.add(1);
+        moved.add(bytes);
+    }
+
     /// Counts, posts and frees a command that is over.
     pub(super) fn end(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
@@ -117,15 +142,8 @@ impl Engine {
         let own = matches!(slot.work, Work::OwnFlush);
         self.free_slot(index);
         match kind {
-            Kind::Read => {
-                self.stats.host_reads.add(1);
-                self.stats.bytes_read.add(bytes);
-            }
+            Kind::Read | Kind::Write => self.count(kind == Kind::Read, bytes),
             Kind::Verify => self.stats.bytes_read.add(bytes),
-            Kind::Write => {
-                self.stats.host_writes.add(1);
-                self.stats.bytes_written.add(bytes);
-            }
             Kind::Other => {}
         }
         if !orphan {

@@ -8,10 +8,14 @@ use doorbell::{Armed, Cells, Invalid};
 use nvme::{Command, Status};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use zerocopy::FromBytes;
 
 /// Entries fetched from one queue before the next one has its turn.
 const FETCH_BATCH: u32 = 32;
+
+/// Rounds without work after which a queue is not looked at in each round any more.
+const COOL_AFTER: u32 = 1024;
+/// Rounds in which every idle queue has been looked at once, while others are busy.
+const COLD_TURNS: usize = 16;
 
 /// Looks at a submission queue's doorbell. Returns whether the tail moved.
 #[inline]
@@ -54,15 +58,61 @@ impl Engine {
     }
 
     /// Fetches and starts what the host submitted. Returns whether there was anything.
+    ///
+    /// Queues that were busy lately are looked at in every round; of the others, as long as there is such a one, only a
+    /// share in turn, so that many idle queues cost a busy one nothing.
     pub fn poll(&mut self, now: Instant) -> bool {
         self.now = now;
         let mut worked = false;
-        for i in 0..self.active.len() {
-            if let Some(&qid) = self.active.get(i) {
-                worked |= self.poll_sq(qid);
+        let mut i = 0;
+        while i < self.hot {
+            let Some(&qid) = self.active.get(i) else {
+                break;
+            };
+            if self.poll_sq(qid) {
+                worked = true;
+            } else if self.has_cooled(qid) {
+                self.hot -= 1;
+                self.active.swap(i, self.hot);
+                continue;
+            }
+            i += 1;
+        }
+        let cold = self.active.len().saturating_sub(self.hot);
+        if cold == 0 {
+            return worked;
+        }
+        let share = if self.hot == 0 {
+            cold
+        } else {
+            cold.div_ceil(COLD_TURNS)
+        };
+        for _ in 0..share {
+            // Those that were found busy are not among the cold any more.
+            if self.next_cold < self.hot || self.next_cold >= self.active.len() {
+                self.next_cold = self.hot;
+            }
+            let at = self.next_cold;
+            self.next_cold += 1;
+            let Some(&qid) = self.active.get(at) else {
+                break;
+            };
+            if self.poll_sq(qid) {
+                worked = true;
+                self.active.swap(at, self.hot);
+                self.hot += 1;
             }
         }
         worked
+    }
+
+    /// Whether a queue without work has been so for long.
+    fn has_cooled(&mut self, qid: u16) -> bool {
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
+            return true;
+        };
+        sq.idle_rounds += 1;
+        sq.idle_rounds >= COOL_AFTER
     }
 
     fn poll_sq(&mut self, qid: u16) -> bool {
@@ -89,50 +139,29 @@ impl Engine {
             }
             Err(event) => self.events.push_back(event),
         }
-        !sq.is_empty() && self.fetch(qid) > 0
+        if sq.is_empty() {
+            if let Some(ring) = sq.memory.ring() {
+                // The next entry's line is to come together with its doorbell's, not after it.
+                ring.prefetch(sq.head);
+            }
+            return false;
+        }
+        sq.idle_rounds = 0;
+        self.fetch(qid) > 0
     }
 
     fn fetch(&mut self, qid: u16) -> u32 {
         let mut fetched = 0;
-        while fetched < FETCH_BATCH {
-            let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
-                break;
-            };
-            // A full completion queue stops its submission queues: so the backlog never grows beyond what is in flight.
-            let stalled = !matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty());
-            let free = self.flushes.is_empty() && self.slots.any_free();
-            if sq.is_empty() || stalled || (qid != 0 && !free) {
-                break;
-            }
-            let Some(ring) = sq.memory.ring() else {
-                break;
-            };
-            // Read once; only the copy is looked at.
-            let raw = ring.load64(sq.head);
-            sq.advance_head();
-            sq.outstanding += 1;
-            fetched += 1;
-            let Ok(command) = Command::read_from_bytes(&raw) else {
-                break;
-            };
-            if qid == 0 {
-                self.events.push_back(Event::Admin(command));
-                continue;
-            }
-            if !sq.abort_on_fetch.is_empty() {
-                let cid = command.cid.get();
-                if let Some(at) = sq.abort_on_fetch.iter().position(|&c| c == cid) {
-                    sq.abort_on_fetch.swap_remove(at);
-                    self.finish(qid, cid, Status::ABORT_REQUESTED, 0);
-                    self.events.push_back(Event::AbortDone {
-                        sqid: qid,
-                        cid,
-                        aborted: true,
-                    });
-                    continue;
+        if qid == 0 {
+            fetched = self.fetch_admin();
+        } else {
+            while fetched < FETCH_BATCH {
+                let (count, next) = self.run(qid, FETCH_BATCH - fetched);
+                fetched += count;
+                if !self.after_batch(qid, next) {
+                    break;
                 }
             }
-            self.execute(qid, &command);
         }
         if fetched > 0
             && let Some(stats) = self.stats.queues.get(usize::from(qid))
@@ -142,8 +171,49 @@ impl Engine {
         fetched
     }
 
+    /// Hands admin commands to the control half.
+    fn fetch_admin(&mut self) -> u32 {
+        let mut fetched = 0;
+        while fetched < FETCH_BATCH
+            && let Some(Some(sq)) = self.sqs.get_mut(0)
+            && !sq.is_empty()
+            && matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty())
+            && let Some(ring) = sq.memory.ring()
+        {
+            // Read once; only the copy is looked at.
+            let command: Command = zerocopy::transmute!(ring.load64(sq.head));
+            sq.advance_head();
+            sq.outstanding += 1;
+            fetched += 1;
+            self.events.push_back(Event::Admin(command));
+        }
+        fetched
+    }
+
+    /// Starts an I/O command the general way.
+    pub(super) fn general(&mut self, qid: u16, command: &Command) {
+        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
+            && !sq.abort_on_fetch.is_empty()
+        {
+            let cid = command.cid.get();
+            if let Some(at) = sq.abort_on_fetch.iter().position(|&c| c == cid) {
+                sq.abort_on_fetch.swap_remove(at);
+                self.finish(qid, cid, Status::ABORT_REQUESTED, 0);
+                self.events.push_back(Event::AbortDone {
+                    sqid: qid,
+                    cid,
+                    aborted: true,
+                });
+                return;
+            }
+        }
+        self.execute(qid, command);
+    }
+
     /// Looks at every doorbell once, before or after the shadow buffers change.
     pub(super) fn look_at_all(&mut self) {
+        // What is found here is fetched by the next round.
+        self.hot = 0;
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
             let qid = qid as u16;
             if let (Some(sq), Some(cells)) = (sq, self.doorbells.cells(qid, Which::SqTail))
@@ -165,6 +235,8 @@ impl Engine {
     /// is a register write: submission queues, completion queues that are full, and where the pin is used those whose
     /// head decides its level. `true` when something arrived meanwhile: do not sleep.
     pub fn arm(&mut self) -> bool {
+        // What is found only now, in whatever queue, is to be fetched by the very next round.
+        self.hot = 0;
         let raced = self.last_look(true);
         raced || !self.events.is_empty()
     }

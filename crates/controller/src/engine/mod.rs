@@ -22,12 +22,13 @@ mod post;
 mod queue;
 mod queues;
 mod ranges;
+mod run;
 mod scratch;
 mod slots;
 
 use crate::irq::Irqs;
 use crate::stats::ControllerStats;
-use dma::{DmaMap, SharedPages};
+use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
 use nvme::{Command, Status};
 use queue::{Cq, Sq};
@@ -94,8 +95,12 @@ pub(crate) struct Engine {
     doorbells: Doorbells,
     sqs: Vec<Option<Sq>>,
     cqs: Vec<Option<Cq>>,
-    /// Submission queues that exist, in the order of their turns.
+    /// Submission queues that exist; those that were busy lately first.
     active: Vec<u16>,
+    /// How many of them were busy lately.
+    hot: usize,
+    /// Where among the others the next round looks first.
+    next_cold: usize,
     /// Completion queues with entries that no interrupt has told of yet.
     dirty: Vec<u16>,
     /// Completion queues with completions that found no space.
@@ -110,6 +115,8 @@ pub(crate) struct Engine {
     flush_failed: Option<Status>,
     now: Instant,
     busy_since: Option<Instant>,
+    /// Data of the command in hand, between commands empty.
+    list: SegmentList,
 }
 
 impl Engine {
@@ -137,6 +144,8 @@ impl Engine {
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
             active: Vec::with_capacity(usize::from(queues)),
+            hot: 0,
+            next_cold: 0,
             dirty: Vec::with_capacity(usize::from(queues)),
             blocked: Vec::with_capacity(usize::from(queues)),
             slots: Slots::new(config.id, config.max_in_flight),
@@ -146,6 +155,7 @@ impl Engine {
             flush_failed: None,
             now: Instant::now(),
             busy_since: None,
+            list: SegmentList::with_capacity(1),
         }
     }
 
@@ -165,6 +175,7 @@ impl Engine {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
         self.active.clear();
+        self.hot = 0;
         self.dirty.clear();
         self.blocked.clear();
         self.events.clear();
@@ -187,6 +198,7 @@ impl Engine {
     /// Fetches no more commands (shutdown, fatal status); those in flight complete.
     pub fn stop_fetching(&mut self) {
         self.active.clear();
+        self.hot = 0;
     }
 
     // ---- guest memory

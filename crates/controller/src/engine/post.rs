@@ -1,6 +1,6 @@
 //! From ended commands to completion queue entries.
 
-use super::doorbells::{Which, trace_eventidx};
+use super::doorbells::{Doorbells, Which, trace_eventidx};
 use super::queue::{Backlogged, Cq};
 use super::{Engine, Event};
 use doorbell::{Cells, Invalid};
@@ -26,8 +26,16 @@ impl Engine {
             ..Default::default()
         };
         entry.set_status(status);
-        let cells = self.doorbells.cells(cqid, Which::CqHead);
-        if cq.backlog.is_empty() && post(self.id, cq, cells, entry, &mut self.events, cqid) {
+        if cq.backlog.is_empty()
+            && post(
+                self.id,
+                cq,
+                &self.doorbells,
+                entry,
+                &mut self.events,
+                cqid,
+            )
+        {
             if !std::mem::replace(&mut cq.dirty, true) {
                 self.dirty.push(cqid);
             }
@@ -74,14 +82,20 @@ impl Engine {
             return false;
         };
         while let Some(next) = cq.backlog.front() {
-            let cells = self.doorbells.cells(qid, Which::CqHead);
             let (sqid, mut entry) = (next.sqid, next.entry);
             let mut sq = self.sqs.get_mut(usize::from(sqid)).and_then(Option::as_mut);
             if let Some(sq) = &sq {
                 // As of now, not as of when the command ended.
                 entry.sqhd = (sq.head as u16).into();
             }
-            if !post(self.id, cq, cells, entry, &mut self.events, qid) {
+            if !post(
+                self.id,
+                cq,
+                &self.doorbells,
+                entry,
+                &mut self.events,
+                qid,
+            ) {
                 break;
             }
             cq.backlog.pop_front();
@@ -107,13 +121,13 @@ type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
 fn post(
     controller: u16,
     cq: &mut Cq,
-    cells: DoorbellCells<'_>,
+    doorbells: &Doorbells,
     entry: Completion,
     events: &mut VecDeque<Event>,
     qid: u16,
 ) -> bool {
     if cq.is_full() {
-        refresh_head(cq, cells, events, qid);
+        refresh_head(cq, doorbells.cells(qid, Which::CqHead), events, qid);
         if cq.is_full() {
             return false;
         }
@@ -122,7 +136,10 @@ fn post(
         return false;
     }
     // The host cannot consume further than this: up to there it need not ring.
-    if let Some(cells) = cells {
+    if doorbells.shadowed()
+        && cq.watch.needs_park(cq.next_tail())
+        && let Some(cells) = doorbells.cells(qid, Which::CqHead)
+    {
         let before = cq.watch.state().eventidx;
         cq.watch.park_until(cells, cq.next_tail());
         trace_eventidx(controller, qid, Which::CqHead, before, &cq.watch);

@@ -74,6 +74,8 @@ pub(super) struct Sq {
     pub outstanding: u32,
     /// Delete I/O Submission Queue is waiting for the outstanding commands.
     pub deleting: bool,
+    /// Looks in a row that found nothing, since the queue was last found busy.
+    pub idle_rounds: u32,
     /// Commands to abort when they are fetched.
     pub abort_on_fetch: Vec<u16>,
 }
@@ -90,6 +92,7 @@ impl Sq {
             seen: 0,
             outstanding: 0,
             deleting: false,
+            idle_rounds: 0,
             abort_on_fetch: Vec::new(),
         }
     }

@@ -53,6 +53,7 @@ impl Engine {
         *slot = Some(sq);
         self.active.retain(|&q| q != qid);
         self.active.push(qid);
+        self.hot = 0;
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             cq.users += 1;
         }
@@ -67,6 +68,7 @@ impl Engine {
         };
         sq.deleting = true;
         self.active.retain(|&q| q != qid);
+        self.hot = 0;
         // The host does not look at this queue's completions any more: those that found no space are dropped, so that a
         // full completion queue cannot hold up the deletion.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid)) {

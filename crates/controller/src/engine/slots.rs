@@ -43,6 +43,17 @@ pub(super) struct Slot {
     pub seq: u16,
 }
 
+impl Slot {
+    /// A read or write that somebody waits for, with nothing to be done but to say that it is over.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        matches!(self.kind, Kind::Read | Kind::Write)
+            && !self.orphan
+            && !self.abort
+            && self.scratch == 0
+    }
+}
+
 /// For the counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -61,7 +72,50 @@ pub(super) struct Slots {
     owner: u16,
 }
 
+/// What a slot of a plain read or write holds.
+pub(super) struct Plain {
+    pub sqid: u16,
+    pub cid: u16,
+    pub ns: usize,
+    pub nsid: u32,
+    pub slba: u64,
+    pub bytes: u64,
+    pub kind: Kind,
+}
+
 impl Slots {
+    /// A slot for a plain read or write: the tag under which its volume knows it, and its data. `list` becomes the slot's
+    /// own, which is empty: so lists go round, with their capacity.
+    #[inline]
+    pub fn alloc_plain(
+        &mut self,
+        plain: Plain,
+        list: &mut SegmentList,
+    ) -> Option<(u64, SegmentList)> {
+        let index = self.free.pop()?;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        let Plain {
+            sqid,
+            cid,
+            ns,
+            nsid,
+            slba,
+            bytes,
+            kind,
+        } = plain;
+        slot.used = true;
+        slot.abort = false;
+        slot.orphan = false;
+        slot.work = Work::Single;
+        slot.status = Status::SUCCESS;
+        slot.scratch = 0;
+        slot.seq = slot.seq.wrapping_add(1);
+        (slot.sqid, slot.cid, slot.ns, slot.nsid) = (sqid, cid, ns, nsid);
+        (slot.slba, slot.bytes, slot.kind) = (slba, bytes, kind);
+        let data = std::mem::replace(list, std::mem::take(&mut slot.list));
+        Some((tag(self.owner, slot.seq, index), data))
+    }
+
     pub fn new(owner: u16, count: u16) -> Self {
         Slots {
             slots: (0..count)
@@ -130,7 +184,7 @@ impl Slots {
     /// The tag under which a volume knows the command: owner, sequence, index.
     pub fn tag(&self, index: u16) -> u64 {
         let seq = self.slots.get(usize::from(index)).map_or(0, |s| s.seq);
-        u64::from(self.owner) << 48 | u64::from(seq) << 16 | u64::from(index)
+        tag(self.owner, seq, index)
     }
 
     /// The slot of a tag, unless the tag is stale.
@@ -160,6 +214,10 @@ impl Slots {
         };
         self.slots.iter().enumerate().filter_map(guests)
     }
+}
+
+fn tag(owner: u16, seq: u16, index: u16) -> u64 {
+    u64::from(owner) << 48 | u64::from(seq) << 16 | u64::from(index)
 }
 
 /// The owner of a tag: the `id` that its controller was made with.
