@@ -43,6 +43,8 @@ pub mod sigbus;
 mod table;
 #[cfg(test)]
 mod tests;
+#[allow(unsafe_code)]
+mod view;
 
 pub use area::Area;
 pub use buffer::Buffer;
@@ -54,7 +56,8 @@ pub use list::SegmentList;
 pub use map::{Access, DmaMap, Prot, Window};
 pub use memory::Memory;
 pub use prp::PrpError;
-pub use ring::Ring;
+pub use ring::{CqeRun, Ring};
 pub use segment::Segment;
 pub use sgl::SglError;
 pub use shared::SharedPages;
+pub use view::{Piece, View};

@@ -74,7 +74,8 @@ struct Entry {
 #[derive(Clone, Copy)]
 struct Cached {
     start: u64,
-    last: u64,
+    /// Bytes; a window of all addresses cannot be made, so it fits.
+    len: u64,
     host: *mut u8,
     prot: Prot,
     slot: Option<&'static Slot>,
@@ -83,8 +84,8 @@ struct Cached {
 impl Cached {
     /// Contains no address.
     const NONE: Cached = Cached {
-        start: 1,
-        last: 0,
+        start: 0,
+        len: 0,
         host: std::ptr::null_mut(),
         prot: Prot {
             read: false,
@@ -112,9 +113,11 @@ pub struct DmaMap {
     windows: BTreeMap<u64, Entry>,
     generation: u64,
     epochs: Epochs,
-    /// Recent translations, most recent first use at `recent`. Emptied at every change.
+    /// Recent translations, and which of them is replaced next. Emptied at every change.
     tlb: [Cell<Cached>; WAYS],
-    recent: Cell<usize>,
+    replace: Cell<usize>,
+    /// The last one.
+    recent: Cell<Cached>,
 }
 
 impl Default for DmaMap {
@@ -131,7 +134,8 @@ impl DmaMap {
             generation: 0,
             epochs: Epochs::new(),
             tlb: [const { Cell::new(Cached::NONE) }; WAYS],
-            recent: Cell::new(0),
+            replace: Cell::new(0),
+            recent: Cell::new(Cached::NONE),
         }
     }
 
@@ -400,10 +404,10 @@ impl DmaMap {
     }
 
     /// The host memory from `iova` to the end of its window.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn translate(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
-        let cached = self.tlb[self.recent.get() % WAYS].get();
-        if cached.start <= iova && iova <= cached.last {
+        let cached = self.recent.get();
+        if iova.wrapping_sub(cached.start) < cached.len {
             return resolve(&cached, iova, access);
         }
         self.translate_slow(iova, access)
@@ -412,10 +416,10 @@ impl DmaMap {
     #[cold]
     #[inline(never)]
     fn translate_slow(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
-        for (way, cell) in self.tlb.iter().enumerate() {
+        for cell in &self.tlb {
             let cached = cell.get();
-            if cached.start <= iova && iova <= cached.last {
-                self.recent.set(way);
+            if iova.wrapping_sub(cached.start) < cached.len {
+                self.recent.set(cached);
                 return resolve(&cached, iova, access);
             }
         }
@@ -430,20 +434,22 @@ impl DmaMap {
         let slot = entry.backing.as_ref().map(|(memory, _)| memory.slot());
         let cached = Cached {
             start,
-            last: entry.last,
+            // Came in as a length.
+            len: entry.last - start + 1,
             host: entry.host,
             prot: entry.prot,
             slot,
         };
-        let way = (self.recent.get() + 1) % WAYS;
+        let way = self.replace.get() % WAYS;
+        self.replace.set(way + 1);
         self.tlb[way].set(cached);
-        self.recent.set(way);
+        self.recent.set(cached);
         resolve(&cached, iova, access)
     }
 
     fn changed(&mut self) {
         self.generation += 1;
-        for cell in &self.tlb {
+        for cell in self.tlb.iter().chain([&self.recent]) {
             cell.set(Cached::NONE);
         }
     }
@@ -465,7 +471,7 @@ impl std::fmt::Debug for DmaMap {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn resolve(cached: &Cached, iova: u64, access: Access) -> Result<Run, DmaError> {
     if !cached.prot.allows(access) {
         return Err(DmaError::Protection { iova });
@@ -478,7 +484,7 @@ fn resolve(cached: &Cached, iova: u64, access: Access) -> Result<Run, DmaError> 
     // The window lies in host memory, so neither the offset nor the length can overflow.
     Ok(Run {
         ptr: cached.host.wrapping_add(offset as usize),
-        len: cached.last - iova + 1,
+        len: cached.len - offset,
         slot,
     })
 }

@@ -133,11 +133,22 @@ fn list(
                 Some((last, data)) if chained && entries == 0 => (data, Some(last)),
                 _ => (copied, None),
             };
+            // Entries that follow each other, as those of huge pages do, are translated together.
+            let (mut start, mut pending) = (0u64, 0);
             for entry in data {
-                let bytes = left.min(page_size);
-                page(map, u64::from_le_bytes(*entry), bytes, mask, access, out)?;
+                let (prp, bytes) = (u64::from_le_bytes(*entry), left.min(page_size));
+                if prp & mask == 0 && start.checked_add(pending) == Some(prp) {
+                    pending += bytes;
+                } else {
+                    map.append(start, pending, access, out)?;
+                    if prp & mask != 0 {
+                        return Err(PrpError::OffsetInvalid { prp });
+                    }
+                    (start, pending) = (prp, bytes);
+                }
                 left -= bytes;
             }
+            map.append(start, pending, access, out)?;
             if let Some(next) = last {
                 at = u64::from_le_bytes(*next);
             }

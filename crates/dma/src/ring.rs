@@ -18,6 +18,7 @@ pub struct Ring {
     /// First index for which 64-byte, 16-byte loads and stores are refused.
     load64: u32,
     load16: u32,
+    prefetch: u32,
     store64: u32,
     store16: u32,
     generation: u64,
@@ -49,10 +50,11 @@ impl Ring {
             .checked_mul(entry_size as u64)
             .ok_or(DmaError::Overflow)?;
         let table = Table::resolve(map, iova, bytes, 8, access)?;
-        let load64 = if entry_size >= 64 { entries } else { 0 };
+        let load64 = if entry_size == 64 { entries } else { 0 };
+        let load16 = if entry_size == 16 { entries } else { 0 };
         let (store64, store16) = match access {
             Access::Read => (0, 0),
-            Access::Write => (load64, entries),
+            Access::Write => (load64, load16),
         };
         Ok(Ring {
             table,
@@ -60,7 +62,8 @@ impl Ring {
             entries,
             entry_shift: entry_size.trailing_zeros(),
             load64,
-            load16: entries,
+            load16,
+            prefetch: entries,
             store64,
             store16,
             generation: map.generation(),
@@ -95,19 +98,43 @@ impl Ring {
     /// Fetches a 64-byte entry (submission queue), once. The caller has read the tail with acquire ordering.
     #[inline]
     pub fn load64(&self, index: u32) -> [u8; 64] {
-        let mut entry = [0; 64];
-        if let Some(words) = self.words(index, self.load64) {
-            for (i, bytes) in entry.chunks_exact_mut(8).enumerate() {
-                bytes.copy_from_slice(&words.get(i).load(Ordering::Relaxed).to_ne_bytes());
-            }
-        }
+        let mut entry = [[0; 64]];
+        self.load_batch(index, &mut entry);
+        let [entry] = entry;
         entry
+    }
+
+    /// Fetches 64-byte entries from `index` on, each once, as many as lie in one piece and `entries` has room for; returns
+    /// their number. The caller has read the tail with acquire ordering.
+    #[inline(always)]
+    pub fn load_batch(&self, index: u32, entries: &mut [[u8; 64]]) -> usize {
+        let Some(left) = self.load64.checked_sub(index).filter(|&left| left > 0) else {
+            return 0;
+        };
+        let offset = (index as usize) << 6;
+        let Some(first) = self.table.at(offset) else {
+            return 0;
+        };
+        let count = (left as usize)
+            .min(self.table.run(offset) >> 6)
+            .min(entries.len());
+        let (wanted, _) = entries.split_at_mut(count);
+        let mut at: *mut u8 = first;
+        for entry in wanted {
+            let words: Words<'_> = Words(at.cast(), std::marker::PhantomData);
+            let (bytes, _) = entry.as_chunks_mut::<8>();
+            for (i, bytes) in bytes.iter_mut().enumerate() {
+                *bytes = words.get(i).load(Ordering::Relaxed).to_ne_bytes();
+            }
+            at = at.wrapping_add(64);
+        }
+        count
     }
 
     /// Stores a 64-byte entry (the host's side of a submission queue). The doorbell's release makes it visible.
     #[inline]
     pub fn store64(&self, index: u32, entry: [u8; 64]) {
-        if let Some(words) = self.words(index, self.store64) {
+        if let Some(words) = self.words(index, self.store64, 6) {
             for (i, bytes) in entry.chunks_exact(8).enumerate() {
                 words.get(i).store(word(bytes), Ordering::Relaxed);
             }
@@ -116,12 +143,27 @@ impl Ring {
 
     /// Posts a 16-byte completion: the half with the phase bit last and with release ordering, so that a host that sees
     /// the phase sees the rest (NVMe Base 2.1, 4.2: Completion Queue Entry, Phase Tag).
-    #[inline]
+    #[inline(always)]
     pub fn store_cqe(&self, index: u32, cqe: [u8; 16]) {
-        if let Some(words) = self.words(index, self.store16) {
-            let (low, high) = cqe.split_at(8);
-            words.get(0).store(word(low), Ordering::Relaxed);
-            words.get(1).store(word(high), Ordering::Release);
+        if let Some(words) = self.words(index, self.store16, 4) {
+            store_cqe(&words, cqe);
+        }
+    }
+
+    /// The places of up to `wanted` 16-byte completions from `index` on, as many as lie in one piece.
+    #[inline]
+    pub fn cqe_run(&self, index: u32, wanted: u32) -> CqeRun<'_> {
+        let left = self.store16.saturating_sub(index).min(wanted);
+        let offset = (index as usize) << 4;
+        match self.table.at(offset) {
+            Some(first) if left > 0 => CqeRun {
+                first: Words(first.cast(), std::marker::PhantomData),
+                len: (left as usize).min(self.table.run(offset) >> 4),
+            },
+            _ => CqeRun {
+                first: Words(std::ptr::null_mut(), std::marker::PhantomData),
+                len: 0,
+            },
         }
     }
 
@@ -130,7 +172,7 @@ impl Ring {
     #[inline]
     pub fn load_cqe(&self, index: u32) -> [u8; 16] {
         let mut cqe = [0; 16];
-        if let Some(words) = self.words(index, self.load16) {
+        if let Some(words) = self.words(index, self.load16, 4) {
             let high = words.get(1).load(Ordering::Acquire);
             let low = words.get(0).load(Ordering::Relaxed);
             let (first, second) = cqe.split_at_mut(8);
@@ -141,24 +183,65 @@ impl Ring {
     }
 
     /// Asks the processor to fetch an entry, for a batch that is about to be read. No effect but speed.
-    #[inline]
+    #[inline(always)]
     pub fn prefetch(&self, index: u32) {
-        if let Some(words) = self.words(index, self.load16) {
+        if let Some(words) = self.words(index, self.prefetch, self.entry_shift) {
             prefetch(words.0);
         }
     }
 
     /// The entry's memory, if `index` is below `limit`.
-    #[inline]
-    fn words(&self, index: u32, limit: u32) -> Option<Words<'_>> {
+    #[inline(always)]
+    fn words(&self, index: u32, limit: u32, shift: u32) -> Option<Words<'_>> {
         if index >= limit {
             return None;
         }
         // Entries times entry size was checked against `Table`'s limit.
         self.table
-            .at((index as usize) << self.entry_shift)
+            .at((index as usize) << shift)
             .map(|ptr| Words(ptr.cast(), std::marker::PhantomData))
     }
+}
+
+/// The places of completions that are about to be posted, one behind the other: looked up once for all of them.
+pub struct CqeRun<'a> {
+    first: Words<'a>,
+    len: usize,
+}
+
+impl CqeRun<'_> {
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> u32 {
+        // Not more than the ring has entries.
+        self.len as u32
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// [`Ring::store_cqe`] at place `i`; nothing when there is no such place.
+    #[inline(always)]
+    pub fn store(&self, i: u32, cqe: [u8; 16]) {
+        let i = i as usize;
+        if i < self.len {
+            store_cqe(
+                &Words(self.first.0.wrapping_add(i * 2), std::marker::PhantomData),
+                cqe,
+            );
+        }
+    }
+}
+
+/// The half with the phase bit last.
+#[inline(always)]
+fn store_cqe(words: &Words<'_>, cqe: [u8; 16]) {
+    let (low, high) = cqe.split_at(8);
+    words.get(0).store(word(low), Ordering::Relaxed);
+    words.get(1).store(word(high), Ordering::Release);
 }
 
 /// The 64-bit words of one entry.

@@ -60,10 +60,16 @@ impl Table {
     }
 
     /// The host address of a byte offset, which the caller has checked against the size.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at(&self, offset: usize) -> Option<*mut u8> {
         let page = self.pages.get(offset >> self.shift)?;
         Some(page.wrapping_add(offset & ((1 << self.shift) - 1)))
+    }
+
+    /// Bytes from an offset to the end of its page: as far as one address goes.
+    #[inline(always)]
+    pub(crate) fn run(&self, offset: usize) -> usize {
+        (1 << self.shift) - (offset & ((1 << self.shift) - 1))
     }
 
     /// The memory it lies in.

@@ -20,28 +20,33 @@ proptest! {
         places in Just((0..8usize).collect::<Vec<_>>()).prop_shuffle(),
         contiguous in any::<bool>(),
         entries in 2..512u32,
-        shift in 0..3u32,
+        submission in any::<bool>(),
     ) {
         let places = if contiguous { (0..8).collect() } else { places };
         let space = Space::new(0x10000, places.into_iter().map(Some).collect());
-        let size = 16usize << shift;
+        let size = if submission { 64usize } else { 16 };
         let ring = Ring::resolve(&space.map, 0x10000, entries, size, Access::Write).unwrap();
         for i in 0..entries {
             let at = 0x10000 + u64::from(i) * size as u64;
-            if size == 64 {
+            let mut cqe = [0; 16];
+            cqe.copy_from_slice(&entry64(i + 1)[..16]);
+            if submission {
                 ring.store64(i, entry64(i));
                 let mut seen = [0; 64];
                 space.map.read(at, &mut seen).unwrap();
                 prop_assert_eq!(seen, entry64(i));
                 prop_assert_eq!(ring.load64(i), entry64(i));
+                // Calls for entries of another size do nothing.
+                ring.store_cqe(i, cqe);
+                prop_assert_eq!(ring.load64(i), entry64(i));
+            } else {
+                ring.store_cqe(i, cqe);
+                let mut seen = [0; 16];
+                space.map.read(at, &mut seen).unwrap();
+                prop_assert_eq!(seen, cqe);
+                prop_assert_eq!(ring.load_cqe(i), cqe);
+                prop_assert_eq!(ring.load64(i), [0; 64]);
             }
-            let mut cqe = [0; 16];
-            cqe.copy_from_slice(&entry64(i + 1)[..16]);
-            ring.store_cqe(i, cqe);
-            let mut seen = [0; 16];
-            space.map.read(at, &mut seen).unwrap();
-            prop_assert_eq!(seen, cqe);
-            prop_assert_eq!(ring.load_cqe(i), cqe);
             ring.prefetch(i);
         }
         // What lies behind the ring is not touched.
@@ -55,6 +60,47 @@ proptest! {
         }
         prop_assert_eq!(ring.load64(entries), [0; 64]);
         prop_assert_eq!(ring.load_cqe(u32::MAX), [0; 16]);
+    }
+
+    #[test]
+    fn batches_are_the_entries_one_by_one(
+        places in Just((0..8usize).collect::<Vec<_>>()).prop_shuffle(),
+        contiguous in any::<bool>(),
+        entries in 2..512u32,
+        from in 0..520u32,
+        wanted in 0..70usize,
+    ) {
+        let places = if contiguous { (0..8).collect() } else { places };
+        let space = Space::new(0x10000, places.into_iter().map(Some).collect());
+        let ring = Ring::resolve(&space.map, 0x10000, entries, 64, Access::Write).unwrap();
+        for i in 0..entries {
+            ring.store64(i, entry64(i));
+        }
+        let mut batch = vec![[0xAA; 64]; wanted];
+        let count = ring.load_batch(from, &mut batch);
+        let left = entries.saturating_sub(from) as usize;
+        prop_assert!(count <= left.min(wanted));
+        // To the end of the ring, or of a page where pages are scattered; at least one, if there is one.
+        let page = (64 - from as usize % 64).min(left);
+        prop_assert!(count == left.min(wanted) || (!contiguous && count >= page.min(wanted)));
+        for (i, entry) in batch.iter().enumerate() {
+            let expected = if i < count { entry64(from + i as u32) } else { [0xAA; 64] };
+            prop_assert_eq!(*entry, expected);
+        }
+
+        let ring = Ring::resolve(&space.map, 0x10000, entries, 16, Access::Write).unwrap();
+        (0..entries).for_each(|i| ring.store_cqe(i, [0; 16]));
+        let run = ring.cqe_run(from, wanted as u32);
+        prop_assert!(run.len() as usize <= left.min(wanted));
+        prop_assert_eq!(run.is_empty(), left.min(wanted) == 0);
+        // One too many is not stored.
+        (0..=run.len()).for_each(|i| run.store(i, [i as u8 + 1; 16]));
+        for i in 0..entries {
+            let stored = i.checked_sub(from).filter(|&at| at < run.len());
+            prop_assert_eq!(ring.load_cqe(i), [stored.map_or(0, |at| at as u8 + 1); 16]);
+        }
+        let read_only = Ring::resolve(&space.map, 0x10000, entries, 16, Access::Read).unwrap();
+        prop_assert!(read_only.cqe_run(0, 1).is_empty());
     }
 
     #[test]

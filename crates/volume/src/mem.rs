@@ -1,10 +1,10 @@
 //! A volume in this process's memory.
 
-use crate::request::{check_data, check_range};
+use crate::request::check_range;
 use crate::{
     Completion, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
 };
-use dma::{Memory, SegmentList};
+use dma::{Memory, SegmentList, View};
 use rustix::fs::FallocateFlags;
 
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
@@ -107,11 +107,8 @@ impl MemQueue {
         request.check(self.size, 1, self.read_only)?;
         match request.op {
             Op::Flush => Ok(()),
-            Op::Read => {
-                complete(self.memory.copy_out(request.offset, &request.data), request.len)
-            }
-            Op::Write { .. } => {
-                complete(self.memory.copy_in(request.offset, &request.data), request.len)
+            Op::Read | Op::Write { .. } => {
+                self.copy(request.op, request.offset, request.data.view())
             }
             Op::WriteZeroes {
                 deallocate: false, ..
@@ -121,6 +118,14 @@ impl MemQueue {
             }
             | Op::Deallocate => self.release(request),
         }
+    }
+
+    fn copy(&self, op: Op, offset: u64, data: View<'_>) -> Result<(), IoError> {
+        let copied = match op {
+            Op::Read => self.memory.copy_out(offset, data),
+            _ => self.memory.copy_in(offset, data),
+        };
+        complete(copied, data.len_bytes())
     }
 
     fn zero(&mut self, request: &Request) -> Result<(), IoError> {
@@ -153,23 +158,14 @@ fn complete(bytes: u64, len: u64) -> Result<(), IoError> {
 }
 
 impl VolumeQueue for MemQueue {
-    #[inline]
-    fn try_now(
-        &mut self,
-        op: Op,
-        offset: u64,
-        len: u64,
-        data: &SegmentList,
-    ) -> Option<Result<(), IoError>> {
-        let checked = check_range(op, offset, len, self.size, 1, self.read_only)
-            .and_then(|()| check_data(op, len, data));
-        Some(checked.and_then(|()| {
-            let copied = match op {
-                Op::Read => self.memory.copy_out(offset, data),
-                _ => self.memory.copy_in(offset, data),
-            };
-            complete(copied, len)
-        }))
+    fn is_immediate(&self) -> bool {
+        true
+    }
+
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        let len = data.len_bytes();
+        let checked = check_range(op, offset, len, self.size, 1, self.read_only);
+        Some(checked.and_then(|()| self.copy(op, offset, data)))
     }
 
     fn submit(&mut self, request: Request) -> Option<Completion> {

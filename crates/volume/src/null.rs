@@ -1,10 +1,10 @@
 //! A volume that stores nothing: what is left when the medium costs nothing.
 
-use crate::request::{check_data, check_range};
+use crate::request::check_range;
 use crate::{
-    Completion, Info, Io, IoError, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
 };
-use dma::SegmentList;
+use dma::View;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,7 @@ impl Volume for NullVolume {
 
     fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
         Ok(Box::new(NullQueue {
+            immediate: self.options.latency.is_zero(),
             options: self.options,
             waiting: VecDeque::new(),
         }))
@@ -80,6 +81,8 @@ impl Volume for NullVolume {
 /// One worker's queue into a [`NullVolume`].
 struct NullQueue {
     options: NullOptions,
+    /// There is no latency.
+    immediate: bool,
     /// Requests with a latency, in the order of their deadlines (which is that of submission: all wait equally long).
     waiting: VecDeque<(Instant, Request)>,
 }
@@ -94,30 +97,28 @@ impl NullQueue {
 }
 
 impl VolumeQueue for NullQueue {
-    #[inline]
-    fn try_now(
-        &mut self,
-        op: Op,
-        offset: u64,
-        len: u64,
-        data: &SegmentList,
-    ) -> Option<Result<(), IoError>> {
-        if !self.options.latency.is_zero() {
+    fn is_immediate(&self) -> bool {
+        self.immediate
+    }
+
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        let options = &self.options;
+        if !self.immediate {
             return None;
         }
-        let checked = check_range(
-            op,
-            offset,
-            len,
-            self.options.size,
-            1,
-            self.options.read_only,
-        )
-        .and_then(|()| check_data(op, len, data));
-        if checked.is_ok() && self.options.read_zeroes && op == Op::Read {
-            data.fill(0);
+        let len = data.len_bytes();
+        if let Err(error) = check_range(op, offset, len, options.size, 1, options.read_only) {
+            return Some(Err(error));
         }
-        Some(checked)
+        if op == Op::Read {
+            if !data.is_writable() {
+                return Some(Err(IoErrorKind::Invalid.into()));
+            }
+            if options.read_zeroes {
+                data.fill(0);
+            }
+        }
+        Some(Ok(()))
     }
 
     fn submit(&mut self, request: Request) -> Option<Completion> {

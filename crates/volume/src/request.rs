@@ -1,7 +1,7 @@
 //! One piece of work for a volume, and its end.
 
 use crate::{Info, IoError, IoErrorKind};
-use dma::SegmentList;
+use dma::{SegmentList, View};
 
 /// What to do with a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ impl Request {
         }
         check_range(self.op, self.offset, self.len, size, block_size, read_only)?;
         if self.op.has_data() {
-            check_data(self.op, self.len, &self.data)?;
+            check_data(self.op, self.len, self.data.view())?;
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ pub(crate) fn check_range(
 
 /// The part of [`Request::check`] that is about the data of a read or write.
 #[inline]
-pub(crate) fn check_data(op: Op, len: u64, data: &SegmentList) -> Result<(), IoError> {
+pub(crate) fn check_data(op: Op, len: u64, data: View<'_>) -> Result<(), IoError> {
     if data.len_bytes() != len || (op == Op::Read && !data.is_writable()) {
         return Err(IoErrorKind::Invalid.into());
     }

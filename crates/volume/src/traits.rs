@@ -1,7 +1,7 @@
 //! The door: a volume, and one worker's queue into it.
 
 use crate::{Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, VolumeError};
-use dma::SegmentList;
+use dma::View;
 use std::fmt::Debug;
 use std::time::Instant;
 
@@ -48,19 +48,16 @@ pub trait VolumeQueue {
     /// Requests may be executed in any order. A flush covers the writes whose completions have been handed out.
     fn submit(&mut self, request: Request) -> Option<Completion>;
 
-    /// Does a read or write at once, where that needs neither waiting nor a system call (memory, null). `None`: not
-    /// this volume, or not this request; [`VolumeQueue::submit`] takes it, and nothing has happened yet.
-    ///
-    /// `len` is the length of `data`. The caller keeps the data: there is no request to make, to name and to get back.
-    #[inline]
-    fn try_now(
-        &mut self,
-        op: Op,
-        offset: u64,
-        len: u64,
-        data: &SegmentList,
-    ) -> Option<Result<(), IoError>> {
-        let _ = (op, offset, len, data);
+    /// Whether [`VolumeQueue::try_now`] does something. Does not change.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    /// Does a read or write of all of `data` at once, where that needs neither waiting nor a system call (memory, null).
+    /// There is then no request to make, to name and to get back. `None`: not this volume, or not this request;
+    /// [`VolumeQueue::submit`] takes it, and nothing has happened yet.
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        let _ = (op, offset, data);
         None
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Entries fetched from one queue before the next one has its turn.
-const FETCH_BATCH: u32 = 32;
+const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
 /// Rounds without work after which a queue is not looked at in each round any more.
 const COOL_AFTER: u32 = 1024;
@@ -158,7 +158,8 @@ impl Engine {
             while fetched < FETCH_BATCH {
                 let (count, next) = self.run(qid, FETCH_BATCH - fetched);
                 fetched += count;
-                if !self.after_batch(qid, next) {
+                self.after_batch(qid, next);
+                if count == 0 {
                     break;
                 }
             }

@@ -43,6 +43,9 @@ pub(crate) use interrupt::Coalescing;
 pub(crate) use namespace::Namespace;
 pub use slots::tag_owner;
 
+/// Not the index of any namespace.
+const NO_NAMESPACE: u16 = u16::MAX;
+
 /// Something that the control half has to know.
 pub(crate) enum Event {
     /// An admin command was fetched.
@@ -85,8 +88,8 @@ pub(crate) struct Engine {
     pub coalescing: Coalescing,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
-    /// Index in `namespaces` by NSID.
-    by_nsid: Vec<Option<u16>>,
+    /// Index in `namespaces` by NSID; [`NO_NAMESPACE`] where there is none.
+    by_nsid: Vec<u16>,
     /// The volatile write cache feature; when off, every write is durable before it completes.
     pub write_cache: bool,
     /// Memory page size in bytes (CC.MPS).
@@ -115,6 +118,8 @@ pub(crate) struct Engine {
     flush_failed: Option<Status>,
     now: Instant,
     busy_since: Option<Instant>,
+    /// Copies of submission queue entries, while a batch of them is looked at.
+    entries: Box<[[u8; 64]; run::BATCH]>,
     /// Data of the command in hand, between commands empty.
     list: SegmentList,
 }
@@ -122,10 +127,10 @@ pub(crate) struct Engine {
 impl Engine {
     pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Self {
         let queues = config.io_queues + 1;
-        let mut by_nsid = vec![None; config.max_namespaces as usize + 1];
+        let mut by_nsid = vec![NO_NAMESPACE; config.max_namespaces as usize + 1];
         for (i, ns) in namespaces.iter().enumerate() {
             if let Some(slot) = by_nsid.get_mut(ns.config.nsid as usize) {
-                *slot = Some(i as u16);
+                *slot = i as u16;
             }
         }
         Engine {
@@ -155,6 +160,7 @@ impl Engine {
             flush_failed: None,
             now: Instant::now(),
             busy_since: None,
+            entries: Box::new([[0; 64]; run::BATCH]),
             list: SegmentList::with_capacity(1),
         }
     }
@@ -163,8 +169,8 @@ impl Engine {
     /// invalid namespace ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
     pub fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
         match self.by_nsid.get(nsid as usize) {
-            Some(Some(index)) => Ok(usize::from(*index)),
-            Some(None) if nsid != 0 => Err(Status::INVALID_FIELD.with_dnr(true)),
+            Some(index) if *index != NO_NAMESPACE => Ok(usize::from(*index)),
+            Some(_) if nsid != 0 => Err(Status::INVALID_FIELD.with_dnr(true)),
             _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true)),
         }
     }

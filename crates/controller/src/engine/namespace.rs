@@ -7,6 +7,8 @@ use volume::{Io, VolumeQueue};
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
     pub queue: Box<dyn VolumeQueue>,
+    /// The volume does reads and writes at once.
+    pub immediate: bool,
     /// Logical block size in bytes, as a power of two.
     pub shift: u32,
     /// Size in logical blocks.
@@ -31,6 +33,7 @@ impl Namespace {
             blocks: info.size >> shift,
             read_only: config.read_only || info.read_only,
             volatile_cache: info.volatile_cache,
+            immediate: queue.is_immediate(),
             queue,
             config,
         })

@@ -27,14 +27,7 @@ impl Engine {
         };
         entry.set_status(status);
         if cq.backlog.is_empty()
-            && post(
-                self.id,
-                cq,
-                &self.doorbells,
-                entry,
-                &mut self.events,
-                cqid,
-            )
+            && post(self.id, cq, &self.doorbells, entry, &mut self.events, cqid)
         {
             if !std::mem::replace(&mut cq.dirty, true) {
                 self.dirty.push(cqid);
@@ -88,14 +81,7 @@ impl Engine {
                 // As of now, not as of when the command ended.
                 entry.sqhd = (sq.head as u16).into();
             }
-            if !post(
-                self.id,
-                cq,
-                &self.doorbells,
-                entry,
-                &mut self.events,
-                qid,
-            ) {
+            if !post(self.id, cq, &self.doorbells, entry, &mut self.events, qid) {
                 break;
             }
             cq.backlog.pop_front();

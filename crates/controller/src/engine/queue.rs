@@ -109,11 +109,14 @@ impl Sq {
     }
 
     pub fn advance_head(&mut self) {
-        self.head = if self.head + 1 == self.size {
-            0
-        } else {
-            self.head + 1
-        };
+        self.head = self.ahead(1);
+    }
+
+    /// The head after `count` more entries that do not go over the ring's end.
+    #[inline]
+    pub fn ahead(&self, count: u32) -> u32 {
+        let head = self.head + count;
+        if head == self.size { 0 } else { head }
     }
 }
 
@@ -203,18 +206,25 @@ impl Cq {
     }
 
     /// Writes `entry` with its phase tag at the tail. `false` when the memory is gone; the caller has checked for space.
+    #[inline(always)]
     pub fn push(&mut self, mut entry: Completion) -> bool {
         let Some(ring) = self.memory.ring() else {
             return false;
         };
         entry.set_phase(self.phase);
         ring.store_cqe(self.tail, zerocopy::transmute!(entry));
-        self.tail += 1;
+        self.pushed(1);
+        true
+    }
+
+    /// `count` entries were written at the tail, none beyond the ring's end.
+    #[inline]
+    pub fn pushed(&mut self, count: u32) {
+        self.tail += count;
         if self.tail == self.size {
             self.tail = 0;
             self.phase = !self.phase;
         }
-        self.unsignalled += 1;
-        true
+        self.unsignalled += count;
     }
 }

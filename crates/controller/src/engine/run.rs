@@ -9,19 +9,19 @@ use super::complete::status_of;
 use super::doorbells::{Doorbells, Which, trace_eventidx};
 use super::namespace::Namespace;
 use super::post::refresh_head;
-use super::queue::Cq;
-use super::slots::{Kind, Plain};
+use super::queue::{Cq, Sq};
+use super::slots::{Kind, Plain, Slots};
 use super::{Engine, Event};
-use dma::{Access, DmaMap, SegmentList};
+use dma::{Access, CqeRun, DmaMap, SegmentList, prp, sgl};
 use doorbell::distance;
 use nvme::cmd::io::RwCdw12;
+use nvme::cmd::{Flags, Fuse, Psdt};
 use nvme::{Command, Completion, NvmOpcode, Status};
 use std::collections::VecDeque;
 use volume::{Op, Request};
 
-/// How many entries ahead of the one in hand are asked for: an entry comes from another core's cache, which takes as long
-/// as several commands.
-const PREFETCH: u32 = 6;
+/// Entries copied from a ring at a time.
+pub(super) const BATCH: usize = 32;
 
 /// How a batch ended.
 pub(super) enum Next {
@@ -37,8 +37,8 @@ pub(super) enum Next {
 
 /// A read or write that was checked.
 struct ReadWrite {
-    ns: usize,
     op: Op,
+    access: Access,
     slba: u64,
     /// Bytes.
     offset: u64,
@@ -46,28 +46,39 @@ struct ReadWrite {
     len: u64,
 }
 
-/// What does not change within a batch.
-struct Rules<'a> {
-    by_nsid: &'a [Option<u16>],
+/// What a batch adds to the counters.
+#[derive(Default)]
+struct Tally {
+    posted: u32,
+    /// Of the posted ones.
+    writes: u32,
+    /// Of all posted ones.
+    bytes: u64,
+    bytes_written: u64,
+}
+
+/// Entries of one queue for one namespace, and what is needed for them.
+struct Batch<'a> {
+    entries: &'a [[u8; 64]],
+    qid: u16,
+    /// That of the first entry: the batch ends with the first one for another namespace.
+    nsid: u32,
+    /// Index of the namespace.
+    index: u16,
+    ns: &'a mut Namespace,
+    dma: &'a DmaMap,
+    /// Empty between commands.
+    list: &'a mut SegmentList,
     max_transfer: u64,
     page_size: u64,
     write_cache: bool,
 }
 
-impl Rules<'_> {
-    /// The command as a plain read or write with its data in `list`; none if it is anything else.
+impl Batch<'_> {
+    /// The command as a plain read or write, as far as can be said without a look at its data's addresses; none if it is
+    /// anything else.
     #[inline(always)]
-    fn plain<'n>(
-        &self,
-        command: &Command,
-        namespaces: &'n mut [Namespace],
-        dma: &DmaMap,
-        list: &mut SegmentList,
-    ) -> Option<(ReadWrite, &'n mut Namespace)> {
-        // PRPs, and not fused.
-        if command.flags.into_bits() != 0 {
-            return None;
-        }
+    fn plain(&self, command: &Command) -> Option<ReadWrite> {
         let cdw12 = RwCdw12::from_bits(command.cdw12.get());
         let (op, access) = match command.nvm_opcode() {
             NvmOpcode::READ => (Op::Read, Access::Write),
@@ -77,43 +88,188 @@ impl Rules<'_> {
             }
             _ => return None,
         };
-        let index = (*self.by_nsid.get(command.nsid.get() as usize)?)?;
-        let ns = namespaces.get_mut(usize::from(index))?;
         let blocks = u64::from(cdw12.nlb());
         let slba = command.slba();
-        let len = blocks << ns.shift;
-        let outside = slba.checked_add(blocks).is_none_or(|end| end > ns.blocks);
-        if outside || len > self.max_transfer || (ns.read_only && op.changes()) {
+        let len = blocks << self.ns.shift;
+        let outside = slba
+            .checked_add(blocks)
+            .is_none_or(|end| end > self.ns.blocks);
+        if outside || len > self.max_transfer || (self.ns.read_only && op.changes()) {
             return None;
         }
-        list.begin(dma);
-        let (prp1, prp2) = (command.prp1(), command.prp2());
-        dma::prp::walk(dma, prp1, prp2, len, self.page_size, access, list).ok()?;
-        let plain = ReadWrite {
-            ns: usize::from(index),
+        Some(ReadWrite {
             op,
+            access,
             slba,
-            offset: slba << ns.shift,
+            offset: slba << self.ns.shift,
             len,
-        };
-        Some((plain, ns))
+        })
     }
-}
 
-/// What a batch adds to the counters.
-#[derive(Default)]
-struct Tally {
-    reads: u64,
-    writes: u64,
-    bytes_read: u64,
-    bytes_written: u64,
-    posted: u32,
-}
+    /// Finds the command's data; `false` when the general way has to say what is wrong with it.
+    fn walk(&mut self, command: &Command, plain: &ReadWrite) -> bool {
+        let (list, dma) = (&mut *self.list, self.dma);
+        list.begin(dma);
+        let found = match command.flags.psdt() {
+            _ if command.flags.fuse() != Fuse::NORMAL => false,
+            Psdt::PRP => {
+                let (prp1, prp2) = (command.prp1(), command.prp2());
+                prp::walk(
+                    dma,
+                    prp1,
+                    prp2,
+                    plain.len,
+                    self.page_size,
+                    plain.access,
+                    list,
+                )
+                .is_ok()
+            }
+            Psdt::SGL_MPTR_BUFFER | Psdt::SGL_MPTR_SGL => {
+                sgl::walk(dma, command.dptr.0, plain.len, plain.access, list).is_ok()
+            }
+            _ => false,
+        };
+        if !found {
+            list.clear();
+        }
+        found
+    }
 
-/// An index that may have gone over the end of its ring, by less than a turn.
-#[inline(always)]
-fn wrap(index: u32, size: u32) -> u32 {
-    if index >= size { index - size } else { index }
+    /// Hands a command with data in more than one page to a volume that answers at once.
+    #[inline(never)]
+    fn answer_long(
+        &mut self,
+        command: &Command,
+        plain: &ReadWrite,
+    ) -> Option<Result<(), volume::IoError>> {
+        if !self.walk(command, plain) {
+            return None;
+        }
+        let done = self
+            .ns
+            .queue
+            .try_now(plain.op, plain.offset, self.list.view());
+        self.list.clear();
+        done
+    }
+
+    /// Executes the entries on a volume that answers at once. Returns how many were fetched.
+    #[inline(always)]
+    fn answer(
+        &mut self,
+        sq: &Sq,
+        places: &CqeRun<'_>,
+        phase: bool,
+        tally: &mut Tally,
+    ) -> (u32, Next) {
+        let (mut fetched, mut total) = (0, Tally::default());
+        let mut next = Next::Idle;
+        for entry in self.entries {
+            let command: &Command = zerocopy::transmute_ref!(entry);
+            if command.nsid.get() != self.nsid {
+                break;
+            }
+            fetched += 1;
+            let Some(plain) = self.plain(command) else {
+                next = Next::General(*command);
+                break;
+            };
+            let ReadWrite { op, len, .. } = plain;
+            let prp1 = command.prp1();
+            let in_page = len <= self.page_size - (prp1 & (self.page_size - 1)) && prp1 & 3 == 0;
+            // PRPs, and not fused.
+            let done = if in_page && command.flags == Flags::new() {
+                match self.dma.piece(prp1, len, plain.access) {
+                    Ok(Some(piece)) => self.ns.queue.try_now(op, plain.offset, piece.view()),
+                    _ => None,
+                }
+            } else {
+                self.answer_long(command, &plain)
+            };
+            match done {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    next = Next::Failed(*command, status_of(error, op.changes()));
+                    break;
+                }
+                None => {
+                    next = Next::General(*command);
+                    break;
+                }
+            }
+            total.bytes += len;
+            if op.changes() {
+                total.writes += 1;
+                total.bytes_written += len;
+            }
+            let entry = Completion {
+                sqhd: (sq.ahead(fetched) as u16).into(),
+                sqid: self.qid.into(),
+                cid: command.cid,
+                status_phase: Completion::pack_status(Status::SUCCESS, phase),
+                ..Default::default()
+            };
+            // Of the entries before this one, all were posted.
+            places.store(fetched - 1, zerocopy::transmute!(entry));
+        }
+        total.posted = fetched - u32::from(!matches!(next, Next::Idle));
+        *tally = total;
+        (fetched, next)
+    }
+
+    /// Starts the entries on any other volume. Returns how many were fetched.
+    fn start(&mut self, slots: &mut Slots) -> (u32, Next) {
+        let mut fetched = 0;
+        for entry in self.entries {
+            let command: &Command = zerocopy::transmute_ref!(entry);
+            if command.nsid.get() != self.nsid {
+                break;
+            }
+            fetched += 1;
+            let Some(plain) = self.plain(command) else {
+                return (fetched, Next::General(*command));
+            };
+            if !self.walk(command, &plain) {
+                return (fetched, Next::General(*command));
+            }
+            let ReadWrite {
+                op,
+                slba,
+                offset,
+                len,
+                ..
+            } = plain;
+            let plain = Plain {
+                sqid: self.qid,
+                cid: command.cid.get(),
+                ns: self.index.into(),
+                nsid: self.nsid,
+                slba,
+                bytes: len,
+                kind: if op.changes() {
+                    Kind::Write
+                } else {
+                    Kind::Read
+                },
+            };
+            let Some((tag, data)) = slots.alloc_plain(plain, self.list) else {
+                self.list.clear();
+                return (fetched, Next::General(*command));
+            };
+            let request = Request {
+                tag,
+                op,
+                offset,
+                len,
+                data,
+            };
+            if let Some(over) = self.ns.queue.submit(request) {
+                return (fetched, Next::Over(over));
+            }
+        }
+        (fetched, Next::Idle)
+    }
 }
 
 /// Entries that may be posted to a completion queue now. EventIdx is moved so that the host, which cannot consume further
@@ -132,7 +288,11 @@ fn make_room(
     let used = distance(cq.head, cq.tail, cq.size);
     let room = cq.size - 1 - used;
     // Up to the last entry that there is room for.
-    let horizon = if cq.head == 0 { cq.size - 1 } else { cq.head - 1 };
+    let horizon = if cq.head == 0 {
+        cq.size - 1
+    } else {
+        cq.head - 1
+    };
     if room > 0
         && doorbells.shadowed()
         && cq.watch.needs_park(horizon)
@@ -149,12 +309,6 @@ impl Engine {
     /// Fetches up to `limit` entries of an I/O queue and starts them, as long as they are plain. Returns how many were
     /// fetched, the one in [`Next`] included.
     pub(super) fn run(&mut self, qid: u16, limit: u32) -> (u32, Next) {
-        let rules = Rules {
-            by_nsid: &self.by_nsid,
-            max_transfer: self.max_transfer,
-            page_size: self.page_size,
-            write_cache: self.write_cache,
-        };
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return (0, Next::Idle);
         };
@@ -169,123 +323,95 @@ impl Engine {
         let Some(ring) = sq.memory.ring() else {
             return (0, Next::Idle);
         };
-        // Commands that an Abort waits for have their names compared, over there.
-        let general = !sq.abort_on_fetch.is_empty() || sq.deleting || cq.memory.ring().is_none();
-        let pending = distance(sq.head, sq.tail, sq.size).min(limit);
-        for ahead in 1..PREFETCH.min(pending) {
-            ring.prefetch(wrap(sq.head + ahead, sq.size));
+        let pending = distance(sq.head, sq.tail, sq.size)
+            .min(limit)
+            .min(self.slots.free());
+        if pending == 0 {
+            return (0, Next::Idle);
         }
-        let (mut fetched, mut head) = (0, sq.head);
-        // Completions that may be posted before the host's head is looked at again.
-        let mut room = 0;
+        // Commands that an Abort waits for have their names compared, over there; and there completions are kept that find
+        // no room.
+        let room = make_room(self.id, cq, cqid, &self.doorbells, &mut self.events);
+        if !sq.abort_on_fetch.is_empty() || sq.deleting || room == 0 || cq.memory.ring().is_none() {
+            let command: Command = zerocopy::transmute!(ring.load64(sq.head));
+            sq.advance_head();
+            sq.outstanding += 1;
+            return (1, Next::General(command));
+        }
+        let Some(cq_ring) = cq.memory.ring() else {
+            return (0, Next::Idle);
+        };
+        let places = cq_ring.cqe_run(cq.tail, pending.min(room));
+        // Copied once, all of them before the first is looked at: they come from another core's cache, and come together.
+        // Those behind one that ends the batch are not fetched by this: they get another copy when it is their turn.
+        let (wanted, _) = self
+            .entries
+            .split_at_mut((places.len() as usize).min(BATCH));
+        let count = ring.load_batch(sq.head, wanted);
+        let (entries, _) = self.entries.split_at(count);
+        let Some(first) = entries.first() else {
+            return (0, Next::Idle);
+        };
+        let first: &Command = zerocopy::transmute_ref!(first);
+        let nsid = first.nsid.get();
+        // Not that of a namespace where there is none, see `NO_NAMESPACE`.
+        let index = self.by_nsid.get(nsid as usize).copied();
+        let ns = index.and_then(|index| {
+            let ns = self.namespaces.get_mut(usize::from(index))?;
+            Some((index, ns))
+        });
+        let Some((index, ns)) = ns else {
+            let command = *first;
+            sq.advance_head();
+            sq.outstanding += 1;
+            return (1, Next::General(command));
+        };
+        let immediate = ns.immediate;
+        let mut batch = Batch {
+            entries,
+            qid,
+            nsid,
+            index,
+            ns,
+            dma: &self.dma,
+            list: &mut self.list,
+            max_transfer: self.max_transfer,
+            page_size: self.page_size,
+            write_cache: self.write_cache,
+        };
         let mut tally = Tally::default();
-        let mut next = Next::Idle;
-        while fetched < pending && self.slots.any_free() {
-            if pending - fetched > PREFETCH {
-                ring.prefetch(wrap(head + PREFETCH, sq.size));
+        let (fetched, next) = if immediate {
+            batch.answer(sq, &places, cq.phase, &mut tally)
+        } else {
+            let started = batch.start(&mut self.slots);
+            if self.busy_since.is_none() && self.slots.in_use() > 0 {
+                self.busy_since = Some(self.now);
             }
-            // Read once; only the copy is looked at.
-            let command: Command = zerocopy::transmute!(ring.load64(head));
-            head = wrap(head + 1, sq.size);
-            if room == 0 {
-                room = make_room(self.id, cq, cqid, &self.doorbells, &mut self.events)
-                    .min(pending - fetched);
-            }
-            fetched += 1;
-            if general || room == 0 {
-                next = Next::General(command);
-                break;
-            }
-            let list = &mut self.list;
-            let Some((plain, ns)) = rules.plain(&command, &mut self.namespaces, &self.dma, list)
-            else {
-                list.clear();
-                next = Next::General(command);
-                break;
-            };
-            let ReadWrite {
-                op, offset, len, ..
-            } = plain;
-            match ns.queue.try_now(op, offset, len, list) {
-                Some(Ok(())) => {
-                    list.clear();
-                    if op.changes() {
-                        tally.writes += 1;
-                        tally.bytes_written += len;
-                    } else {
-                        tally.reads += 1;
-                        tally.bytes_read += len;
-                    }
-                    let mut entry = Completion {
-                        sqhd: (head as u16).into(),
-                        sqid: qid.into(),
-                        cid: command.cid,
-                        ..Default::default()
-                    };
-                    entry.set_status(Status::SUCCESS);
-                    // There is room and memory: both were looked at above.
-                    cq.push(entry);
-                    room -= 1;
-                    tally.posted += 1;
-                }
-                Some(Err(error)) => {
-                    list.clear();
-                    next = Next::Failed(command, status_of(error, op.changes()));
-                    break;
-                }
-                None => {
-                    let kind = if op.changes() { Kind::Write } else { Kind::Read };
-                    let plain = Plain {
-                        sqid: qid,
-                        cid: command.cid.get(),
-                        ns: plain.ns,
-                        nsid: command.nsid.get(),
-                        slba: plain.slba,
-                        bytes: len,
-                        kind,
-                    };
-                    let Some((tag, data)) = self.slots.alloc_plain(plain, list) else {
-                        next = Next::General(command);
-                        break;
-                    };
-                    if self.busy_since.is_none() {
-                        self.busy_since = Some(self.now);
-                    }
-                    let request = Request {
-                        tag,
-                        op,
-                        offset,
-                        len,
-                        data,
-                    };
-                    if let Some(over) = ns.queue.submit(request) {
-                        next = Next::Over(over);
-                        break;
-                    }
-                }
-            }
-        }
-        sq.head = head;
+            started
+        };
+        sq.head = sq.ahead(fetched);
         sq.outstanding += fetched - tally.posted;
         if tally.posted > 0 {
+            cq.pushed(tally.posted);
             if !std::mem::replace(&mut cq.dirty, true) {
                 self.dirty.push(cqid);
             }
             if let Some(queue) = self.stats.queues.get(usize::from(qid)) {
                 queue.completions.add(tally.posted.into());
             }
-            self.stats.host_reads.add(tally.reads);
-            self.stats.host_writes.add(tally.writes);
-            self.stats.bytes_read.add(tally.bytes_read);
-            self.stats.bytes_written.add(tally.bytes_written);
+            let stats = &self.stats;
+            stats.host_reads.add((tally.posted - tally.writes).into());
+            stats.host_writes.add(tally.writes.into());
+            stats.bytes_read.add(tally.bytes - tally.bytes_written);
+            stats.bytes_written.add(tally.bytes_written);
         }
         (fetched, next)
     }
 
     /// The general way of an I/O command that left a batch.
-    pub(super) fn after_batch(&mut self, qid: u16, next: Next) -> bool {
+    pub(super) fn after_batch(&mut self, qid: u16, next: Next) {
         match next {
-            Next::Idle => return false,
+            Next::Idle => {}
             Next::General(command) => self.general(qid, &command),
             Next::Failed(command, status) => {
                 let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
@@ -300,6 +426,5 @@ impl Engine {
             }
             Next::Over(completion) => self.complete(completion),
         }
-        true
     }
 }

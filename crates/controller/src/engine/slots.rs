@@ -146,8 +146,10 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    pub fn any_free(&self) -> bool {
-        !self.free.is_empty()
+    /// Commands that may be started now.
+    pub fn free(&self) -> u32 {
+        // As many as there are slots, which are numbered in 16 bits.
+        self.free.len() as u32
     }
 
     pub fn alloc(&mut self) -> Option<u16> {

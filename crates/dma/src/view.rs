@@ -1,0 +1,100 @@
+//! The host memory of one transfer, borrowed for a moment.
+
+use crate::{Access, DmaError, DmaMap, Segment, SegmentList, copy};
+
+/// The memory of a transfer that is done before anybody else can do anything: what a [`SegmentList`] holds, or one
+/// [`Piece`]. Nothing has to be kept, as the borrow keeps it.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    segments: &'a [Segment],
+    bytes: u64,
+    writable: bool,
+}
+
+impl View<'_> {
+    /// Sum of the segments' lengths.
+    #[inline]
+    pub fn len_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether all of it may be written.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The segments. Their pointers are valid while the view is.
+    #[inline]
+    pub fn segments(&self) -> &[Segment] {
+        self.segments
+    }
+
+    /// Fills all of it with `byte`, if it may be written.
+    pub fn fill(&self, byte: u8) {
+        if !self.writable {
+            return;
+        }
+        for segment in self.segments {
+            // SAFETY: what the view borrows keeps the segments mapped, and they are writable.
+            unsafe { copy::fill(segment.as_ptr(), byte, segment.len()) };
+        }
+    }
+}
+
+impl SegmentList {
+    /// The list's memory, for a transfer that is done at once.
+    #[inline]
+    pub fn view(&self) -> View<'_> {
+        View {
+            segments: self.segments(),
+            bytes: self.len_bytes(),
+            writable: self.is_writable(),
+        }
+    }
+}
+
+/// A range of guest memory that lies in one piece, borrowed from its map: for the most frequent transfer, one page.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    segment: Segment,
+    writable: bool,
+    map: std::marker::PhantomData<&'a DmaMap>,
+}
+
+impl Piece<'_> {
+    /// Its memory, for a transfer that is done at once.
+    #[inline(always)]
+    pub fn view(&self) -> View<'_> {
+        View {
+            segments: std::slice::from_ref(&self.segment),
+            bytes: self.segment.len() as u64,
+            writable: self.writable,
+        }
+    }
+}
+
+impl DmaMap {
+    /// The host memory of `len` bytes at `iova`; `None` when it does not lie in one window.
+    ///
+    /// # Errors
+    /// See [`DmaError`].
+    #[inline(always)]
+    pub fn piece(
+        &self,
+        iova: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Option<Piece<'_>>, DmaError> {
+        let run = self.translate(iova, access)?;
+        if run.len < len {
+            return Ok(None);
+        }
+        Ok(Some(Piece {
+            // Not longer than the run, which lies in this process's address space.
+            segment: Segment::new(run.ptr, len as usize),
+            writable: access == Access::Write,
+            map: std::marker::PhantomData,
+        }))
+    }
+}
