@@ -5,10 +5,12 @@
 //! changed, set themselves up again under the lock of [`Control`], each in its own thread. Whoever finds the
 //! controller dead resets it; whoever comes second finds the epoch changed and is done.
 
+mod life;
+
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use nvme::aen::{EventType, Notice};
@@ -87,6 +89,10 @@ pub(crate) enum State {
     GoneQuiet = 1,
     /// Gone, and it may still touch memory: what it had is never used again.
     GoneWild = 2,
+    /// Disabled for a while; commands wait.
+    Suspended = 3,
+    /// To be given back: what is in flight ends, nothing more is taken.
+    Draining = 4,
 }
 
 /// Everything that the device handle and its queue pairs share.
@@ -101,6 +107,8 @@ pub(crate) struct Shared {
     /// Controller resets since it was opened.
     pub resets: AtomicU64,
     pub limits: Limits,
+    /// How many commands each queue pair has in flight: stored by its thread, read when the device is to be given back.
+    flying: Mutex<Vec<Weak<AtomicU32>>>,
     control: Mutex<Control>,
 }
 
@@ -118,6 +126,8 @@ pub(crate) struct Control {
     events: VecDeque<Event>,
     /// Memory of queue pairs that were dropped while the controller may have been using it.
     grave: Vec<Box<dyn Send>>,
+    /// Signalled when the system asks for the device back.
+    request: Option<OwnedFd>,
 }
 
 impl Shared {
@@ -150,6 +160,7 @@ impl Shared {
             namespaces: Vec::new(),
             events: VecDeque::new(),
             grave: Vec::new(),
+            request: None,
         };
         control.disable(&*transport)?;
         if options.interrupts && transport.msix_vectors() > 1 {
@@ -208,6 +219,7 @@ impl Shared {
             state: AtomicU8::new(State::Live as u8),
             resets: AtomicU64::new(0),
             limits,
+            flying: Mutex::default(),
             control: Mutex::new(control),
         })
     }
@@ -221,6 +233,8 @@ impl Shared {
         match self.state.load(Ordering::Acquire) {
             0 => State::Live,
             1 => State::GoneQuiet,
+            3 => State::Suspended,
+            4 => State::Draining,
             _ => State::GoneWild,
         }
     }
@@ -229,9 +243,11 @@ impl Shared {
     /// returns, the epoch is another one.
     pub fn recover(&self, observed: u32, why: &'static str) -> Result<(), Error> {
         let mut control = self.lock();
-        if self.epoch.load(Ordering::Acquire) != observed {
-            return match self.state() {
+        let state = self.state();
+        if self.epoch.load(Ordering::Acquire) != observed || state != State::Live {
+            return match state {
                 State::Live => Ok(()),
+                State::Suspended => Err(Error::Suspended),
                 _ => Err(Error::Gone),
             };
         }
@@ -299,7 +315,7 @@ impl Shared {
     /// Orderly shutdown (NVMe Base 2.1, 3.6.1), then disable. No queue pair works afterwards.
     pub fn close(&self) {
         let mut control = self.lock();
-        if self.state() != State::Live {
+        if matches!(self.state(), State::GoneQuiet | State::GoneWild) {
             return;
         }
         if let Err(error) = control.shut_down(&*self.transport) {

@@ -90,6 +90,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoQueue`], [`Error::Namespace`], or what the controller says.
     pub fn queue(&self, nsid: u32, options: QueueOptions) -> Result<QueuePair, Error> {
+        self.alive()?;
         let namespace = self.namespace(nsid)?;
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         match QueuePair::create(&self.shared, &namespace, options) {
@@ -242,6 +243,7 @@ impl Device {
     fn alive(&self) -> Result<(), Error> {
         match self.shared.state() {
             State::Live => Ok(()),
+            State::Suspended => Err(Error::Suspended),
             _ => Err(Error::Gone),
         }
     }
@@ -263,7 +265,46 @@ impl Device {
 
     /// Whether the device is gone, or closed.
     pub fn is_gone(&self) -> bool {
-        self.shared.state() != State::Live
+        matches!(self.shared.state(), State::GoneQuiet | State::GoneWild)
+    }
+
+    /// Shuts the controller down and disables it, for whatever is to be done to it: a reset from outside, loss of power, new
+    /// firmware. Queue pairs keep the commands that are in flight, and take more, as long as they have room; their
+    /// time does not run.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn suspend(&self) -> Result<(), Error> {
+        self.shared.suspend()
+    }
+
+    /// Brings a suspended controller up again. Queue pairs repeat what they kept, by themselves.
+    ///
+    /// # Errors
+    /// [`Error`]; the device is then still suspended, so that it can be tried again, or closed.
+    pub fn resume(&self) -> Result<(), Error> {
+        self.shared.resume()
+    }
+
+    /// Whether it is suspended.
+    pub fn is_suspended(&self) -> bool {
+        self.shared.state() == State::Suspended
+    }
+
+    /// A descriptor that becomes readable when the system asks for the device back (VFIO's request interrupt); `None` on a
+    /// transport that never does. The answer is [`Device::give_back`].
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn request_eventfd(&self) -> Result<Option<OwnedFd>, Error> {
+        self.shared.request_eventfd()
+    }
+
+    /// Gives the device back to the system: takes no more commands, lets those in flight end for so long at most, shuts the
+    /// controller down, and lets go of it although handles still exist; those only see that it is gone. Whether everything
+    /// ended by itself; what did not, fails as gone. Queue pairs have to be polled meanwhile, each by its own thread.
+    pub fn give_back(&self, limit: std::time::Duration) -> bool {
+        self.shared.give_back(limit)
     }
 
     /// The shadow doorbell buffers in use, for tests.

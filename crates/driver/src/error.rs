@@ -22,6 +22,9 @@ pub enum Error {
     /// The device is gone: its registers read as all ones, or the connection to it is lost.
     #[error("the device is gone")]
     Gone,
+    /// The device is suspended; queue pairs hold their commands.
+    #[error("the device is suspended")]
+    Suspended,
     /// CSTS.CFS is set, and a reset did not help.
     #[error("controller fatal status (CSTS {csts:#x})")]
     Fatal {

@@ -30,6 +30,21 @@ impl Registers {
         Ok(Self { base, len })
     }
 
+    /// Lets go of the device: from now on there is memory in place of the registers, full of ones, as if the device were
+    /// gone. Whoever still writes a doorbell writes nowhere.
+    pub fn detach(&self) -> io::Result<()> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        let base = self.base.as_ptr();
+        // SAFETY: replaces our own mapping, whole, by another one of the same length and rights; accesses to it by other
+        // threads are volatile, of mapped memory before and after.
+        unsafe { rustix::mm::mmap_anonymous(base.cast(), self.len, prot, flags)? };
+        for offset in (0..self.len / 8).map(|word| word * 8) {
+            self.write64(offset, u64::MAX);
+        }
+        Ok(())
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -169,6 +169,17 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// Resets the function. Registers are as after power-on; mappings and eventfds stay.
     fn reset(&self) -> Result<(), TransportError>;
 
+    /// Has an eventfd signalled when the system asks for the device back. `false`: it never does here.
+    fn set_request(&self, _eventfd: Option<BorrowedFd<'_>>) -> Result<bool, TransportError> {
+        Ok(false)
+    }
+
+    /// Lets go of the device although this transport still exists: nothing will work from now on, as if it were gone. Called
+    /// after the controller was disabled.
+    fn release(&self) -> Result<(), TransportError> {
+        Ok(())
+    }
+
     /// Called again and again while the driver waits for the controller. A controller that lives in this very thread
     /// does its work here; others need nothing.
     fn pause(&self) {

@@ -1,7 +1,7 @@
 //! Commands in flight, as mediation remembers them.
 
-use dma::SegmentList;
-use driver::raw::{IovaRange, Method};
+use dma::{Pin, SegmentList};
+use driver::raw::Method;
 use driver::{CommandError, DmaBuffer};
 use nvme::{Command, Status};
 
@@ -12,9 +12,10 @@ pub(crate) struct Entry {
     /// Whose it is.
     pub client: usize,
     pub token: u64,
-    /// Pins the guest's map; holds the data's memory where it was walked.
-    pub list: SegmentList,
-    pub bounce: Option<DmaBuffer>,
+    /// Keeps the guest's memory.
+    pub pin: Option<Pin>,
+    /// The copy that the device works on, and the guest's memory that it is a copy of.
+    pub bounce: Option<(DmaBuffer, SegmentList)>,
     /// The data goes to the guest.
     pub read: bool,
     /// The table that its addresses are from.
@@ -24,8 +25,6 @@ pub(crate) struct Entry {
     /// The first error of a part.
     pub status: Status,
     pub dw0: u32,
-    /// All of the data, where it does not fit one command.
-    pub ranges: Vec<IovaRange>,
 }
 
 impl Entry {
@@ -34,14 +33,13 @@ impl Entry {
             busy: false,
             client: 0,
             token: 0,
-            list: SegmentList::new(),
+            pin: None,
             bounce: None,
             read: false,
             table: 0,
             parts: 0,
             status: Status::SUCCESS,
             dw0: 0,
-            ranges: Vec::new(),
         }
     }
 }

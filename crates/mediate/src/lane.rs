@@ -4,7 +4,7 @@
 //! flight as its share of the room, a share being the whole divided by those that are at work or wait to be. One that is
 //! alone has all of it, and one that comes later waits only for what the first has too many of.
 
-use dma::{Access, DmaMap};
+use dma::{Access, DmaMap, SegmentList};
 use driver::iova::Tables;
 use driver::raw::{IovaRange, RawData};
 use driver::{Device, Error, QueueOptions, QueuePair, Refusal};
@@ -18,20 +18,25 @@ use crate::options::DirectOptions;
 use crate::stats::QueueStats;
 use crate::translate::{Near, Translator, walk};
 
+/// Looks at the physical queue pair after which one that asked for room in vain, and has not asked again, is taken to want
+/// none.
+const PATIENCE: u64 = 1024;
+
 /// A virtual queue pair, as the lane knows it.
 #[derive(Debug, Default)]
 struct Client {
     open: bool,
     in_flight: usize,
-    /// It has asked for room in this round and got none.
-    hungry: bool,
+    /// When it asked for room last and got none, in rounds of the lane.
+    hungry: Option<u64>,
     /// Its commands that ended while another one polled.
     inbox: Vec<Done>,
 }
 
 impl Client {
-    fn at_work(&self) -> bool {
-        self.in_flight > 0 || self.hungry
+    fn at_work(&self, round: u64) -> bool {
+        let waits = |since: u64| round.wrapping_sub(since) < PATIENCE;
+        self.in_flight > 0 || self.hungry.is_some_and(waits)
     }
 }
 
@@ -46,8 +51,14 @@ pub(crate) struct Lane {
     parked: Option<Parked>,
     bounces: Bounces,
     clients: Vec<Client>,
-    /// Recycled.
+    /// Looks so far.
+    round: u64,
+    /// Recycled: the memory of one command's data in this process.
+    walked: SegmentList,
+    /// Recycled: the same as the device sees it.
     ranges: Vec<IovaRange>,
+    /// The ranges of the command that is parked.
+    parked_ranges: Vec<IovaRange>,
     /// Recycled.
     over: Vec<(u16, Status, u32)>,
 }
@@ -91,7 +102,10 @@ impl Lane {
             parked: None,
             bounces: Bounces::new(device.clone()),
             clients: Vec::new(),
-            ranges: Vec::with_capacity(512),
+            round: 0,
+            walked: SegmentList::with_capacity(1024),
+            ranges: Vec::with_capacity(1024),
+            parked_ranges: Vec::with_capacity(1024),
             over: Vec::with_capacity(depth),
         })
     }
@@ -125,7 +139,7 @@ impl Lane {
     pub fn leave(&mut self, client: usize) {
         if let Some(client) = self.clients.get_mut(client) {
             client.open = false;
-            client.hungry = false;
+            client.hungry = None;
             client.inbox.clear();
         }
     }
@@ -154,14 +168,14 @@ impl Lane {
         }
         let others = self.clients.iter().enumerate();
         let others = others
-            .filter(|(at, other)| *at != client && other.at_work())
+            .filter(|(at, other)| *at != client && other.at_work(self.round))
             .count();
         let share = (self.entries.len() / (others + 1)).max(1);
         let Some(client) = self.clients.get_mut(client) else {
             return 0;
         };
         let room = free.min(share.saturating_sub(client.in_flight));
-        client.hungry = room == 0;
+        client.hungry = (room == 0).then_some(self.round);
         room
     }
 
@@ -223,7 +237,7 @@ impl Lane {
                     Some(data) => {
                         let put = self.queue.submit_raw(&plan.command, data, user_data);
                         put.map_err(refusal)?;
-                        entry.list.begin(job.map);
+                        entry.pin = Some(job.map.pin());
                     }
                     None => self.start_far(index, plan, job, len, access)?,
                 }
@@ -260,14 +274,17 @@ impl Lane {
         };
         entry.read = access == Access::Write;
         let page = job.translator.page_size();
-        let started = walk(job.map, job.guest, len, page, access, &mut entry.list)
+        let started = walk(job.map, job.guest, len, page, access, &mut self.walked)
             .and_then(|()| self.start_walked(index, plan, job, len));
-        if started.is_err()
-            && let Some(entry) = self.entries.get_mut(usize::from(index))
-        {
-            entry.list.clear();
-            if let Some(buffer) = entry.bounce.take() {
-                self.bounces.give_back(buffer);
+        self.walked.clear();
+        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+            match started {
+                Ok(()) => entry.pin = Some(job.map.pin()),
+                Err(_) => {
+                    if let Some((buffer, _)) = entry.bounce.take() {
+                        self.bounces.give_back(buffer);
+                    }
+                }
             }
         }
         started
@@ -283,7 +300,7 @@ impl Lane {
         let Some(entry) = self.entries.get_mut(usize::from(index)) else {
             return Err(Status::INTERNAL_ERROR);
         };
-        let known = Translator::resolve(self.tables.current(), &entry.list, &mut self.ranges);
+        let known = Translator::resolve(self.tables.current(), &self.walked, &mut self.ranges);
         let method = if known {
             self.queue.method(&self.ranges)
         } else {
@@ -294,8 +311,8 @@ impl Lane {
             None => {
                 let buffer = self.bounces.take(len)?;
                 let iova = buffer.iova();
-                let whole = entry.read || copy(&entry.list, &buffer, true);
-                entry.bounce = Some(buffer);
+                let whole = entry.read || copy(&self.walked, &buffer, true);
+                entry.bounce = Some((buffer, std::mem::take(&mut self.walked)));
                 if !whole {
                     return Err(Status::DATA_TRANSFER_ERROR);
                 }
@@ -334,8 +351,7 @@ impl Lane {
         };
         let parts = u32::try_from(len.div_ceil(most.max(1)));
         entry.parts = parts.map_err(|_| Status::INVALID_FIELD.with_dnr(true))?;
-        entry.ranges.clear();
-        entry.ranges.extend_from_slice(&self.ranges);
+        std::mem::swap(&mut self.ranges, &mut self.parked_ranges);
         self.parked = Some(Parked {
             entry: index,
             command: plan.command,
@@ -376,7 +392,7 @@ impl Lane {
             parked.command.cdw12 = cdw12.into_bits().into();
             let data = RawData::Ranges {
                 method: parked.method,
-                ranges: &entry.ranges,
+                ranges: &self.parked_ranges,
                 skip: parked.skip,
                 len,
             };
@@ -415,14 +431,11 @@ impl Lane {
         job: &mut Job<'_>,
         count: usize,
     ) -> Result<(), Status> {
-        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
-            return Err(Status::INTERNAL_ERROR);
-        };
         let mut bytes = [0; DSM_MAX_RANGES * 16];
         let mut words = [0; DSM_MAX_RANGES * 2];
         let bytes = bytes.get_mut(..count * 16).ok_or(Status::INTERNAL_ERROR)?;
         let (len, page) = (bytes.len() as u64, job.translator.page_size());
-        let list = &mut entry.list;
+        let list = &mut self.walked;
         let walked = walk(job.map, job.guest, len, page, Access::Read, list);
         let copied = list.copy_to(0, bytes);
         // Nothing of the guest's memory is used from here on.
@@ -462,11 +475,11 @@ impl Lane {
     pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
         // Memory that was unregistered is let go, although nothing may ever be submitted again.
         self.tables.keep_up();
-        if let Some(me) = self.clients.get_mut(client) {
-            me.hungry = false;
-            if !me.inbox.is_empty() {
-                out.append(&mut me.inbox);
-            }
+        self.round = self.round.wrapping_add(1);
+        if let Some(me) = self.clients.get_mut(client)
+            && !me.inbox.is_empty()
+        {
+            out.append(&mut me.inbox);
         }
         let mut over = std::mem::take(&mut self.over);
         let mut start = None;
@@ -521,18 +534,18 @@ impl Lane {
             return None;
         }
         entry.busy = false;
+        let pin = entry.pin.take();
         if wild {
             // The device may still write there: nobody else may have that memory, ever.
-            std::mem::forget(std::mem::take(&mut entry.list));
+            std::mem::forget(pin);
             std::mem::forget(entry.bounce.take());
-        } else if let Some(buffer) = entry.bounce.take() {
+        } else if let Some((buffer, data)) = entry.bounce.take() {
             let wanted = entry.read && entry.status.is_success();
-            if wanted && !copy(&entry.list, &buffer, false) {
+            if wanted && !copy(&data, &buffer, false) {
                 entry.status = Status::DATA_TRANSFER_ERROR;
             }
             self.bounces.give_back(buffer);
         }
-        entry.list.clear();
         let done = Done {
             token: entry.token,
             status: entry.status,

@@ -1,10 +1,10 @@
 //! A hostile guest: whatever its commands say, the device is never told of a block outside the guest's slice, nor of an
 //! address outside the guest's own memory; lists are read from pages of the queue's own.
 //!
-//! What was broken on purpose, and what then went red, one at a time: `Slice::lba` with a wrapping addition; the end of the
-//! slice off by one; Dataset Management ranges sent unchecked; a guest's PRP list handed to the device; the window's end
-//! not looked at in `Span::find`; a span kept over a change of the map, and over a change of the table; access rights
-//! not looked at. Each of them fails a test of this file.
+//! What was broken on purpose, one thing at a time, to see a test go red: `Slice::lba` with a wrapping addition; the end of
+//! the slice off by one; Dataset Management ranges sent unchecked; the window's end not looked at in `Span::find`; a
+//! registration's end not looked at; a span kept over a change of the map, of the table, and for another map; access
+//! rights not looked at; another namespace's number accepted; a write let through to a read-only slice.
 
 mod common;
 
@@ -499,6 +499,43 @@ fn a_window_that_went_or_moved_is_not_remembered() {
         "{at:#x} is the stranger's"
     );
     assert_eq!(world.guests[0].queue.stats().bounced(), 1);
+}
+
+#[test]
+fn what_ends_inside_a_page_ends_there() {
+    let mut world = world(Config::default(), false);
+    // A window that is no whole number of pages: the rest of its last page is not the guest's.
+    let guest = &mut world.guests[0];
+    let backing = Some((guest.memory.clone(), 0));
+    guest
+        .map
+        .map(0x4000_0000, 0x800, backing, Prot::RW)
+        .unwrap();
+    let read = |blocks| rw(NvmOpcode::READ, 0, blocks, 0x4000_0000, 0);
+    assert_eq!(guest.run(&read(4)), Status::SUCCESS);
+    for blocks in [5, 8] {
+        assert_eq!(guest.run(&read(blocks)), Status::DATA_TRANSFER_ERROR);
+    }
+    // Memory of which only the whole pages are registered: what lies behind them goes through a copy.
+    let memory = Memory::anonymous(0x3200).unwrap();
+    let registered = world.device.register(&memory).unwrap();
+    let guest = &mut world.guests[0];
+    let backing = Some((memory, 0));
+    guest
+        .map
+        .map(0x5000_0000, 0x3200, backing, Prot::RW)
+        .unwrap();
+    world.model.take_log();
+    let read = rw(NvmOpcode::READ, 0, 2, 0x5000_2e00, 0x5000_3000);
+    assert_eq!(guest.run(&read), Status::SUCCESS);
+    assert_eq!(guest.queue.stats().bounced(), 1);
+    let region = registered.region();
+    let log = world.model.take_log();
+    for (at, len) in &log[0].data {
+        let end = region.iova() + region.len();
+        assert!(at + len <= region.iova() || *at >= end, "{log:x?}");
+    }
+    assert!(world.model.faults().is_empty());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, RwCdw12, WriteZeroesCdw12};
@@ -40,6 +40,10 @@ pub(crate) struct Core {
     pub epoch: u32,
     /// Nothing can be submitted any more.
     pub dead: bool,
+    /// The device is suspended: commands stay where they are.
+    held: bool,
+    /// Commands in flight, for whoever waits for all queue pairs to be idle. Stored, never added to.
+    flying: Arc<AtomicU32>,
     pub qid: u16,
     pub sq: SqRing,
     pub cq: CqRing,
@@ -117,6 +121,8 @@ impl Core {
             epoch: shared.epoch.load(Ordering::Acquire),
             shared: shared.clone(),
             dead: false,
+            held: false,
+            flying: shared.new_cell(),
             qid,
             sq: SqRing::new(sq, sq_entries).ok_or_else(area)?,
             cq: CqRing::new(cq, cq_entries).ok_or_else(area)?,
@@ -301,6 +307,10 @@ impl Core {
             if self.epoch != self.shared.epoch.load(Ordering::Relaxed) {
                 return self.attend();
             }
+            if self.held {
+                return;
+            }
+            self.tell_in_flight();
             self.rung = self.tail;
             self.sq_bell.publish(self.tail);
         }
@@ -344,6 +354,13 @@ impl Core {
         count
     }
 
+    /// Says how many commands are in flight.
+    #[inline]
+    fn tell_in_flight(&self) {
+        let count = self.slots.in_flight() as u32;
+        self.flying.store(count, Ordering::Release);
+    }
+
     fn reap(&mut self, done: &mut impl FnMut(Completion)) -> usize {
         let mut count = 0;
         let mut consumed = 0;
@@ -356,6 +373,7 @@ impl Core {
             count += usize::from(self.settle(&entry, done));
         }
         if consumed > 0 {
+            self.tell_in_flight();
             self.untold += consumed;
             if self.untold >= self.lazy {
                 self.untold = 0;
@@ -534,7 +552,7 @@ impl Core {
 
     /// Looks at the clock, at commands that are late, at the controller, if that is due.
     pub fn look_after(&mut self) {
-        if self.slots.in_flight() == 0 {
+        if self.slots.in_flight() == 0 || self.held {
             return;
         }
         let now = Instant::now();
@@ -615,10 +633,25 @@ impl Core {
             if epoch == self.epoch {
                 return;
             }
-            self.epoch = epoch;
-            if self.shared.state() != State::Live {
-                self.dead = true;
-                return self.fail_all(CommandError::Gone);
+            let before = std::mem::replace(&mut self.epoch, epoch);
+            match self.shared.state() {
+                State::Live => {}
+                State::Suspended => {
+                    self.held = true;
+                    return;
+                }
+                // The queue goes on as it is, until it is empty, unless it was lost in a reset before.
+                State::Draining => {
+                    self.dead = true;
+                    if self.held || before.wrapping_add(1) != epoch {
+                        self.fail_all(CommandError::Reset);
+                    }
+                    return;
+                }
+                State::GoneQuiet | State::GoneWild => {
+                    self.dead = true;
+                    return self.fail_all(CommandError::Gone);
+                }
             }
             match self.attach() {
                 Ok(()) => {
@@ -641,9 +674,15 @@ impl Core {
     /// Everything that was in flight goes out again, or fails. All our commands may be repeated: they say what blocks
     /// shall hold, not how to change them, and nobody has been told of their end.
     fn replay(&mut self) {
+        // After a suspension nothing was wrong with the commands: that is no try.
+        let held = std::mem::take(&mut self.held);
         for index in self.slots.busy() {
             let retries = self.shared.options.retries;
             match self.slots.get(index) {
+                Some(slot) if held => {
+                    slot.tries = slot.tries.saturating_sub(1);
+                    self.repeat(index);
+                }
                 Some(slot) if slot.tries < retries => self.repeat(index),
                 _ => self.finish(index, CommandError::Reset),
             }
@@ -683,9 +722,11 @@ impl Core {
     }
 
     fn fail_all(&mut self, error: CommandError) {
+        self.held = false;
         for index in self.slots.busy() {
             self.finish(index, error);
         }
+        self.tell_in_flight();
         // Requests none of whose parts were in flight.
         self.parents.waiting.clear();
         for index in self.parents.busy() {

@@ -492,7 +492,9 @@ impl Drop for QueuePair {
         let memory = (sq, cq, lists, holds);
         let mut control = shared.lock();
         match shared.state() {
-            State::Live => {}
+            State::Live | State::Draining => {}
+            // Disabled: no queue exists.
+            State::Suspended => return control.free_qid(qid),
             State::GoneQuiet => return,
             State::GoneWild => return std::mem::forget(memory),
         }

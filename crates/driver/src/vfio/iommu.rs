@@ -63,7 +63,7 @@ pub enum Iommu {
         /// `/dev/vfio/vfio`.
         container: OwnedFd,
         /// `/dev/vfio/N`; the container loses its address space when it is closed.
-        _group: OwnedFd,
+        group: OwnedFd,
     },
 }
 
@@ -204,12 +204,23 @@ fn open_group(
         .map_err(|e| VfioError::system("VFIO_GROUP_GET_DEVICE_FD", e))?;
     let iommu = Iommu::Type1 {
         container,
-        _group: fd,
+        group: fd,
     };
     Ok((opened, iommu))
 }
 
 impl Iommu {
+    /// Closes it, while others still hold this.
+    pub(super) fn close_in_place(&self) -> std::io::Result<()> {
+        match self {
+            Iommu::Iommufd { iommufd, .. } => sys::close_in_place(iommufd.as_fd()),
+            Iommu::Type1 { container, group } => {
+                sys::close_in_place(group.as_fd())?;
+                sys::close_in_place(container.as_fd())
+            }
+        }
+    }
+
     /// The interface that was taken: `iommufd` or `group`.
     pub fn name(&self) -> &'static str {
         match self {

@@ -33,12 +33,14 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use sysfs::Sysfs;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_SET_ACTION_TRIGGER,
     VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_BAR0_REGION_INDEX,
-    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, vfio_device_info, vfio_irq_info,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
+    vfio_device_info, vfio_irq_info,
 };
 
 /// How to open a device.
@@ -75,6 +77,8 @@ pub struct Vfio {
     config: Region,
     can_reset: bool,
     vectors: u16,
+    /// The device was let go of.
+    released: AtomicBool,
     /// How many vectors have been set up; also serialises changes of the command register.
     state: Mutex<usize>,
 }
@@ -134,6 +138,7 @@ impl Vfio {
             limits,
             can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
             vectors,
+            released: AtomicBool::new(false),
             state: Mutex::new(0),
             device,
             iommu,
@@ -188,10 +193,18 @@ impl Vfio {
         known.then_some((&window.registers, within))
     }
 
-    fn set_irqs(&self, data: u32, fds: &[i32]) -> Result<(), TransportError> {
+    fn set_irqs(&self, index: u32, data: u32, fds: &[i32]) -> Result<(), TransportError> {
         let flags = data | VFIO_IRQ_SET_ACTION_TRIGGER;
-        sys::set_irqs(self.device.as_fd(), VFIO_PCI_MSIX_IRQ_INDEX, flags, fds)
+        sys::set_irqs(self.device.as_fd(), index, flags, fds)
             .map_err(|e| told("VFIO_DEVICE_SET_IRQS", e))
+    }
+
+    /// An error for whoever comes after the device was let go of.
+    fn held(&self) -> Result<(), TransportError> {
+        if self.released.load(Ordering::Acquire) {
+            return Err(TransportError::Gone("it was given back".into()));
+        }
+        Ok(())
     }
 }
 
@@ -228,15 +241,21 @@ fn windows(device: BorrowedFd<'_>, bar0: &Region) -> Result<Vec<Window>, VfioErr
     Ok(windows)
 }
 
-fn vectors(device: BorrowedFd<'_>) -> Result<u16, VfioError> {
+/// How many interrupts of one kind there are.
+fn interrupts(device: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
     let mut info = vfio_irq_info {
         argsz: sys::size::<vfio_irq_info>(),
-        index: VFIO_PCI_MSIX_IRQ_INDEX,
+        index,
         ..vfio_irq_info::default()
     };
-    sys::call(device, sys::DEVICE_GET_IRQ_INFO, &mut info)
+    sys::call(device, sys::DEVICE_GET_IRQ_INFO, &mut info)?;
+    Ok(info.count)
+}
+
+fn vectors(device: BorrowedFd<'_>) -> Result<u16, VfioError> {
+    let count = interrupts(device, VFIO_PCI_MSIX_IRQ_INDEX)
         .map_err(|e| VfioError::system("VFIO_DEVICE_GET_IRQ_INFO", e))?;
-    Ok(u16::try_from(info.count)
+    Ok(u16::try_from(count)
         .unwrap_or(u16::MAX)
         .min(pci::msix::MAX_ENTRIES))
 }
@@ -310,6 +329,7 @@ impl Transport for Vfio {
     }
 
     fn map(&self, mapping: Mapping<'_>) -> Result<(), TransportError> {
+        self.held()?;
         let len = mapping.len;
         let address = mapping.source.host(len).ok_or_else(|| {
             TransportError::io(
@@ -323,6 +343,10 @@ impl Transport for Vfio {
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError> {
+        if self.held().is_err() {
+            // The address space went with the device.
+            return Ok(());
+        }
         Ok(self.iommu.unmap(iova, len)?)
     }
 
@@ -331,19 +355,20 @@ impl Transport for Vfio {
     }
 
     fn set_msix(&self, eventfds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError> {
+        self.held()?;
         if eventfds.len() > usize::from(self.vectors) {
             return Err(TransportError::Unsupported("so many MSI-X vectors"));
         }
         let mut enabled = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *enabled != eventfds.len() && *enabled != 0 {
             // Kernels before 6.5 cannot add vectors to those that are enabled, and none takes any away.
-            self.set_irqs(VFIO_IRQ_SET_DATA_NONE, &[])?;
+            self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, VFIO_IRQ_SET_DATA_NONE, &[])?;
             *enabled = 0;
         }
         if !eventfds.is_empty() {
             let raw = |fd: &Option<BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
             let fds: Vec<i32> = eventfds.iter().map(raw).collect();
-            self.set_irqs(VFIO_IRQ_SET_DATA_EVENTFD, &fds)?;
+            self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, VFIO_IRQ_SET_DATA_EVENTFD, &fds)?;
             *enabled = eventfds.len();
         }
         Ok(())
@@ -368,7 +393,36 @@ impl Transport for Vfio {
         self.write_config(pci::COMMAND, &command.to_le_bytes())
     }
 
+    fn set_request(&self, eventfd: Option<BorrowedFd<'_>>) -> Result<bool, TransportError> {
+        self.held()?;
+        // Older kernels have no such interrupt.
+        if interrupts(self.device.as_fd(), VFIO_PCI_REQ_IRQ_INDEX).unwrap_or(0) == 0 {
+            return Ok(false);
+        }
+        let fd = eventfd.map_or(-1, |fd| fd.as_raw_fd());
+        self.set_irqs(VFIO_PCI_REQ_IRQ_INDEX, VFIO_IRQ_SET_DATA_EVENTFD, &[fd])?;
+        Ok(true)
+    }
+
+    fn release(&self) -> Result<(), TransportError> {
+        let bus_master = self.set_bus_master(false);
+        let _serialised = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.released.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // The kernel waits for the last of these, in the order in which they have to go.
+        for window in &self.bar0 {
+            let detached = window.registers.detach();
+            detached.map_err(|e| TransportError::io("letting go of the registers", e))?;
+        }
+        sys::close_in_place(self.device.as_fd())
+            .and_then(|()| self.iommu.close_in_place())
+            .map_err(|e| TransportError::io("letting go of the device", e))?;
+        bus_master
+    }
+
     fn reset(&self) -> Result<(), TransportError> {
+        self.held()?;
         if !self.can_reset {
             return Err(TransportError::Unsupported("a function reset"));
         }

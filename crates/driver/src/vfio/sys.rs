@@ -168,6 +168,18 @@ pub fn set_irqs(device: BorrowedFd<'_>, index: u32, flags: u32, fds: &[i32]) -> 
     unsafe { ioctl(device, DEVICE_SET_IRQS, address) }.map(drop)
 }
 
+/// Closes what a descriptor stands for, and leaves a descriptor of `/dev/null` in its place: for an owner that others still
+/// use.
+pub fn close_in_place(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let null = std::fs::File::open("/dev/null")?;
+    // SAFETY: both descriptors are open; the number stays its owner's, and names an open file before and after.
+    let answer = unsafe { libc::dup3(null.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// The IOVAs that an address space may use, first and last, and the alignment of mappings in bytes.
 pub fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> io::Result<(Vec<(u64, u64)>, u64)> {
     let mut ranges = vec![iommu_iova_range::default(); 16];

@@ -1,0 +1,124 @@
+//! What happens to a controller from outside: it is suspended and resumed, or given back to the system.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::{Shared, State};
+use crate::admin::relax;
+use crate::error::Error;
+
+impl Shared {
+    /// Shuts the controller down in order and disables it. Queue pairs keep their commands, and take more, until
+    /// [`Shared::resume`].
+    pub fn suspend(&self) -> Result<(), Error> {
+        let mut control = self.lock();
+        match self.state() {
+            State::Live => {}
+            State::Suspended => return Ok(()),
+            _ => return Err(Error::Gone),
+        }
+        if let Err(error) = control.shut_down(&*self.transport) {
+            tracing::debug!(%error, "shutdown");
+        }
+        if let Err(error) = control.disable(&*self.transport) {
+            tracing::error!(%error, "the device cannot be suspended and is given up");
+            self.give_up(&mut control);
+            return Err(Error::Gone);
+        }
+        control.grave.clear();
+        self.enter(State::Suspended);
+        Ok(())
+    }
+
+    /// Brings a suspended controller up again, whatever happened to it meanwhile; queue pairs repeat their commands. After
+    /// an error it is still suspended.
+    pub fn resume(&self) -> Result<(), Error> {
+        let mut control = self.lock();
+        match self.state() {
+            State::Live => return Ok(()),
+            State::Suspended => {}
+            _ => return Err(Error::Gone),
+        }
+        self.transport.set_bus_master(true)?;
+        control.disable(&*self.transport)?;
+        let wanted = self.limits.io_queues;
+        if control.bring_up(&self.transport, &self.options, wanted)? < wanted {
+            return Err(Error::Unusable("it allows fewer queues than before"));
+        }
+        let namespaces = control.scan(&self.options)?;
+        control.replace(namespaces);
+        self.enter(State::Live);
+        Ok(())
+    }
+
+    /// Lets what is in flight end, for so long at most, and takes nothing more; then shuts the controller down. Whether
+    /// everything ended by itself; what did not, fails as gone.
+    pub fn give_back(&self, limit: Duration) -> bool {
+        {
+            let _control = self.lock();
+            if self.state() == State::Live {
+                self.enter(State::Draining);
+            }
+        }
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        while self.state() == State::Draining && self.in_flight() > 0 && Instant::now() < deadline {
+            relax(&*self.transport, round);
+            round += 1;
+        }
+        let drained = self.in_flight() == 0;
+        self.close();
+        if let Err(error) = self.transport.release() {
+            tracing::debug!(%error, "release");
+        }
+        drained
+    }
+
+    /// The next state; queue pairs see it by the epoch.
+    fn enter(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// A cell for the number of commands that a new queue pair has in flight.
+    pub fn new_cell(&self) -> Arc<AtomicU32> {
+        let cell = Arc::new(AtomicU32::new(0));
+        let mut flying = self.flying.lock().unwrap_or_else(PoisonError::into_inner);
+        flying.retain(|cell| cell.strong_count() > 0);
+        flying.push(Arc::downgrade(&cell));
+        cell
+    }
+
+    fn in_flight(&self) -> u64 {
+        let flying = self.flying.lock().unwrap_or_else(PoisonError::into_inner);
+        let cells = flying.iter().filter_map(Weak::upgrade);
+        cells
+            .map(|cell| u64::from(cell.load(Ordering::Acquire)))
+            .sum()
+    }
+
+    /// A descriptor that becomes readable when the system asks for the device back; `None` where it never does.
+    pub fn request_eventfd(&self) -> Result<Option<OwnedFd>, Error> {
+        let system = |source: std::io::Error| Error::System {
+            what: "eventfd",
+            source,
+        };
+        let mut control = self.lock();
+        if control.request.is_none() {
+            let flags =
+                rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+            let fd = rustix::event::eventfd(0, flags).map_err(|errno| system(errno.into()))?;
+            if !self.transport.set_request(Some(fd.as_fd()))? {
+                return Ok(None);
+            }
+            control.request = Some(fd);
+        }
+        let fd = control
+            .request
+            .as_ref()
+            .map(|fd| fd.as_fd().try_clone_to_owned());
+        fd.transpose().map_err(system)
+    }
+}
