@@ -1,0 +1,215 @@
+//! The volume and how it is shown: what all queues of an export share.
+
+use crate::error::Error;
+use crate::request::Limits;
+use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
+use std::sync::Arc;
+use volume::{Completion, Info, Io, Op, Request, Volume, VolumeQueue};
+use zerocopy::IntoBytes;
+
+/// Most request queues: what an index of one byte can name, less the ones that no front-end has.
+pub(crate) const MAX_QUEUES: u16 = 256;
+/// Largest ring.
+pub(crate) const MAX_QUEUE_SIZE: u16 = 1024;
+
+/// How an export is shown to the guest.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// What GET_ID answers: `/sys/block/vda/serial` in a Linux guest. Up to 20 bytes.
+    pub serial: String,
+    /// Most request queues that a front-end may use, 1 to 256.
+    pub queues: u16,
+    /// Entries of a queue, a power of two from 4 to 1024. The front-end chooses; this is what requests' size is made for
+    /// (`seg_max` is two less, as a header and a status come with the data). Larger rings work, too.
+    pub queue_size: u16,
+    /// Logical block size in bytes, a power of two from 512 to 65536; the volume's, 512 at least, when not given.
+    pub block_size: Option<u32>,
+    /// The write cache is on at first. Off: every write is durable when it completes.
+    pub write_cache: bool,
+}
+
+impl Default for DiskOptions {
+    fn default() -> DiskOptions {
+        DiskOptions {
+            serial: String::new(),
+            queues: 128,
+            queue_size: 128,
+            block_size: None,
+            write_cache: true,
+        }
+    }
+}
+
+/// A volume, opened for this thread, in the shape that the guest sees.
+pub(crate) struct Disk {
+    pub(crate) volume: Arc<dyn Volume>,
+    queue: Box<dyn VolumeQueue>,
+    pub(crate) io: Io,
+    pub(crate) shape: Shape,
+    pub(crate) id: [u8; ID_BYTES],
+    /// Requests that are with the volume.
+    in_flight: usize,
+    /// The write cache of the present connection; the option says how each begins.
+    pub(crate) write_cache: bool,
+    write_cache_at_first: bool,
+    pub(crate) limits: Limits,
+}
+
+impl Disk {
+    pub(crate) fn open(
+        volume: Arc<dyn Volume>,
+        io: Io,
+        options: &DiskOptions,
+    ) -> Result<Disk, Error> {
+        let wrong = |text: String| Err(Error::Option(text));
+        let info = volume.info();
+        let block_size = options.block_size.unwrap_or(info.block_size.max(512));
+        if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
+            return wrong(format!(
+                "a block size of {block_size} bytes is not possible: it must be a power of two from 512 to 65536"
+            ));
+        }
+        if block_size < info.block_size {
+            return wrong(format!(
+                "blocks of {block_size} bytes are not possible: the volume's have {}",
+                info.block_size
+            ));
+        }
+        if !info.size.is_multiple_of(u64::from(block_size)) {
+            return wrong(format!(
+                "the volume's size of {} bytes is not a multiple of {block_size} bytes",
+                info.size
+            ));
+        }
+        if !(1..=MAX_QUEUES).contains(&options.queues) {
+            return wrong(format!(
+                "{} queues are not possible: 1 to {MAX_QUEUES} are",
+                options.queues
+            ));
+        }
+        if !options.queue_size.is_power_of_two()
+            || !(4..=MAX_QUEUE_SIZE).contains(&options.queue_size)
+        {
+            return wrong(format!(
+                "queues of {} entries are not possible: it must be a power of two from 4 to {MAX_QUEUE_SIZE}",
+                options.queue_size
+            ));
+        }
+        if options.serial.len() > ID_BYTES {
+            return wrong(format!(
+                "the serial \"{}\" is longer than {ID_BYTES} bytes",
+                options.serial
+            ));
+        }
+        let mut id = [0; ID_BYTES];
+        for (to, from) in id.iter_mut().zip(options.serial.bytes()) {
+            *to = from;
+        }
+        let shape = Shape {
+            queues: options.queues,
+            seg_max: u32::from(options.queue_size) - 2,
+            block_size,
+        };
+        let queue = volume.open(&io)?;
+        let mut disk = Disk {
+            volume,
+            queue,
+            io,
+            shape,
+            id,
+            in_flight: 0,
+            write_cache: options.write_cache,
+            write_cache_at_first: options.write_cache,
+            limits: Limits {
+                block_size,
+                max_transfer: shape.max_transfer(),
+                fua: true,
+                discard: false,
+                write_zeroes: false,
+            },
+        };
+        disk.negotiated(0);
+        Ok(disk)
+    }
+
+    /// Back to how every connection begins.
+    pub(crate) fn reset(&mut self) {
+        self.write_cache = self.write_cache_at_first;
+        self.negotiated(0);
+    }
+
+    /// The features that the driver has taken.
+    pub(crate) fn negotiated(&mut self, features: u64) {
+        self.limits.discard = features & feature::DISCARD != 0;
+        self.limits.write_zeroes = features & feature::WRITE_ZEROES != 0;
+        // "Without VIRTIO_BLK_F_FLUSH there is no cache that could be flushed" (virtio 1.2, 5.2.6.2).
+        self.limits.fua = !self.write_cache || features & feature::FLUSH == 0;
+    }
+
+    pub(crate) fn set_write_cache(&mut self, on: bool, features: u64) {
+        self.write_cache = on;
+        self.negotiated(features);
+    }
+
+    pub(crate) fn info(&self) -> Info {
+        self.volume.info()
+    }
+
+    /// Size in sectors.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.info().size / SECTOR
+    }
+
+    /// The configuration space as it is now.
+    pub(crate) fn config(&self) -> Vec<u8> {
+        let config = self.shape.config(&self.info(), self.write_cache);
+        config.as_bytes().to_vec()
+    }
+
+    /// The volume takes one more request.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.in_flight < self.io.capacity()
+    }
+
+    /// Starts a request; its completion, if it is already done.
+    #[inline]
+    pub(crate) fn submit(&mut self, request: Request) -> Option<Completion> {
+        let done = self.queue.submit(request);
+        if done.is_none() {
+            self.in_flight += 1;
+        }
+        done
+    }
+
+    /// Requests that are with the volume.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// A completion can be found only by polling.
+    pub(crate) fn must_poll(&self) -> bool {
+        self.queue.polled_in_flight() > 0
+    }
+
+    /// Sends what was started, and collects what has ended.
+    #[inline]
+    pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.io.flush();
+        self.io.poll(&mut |completion| done.push(completion));
+        self.queue.poll(&mut |completion| done.push(completion));
+        self.in_flight = self.in_flight.saturating_sub(done.len() - before);
+    }
+
+    /// A flush of everything, under a tag that no request has.
+    pub(crate) fn flush(&mut self, tag: u64) -> Option<Completion> {
+        self.submit(Request {
+            tag,
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            data: dma::SegmentList::new(),
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! Errors: of setting up and running an export ([`Error`], for people), and why a client was let go ([`ClientError`], for
+//! the log).
+
+use rustix::io::Errno;
+
+/// Why an export cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The volume could not be opened for this thread.
+    #[error(transparent)]
+    Volume(#[from] volume::VolumeError),
+    /// An option that a block device cannot have.
+    #[error("{0}")]
+    Option(String),
+    /// A system call failed.
+    #[error("{call}")]
+    System {
+        /// The system call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        errno: Errno,
+    },
+    /// What was written could not be made durable at the end.
+    #[error("the volume did not become durable: {0}")]
+    Flush(String),
+}
+
+/// Why a client was let go.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    #[error("receiving: {0}")]
+    Receive(Errno),
+    #[error("sending: {0}")]
+    Send(Errno),
+    #[error("message of {size} bytes")]
+    LongMessage { size: u32 },
+    #[error("message with flags {flags:#x}")]
+    Flags { flags: u32 },
+    #[error("too many descriptors in one message")]
+    TooManyFds,
+    #[error("request {request}: {why}")]
+    Refused {
+        request: u32,
+        #[source]
+        why: Refusal,
+    },
+}
+
+/// Why a request of a client was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("not known")]
+    Unknown,
+    #[error("its feature was not negotiated")]
+    NotNegotiated,
+    #[error("payload of the wrong size")]
+    Size,
+    #[error("wrong number of descriptors")]
+    Fds,
+    #[error("descriptor of the wrong kind")]
+    WrongKind,
+    #[error("{0}")]
+    Value(&'static str),
+    #[error("ring {0} does not exist")]
+    Ring(u64),
+    #[error("ring {0} is running")]
+    Running(u16),
+    #[error("the address {0:#x} is in no memory region")]
+    Address(u64),
+    #[error("memory: {0}")]
+    Memory(#[from] dma::MapError),
+    #[error("ring memory: {0}")]
+    Dma(#[from] dma::DmaError),
+    #[error("{call}: {errno}")]
+    System { call: &'static str, errno: Errno },
+}

@@ -1,0 +1,49 @@
+//! Volumes as virtio block devices, for guests that have a virtio driver and a VMM that speaks vhost-user.
+//!
+//! A [`Server`] serves one [`Volume`](volume::Volume) on a Unix socket, in the thread that made it: the front-end (QEMU's
+//! `vhost-user-blk-pci`, Cloud Hypervisor's `vhost_user=true` disks) hands over the guest's memory files and the addresses
+//! of its virtqueues; from then on requests come by memory, and data moves between the volume and the guest's memory
+//! directly.
+//!
+//! ```text
+//! front-end -- socket --> stream -> session/messages   features, configuration space, memory table, rings
+//!                                        |
+//! guest -- available ring --> run -> chain -> request -> SegmentList -> VolumeQueue   (io_uring reads into guest RAM)
+//!   ^         kick                                                          |
+//!   +-- used ring, interrupt <-- run <------------------- completion <------+
+//! ```
+//!
+//! What may be touched here: the socket, eventfds, and guest memory through `dma`. What may not: files and devices (that is
+//! `volume`'s), NVMe, and `unsafe`. Guest and front-end are hostile: everything that comes from them is copied once and
+//! checked; a queue that its guest has broken stands still, a front-end that breaks the protocol is let go. Nothing that
+//! they do ends the process.
+//!
+//! The protocol is spoken by this crate itself, without threads and locks: `vhost`'s own server blocks in the middle of a
+//! message and answers at once, while here one thread polls rings, waits for completions, and answers GET_VRING_BASE or a
+//! new memory table only when no request in flight can touch what is being taken away. `vhost`'s front-end is what the tests
+//! speak to it with.
+#![forbid(unsafe_code)]
+
+mod chain;
+mod disk;
+mod error;
+mod eventfd;
+mod inflight;
+mod memory;
+mod messages;
+mod queue;
+mod request;
+mod ring;
+mod run;
+mod server;
+mod session;
+mod stats;
+mod stream;
+mod virtio;
+mod wire;
+
+pub use disk::DiskOptions;
+pub use error::Error;
+pub use memory::Attach;
+pub use server::{Export, Server, ServerOptions};
+pub use stats::{Counter, QueueStats, Stats};

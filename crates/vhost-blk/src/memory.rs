@@ -1,0 +1,261 @@
+//! A guest's memory as its front-end describes it: regions, each a piece of a file, known by a guest-physical address (in
+//! descriptors) and by an address of the front-end's (for the rings).
+
+use crate::error::Refusal;
+use crate::wire::Region;
+use dma::{DmaMap, Memory, MemoryCache, Prot};
+use std::any::Any;
+use std::os::fd::OwnedFd;
+
+/// Told of every memory file of a client, by whoever can reach it without copies (a device); what it answers is dropped
+/// when the memory is no longer in use.
+pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
+
+/// A guest's memory.
+pub(crate) struct GuestMemory {
+    map: DmaMap,
+    files: MemoryCache,
+    regions: Vec<(Region, Memory)>,
+    attach: Option<Attach>,
+    attached: Vec<(Memory, Option<Box<dyn Any>>)>,
+    /// No longer mapped, but perhaps in use by requests in flight.
+    leaving: Vec<Option<Box<dyn Any>>>,
+}
+
+impl GuestMemory {
+    pub(crate) fn new(attach: Option<Attach>) -> GuestMemory {
+        GuestMemory {
+            map: DmaMap::new(),
+            files: MemoryCache::new(),
+            regions: Vec::new(),
+            attach,
+            attached: Vec::new(),
+            leaving: Vec::new(),
+        }
+    }
+
+    pub(crate) fn map(&self) -> &DmaMap {
+        &self.map
+    }
+
+    pub(crate) fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn import(&mut self, region: &Region, fd: OwnedFd) -> Result<Memory, Refusal> {
+        let end = region.mmap_offset.checked_add(region.size);
+        let end = end.ok_or(dma::MapError::Overflow)?;
+        // Rings are looked for by this range.
+        if region.user_address.checked_add(region.size).is_none() {
+            return Err(dma::MapError::Overflow.into());
+        }
+        Ok(self.files.import(fd, end, true)?)
+    }
+
+    fn map_one(&mut self, region: Region, memory: Memory) -> Result<(), Refusal> {
+        let backing = Some((memory.clone(), region.mmap_offset));
+        self.map
+            .map(region.guest_address, region.size, backing, Prot::RW)?;
+        if !self
+            .attached
+            .iter()
+            .any(|(known, _)| known.is_same(&memory))
+        {
+            let attachment = self.attach.as_ref().and_then(|attach| attach(&memory));
+            self.attached.push((memory.clone(), attachment));
+        }
+        self.regions.push((region, memory));
+        Ok(())
+    }
+
+    /// Replaces all of the memory. After an error there is none.
+    pub(crate) fn replace(&mut self, table: Vec<(Region, OwnedFd)>) -> Result<(), Refusal> {
+        // What stays is found in the cache as long as the old regions hold it.
+        let imported: Result<Vec<(Region, Memory)>, Refusal> = table
+            .into_iter()
+            .map(|(region, fd)| Ok((region, self.import(&region, fd)?)))
+            .collect();
+        self.clear();
+        for (region, memory) in imported? {
+            if let Err(why) = self.map_one(region, memory) {
+                self.clear();
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a region.
+    pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), Refusal> {
+        let memory = self.import(&region, fd)?;
+        self.map_one(region, memory)
+    }
+
+    /// Removes a region, known by its addresses and its size.
+    pub(crate) fn remove(&mut self, region: &Region) -> Result<(), Refusal> {
+        let same = |known: &Region| {
+            known.guest_address == region.guest_address
+                && known.user_address == region.user_address
+                && known.size == region.size
+        };
+        let index = self.regions.iter().position(|(known, _)| same(known));
+        let index = index.ok_or(Refusal::Address(region.guest_address))?;
+        self.map.unmap(region.guest_address, region.size)?;
+        self.regions.remove(index);
+        self.detach_unused();
+        Ok(())
+    }
+
+    /// Removes all.
+    pub(crate) fn clear(&mut self) {
+        self.regions.clear();
+        self.map.unmap_all();
+        self.detach_unused();
+    }
+
+    fn detach_unused(&mut self) {
+        let (regions, leaving) = (&self.regions, &mut self.leaving);
+        self.attached.retain_mut(|(memory, attachment)| {
+            let used = regions.iter().any(|(_, known)| known.is_same(memory));
+            if !used {
+                leaving.push(attachment.take());
+            }
+            used
+        });
+    }
+
+    /// No request in flight can still touch memory that was removed.
+    pub(crate) fn quiesced(&mut self) -> bool {
+        let quiesced = self.map.quiesced();
+        if quiesced {
+            self.leaving.clear();
+        }
+        quiesced
+    }
+
+    /// The guest-physical address of `len` bytes at an address of the front-end's; they lie in one region.
+    pub(crate) fn guest_address(&self, user: u64, len: usize) -> Result<u64, Refusal> {
+        let found = self.regions.iter().find_map(|(region, _)| {
+            let offset = user.checked_sub(region.user_address)?;
+            let end = offset.checked_add(len as u64)?;
+            (end <= region.size).then(|| region.guest_address.checked_add(offset))?
+        });
+        found.ok_or(Refusal::Address(user))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    fn region(guest: u64, size: u64, user: u64, offset: u64) -> Region {
+        Region {
+            guest_address: guest,
+            size,
+            user_address: user,
+            mmap_offset: offset,
+        }
+    }
+
+    fn file(len: usize) -> (Memory, impl Fn() -> OwnedFd) {
+        let memory = Memory::anonymous(len).unwrap();
+        let fd = memory.clone();
+        (memory, move || fd.fd().try_clone_to_owned().unwrap())
+    }
+
+    #[test]
+    fn addresses_of_the_front_end_are_found_in_one_region_only() {
+        let (_, fd) = file(0x4000);
+        let mut memory = GuestMemory::new(None);
+        let table = vec![
+            (region(0x1000, 0x1000, 0x7000_0000, 0), fd()),
+            (region(0x8000, 0x2000, 0x7000_1000, 0x2000), fd()),
+        ];
+        memory.replace(table).unwrap();
+        assert_eq!(memory.guest_address(0x7000_0010, 16).unwrap(), 0x1010);
+        assert_eq!(memory.guest_address(0x7000_1000, 0x2000).unwrap(), 0x8000);
+        for (user, len) in [
+            (0x7000_0ff8, 16),
+            (0x6fff_ffff, 1),
+            (0x7000_3000, 1),
+            (u64::MAX, 2),
+            (0x7000_0000, usize::MAX),
+        ] {
+            assert!(memory.guest_address(user, len).is_err(), "{user:#x}");
+        }
+        assert_eq!(memory.map().window_count(), 2);
+    }
+
+    #[test]
+    fn bad_tables_leave_nothing_behind() {
+        let (_, fd) = file(0x4000);
+        let mut memory = GuestMemory::new(None);
+        let good = region(0x1000, 0x1000, 0x1000, 0);
+        for bad in [
+            region(0x1800, 0x1000, 0x5000, 0),
+            region(0x9000, 0, 0x5000, 0),
+            region(0x9000, 0x1000, 0x5000, 0x3001),
+            region(0x9000, 0x1000, 0x5000, u64::MAX),
+            region(0x9000, 0x1000, u64::MAX, 0),
+            region(u64::MAX, 0x1000, 0x5000, 0),
+        ] {
+            assert!(
+                memory.replace(vec![(good, fd()), (bad, fd())]).is_err(),
+                "{bad:x?}"
+            );
+            assert_eq!((memory.regions(), memory.map().window_count()), (0, 0));
+        }
+        let socket = std::os::unix::net::UnixStream::pair().unwrap().0;
+        assert!(memory.add(good, socket.into()).is_err());
+    }
+
+    #[test]
+    fn regions_come_and_go_one_by_one() {
+        let (_, fd) = file(0x4000);
+        let mut memory = GuestMemory::new(None);
+        let (a, b) = (
+            region(0, 0x1000, 0, 0),
+            region(0x1000, 0x1000, 0x1000, 0x1000),
+        );
+        memory.add(a, fd()).unwrap();
+        memory.add(b, fd()).unwrap();
+        assert!(memory.add(b, fd()).is_err());
+        assert!(memory.remove(&region(0, 0x2000, 0, 0)).is_err());
+        memory.remove(&a).unwrap();
+        assert!(memory.remove(&a).is_err());
+        assert!(memory.guest_address(0, 1).is_err());
+        assert!(memory.guest_address(0x1000, 1).is_ok());
+    }
+
+    #[test]
+    fn attachments_last_until_requests_in_flight_are_over() {
+        let alive = Rc::new(RefCell::new(0));
+        struct Token(Rc<RefCell<i32>>);
+        impl Drop for Token {
+            fn drop(&mut self) {
+                *self.0.borrow_mut() -= 1;
+            }
+        }
+        let handle = alive.clone();
+        let mut memory = GuestMemory::new(Some(Box::new(move |_| {
+            *handle.borrow_mut() += 1;
+            Some(Box::new(Token(handle.clone())))
+        })));
+        let (_, fd) = file(0x2000);
+        memory.add(region(0, 0x1000, 0, 0), fd()).unwrap();
+        memory.add(region(0x1000, 0x1000, 0x1000, 0), fd()).unwrap();
+        assert_eq!(*alive.borrow(), 1, "once for a file");
+        memory.remove(&region(0, 0x1000, 0, 0)).unwrap();
+        assert!(memory.quiesced());
+        assert_eq!(*alive.borrow(), 1, "the other region still needs it");
+        let pin = memory.map().pin();
+        memory.clear();
+        assert!(!memory.quiesced());
+        assert_eq!(*alive.borrow(), 1);
+        drop(pin);
+        assert!(memory.quiesced());
+        assert_eq!(*alive.borrow(), 0);
+    }
+}

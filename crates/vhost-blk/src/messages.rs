@@ -1,0 +1,416 @@
+//! The front-end's requests, one by one ("Vhost-user Protocol", Front-end message types).
+
+use crate::disk::{Disk, MAX_QUEUE_SIZE};
+use crate::error::{ClientError, Refusal};
+use crate::eventfd::{Kick, Signal};
+use crate::inflight::Inflight;
+use crate::queue::Queue;
+use crate::ring::RingAddress;
+use crate::server::kick_token;
+use crate::session::{Pending, Session};
+use crate::stream::Message;
+use crate::virtio::{WRITEBACK_OFFSET, feature};
+use crate::wire::*;
+use rustix::fs::{FileType, fstat};
+use std::os::fd::OwnedFd;
+use zerocopy::IntoBytes;
+
+/// What a request comes to.
+enum Answer {
+    /// Nothing, or a word that it has been done.
+    Done,
+    /// This.
+    Payload(Vec<u8>, Option<OwnedFd>),
+    /// Later.
+    Later(Pending),
+}
+
+/// A configuration space is read up to here (VHOST_USER_MAX_CONFIG_SIZE).
+const MAX_CONFIG: u32 = 256;
+
+type Handled = Result<Answer, Refusal>;
+
+/// The request answers with a payload; when it cannot, nothing else may come in its place.
+fn answers(request: u32) -> bool {
+    matches!(
+        request,
+        request::GET_FEATURES
+            | request::GET_PROTOCOL_FEATURES
+            | request::GET_QUEUE_NUM
+            | request::GET_VRING_BASE
+            | request::GET_CONFIG
+            | request::GET_INFLIGHT_FD
+            | request::GET_MAX_MEM_SLOTS
+    )
+}
+
+impl Session {
+    /// Handles a request: answers it, or notes that it has to wait.
+    pub(crate) fn handle(&mut self, message: Message, disk: &mut Disk) -> Result<(), ClientError> {
+        let header = message.header;
+        tracing::trace!(
+            request = header.request,
+            size = header.size,
+            fds = message.fds.len()
+        );
+        match self.request(message, disk) {
+            Ok(Answer::Done) => self.acknowledge(&header, Ok(())),
+            Ok(Answer::Payload(payload, fd)) => self.stream.reply(header.request, &payload, fd),
+            Ok(Answer::Later(pending)) => {
+                self.pending = Some(pending);
+                self.finish_pending(disk).map(|_| ())
+            }
+            Err(why) if answers(header.request) => Err(ClientError::Refused {
+                request: header.request,
+                why,
+            }),
+            Err(why) => self.acknowledge(&header, Err(why)),
+        }
+    }
+
+    fn request(&mut self, message: Message, disk: &mut Disk) -> Handled {
+        let Message {
+            header,
+            payload,
+            fds,
+        } = message;
+        // Only these bring descriptors, however many; the others are closed here.
+        match header.request {
+            request::SET_MEM_TABLE => return self.set_mem_table(header, &payload, fds),
+            request::ADD_MEM_REG => return self.add_mem_reg(&payload, fds),
+            request::SET_VRING_KICK => return self.set_vring_kick(&payload, fds, disk),
+            request::SET_VRING_CALL | request::SET_VRING_ERR => {
+                return self.set_vring_signal(header.request, &payload, fds, disk);
+            }
+            request::SET_BACKEND_REQ_FD => return self.set_backend_channel(fds),
+            request::SET_INFLIGHT_FD => return self.set_inflight(&payload, fds, disk),
+            _ => drop(fds),
+        }
+        match header.request {
+            request::GET_FEATURES => Ok(number(disk.shape.features(&disk.info()))),
+            request::SET_FEATURES => self.set_features(&payload, disk),
+            request::SET_OWNER => Ok(Answer::Done),
+            request::GET_PROTOCOL_FEATURES => Ok(number(protocol::ALL)),
+            request::SET_PROTOCOL_FEATURES => self.set_protocol_features(&payload),
+            request::GET_QUEUE_NUM => {
+                self.needs(protocol::MQ)?;
+                Ok(number(u64::from(disk.shape.queues)))
+            }
+            request::GET_CONFIG => self.get_config(&payload, disk),
+            request::SET_CONFIG => self.set_config(&payload, disk),
+            request::SET_VRING_NUM => self.with_state(&payload, disk, Queue::set_size),
+            request::SET_VRING_BASE => self.with_state(&payload, disk, Queue::set_base),
+            request::SET_VRING_ENABLE => self.with_state(&payload, disk, Queue::set_enabled),
+            request::SET_VRING_ADDR => self.set_vring_addr(&payload, disk),
+            request::GET_VRING_BASE => self.get_vring_base(header, &payload, disk),
+            request::GET_INFLIGHT_FD => self.get_inflight(&payload, disk),
+            request::GET_MAX_MEM_SLOTS => {
+                self.needs(protocol::CONFIGURE_MEM_SLOTS)?;
+                Ok(number(MAX_SLOTS as u64))
+            }
+            request::REM_MEM_REG => self.remove_mem_reg(header, &payload),
+            request::RESET_DEVICE | request::RESET_OWNER => {
+                self.stop();
+                Ok(Answer::Later(Pending::Reset(header)))
+            }
+            _ => Err(Refusal::Unknown),
+        }
+    }
+
+    fn needs(&self, feature: u64) -> Result<(), Refusal> {
+        if self.protocol & feature == 0 {
+            return Err(Refusal::NotNegotiated);
+        }
+        Ok(())
+    }
+
+    /// The queue of that number, made when it is first named.
+    fn queue(&mut self, index: u64, disk: &Disk) -> Result<&mut Queue, Refusal> {
+        let queues = u64::from(disk.shape.queues);
+        if index >= queues {
+            return Err(Refusal::Ring(index));
+        }
+        while self.queues.len() as u64 <= index {
+            // Below 256.
+            let next = self.queues.len() as u16;
+            let mut queue = Queue::new(next, self.stats.clone());
+            queue.set_features(self.features);
+            self.queues.push(queue);
+        }
+        self.queues
+            .get_mut(index as usize)
+            .ok_or(Refusal::Ring(index))
+    }
+
+    fn with_state(
+        &mut self,
+        payload: &[u8],
+        disk: &Disk,
+        set: impl FnOnce(&mut Queue, u32) -> Result<(), Refusal>,
+    ) -> Handled {
+        let state: VringState = exactly(payload).ok_or(Refusal::Size)?;
+        set(self.queue(state.index.into(), disk)?, state.num)?;
+        Ok(Answer::Done)
+    }
+
+    fn set_features(&mut self, payload: &[u8], disk: &mut Disk) -> Handled {
+        let features: u64 = exactly(payload).ok_or(Refusal::Size)?;
+        if features & !disk.shape.features(&disk.info()) != 0 {
+            return Err(Refusal::Value("features that were not offered"));
+        }
+        if self.queues.iter().any(|queue| queue.run.is_some())
+            && (features ^ self.features) & !feature::PROTOCOL_FEATURES != 0
+        {
+            return Err(Refusal::Value("features of a running device"));
+        }
+        self.features = features;
+        for queue in &mut self.queues {
+            queue.set_features(features);
+        }
+        disk.negotiated(features);
+        Ok(Answer::Done)
+    }
+
+    fn set_protocol_features(&mut self, payload: &[u8]) -> Handled {
+        let features: u64 = exactly(payload).ok_or(Refusal::Size)?;
+        if features & !protocol::ALL != 0 {
+            return Err(Refusal::Value("features that were not offered"));
+        }
+        self.protocol = features;
+        Ok(Answer::Done)
+    }
+
+    fn get_config(&mut self, payload: &[u8], disk: &Disk) -> Handled {
+        self.needs(protocol::CONFIG)?;
+        let (header, _): (ConfigHeader, _) = prefix(payload).ok_or(Refusal::Size)?;
+        let end = header.offset.checked_add(header.size);
+        if end.is_none_or(|end| end > MAX_CONFIG)
+            || payload.len() != size_of::<ConfigHeader>() + header.size as usize
+        {
+            return Err(Refusal::Size);
+        }
+        let config = disk.config();
+        let mut answer = header.as_bytes().to_vec();
+        // What lies beyond our configuration space is zero.
+        let bytes = config.into_iter().chain(std::iter::repeat(0));
+        answer.extend(
+            bytes
+                .skip(header.offset as usize)
+                .take(header.size as usize),
+        );
+        self.capacity = disk.capacity();
+        Ok(Answer::Payload(answer, None))
+    }
+
+    fn set_config(&mut self, payload: &[u8], disk: &mut Disk) -> Handled {
+        self.needs(protocol::CONFIG)?;
+        let (header, bytes): (ConfigHeader, _) = prefix(payload).ok_or(Refusal::Size)?;
+        if bytes.len() != header.size as usize {
+            return Err(Refusal::Size);
+        }
+        // The only field that is not the device's alone.
+        if let (WRITEBACK_OFFSET, &[writeback]) = (header.offset, bytes) {
+            if self.features & feature::CONFIG_WCE == 0 {
+                return Err(Refusal::NotNegotiated);
+            }
+            disk.set_write_cache(writeback != 0, self.features);
+            if let Some(inflight) = &self.inflight {
+                inflight.set_write_cache(disk.write_cache);
+            }
+            return Ok(Answer::Done);
+        }
+        Err(Refusal::Value("field of the device's"))
+    }
+
+    fn regions(&self, header: &TableHeader, rest: &[u8]) -> Result<Vec<Region>, Refusal> {
+        let count = header.regions as usize;
+        if count > MAX_TABLE || rest.len() != count * size_of::<Region>() {
+            return Err(Refusal::Size);
+        }
+        let regions = rest.chunks_exact(size_of::<Region>());
+        regions
+            .map(|bytes| exactly(bytes).ok_or(Refusal::Size))
+            .collect()
+    }
+
+    fn set_mem_table(&mut self, header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+        let (table, rest): (TableHeader, _) = prefix(payload).ok_or(Refusal::Size)?;
+        let regions = self.regions(&table, rest)?;
+        if regions.len() != fds.len() {
+            return Err(Refusal::Fds);
+        }
+        let result = self.memory.replace(regions.into_iter().zip(fds).collect());
+        self.memory_changed();
+        result?;
+        Ok(Answer::Later(Pending::Unmap(header)))
+    }
+
+    fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+        self.needs(protocol::CONFIGURE_MEM_SLOTS)?;
+        let single: SingleRegion = exactly(payload).ok_or(Refusal::Size)?;
+        if self.memory.regions() >= MAX_SLOTS {
+            return Err(Refusal::Value("one region too many"));
+        }
+        self.memory.add(single.region, one(fds)?)?;
+        self.memory_changed();
+        Ok(Answer::Done)
+    }
+
+    fn remove_mem_reg(&mut self, header: Header, payload: &[u8]) -> Handled {
+        self.needs(protocol::CONFIGURE_MEM_SLOTS)?;
+        let single: SingleRegion = exactly(payload).ok_or(Refusal::Size)?;
+        self.memory.remove(&single.region)?;
+        self.memory_changed();
+        Ok(Answer::Later(Pending::Unmap(header)))
+    }
+
+    fn set_vring_addr(&mut self, payload: &[u8], disk: &Disk) -> Handled {
+        let addr: VringAddr = exactly(payload).ok_or(Refusal::Size)?;
+        if addr.flags != 0 {
+            return Err(Refusal::Value("logging was not offered"));
+        }
+        let address = RingAddress {
+            descriptors: addr.descriptor,
+            available: addr.available,
+            used: addr.used,
+        };
+        self.queue(addr.index.into(), disk)?.set_address(address)?;
+        Ok(Answer::Done)
+    }
+
+    /// Stops the queue; the answer comes when its requests are over.
+    fn get_vring_base(&mut self, header: Header, payload: &[u8], disk: &Disk) -> Handled {
+        let state: VringState = exactly(payload).ok_or(Refusal::Size)?;
+        self.queue(state.index.into(), disk)?.stop();
+        // There is such a queue, so its number fits.
+        Ok(Answer::Later(Pending::Base(header, state.index as u16)))
+    }
+
+    /// Index of the ring, and the descriptor unless there is to be none.
+    fn vring_fd(
+        &self,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<(u64, Option<OwnedFd>), Refusal> {
+        let value: u64 = exactly(payload).ok_or(Refusal::Size)?;
+        let index = value & VRING_INDEX_MASK;
+        if value & VRING_NOFD != 0 {
+            return Ok((index, None));
+        }
+        Ok((index, Some(one(fds)?)))
+    }
+
+    fn set_vring_kick(&mut self, payload: &[u8], fds: Vec<OwnedFd>, disk: &Disk) -> Handled {
+        let (index, fd) = self.vring_fd(payload, fds)?;
+        let kick = match fd {
+            Some(fd) => Some(Kick::new(fd, &self.epoll, kick_token(index))?),
+            None => None,
+        };
+        self.queue(index, disk)?.set_kick(kick);
+        // There is such a queue, so its number fits.
+        self.begin(index as u16)?;
+        Ok(Answer::Done)
+    }
+
+    fn set_vring_signal(
+        &mut self,
+        request: u32,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+        disk: &Disk,
+    ) -> Handled {
+        let (index, fd) = self.vring_fd(payload, fds)?;
+        let signal = fd.map(Signal::new).transpose()?;
+        let queue = self.queue(index, disk)?;
+        if request == request::SET_VRING_CALL {
+            queue.set_call(signal);
+        } else {
+            queue.set_err(signal);
+        }
+        Ok(Answer::Done)
+    }
+
+    fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Handled {
+        self.needs(protocol::BACKEND_REQ)?;
+        let fd = one(fds)?;
+        let stat = fstat(&fd).map_err(|errno| Refusal::System {
+            call: "fstat",
+            errno,
+        })?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+            return Err(Refusal::WrongKind);
+        }
+        self.backend_channel = Some(fd);
+        Ok(Answer::Done)
+    }
+
+    /// The description, and how long the front-end's is: with or without padding.
+    fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, Refusal> {
+        self.needs(protocol::INFLIGHT_SHMFD)?;
+        let mut padded = [0; size_of::<InflightDescription>()];
+        if payload.len() != INFLIGHT_SIZE && payload.len() != padded.len() {
+            return Err(Refusal::Size);
+        }
+        if let Some(part) = padded.get_mut(..payload.len()) {
+            part.copy_from_slice(payload);
+        }
+        let description: InflightDescription = exactly(&padded).ok_or(Refusal::Size)?;
+        let size = description.queue_size;
+        if description.queues == 0 || size == 0 || size > MAX_QUEUE_SIZE {
+            return Err(Refusal::Value("queues to be tracked"));
+        }
+        Ok(description)
+    }
+
+    fn get_inflight(&mut self, payload: &[u8], disk: &Disk) -> Handled {
+        let asked = self.inflight_description(payload)?;
+        if asked.queues > disk.shape.queues {
+            return Err(Refusal::Ring(asked.queues.into()));
+        }
+        let inflight = Inflight::new(asked.queues, asked.queue_size)?;
+        inflight.set_write_cache(disk.write_cache);
+        let answer = InflightDescription {
+            mmap_size: inflight.size(),
+            mmap_offset: 0,
+            ..asked
+        };
+        let fd = inflight.fd().try_clone_to_owned();
+        let fd = fd.map_err(|_| Refusal::Value("no descriptor is left"))?;
+        let bytes = answer.as_bytes().get(..payload.len());
+        Ok(Answer::Payload(
+            bytes.unwrap_or_default().to_vec(),
+            Some(fd),
+        ))
+    }
+
+    fn set_inflight(&mut self, payload: &[u8], fds: Vec<OwnedFd>, disk: &mut Disk) -> Handled {
+        let given = self.inflight_description(payload)?;
+        if self.queues.iter().any(|queue| queue.run.is_some()) {
+            return Err(Refusal::Value("tracking of a running device"));
+        }
+        let inflight = Inflight::import(
+            one(fds)?,
+            given.mmap_offset,
+            given.mmap_size,
+            given.queues,
+            given.queue_size,
+        )?;
+        if let Some(on) = inflight.write_cache() {
+            disk.set_write_cache(on, self.features);
+        }
+        self.inflight = Some(inflight);
+        Ok(Answer::Done)
+    }
+}
+
+fn number(value: u64) -> Answer {
+    Answer::Payload(value.as_bytes().to_vec(), None)
+}
+
+fn one(fds: Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
+    let mut fds = fds.into_iter();
+    match (fds.next(), fds.next()) {
+        (Some(fd), None) => Ok(fd),
+        _ => Err(Refusal::Fds),
+    }
+}

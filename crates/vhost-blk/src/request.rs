@@ -1,0 +1,258 @@
+//! From the buffers of a chain to a block request (virtio 1.2, 5.2.6). The header is copied once and only the copy is looked
+//! at; drivers may cut the header, the data and the status byte into buffers as they like (2.7.4).
+
+use crate::chain::Buffer;
+use crate::virtio::{FLAG_UNMAP, ID_BYTES, MAX_RANGES, SECTOR, Status, kind};
+use dma::{Access, DmaMap, SegmentList};
+use std::collections::VecDeque;
+use volume::Op;
+
+const HEADER_BYTES: usize = 16;
+const RANGE_BYTES: usize = 16;
+
+/// What requests are checked against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Logical block size in bytes.
+    pub(crate) block_size: u32,
+    /// Longest data in bytes.
+    pub(crate) max_transfer: u64,
+    /// Writes are durable when they complete.
+    pub(crate) fua: bool,
+    /// Discard was offered.
+    pub(crate) discard: bool,
+    /// Write-zeroes was offered.
+    pub(crate) write_zeroes: bool,
+}
+
+/// One operation on a range of bytes of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Work {
+    pub(crate) op: Op,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// This, with the data that was gathered, if the operation has any.
+    Work(Work),
+    /// The identifier, to where the data was gathered.
+    Id,
+    /// The ranges that were gathered, one after the other; there is at least one.
+    Ranges,
+    /// Nothing: it ends like this.
+    End(Status),
+}
+
+/// A request that can be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parsed {
+    pub(crate) action: Action,
+    /// Guest-physical address of the status byte.
+    pub(crate) status_at: u64,
+    /// Bytes that the device may write before the status byte.
+    pub(crate) writable: u64,
+}
+
+/// A chain without room for a status byte: nothing can be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoStatus;
+
+/// Takes a chain apart. `data` gets the memory of reads, writes and GET_ID; `ranges` what is to be discarded or zeroed.
+/// Both were emptied by the caller.
+pub(crate) fn parse(
+    buffers: &[Buffer],
+    map: &DmaMap,
+    limits: &Limits,
+    data: &mut SegmentList,
+    ranges: &mut VecDeque<Work>,
+) -> Result<Parsed, NoStatus> {
+    let status = buffers
+        .last()
+        .filter(|last| last.writable)
+        .ok_or(NoStatus)?;
+    // Empty buffers were left out.
+    let status_at = status
+        .addr
+        .checked_add(u64::from(status.len).saturating_sub(1))
+        .ok_or(NoStatus)?;
+    let total = |writable: bool| -> u64 {
+        let of = buffers.iter().filter(|b| b.writable == writable);
+        of.map(|b| u64::from(b.len)).sum()
+    };
+    let chain = Chain {
+        buffers,
+        map,
+        limits,
+        // Neither sum overflows: a chain is bounded. The header is not data, nor is the status byte.
+        out_len: total(false),
+        in_len: total(true).saturating_sub(1),
+    };
+    let action = chain.action(data, ranges).unwrap_or_else(|status| {
+        data.clear();
+        ranges.clear();
+        Action::End(status)
+    });
+    Ok(Parsed {
+        action,
+        status_at,
+        writable: chain.in_len,
+    })
+}
+
+struct Chain<'a> {
+    buffers: &'a [Buffer],
+    map: &'a DmaMap,
+    limits: &'a Limits,
+    /// Bytes that the driver gives, the header among them.
+    out_len: u64,
+    /// Bytes that the driver wants, without the status.
+    in_len: u64,
+}
+
+impl Chain<'_> {
+    fn action(
+        &self,
+        data: &mut SegmentList,
+        ranges: &mut VecDeque<Work>,
+    ) -> Result<Action, Status> {
+        let mut header = [0; HEADER_BYTES];
+        self.copy_out(0, &mut header)?;
+        let (kind, sector) = split_header(header);
+        let out_data = self.out_len - HEADER_BYTES as u64;
+        match kind {
+            kind::IN => {
+                let work = self.work(Op::Read, sector, self.in_len)?;
+                self.gather(true, 0, self.in_len, data)?;
+                Ok(Action::Work(work))
+            }
+            kind::OUT => {
+                let fua = self.limits.fua;
+                let work = self.work(Op::Write { fua }, sector, out_data)?;
+                self.gather(false, HEADER_BYTES as u64, out_data, data)?;
+                Ok(Action::Work(work))
+            }
+            kind::FLUSH => Ok(Action::Work(Work {
+                op: Op::Flush,
+                offset: 0,
+                len: 0,
+            })),
+            kind::GET_ID => {
+                let len = self.in_len.min(ID_BYTES as u64);
+                self.gather(true, 0, len, data)?;
+                Ok(Action::Id)
+            }
+            kind::DISCARD if self.limits.discard => self.ranges(kind, out_data, ranges),
+            kind::WRITE_ZEROES if self.limits.write_zeroes => self.ranges(kind, out_data, ranges),
+            _ => Err(Status::Unsupported),
+        }
+    }
+
+    /// The segments of a discard or write-zeroes request, each checked before any of them is begun.
+    fn ranges(&self, kind: u32, len: u64, ranges: &mut VecDeque<Work>) -> Result<Action, Status> {
+        let count = len / RANGE_BYTES as u64;
+        if !len.is_multiple_of(RANGE_BYTES as u64) || count == 0 || count > u64::from(MAX_RANGES) {
+            return Err(Status::IoErr);
+        }
+        let mut bytes = [0; RANGE_BYTES * MAX_RANGES as usize];
+        let bytes = bytes.get_mut(..len as usize).ok_or(Status::IoErr)?;
+        self.copy_out(HEADER_BYTES as u64, bytes)?;
+        for range in bytes.chunks_exact(RANGE_BYTES) {
+            let (sector, sectors, flags) = split_range(range);
+            let op = match (kind, flags) {
+                (kind::DISCARD, 0) => Op::Deallocate,
+                (kind::WRITE_ZEROES, 0 | FLAG_UNMAP) => Op::WriteZeroes {
+                    deallocate: flags & FLAG_UNMAP != 0,
+                    fua: self.limits.fua,
+                },
+                // "The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP" (5.2.6.2).
+                _ => return Err(Status::Unsupported),
+            };
+            ranges.push_back(self.work(op, sector, u64::from(sectors) * SECTOR)?);
+        }
+        Ok(Action::Ranges)
+    }
+
+    /// The operation, if it covers whole blocks. Whether they exist is the volume's question.
+    fn work(&self, op: Op, sector: u64, len: u64) -> Result<Work, Status> {
+        let offset = sector.checked_mul(SECTOR).ok_or(Status::IoErr)?;
+        let mask = u64::from(self.limits.block_size).max(SECTOR) - 1;
+        if (offset | len) & mask != 0 {
+            return Err(Status::IoErr);
+        }
+        if op.has_data() && len > self.limits.max_transfer {
+            return Err(Status::IoErr);
+        }
+        Ok(Work { op, offset, len })
+    }
+
+    /// Copies what the driver gives, from a byte of it on.
+    fn copy_out(&self, skip: u64, out: &mut [u8]) -> Result<(), Status> {
+        if self.out_len < skip.saturating_add(out.len() as u64) {
+            return Err(Status::IoErr);
+        }
+        let mut rest = out;
+        self.pieces(false, skip, rest.len() as u64, |addr, len| {
+            let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            rest = after;
+            self.map.read(addr, piece)
+        })
+    }
+
+    /// Gathers the host memory of what the driver gives or wants.
+    fn gather(
+        &self,
+        writable: bool,
+        skip: u64,
+        len: u64,
+        list: &mut SegmentList,
+    ) -> Result<(), Status> {
+        let access = if writable {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        self.pieces(writable, skip, len, |addr, len| {
+            self.map.segments(addr, len, access, list)
+        })
+    }
+
+    /// Calls `each` with every piece of one direction, from a byte of it on.
+    fn pieces(
+        &self,
+        writable: bool,
+        mut skip: u64,
+        mut len: u64,
+        mut each: impl FnMut(u64, u64) -> Result<(), dma::DmaError>,
+    ) -> Result<(), Status> {
+        for buffer in self.buffers.iter().filter(|b| b.writable == writable) {
+            let size = u64::from(buffer.len);
+            let start = skip.min(size);
+            skip -= start;
+            let take = (size - start).min(len);
+            if take == 0 {
+                continue;
+            }
+            let addr = buffer.addr.checked_add(start).ok_or(Status::IoErr)?;
+            each(addr, take).map_err(|_| Status::IoErr)?;
+            len -= take;
+        }
+        if len == 0 { Ok(()) } else { Err(Status::IoErr) }
+    }
+}
+
+/// Type and sector of `struct virtio_blk_req`; what lies between is reserved.
+fn split_header(header: [u8; HEADER_BYTES]) -> (u32, u64) {
+    let value = u128::from_le_bytes(header);
+    (value as u32, (value >> 64) as u64)
+}
+
+/// Sector, number of sectors and flags of `struct virtio_blk_discard_write_zeroes`.
+fn split_range(range: &[u8]) -> (u64, u32, u32) {
+    let mut bytes = [0; RANGE_BYTES];
+    bytes.copy_from_slice(range);
+    let value = u128::from_le_bytes(bytes);
+    (value as u64, (value >> 64) as u32, (value >> 96) as u32)
+}

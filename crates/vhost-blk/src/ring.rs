@@ -1,0 +1,306 @@
+//! The memory of a split virtqueue (virtio 1.2, 2.7): descriptor table, available ring, used ring.
+
+use dma::{Access, Area, DmaError, DmaMap};
+
+const DESCRIPTOR_BYTES: usize = 16;
+/// `flags` and `idx` before the entries of both rings.
+const RING_HEADER: usize = 4;
+const FLAGS: usize = 0;
+const IDX: usize = 2;
+const USED_ENTRY: usize = 8;
+
+/// VIRTQ_AVAIL_F_NO_INTERRUPT.
+const NO_INTERRUPT: u16 = 1;
+/// VIRTQ_USED_F_NO_NOTIFY.
+const NO_NOTIFY: u16 = 1;
+
+/// Descriptor flags (2.7.5).
+pub(crate) mod flag {
+    pub(crate) const NEXT: u16 = 1;
+    pub(crate) const WRITE: u16 = 2;
+    pub(crate) const INDIRECT: u16 = 4;
+}
+
+/// One descriptor, as the guest wrote it: nothing in it has been checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+    pub(crate) flags: u16,
+    pub(crate) next: u16,
+}
+
+impl Descriptor {
+    /// From the two halves of the 16 bytes.
+    #[inline]
+    pub(crate) fn from_words(low: u64, high: u64) -> Descriptor {
+        Descriptor {
+            addr: low,
+            len: high as u32,
+            flags: (high >> 32) as u16,
+            next: (high >> 48) as u16,
+        }
+    }
+}
+
+/// Where the guest has put a queue, in its physical address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingAddress {
+    pub(crate) descriptors: u64,
+    pub(crate) available: u64,
+    pub(crate) used: u64,
+}
+
+/// Bytes of the three parts, for a queue of `size` entries. With EVENT_IDX both rings have one more field.
+pub(crate) fn part_sizes(size: u16, event_idx: bool) -> (usize, usize, usize) {
+    let entries = usize::from(size);
+    let event = if event_idx { 2 } else { 0 };
+    (
+        entries * DESCRIPTOR_BYTES,
+        RING_HEADER + entries * 2 + event,
+        RING_HEADER + entries * USED_ENTRY + event,
+    )
+}
+
+/// A queue's memory, resolved. Indices of the rings count without end, modulo 65,536.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    descriptors: Area,
+    available: Area,
+    used: Area,
+    /// Entries; a power of two.
+    size: u16,
+}
+
+impl Ring {
+    /// Resolves a queue's three parts, each in whole.
+    pub(crate) fn resolve(
+        map: &DmaMap,
+        at: RingAddress,
+        size: u16,
+        event_idx: bool,
+    ) -> Result<Ring, DmaError> {
+        let (descriptors, available, used) = part_sizes(size, event_idx);
+        Ok(Ring {
+            descriptors: Area::resolve(map, at.descriptors, descriptors, 8, Access::Read)?,
+            available: Area::resolve(map, at.available, available, 2, Access::Read)?,
+            used: Area::resolve(map, at.used, used, 4, Access::Write)?,
+            size,
+        })
+    }
+
+    /// The map's generation when it was resolved.
+    pub(crate) fn generation(&self) -> u64 {
+        self.descriptors.generation()
+    }
+
+    /// Some of its memory has been lost.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.descriptors.is_poisoned() || self.available.is_poisoned() || self.used.is_poisoned()
+    }
+
+    #[inline]
+    fn slot(&self, index: u16) -> usize {
+        usize::from(index & (self.size - 1))
+    }
+
+    /// A descriptor, read once; `None` outside the table.
+    #[inline]
+    pub(crate) fn descriptor(&self, index: u16) -> Option<Descriptor> {
+        if index >= self.size {
+            return None;
+        }
+        let at = usize::from(index) * DESCRIPTOR_BYTES;
+        Some(Descriptor::from_words(
+            self.descriptors.load64(at),
+            self.descriptors.load64(at + 8),
+        ))
+    }
+
+    /// Where the driver will put the next available entry; the entries before it are visible.
+    #[inline]
+    pub(crate) fn available_idx(&self) -> u16 {
+        self.available.load16_acquire(IDX)
+    }
+
+    /// The head of the chain that entry `index` of the available ring names.
+    #[inline]
+    pub(crate) fn available_head(&self, index: u16) -> u16 {
+        self.available.load16(RING_HEADER + self.slot(index) * 2)
+    }
+
+    /// The driver wants no interrupts (without EVENT_IDX).
+    #[inline]
+    pub(crate) fn no_interrupt(&self) -> bool {
+        self.available.load16(FLAGS) & NO_INTERRUPT != 0
+    }
+
+    /// The used index whose passing is to interrupt (with EVENT_IDX).
+    #[inline]
+    pub(crate) fn used_event(&self) -> u16 {
+        self.available
+            .load16(RING_HEADER + usize::from(self.size) * 2)
+    }
+
+    /// Writes entry `index` of the used ring.
+    #[inline]
+    pub(crate) fn set_used(&self, index: u16, head: u16, len: u32) {
+        let at = RING_HEADER + self.slot(index) * USED_ENTRY;
+        self.used.store32(at, u32::from(head));
+        self.used.store32(at + 4, len);
+    }
+
+    /// The used index, as it was last published.
+    #[inline]
+    pub(crate) fn used_idx(&self) -> u16 {
+        self.used.load16(IDX)
+    }
+
+    /// Publishes the used entries before `index`.
+    #[inline]
+    pub(crate) fn publish_used(&self, index: u16) {
+        self.used.store16_release(IDX, index);
+    }
+
+    /// Asks the driver to ring when it passes `index` (with EVENT_IDX).
+    #[inline]
+    pub(crate) fn set_available_event(&self, index: u16) {
+        self.used
+            .store16(RING_HEADER + usize::from(self.size) * USED_ENTRY, index);
+    }
+
+    /// Asks the driver to ring, or not to (without EVENT_IDX).
+    #[inline]
+    pub(crate) fn set_notify(&self, wanted: bool) {
+        self.used.store16(FLAGS, if wanted { 0 } else { NO_NOTIFY });
+    }
+}
+
+/// Whether one side that moves an index from `old` to `new` has to signal the other, which asked to be told about
+/// `event` (2.7.10: `vring_need_event`).
+#[inline]
+pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dma::{Memory, Prot};
+
+    fn map(memory: &Memory) -> DmaMap {
+        let mut map = DmaMap::new();
+        let len = memory.len() as u64;
+        map.map(0x1000, len, Some((memory.clone(), 0)), Prot::RW)
+            .unwrap();
+        map
+    }
+
+    #[test]
+    fn parts_lie_where_virtio_says() {
+        let memory = Memory::anonymous(0x3000).unwrap();
+        let map = map(&memory);
+        let at = RingAddress {
+            descriptors: 0x1000,
+            available: 0x1040,
+            used: 0x2000,
+        };
+        let ring = Ring::resolve(&map, at, 4, true).unwrap();
+        // Descriptor 1; available: idx 6, entry 5 (slot 1), used_event.
+        let descriptor: Vec<u8> = [
+            0x1122u64.to_le_bytes(),
+            0x0003_0002_0000_0040u64.to_le_bytes(),
+        ]
+        .concat();
+        memory.write(16, &descriptor).unwrap();
+        memory.write(0x40 + 2, &6u16.to_le_bytes()).unwrap();
+        memory.write(0x40 + 4 + 2, &3u16.to_le_bytes()).unwrap();
+        memory.write(0x40 + 4 + 8, &9u16.to_le_bytes()).unwrap();
+        assert_eq!(
+            ring.descriptor(1),
+            Some(Descriptor {
+                addr: 0x1122,
+                len: 0x40,
+                flags: 2,
+                next: 3
+            })
+        );
+        assert_eq!(ring.descriptor(4), None);
+        assert_eq!(ring.available_idx(), 6);
+        assert_eq!(ring.available_head(5), 3);
+        assert_eq!(ring.used_event(), 9);
+        ring.set_used(6, 2, 0x201);
+        ring.publish_used(7);
+        ring.set_available_event(0x55aa);
+        let mut used = [0; 40];
+        memory.read(0x1000, &mut used).unwrap();
+        assert_eq!(used[2..4], [7, 0]);
+        assert_eq!(used[4 + 16..4 + 24], [2, 0, 0, 0, 1, 2, 0, 0]);
+        assert_eq!(used[4 + 32..4 + 34], [0xaa, 0x55]);
+        assert_eq!(ring.used_idx(), 7);
+    }
+
+    #[test]
+    fn a_ring_that_leaves_memory_is_refused() {
+        let memory = Memory::anonymous(0x3000).unwrap();
+        let map = map(&memory);
+        let good = RingAddress {
+            descriptors: 0x1000,
+            available: 0x2000,
+            used: 0x3000,
+        };
+        assert!(Ring::resolve(&map, good, 64, true).is_ok());
+        // 64 entries: 1024, 134 (with event) and 518 bytes.
+        for bad in [
+            RingAddress {
+                descriptors: 0x4000 - 1008,
+                ..good
+            },
+            RingAddress {
+                available: 0x4000 - 132,
+                ..good
+            },
+            RingAddress {
+                used: 0x4000 - 516,
+                ..good
+            },
+            RingAddress {
+                used: 0x4000,
+                ..good
+            },
+            RingAddress {
+                used: u64::MAX - 3,
+                ..good
+            },
+            RingAddress {
+                used: 0x2001,
+                ..good
+            },
+            RingAddress {
+                descriptors: 0x1004,
+                ..good
+            },
+        ] {
+            assert!(Ring::resolve(&map, bad, 64, true).is_err(), "{bad:x?}");
+        }
+        let edge = RingAddress {
+            used: 0x4000 - 516,
+            ..good
+        };
+        assert!(
+            Ring::resolve(&map, edge, 64, false).is_ok(),
+            "no event field"
+        );
+    }
+
+    #[test]
+    fn events() {
+        // Passing the event signals, reaching it does not.
+        assert!(need_event(5, 6, 5));
+        assert!(need_event(5, 9, 4));
+        assert!(!need_event(5, 5, 4));
+        assert!(!need_event(4, 9, 5));
+        assert!(need_event(0xffff, 0, 0xffff));
+        assert!(!need_event(7, 7, 7));
+    }
+}

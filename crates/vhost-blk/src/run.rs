@@ -1,0 +1,461 @@
+//! A queue at work: requests are fetched, started, answered; the guest is told, once for a batch.
+
+use crate::chain::Walker;
+use crate::disk::Disk;
+use crate::eventfd::Signal;
+use crate::inflight::Tracker;
+use crate::request::{Action, NoStatus, Parsed, Work, parse};
+use crate::ring::{Ring, need_event};
+use crate::stats::QueueStats;
+use crate::virtio::Status;
+use dma::{DmaMap, SegmentList};
+use std::collections::VecDeque;
+use std::sync::atomic::{Ordering, fence};
+use volume::{Completion, IoErrorKind, Op, Request};
+
+/// A place for one request in flight.
+#[derive(Debug, Default)]
+struct Slot {
+    busy: bool,
+    head: u16,
+    status_at: u64,
+    /// Bytes that the guest finds written when it went well, the status not counted.
+    written: u32,
+    op: Option<Op>,
+    bytes: u64,
+    /// What is still to be done, one after the other.
+    ranges: VecDeque<Work>,
+    /// The list of a request that is not with the volume; kept for its capacity.
+    data: SegmentList,
+}
+
+/// How a queue is run.
+pub(crate) struct RunOptions {
+    pub(crate) index: u16,
+    pub(crate) size: u16,
+    pub(crate) event_idx: bool,
+    pub(crate) indirect: bool,
+    /// The first entry of the available ring to be fetched.
+    pub(crate) next: u16,
+    /// Inflight tracking, where the front-end wants it.
+    pub(crate) tracker: Option<Tracker>,
+}
+
+/// A queue at work.
+pub(crate) struct Run {
+    index: u16,
+    size: u16,
+    event_idx: bool,
+    indirect: bool,
+    /// None while its memory is gone: it stands still.
+    ring: Option<Ring>,
+    next: u16,
+    used: u16,
+    published: u16,
+    armed: bool,
+    /// The guest has broken the ring: nothing more is fetched.
+    broken: bool,
+    /// Nothing more is to be fetched: the front-end stops the queue.
+    stopping: bool,
+    /// Something waits in the ring, but there is no room for it.
+    full: bool,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Requests of an earlier back-end, to be begun again before anything else.
+    again: VecDeque<u16>,
+    /// Requests that ended while there was no ring.
+    held: Vec<(u16, u32)>,
+    tracker: Option<Tracker>,
+    walker: Walker,
+}
+
+impl Run {
+    /// Begins to work on a ring. With tracking, what an earlier back-end left is taken up: then `next` is found out.
+    pub(crate) fn new(options: RunOptions, ring: Ring, stats: &crate::Stats) -> Run {
+        let used = ring.used_idx();
+        let mut run = Run {
+            index: options.index,
+            size: options.size,
+            event_idx: options.event_idx,
+            indirect: options.indirect,
+            ring: Some(ring),
+            next: options.next,
+            used,
+            published: used,
+            armed: true,
+            broken: false,
+            stopping: false,
+            full: false,
+            slots: Vec::new(),
+            free: (0..options.size).rev().collect(),
+            again: VecDeque::new(),
+            held: Vec::new(),
+            tracker: options.tracker,
+            walker: Walker::default(),
+        };
+        run.slots.resize_with(usize::from(run.size), Slot::default);
+        if let Some(tracker) = &mut run.tracker {
+            run.again = tracker.recover(used).into();
+            // No more than the ring has, as each was found once.
+            run.next = used.wrapping_add(run.again.len() as u16);
+            if !run.again.is_empty() {
+                tracing::info!(queue = run.index, requests = run.again.len(), "begun again");
+            }
+            stats.resubmitted.add(run.again.len() as u64);
+        }
+        run
+    }
+
+    /// The next entry of the available ring to be fetched.
+    pub(crate) fn next(&self) -> u16 {
+        self.next
+    }
+
+    /// Requests that are with the volume.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// What happens to the guest's memory from now on is no affair of ours: it is not written any more.
+    pub(crate) fn abandon(&mut self) {
+        self.stopping = true;
+        self.ring = None;
+        self.tracker = None;
+        self.again.clear();
+    }
+
+    /// The memory has changed: here is the ring, or it is gone.
+    pub(crate) fn set_ring(&mut self, ring: Option<Ring>) {
+        self.ring = ring;
+        if self.ring.is_some() {
+            for (head, len) in std::mem::take(&mut self.held) {
+                self.post(head, len);
+            }
+        }
+    }
+
+    pub(crate) fn generation(&self) -> Option<u64> {
+        self.ring.as_ref().map(Ring::generation)
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.ring.as_ref().is_some_and(Ring::is_poisoned)
+    }
+
+    /// Stops for good, because of what the guest or its memory did.
+    pub(crate) fn breaks(&mut self, why: &dyn std::fmt::Display) {
+        if !self.broken {
+            self.broken = true;
+            tracing::warn!(queue = self.index, "the guest has broken its queue: {why}");
+        }
+    }
+
+    /// Fetches what is available and starts it. `true` when there was something.
+    pub(crate) fn fetch(&mut self, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) -> bool {
+        self.full = false;
+        if self.stopping || self.broken {
+            return false;
+        }
+        let Some(ring) = &self.ring else {
+            return false;
+        };
+        let available = ring.available_idx();
+        let waiting = available.wrapping_sub(self.next);
+        if waiting == 0 && self.again.is_empty() {
+            return false;
+        }
+        if waiting > self.size {
+            let (next, size) = (self.next, self.size);
+            self.breaks(&format_args!(
+                "available index {available}, next {next}, {size} entries"
+            ));
+            return false;
+        }
+        self.quiet();
+        let mut worked = false;
+        for _ in 0..usize::from(waiting) + self.again.len() {
+            if self.free.is_empty() || !disk.has_room() {
+                self.full = true;
+                break;
+            }
+            let Some(head) = self.take_head() else {
+                break;
+            };
+            worked = true;
+            stats.requests.add(1);
+            self.begin(head, disk, map, stats);
+        }
+        worked
+    }
+
+    /// The next request's head.
+    fn take_head(&mut self) -> Option<u16> {
+        if let Some(head) = self.again.pop_front() {
+            return Some(head);
+        }
+        let head = self.ring.as_ref()?.available_head(self.next);
+        if head >= self.size {
+            let size = self.size;
+            self.breaks(&format_args!("head {head} of {size} descriptors"));
+            return None;
+        }
+        self.next = self.next.wrapping_add(1);
+        if let Some(tracker) = &mut self.tracker {
+            tracker.begin(head);
+        }
+        Some(head)
+    }
+
+    /// Takes a request apart and starts it.
+    fn begin(&mut self, head: u16, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) {
+        let (Some(index), Some(ring)) = (self.free.pop(), &self.ring) else {
+            return;
+        };
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return;
+        };
+        slot.busy = true;
+        slot.head = head;
+        slot.op = None;
+        slot.bytes = 0;
+        slot.written = 0;
+        slot.ranges.clear();
+        let mut data = std::mem::take(&mut slot.data);
+        data.clear();
+        let parsed = match self.walker.walk(head, ring, self.size, self.indirect, map) {
+            Ok(buffers) => parse(buffers, map, &disk.limits, &mut data, &mut slot.ranges),
+            Err(error) => {
+                tracing::debug!(queue = self.index, head, %error, "bad chain");
+                Err(NoStatus)
+            }
+        };
+        slot.data = data;
+        let Ok(Parsed {
+            action,
+            status_at,
+            writable,
+        }) = parsed
+        else {
+            // There is nowhere to say so.
+            stats.errors.add(1);
+            self.free_slot(index);
+            self.post(head, 0);
+            return;
+        };
+        slot.status_at = status_at;
+        match action {
+            Action::Work(work) => {
+                if work.op == Op::Read {
+                    // Bounded by `max_transfer`.
+                    slot.written = writable as u32;
+                }
+                slot.ranges.push_back(work);
+                self.go_on(index, disk, map, stats);
+            }
+            Action::Ranges => self.go_on(index, disk, map, stats),
+            Action::Id => {
+                slot.written = slot.data.copy_from(0, &disk.id) as u32;
+                self.finish(index, Status::Ok, map, stats);
+            }
+            Action::End(status) => self.finish(index, status, map, stats),
+        }
+    }
+
+    /// Starts what a request still needs, until the volume has it or it is done.
+    fn go_on(&mut self, index: u16, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) {
+        loop {
+            let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+                return;
+            };
+            let Some(Work { op, offset, len }) = slot.ranges.pop_front() else {
+                return self.finish(index, Status::Ok, map, stats);
+            };
+            slot.op = Some(op);
+            slot.bytes = len;
+            let request = Request {
+                tag: tag(self.index, index),
+                op,
+                offset,
+                len,
+                data: std::mem::take(&mut slot.data),
+            };
+            let Some(completion) = disk.submit(request) else {
+                return;
+            };
+            if !self.ended(index, completion, map, stats) {
+                return;
+            }
+        }
+    }
+
+    /// A request's operation has ended; starts the next one, or answers.
+    pub(crate) fn complete(
+        &mut self,
+        index: u16,
+        completion: Completion,
+        disk: &mut Disk,
+        map: &DmaMap,
+        stats: &QueueStats,
+    ) {
+        if self.ended(index, completion, map, stats) {
+            self.go_on(index, disk, map, stats);
+        }
+    }
+
+    /// Takes a completion in; answers a request that failed. `true` when the request goes on.
+    fn ended(
+        &mut self,
+        index: u16,
+        completion: Completion,
+        map: &DmaMap,
+        stats: &QueueStats,
+    ) -> bool {
+        let slot = self.slots.get_mut(usize::from(index));
+        let Some(slot) = slot.filter(|slot| slot.busy) else {
+            return false;
+        };
+        slot.data = completion.data;
+        let status = match completion.result {
+            Ok(()) => {
+                match slot.op {
+                    Some(Op::Read) => stats.bytes_read.add(slot.bytes),
+                    Some(Op::Write { .. }) => stats.bytes_written.add(slot.bytes),
+                    _ => {}
+                }
+                return true;
+            }
+            Err(error) => {
+                tracing::debug!(queue = self.index, op = ?slot.op, %error, "request failed");
+                match error.kind {
+                    IoErrorKind::Unsupported => Status::Unsupported,
+                    _ => Status::IoErr,
+                }
+            }
+        };
+        slot.written = 0;
+        self.finish(index, status, map, stats);
+        false
+    }
+
+    /// Answers a request.
+    fn finish(&mut self, index: u16, status: Status, map: &DmaMap, stats: &QueueStats) {
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return;
+        };
+        if status != Status::Ok {
+            stats.errors.add(1);
+        }
+        let (head, status_at, written) = (slot.head, slot.status_at, slot.written);
+        // The request is over: its pin on the memory goes.
+        slot.data.clear();
+        self.free_slot(index);
+        if self.ring.is_none() && self.stopping {
+            return;
+        }
+        // Its memory may have been taken away meanwhile; then nobody waits for it.
+        let _ = map.write(status_at, &[status as u8]);
+        self.post(head, written.saturating_add(1));
+    }
+
+    fn free_slot(&mut self, index: u16) {
+        if let Some(slot) = self.slots.get_mut(usize::from(index)) {
+            slot.busy = false;
+            self.free.push(index);
+        }
+    }
+
+    /// Writes a used entry; [`Run::publish`] shows it to the guest.
+    fn post(&mut self, head: u16, len: u32) {
+        let Some(ring) = &self.ring else {
+            if !self.stopping {
+                self.held.push((head, len));
+            }
+            return;
+        };
+        ring.set_used(self.used, head, len);
+        if let Some(tracker) = &mut self.tracker {
+            tracker.answer(head, self.published);
+        }
+        self.used = self.used.wrapping_add(1);
+    }
+
+    /// Shows the guest what has been answered, and interrupts it if it wants that.
+    pub(crate) fn publish(&mut self, call: Option<&Signal>, stats: &QueueStats) {
+        let Some(ring) = &self.ring else {
+            return;
+        };
+        if self.used == self.published {
+            return;
+        }
+        ring.publish_used(self.used);
+        let old = std::mem::replace(&mut self.published, self.used);
+        if let Some(tracker) = &mut self.tracker {
+            tracker.published(self.used);
+        }
+        let Some(call) = call else {
+            return;
+        };
+        // The used index must be out before it is looked whether the driver wants to know (virtio 1.2, 2.7.7.2).
+        fence(Ordering::SeqCst);
+        let wanted = if self.event_idx {
+            need_event(ring.used_event(), self.used, old)
+        } else {
+            !ring.no_interrupt()
+        };
+        if wanted {
+            stats.notifications.add(1);
+            call.send();
+        }
+    }
+
+    /// Polling: the guest need not ring. With EVENT_IDX the event that was armed last stays behind the guest's index, which
+    /// comes by only once in 65,536 requests.
+    #[inline]
+    fn quiet(&mut self) {
+        if std::mem::take(&mut self.armed)
+            && !self.event_idx
+            && let Some(ring) = &self.ring
+        {
+            ring.set_notify(false);
+        }
+    }
+
+    /// Asks the guest to ring for its next request. `true` when it has made one meanwhile.
+    pub(crate) fn arm(&mut self, stats: &QueueStats) -> bool {
+        if self.stopping || self.broken || self.full {
+            // What waits has to go on waiting for something else.
+            return false;
+        }
+        let Some(ring) = &self.ring else {
+            return false;
+        };
+        if self.event_idx {
+            ring.set_available_event(self.next);
+        } else {
+            ring.set_notify(true);
+        }
+        self.armed = true;
+        stats.arms.add(1);
+        // Either the guest sees that it has to ring, or its request is seen here (2.7.10).
+        fence(Ordering::SeqCst);
+        ring.available_idx() != self.next
+    }
+}
+
+/// The name of a request with the volume: its queue and its slot.
+pub(crate) const fn tag(queue: u16, slot: u16) -> u64 {
+    (queue as u64) << 16 | slot as u64
+}
+
+/// Queue and slot of a tag.
+pub(crate) const fn untag(tag: u64) -> (u16, u16) {
+    ((tag >> 16) as u16, tag as u16)
+}

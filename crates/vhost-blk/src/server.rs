@@ -1,0 +1,446 @@
+//! The loop: one thread that owns an export, its client and its io_uring. While there is work it polls; after an idle
+//! window it arms the queues and sleeps in the kernel.
+
+use crate::disk::{Disk, DiskOptions};
+use crate::error::{ClientError, Error};
+use crate::memory::Attach;
+use crate::session::{Session, Status};
+use crate::stats::Stats;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use volume::{Completion, Io, Volume};
+
+/// Rounds between two looks at the sockets while polling: a system call each.
+const ROUNDS_PER_LOOK: u32 = 64;
+/// How long the volume may take to make everything durable when the thread is asked to end.
+const FLUSH_LIMIT: Duration = Duration::from_secs(60);
+/// A tag that no request has.
+const FLUSH_TAG: u64 = u64::MAX;
+
+const TOKEN_STOP: u64 = 0;
+const TOKEN_RING: u64 = 1;
+const TOKEN_LISTENER: u64 = 2;
+const TOKEN_CLIENT: u64 = 3;
+const TOKEN_KICK: u64 = 16;
+
+pub(crate) fn kick_token(queue: u64) -> u64 {
+    TOKEN_KICK + queue
+}
+
+/// How a server polls and looks after its volume.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerOptions {
+    /// Polling goes on for this long after the last work.
+    pub idle_window: Duration,
+    /// How often the volume is asked whether it has been resized, while a front-end is there.
+    pub resize_check: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            idle_window: Duration::from_micros(50),
+            resize_check: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What a server needs.
+pub struct Export {
+    /// The volume.
+    pub volume: Arc<dyn Volume>,
+    /// The thread's own.
+    pub io: Io,
+    /// How the guest sees it.
+    pub disk: DiskOptions,
+    /// How it is served.
+    pub server: ServerOptions,
+    /// A listening Unix socket, non-blocking. Its file belongs to the caller.
+    pub listener: OwnedFd,
+    /// Readable when the server is to end.
+    pub stop: OwnedFd,
+    /// Makes what can reach a guest's memory by itself for every connection.
+    pub attach: Option<Box<dyn Fn() -> Attach>>,
+}
+
+/// Serves one export on the thread that made it.
+pub struct Server {
+    disk: Disk,
+    options: ServerOptions,
+    listener: OwnedFd,
+    stop: OwnedFd,
+    attach: Option<Box<dyn Fn() -> Attach>>,
+    epoll: Rc<OwnedFd>,
+    session: Option<Session>,
+    /// The front-end has gone, but requests of it are with the volume: no other one is taken until they are over.
+    leaving: Option<Session>,
+    listener_watched: bool,
+    ring_watched: bool,
+    client_flags: epoll::EventFlags,
+    more: bool,
+    stats: Arc<Stats>,
+    completions: Vec<Completion>,
+    next_resize_check: Instant,
+    refresh_failed: bool,
+}
+
+fn system(call: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::System { call, errno }
+}
+
+impl Server {
+    /// Opens the volume for this thread.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for options that do not fit each other or the volume, [`Error::Volume`], [`Error::System`].
+    pub fn new(export: Export) -> Result<Server, Error> {
+        let disk = Disk::open(export.volume, export.io, &export.disk)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create1"))?;
+        let server = Server {
+            stats: Arc::new(Stats::new(disk.shape.queues)),
+            disk,
+            options: export.server,
+            listener: export.listener,
+            stop: export.stop,
+            attach: export.attach,
+            epoll: Rc::new(epoll),
+            session: None,
+            leaving: None,
+            listener_watched: true,
+            ring_watched: false,
+            client_flags: epoll::EventFlags::IN,
+            more: false,
+            completions: Vec::with_capacity(256),
+            next_resize_check: Instant::now(),
+            refresh_failed: false,
+        };
+        server.watch(server.stop.as_fd(), TOKEN_STOP)?;
+        server.watch(server.listener.as_fd(), TOKEN_LISTENER)?;
+        Ok(server)
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> Arc<Stats> {
+        self.stats.clone()
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), Error> {
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN).map_err(system("epoll_ctl"))
+    }
+
+    /// Serves until asked to end, then answers what is in flight and makes everything durable.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the loop cannot go on, [`Error::Flush`].
+    pub fn run(&mut self) -> Result<(), Error> {
+        let mut last_work = Instant::now();
+        let mut rounds = 0u32;
+        loop {
+            let now = Instant::now();
+            let worked = self.round();
+            if worked {
+                last_work = now;
+            }
+            self.check_size(now);
+            if worked || self.must_poll() || now.duration_since(last_work) < self.window() {
+                rounds = rounds.wrapping_add(1);
+                if (self.more || rounds.is_multiple_of(ROUNDS_PER_LOOK))
+                    && self.look(Some(Duration::ZERO))?
+                {
+                    break;
+                }
+                std::hint::spin_loop();
+            } else if self.prepare_sleep() {
+                let timeout = self.session.as_ref().map(|_| {
+                    self.next_resize_check
+                        .saturating_duration_since(Instant::now())
+                });
+                if self.look(timeout)? {
+                    break;
+                }
+            }
+        }
+        self.finish()
+    }
+
+    /// One round: fetch and start, collect and answer.
+    fn round(&mut self) -> bool {
+        let mut worked = false;
+        if let Some(session) = &mut self.session {
+            worked |= session.fetch(&mut self.disk);
+        }
+        self.disk.poll(&mut self.completions);
+        worked |= !self.completions.is_empty();
+        for completion in self.completions.drain(..) {
+            // There is no session while one is leaving.
+            let session = self.session.as_mut().or(self.leaving.as_mut());
+            if let Some(session) = session {
+                session.complete(completion, &mut self.disk);
+            }
+        }
+        if let Some(session) = &mut self.session {
+            session.publish();
+            if session.pending.is_some() {
+                worked |= self.finish_pending();
+            }
+        }
+        if self.leaving.as_ref().is_some_and(|s| !s.is_busy()) {
+            self.leaving = None;
+            worked = true;
+            self.listen();
+        }
+        worked
+    }
+
+    fn finish_pending(&mut self) -> bool {
+        let Some(session) = &mut self.session else {
+            return false;
+        };
+        match session.finish_pending(&mut self.disk) {
+            Ok(false) => false,
+            Ok(true) => {
+                // It may have sent more meanwhile.
+                self.more = true;
+                true
+            }
+            Err(error) => {
+                self.let_go(Some(&error));
+                true
+            }
+        }
+    }
+
+    /// Asks the volume for its size from time to time, and tells the front-end.
+    fn check_size(&mut self, now: Instant) {
+        if now < self.next_resize_check {
+            return;
+        }
+        self.next_resize_check = now + self.options.resize_check;
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        match self.disk.volume.refresh() {
+            Ok(_) => self.refresh_failed = false,
+            Err(error) => {
+                if !std::mem::replace(&mut self.refresh_failed, true) {
+                    tracing::warn!(%error, "the volume's size cannot be found out");
+                }
+            }
+        }
+        session.announce_size(self.disk.capacity());
+    }
+
+    fn must_poll(&self) -> bool {
+        self.more || self.disk.must_poll() || self.session.as_ref().is_some_and(Session::must_poll)
+    }
+
+    fn window(&self) -> Duration {
+        let useful =
+            self.disk.in_flight() > 0 || self.session.as_ref().is_some_and(Session::is_fetching);
+        if useful {
+            self.options.idle_window
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
+    fn prepare_sleep(&mut self) -> bool {
+        let mut raced = self.session.as_mut().is_some_and(Session::arm);
+        if !self.ring_watched
+            && let Some(fd) = self.disk.io.event_fd()
+        {
+            match self.watch(fd, TOKEN_RING) {
+                Ok(()) => self.ring_watched = true,
+                Err(error) => {
+                    tracing::warn!(%error, "the ring's completions cannot be waited for; polling");
+                    raced |= self.disk.in_flight() > 0;
+                }
+            }
+        }
+        raced |= !self.disk.io.arm();
+        !raced
+    }
+
+    /// Waits for the socket, the kicks, the ring and the end, and handles what is ready. `true` when it is time to end.
+    fn look(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: i64::from(t.subsec_nanos()) as _,
+        });
+        let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok((ready, _)) => ready,
+            Err(Errno::INTR) => return Ok(false),
+            Err(errno) => return Err(system("epoll_wait")(errno)),
+        };
+        let mut connecting = false;
+        let mut client = std::mem::take(&mut self.more);
+        for event in ready.iter() {
+            match event.data.u64() {
+                TOKEN_STOP => return Ok(true),
+                TOKEN_RING => {}
+                TOKEN_LISTENER => connecting = true,
+                TOKEN_CLIENT => client = true,
+                token => {
+                    if let Some(session) = &self.session {
+                        session.kicked(token.saturating_sub(TOKEN_KICK) as usize);
+                    }
+                }
+            }
+        }
+        if client {
+            self.serve();
+        }
+        if connecting {
+            self.accept();
+        }
+        Ok(false)
+    }
+
+    fn serve(&mut self) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        match session.on_ready(&mut self.disk) {
+            Ok(Status::Open) => self.rewatch(),
+            Ok(Status::More) => self.more = true,
+            Ok(Status::Closed) => self.let_go(None),
+            Err(error) => self.let_go(Some(&error)),
+        }
+    }
+
+    /// Keeps the epoll set in step with what the connection waits for. While an answer waits for requests in flight
+    /// nothing is read, but a hang-up would come again and again: it is not waited for.
+    fn rewatch(&mut self) {
+        let Some(session) = &self.session else {
+            return;
+        };
+        let wanted = match (session.wants_to_write(), session.pending.is_some()) {
+            (true, _) => epoll::EventFlags::OUT,
+            (false, false) => epoll::EventFlags::IN,
+            (false, true) => epoll::EventFlags::ONESHOT,
+        };
+        if wanted == self.client_flags {
+            return;
+        }
+        let data = epoll::EventData::new_u64(TOKEN_CLIENT);
+        match epoll::modify(&self.epoll, session.fd(), data, wanted) {
+            Ok(()) => self.client_flags = wanted,
+            Err(error) => tracing::error!(%error, "epoll"),
+        }
+    }
+
+    /// Ends the connection.
+    fn let_go(&mut self, why: Option<&ClientError>) {
+        let Some(mut session) = self.session.take() else {
+            return;
+        };
+        match why {
+            None => tracing::info!("front-end disconnected"),
+            Some(error) => tracing::warn!(%error, "front-end disconnected"),
+        }
+        let _ = epoll::delete(&self.epoll, session.fd());
+        self.more = false;
+        self.stats.set_connected(false);
+        session.abandon();
+        self.disk.reset();
+        if session.is_busy() {
+            self.leaving = Some(session);
+            if std::mem::take(&mut self.listener_watched) {
+                let _ = epoll::delete(&self.epoll, &self.listener);
+            }
+        }
+    }
+
+    /// Looks out for the next front-end again.
+    fn listen(&mut self) {
+        if self.listener_watched {
+            return;
+        }
+        match self.watch(self.listener.as_fd(), TOKEN_LISTENER) {
+            Ok(()) => self.listener_watched = true,
+            Err(error) => tracing::error!(%error, "no front-end can connect any more"),
+        }
+    }
+
+    fn accept(&mut self) {
+        // The old client may be gone without our having noticed yet.
+        let gone = self.session.as_ref().is_some_and(|session| {
+            let mut fds = [PollFd::from_borrowed_fd(session.fd(), PollFlags::empty())];
+            poll(&mut fds, Some(&Timespec::default())).is_ok()
+                && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+        });
+        if gone {
+            self.let_go(None);
+        }
+        if self.leaving.is_some() {
+            return;
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+            Err(error) => {
+                tracing::warn!(%error, "accept");
+                return;
+            }
+        };
+        if self.session.is_some() {
+            tracing::warn!("a second front-end was refused: this disk has one already");
+            return;
+        }
+        if let Err(error) = self.watch(socket.as_fd(), TOKEN_CLIENT) {
+            tracing::warn!(%error, "front-end");
+            return;
+        }
+        tracing::info!("front-end connected");
+        self.stats.connections.add(1);
+        self.stats.set_connected(true);
+        self.client_flags = epoll::EventFlags::IN;
+        let attach = self.attach.as_ref().map(|attach| attach());
+        let (epoll, stats) = (self.epoll.clone(), self.stats.clone());
+        self.session = Some(Session::new(socket, epoll, attach, stats, &self.disk));
+    }
+
+    /// Answers what is in flight, makes everything durable, and lets the front-end go.
+    fn finish(&mut self) -> Result<(), Error> {
+        if let Some(session) = &mut self.session {
+            session.stop();
+        }
+        let limit = Instant::now() + FLUSH_LIMIT;
+        while self.disk.in_flight() > 0 {
+            self.round();
+            self.wait(limit)?;
+        }
+        self.round();
+        let mut result = self.disk.flush(FLUSH_TAG).map(|done| done.result);
+        while result.is_none() {
+            self.disk.poll(&mut self.completions);
+            result = self.completions.drain(..).next().map(|done| done.result);
+            if result.is_none() {
+                self.wait(limit)?;
+            }
+        }
+        if let Some(Err(error)) = result {
+            return Err(Error::Flush(error.to_string()));
+        }
+        self.let_go(None);
+        Ok(())
+    }
+
+    fn wait(&self, limit: Instant) -> Result<(), Error> {
+        if Instant::now() >= limit {
+            return Err(Error::Flush(format!("not within {FLUSH_LIMIT:?}")));
+        }
+        std::thread::sleep(Duration::from_micros(50));
+        Ok(())
+    }
+}

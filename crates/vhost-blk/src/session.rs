@@ -1,0 +1,297 @@
+//! One front-end's connection: what it has negotiated, its memory, its queues.
+
+use crate::disk::Disk;
+use crate::error::{ClientError, Refusal};
+use crate::inflight::Inflight;
+use crate::memory::{Attach, GuestMemory};
+use crate::queue::{Negotiated, Queue};
+use crate::run::untag;
+use crate::stats::Stats;
+use crate::stream::{Received, Stream};
+use crate::wire::{self, BACKEND_CONFIG_CHANGE, Header, protocol};
+use rustix::net::SendFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use volume::Completion;
+use zerocopy::IntoBytes;
+
+/// Messages that are handled before the queues get their turn.
+const MESSAGES_PER_TURN: u32 = 64;
+
+/// A request whose answer has to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pending {
+    /// GET_VRING_BASE: until the queue's requests are over.
+    Base(Header, u16),
+    /// Memory was taken away: until no request in flight can touch it.
+    Unmap(Header),
+    /// RESET_DEVICE: until all requests are over.
+    Reset(Header),
+}
+
+/// Whether a connection goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// It waits for something from outside.
+    Open,
+    /// It has more to read.
+    More,
+    /// The front-end has gone.
+    Closed,
+}
+
+/// One front-end's connection.
+pub(crate) struct Session {
+    pub(crate) stream: Stream,
+    pub(crate) epoll: Rc<OwnedFd>,
+    pub(crate) memory: GuestMemory,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) stats: Arc<Stats>,
+    /// Virtio features that the driver has taken.
+    pub(crate) features: u64,
+    /// Protocol features that the front-end has taken.
+    pub(crate) protocol: u64,
+    pub(crate) inflight: Option<Inflight>,
+    /// Requests to the front-end go here.
+    pub(crate) backend_channel: Option<OwnedFd>,
+    pub(crate) pending: Option<Pending>,
+    /// Faults in memory that were seen.
+    faults: u64,
+    /// The capacity that the front-end knows, in sectors.
+    pub(crate) capacity: u64,
+}
+
+impl Session {
+    pub(crate) fn new(
+        socket: OwnedFd,
+        epoll: Rc<OwnedFd>,
+        attach: Option<Attach>,
+        stats: Arc<Stats>,
+        disk: &Disk,
+    ) -> Session {
+        Session {
+            stream: Stream::new(socket),
+            epoll,
+            memory: GuestMemory::new(attach),
+            queues: Vec::new(),
+            stats,
+            features: 0,
+            protocol: 0,
+            inflight: None,
+            backend_channel: None,
+            pending: None,
+            faults: dma::sigbus::faults(),
+            capacity: disk.capacity(),
+        }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// The socket takes no more for now: it is to be waited for.
+    pub(crate) fn wants_to_write(&self) -> bool {
+        self.stream.is_blocked()
+    }
+
+    /// Reads and handles what has come.
+    pub(crate) fn on_ready(&mut self, disk: &mut Disk) -> Result<Status, ClientError> {
+        for _ in 0..MESSAGES_PER_TURN {
+            if !self.stream.flush()? || self.pending.is_some() {
+                return Ok(Status::Open);
+            }
+            match self.stream.receive()? {
+                Received::Message(message) => self.handle(message, disk)?,
+                Received::Blocked => return Ok(Status::Open),
+                Received::Eof => return Ok(Status::Closed),
+            }
+        }
+        Ok(Status::More)
+    }
+
+    /// Answers what has waited long enough. `true` when something was.
+    pub(crate) fn finish_pending(&mut self, disk: &mut Disk) -> Result<bool, ClientError> {
+        let Some(pending) = self.pending else {
+            return Ok(false);
+        };
+        match pending {
+            Pending::Base(header, index) => {
+                let Some(queue) = self.queues.get_mut(usize::from(index)) else {
+                    self.pending = None;
+                    return Ok(false);
+                };
+                if queue.is_busy() {
+                    return Ok(false);
+                }
+                let state = wire::VringState {
+                    index: u32::from(index),
+                    num: u32::from(queue.end()),
+                };
+                self.pending = None;
+                self.stream.reply(header.request, state.as_bytes(), None)?;
+            }
+            Pending::Unmap(header) => {
+                if !self.memory.quiesced() {
+                    return Ok(false);
+                }
+                self.pending = None;
+                self.acknowledge(&header, Ok(()))?;
+            }
+            Pending::Reset(header) => {
+                if self.queues.iter().any(Queue::is_busy) {
+                    return Ok(false);
+                }
+                self.queues.iter_mut().for_each(Queue::reset);
+                self.pending = None;
+                disk.reset();
+                disk.negotiated(self.features);
+                self.acknowledge(&header, Ok(()))?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// One round over all queues: fetch and start.
+    pub(crate) fn fetch(&mut self, disk: &mut Disk) -> bool {
+        let faults = dma::sigbus::faults();
+        if faults != self.faults {
+            self.faults = faults;
+            self.queues.iter_mut().for_each(Queue::check_memory);
+        }
+        let mut worked = false;
+        for queue in &mut self.queues {
+            worked |= queue.fetch(disk, &self.memory);
+        }
+        worked
+    }
+
+    /// Takes a completion in.
+    pub(crate) fn complete(&mut self, completion: Completion, disk: &mut Disk) {
+        let (queue, slot) = untag(completion.tag);
+        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
+            queue.complete(slot, completion, disk, &self.memory);
+        }
+    }
+
+    /// Shows the guest what was answered in this round.
+    pub(crate) fn publish(&mut self) {
+        self.queues.iter_mut().for_each(Queue::publish);
+    }
+
+    /// Asks the guest to ring. `true` when it has made requests meanwhile.
+    pub(crate) fn arm(&mut self) -> bool {
+        let mut raced = false;
+        for queue in &mut self.queues {
+            raced |= queue.arm();
+        }
+        raced
+    }
+
+    pub(crate) fn must_poll(&self) -> bool {
+        self.queues.iter().any(Queue::must_poll)
+    }
+
+    /// The guest may come with a request at any time.
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.queues.iter().any(Queue::is_fetching)
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queues.iter().any(Queue::is_busy)
+    }
+
+    /// A kick came.
+    pub(crate) fn kicked(&self, index: usize) {
+        if let Some(stats) = self.queues.get(index).and_then(Queue::stats) {
+            stats.kicks.add(1);
+        }
+    }
+
+    /// Nothing more is fetched.
+    pub(crate) fn stop(&mut self) {
+        self.queues.iter_mut().for_each(Queue::stop);
+    }
+
+    /// The front-end has gone. What is in flight is waited for by the caller; nothing is told to anybody.
+    pub(crate) fn abandon(&mut self) {
+        self.queues.iter_mut().for_each(Queue::abandon);
+        self.pending = None;
+        self.backend_channel = None;
+        self.inflight = None;
+        self.memory.clear();
+    }
+
+    /// Tells the front-end that the volume's size is another. `false` when that has to be tried again.
+    pub(crate) fn announce_size(&mut self, capacity: u64) -> bool {
+        if capacity == self.capacity {
+            return true;
+        }
+        let Some(channel) = &self.backend_channel else {
+            // It cannot be told; it may ask.
+            self.capacity = capacity;
+            return true;
+        };
+        let header = Header {
+            request: BACKEND_CONFIG_CHANGE,
+            flags: wire::flags::VERSION,
+            size: 0,
+        };
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match rustix::net::send(channel, header.as_bytes(), flags) {
+            Ok(sent) if sent == header.as_bytes().len() => {
+                tracing::info!(sectors = capacity, "the front-end is told of the new size");
+                self.capacity = capacity;
+                true
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+            // In pieces, or not at all: this channel is of no use any more.
+            other => {
+                tracing::warn!(?other, "the front-end cannot be told of the new size");
+                self.backend_channel = None;
+                true
+            }
+        }
+    }
+
+    /// Lets a queue begin, if it can.
+    pub(crate) fn begin(&mut self, index: u16) -> Result<(), Refusal> {
+        let with = Negotiated {
+            features: self.features,
+            inflight: self.inflight.as_ref(),
+            memory: &self.memory,
+        };
+        match self.queues.get_mut(usize::from(index)) {
+            Some(queue) => queue.begin(&with),
+            None => Err(Refusal::Ring(index.into())),
+        }
+    }
+
+    /// The memory has changed.
+    pub(crate) fn memory_changed(&mut self) {
+        for queue in &mut self.queues {
+            queue.memory_changed(self.features, &self.memory);
+        }
+    }
+
+    /// Answers a request that has no payload of its own to answer, where the front-end wants that. Where it does not, a
+    /// refusal ends the connection: it would go on as if all were well.
+    pub(crate) fn acknowledge(
+        &mut self,
+        header: &Header,
+        result: Result<(), Refusal>,
+    ) -> Result<(), ClientError> {
+        let request = header.request;
+        let wanted =
+            self.protocol & protocol::REPLY_ACK != 0 && header.flags & wire::flags::NEED_REPLY != 0;
+        match result {
+            Err(why) if !wanted => Err(ClientError::Refused { request, why }),
+            Err(why) => {
+                tracing::warn!(request, %why, "the front-end was refused");
+                self.stream.reply(request, 1u64.as_bytes(), None)
+            }
+            Ok(()) if wanted => self.stream.reply(request, 0u64.as_bytes(), None),
+            Ok(()) => Ok(()),
+        }
+    }
+}

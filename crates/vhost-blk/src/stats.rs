@@ -1,0 +1,72 @@
+//! Counters, written by the thread that serves and read from anywhere without stopping it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A counter with one writer: a plain load and store, no read-modify-write.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        let now = self.0.load(Ordering::Relaxed).wrapping_add(n);
+        self.0.store(now, Ordering::Relaxed);
+    }
+
+    /// The count so far.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counters of one request queue.
+#[derive(Debug, Default)]
+pub struct QueueStats {
+    /// Requests fetched.
+    pub requests: Counter,
+    /// Bytes that the guest has read.
+    pub bytes_read: Counter,
+    /// Bytes that the guest has written.
+    pub bytes_written: Counter,
+    /// Requests that did not end with VIRTIO_BLK_S_OK.
+    pub errors: Counter,
+    /// Times that the guest rang: an exit each.
+    pub kicks: Counter,
+    /// Times that the queue was armed before going to sleep.
+    pub arms: Counter,
+    /// Interrupts sent.
+    pub notifications: Counter,
+}
+
+/// What an export did since it was made.
+#[derive(Debug)]
+pub struct Stats {
+    /// By queue; those that were never used are there, too.
+    pub queues: Vec<QueueStats>,
+    /// Clients that connected.
+    pub connections: Counter,
+    /// Requests of an earlier connection that were taken up again.
+    pub resubmitted: Counter,
+    connected: AtomicBool,
+}
+
+impl Stats {
+    pub(crate) fn new(queues: u16) -> Stats {
+        Stats {
+            queues: std::iter::repeat_with(QueueStats::default)
+                .take(usize::from(queues))
+                .collect(),
+            connections: Counter::default(),
+            resubmitted: Counter::default(),
+            connected: AtomicBool::new(false),
+        }
+    }
+
+    /// A client is there now.
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_connected(&self, connected: bool) {
+        self.connected.store(connected, Ordering::Relaxed);
+    }
+}

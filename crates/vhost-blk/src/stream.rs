@@ -1,0 +1,203 @@
+//! The socket, message by message.
+//!
+//! A sender puts a message's descriptors into the sendmsg call of its first byte. The kernel hands descriptors out with
+//! the first byte that they were sent with and never lets one read go past them; so reading exactly a header, then exactly its
+//! payload, gives each message its own descriptors.
+
+use crate::error::ClientError;
+use crate::wire::{HEADER_SIZE, Header, MAX_FDS, MAX_PAYLOAD, flags};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A whole message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// What [`Stream::receive`] found.
+#[derive(Debug)]
+pub(crate) enum Received {
+    Message(Message),
+    /// Nothing more for now.
+    Blocked,
+    /// The peer has closed its end.
+    Eof,
+}
+
+/// A client's connection. Never blocks.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    socket: OwnedFd,
+    /// What has arrived of the message under way.
+    buf: Vec<u8>,
+    have: usize,
+    fds: Vec<OwnedFd>,
+    /// What the socket did not take yet.
+    out: Vec<u8>,
+    sent: usize,
+    out_fd: Option<OwnedFd>,
+}
+
+impl Stream {
+    pub(crate) fn new(socket: OwnedFd) -> Stream {
+        Stream {
+            socket,
+            buf: vec![0; HEADER_SIZE],
+            have: 0,
+            fds: Vec::new(),
+            out: Vec::new(),
+            sent: 0,
+            out_fd: None,
+        }
+    }
+
+    /// Takes the next message, if it is there.
+    pub(crate) fn receive(&mut self) -> Result<Received, ClientError> {
+        loop {
+            if self.have >= HEADER_SIZE && self.have == self.buf.len() {
+                return Ok(Received::Message(self.take()?));
+            }
+            let Some(bytes) = self.read()? else {
+                return Ok(Received::Blocked);
+            };
+            if bytes == 0 {
+                return Ok(Received::Eof);
+            }
+            self.have += bytes;
+            if self.have == HEADER_SIZE && self.buf.len() == HEADER_SIZE {
+                let header = self.header()?;
+                self.buf.resize(HEADER_SIZE + header.size as usize, 0);
+            }
+        }
+    }
+
+    /// The header, checked.
+    fn header(&self) -> Result<Header, ClientError> {
+        let Ok((header, _)) = Header::read_from_prefix(&self.buf) else {
+            return Err(ClientError::LongMessage { size: 0 });
+        };
+        let known = flags::VERSION_MASK | flags::REPLY | flags::NEED_REPLY;
+        if header.flags & !known != 0
+            || header.flags & flags::VERSION_MASK != flags::VERSION
+            || header.flags & flags::REPLY != 0
+        {
+            return Err(ClientError::Flags {
+                flags: header.flags,
+            });
+        }
+        if header.size as usize > MAX_PAYLOAD {
+            return Err(ClientError::LongMessage { size: header.size });
+        }
+        Ok(header)
+    }
+
+    fn take(&mut self) -> Result<Message, ClientError> {
+        let header = self.header()?;
+        let mut payload = std::mem::replace(&mut self.buf, vec![0; HEADER_SIZE]);
+        payload.drain(..HEADER_SIZE);
+        self.have = 0;
+        Ok(Message {
+            header,
+            payload,
+            fds: std::mem::take(&mut self.fds),
+        })
+    }
+
+    /// Reads what is missing of the header or the payload; `None` when nothing is there.
+    fn read(&mut self) -> Result<Option<usize>, ClientError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let room = self.buf.get_mut(self.have..).unwrap_or_default();
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let message = loop {
+            match recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(room)],
+                &mut control,
+                flags,
+            ) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::CONNRESET) => return Ok(Some(0)),
+                Err(errno) => return Err(ClientError::Receive(errno)),
+                Ok(message) => break message,
+            }
+        };
+        for ancillary in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = ancillary {
+                self.fds.extend(received);
+            }
+        }
+        if message.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+            return Err(ClientError::TooManyFds);
+        }
+        Ok(Some(message.bytes))
+    }
+
+    /// Answers a request.
+    pub(crate) fn reply(
+        &mut self,
+        request: u32,
+        payload: &[u8],
+        fd: Option<OwnedFd>,
+    ) -> Result<(), ClientError> {
+        let header = Header {
+            request,
+            flags: flags::VERSION | flags::REPLY,
+            // No payload of ours is longer than what is taken.
+            size: payload.len() as u32,
+        };
+        self.out.extend_from_slice(header.as_bytes());
+        self.out.extend_from_slice(payload);
+        self.out_fd = fd;
+        self.flush().map(|_| ())
+    }
+
+    /// Sends what waits; `false` when the socket takes no more for now. Nothing is to be received until it is out, so no
+    /// more than one reply ever waits.
+    pub(crate) fn flush(&mut self) -> Result<bool, ClientError> {
+        while let Some(rest) = self.out.get(self.sent..).filter(|rest| !rest.is_empty()) {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = self.out_fd.as_ref().map(|fd| [fd.as_fd()]);
+            if let Some(fds) = &fds {
+                control.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, flags) {
+                Ok(bytes) => {
+                    self.sent += bytes;
+                    self.out_fd = None;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(errno) => return Err(ClientError::Send(errno)),
+            }
+        }
+        self.out.clear();
+        self.sent = 0;
+        self.out_fd = None;
+        Ok(true)
+    }
+
+    /// A reply waits for the socket to take it.
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.out.is_empty()
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,227 @@
+//! What the guest's driver sees: virtio feature bits, the block device's configuration space, request types (virtio 1.2,
+//! sections 2.7, 5.2, 6).
+
+use zerocopy::{Immutable, IntoBytes};
+
+/// The unit of request offsets and of the capacity, whatever the block size (5.2.4).
+pub(crate) const SECTOR: u64 = 512;
+
+/// Feature bits.
+pub(crate) mod feature {
+    pub(crate) const SIZE_MAX: u64 = 1 << 1;
+    pub(crate) const SEG_MAX: u64 = 1 << 2;
+    pub(crate) const RO: u64 = 1 << 5;
+    pub(crate) const BLK_SIZE: u64 = 1 << 6;
+    pub(crate) const FLUSH: u64 = 1 << 9;
+    pub(crate) const TOPOLOGY: u64 = 1 << 10;
+    pub(crate) const CONFIG_WCE: u64 = 1 << 11;
+    pub(crate) const MQ: u64 = 1 << 12;
+    pub(crate) const DISCARD: u64 = 1 << 13;
+    pub(crate) const WRITE_ZEROES: u64 = 1 << 14;
+    pub(crate) const INDIRECT_DESC: u64 = 1 << 28;
+    pub(crate) const EVENT_IDX: u64 = 1 << 29;
+    /// VHOST_USER_F_PROTOCOL_FEATURES: never seen by the guest.
+    pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
+    pub(crate) const VERSION_1: u64 = 1 << 32;
+}
+
+/// Request types (5.2.6).
+pub(crate) mod kind {
+    pub(crate) const IN: u32 = 0;
+    pub(crate) const OUT: u32 = 1;
+    pub(crate) const FLUSH: u32 = 4;
+    pub(crate) const GET_ID: u32 = 8;
+    pub(crate) const DISCARD: u32 = 11;
+    pub(crate) const WRITE_ZEROES: u32 = 13;
+}
+
+/// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
+pub(crate) const FLAG_UNMAP: u32 = 1;
+
+/// Length of the identifier that GET_ID answers.
+pub(crate) const ID_BYTES: usize = 20;
+
+/// A request's status byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// VIRTIO_BLK_S_OK.
+    Ok = 0,
+    /// VIRTIO_BLK_S_IOERR.
+    IoErr = 1,
+    /// VIRTIO_BLK_S_UNSUPP.
+    Unsupported = 2,
+}
+
+/// Largest segment of a request, in bytes (`size_max`).
+pub(crate) const MAX_SEGMENT: u32 = 1 << 20;
+/// Segments of a discard or write-zeroes request.
+pub(crate) const MAX_RANGES: u32 = 16;
+/// Sectors of a discard or write-zeroes segment: 2 GiB.
+const MAX_RANGE_SECTORS: u32 = 4 << 20;
+/// Sectors of a write-zeroes segment where zeroes have to be written one by one: 16 MiB.
+const MAX_SLOW_ZERO_SECTORS: u32 = 32 << 10;
+
+/// Offset of `writeback` in the configuration space, the one field that a driver may write.
+pub(crate) const WRITEBACK_OFFSET: u32 = 32;
+
+/// `struct virtio_blk_config` up to the fields of write-zeroes (5.2.4); little-endian.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Config {
+    capacity: [u8; 8],
+    size_max: [u8; 4],
+    seg_max: [u8; 4],
+    geometry: [u8; 4],
+    blk_size: [u8; 4],
+    physical_block_exp: u8,
+    alignment_offset: u8,
+    min_io_size: [u8; 2],
+    opt_io_size: [u8; 4],
+    writeback: u8,
+    unused0: u8,
+    num_queues: [u8; 2],
+    max_discard_sectors: [u8; 4],
+    max_discard_seg: [u8; 4],
+    discard_sector_alignment: [u8; 4],
+    max_write_zeroes_sectors: [u8; 4],
+    max_write_zeroes_seg: [u8; 4],
+    write_zeroes_may_unmap: u8,
+    unused1: [u8; 3],
+}
+
+const _: () = {
+    assert!(size_of::<Config>() == 60);
+    assert!(std::mem::offset_of!(Config, writeback) == WRITEBACK_OFFSET as usize);
+};
+
+/// What of an export's options the guest sees.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) queues: u16,
+    /// Segments of a request.
+    pub(crate) seg_max: u32,
+    /// Logical block size in bytes.
+    pub(crate) block_size: u32,
+}
+
+impl Shape {
+    /// The features that are offered for a volume.
+    pub(crate) fn features(&self, info: &volume::Info) -> u64 {
+        use feature::*;
+        let mut features = SIZE_MAX
+            | SEG_MAX
+            | BLK_SIZE
+            | FLUSH
+            | TOPOLOGY
+            | INDIRECT_DESC
+            | EVENT_IDX
+            | PROTOCOL_FEATURES
+            | VERSION_1;
+        if self.queues > 1 {
+            features |= MQ;
+        }
+        if info.read_only {
+            return features | RO;
+        }
+        features |= CONFIG_WCE | WRITE_ZEROES;
+        if info.deallocate {
+            features |= DISCARD;
+        }
+        features
+    }
+
+    /// The configuration space for a volume as it is now.
+    pub(crate) fn config(&self, info: &volume::Info, writeback: bool) -> Config {
+        let physical = info.optimal_io.max(self.block_size);
+        let blocks = physical / self.block_size.max(1);
+        let sectors = |bytes: u32| (u64::from(bytes) / SECTOR) as u32;
+        let zeroes = if info.write_zeroes {
+            MAX_RANGE_SECTORS
+        } else {
+            MAX_SLOW_ZERO_SECTORS
+        };
+        // Ranges are multiples of the block size: no sector more than fits.
+        let whole = |max: u32| max - max % sectors(self.block_size).max(1);
+        Config {
+            capacity: (info.size / SECTOR).to_le_bytes(),
+            size_max: MAX_SEGMENT.to_le_bytes(),
+            seg_max: self.seg_max.to_le_bytes(),
+            blk_size: self.block_size.to_le_bytes(),
+            physical_block_exp: blocks.checked_ilog2().unwrap_or(0).min(8) as u8,
+            min_io_size: u16::try_from(blocks).unwrap_or(1).to_le_bytes(),
+            writeback: writeback.into(),
+            num_queues: self.queues.to_le_bytes(),
+            max_discard_sectors: whole(MAX_RANGE_SECTORS).to_le_bytes(),
+            max_discard_seg: MAX_RANGES.to_le_bytes(),
+            discard_sector_alignment: sectors(info.deallocate_granularity.max(self.block_size))
+                .to_le_bytes(),
+            max_write_zeroes_sectors: whole(zeroes).to_le_bytes(),
+            max_write_zeroes_seg: MAX_RANGES.to_le_bytes(),
+            write_zeroes_may_unmap: (info.deallocate && info.zeroes_after_deallocate).into(),
+            ..Config::default()
+        }
+    }
+
+    /// Longest data of a request that a driver may build, in bytes.
+    pub(crate) fn max_transfer(&self) -> u64 {
+        u64::from(self.seg_max) * u64::from(MAX_SEGMENT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use volume::Volume;
+
+    const SHAPE: Shape = Shape {
+        queues: 4,
+        seg_max: 126,
+        block_size: 512,
+    };
+
+    fn at(config: &Config, offset: usize, len: usize) -> u64 {
+        config.as_bytes()[offset..offset + len]
+            .iter()
+            .rev()
+            .fold(0, |value, byte| value << 8 | u64::from(*byte))
+    }
+
+    #[test]
+    fn the_configuration_space_is_laid_out_as_virtio_says() {
+        let volume = volume::MemVolume::new(1 << 20).unwrap();
+        let config = SHAPE.config(&volume.info(), true);
+        assert_eq!(at(&config, 0, 8), 2048, "capacity");
+        assert_eq!(at(&config, 8, 4), u64::from(MAX_SEGMENT));
+        assert_eq!(at(&config, 12, 4), 126);
+        assert_eq!(at(&config, 20, 4), 512, "blk_size");
+        assert_eq!(at(&config, 24, 1), 3, "physical_block_exp: 4096");
+        assert_eq!(at(&config, 26, 2), 8, "min_io_size");
+        assert_eq!(at(&config, 32, 1), 1, "writeback");
+        assert_eq!(at(&config, 34, 2), 4, "num_queues");
+        assert_eq!(at(&config, 36, 4), 4 << 20, "max_discard_sectors");
+        assert_eq!(at(&config, 44, 4), 8, "discard_sector_alignment");
+        assert_eq!(at(&config, 56, 1), 1, "write_zeroes_may_unmap");
+        assert_eq!(at(&SHAPE.config(&volume.info(), false), 32, 1), 0);
+    }
+
+    #[test]
+    fn what_a_volume_cannot_do_is_not_offered() {
+        let mut info = volume::MemVolume::new(1 << 20).unwrap().info();
+        let features = SHAPE.features(&info);
+        assert_ne!(features & feature::DISCARD, 0);
+        assert_ne!(features & feature::MQ, 0);
+        assert_eq!(features & feature::RO, 0);
+        info.deallocate = false;
+        assert_eq!(SHAPE.features(&info) & feature::DISCARD, 0);
+        info.read_only = true;
+        let features = SHAPE.features(&info);
+        assert_ne!(features & feature::RO, 0);
+        let writing = feature::WRITE_ZEROES | feature::DISCARD | feature::CONFIG_WCE;
+        assert_eq!(features & writing, 0);
+        assert_eq!(
+            Shape { queues: 1, ..SHAPE }.features(&info) & feature::MQ,
+            0
+        );
+    }
+}
