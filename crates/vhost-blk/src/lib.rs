@@ -31,6 +31,8 @@ mod eventfd;
 mod inflight;
 mod memory;
 mod messages;
+#[cfg(test)]
+mod properties;
 mod queue;
 mod request;
 mod ring;

@@ -1,0 +1,264 @@
+//! A front-end and a guest's driver for the tests: `vhost`'s own front-end speaks the protocol, the virtqueues are driven
+//! here.
+
+// Each test program uses its own part of this module.
+#![allow(dead_code)]
+
+pub mod driver;
+pub mod raw;
+
+#[allow(unused_imports)]
+pub use driver::{Data, Driver, Req};
+
+use dma::Memory;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost_blk::{DiskOptions, Error, Export, Server, ServerOptions, Stats};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use volume::{Io, IoOptions, Volume};
+
+/// Long enough for anything, on however slow a machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub const F_FLUSH: u64 = 1 << 9;
+pub const F_CONFIG_WCE: u64 = 1 << 11;
+pub const F_MQ: u64 = 1 << 12;
+pub const F_DISCARD: u64 = 1 << 13;
+pub const F_WRITE_ZEROES: u64 = 1 << 14;
+pub const F_INDIRECT: u64 = 1 << 28;
+pub const F_EVENT_IDX: u64 = 1 << 29;
+pub const F_PROTOCOL: u64 = 1 << 30;
+pub const F_VERSION_1: u64 = 1 << 32;
+
+pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// A server in a thread of its own.
+pub struct Served {
+    pub path: PathBuf,
+    pub stats: Arc<Stats>,
+    stop: UnixStream,
+    thread: Option<JoinHandle<Result<(), Error>>>,
+    _dir: Option<tempfile::TempDir>,
+}
+
+impl Served {
+    pub fn start(volume: Arc<dyn Volume>, disk: DiskOptions) -> Served {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let mut served = Served::at(path, volume, disk);
+        served._dir = Some(dir);
+        served
+    }
+
+    /// At a path, which may be an earlier server's.
+    pub fn at(path: PathBuf, volume: Arc<dyn Volume>, disk: DiskOptions) -> Served {
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mut server = Server::new(Export {
+                volume,
+                io: Io::new(IoOptions::default()),
+                disk,
+                server: ServerOptions {
+                    resize_check: Duration::from_millis(5),
+                    ..ServerOptions::default()
+                },
+                listener: listener.into(),
+                stop: stopped.into(),
+                attach: None,
+            })?;
+            tell.send(server.stats()).unwrap();
+            server.run()
+        });
+        let stats = told.recv().expect("the server starts");
+        Served {
+            path,
+            stats,
+            stop,
+            thread: Some(thread),
+            _dir: None,
+        }
+    }
+
+    /// Ends it, which must go well.
+    pub fn stop(mut self) {
+        self.end().unwrap();
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        let _ = self.stop.shutdown(std::net::Shutdown::Both);
+        match self.thread.take() {
+            Some(thread) => thread.join().expect("the server does not panic"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = self.stop.shutdown(std::net::Shutdown::Both);
+            let ended = thread.join();
+            if !std::thread::panicking() {
+                assert!(ended.is_ok(), "the server does not panic");
+            }
+        }
+    }
+}
+
+/// Where the guest's memory lies: low, as the guest sees it, and somewhere else, as the front-end does.
+pub const USER_BASE: u64 = 0x7f00_0000_0000;
+pub const MEMORY: usize = 8 << 20;
+/// Bytes of memory for one queue's driver.
+const PER_QUEUE: u64 = 1 << 20;
+
+/// A front-end with its guest's memory.
+pub struct Client {
+    pub frontend: Frontend,
+    pub memory: Memory,
+    pub features: u64,
+    pub inflight: Option<(VhostUserInflight, std::fs::File)>,
+}
+
+pub fn region(memory: &Memory) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: 0,
+        memory_size: memory.len() as u64,
+        userspace_addr: USER_BASE,
+        mmap_offset: 0,
+        mmap_handle: memory.fd().as_raw_fd(),
+    }
+}
+
+impl Client {
+    /// Connects and negotiates everything but what is in `without`.
+    pub fn connect(served: &Served, without: u64) -> Client {
+        Client::with_memory(served, without, Memory::anonymous(MEMORY).unwrap())
+    }
+
+    pub fn with_memory(served: &Served, without: u64, memory: Memory) -> Client {
+        let mut frontend = Frontend::connect(&served.path, 128).unwrap();
+        frontend.set_owner().unwrap();
+        let features = frontend.get_features().unwrap() & !without;
+        frontend.set_features(features).unwrap();
+        let protocol = frontend.get_protocol_features().unwrap();
+        frontend.set_protocol_features(protocol).unwrap();
+        assert!(protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
+        frontend.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
+        frontend.set_mem_table(&[region(&memory)]).unwrap();
+        Client {
+            frontend,
+            memory,
+            features,
+            inflight: None,
+        }
+    }
+
+    pub fn config(&mut self, offset: u32, len: usize) -> Vec<u8> {
+        let buf = vec![0; len];
+        let flags = VhostUserConfigFlags::WRITABLE;
+        let (_, bytes) = self
+            .frontend
+            .get_config(offset, len as u32, flags, &buf)
+            .unwrap();
+        bytes
+    }
+
+    pub fn capacity(&mut self) -> u64 {
+        u64::from_le_bytes(self.config(0, 8).try_into().unwrap())
+    }
+
+    /// Asks for inflight tracking, or brings what an earlier connection had.
+    pub fn track(&mut self, queues: u16, kept: Option<(VhostUserInflight, std::fs::File)>) {
+        let (description, file) = kept.unwrap_or_else(|| {
+            let asked = VhostUserInflight::new(0, 0, queues, driver::SIZE);
+            self.frontend.get_inflight_fd(&asked).unwrap()
+        });
+        self.frontend
+            .set_inflight_fd(&description, file.as_raw_fd())
+            .unwrap();
+        self.inflight = Some((description, file));
+    }
+
+    /// Starts a queue of this driver, from where it stands.
+    pub fn start(&mut self, driver: &Driver, base: u16) {
+        let index = driver.index;
+        let user = |guest: u64| USER_BASE + guest;
+        let config = VringConfigData {
+            queue_max_size: driver::SIZE,
+            queue_size: driver::SIZE,
+            flags: 0,
+            desc_table_addr: user(driver.descriptors()),
+            used_ring_addr: user(driver.used()),
+            avail_ring_addr: user(driver.available()),
+            log_addr: None,
+        };
+        self.frontend.set_vring_num(index, driver::SIZE).unwrap();
+        self.frontend.set_vring_base(index, base).unwrap();
+        self.frontend.set_vring_addr(index, &config).unwrap();
+        self.frontend.set_vring_call(index, &driver.call).unwrap();
+        self.frontend.set_vring_err(index, &driver.err).unwrap();
+        self.frontend.set_vring_kick(index, &driver.kick).unwrap();
+        self.frontend.set_vring_enable(index, true).unwrap();
+    }
+
+    /// A new driver's queue, started.
+    pub fn queue(&mut self, index: usize) -> Driver {
+        let driver = Driver::new(&self.memory, index, index as u64 * PER_QUEUE, self.features);
+        self.start(&driver, 0);
+        driver
+    }
+}
+
+pub fn eventfd() -> EventFd {
+    EventFd::new(EFD_NONBLOCK).unwrap()
+}
+
+pub fn file_volume(dir: &tempfile::TempDir, mib: u64) -> (PathBuf, Arc<dyn Volume>) {
+    let path = dir.path().join("disk.raw");
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(mib << 20)
+        .unwrap();
+    let volume = open(&path);
+    (path, volume)
+}
+
+pub fn open(path: &std::path::Path) -> Arc<dyn Volume> {
+    Arc::new(volume::FileVolume::open(path, volume::FileOptions::default()).unwrap())
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    })
+    .take(len)
+    .collect()
+}
+
+pub fn dup(memory: &Memory) -> OwnedFd {
+    memory.fd().try_clone_to_owned().unwrap()
+}
