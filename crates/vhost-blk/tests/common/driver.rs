@@ -159,7 +159,9 @@ impl Driver {
 
     /// Prepares a request and makes it available, without ringing.
     pub fn post(&mut self, req: Req<'_>) -> u16 {
-        let slot = self.free.pop().expect("a free slot");
+        assert!(!self.free.is_empty(), "no free slot");
+        // The one that has rested longest: what was left of a request is not covered up by the next one.
+        let slot = self.free.remove(0);
         let at = self.slot(slot);
         let mut header = req.kind.to_le_bytes().to_vec();
         header.extend([0; 4]);

@@ -65,8 +65,18 @@ impl Served {
         served
     }
 
-    /// At a path, which may be an earlier server's.
+    /// At a path, which may be an earlier server's. Nothing wakes it up by itself.
     pub fn at(path: PathBuf, volume: Arc<dyn Volume>, disk: DiskOptions) -> Served {
+        Served::checking(path, volume, disk, Duration::from_secs(3600))
+    }
+
+    /// One that looks for a new size of its volume so often.
+    pub fn checking(
+        path: PathBuf,
+        volume: Arc<dyn Volume>,
+        disk: DiskOptions,
+        resize_check: Duration,
+    ) -> Served {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -78,7 +88,7 @@ impl Served {
                 io: Io::new(IoOptions::default()),
                 disk,
                 server: ServerOptions {
-                    resize_check: Duration::from_millis(5),
+                    resize_check,
                     ..ServerOptions::default()
                 },
                 listener: listener.into(),
