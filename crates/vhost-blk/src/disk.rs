@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::request::Limits;
 use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
 use std::sync::Arc;
+use std::time::Instant;
 use volume::{Completion, Info, Io, Op, Request, Volume, VolumeQueue};
 use zerocopy::IntoBytes;
 
@@ -190,6 +191,16 @@ impl Disk {
     /// A completion can be found only by polling.
     pub(crate) fn must_poll(&self) -> bool {
         self.queue.polled_in_flight() > 0
+    }
+
+    /// Nothing wakes this thread up at this time, but the volume is to be polled then.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.queue.next_deadline()
+    }
+
+    /// The thread ends: what waits because of a limit waits no longer.
+    pub(crate) fn end(&self) {
+        self.io.end();
     }
 
     /// Sends what was started, and collects what has ended.

@@ -158,10 +158,9 @@ impl Server {
                 }
                 std::hint::spin_loop();
             } else if self.prepare_sleep() {
-                let timeout = self.session.as_ref().map(|_| {
-                    self.next_resize_check
-                        .saturating_duration_since(Instant::now())
-                });
+                let check = self.session.as_ref().map(|_| self.next_resize_check);
+                let deadline = check.into_iter().chain(self.disk.deadline()).min();
+                let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                 if self.look(timeout)? {
                     break;
                 }
@@ -415,6 +414,7 @@ impl Server {
         if let Some(session) = &mut self.session {
             session.stop();
         }
+        self.disk.end();
         let limit = Instant::now() + FLUSH_LIMIT;
         while self.disk.in_flight() > 0 {
             self.round();

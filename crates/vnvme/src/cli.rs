@@ -6,7 +6,10 @@ use crate::control;
 use crate::info;
 use crate::limits::LimitsArgs;
 use crate::serve::{ServeOptions, serve};
-use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, parse_namespace, read_config};
+use crate::spec::{
+    ControllerSpec, DoorbellMode, NamespaceSpec, Specs, parse_namespace, read_config,
+};
+use crate::vhost_blk::VhostBlkSpec;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use std::io::IsTerminal;
@@ -70,19 +73,29 @@ Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
 With Cloud Hypervisor:
   cloud-hypervisor --memory size=2G,shared=on --user-device socket=/tmp/vm0.sock ...
 
+For a guest with a virtio driver:
+  vnvme serve --vhost-user-blk /tmp/vm1.sock disk.raw &
+  qemu-system-x86_64 ... -chardev socket,id=disk,path=/tmp/vm1.sock,reconnect-ms=1000 \\
+    -device vhost-user-blk-pci,chardev=disk
+Options of the export in its URL: queues=128 (at most), queue-size=128 (seg_max is two less), serial=..., block-size=4096,
+write-cache=off. A daemon that is started again takes up the requests that its forerunner had in flight.
+
 A VMM that goes away leaves the disk to the next one. SIGTERM makes everything durable and ends the process;
 the exit status is 0 then, 1 after an error, 2 for a command line that is wrong.";
 
 #[derive(Args)]
 struct ServeArgs {
     /// Volumes, each a namespace: paths or URLs
-    #[arg(required_unless_present = "config", value_name = "VOLUME")]
+    #[arg(required_unless_present_any = ["config", "vhost_user_blk"], requires = "socket", value_name = "VOLUME")]
     volumes: Vec<String>,
     /// Unix socket to listen on; created with mode 0600, a stale one is replaced
-    #[arg(long, short, required_unless_present = "config", value_name = "PATH")]
+    #[arg(long, short, required_unless_present_any = ["config", "vhost_user_blk"], requires = "volumes", value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Serve the [[controller]]s of a TOML file instead: the keys are the options' names
-    #[arg(long, short, conflicts_with_all = ["volumes", "socket"], value_name = "FILE")]
+    /// Serve a volume as a virtio block device, too, on a vhost-user socket of its own; may be repeated
+    #[arg(long, num_args = 2, value_names = ["SOCKET", "VOLUME"])]
+    vhost_user_blk: Vec<String>,
+    /// Serve the [[controller]]s and [[vhost-user-blk]]s of a TOML file instead: the keys are the options' names
+    #[arg(long, short, conflicts_with_all = ["volumes", "socket", "vhost_user_blk"], value_name = "FILE")]
     config: Option<PathBuf>,
     /// Refuse writes, to every volume
     #[arg(long, short)]
@@ -126,7 +139,7 @@ struct ServeArgs {
     /// Worker threads, for several controllers: they are dealt out to the workers in turn
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
-    /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
+    /// CPUs to pin the workers (then the vhost-user-blk threads) to, one each, like 2,3 [default: not pinned]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cpus: Vec<usize>,
     /// Unix socket to answer "vnvme stats" on
@@ -208,7 +221,7 @@ impl ServeArgs {
         serve(&self.specs()?, &options)
     }
 
-    fn specs(self) -> Result<Vec<ControllerSpec>> {
+    fn specs(self) -> Result<Specs> {
         if let Some(config) = &self.config {
             return read_config(config);
         }
@@ -218,8 +231,15 @@ impl ServeArgs {
             .iter()
             .map(parse)
             .collect::<Result<Vec<NamespaceSpec>>>()?;
-        Ok(vec![ControllerSpec {
-            socket: self.socket.unwrap_or_default(),
+        let vhost_user_blk = self.vhost_user_blk()?;
+        let Some(socket) = self.socket else {
+            return Ok(Specs {
+                vhost_user_blk,
+                ..Specs::default()
+            });
+        };
+        let controller = ControllerSpec {
+            socket,
             model: self.model,
             serial: self.serial,
             firmware: self.firmware,
@@ -231,7 +251,28 @@ impl ServeArgs {
             queue_entries: self.queue_entries,
             mdts: self.mdts,
             namespaces,
-        }])
+        };
+        Ok(Specs {
+            controllers: vec![controller],
+            vhost_user_blk,
+        })
+    }
+
+    /// The exports, with those options that concern every volume.
+    fn vhost_user_blk(&self) -> Result<Vec<VhostBlkSpec>> {
+        let pairs = self.vhost_user_blk.chunks_exact(2);
+        pairs
+            .map(|pair| {
+                let [socket, volume] = pair else {
+                    anyhow::bail!("--vhost-user-blk SOCKET VOLUME");
+                };
+                let mut spec = VhostBlkSpec::parse(socket, volume)?;
+                spec.read_only |= self.read_only;
+                spec.write_cache &= !self.no_write_cache;
+                spec.block_size = spec.block_size.or(self.block_size);
+                Ok(spec)
+            })
+            .collect()
     }
 }
 
@@ -261,7 +302,7 @@ mod tests {
         let Command::Serve(args) = cli.command else {
             panic!("serve is not serve");
         };
-        let specs = args.specs().unwrap();
+        let specs = args.specs().unwrap().controllers;
         assert_eq!(specs[0].namespaces.len(), 2);
         assert_eq!(specs[0].namespaces[0].block_size, Some(4096));
         assert_eq!(specs[0].namespaces[1].nsid, Some(9));
@@ -274,5 +315,42 @@ mod tests {
             "no volume"
         );
         assert!(Cli::try_parse_from(["vnvme", "serve", "-c", "f", "-s", "/tmp/a", "b"]).is_err());
+    }
+
+    #[test]
+    fn exports_stand_beside_a_controller_or_alone() {
+        let specs = |args: &[&str]| -> Specs {
+            let all = ["vnvme", "serve"].iter().chain(args);
+            let Command::Serve(args) = Cli::try_parse_from(all).unwrap().command else {
+                panic!("serve is not serve");
+            };
+            args.specs().unwrap()
+        };
+        let export = ["--vhost-user-blk", "/tmp/v", "a.raw?queues=2"];
+        let alone = specs(&[&export[..], &["-r", "--no-write-cache"]].concat());
+        assert!(alone.controllers.is_empty());
+        let blk = &alone.vhost_user_blk[0];
+        assert_eq!((blk.volume.as_str(), blk.queues), ("a.raw", Some(2)));
+        assert!(blk.read_only && !blk.write_cache);
+        let second = [
+            "--vhost-user-blk",
+            "/tmp/w",
+            "mem://1M",
+            "-s",
+            "/tmp/a",
+            "b.raw",
+        ];
+        let beside = specs(&[&export[..], &second].concat());
+        assert_eq!(beside.controllers[0].namespaces.len(), 1);
+        assert_eq!(beside.vhost_user_blk.len(), 2);
+        assert!(!beside.vhost_user_blk[1].read_only);
+        let refused = |args: &[&str]| {
+            let all = ["vnvme", "serve"].iter().chain(args);
+            assert!(Cli::try_parse_from(all).is_err(), "{args:?}");
+        };
+        refused(&["--vhost-user-blk", "/tmp/v"]);
+        refused(&["--vhost-user-blk", "/tmp/v", "a", "b"]);
+        refused(&["--vhost-user-blk", "/tmp/v", "a", "-s", "/tmp/s"]);
+        refused(&["--vhost-user-blk", "/tmp/v", "a", "-c", "f"]);
     }
 }

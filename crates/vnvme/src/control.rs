@@ -4,6 +4,7 @@
 //! line of JSON. A thread of its own answers: it reads the workers' counters and sets limits without stopping them.
 
 use crate::limits::{Change, LimitRegistry, VolumeLimits};
+use crate::vhost_blk::VhostBlkCounters;
 use anyhow::{Context, Result, bail};
 use controller::{ControllerStats, QueueStats};
 use serde::{Deserialize, Serialize};
@@ -23,11 +24,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Clone, Default)]
 pub struct Registry {
     controllers: Arc<Mutex<Vec<Entry>>>,
+    vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
 }
 
 type Entry = (PathBuf, Arc<ControllerStats>);
+type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 impl Registry {
     /// Enters a controller under its socket.
@@ -40,16 +43,33 @@ impl Registry {
         list.push((socket.to_owned(), stats));
     }
 
-    /// The counters of all controllers as they are now.
+    /// Enters a vhost-user-blk export under its socket.
+    pub fn enter_vhost_blk(&self, socket: &Path, stats: Arc<vhost_blk::Stats>) {
+        let mut list = self
+            .vhost_blk
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        list.push((socket.to_owned(), stats));
+    }
+
+    /// The counters of all controllers and exports as they are now.
     pub fn snapshot(&self) -> Stats {
         let list = self
             .controllers
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let exports = self
+            .vhost_blk
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         Stats {
             controllers: list
                 .iter()
                 .map(|(socket, stats)| ControllerCounters::of(socket, stats))
+                .collect(),
+            vhost_user_blk: exports
+                .iter()
+                .map(|(socket, stats)| VhostBlkCounters::of(socket, stats))
                 .collect(),
         }
     }
@@ -60,6 +80,9 @@ impl Registry {
 pub struct Stats {
     /// One for each socket.
     pub controllers: Vec<ControllerCounters>,
+    /// One for each vhost-user-blk export.
+    #[serde(default)]
+    pub vhost_user_blk: Vec<VhostBlkCounters>,
 }
 
 /// Counters of one controller since the process began.
@@ -303,6 +326,7 @@ impl Stats {
                 );
             }
         }
+        self.vhost_user_blk.iter().for_each(VhostBlkCounters::print);
     }
 }
 

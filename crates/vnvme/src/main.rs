@@ -18,6 +18,7 @@ mod open;
 mod serve;
 mod signals;
 mod spec;
+mod vhost_blk;
 mod worker;
 
 use clap::Parser;

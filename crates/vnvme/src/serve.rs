@@ -4,7 +4,8 @@ use crate::control::{self, Registry};
 use crate::identity;
 use crate::open::{Opened, Opener};
 use crate::signals::Stop;
-use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, hex};
+use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
+use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
 use crate::worker::{Served, Worker, WorkerOptions};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
@@ -178,17 +179,82 @@ fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
     Ok(())
 }
 
-/// Serves until SIGTERM or SIGINT.
-pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
-    raise_descriptor_limit();
-    let stop = Stop::on_signals()?;
-    let workers = options.workers.clamp(1, specs.len().max(1));
-    let mut shares: Vec<Vec<ControllerSpec>> = vec![Vec::new(); workers];
-    for (share, spec) in (0..workers).cycle().zip(specs) {
-        if let Some(share) = shares.get_mut(share) {
+/// What one thread serves.
+enum Share {
+    Controllers(Vec<ControllerSpec>),
+    VhostBlk(VhostBlkSpec),
+}
+
+/// Deals what is to be served out to threads: controllers to the workers in turn, each vhost-user-blk export to a thread of
+/// its own.
+fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
+    let workers = workers.max(1).min(specs.controllers.len());
+    let mut controllers: Vec<Vec<ControllerSpec>> = vec![Vec::new(); workers];
+    for (share, spec) in (0..workers).cycle().zip(&specs.controllers) {
+        if let Some(share) = controllers.get_mut(share) {
             share.push(spec.clone());
         }
     }
+    let exports = specs.vhost_user_blk.iter().cloned().map(Share::VhostBlk);
+    let controllers = controllers.into_iter().map(Share::Controllers);
+    controllers.chain(exports).collect()
+}
+
+impl Share {
+    fn thread_name(&self, index: usize) -> String {
+        match self {
+            Share::Controllers(_) => format!("worker-{index}"),
+            Share::VhostBlk(_) => format!("vhost-blk-{index}"),
+        }
+    }
+
+    /// Makes what is to be served, says how that went, and serves it.
+    fn run(
+        &self,
+        stop: OwnedFd,
+        options: &ServeOptions,
+        opener: &Opener,
+        registry: &Registry,
+        started: &mpsc::Sender<Result<()>>,
+    ) -> Result<()> {
+        match self {
+            Share::Controllers(specs) => {
+                let made = worker(specs, stop, options, opener, registry);
+                go(made, started, |mut worker| worker.run())
+            }
+            Share::VhostBlk(spec) => {
+                let _span =
+                    tracing::error_span!("export", socket = %spec.socket.display()).entered();
+                let made = VhostBlk::new(spec, stop, options.idle_window, opener, registry);
+                go(made, started, |mut export| export.run())
+            }
+        }
+    }
+}
+
+/// Says how the start went, and goes on if it went well.
+fn go<T>(
+    made: Result<T>,
+    started: &mpsc::Sender<Result<()>>,
+    run: impl FnOnce(T) -> Result<()>,
+) -> Result<()> {
+    match made {
+        Ok(made) => {
+            let _ = started.send(Ok(()));
+            run(made)
+        }
+        Err(error) => {
+            let _ = started.send(Err(error));
+            Ok(())
+        }
+    }
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
+    raise_descriptor_limit();
+    let stop = Stop::on_signals()?;
+    let shares = shares(specs, options.workers);
     let registry = &Registry::default();
     let opener = &Opener::new(registry.limits.clone());
     start_control(options, registry)?;
@@ -201,21 +267,12 @@ pub fn serve(specs: &[ControllerSpec], options: &ServeOptions) -> Result<()> {
                 .then(|| options.cpus.get(i % options.cpus.len()).copied())
                 .flatten();
             let run = move || -> Result<()> {
-                let made = cpu
-                    .map_or(Ok(()), pin)
-                    .and_then(|()| worker(share, descriptor, options, opener, registry));
-                match made {
-                    Ok(mut worker) => {
-                        let _ = started.send(Ok(()));
-                        worker.run()
-                    }
-                    Err(error) => {
-                        let _ = started.send(Err(error));
-                        Ok(())
-                    }
+                match cpu.map_or(Ok(()), pin) {
+                    Ok(()) => share.run(descriptor, options, opener, registry, &started),
+                    Err(error) => go(Err::<(), _>(error), &started, Ok),
                 }
             };
-            let builder = std::thread::Builder::new().name(format!("worker-{i}"));
+            let builder = std::thread::Builder::new().name(share.thread_name(i));
             threads.push(builder.spawn_scoped(scope, run).context("worker thread")?);
         }
         drop(started);

@@ -1,5 +1,6 @@
 //! What is to be served, as the command line or a configuration file says it: plain values with their defaults.
 
+use crate::vhost_blk::VhostBlkSpec;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -71,7 +72,7 @@ pub struct ControllerSpec {
 }
 
 /// A volume in a configuration file: its URL, or a table of the URL and its options, `{ url = "a.raw", iops = 1000 }`.
-fn volume_url<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+pub fn volume_url<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     use serde::de::Error;
     let mut table = match toml::Value::deserialize(deserializer)? {
         toml::Value::String(url) => return Ok(url),
@@ -99,26 +100,32 @@ fn volume_url<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Strin
     Ok(url)
 }
 
-fn yes() -> bool {
+pub fn yes() -> bool {
     true
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    controller: Vec<ControllerSpec>,
+/// What a process serves.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Specs {
+    /// NVMe controllers.
+    #[serde(default, rename = "controller")]
+    pub controllers: Vec<ControllerSpec>,
+    /// virtio block devices.
+    #[serde(default)]
+    pub vhost_user_blk: Vec<VhostBlkSpec>,
 }
 
 /// Reads a configuration file.
-pub fn read_config(path: &Path) -> Result<Vec<ControllerSpec>> {
+pub fn read_config(path: &Path) -> Result<Specs> {
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
-    let file: File = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+    let specs: Specs = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
     ensure!(
-        !file.controller.is_empty(),
-        "{}: no [[controller]]",
+        !specs.controllers.is_empty() || !specs.vhost_user_blk.is_empty(),
+        "{}: no [[controller]] and no [[vhost-user-blk]]",
         path.display()
     );
-    Ok(file.controller)
+    Ok(specs)
 }
 
 /// Takes the namespace's own options (block-size, nsid, nguid, eui64) out of a volume's URL; the others are the volume's.
@@ -240,10 +247,19 @@ mod tests {
             read-only = true
             [[controller.namespace]]
             volume = { url = "/disks/b.raw", direct = false, iops = 1000, partlabel = "a&b" }
+            [[vhost-user-blk]]
+            socket = "/run/vm1.sock"
+            volume = { url = "/disks/c.raw", iops = 1000 }
+            queue-size = 256
             "#,
         )
         .unwrap();
-        let specs = read_config(&path).unwrap();
+        let read = read_config(&path).unwrap();
+        assert_eq!(read.vhost_user_blk.len(), 1);
+        assert_eq!(read.vhost_user_blk[0].volume, "/disks/c.raw?iops=1000");
+        assert_eq!(read.vhost_user_blk[0].queue_size, Some(256));
+        assert!(read.vhost_user_blk[0].write_cache);
+        let specs = read.controllers;
         assert_eq!(specs.len(), 1);
         assert_eq!(specs[0].doorbells, DoorbellMode::Mapped);
         assert!(specs[0].write_cache && specs[0].shadow_doorbells);

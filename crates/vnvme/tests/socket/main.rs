@@ -16,3 +16,4 @@ mod slices;
 mod sockets;
 mod startup;
 mod throttle;
+mod vhost_blk;

@@ -1,0 +1,296 @@
+//! `vhost-user-blk` exports: a volume for a guest with a virtio driver, served by a thread of its own.
+
+use crate::control::Registry;
+use crate::identity;
+use crate::open::{Opened, Opener};
+use crate::spec::{NamespaceSpec, volume_url, yes};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::any::Any;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use vfio_user::Listener;
+use vhost_blk::{Attach, DiskOptions, Export, QueueStats, Server, ServerOptions};
+use volume::{Io, IoOptions};
+
+/// One export: a socket and its volume.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct VhostBlkSpec {
+    /// Where the VMM connects.
+    pub socket: PathBuf,
+    /// Path or URL.
+    #[serde(deserialize_with = "volume_url")]
+    pub volume: String,
+    /// Most request queues.
+    pub queues: Option<u16>,
+    /// Entries of a queue that requests are made for.
+    pub queue_size: Option<u16>,
+    /// Serial number.
+    pub serial: Option<String>,
+    /// Logical block size in bytes.
+    pub block_size: Option<u32>,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Volatile write cache on at first.
+    #[serde(default = "yes")]
+    pub write_cache: bool,
+}
+
+impl VhostBlkSpec {
+    /// Takes the export's own options (queues, queue-size, serial, block-size, write-cache) out of the volume's URL; the
+    /// others are the volume's.
+    pub fn parse(socket: &str, text: &str) -> Result<Self> {
+        let mut spec = VhostBlkSpec {
+            socket: socket.into(),
+            volume: text.to_owned(),
+            queues: None,
+            queue_size: None,
+            serial: None,
+            block_size: None,
+            read_only: false,
+            write_cache: true,
+        };
+        let Some((volume, query)) = text.split_once('?') else {
+            return Ok(spec);
+        };
+        let mut rest = Vec::new();
+        for pair in query.split('&') {
+            let Some((key, value)) = pair.split_once('=') else {
+                bail!("{text}: \"{pair}\" is no option: key=value");
+            };
+            let wrong = || format!("{text}: {key}={value}");
+            match key {
+                "queues" => spec.queues = Some(value.parse().with_context(wrong)?),
+                "queue-size" => spec.queue_size = Some(value.parse().with_context(wrong)?),
+                "serial" => spec.serial = Some(value.to_owned()),
+                "block-size" => spec.block_size = Some(value.parse().with_context(wrong)?),
+                "write-cache" => {
+                    spec.write_cache = match value {
+                        "on" => true,
+                        "off" => false,
+                        _ => bail!("{}: on or off", wrong()),
+                    }
+                }
+                _ => rest.push(pair),
+            }
+        }
+        spec.volume = match rest.as_slice() {
+            [] => volume.to_owned(),
+            rest => format!("{volume}?{}", rest.join("&")),
+        };
+        Ok(spec)
+    }
+}
+
+/// An export that is ready to be served, on the thread that made it.
+pub struct VhostBlk {
+    server: Server,
+    /// Its file goes when this goes.
+    _listener: Listener,
+}
+
+impl VhostBlk {
+    /// Opens the volume and listens. The server ends when `stop` becomes readable.
+    pub fn new(
+        spec: &VhostBlkSpec,
+        stop: OwnedFd,
+        idle_window: Duration,
+        opener: &Opener,
+        registry: &Registry,
+    ) -> Result<Self> {
+        // The socket comes first: whoever serves it already has the volume, too, and is the better explanation.
+        let listener = Listener::bind(&spec.socket)?;
+        let Opened { volume, device } = opener.open(&NamespaceSpec {
+            volume: spec.volume.clone(),
+            nsid: None,
+            block_size: spec.block_size,
+            read_only: spec.read_only,
+            nguid: None,
+            eui64: None,
+        })?;
+        let serial = spec.serial.clone();
+        let serial = serial.unwrap_or_else(|| identity::serial(&[volume.id()]));
+        let defaults = DiskOptions::default();
+        let disk = DiskOptions {
+            serial,
+            queues: spec.queues.unwrap_or(defaults.queues),
+            queue_size: spec.queue_size.unwrap_or(defaults.queue_size),
+            block_size: spec.block_size,
+            write_cache: spec.write_cache,
+        };
+        let attach = device.map(|device| -> Box<dyn Fn() -> Attach> {
+            Box::new(move || {
+                let device = device.clone();
+                Box::new(move |memory| match device.register(memory) {
+                    Ok(registration) => Some(Box::new(registration) as Box<dyn Any>),
+                    Err(error) => {
+                        tracing::warn!(%error, "guest memory is copied on its way to a device");
+                        None
+                    }
+                })
+            })
+        });
+        let serial = disk.serial.clone();
+        let server = Server::new(Export {
+            volume,
+            io: Io::new(IoOptions::default()),
+            disk,
+            server: ServerOptions {
+                idle_window,
+                ..ServerOptions::default()
+            },
+            listener: listener.as_fd().try_clone_to_owned().context("socket")?,
+            stop,
+            attach,
+        })
+        .with_context(|| spec.volume.clone())?;
+        tracing::info!(serial, "listening for vhost-user-blk");
+        registry.enter_vhost_blk(&spec.socket, server.stats());
+        Ok(VhostBlk {
+            server,
+            _listener: listener,
+        })
+    }
+
+    /// Serves until asked to end, then makes everything durable.
+    pub fn run(&mut self) -> Result<()> {
+        Ok(self.server.run()?)
+    }
+}
+
+/// Counters of one export since the process began.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct VhostBlkCounters {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// A front-end is there.
+    pub connected: bool,
+    /// Front-ends that connected.
+    pub connections: u64,
+    /// Requests of an earlier process that were begun again.
+    pub resubmitted: u64,
+    /// Queues that were used, by index.
+    pub queues: Vec<VhostBlkQueueCounters>,
+}
+
+/// Counters of one request queue.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct VhostBlkQueueCounters {
+    /// Index.
+    pub queue: usize,
+    /// Requests fetched.
+    pub requests: u64,
+    /// Bytes read by the guest.
+    pub bytes_read: u64,
+    /// Bytes written by the guest.
+    pub bytes_written: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Times that the guest rang.
+    pub kicks: u64,
+    /// Times that the queue was armed.
+    pub arms: u64,
+    /// Interrupts sent.
+    pub notifications: u64,
+}
+
+impl VhostBlkCounters {
+    pub fn of(socket: &Path, stats: &vhost_blk::Stats) -> Self {
+        let queue = |(queue, q): (usize, &QueueStats)| VhostBlkQueueCounters {
+            queue,
+            requests: q.requests.get(),
+            bytes_read: q.bytes_read.get(),
+            bytes_written: q.bytes_written.get(),
+            errors: q.errors.get(),
+            kicks: q.kicks.get(),
+            arms: q.arms.get(),
+            notifications: q.notifications.get(),
+        };
+        VhostBlkCounters {
+            socket: socket.to_owned(),
+            connected: stats.is_connected(),
+            connections: stats.connections.get(),
+            resubmitted: stats.resubmitted.get(),
+            queues: stats
+                .queues
+                .iter()
+                .enumerate()
+                .map(queue)
+                .filter(|q| q.requests + q.kicks > 0)
+                .collect(),
+        }
+    }
+
+    /// For people.
+    pub fn print(&self) {
+        println!("{} (vhost-user-blk)", self.socket.display());
+        println!(
+            "  {}   connections {}   resubmitted {}",
+            if self.connected {
+                "connected"
+            } else {
+                "not connected"
+            },
+            self.connections,
+            self.resubmitted
+        );
+        println!(
+            "  {:>5} {:>12} {:>10} {:>10} {:>8} {:>10} {:>10} {:>13} {:>9}",
+            "queue",
+            "requests",
+            "MB read",
+            "MB written",
+            "errors",
+            "kicks",
+            "arms",
+            "notifications",
+            "kicks/req"
+        );
+        for q in &self.queues {
+            println!(
+                "  {:>5} {:>12} {:>10} {:>10} {:>8} {:>10} {:>10} {:>13} {:>9.3}",
+                q.queue,
+                q.requests,
+                q.bytes_read / 1_000_000,
+                q.bytes_written / 1_000_000,
+                q.errors,
+                q.kicks,
+                q.arms,
+                q.notifications,
+                q.kicks as f64 / q.requests.max(1) as f64
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exports_options_are_taken_out_of_the_url() {
+        let text = "/d/a.raw?direct=off&queues=4&serial=ROOT&queue-size=256&write-cache=off&iops=9";
+        let spec = VhostBlkSpec::parse("/run/a", text).unwrap();
+        assert_eq!(spec.socket, Path::new("/run/a"));
+        assert_eq!(spec.volume, "/d/a.raw?direct=off&iops=9");
+        assert_eq!((spec.queues, spec.queue_size), (Some(4), Some(256)));
+        assert_eq!(spec.serial.as_deref(), Some("ROOT"));
+        assert!(!spec.write_cache && !spec.read_only);
+        let plain = VhostBlkSpec::parse("s", "mem://1G?block-size=4096").unwrap();
+        assert_eq!(
+            (plain.volume.as_str(), plain.block_size),
+            ("mem://1G", Some(4096))
+        );
+        for bad in [
+            "a?queues=many",
+            "a?queues=70000",
+            "a?write-cache=maybe",
+            "a?what",
+        ] {
+            assert!(VhostBlkSpec::parse("s", bad).is_err(), "{bad}");
+        }
+    }
+}
