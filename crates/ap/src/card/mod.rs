@@ -1,0 +1,266 @@
+//! AP cards made in software: queues with the timing of real ones, and a [`Coprocessor`] that computes.
+//!
+//! Resets, changes of the interrupt bit and the work on a request take time ([`Latency`]), as on a machine: the answer
+//! to an instruction says that something was begun, and a later TAPQ that it is done. Nothing moves by itself:
+//! [`Cards::advance`] carries everything out that was due by now, and every instruction calls it first.
+
+mod queue;
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use crate::command::{Configuration, Hardware};
+use crate::matrix::{Apqn, Mask, Matrix};
+use crate::outside::{Clock, Part, Queues, Reply, Target};
+use crate::status::{QueueStatus, Response};
+
+use queue::{Event, Queue};
+
+/// What computes behind a card's queues.
+pub trait Coprocessor {
+    /// Adapter type and facility bits; the domains and the depth are filled in by [`Cards`].
+    fn hardware(&self) -> Hardware;
+
+    /// The reply to a request. A request that makes no sense gets an error reply; there is always one.
+    fn process(&mut self, request: &[u8]) -> Vec<u8>;
+}
+
+/// Where notifications go.
+pub trait Notify {
+    /// Makes the notification byte non-zero and the subclass pending.
+    fn notify(&mut self, apqn: Apqn, target: Target);
+}
+
+/// How long things take, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Latency {
+    /// A reset.
+    pub reset: u64,
+    /// From AQIC to the interrupt bit.
+    pub interrupts: u64,
+    /// A request.
+    pub request: u64,
+}
+
+/// The dimensions of a set of cards.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Domains on every card.
+    pub domains: Mask,
+    /// Requests and replies that a queue holds, 1-16.
+    pub depth: u8,
+    /// Longest request in bytes.
+    pub largest_request: usize,
+    /// Timing.
+    pub latency: Latency,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Configured,
+    Deconfigured,
+    Checkstopped,
+}
+
+#[derive(Debug)]
+struct Card<P> {
+    coprocessor: P,
+    state: State,
+}
+
+/// A set of cards.
+#[derive(Debug)]
+pub struct Cards<C, N, P> {
+    clock: C,
+    notify: N,
+    layout: Layout,
+    cards: BTreeMap<u8, Card<P>>,
+    queues: BTreeMap<Apqn, Queue>,
+}
+
+impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
+    /// No card yet.
+    pub fn new(layout: Layout, clock: C, notify: N) -> Cards<C, N, P> {
+        let layout = Layout {
+            depth: layout.depth.clamp(1, 16),
+            ..layout
+        };
+        Cards {
+            clock,
+            notify,
+            layout,
+            cards: BTreeMap::new(),
+            queues: BTreeMap::new(),
+        }
+    }
+
+    /// Plugs a card in.
+    pub fn plug(&mut self, adapter: u8, coprocessor: P) {
+        let state = State::Configured;
+        self.cards.insert(adapter, Card { coprocessor, state });
+        for domain in self.layout.domains.iter() {
+            let queue = Queue::new(usize::from(self.layout.depth));
+            self.queues.insert(Apqn::new(adapter, domain), queue);
+        }
+    }
+
+    /// Pulls a card out; what was in its queues is lost.
+    pub fn unplug(&mut self, adapter: u8) {
+        self.cards.remove(&adapter);
+        self.queues.retain(|apqn, _| apqn.adapter() != adapter);
+    }
+
+    /// Takes a card out of the configuration, or back into it. Its queues are reset at once.
+    pub fn configure(&mut self, adapter: u8, on: bool) {
+        let state = if on {
+            State::Configured
+        } else {
+            State::Deconfigured
+        };
+        self.set_state(adapter, state);
+    }
+
+    /// Puts a card into the check-stop state; a later [`Cards::configure`] brings it back.
+    pub fn checkstop(&mut self, adapter: u8) {
+        self.set_state(adapter, State::Checkstopped);
+    }
+
+    fn set_state(&mut self, adapter: u8, state: State) {
+        if let Some(card) = self.cards.get_mut(&adapter) {
+            card.state = state;
+            let depth = usize::from(self.layout.depth);
+            for (apqn, queue) in &mut self.queues {
+                if apqn.adapter() == adapter {
+                    *queue = Queue::new(depth);
+                }
+            }
+        }
+    }
+
+    /// The queues that there are.
+    pub fn queues(&self) -> impl Iterator<Item = Apqn> {
+        self.queues.keys().copied()
+    }
+
+    /// Carries out everything that was due by now. Answers when the next thing is due, if anything is under way.
+    pub fn advance(&mut self) -> Option<u64> {
+        let now = self.clock.now();
+        let mut next = None;
+        for (apqn, queue) in &mut self.queues {
+            while let Some(event) = queue.step(now) {
+                if let Event::Notify(target) = event {
+                    self.notify.notify(*apqn, target);
+                }
+            }
+            next = [next, queue.due()].into_iter().flatten().min();
+        }
+        next
+    }
+
+    /// Runs an instruction against a queue that can work, else answers why it cannot.
+    fn with(
+        &mut self,
+        apqn: Apqn,
+        body: impl FnOnce(&mut Queue, &mut P, Now) -> QueueStatus,
+    ) -> QueueStatus {
+        self.advance();
+        let card = self.cards.get_mut(&apqn.adapter());
+        let (Some(card), Some(queue)) = (card, self.queues.get_mut(&apqn)) else {
+            return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
+        };
+        let status = match card.state {
+            State::Configured => {
+                let time = self.clock.now();
+                let layout = self.layout;
+                body(queue, &mut card.coprocessor, Now { time, layout })
+            }
+            State::Deconfigured => QueueStatus::of(Response::DECONFIGURED),
+            State::Checkstopped => QueueStatus::of(Response::CHECKSTOPPED),
+        };
+        // What takes no time is done already.
+        self.advance();
+        status
+    }
+
+    fn reset(&mut self, apqn: Apqn) -> QueueStatus {
+        self.with(apqn, |queue, _, now| {
+            queue.reset(now.time + now.layout.latency.reset)
+        })
+    }
+}
+
+/// The instant of an instruction, and the layout.
+struct Now {
+    time: u64,
+    layout: Layout,
+}
+
+impl<C: Clock, N: Notify, P: Coprocessor> Queues for Cards<C, N, P> {
+    fn tapq(&mut self, apqn: Apqn) -> (QueueStatus, Hardware) {
+        let mut hardware = Hardware::default();
+        let status = self.with(apqn, |queue, coprocessor, now| {
+            hardware = Hardware {
+                domains_0based: highest(now.layout.domains),
+                depth_0based: now.layout.depth - 1,
+                ..coprocessor.hardware()
+            };
+            queue.status()
+        });
+        (status, hardware)
+    }
+
+    fn rapq(&mut self, apqn: Apqn) -> QueueStatus {
+        self.reset(apqn)
+    }
+
+    fn zapq(&mut self, apqn: Apqn) -> QueueStatus {
+        // Nothing of these cards outlives a reset, so zeroizing is no more than that.
+        self.reset(apqn)
+    }
+
+    fn aqic(&mut self, apqn: Apqn, target: Option<Target>) -> QueueStatus {
+        self.with(apqn, |queue, _, now| {
+            queue.interrupts(target, now.time + now.layout.latency.interrupts)
+        })
+    }
+
+    fn qci(&mut self) -> Configuration {
+        let adapters = self.cards.iter();
+        let adapters = adapters.filter(|(_, card)| card.state == State::Configured);
+        let matrix = Matrix {
+            adapters: adapters.map(|(adapter, _)| *adapter).collect(),
+            domains: self.layout.domains,
+            control_domains: self.layout.domains,
+        };
+        Configuration {
+            adapters_0based: highest(matrix.adapters),
+            domains_0based: highest(matrix.domains),
+            matrix,
+        }
+    }
+
+    fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus {
+        self.with(apqn, |queue, coprocessor, now| {
+            if part.special {
+                return queue.status().with(Response::FACILITY_NOT_INSTALLED);
+            }
+            let ready = now.time + now.layout.latency.request;
+            let compute = |request: &[u8]| coprocessor.process(request);
+            queue.enqueue(part, now.layout.largest_request, ready, compute)
+        })
+    }
+
+    fn dqap(&mut self, apqn: Apqn, room: usize, continued: bool) -> (QueueStatus, Option<Reply>) {
+        let mut reply = None;
+        let status = self.with(apqn, |queue, _, _| {
+            let (status, got) = queue.dequeue(room, continued);
+            reply = got;
+            status
+        });
+        (status, reply)
+    }
+}
+
+fn highest(mask: Mask) -> u8 {
+    mask.iter().last().unwrap_or(0)
+}

@@ -1,0 +1,430 @@
+//! What a program asks for by PQAP: general register 0 taken apart and checked, and the words of its functions.
+
+use thiserror::Error;
+
+use crate::matrix::{Apqn, Matrix};
+
+/// Program exceptions that the AP instructions recognise, with their interruption codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ProgramException {
+    /// 0x01: the instruction is not installed.
+    #[error("operation exception")]
+    Operation,
+    /// 0x02: executed in the problem state.
+    #[error("privileged-operation exception")]
+    PrivilegedOperation,
+    /// 0x05: an operand lies where no memory is.
+    #[error("addressing exception")]
+    Addressing,
+    /// 0x06: the operands break a rule.
+    #[error("specification exception")]
+    Specification,
+}
+
+impl ProgramException {
+    /// The program-interruption code.
+    pub const fn code(self) -> u16 {
+        match self {
+            ProgramException::Operation => 0x01,
+            ProgramException::PrivilegedOperation => 0x02,
+            ProgramException::Addressing => 0x05,
+            ProgramException::Specification => 0x06,
+        }
+    }
+}
+
+/// Facilities of the guest's machine that concern AP, with their bits in the facility list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facilities {
+    /// The AP instructions themselves. They have no bit in the list: a program tries PQAP and sees.
+    pub instructions: bool,
+    /// 12: query configuration information (QCI), and with it extended addressing (APXA).
+    pub configuration: bool,
+    /// 15: facilities test (APFT), TAPQ with the T bit.
+    pub test: bool,
+    /// 65: queue interruption control (AQIC).
+    pub interruption: bool,
+}
+
+impl Facilities {
+    /// All of them.
+    pub const ALL: Facilities = Facilities {
+        instructions: true,
+        configuration: true,
+        test: true,
+        interruption: true,
+    };
+
+    /// None of them.
+    pub const NONE: Facilities = Facilities {
+        instructions: false,
+        configuration: false,
+        test: false,
+        interruption: false,
+    };
+
+    /// The bits of the facility list that are one for these.
+    pub fn bits(self) -> impl Iterator<Item = u8> {
+        let all = [
+            (self.configuration, 12),
+            (self.test, 15),
+            (self.interruption, 65),
+        ];
+        all.into_iter().filter_map(|(has, bit)| has.then_some(bit))
+    }
+
+    /// Adds these bits to a facility list as STFL or STFLE stored it. Bits beyond its end are left out.
+    pub fn add_to(self, list: &mut [u8]) {
+        for bit in self.bits() {
+            if let Some(byte) = list.get_mut(usize::from(bit / 8)) {
+                *byte |= 0x80 >> (bit % 8);
+            }
+        }
+    }
+}
+
+/// A function of PQAP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// 0: test queue. `facilities`: the T bit, which asks for the facility bits too.
+    Tapq {
+        /// The T bit.
+        facilities: bool,
+    },
+    /// 1: reset queue.
+    Rapq,
+    /// 2: reset and zeroize queue.
+    Zapq,
+    /// 3: interruption control.
+    Aqic,
+    /// 4: query configuration information. Names no queue.
+    Qci,
+}
+
+/// A PQAP that passed all checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pqap {
+    /// The function.
+    pub function: Function,
+    /// The queue.
+    pub apqn: Apqn,
+}
+
+/// The T bit of general register 0.
+const T_BIT: u64 = 0x0080_0000;
+/// Bits 41-47, which must be zeros.
+const RESERVED: u64 = 0x007f_0000;
+/// The bits of a queue number that only extended addressing uses: APID above 63, APQI above 15.
+const EXTENDED: u64 = 0x0000_c0f0;
+
+impl Pqap {
+    /// Takes general register 0 apart; the checks are those of Linux's `handle_pqap` (arch/s390/kvm/priv.c), in its order.
+    pub fn decode(
+        gr0: u64,
+        facilities: Facilities,
+        problem_state: bool,
+    ) -> Result<Pqap, ProgramException> {
+        if !facilities.instructions {
+            return Err(ProgramException::Operation);
+        }
+        if problem_state {
+            return Err(ProgramException::PrivilegedOperation);
+        }
+        let code = (gr0 >> 24) & 0xff;
+        let t = gr0 & T_BIT != 0;
+        let known = match code {
+            0 => true,
+            1 | 2 => !t,
+            3 => facilities.interruption && !t,
+            4 => facilities.configuration && !t,
+            _ => false,
+        };
+        let broken = gr0 & RESERVED != 0
+            || (t && !facilities.test)
+            || (gr0 & EXTENDED != 0 && !facilities.configuration);
+        if broken || !known {
+            return Err(ProgramException::Specification);
+        }
+        let function = match code {
+            0 => Function::Tapq { facilities: t },
+            1 => Function::Rapq,
+            2 => Function::Zapq,
+            3 => Function::Aqic,
+            _ => Function::Qci,
+        };
+        Ok(Pqap {
+            function,
+            apqn: Apqn::from_register(gr0),
+        })
+    }
+}
+
+/// An interruption subclass, 0-7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Subclass(u8);
+
+impl Subclass {
+    /// The subclass in the low three bits.
+    pub const fn new(bits: u8) -> Subclass {
+        Subclass(bits & 7)
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Its bit in the leftmost byte of the right half of control register 6.
+    pub const fn mask(self) -> u64 {
+        0x8000_0000 >> self.0
+    }
+}
+
+/// What PQAP(AQIC) asks for: general registers 1 and 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterruptControl {
+    /// Turn interrupts off.
+    Disable,
+    /// Turn them on.
+    Enable {
+        /// The guest's interruption subclass.
+        subclass: Subclass,
+        /// Guest absolute address of the notification byte.
+        notification: u64,
+    },
+}
+
+/// Bit 16 of general register 1: enable.
+const IR_BIT: u64 = 1 << (63 - 16);
+
+impl InterruptControl {
+    /// From general registers 1 and 2.
+    pub const fn decode(gr1: u64, gr2: u64) -> InterruptControl {
+        if gr1 & IR_BIT == 0 {
+            return InterruptControl::Disable;
+        }
+        InterruptControl::Enable {
+            subclass: Subclass::new((gr1 & 7) as u8),
+            notification: gr2,
+        }
+    }
+
+    /// General registers 1 and 2 of a program that asks for this.
+    pub const fn encode(self) -> (u64, u64) {
+        match self {
+            InterruptControl::Disable => (0, 0),
+            InterruptControl::Enable {
+                subclass,
+                notification,
+            } => (IR_BIT | subclass.get() as u64, notification),
+        }
+    }
+}
+
+/// What TAPQ says about a queue's hardware, in general register 2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// Bits 0-31: facility bits, see the constants.
+    pub facilities: u32,
+    /// Bits 32-39: adapter type; 14 is CEX8.
+    pub kind: u8,
+    /// Bits 40-47: the highest domain.
+    pub domains_0based: u8,
+    /// Bits 60-63: queue depth, less one.
+    pub depth_0based: u8,
+}
+
+impl Hardware {
+    /// Modular exponentiation of up to 4096 bits.
+    pub const MEX_4K: u32 = 1 << 30;
+    /// CRT of up to 4096 bits.
+    pub const CRT_4K: u32 = 1 << 29;
+    /// Accelerator mode.
+    pub const ACCELERATOR: u32 = 1 << 27;
+    /// Extended addressing.
+    pub const APXA: u32 = 1 << 25;
+    /// Adapter type CEX8.
+    pub const CEX8: u8 = 14;
+
+    /// General register 2; the facility bits are there only for a program that set the T bit.
+    pub const fn register(self, facilities: bool) -> u64 {
+        let high = if facilities { self.facilities } else { 0 };
+        (high as u64) << 32
+            | (self.kind as u64) << 24
+            | (self.domains_0based as u64) << 16
+            | (self.depth_0based & 15) as u64
+    }
+}
+
+/// What PQAP(QCI) stores: 128 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Configuration {
+    /// The highest adapter that the machine could have.
+    pub adapters_0based: u8,
+    /// The highest domain.
+    pub domains_0based: u8,
+    /// The guest's matrix.
+    pub matrix: Matrix,
+}
+
+impl Configuration {
+    /// Size of the block in bytes.
+    pub const SIZE: usize = 128;
+    /// Byte 0: extended addressing is installed.
+    const APXA: u8 = 0x40;
+
+    /// The block: flags, maxima at 4 and 5, the masks at 16, 48 and 80.
+    pub fn to_bytes(self) -> [u8; Configuration::SIZE] {
+        let mut block = [0; Configuration::SIZE];
+        block[0] = Self::APXA;
+        block[4] = self.adapters_0based;
+        block[5] = self.domains_0based;
+        block[16..48].copy_from_slice(&self.matrix.adapters.to_bytes());
+        block[48..80].copy_from_slice(&self.matrix.domains.to_bytes());
+        block[80..112].copy_from_slice(&self.matrix.control_domains.to_bytes());
+        block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::Mask;
+
+    const SPECIFICATION: Result<Pqap, ProgramException> = Err(ProgramException::Specification);
+
+    fn decode(gr0: u64) -> Result<Pqap, ProgramException> {
+        Pqap::decode(gr0, Facilities::ALL, false)
+    }
+
+    #[test]
+    fn functions_are_told_by_their_code() {
+        let of = |function| {
+            Ok(Pqap {
+                function,
+                apqn: Apqn::new(0x12, 0x34),
+            })
+        };
+        assert_eq!(decode(0x1234), of(Function::Tapq { facilities: false }));
+        assert_eq!(decode(0x0080_1234), of(Function::Tapq { facilities: true }));
+        assert_eq!(decode(0x0100_1234), of(Function::Rapq));
+        assert_eq!(decode(0x0200_1234), of(Function::Zapq));
+        assert_eq!(decode(0x0300_1234), of(Function::Aqic));
+        assert_eq!(decode(0x0400_1234), of(Function::Qci));
+        // The left half of the register is no business of PQAP's.
+        assert_eq!(decode(0xffff_ffff_0300_1234), of(Function::Aqic));
+        for code in 5..=0xff {
+            assert_eq!(decode(code << 24), SPECIFICATION, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_machine_without_ap_has_no_such_instruction() {
+        for gr0 in [0, 0x0300_0000, 0xff00_0000] {
+            for problem in [false, true] {
+                let got = Pqap::decode(gr0, Facilities::NONE, problem);
+                assert_eq!(got, Err(ProgramException::Operation));
+            }
+        }
+    }
+
+    #[test]
+    fn the_problem_state_comes_before_the_operands() {
+        for gr0 in [0, 0x0300_0000, 0x007f_0000, 0xff00_0000] {
+            let got = Pqap::decode(gr0, Facilities::ALL, true);
+            assert_eq!(got, Err(ProgramException::PrivilegedOperation));
+        }
+    }
+
+    #[test]
+    fn reserved_bits_and_missing_facilities_are_specification_exceptions() {
+        for bit in 16..23 {
+            assert_eq!(decode(1 << bit), SPECIFICATION, "bit {}", 63 - bit);
+        }
+        let without = |facilities| move |gr0| Pqap::decode(gr0, facilities, false);
+        let no_test = without(Facilities {
+            test: false,
+            ..Facilities::ALL
+        });
+        assert_eq!(no_test(0x0080_0001), SPECIFICATION);
+        assert!(no_test(0x0000_0001).is_ok());
+        let no_interruption = without(Facilities {
+            interruption: false,
+            ..Facilities::ALL
+        });
+        assert_eq!(no_interruption(0x0300_0001), SPECIFICATION);
+        assert!(no_interruption(0x0100_0001).is_ok());
+        let no_configuration = without(Facilities {
+            configuration: false,
+            ..Facilities::ALL
+        });
+        assert_eq!(no_configuration(0x0400_0000), SPECIFICATION);
+        for queue in [0x4001, 0x8001, 0x0010, 0x0080] {
+            assert_eq!(no_configuration(queue), SPECIFICATION, "{queue:#x}");
+        }
+        assert!(no_configuration(0x3f0f).is_ok(), "APID 63, APQI 15");
+        // The T bit belongs to TAPQ alone.
+        for code in 1..5 {
+            assert_eq!(decode(code << 24 | T_BIT), SPECIFICATION);
+        }
+    }
+
+    #[test]
+    fn interrupt_control_goes_there_and_back() {
+        let on = InterruptControl::Enable {
+            subclass: Subclass::new(6),
+            notification: 0x1234_5678,
+        };
+        assert_eq!(on.encode(), (0x0000_8000_0000_0006, 0x1234_5678));
+        for control in [on, InterruptControl::Disable] {
+            let (gr1, gr2) = control.encode();
+            assert_eq!(InterruptControl::decode(gr1, gr2), control);
+        }
+    }
+
+    #[test]
+    fn hardware_as_a_register() {
+        let cex8a = Hardware {
+            facilities: Hardware::MEX_4K
+                | Hardware::CRT_4K
+                | Hardware::ACCELERATOR
+                | Hardware::APXA,
+            kind: Hardware::CEX8,
+            domains_0based: 15,
+            depth_0based: 7,
+        };
+        assert_eq!(cex8a.register(true), 0x6a00_0000_0e0f_0007);
+        assert_eq!(cex8a.register(false), 0x0e0f_0007);
+    }
+
+    #[test]
+    fn the_configuration_block() {
+        let block = Configuration {
+            adapters_0based: 3,
+            domains_0based: 15,
+            matrix: Matrix {
+                adapters: Mask::from_iter([0, 1]),
+                domains: Mask::from_iter([6]),
+                control_domains: Mask::from_iter([255]),
+            },
+        }
+        .to_bytes();
+        assert_eq!((block[0], block[4], block[5]), (0x40, 3, 15));
+        assert_eq!((block[16], block[48], block[111]), (0xc0, 0x02, 0x01));
+        assert_eq!(block.iter().filter(|b| **b != 0).count(), 6);
+    }
+
+    #[test]
+    fn facility_bits_in_a_list() {
+        let mut list = [0; 16];
+        Facilities::ALL.add_to(&mut list);
+        assert_eq!((list[1], list[8]), (0x09, 0x40));
+        assert_eq!(list.iter().filter(|b| **b != 0).count(), 2);
+        let mut short = [0; 4];
+        Facilities::ALL.add_to(&mut short);
+        assert_eq!(short, [0, 0x09, 0, 0]);
+        let mut none = [0; 16];
+        Facilities::NONE.add_to(&mut none);
+        assert_eq!(none, [0; 16]);
+    }
+}

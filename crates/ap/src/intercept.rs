@@ -1,0 +1,177 @@
+//! PQAP as a host sees it whose hardware interprets AP instructions for the guest: of all functions only AQIC leaves
+//! the guest, and only where both have the facilities. Everything else is answered with "not supported", which the host
+//! turns into what it does for an instruction that it does not know.
+
+use crate::command::{Facilities, Function, InterruptControl, Pqap, ProgramException};
+use crate::matrix::Apqn;
+use crate::mediated::Mediated;
+use crate::outside::{Clock, Pages, Queues, Subclasses};
+use crate::status::{QueueStatus, Response};
+
+/// What host and guest have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// The host executes AP instructions.
+    pub host_instructions: bool,
+    /// The host can deliver adapter interrupts to a running guest (AIV).
+    pub host_adapter_interruptions: bool,
+    /// The guest's facilities; `instructions` is the APIE control.
+    pub guest: Facilities,
+}
+
+/// Registers of the vCPU, and whether it is in the problem state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    /// General registers 0, 1 and 2.
+    pub gr: [u64; 3],
+    /// The P bit of the PSW.
+    pub problem_state: bool,
+}
+
+/// What becomes of the interception.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Handled: the word for general register 1; the condition code follows from it.
+    Status(QueueStatus),
+    /// A program interruption for the guest.
+    Exception(ProgramException),
+    /// Not for us (-EOPNOTSUPP): the host's general handling follows.
+    NotSupported,
+}
+
+/// What handles AQIC.
+pub trait Hook {
+    /// PQAP(AQIC).
+    fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus;
+}
+
+impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Hook for Mediated<P, S, C, Q> {
+    fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus {
+        Mediated::aqic(self, apqn, control)
+    }
+}
+
+/// Handles an intercepted PQAP. Without a hook the guest has no queues.
+pub fn pqap(installed: Installed, registers: Registers, hook: Option<&mut dyn Hook>) -> Outcome {
+    let [gr0, gr1, gr2] = registers.gr;
+    let ours = installed.host_instructions && installed.guest.instructions;
+    if !ours || (gr0 >> 24) & 0xff != 3 {
+        return Outcome::NotSupported;
+    }
+    let pqap = match Pqap::decode(gr0, installed.guest, registers.problem_state) {
+        Ok(pqap) => pqap,
+        Err(exception) => return Outcome::Exception(exception),
+    };
+    debug_assert_eq!(pqap.function, Function::Aqic);
+    if !installed.host_adapter_interruptions {
+        return Outcome::NotSupported;
+    }
+    Outcome::Status(match hook {
+        Some(hook) => hook.aqic(pqap.apqn, InterruptControl::decode(gr1, gr2)),
+        None => QueueStatus::of(Response::QUEUE_NOT_AVAILABLE),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Seen(alloc::vec::Vec<(Apqn, InterruptControl)>);
+
+    impl Hook for Seen {
+        fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus {
+            self.0.push((apqn, control));
+            QueueStatus::default()
+        }
+    }
+
+    const ALL: Installed = Installed {
+        host_instructions: true,
+        host_adapter_interruptions: true,
+        guest: Facilities::ALL,
+    };
+
+    const ENABLE: Registers = Registers {
+        gr: [0x0300_0106, 0x0000_8000_0000_0006, 0x5000],
+        problem_state: false,
+    };
+
+    fn run(installed: Installed, registers: Registers) -> (Outcome, usize) {
+        let mut seen = Seen(alloc::vec::Vec::new());
+        let outcome = pqap(installed, registers, Some(&mut seen));
+        (outcome, seen.0.len())
+    }
+
+    #[test]
+    fn aqic_reaches_the_hook() {
+        let mut seen = Seen(alloc::vec::Vec::new());
+        let outcome = pqap(ALL, ENABLE, Some(&mut seen));
+        assert_eq!(outcome, Outcome::Status(QueueStatus::default()));
+        let (gr1, gr2) = (ENABLE.gr[1], ENABLE.gr[2]);
+        assert_eq!(
+            seen.0,
+            [(Apqn::new(1, 6), InterruptControl::decode(gr1, gr2))]
+        );
+    }
+
+    #[test]
+    fn without_the_facility_nothing_is_intercepted() {
+        let no_host = Installed {
+            host_instructions: false,
+            ..ALL
+        };
+        let no_guest = Installed {
+            guest: Facilities::NONE,
+            ..ALL
+        };
+        let no_delivery = Installed {
+            host_adapter_interruptions: false,
+            ..ALL
+        };
+        for installed in [no_host, no_guest, no_delivery] {
+            assert_eq!(run(installed, ENABLE), (Outcome::NotSupported, 0));
+        }
+        // In the problem state too: what is not installed is not ours to forbid.
+        let problem = Registers {
+            problem_state: true,
+            ..ENABLE
+        };
+        assert_eq!(run(no_host, problem), (Outcome::NotSupported, 0));
+    }
+
+    #[test]
+    fn other_functions_are_not_ours() {
+        for code in (0..=0xff).filter(|code| *code != 3) {
+            let registers = Registers {
+                gr: [code << 24 | 0x0106, 0, 0],
+                problem_state: false,
+            };
+            assert_eq!(run(ALL, registers), (Outcome::NotSupported, 0), "{code}");
+        }
+    }
+
+    #[test]
+    fn exceptions_come_before_the_hook() {
+        let problem = Registers {
+            problem_state: true,
+            ..ENABLE
+        };
+        let privileged = Outcome::Exception(ProgramException::PrivilegedOperation);
+        assert_eq!(run(ALL, problem), (privileged, 0));
+        let no_aqic = Installed {
+            guest: Facilities {
+                interruption: false,
+                ..Facilities::ALL
+            },
+            ..ALL
+        };
+        let specification = Outcome::Exception(ProgramException::Specification);
+        assert_eq!(run(no_aqic, ENABLE), (specification, 0));
+    }
+
+    #[test]
+    fn without_a_hook_there_are_no_queues() {
+        let gone = QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
+        assert_eq!(pqap(ALL, ENABLE, None), Outcome::Status(gone));
+    }
+}

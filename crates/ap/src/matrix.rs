@@ -1,0 +1,170 @@
+//! Names of queues, and the matrix of adapters and domains that says which of them a guest has.
+
+use core::fmt;
+
+/// An AP queue number: adapter (card) and domain (queue index on the card), eight bits each.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Apqn(u16);
+
+impl Apqn {
+    /// The queue of `domain` on `adapter`.
+    pub const fn new(adapter: u8, domain: u8) -> Apqn {
+        Apqn((adapter as u16) << 8 | domain as u16)
+    }
+
+    /// From the low half-word of general register 0.
+    pub const fn from_register(gr0: u64) -> Apqn {
+        Apqn((gr0 & 0xffff) as u16)
+    }
+
+    /// As it stands in a register.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// The adapter (APID).
+    pub const fn adapter(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    /// The domain (APQI).
+    pub const fn domain(self) -> u8 {
+        (self.0 & 0xff) as u8
+    }
+}
+
+/// As Linux names a queue: `01.0006`.
+impl fmt::Display for Apqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02x}.{:04x}", self.adapter(), self.domain())
+    }
+}
+
+impl fmt::Debug for Apqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A mask of 256 bits; bit 0 is the leftmost one, as everywhere in the architecture.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Mask([u64; 4]);
+
+impl Mask {
+    /// The mask with no bit.
+    pub const EMPTY: Mask = Mask([0; 4]);
+
+    /// Whether a bit is one.
+    pub fn contains(&self, bit: u8) -> bool {
+        self.word(bit) & place(bit) != 0
+    }
+
+    /// Sets a bit.
+    pub fn insert(&mut self, bit: u8) {
+        if let Some(word) = self.0.get_mut(usize::from(bit / 64)) {
+            *word |= place(bit);
+        }
+    }
+
+    /// Clears a bit.
+    pub fn remove(&mut self, bit: u8) {
+        if let Some(word) = self.0.get_mut(usize::from(bit / 64)) {
+            *word &= !place(bit);
+        }
+    }
+
+    /// The bits that are one, in order.
+    pub fn iter(&self) -> impl Iterator<Item = u8> + use<> {
+        let mask = *self;
+        (0..=u8::MAX).filter(move |bit| mask.contains(*bit))
+    }
+
+    /// The 32 bytes that PQAP(QCI) stores.
+    pub fn to_bytes(self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.0) {
+            chunk.copy_from_slice(&word.to_be_bytes());
+        }
+        bytes
+    }
+
+    fn word(&self, bit: u8) -> u64 {
+        self.0.get(usize::from(bit / 64)).copied().unwrap_or(0)
+    }
+}
+
+const fn place(bit: u8) -> u64 {
+    1 << (63 - bit % 64)
+}
+
+impl fmt::Debug for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+impl FromIterator<u8> for Mask {
+    fn from_iter<I: IntoIterator<Item = u8>>(bits: I) -> Mask {
+        let mut mask = Mask::EMPTY;
+        for bit in bits {
+            mask.insert(bit);
+        }
+        mask
+    }
+}
+
+/// What a guest has: the queues are all pairs of an adapter and a domain. Control domains are those that it may
+/// administrate, whether or not it may also use them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Matrix {
+    /// Adapter mask (APM).
+    pub adapters: Mask,
+    /// Usage domain mask (AQM).
+    pub domains: Mask,
+    /// Control domain mask (ADM).
+    pub control_domains: Mask,
+}
+
+impl Matrix {
+    /// Whether a queue belongs to it.
+    pub fn contains(&self, apqn: Apqn) -> bool {
+        self.adapters.contains(apqn.adapter()) && self.domains.contains(apqn.domain())
+    }
+
+    /// All its queues.
+    pub fn queues(&self) -> impl Iterator<Item = Apqn> + use<> {
+        let domains = self.domains;
+        let of = move |adapter| domains.iter().map(move |domain| Apqn::new(adapter, domain));
+        self.adapters.iter().flat_map(of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn bits_count_from_the_left() {
+        let mask = Mask::from_iter([0, 6, 64, 255]);
+        let bytes = mask.to_bytes();
+        assert_eq!((bytes[0], bytes[8], bytes[31]), (0x82, 0x80, 0x01));
+        assert_eq!(mask.iter().collect::<Vec<_>>(), [0, 6, 64, 255]);
+        let mut less = mask;
+        less.remove(64);
+        assert!(!less.contains(64) && less.contains(255));
+    }
+
+    #[test]
+    fn a_matrix_is_the_product_of_its_masks() {
+        let matrix = Matrix {
+            adapters: Mask::from_iter([1, 255]),
+            domains: Mask::from_iter([6, 0x47]),
+            control_domains: Mask::EMPTY,
+        };
+        let names: Vec<_> = matrix.queues().map(Apqn::get).collect();
+        assert_eq!(names, [0x0106, 0x0147, 0xff06, 0xff47]);
+        assert!(matrix.contains(Apqn::new(255, 6)) && !matrix.contains(Apqn::new(2, 6)));
+        assert_eq!(alloc::format!("{}", Apqn::new(1, 0x47)), "01.0047");
+    }
+}

@@ -1,0 +1,489 @@
+//! The mediated matrix device: a guest's matrix over the queues below, and what it holds for their interrupts.
+//!
+//! A queue whose interrupts are on holds one `Registration`: the pinned page of the notification byte and the
+//! registered subclass. It is a value that is made once and consumed once, so nothing is freed twice. When interrupts go
+//! off it is *leaving*: the queue may write the byte until its interrupt bit reads zero, and the page stays pinned until a
+//! TAPQ has said so. A queue that does not get there in time keeps the page, and [`Mediated::poll`] looks again later.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::mem;
+
+use thiserror::Error;
+
+use crate::command::{Configuration, Hardware, InterruptControl, Subclass};
+use crate::matrix::{Apqn, Matrix};
+use crate::outside::{
+    Clock, GuestPage, HostAddress, PAGE_SIZE, Pages, Part, Queues, Reply, Subclasses, Target,
+};
+use crate::registration::Registration;
+use crate::status::{QueueStatus, Response};
+
+/// How often an instruction that a queue is too busy for is tried, and the interrupt bit looked at (as in vfio_ap).
+const TRIES: u32 = 5;
+/// Nanoseconds between two tries.
+const PAUSE: u64 = 20_000_000;
+
+/// The outside, all of it.
+#[derive(Debug)]
+pub struct Outside<P, S, C, Q> {
+    /// The guest's memory.
+    pub pages: P,
+    /// Its interruption subclasses.
+    pub subclasses: S,
+    /// Time.
+    pub clock: C,
+    /// The queues below.
+    pub queues: Q,
+}
+
+/// Some queue has not let go of its notification byte: its page must stay, and [`Mediated::poll`] be called later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0} notification bytes are still in use by their queues")]
+pub struct StillHeld(pub usize);
+
+/// What a queue's interrupts hold.
+#[derive(Debug, Default)]
+enum Held {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Interrupts are on, or were accepted to be: the bit may still read zero.
+    Active(Registration),
+    /// They are to go off.
+    Leaving {
+        registration: Registration,
+        /// The queue was told so, by AQIC or by a reset, and accepted. Before that an interrupt bit of zero means nothing:
+        /// interrupts may still be on their way in.
+        told: bool,
+    },
+}
+
+/// What is kept for a queue.
+#[derive(Debug, Default)]
+struct Kept {
+    held: Held,
+    /// A reset was begun and has not been seen to end.
+    resetting: bool,
+}
+
+impl Kept {
+    fn registration(&self) -> Option<&Registration> {
+        match &self.held {
+            Held::Nothing => None,
+            Held::Active(registration) | Held::Leaving { registration, .. } => Some(registration),
+        }
+    }
+
+    fn is_leaving(&self) -> bool {
+        matches!(self.held, Held::Leaving { .. })
+    }
+
+    fn is_idle(&self) -> bool {
+        matches!(self.held, Held::Nothing) && !self.resetting
+    }
+
+    /// Interrupts are to go off; `told` if the queue has accepted that.
+    fn leave(&mut self, now_told: bool) {
+        self.held = match mem::take(&mut self.held) {
+            Held::Nothing => Held::Nothing,
+            Held::Active(registration) => Held::Leaving {
+                registration,
+                told: now_told,
+            },
+            Held::Leaving { registration, told } => Held::Leaving {
+                registration,
+                told: told || now_told,
+            },
+        };
+    }
+
+    /// Gives back what is held; the queue does not use it any more.
+    fn release(&mut self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
+        match mem::take(&mut self.held) {
+            Held::Nothing => {}
+            Held::Active(registration) | Held::Leaving { registration, .. } => {
+                registration.release(pages, subclasses);
+            }
+        }
+    }
+}
+
+/// The mediated device.
+#[derive(Debug)]
+pub struct Mediated<P, S, C, Q> {
+    outside: Outside<P, S, C, Q>,
+    matrix: Matrix,
+    bound: BTreeSet<Apqn>,
+    attached: bool,
+    kept: BTreeMap<Apqn, Kept>,
+}
+
+impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
+    /// A device with an empty matrix and no guest.
+    pub fn new(outside: Outside<P, S, C, Q>) -> Mediated<P, S, C, Q> {
+        Mediated {
+            outside,
+            matrix: Matrix::default(),
+            bound: BTreeSet::new(),
+            attached: false,
+            kept: BTreeMap::new(),
+        }
+    }
+
+    /// The matrix.
+    pub fn matrix(&self) -> &Matrix {
+        &self.matrix
+    }
+
+    /// The outside.
+    pub fn outside(&mut self) -> &mut Outside<P, S, C, Q> {
+        &mut self.outside
+    }
+
+    /// Gives the guest an adapter.
+    pub fn assign_adapter(&mut self, adapter: u8) {
+        self.matrix.adapters.insert(adapter);
+    }
+
+    /// Gives the guest a domain.
+    pub fn assign_domain(&mut self, domain: u8) {
+        self.matrix.domains.insert(domain);
+    }
+
+    /// Gives the guest a domain to administrate.
+    pub fn assign_control_domain(&mut self, domain: u8) {
+        self.matrix.control_domains.insert(domain);
+    }
+
+    /// Takes an adapter away, also while it is in use: its queues are reset and hold nothing afterwards.
+    pub fn unassign_adapter(&mut self, adapter: u8) -> Result<(), StillHeld> {
+        let gone: Vec<Apqn> = self
+            .matrix
+            .queues()
+            .filter(|q| q.adapter() == adapter)
+            .collect();
+        self.matrix.adapters.remove(adapter);
+        self.abandon(&gone)
+    }
+
+    /// Takes a domain away, also while it is in use.
+    pub fn unassign_domain(&mut self, domain: u8) -> Result<(), StillHeld> {
+        let gone: Vec<Apqn> = self
+            .matrix
+            .queues()
+            .filter(|q| q.domain() == domain)
+            .collect();
+        self.matrix.domains.remove(domain);
+        self.abandon(&gone)
+    }
+
+    /// Takes the administration of a domain away.
+    pub fn unassign_control_domain(&mut self, domain: u8) {
+        self.matrix.control_domains.remove(domain);
+    }
+
+    /// A queue of the host came to this driver (probe).
+    pub fn bind(&mut self, apqn: Apqn) {
+        self.bound.insert(apqn);
+    }
+
+    /// A queue of the host goes (remove), whether or not a guest uses it.
+    pub fn remove(&mut self, apqn: Apqn) -> Result<(), StillHeld> {
+        if !self.bound.remove(&apqn) {
+            return Ok(());
+        }
+        self.abandon(&[apqn])
+    }
+
+    /// A guest opens the device. Its queues start clean.
+    pub fn attach(&mut self) -> Result<(), StillHeld> {
+        let all: Vec<Apqn> = self.matrix.queues().collect();
+        self.abandon(&all)?;
+        self.attached = true;
+        Ok(())
+    }
+
+    /// The guest is destroyed, or lets go of the device. Nobody may be in the hook any more ([`crate::gate`]).
+    pub fn detach(&mut self) -> Result<(), StillHeld> {
+        self.attached = false;
+        let mut all: Vec<Apqn> = self.matrix.queues().collect();
+        all.extend(self.kept.keys().filter(|q| !self.matrix.contains(**q)));
+        self.abandon(&all)
+    }
+
+    /// Guest pages are about to be unmapped. After `Ok` no queue writes to them; after an error they must stay, and
+    /// [`Mediated::poll`] be called later.
+    pub fn unmap(&mut self, first: GuestPage, count: u64) -> Result<(), StillHeld> {
+        let within = |kept: &Kept| {
+            let page = kept.registration().map(Registration::page);
+            page.is_some_and(|page| page.0.wrapping_sub(first.0) < count)
+        };
+        let users = self.kept.iter().filter(|(_, kept)| within(kept));
+        let users: Vec<Apqn> = users.map(|(apqn, _)| *apqn).collect();
+        for apqn in &users {
+            self.disable(*apqn);
+            // A queue that was too busy to be told will be told again.
+            if let Some(kept) = self.kept.get_mut(apqn) {
+                kept.leave(false);
+            }
+            self.settle(*apqn, TRIES);
+        }
+        match self.kept.values().filter(|kept| within(kept)).count() {
+            0 => Ok(()),
+            left => Err(StillHeld(left)),
+        }
+    }
+
+    /// Looks after queues that had not let go of their notification bytes; call it now and then.
+    pub fn poll(&mut self) -> Result<(), StillHeld> {
+        let all: Vec<Apqn> = self.kept.keys().copied().collect();
+        for apqn in all {
+            self.settle(apqn, 1);
+        }
+        match self.kept.values().filter(|kept| kept.is_leaving()).count() {
+            0 => Ok(()),
+            left => Err(StillHeld(left)),
+        }
+    }
+
+    /// What is held for a queue: the page of its notification byte and the subclass. Also while it waits for the interrupt
+    /// bit to clear.
+    pub fn registration(&self, apqn: Apqn) -> Option<(GuestPage, Subclass)> {
+        let registration = self.kept.get(&apqn)?.registration()?;
+        Some((registration.page(), registration.subclass()))
+    }
+
+    /// Whether the guest has a queue: it is in the matrix, and a queue of the host stands behind it.
+    pub fn owns(&self, apqn: Apqn) -> bool {
+        self.attached && self.matrix.contains(apqn) && self.bound.contains(&apqn)
+    }
+
+    /// PQAP(AQIC), the hook.
+    pub fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus {
+        if !self.owns(apqn) {
+            return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
+        }
+        match control {
+            InterruptControl::Enable {
+                subclass,
+                notification,
+            } => self.enable(apqn, subclass, notification),
+            InterruptControl::Disable => self.disable(apqn),
+        }
+    }
+
+    /// PQAP(TAPQ).
+    pub fn tapq(&mut self, apqn: Apqn) -> (QueueStatus, Hardware) {
+        if !self.owns(apqn) {
+            let status = QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
+            return (status, Hardware::default());
+        }
+        self.settle(apqn, 1);
+        self.outside.queues.tapq(apqn)
+    }
+
+    /// PQAP(RAPQ).
+    pub fn rapq(&mut self, apqn: Apqn) -> QueueStatus {
+        self.guest_reset(apqn, Q::rapq)
+    }
+
+    /// PQAP(ZAPQ).
+    pub fn zapq(&mut self, apqn: Apqn) -> QueueStatus {
+        self.guest_reset(apqn, Q::zapq)
+    }
+
+    /// PQAP(QCI): the machine's maxima with the guest's matrix. Adapters without a queue behind them are left out.
+    pub fn qci(&mut self) -> Configuration {
+        let mut configuration = self.outside.queues.qci();
+        let mut matrix = self.matrix;
+        if !self.attached {
+            matrix = Matrix::default();
+        }
+        for adapter in self.matrix.adapters.iter() {
+            let mut queues = self.matrix.domains.iter().map(|d| Apqn::new(adapter, d));
+            if !queues.any(|apqn| self.bound.contains(&apqn)) {
+                matrix.adapters.remove(adapter);
+            }
+        }
+        configuration.matrix = matrix;
+        configuration
+    }
+
+    /// NQAP.
+    pub fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus {
+        if !self.owns(apqn) {
+            return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
+        }
+        self.outside.queues.nqap(apqn, part)
+    }
+
+    /// DQAP.
+    pub fn dqap(
+        &mut self,
+        apqn: Apqn,
+        room: usize,
+        continued: bool,
+    ) -> (QueueStatus, Option<Reply>) {
+        if !self.owns(apqn) {
+            return (QueueStatus::of(Response::QUEUE_NOT_AVAILABLE), None);
+        }
+        self.outside.queues.dqap(apqn, room, continued)
+    }
+
+    fn enable(&mut self, apqn: Apqn, subclass: Subclass, notification: u64) -> QueueStatus {
+        let Outside {
+            pages,
+            subclasses,
+            queues,
+            ..
+        } = &mut self.outside;
+        let page = GuestPage::of(notification);
+        let (registration, frame, host) =
+            match Registration::take(pages, subclasses, page, subclass) {
+                Ok(taken) => taken,
+                Err(response) => return QueueStatus::of(response),
+            };
+        let target = Target {
+            notification: HostAddress(frame.0 + notification % PAGE_SIZE),
+            guest: subclass,
+            host,
+        };
+        let status = queues.aqic(apqn, Some(target));
+        if status.response != Response::NORMAL {
+            // The queue keeps its earlier settings, so the new ones go.
+            registration.release(pages, subclasses);
+            return status;
+        }
+        // The queue took new settings, so its interrupts were off: whatever we held for it, it does not use any more. That
+        // is so when the guest reset the queue behind our back.
+        let kept = self.kept.entry(apqn).or_default();
+        kept.release(pages, subclasses);
+        kept.held = Held::Active(registration);
+        status
+    }
+
+    /// Turns interrupts off; afterwards nothing is held unless the queue is late.
+    fn disable(&mut self, apqn: Apqn) -> QueueStatus {
+        let mut status = self.outside.queues.aqic(apqn, None);
+        for _ in 1..TRIES {
+            if !is_busy(status.response) {
+                break;
+            }
+            self.outside.clock.wait(PAUSE);
+            status = self.outside.queues.aqic(apqn, None);
+        }
+        let told = accepts_off(status.response);
+        if let Some(kept) = self
+            .kept
+            .get_mut(&apqn)
+            .filter(|_| told || status.response.is_gone())
+        {
+            kept.leave(told);
+            self.settle(apqn, TRIES);
+        }
+        status
+    }
+
+    fn guest_reset(
+        &mut self,
+        apqn: Apqn,
+        instruction: fn(&mut Q, Apqn) -> QueueStatus,
+    ) -> QueueStatus {
+        if !self.owns(apqn) {
+            return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
+        }
+        let status = instruction(&mut self.outside.queues, apqn);
+        if status.response == Response::NORMAL {
+            let kept = self.kept.entry(apqn).or_default();
+            kept.resetting = true;
+            kept.leave(true);
+            self.settle(apqn, 1);
+        }
+        status
+    }
+
+    /// Resets queues that are not the guest's any more, and lets go of what is held for them.
+    fn abandon(&mut self, queues: &[Apqn]) -> Result<(), StillHeld> {
+        for apqn in queues {
+            let mut status = self.outside.queues.zapq(*apqn);
+            for _ in 1..TRIES {
+                if !is_busy(status.response) {
+                    break;
+                }
+                self.outside.clock.wait(PAUSE);
+                status = self.outside.queues.zapq(*apqn);
+            }
+            let kept = self.kept.entry(*apqn).or_default();
+            kept.resetting = !status.response.is_gone();
+            kept.leave(accepts_off(status.response));
+        }
+        for apqn in queues {
+            self.settle(*apqn, TRIES);
+        }
+        let kept = queues.iter().filter_map(|apqn| self.kept.get(apqn));
+        match kept.filter(|kept| kept.is_leaving()).count() {
+            0 => Ok(()),
+            left => Err(StillHeld(left)),
+        }
+    }
+
+    /// Gives back what a queue does not need any more, as soon as its interrupt bit says so; looks up to `tries` times.
+    fn settle(&mut self, apqn: Apqn, tries: u32) {
+        let Outside {
+            pages,
+            subclasses,
+            clock,
+            queues,
+        } = &mut self.outside;
+        let Some(kept) = self.kept.get_mut(&apqn) else {
+            return;
+        };
+        for attempt in 0..tries {
+            if !kept.is_leaving() && !kept.resetting {
+                break;
+            }
+            if attempt > 0 {
+                clock.wait(PAUSE);
+            }
+            if let Held::Leaving { told, .. } = &mut kept.held
+                && !*told
+            {
+                *told = accepts_off(queues.aqic(apqn, None).response);
+            }
+            let (status, _) = queues.tapq(apqn);
+            if status.response.is_gone() {
+                kept.release(pages, subclasses);
+                kept.resetting = false;
+                continue;
+            }
+            let in_reset = status.response == Response::RESET_IN_PROGRESS;
+            if status.response == Response::NORMAL {
+                kept.resetting = false;
+            } else if !in_reset {
+                continue;
+            }
+            if !status.interrupts && matches!(kept.held, Held::Leaving { told: true, .. }) {
+                kept.release(pages, subclasses);
+            }
+        }
+        if kept.is_idle() {
+            self.kept.remove(&apqn);
+        }
+    }
+}
+
+/// Whether interrupts are off or will be, after this answer to an order to turn them off: it was accepted, they were off
+/// before, or a reset is under way, which ends them too.
+fn accepts_off(response: Response) -> bool {
+    let off = [
+        Response::NORMAL,
+        Response::OTHERWISE_CHANGED,
+        Response::RESET_IN_PROGRESS,
+    ];
+    off.contains(&response)
+}
+
+fn is_busy(response: Response) -> bool {
+    matches!(response, Response::RESET_IN_PROGRESS | Response::BUSY)
+}

@@ -1,0 +1,135 @@
+//! What this crate reaches the world through: guest pages, interruption subclasses, time, and the queues below.
+
+use core::fmt;
+
+use thiserror::Error;
+
+use crate::command::{Configuration, Hardware, Subclass};
+use crate::matrix::Apqn;
+use crate::status::QueueStatus;
+
+/// Bytes of a page.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// A page frame of the guest: its absolute address divided by [`PAGE_SIZE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestPage(pub u64);
+
+impl GuestPage {
+    /// The page that holds a guest absolute address.
+    pub const fn of(address: u64) -> GuestPage {
+        GuestPage(address / PAGE_SIZE)
+    }
+}
+
+/// An address of the host, as the queues below take it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostAddress(pub u64);
+
+impl fmt::Debug for HostAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A subclass of the host that stands for a guest's (Linux: the GIB's ISC for a GISA's).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostSubclass(pub u8);
+
+/// A page that cannot be pinned: not the guest's memory, or not enough of the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the guest page cannot be pinned")]
+pub struct CannotPin;
+
+/// A subclass that cannot be registered: no GISA, or no GIB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the interruption subclass cannot be registered")]
+pub struct CannotRegister;
+
+/// The guest's memory.
+pub trait Pages {
+    /// Keeps a page where it is until it is unpinned as often as it was pinned; answers the host's address of its first
+    /// byte.
+    fn pin(&mut self, page: GuestPage) -> Result<HostAddress, CannotPin>;
+
+    /// Takes one pin back.
+    fn unpin(&mut self, page: GuestPage);
+}
+
+/// The registry of the guest's interruption subclasses (Linux: `kvm_s390_gisc_register`). Registrations are counted.
+pub trait Subclasses {
+    /// Lets interrupts of a subclass reach the guest.
+    fn register(&mut self, subclass: Subclass) -> Result<HostSubclass, CannotRegister>;
+
+    /// Takes one registration back.
+    fn unregister(&mut self, subclass: Subclass);
+}
+
+/// Time.
+pub trait Clock {
+    /// Nanoseconds since some instant.
+    fn now(&self) -> u64;
+
+    /// Lets that many nanoseconds pass.
+    fn wait(&mut self, nanoseconds: u64);
+}
+
+/// Where a queue's interrupts go: what the host's AQIC takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The notification byte.
+    pub notification: HostAddress,
+    /// The guest's subclass, made pending in its GISA.
+    pub guest: Subclass,
+    /// The host's subclass, for the alert when the guest does not run.
+    pub host: HostSubclass,
+}
+
+/// A request, or a part of one, for NQAP.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// Program-supplied message identifier.
+    pub id: u64,
+    /// The bytes.
+    pub data: &'a [u8],
+    /// Whether it is the last part.
+    pub last: bool,
+    /// Whether the program marked it as a special command.
+    pub special: bool,
+}
+
+/// A reply, or a part of one, by DQAP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The request's identifier.
+    pub id: u64,
+    /// The bytes.
+    pub data: alloc::vec::Vec<u8>,
+    /// Bytes of this reply that are still to come.
+    pub residual: usize,
+}
+
+/// The queues below: the host's AP instructions, or cards made in software ([`crate::card::Cards`]).
+pub trait Queues {
+    /// Tests a queue.
+    fn tapq(&mut self, apqn: Apqn) -> (QueueStatus, Hardware);
+
+    /// Starts a reset.
+    fn rapq(&mut self, apqn: Apqn) -> QueueStatus;
+
+    /// Starts a reset that also zeroizes.
+    fn zapq(&mut self, apqn: Apqn) -> QueueStatus;
+
+    /// Turns interrupts on for a target, or off. The interrupt bit of the status follows some time later.
+    fn aqic(&mut self, apqn: Apqn, target: Option<Target>) -> QueueStatus;
+
+    /// The machine's maxima; the matrix in it is the host's.
+    fn qci(&mut self) -> Configuration;
+
+    /// Takes a request.
+    fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus;
+
+    /// Gives up to `room` bytes of the oldest reply; with `continued` from where the last part ended, else from its
+    /// beginning. The reply leaves the queue with its last byte.
+    fn dqap(&mut self, apqn: Apqn, room: usize, continued: bool) -> (QueueStatus, Option<Reply>);
+}

@@ -1,0 +1,131 @@
+//! The AP queue status word, which every AP instruction leaves in general register 1.
+
+/// Response codes (Linux, `drivers/s390/crypto/ap_bus.h`, names them `AP_RESPONSE_*`). An unknown code is data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Response(pub u8);
+
+impl Response {
+    /// The function was performed.
+    pub const NORMAL: Response = Response(0x00);
+    /// No such queue, or not for this program.
+    pub const QUEUE_NOT_AVAILABLE: Response = Response(0x01);
+    /// A reset is in progress.
+    pub const RESET_IN_PROGRESS: Response = Response(0x02);
+    /// The adapter is deconfigured.
+    pub const DECONFIGURED: Response = Response(0x03);
+    /// The adapter is in the check-stop state.
+    pub const CHECKSTOPPED: Response = Response(0x04);
+    /// Busy with an earlier function; try again.
+    pub const BUSY: Response = Response(0x05);
+    /// The notification byte's address cannot be used.
+    pub const INVALID_ADDRESS: Response = Response(0x06);
+    /// Interrupts are already as asked for.
+    pub const OTHERWISE_CHANGED: Response = Response(0x07);
+    /// The guest's interruption state area cannot be used.
+    pub const INVALID_GISA: Response = Response(0x08);
+    /// Bound to another guest.
+    pub const BOUND_TO_ANOTHER: Response = Response(0x09);
+    /// A change of state is in progress.
+    pub const STATE_CHANGE_IN_PROGRESS: Response = Response(0x0a);
+    /// Not bound.
+    pub const NOT_BOUND: Response = Response(0x0b);
+    /// NQAP: the queue is full.
+    pub const QUEUE_FULL: Response = Response(0x10);
+    /// DQAP: no reply is there. The same code as [`Response::QUEUE_FULL`].
+    pub const NO_PENDING_REPLY: Response = Response(0x10);
+    /// The queue's index is beyond the adapter's.
+    pub const INDEX_TOO_BIG: Response = Response(0x11);
+    /// A part of a message whose first part is not there.
+    pub const NO_FIRST_PART: Response = Response(0x13);
+    /// The message is longer than the queue takes.
+    pub const MESSAGE_TOO_BIG: Response = Response(0x15);
+    /// The message needs a facility that is not installed.
+    pub const FACILITY_NOT_INSTALLED: Response = Response(0x16);
+    /// The message addresses a domain that is not the program's.
+    pub const INVALID_DOMAIN: Response = Response(0x42);
+
+    /// Whether the queue is not operational any more: it can neither work nor write a notification byte.
+    pub const fn is_gone(self) -> bool {
+        matches!(self, Response(0x01 | 0x03 | 0x04))
+    }
+}
+
+/// The AP queue status word, 32 bits; bits 3-6 and 16-31 are zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStatus {
+    /// Bit 0: neither requests nor replies are in the queue.
+    pub empty: bool,
+    /// Bit 1: replies wait.
+    pub replies_waiting: bool,
+    /// Bit 2: the queue takes no further request.
+    pub full: bool,
+    /// Bit 7: interrupts are enabled (the interrupt bit).
+    pub interrupts: bool,
+    /// Bits 8-15.
+    pub response: Response,
+}
+
+impl QueueStatus {
+    /// Nothing but a response code.
+    pub const fn of(response: Response) -> QueueStatus {
+        QueueStatus {
+            empty: false,
+            replies_waiting: false,
+            full: false,
+            interrupts: false,
+            response,
+        }
+    }
+
+    /// The same status with another response code.
+    pub const fn with(self, response: Response) -> QueueStatus {
+        QueueStatus { response, ..self }
+    }
+
+    /// The word, as it stands in bits 32-63 of general register 1.
+    pub const fn word(self) -> u32 {
+        (self.empty as u32) << 31
+            | (self.replies_waiting as u32) << 30
+            | (self.full as u32) << 29
+            | (self.interrupts as u32) << 24
+            | (self.response.0 as u32) << 16
+    }
+
+    /// From a word.
+    pub const fn from_word(word: u32) -> QueueStatus {
+        QueueStatus {
+            empty: word >> 31 & 1 == 1,
+            replies_waiting: word >> 30 & 1 == 1,
+            full: word >> 29 & 1 == 1,
+            interrupts: word >> 24 & 1 == 1,
+            response: Response((word >> 16 & 0xff) as u8),
+        }
+    }
+
+    /// The condition code that goes with it: 0 for a normal response, else 3.
+    pub const fn condition_code(self) -> u8 {
+        if self.response.0 == 0 { 0 } else { 3 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_has_its_place() {
+        let status = QueueStatus {
+            empty: true,
+            replies_waiting: false,
+            full: true,
+            interrupts: true,
+            response: Response::OTHERWISE_CHANGED,
+        };
+        assert_eq!(status.word(), 0xa107_0000);
+        assert_eq!(status.condition_code(), 3);
+        assert_eq!(QueueStatus::default().condition_code(), 0);
+        for word in (0..=0xff).map(|byte: u32| byte << 16 | 0x4000_0000) {
+            assert_eq!(QueueStatus::from_word(word).word(), word);
+        }
+    }
+}
