@@ -1,0 +1,426 @@
+//! What happens at the instructions that matter, on the crate `ap`. No unsafe code.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ap::card::{Cards, Latency, Layout};
+use ap::instruction::{self, Cpu, PSW_PROBLEM};
+use ap::interruption::{self, Absolute, Psw};
+use ap::outside::Clock;
+use ap::{Facilities, Mediated, Outside, ProgramException, Subclass};
+use ap_accel::Accelerator;
+
+use crate::config::Config;
+use crate::ffi::{self, Register, Vcpu};
+use crate::outside::{GuestPages, Outbox, Registry, WallClock};
+
+/// Instructions that are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Site {
+    /// NQAP, DQAP, PQAP.
+    Ap,
+    /// STFL, STFLE.
+    Facilities,
+    /// LPSWE, LPSWEY.
+    LoadPsw,
+}
+
+const STFL: u16 = 0xb2b1;
+const STFLE: u16 = 0xb2b0;
+const LPSWE: u16 = 0xb2b2;
+/// LPSWEY has its operation code in the first and the last byte.
+const LPSWEY: (u8, u8) = (0xeb, 0x71);
+/// EX, and EXRL by its first byte and the low half of the second.
+const EX: u8 = 0x44;
+const EXRL: (u8, u8) = (0xc6, 0x00);
+
+/// Where STFL stores, below the prefix.
+const STFL_LIST: u64 = 200;
+/// Bit 14 of the PSW: wait.
+const PSW_WAIT: u64 = 1 << 49;
+
+/// The longest request that the driver sends is 3,088 bytes; 12 KiB is what Linux takes for the limit of such cards.
+const LARGEST_REQUEST: usize = 12 * 1024;
+
+/// What an instruction is, by its bytes.
+pub(crate) fn classify(code: &[u8]) -> Option<Site> {
+    match *code {
+        [high, low, _, _] => match u16::from_be_bytes([high, low]) {
+            operation if instruction::is_ap(operation) => Some(Site::Ap),
+            STFL | STFLE => Some(Site::Facilities),
+            LPSWE => Some(Site::LoadPsw),
+            _ => None,
+        },
+        [first, _, _, _, _, last] if (first, last) == LPSWEY => Some(Site::LoadPsw),
+        _ => None,
+    }
+}
+
+type Device = Mediated<GuestPages, Registry, WallClock, Cards<WallClock, Outbox, Accelerator>>;
+
+/// A facility list that a processor is just storing.
+#[derive(Clone, Copy, Debug)]
+struct Storing {
+    /// The instruction after the one that stores.
+    next: u64,
+    /// Where it stores: a virtual address for STFLE, an absolute one for STFL.
+    list: u64,
+    /// Room in doublewords; `None` for STFL.
+    room: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Machine {
+    device: Device,
+    clock: WallClock,
+    outbox: Outbox,
+    facilities: Facilities,
+    log: bool,
+    /// Subclasses with a pending interruption, leftmost bit for subclass 0.
+    pending: u8,
+    storing: BTreeMap<u32, Storing>,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
+
+fn lock() -> MutexGuard<'static, Option<Machine>> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the cards and gives them to the guest.
+pub(crate) fn start(arguments: &[String]) -> Result<(), String> {
+    let config = Config::parse(arguments)?;
+    let (clock, outbox) = (WallClock::new(), Outbox::default());
+    let layout = Layout {
+        domains: config.domains,
+        depth: 8,
+        largest_request: LARGEST_REQUEST,
+        // Long enough for the driver to see both states, and to wait for an interruption.
+        latency: Latency {
+            reset: 1_000_000,
+            interrupts: 100_000,
+            request: 300_000,
+        },
+    };
+    let mut cards = Cards::new(layout, clock, outbox.clone());
+    for adapter in config.adapters.iter() {
+        cards.plug(adapter, Accelerator);
+    }
+    let queues: Vec<_> = cards.queues().collect();
+    let mut device = Mediated::new(Outside {
+        pages: GuestPages::default(),
+        subclasses: Registry::default(),
+        clock,
+        queues: cards,
+    });
+    for adapter in config.adapters.iter() {
+        device.assign_adapter(adapter);
+    }
+    for domain in config.domains.iter() {
+        device.assign_domain(domain);
+    }
+    for domain in config.control_domains.iter() {
+        device.assign_control_domain(domain);
+    }
+    for apqn in queues {
+        device.bind(apqn);
+    }
+    device.attach().map_err(|error| error.to_string())?;
+    *lock() = Some(Machine {
+        device,
+        clock,
+        outbox,
+        facilities: config.facilities,
+        log: config.log,
+        pending: 0,
+        storing: BTreeMap::new(),
+        counts: BTreeMap::new(),
+    });
+    Ok(())
+}
+
+/// QEMU ends: the guest is destroyed. Says what it did, and that nothing is left.
+pub(crate) fn at_exit() {
+    let Some(mut machine) = lock().take() else {
+        return;
+    };
+    let detached = machine.device.detach();
+    let outside = machine.device.outside();
+    let (pins, subclasses) = (outside.pages.held(), outside.subclasses.held());
+    let counts: Vec<String> = machine
+        .counts
+        .iter()
+        .map(|(k, v)| format!("{k}={v}"))
+        .collect();
+    eprintln!(
+        "ap: end: {} pins={pins} subclasses={subclasses} detached={}",
+        counts.join(" "),
+        detached.is_ok()
+    );
+}
+
+/// Before NQAP, DQAP or PQAP: it is executed here, and the processor goes on behind it.
+pub(crate) fn at_ap(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
+    let mut guard = lock();
+    let machine = guard.as_mut()?;
+    let mut code = [0; 4];
+    if !vcpu.load(at, &mut code) || classify(&code) != Some(Site::Ap) {
+        // The target of an EXECUTE, which nobody writes. QEMU answers with an operation exception.
+        return None;
+    }
+    let old = Psw {
+        mask: vcpu.read(Register::PswMask),
+        address: at.wrapping_add(4),
+    };
+    let mut cpu = Executing {
+        vcpu,
+        mask: old.mask,
+    };
+    let result = instruction::execute(&mut cpu, code, machine.facilities, &mut machine.device);
+    machine.count(code, &cpu, &result);
+    machine.advance(cpu.vcpu);
+    let new = match result {
+        Ok(condition) => old.with_condition(condition),
+        // QEMU does that one itself.
+        Err(ProgramException::Operation) => return None,
+        Err(exception) => {
+            let prefix = vcpu.read(Register::Prefix);
+            interruption::program(&mut Storage(vcpu), prefix, old, exception)?
+        }
+    };
+    vcpu.write(Register::PswMask, new.mask);
+    Some(new.address)
+}
+
+/// Before STFL or STFLE: remembers where it will store.
+pub(crate) fn at_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
+    let mut code = [0; 4];
+    if !vcpu.load(at, &mut code) || classify(&code) != Some(Site::Facilities) {
+        return None;
+    }
+    let [high, low, base, displacement] = code;
+    let (list, room) = if u16::from_be_bytes([high, low]) == STFL {
+        (vcpu.read(Register::Prefix).wrapping_add(STFL_LIST), None)
+    } else {
+        let displacement = u64::from(base & 15) << 8 | u64::from(displacement);
+        let list = register(vcpu, base >> 4).wrapping_add(displacement);
+        (list, Some((vcpu.read(Register::General(0)) & 0xff) + 1))
+    };
+    let next = at.wrapping_add(4);
+    if let Some(machine) = lock().as_mut() {
+        machine
+            .storing
+            .insert(vcpu.index(), Storing { next, list, room });
+        ffi::call(vcpu.index(), true);
+    }
+    None
+}
+
+/// Before the instruction after it: adds the facilities to what was stored.
+pub(crate) fn after_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
+    let mut guard = lock();
+    let machine = guard.as_mut()?;
+    let storing = machine.storing.remove(&vcpu.index())?;
+    ffi::call(vcpu.index(), machine.pending != 0);
+    if storing.next != at {
+        // It did not end; it will be executed again.
+        return None;
+    }
+    *machine.counts.entry("facilities").or_default() += 1;
+    match storing.room {
+        Some(room) => {
+            // Afterwards register 0 has the number of doublewords that there are, less one.
+            let words = room.min((vcpu.read(Register::General(0)) & 0xff) + 1);
+            let mut list = vec![0; usize::try_from(words * 8).unwrap_or(0)];
+            if vcpu.load(storing.list, &mut list) {
+                machine.facilities.add_to(&mut list);
+                vcpu.store(storing.list, &list);
+            }
+        }
+        None => {
+            let mut list = [0; 4];
+            if ffi::load_absolute(storing.list, &mut list) {
+                machine.facilities.add_to(&mut list);
+                vcpu.store_absolute(storing.list, &list);
+            }
+        }
+    }
+    None
+}
+
+/// At the beginning of a block, while something is to be done: here the condition code is in its place, and an
+/// interruption can be taken.
+pub(crate) fn at_block(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
+    after_facilities(vcpu, at);
+    let mut guard = lock();
+    let machine = guard.as_mut()?;
+    let mut code = [0; 2];
+    let [first, second] = match vcpu.load(at, &mut code) {
+        true => code,
+        false => return None,
+    };
+    if first == EX || (first, second & 15) == EXRL {
+        // An EXECUTE and its target are one: this may be in between. The next block is soon enough.
+        return None;
+    }
+    let due = machine.advance(vcpu);
+    if machine.pending == 0 {
+        ffi::call(vcpu.index(), due.is_some());
+        return None;
+    }
+    let old = Psw {
+        mask: vcpu.read(Register::PswMask),
+        address: at,
+    };
+    machine.interrupt(vcpu, old)
+}
+
+/// Before a PSW is loaded, while an interruption is pending: one that lets the processor wait would let it wait for
+/// nothing. The interruption comes right after the load, so the loaded PSW is the old one.
+pub(crate) fn at_load_psw(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
+    if vcpu.read(Register::PswMask) & PSW_PROBLEM != 0 {
+        return None;
+    }
+    let mut code = [0; 6];
+    if !vcpu.load(at, &mut code) {
+        return None;
+    }
+    let [first, _, base, low, high, _] = code;
+    let mut displacement = i64::from(base & 15) << 8 | i64::from(low);
+    if first == LPSWEY.0 {
+        displacement |= i64::from(high.cast_signed()) << 12;
+    }
+    let operand = register(vcpu, base >> 4).wrapping_add_signed(displacement);
+    let mut psw = [0; 16];
+    if !vcpu.load(operand, &mut psw) {
+        return None;
+    }
+    let loaded = Psw::from_bytes(psw);
+    if loaded.mask & PSW_WAIT == 0 || loaded.mask & Psw::IO == 0 {
+        return None;
+    }
+    loop {
+        let pause = {
+            let mut guard = lock();
+            let machine = guard.as_mut()?;
+            let due = machine.advance(vcpu);
+            if let Some(next) = machine.interrupt(vcpu, loaded) {
+                return Some(next);
+            }
+            due?.saturating_sub(machine.clock.now())
+        };
+        // A card is at work. A processor that waits runs nothing that could look at the clock, so this looks.
+        std::thread::sleep(Duration::from_nanos(pause));
+    }
+}
+
+impl Machine {
+    /// Takes the first pending interruption that the processor is open for; answers where it goes on.
+    fn interrupt(&mut self, vcpu: &mut Vcpu, old: Psw) -> Option<u64> {
+        if self.pending == 0 {
+            return None;
+        }
+        let (cr6, prefix) = (vcpu.read(Register::Control6), vcpu.read(Register::Prefix));
+        let subclass = (0..8).map(Subclass::new).find(|subclass| {
+            let is_pending = self.pending & place(*subclass) != 0;
+            is_pending && interruption::is_open(old.mask, cr6, *subclass)
+        })?;
+        let new = interruption::adapter(&mut Storage(vcpu), prefix, old, subclass)?;
+        self.pending &= !place(subclass);
+        *self.counts.entry("interruptions").or_default() += 1;
+        vcpu.write(Register::PswMask, new.mask);
+        Some(new.address)
+    }
+
+    /// Lets the cards do what is due, and carries out their notifications: the byte first, then the interruption. Answers
+    /// when the next thing is due.
+    fn advance(&mut self, vcpu: &mut Vcpu) -> Option<u64> {
+        let due = self.device.outside().queues.advance();
+        for target in self.outbox.take() {
+            vcpu.store_absolute(target.notification.0, &[1]);
+            self.pending |= place(target.guest);
+            *self.counts.entry("notifications").or_default() += 1;
+        }
+        if self.pending != 0 || due.is_some() {
+            ffi::call_all(true);
+        }
+        due
+    }
+
+    fn count(&mut self, code: [u8; 4], cpu: &Executing<'_>, result: &Result<u8, ProgramException>) {
+        let function = cpu.gr(0) >> 24 & 0xff;
+        let name = match (u16::from_be_bytes([code[0], code[1]]), function) {
+            (instruction::NQAP, _) => "nqap",
+            (instruction::DQAP, _) => "dqap",
+            (_, 0) => "tapq",
+            (_, 1) => "rapq",
+            (_, 2) => "zapq",
+            (_, 3) => "aqic",
+            (_, 4) => "qci",
+            _ => "other",
+        };
+        *self.counts.entry(name).or_default() += 1;
+        if self.log && matches!(name, "rapq" | "zapq" | "aqic") {
+            let (queue, status) = (cpu.gr(0) & 0xffff, cpu.gr(1));
+            eprintln!("ap: {name} {queue:04x} {result:?} status {status:08x}");
+        }
+    }
+}
+
+/// The bit of a subclass in [`Machine::pending`].
+fn place(subclass: Subclass) -> u8 {
+    0x80 >> subclass.get()
+}
+
+/// A base register: register 0 counts as nothing.
+fn register(vcpu: &Vcpu, number: u8) -> u64 {
+    match number {
+        0 => 0,
+        number => vcpu.read(Register::General(number)),
+    }
+}
+
+/// A processor that executes an AP instruction.
+struct Executing<'a> {
+    vcpu: &'a mut Vcpu,
+    mask: u64,
+}
+
+impl Cpu for Executing<'_> {
+    fn gr(&self, register: u8) -> u64 {
+        self.vcpu.read(Register::General(register))
+    }
+
+    fn set_gr(&mut self, register: u8, value: u64) {
+        self.vcpu.write(Register::General(register), value);
+    }
+
+    fn psw_mask(&self) -> u64 {
+        self.mask
+    }
+
+    fn load(&mut self, address: u64, into: &mut [u8]) -> Result<(), ProgramException> {
+        let done = self.vcpu.load(address, into);
+        done.then_some(()).ok_or(ProgramException::Addressing)
+    }
+
+    fn store(&mut self, address: u64, bytes: &[u8]) -> Result<(), ProgramException> {
+        let done = self.vcpu.store(address, bytes);
+        done.then_some(()).ok_or(ProgramException::Addressing)
+    }
+}
+
+/// Absolute storage by way of a processor.
+struct Storage<'a>(&'a mut Vcpu);
+
+impl Absolute for Storage<'_> {
+    fn load(&mut self, address: u64, into: &mut [u8]) -> bool {
+        ffi::load_absolute(address, into)
+    }
+
+    fn store(&mut self, address: u64, bytes: &[u8]) -> bool {
+        self.0.store_absolute(address, bytes)
+    }
+}
