@@ -56,6 +56,8 @@ pub(crate) struct Session {
     /// Requests to the front-end go here.
     pub(crate) backend_channel: Option<OwnedFd>,
     pub(crate) pending: Option<Pending>,
+    /// The queue that is looked at first in the next round.
+    turn: usize,
     /// Faults in memory that were seen.
     faults: u64,
     /// The capacity that the front-end knows, in sectors.
@@ -81,6 +83,7 @@ impl Session {
             inflight: None,
             backend_channel: None,
             pending: None,
+            turn: 0,
             faults: dma::sigbus::faults(),
             capacity: disk.capacity(),
         }
@@ -159,8 +162,12 @@ impl Session {
             self.faults = faults;
             self.queues.iter_mut().for_each(Queue::check_memory);
         }
+        // Each begins once: where the volume has no room for all, none goes without.
+        self.turn = (self.turn + 1).checked_rem(self.queues.len()).unwrap_or(0);
+        let turn = self.turn;
+        let (later, first) = self.queues.split_at_mut(turn);
         let mut worked = false;
-        for queue in &mut self.queues {
+        for queue in first.iter_mut().chain(later) {
             worked |= queue.fetch(disk, &self.memory);
         }
         worked

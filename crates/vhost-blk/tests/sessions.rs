@@ -11,7 +11,7 @@ use vhost::vhost_user::{
     Frontend, FrontendReqHandler, HandlerResult, VhostUserFrontend, VhostUserFrontendReqHandlerMut,
 };
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
-use vhost_blk::DiskOptions;
+use vhost_blk::{DiskOptions, ServerOptions};
 use volume::{Effect, Fault, FaultVolume, Faults, MemVolume, OpKind, Volume};
 
 fn options() -> DiskOptions {
@@ -52,8 +52,12 @@ impl VhostUserFrontendReqHandlerMut for Changes {
 fn a_file_that_grows_is_announced_and_can_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let (path, volume) = file_volume(&dir, 2);
-    let often = std::time::Duration::from_millis(5);
-    let served = Served::checking(dir.path().join("s"), volume, options(), often);
+    let often = ServerOptions {
+        resize_check: std::time::Duration::from_millis(5),
+        ..ServerOptions::default()
+    };
+    let socket = dir.path().join("s");
+    let served = Served::with(socket, volume, options(), often, Default::default());
     let mut client = Client::connect(&served, 0);
     let handler = Arc::new(Mutex::new(Changes::default()));
     let mut channel = FrontendReqHandler::new(handler.clone()).unwrap();

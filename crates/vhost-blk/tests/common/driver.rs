@@ -251,12 +251,17 @@ impl Driver {
         Some((word(0), word(4)))
     }
 
+    /// Asks for an interrupt when the used index passes this one (`used_event`).
+    pub fn interrupt_after(&self, index: u16) {
+        let at = self.available() + 4 + u64::from(SIZE) * 2;
+        self.poke(at, &index.to_le_bytes());
+        fence(Ordering::SeqCst);
+    }
+
     /// Sleeps until the device has used something, woken up by its interrupt alone.
     pub fn sleep(&self) {
         if self.event_idx {
-            // used_event
-            let at = self.available() + 4 + u64::from(SIZE) * 2;
-            self.poke(at, &self.seen.to_le_bytes());
+            self.interrupt_after(self.seen);
         } else {
             self.poke(self.available(), &0u16.to_le_bytes());
         }

@@ -47,6 +47,14 @@ pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+/// Does not wake up by itself to look for a new size.
+pub fn quiet() -> ServerOptions {
+    ServerOptions {
+        resize_check: Duration::from_secs(3600),
+        ..ServerOptions::default()
+    }
+}
+
 /// A server in a thread of its own.
 pub struct Served {
     pub path: PathBuf,
@@ -67,15 +75,15 @@ impl Served {
 
     /// At a path, which may be an earlier server's. Nothing wakes it up by itself.
     pub fn at(path: PathBuf, volume: Arc<dyn Volume>, disk: DiskOptions) -> Served {
-        Served::checking(path, volume, disk, Duration::from_secs(3600))
+        Served::with(path, volume, disk, quiet(), IoOptions::default())
     }
 
-    /// One that looks for a new size of its volume so often.
-    pub fn checking(
+    pub fn with(
         path: PathBuf,
         volume: Arc<dyn Volume>,
         disk: DiskOptions,
-        resize_check: Duration,
+        server: ServerOptions,
+        io: IoOptions,
     ) -> Served {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
@@ -85,12 +93,9 @@ impl Served {
         let thread = std::thread::spawn(move || {
             let mut server = Server::new(Export {
                 volume,
-                io: Io::new(IoOptions::default()),
+                io: Io::new(io),
                 disk,
-                server: ServerOptions {
-                    resize_check,
-                    ..ServerOptions::default()
-                },
+                server,
                 listener: listener.into(),
                 stop: stopped.into(),
                 attach: None,
