@@ -31,11 +31,20 @@ pub struct Package {
 pub struct Apt {
     dir: PathBuf,
     suites: String,
+    architecture: &'static str,
 }
+
+/// The architecture of the host's own tools and of the guest that most tests run.
+pub const AMD64: &str = "amd64";
 
 impl Apt {
     /// Prepares an apt of its own for `suites` and fetches their indices.
     pub fn open(cache: &Cache, suites: &[&str]) -> Result<Apt> {
+        Apt::open_for(cache, suites, AMD64)
+    }
+
+    /// The same for packages of another architecture, which are only unpacked here.
+    pub fn open_for(cache: &Cache, suites: &[&str], architecture: &'static str) -> Result<Apt> {
         for program in ["apt-get", "dpkg-deb"] {
             if !on_path(program) {
                 bail!(
@@ -44,7 +53,11 @@ impl Apt {
                 );
             }
         }
-        let dir = cache.path(format!("apt-{}", suites.join("-")));
+        let mut name = format!("apt-{}", suites.join("-"));
+        if architecture != AMD64 {
+            name = format!("{name}-{architecture}");
+        }
+        let dir = cache.path(name);
         for sub in ["lists/partial", "cache/archives/partial", "etc"] {
             fs::create_dir_all(dir.join(sub))?;
         }
@@ -52,6 +65,7 @@ impl Apt {
         let apt = Apt {
             dir,
             suites: suites.join(" "),
+            architecture,
         };
         let first = match apt.update(&keyring(cache)?) {
             Ok(()) => return Ok(apt),
@@ -154,8 +168,9 @@ impl Apt {
 
     fn write_sources(&self, mirror: &str, keyring: &Path) -> Result<()> {
         let sources = format!(
-            "Types: deb\nURIs: {mirror}\nSuites: {}\nComponents: main\nArchitectures: amd64\nSigned-By: {}\n",
+            "Types: deb\nURIs: {mirror}\nSuites: {}\nComponents: main\nArchitectures: {}\nSigned-By: {}\n",
             self.suites,
+            self.architecture,
             keyring.display()
         );
         fs::write(self.dir.join("debian.sources"), sources)?;
@@ -181,8 +196,8 @@ impl Apt {
             format!("Dir::State::lists={}", dir("lists")),
             format!("Dir::State::status={}", dir("status")),
             format!("Dir::Cache={}", dir("cache")),
-            "APT::Architecture=amd64".into(),
-            "APT::Architectures=amd64".into(),
+            format!("APT::Architecture={}", self.architecture),
+            format!("APT::Architectures={}", self.architecture),
             "APT::Sandbox::User=root".into(),
             "APT::Get::List-Cleanup=true".into(),
             "Debug::NoLocking=true".into(),

@@ -1,5 +1,6 @@
 //! Guests: a virtual machine with NVMe disks, booted in seconds, that runs shell scripts for the harness.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -71,19 +72,58 @@ impl GuestBuilder {
             Some(accel) => accel,
             None => qemu.accel(&cache)?,
         };
-        let (console, log) = log_files(&cache, &self.name)?;
+        let launch = Launch {
+            name: self.name.clone(),
+            words: qemu.words.clone(),
+            envs: qemu.envs.clone(),
+            scripts: !self.boot_disk,
+            boot_limit: self.boot_limit,
+            limit: self.limit,
+        };
+        launch.boot(&cache, |dir, console| {
+            self.arguments(&cache, &image, accel, dir, console)
+        })
+    }
+}
+
+/// How a QEMU is started, whatever machine it makes.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    /// Names the logs.
+    pub name: String,
+    /// The words that start QEMU.
+    pub words: Vec<OsString>,
+    /// Its environment.
+    pub envs: Vec<(String, OsString)>,
+    /// Whether the guest takes scripts by the harness's init.
+    pub scripts: bool,
+    /// Bounds each boot.
+    pub boot_limit: Duration,
+    /// Bounds the guest's whole life.
+    pub limit: Duration,
+}
+
+impl Launch {
+    /// Starts QEMU with the arguments that are made for a directory, where its sockets `agent`, `events` and `qmp` are,
+    /// and for the console's file; waits until the guest takes scripts, if it does.
+    pub(crate) fn boot(
+        self,
+        cache: &Cache,
+        arguments: impl FnOnce(&Path, &Path) -> Result<Vec<OsString>>,
+    ) -> Result<Guest> {
+        let (console, log) = log_files(cache, &self.name)?;
         // A socket's path must be short, so these do not live below the cache.
         let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
         let listen = |name: &str| UnixListener::bind(dir.path().join(name));
         let (agent, events, qmp) = (listen("agent")?, listen("events")?, listen("qmp")?);
-        let mut words = qemu.words.clone();
-        words.extend(self.arguments(&cache, &image, accel, dir.path(), &console)?);
+        let mut words = self.words;
+        words.extend(arguments(dir.path(), &console)?);
         let started = Instant::now();
         let deadline = started + self.boot_limit;
         let process = Process::start(
             &format!("qemu-{}", self.name),
             &words,
-            &qemu.envs,
+            &self.envs,
             &log,
             self.limit,
         )?;
@@ -91,7 +131,7 @@ impl GuestBuilder {
         let tails = || format!("{}{}", tail("QEMU", &log), tail("console", &console));
         let connect = || -> Result<_> {
             let qmp = Qmp::open(accept(&qmp, deadline, alive)?)?;
-            if self.boot_disk {
+            if !self.scripts {
                 return Ok((qmp, None, Events::default()));
             }
             let mut channel = Channel::new(accept(&agent, deadline, alive)?);
@@ -220,6 +260,11 @@ impl Guest {
     /// The process of QEMU.
     pub fn process(&self) -> &Process {
         &self.process
+    }
+
+    /// The file with what QEMU itself has printed; it outlives the guest.
+    pub fn log(&self) -> &Path {
+        &self.log
     }
 
     /// All that the guest has printed on its console so far.

@@ -5,6 +5,7 @@
 //! without touching the system ([`apt`], [`tree`]), makes a kernel, an initramfs and a tools image from them
 //! ([`kernel`], [`image`]), finds a QEMU that speaks vfio-user ([`qemu`]), and runs guests ([`guest`]) against a
 //! `vnvme` daemon ([`daemon`]). Checks from the host's side use the programs of the same cache ([`tree::Tree::tool`]).
+//! A smaller guest of another architecture, for AP queues, is made the same way ([`s390x`]).
 //!
 //! What may be touched here: processes, files below the cache and below a temporary directory of each guest. What may
 //! not: anything of the machine's package system, and the inside of the crates under test. They are reached only as a
@@ -39,6 +40,7 @@ pub mod process;
 pub mod progress;
 pub mod qemu;
 pub mod qmp;
+pub mod s390x;
 pub mod served;
 pub mod tree;
 

@@ -24,30 +24,33 @@ const WISHES: [Wish; 3] = [
     wish(&["sid"], None),
 ];
 
+/// What QEMU's packages depend on and no QEMU needs here.
+pub(crate) const WITHOUT: [&str; 16] = [
+    "adduser",
+    "coreutils",
+    "debconf",
+    "dpkg",
+    "ipxe-qemu",
+    "libapparmor",
+    "libdb5",
+    "libpam",
+    "login",
+    "openssl-",
+    "passwd",
+    "perl",
+    "qemu-utils",
+    "systemd",
+    "tar",
+    "tzdata",
+];
+
 const fn wish(suites: &'static [&'static str], release: Option<&'static str>) -> Wish {
     Wish {
         name: "qemu",
         suites,
         release,
         packages: &["qemu-system-x86"],
-        without: &[
-            "adduser",
-            "coreutils",
-            "debconf",
-            "dpkg",
-            "ipxe-qemu",
-            "libapparmor",
-            "libdb5",
-            "libpam",
-            "login",
-            "openssl-",
-            "passwd",
-            "perl",
-            "qemu-utils",
-            "systemd",
-            "tar",
-            "tzdata",
-        ],
+        without: &WITHOUT,
     }
 }
 
@@ -232,7 +235,7 @@ impl Qemu {
 }
 
 /// Major and minor of `1:11.1.3+ds-1` or `11.1.3 (Debian ...)`.
-fn parse_version(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn parse_version(text: &str) -> Option<(u32, u32)> {
     let text = text.split_once(':').map_or(text, |(_, rest)| rest);
     let mut numbers = text.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::apt::{Apt, Package};
+use crate::apt::{AMD64, Apt, Package};
 use crate::cache::{self, Cache};
 use crate::elf::Elf;
 use crate::progress::say;
@@ -62,6 +62,16 @@ impl Tree {
         wish: &Wish,
         accept: impl Fn(&[Package]) -> Result<()>,
     ) -> Result<Tree> {
+        Tree::fetch_for(cache, wish, AMD64, accept)
+    }
+
+    /// The same for packages of another architecture. Its programs run in a guest, not here.
+    pub fn fetch_for(
+        cache: &Cache,
+        wish: &Wish,
+        architecture: &'static str,
+        accept: impl Fn(&[Package]) -> Result<()>,
+    ) -> Result<Tree> {
         let refresh = std::env::var_os("VNVME_HARNESS_REFRESH").is_some_and(|v| v == "1");
         let current = || Tree::cached(cache, wish).filter(|_| !refresh);
         if let Some(dir) = current() {
@@ -71,7 +81,7 @@ impl Tree {
         if let Some(dir) = current() {
             return Tree::open(dir);
         }
-        let apt = Apt::open(cache, wish.suites)?;
+        let apt = Apt::open_for(cache, wish.suites, architecture)?;
         let mut packages = apt.closure(wish.release, wish.packages)?;
         packages.retain(|p| !wish.without.iter().any(|w| p.name.starts_with(w)));
         accept(&packages)?;

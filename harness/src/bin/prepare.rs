@@ -3,6 +3,7 @@
 use harness::image::Image;
 use harness::progress::say;
 use harness::qemu::Qemu;
+use harness::s390x::Mainframe;
 
 fn main() -> anyhow::Result<()> {
     let cache = harness::Cache::open()?;
@@ -11,5 +12,10 @@ fn main() -> anyhow::Result<()> {
     let accel = qemu.accel(&cache)?;
     say(format!("kernel: {}", image.kernel.display()));
     say(format!("qemu: {}, {accel:?}", qemu.version));
+    match Mainframe::fetch(&cache) {
+        Ok(mainframe) => say(format!("s390x: {}", mainframe.version())),
+        // Only the tests of AP queues need it; they say that they are skipped.
+        Err(e) => say(format!("s390x: not here: {e:#}")),
+    }
     Ok(())
 }

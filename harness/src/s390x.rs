@@ -1,0 +1,322 @@
+//! An s390x guest under QEMU's TCG: Debian's kernel with its AP bus and zcrypt driver, busybox, and perl for programs
+//! that speak to a device. It is made and reached as the other guests are, by the same init and the same channel.
+//!
+//! Its programs cannot run here, so nothing of it is executed while the image is made: busybox makes its own links and
+//! unpacks the modules in the guest.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::{self, Cache};
+use crate::cpio::Archive;
+use crate::guest::{Guest, Launch};
+use crate::kernel;
+use crate::progress::say;
+use crate::qemu::{WITHOUT, parse_version};
+use crate::tree::{Tree, Wish};
+
+/// Changes when the way an image is made changes.
+const RECIPE: &str = "s390x-1";
+
+/// The first version with version 7 of the plugin API.
+const NEEDED: (u32, u32) = (11, 1);
+
+/// QEMU, and OpenSSL to compare with. Where Debian has it, best first.
+const HOST: [Wish; 3] = [
+    host(&["trixie", "trixie-backports"], Some("trixie-backports")),
+    host(&["forky"], None),
+    host(&["sid"], None),
+];
+
+const fn host(suites: &'static [&'static str], release: Option<&'static str>) -> Wish {
+    Wish {
+        name: "qemu-s390x",
+        suites,
+        release,
+        packages: &["qemu-system-s390x", "openssl"],
+        without: &WITHOUT,
+    }
+}
+
+/// The guest's kernel and userland.
+const GUEST: Wish = Wish {
+    name: "s390x",
+    suites: &["trixie"],
+    release: None,
+    packages: &["linux-image-s390x", "busybox-static", "perl-base"],
+    without: &[
+        "coreutils",
+        "cpio",
+        "debconf",
+        "dpkg",
+        "dracut",
+        "gawk",
+        "initramfs-tools",
+        "klibc",
+        "kmod",
+        "libapparmor",
+        "libaudit",
+        "libklibc",
+        "libmpfr",
+        "libpam",
+        "libreadline",
+        "libseccomp",
+        "libssl",
+        "libsystemd",
+        "linux-base",
+        "logsave",
+        "mount",
+        "openssl-",
+        "readline",
+        "systemd",
+        "tar",
+        "udev",
+    ],
+};
+
+/// Modules that the guest loads, in this order; the AP bus itself is part of the kernel.
+const MODULES: [&str; 2] = ["zcrypt", "zcrypt_cex4"];
+
+/// Directories of the guest.
+const DIRECTORIES: [&str; 15] = [
+    "bin",
+    "boot",
+    "dev",
+    "lib",
+    "mnt",
+    "proc",
+    "root",
+    "run",
+    "sbin",
+    "sys",
+    "tmp",
+    "usr",
+    "usr/lib",
+    "usr/lib/s390x-linux-gnu",
+    PERL,
+];
+
+/// Libraries of perl and its modules, with their places in the packages.
+const LIBRARIES: [&str; 4] = ["ld64.so.1", "libc.so.6", "libm.so.6", "libcrypt.so.1"];
+const LIBRARY_DIR: &str = "usr/lib/s390x-linux-gnu";
+const PERL: &str = "usr/lib/s390x-linux-gnu/perl-base";
+const PERL_MODULES: [&str; 2] = ["strict.pm", "warnings.pm"];
+
+/// What an s390x guest needs on this machine.
+#[derive(Debug)]
+pub struct Mainframe {
+    host: Tree,
+    words: Vec<OsString>,
+    version: String,
+    guest: Tree,
+}
+
+/// What a guest is started with.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// Names its logs.
+    pub name: &'a str,
+    /// A TCG plugin.
+    pub plugin: &'a Path,
+    /// The plugin's arguments, `a=1,b=2`.
+    pub arguments: &'a str,
+    /// Virtual processors.
+    pub cpus: u32,
+}
+
+impl Mainframe {
+    /// The packages, fetched if they are not in the cache. An error says why this machine cannot have them.
+    pub fn fetch(cache: &Cache) -> Result<Mainframe> {
+        let cached = HOST.iter().find(|wish| Tree::cached(cache, wish).is_some());
+        let mut failures = String::new();
+        for wish in cached.into_iter().chain(&HOST) {
+            match Mainframe::from_debian(cache, wish) {
+                Ok(mainframe) => return Ok(mainframe),
+                Err(e) => failures.push_str(&format!("\n{}: {e:#}", wish.suites.join("+"))),
+            }
+        }
+        bail!(
+            "no qemu-system-s390x of {}.{} or newer:{failures}",
+            NEEDED.0,
+            NEEDED.1
+        )
+    }
+
+    fn from_debian(cache: &Cache, wish: &Wish) -> Result<Mainframe> {
+        let host = Tree::fetch(cache, wish, |packages| {
+            let qemu = packages.iter().find(|p| p.name == "qemu-system-s390x");
+            let version = qemu.map_or("", |p| p.version.as_str());
+            if parse_version(version) < Some(NEEDED) {
+                bail!("has QEMU {version:?}, which is too old");
+            }
+            Ok(())
+        })?;
+        let guest = Tree::fetch_for(cache, &GUEST, "s390x", |_| Ok(()))?;
+        let words = host.tool_words(&host.program("qemu-system-s390x")?)?;
+        let mut words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+        words.push("-L".into());
+        words.push(host.root().join("usr/share/qemu").into());
+        let (program, options) = words.split_first().context("an empty command")?;
+        let out = Command::new(program)
+            .args(options)
+            .arg("--version")
+            .output()?;
+        if !out.status.success() {
+            bail!("it does not run: {}", String::from_utf8_lossy(&out.stderr));
+        }
+        let version = String::from_utf8_lossy(&out.stdout);
+        let version = version.lines().next().unwrap_or_default().to_string();
+        Ok(Mainframe {
+            host,
+            words,
+            version,
+            guest,
+        })
+    }
+
+    /// QEMU's version line.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Runs OpenSSL on the host; answers its standard output.
+    pub fn openssl(&self, args: &[&str]) -> Result<Vec<u8>> {
+        let mut command = self.host.tool("openssl")?;
+        let out = command
+            .env("OPENSSL_CONF", "/dev/null")
+            .args(args)
+            .output()?;
+        if !out.status.success() {
+            bail!(
+                "openssl {}: {}",
+                args.join(" "),
+                String::from_utf8_lossy(&out.stderr)
+            );
+        }
+        Ok(out.stdout)
+    }
+
+    /// Boots a guest and waits until it takes scripts.
+    pub fn boot(&self, cache: &Cache, options: Options<'_>) -> Result<Guest> {
+        let (kernel, initramfs) = self.image(cache)?;
+        let launch = Launch {
+            name: options.name.to_string(),
+            words: self.words.clone(),
+            envs: Vec::new(),
+            scripts: true,
+            boot_limit: Duration::from_secs(120),
+            limit: Duration::from_secs(600),
+        };
+        launch.boot(cache, |dir, console| {
+            Ok(arguments(&options, &kernel, &initramfs, dir, console))
+        })
+    }
+
+    /// The kernel and the initramfs.
+    fn image(&self, cache: &Cache) -> Result<(PathBuf, PathBuf)> {
+        let recipe = format!("{MODULES:?}{DIRECTORIES:?}{LIBRARIES:?}{PERL_MODULES:?}");
+        let (first, init) = (FIRST, INIT);
+        let key = cache::key(&[RECIPE, &self.guest.id(), first, init, ICARSA, &recipe]);
+        let dir = cache.artefact("s390x-image", &key, |part| {
+            say("image: initramfs for s390x");
+            fs::write(part.join("initramfs.cpio"), self.initramfs()?)?;
+            Ok(())
+        })?;
+        cache.prune("s390x-image", &dir)?;
+        let release = kernel::release(&self.guest)?;
+        let kernel = self.guest.root().join(format!("boot/vmlinuz-{release}"));
+        Ok((kernel, dir.join("initramfs.cpio")))
+    }
+
+    fn initramfs(&self) -> Result<Vec<u8>> {
+        let root = self.guest.root();
+        let read = |path: &Path| fs::read(path).with_context(|| format!("{}", path.display()));
+        let mut archive = Archive::new();
+        for dir in DIRECTORIES {
+            archive.directory(dir);
+        }
+        archive.character_device("dev/console", 5, 1);
+        archive.character_device("dev/null", 1, 3);
+        for program in ["busybox", "perl"] {
+            let bytes = read(&self.guest.program(program)?)?;
+            archive.file(&format!("bin/{program}"), 0o755, &bytes);
+        }
+        for library in LIBRARIES {
+            let bytes = read(&root.join(LIBRARY_DIR).join(library))?;
+            archive.file(&format!("lib/{library}"), 0o755, &bytes);
+        }
+        for module in PERL_MODULES {
+            let bytes = read(&root.join(PERL).join(module))?;
+            archive.file(&format!("{PERL}/{module}"), 0o644, &bytes);
+        }
+        let release = kernel::release(&self.guest)?;
+        archive.directory(&format!("boot/{release}"));
+        let drivers = format!("usr/lib/modules/{release}/kernel/drivers/s390/crypto");
+        for (i, module) in MODULES.iter().enumerate() {
+            let bytes = read(&root.join(&drivers).join(format!("{module}.ko.xz")))?;
+            archive.file(
+                &format!("boot/{release}/{i:02}-{module}.ko.xz"),
+                0o644,
+                &bytes,
+            );
+        }
+        archive.file("bin/icarsa", 0o755, ICARSA.as_bytes());
+        archive.file("init.sh", 0o755, INIT.as_bytes());
+        archive.file("init", 0o755, FIRST.as_bytes());
+        Ok(archive.finish())
+    }
+}
+
+const FIRST: &str = include_str!("../assets/s390x.sh");
+const INIT: &str = include_str!("../assets/init.sh");
+const ICARSA: &str = include_str!("../assets/icarsa.pl");
+
+/// QEMU's command line.
+fn arguments(
+    options: &Options<'_>,
+    kernel: &Path,
+    initramfs: &Path,
+    dir: &Path,
+    console: &Path,
+) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
+    let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+    add(&["-nodefaults", "-no-user-config", "-display", "none"]);
+    add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
+    add(&["-M", "s390-ccw-virtio", "-m", "512M"]);
+    add(&["-smp", &options.cpus.to_string()]);
+    // A guest that reboots by itself has panicked.
+    add(&["-action", "reboot=shutdown"]);
+    let socket = |name: &str| {
+        let path = dir.join(name);
+        format!("socket,id={name},path={},server=off", path.display())
+    };
+    add(&[
+        "-chardev",
+        &socket("qmp"),
+        "-mon",
+        "chardev=qmp,mode=control",
+    ]);
+    let file = format!("file,id=console,path={}", console.display());
+    add(&["-chardev", &file, "-serial", "chardev:console"]);
+    add(&["-device", "virtio-serial-ccw"]);
+    for name in ["agent", "events"] {
+        add(&["-chardev", &socket(name), "-device"]);
+        add(&[&format!("virtserialport,chardev={name},name=vnvme.{name}")]);
+    }
+    add(&["-kernel", &kernel.display().to_string()]);
+    add(&["-initrd", &initramfs.display().to_string()]);
+    add(&["-append", "console=ttyS0 quiet panic=-1 audit=0 apparmor=0"]);
+    let mut plugin = options.plugin.display().to_string();
+    for argument in options.arguments.split(',').filter(|a| !a.is_empty()) {
+        plugin.push(',');
+        plugin.push_str(argument);
+    }
+    add(&["-plugin", &plugin]);
+    args
+}
