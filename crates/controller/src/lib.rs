@@ -14,6 +14,7 @@ mod config;
 mod controller;
 mod engine;
 mod irq;
+mod passthrough;
 pub mod pci;
 mod stats;
 
@@ -23,4 +24,5 @@ pub use config::{
 pub use controller::Controller;
 pub use engine::tag_owner;
 pub use irq::IrqSink;
+pub use passthrough::{Passed, Passthrough};
 pub use stats::{ControllerStats, Counter, QueueStats};

@@ -1,5 +1,7 @@
 //! Counters, written by the one thread that owns the queues and read by anyone without stopping it.
 
+use probes::{Histogram, Summary};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A counter with one writer: a plain load and store, no read-modify-write.
@@ -34,6 +36,21 @@ pub struct QueueStats {
     pub arms: Counter,
     /// Interrupts sent for the queue's completions.
     pub interrupts: Counter,
+    /// Made when the first one is sent: most queues never send any.
+    interrupt_cycles: OnceLock<Box<Histogram>>,
+}
+
+impl QueueStats {
+    /// Cycles ([`probes::cycles`]) to send an interrupt, system call included. Only the owner records.
+    pub fn interrupt_cycles(&self) -> &Histogram {
+        self.interrupt_cycles.get_or_init(Box::default)
+    }
+
+    /// What was recorded there.
+    pub fn interrupt_summary(&self) -> Summary {
+        let recorded = self.interrupt_cycles.get();
+        recorded.map_or_else(Summary::default, |histogram| histogram.summary())
+    }
 }
 
 /// What a controller did since it was made: SMART's counters and more ("NVMe Base 2.1", 5.1.12.1.3).

@@ -3,6 +3,7 @@
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::control;
+use crate::direct::{PathChange, PathChoice};
 use crate::info;
 use crate::limits::LimitsArgs;
 use crate::serve::{ServeOptions, serve};
@@ -11,7 +12,7 @@ use crate::spec::{
 };
 use crate::vhost_blk::VhostBlkSpec;
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,6 +42,8 @@ enum Command {
     Stats(StatsArgs),
     /// Show or change the limits of a running vnvme serve's volumes
     Limits(Box<LimitsArgs>),
+    /// Show or change how a running vnvme serve's namespaces reach a device below: direct or generic
+    Path(PathArgs),
     /// Show what an NVMe device says about itself
     Info(info::InfoArgs),
     /// Load a disk and measure it, in the manner of fio; or run the suites of measurements
@@ -59,7 +62,8 @@ Volumes:
   null://1T                       completes at once and stores nothing, for measurements
   nvme://0000:44:00.0/1           namespace 1 of a real NVMe device, through VFIO (see vnvme bind)
   vfio-user:///run/b.sock/1       namespace 1 of a controller behind another vfio-user socket
-  Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace;
+  Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace, path=direct|generic
+  (how its commands reach a device: as they are, or through the volume; direct where that is possible);
   read-only=on, direct=off of the volume. A part of any volume: offset=1M, length=1G, or a partition of its GUID
   partition table by partition=2, partlabel=NAME or partuuid=GUID.
   Limits of any volume: iops=1000, bps=100M, of reads or writes alone read-iops, write-iops, read-bps, write-bps; burst=50ms.
@@ -157,6 +161,38 @@ struct StatsArgs {
     json: bool,
 }
 
+#[derive(Args)]
+struct PathArgs {
+    /// The control socket of a running vnvme serve --control PATH
+    #[arg(value_name = "PATH")]
+    control: PathBuf,
+    /// The path that commands take from now on; those in flight end on their own
+    #[arg(value_enum, value_name = "direct|generic")]
+    path: Option<PathChoice>,
+    /// Only of controllers whose socket's path contains this
+    #[arg(long, value_name = "TEXT")]
+    socket: Option<String>,
+    /// Only of this namespace
+    #[arg(long, value_name = "NSID")]
+    nsid: Option<u32>,
+}
+
+impl PathArgs {
+    fn run(self) -> Result<()> {
+        let change = PathChange {
+            socket: self.socket,
+            nsid: self.nsid,
+            path: self.path,
+        };
+        for (socket, nsid, path) in control::paths(&self.control, &change)? {
+            let path = path.to_possible_value();
+            let name = path.as_ref().map_or("", |value| value.get_name());
+            println!("{}  namespace {nsid}: {name}", socket.display());
+        }
+        Ok(())
+    }
+}
+
 /// Sets up the log: to standard error, with colours on a terminal.
 pub fn init_logging(filter: &str) {
     let (filter, complaint) = match filter.parse::<Targets>() {
@@ -190,6 +226,7 @@ impl Cli {
             Command::Serve(args) => args.run(),
             Command::Stats(args) => args.run(),
             Command::Limits(args) => args.run(),
+            Command::Path(args) => args.run(),
             Command::Info(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Bind(args) => args.bind(),

@@ -3,6 +3,7 @@
 //! A request is one line of JSON, `{"method":"stats"}` or `{"method":"limits","volume":"a.raw","iops":1000}`; the answer is one
 //! line of JSON. A thread of its own answers: it reads the workers' counters and sets limits without stopping them.
 
+use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};
 use crate::limits::{Change, LimitRegistry, VolumeLimits};
 use crate::vhost_blk::VhostBlkCounters;
 use anyhow::{Context, Result, bail};
@@ -27,6 +28,8 @@ pub struct Registry {
     vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
+    /// Direct paths to devices.
+    pub paths: PathRegistry,
 }
 
 type Entry = (PathBuf, Arc<ControllerStats>);
@@ -65,7 +68,10 @@ impl Registry {
         Stats {
             controllers: list
                 .iter()
-                .map(|(socket, stats)| ControllerCounters::of(socket, stats))
+                .map(|(socket, stats)| ControllerCounters {
+                    direct: self.paths.of(socket),
+                    ..ControllerCounters::of(socket, stats)
+                })
                 .collect(),
             vhost_user_blk: exports
                 .iter()
@@ -104,6 +110,9 @@ pub struct ControllerCounters {
     pub resets: u64,
     /// Queue pairs that were used, by ID; 0 is the admin queue.
     pub queues: Vec<QueueCounters>,
+    /// Namespaces that have a direct path to a device.
+    #[serde(default)]
+    pub direct: Vec<PathCounters>,
 }
 
 /// Counters of one queue pair.
@@ -123,6 +132,9 @@ pub struct QueueCounters {
     pub arms: u64,
     /// Interrupts sent.
     pub interrupts: u64,
+    /// Cycles to send them.
+    #[serde(default)]
+    pub interrupt_cycles: Cycles,
 }
 
 impl ControllerCounters {
@@ -135,6 +147,7 @@ impl ControllerCounters {
             shadow_doorbells: q.shadow_doorbells.get(),
             arms: q.arms.get(),
             interrupts: q.interrupts.get(),
+            interrupt_cycles: q.interrupt_summary().into(),
         };
         ControllerCounters {
             socket: socket.to_owned(),
@@ -151,6 +164,7 @@ impl ControllerCounters {
                 .map(queue)
                 .filter(|q| q.commands + q.mmio_doorbells > 0)
                 .collect(),
+            direct: Vec::new(),
         }
     }
 }
@@ -167,6 +181,7 @@ struct Request {
 enum Reply {
     Stats(Stats),
     Limits(Vec<VolumeLimits>),
+    Paths(Vec<(PathBuf, u32, PathChoice)>),
     Error(String),
 }
 
@@ -211,8 +226,9 @@ fn serve_one(stream: UnixStream, registry: &Registry) -> Result<()> {
     let reply = match serde_json::from_str::<Request>(&line) {
         Ok(request) if request.method == "stats" => Reply::Stats(registry.snapshot()),
         Ok(request) if request.method == "limits" => change_limits(registry, request.arguments),
+        Ok(request) if request.method == "path" => change_paths(registry, request.arguments),
         Ok(request) => Reply::Error(format!(
-            "unknown method \"{}\"; known: stats, limits",
+            "unknown method \"{}\"; known: stats, limits, path",
             request.method
         )),
         Err(error) => Reply::Error(format!("no request: {error}")),
@@ -233,6 +249,17 @@ fn change_limits(
     }
 }
 
+fn change_paths(
+    registry: &Registry,
+    arguments: serde_json::Map<String, serde_json::Value>,
+) -> Reply {
+    let change = serde_json::from_value::<PathChange>(arguments.into()).map_err(|e| e.to_string());
+    match change.and_then(|change| registry.paths.change(&change)) {
+        Ok(paths) => Reply::Paths(paths),
+        Err(error) => Reply::Error(error),
+    }
+}
+
 /// Asks the process behind a control socket for its counters.
 pub fn stats(path: &Path) -> Result<Stats> {
     match ask(path, "stats", serde_json::Map::new())? {
@@ -249,6 +276,18 @@ pub fn limits(path: &Path, change: &Change) -> Result<Vec<VolumeLimits>> {
     };
     match ask(path, "limits", arguments)? {
         Reply::Limits(limits) => Ok(limits),
+        reply => refused(path, reply),
+    }
+}
+
+/// Changes paths in the process behind a control socket; answers socket, namespace and path of those that were meant.
+pub fn paths(path: &Path, change: &PathChange) -> Result<Vec<(PathBuf, u32, PathChoice)>> {
+    let arguments = match serde_json::to_value(change)? {
+        serde_json::Value::Object(arguments) => arguments,
+        _ => serde_json::Map::new(),
+    };
+    match ask(path, "path", arguments)? {
+        Reply::Paths(paths) => Ok(paths),
         reply => refused(path, reply),
     }
 }
@@ -324,6 +363,9 @@ impl Stats {
                     q.interrupts,
                     per_command
                 );
+            }
+            for direct in &c.direct {
+                direct.print();
             }
         }
         self.vhost_user_blk.iter().for_each(VhostBlkCounters::print);

@@ -10,6 +10,7 @@ mod bind;
 mod cli;
 mod control;
 mod device;
+mod direct;
 mod eventfd;
 mod identity;
 mod info;

@@ -1,9 +1,11 @@
 //! From what a user named to an opened volume, for every worker and every way to serve it.
 
+use crate::direct::{Direct, PathChoice};
 use crate::limits::LimitRegistry;
 use crate::spec::NamespaceSpec;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use driver::{Device, NvmeVolume, Place, Target};
+use mediate::Slice;
 use std::sync::{Arc, Mutex, PoisonError};
 use volume::{Extras, OpenOptions, Volume, open_url};
 
@@ -12,6 +14,8 @@ pub struct Opened {
     pub volume: Arc<dyn Volume>,
     /// The device below, if it is one that reaches guest memory itself.
     pub device: Option<Arc<NvmeVolume>>,
+    /// The direct path to it, if that is possible.
+    pub direct: Option<Direct>,
 }
 
 /// Opens volumes for all workers of the process, so that they share what can be opened only once: a device, however many
@@ -43,6 +47,7 @@ impl Opener {
             Opened {
                 volume: open_url(url, options)?,
                 device: None,
+                direct: None,
             }
         };
         if let Some(limits) = opened.volume.limits() {
@@ -58,12 +63,23 @@ impl Opener {
         let target = Target::parse(&whole)?;
         let (read_only, name) = (spec.read_only || target.read_only, target.name());
         let device = self.device(&target)?;
-        let volume = NvmeVolume::new(device, target.nsid, target.queue, read_only, name)
+        let below = NvmeVolume::new(device.clone(), target.nsid, target.queue, read_only, name)
             .with_context(|| url.clone())?;
-        let volume = Arc::new(volume);
+        let below = Arc::new(below);
+        let volume = extras.apply(below.clone(), url)?;
+        let direct = if extras.is_limited() {
+            ensure!(
+                spec.path != Some(PathChoice::Direct),
+                "{url}: limits and weights are kept on the generic path only"
+            );
+            None
+        } else {
+            Some(direct(spec, device, &target, &*volume, read_only)?)
+        };
         Ok(Opened {
-            volume: extras.apply(volume.clone(), url)?,
-            device: Some(volume),
+            volume,
+            device: Some(below),
+            direct,
         })
     }
 
@@ -78,4 +94,26 @@ impl Opener {
         devices.push((target.place.clone(), device.clone()));
         Ok(device)
     }
+}
+
+/// The direct path to the same blocks that the volume stands on.
+fn direct(
+    spec: &NamespaceSpec,
+    device: Device,
+    target: &Target,
+    volume: &dyn Volume,
+    read_only: bool,
+) -> Result<Direct> {
+    let namespace = device.namespace(target.nsid)?;
+    let block = u64::from(namespace.block_size());
+    let extent = volume.extent().context("the volume has no place")?;
+    let first = extent.offset / block;
+    let rest = namespace.blocks.saturating_sub(first);
+    let blocks = extent.len.map_or(rest, |len| len / block);
+    Ok(Direct {
+        slice: Slice::new(&namespace, first, blocks, read_only)?,
+        device,
+        depth: target.queue.depth,
+        choice: spec.path.unwrap_or(PathChoice::Direct),
+    })
 }

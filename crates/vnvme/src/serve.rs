@@ -1,6 +1,7 @@
 //! `vnvme serve`: from a specification to running workers.
 
 use crate::control::{self, Registry};
+use crate::direct::{DirectPath, PathChoice, PathRegistry, check_block_size};
 use crate::identity;
 use crate::open::{Opened, Opener};
 use crate::signals::Stop;
@@ -64,6 +65,7 @@ fn served(
     io: &Io,
     opener: &Opener,
     listener: Listener,
+    paths: &PathRegistry,
 ) -> Result<Served> {
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
     let opened = spec
@@ -71,10 +73,17 @@ fn served(
         .iter()
         .map(|namespace| opener.open(namespace))
         .collect::<Result<Vec<_>>>()?;
-    let (volumes, backends): (Vec<_>, Vec<_>) = opened
-        .into_iter()
-        .map(|Opened { volume, device }| (volume, device))
-        .unzip();
+    let (mut volumes, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
+    for Opened {
+        volume,
+        device,
+        direct,
+    } in opened
+    {
+        volumes.push(volume);
+        backends.extend(device);
+        directs.push(direct);
+    }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
     let serial = spec
         .serial
@@ -99,10 +108,34 @@ fn served(
             volume,
         });
     }
+    let shown: Vec<(u32, u32)> = namespaces
+        .iter()
+        .map(|ns| (ns.nsid, ns.block_size))
+        .collect();
+    let mut controller = Controller::new(id, config(spec, serial), namespaces, io)?;
+    let max_transfer = 4096 << controller.config().mdts;
+    for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(shown) {
+        let Some(direct) = direct else {
+            continue;
+        };
+        let path = check_block_size(&direct, block_size)
+            .and_then(|()| DirectPath::new(&direct, nsid, &spec.socket, max_transfer, paths));
+        match path {
+            Ok(path) => {
+                controller.set_passthrough(nsid, Box::new(path));
+            }
+            Err(error) if ns.path == Some(PathChoice::Direct) => {
+                return Err(error.context(format!("{}: path=direct", ns.volume)));
+            }
+            Err(error) => {
+                tracing::info!(volume = ns.volume, %error, "the generic path is taken");
+            }
+        }
+    }
     Ok(Served {
-        controller: Controller::new(id, config(spec, serial), namespaces, io)?,
+        controller,
         listener,
-        backends: backends.into_iter().flatten().collect(),
+        backends,
     })
 }
 
@@ -124,7 +157,7 @@ fn worker(
         let id = u16::try_from(id).context("too many controllers")?;
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
-        let one = served(id, spec, &io, opener, listener)?;
+        let one = served(id, spec, &io, opener, listener, &registry.paths)?;
         tracing::info!(
             socket = %spec.socket.display(),
             serial = one.controller.config().serial,

@@ -1,5 +1,6 @@
 //! What is to be served, as the command line or a configuration file says it: plain values with their defaults.
 
+use crate::direct::PathChoice;
 use crate::vhost_blk::VhostBlkSpec;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
@@ -35,6 +36,8 @@ pub struct NamespaceSpec {
     pub nguid: Option<String>,
     /// EUI-64, 16 hexadecimal digits.
     pub eui64: Option<String>,
+    /// How commands reach a device below; direct where that is possible when not given.
+    pub path: Option<PathChoice>,
 }
 
 /// One controller: a socket and its namespaces.
@@ -128,7 +131,7 @@ pub fn read_config(path: &Path) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Takes the namespace's own options (block-size, nsid, nguid, eui64) out of a volume's URL; the others are the volume's.
+/// Takes the namespace's own options (block-size, nsid, nguid, eui64, path) out of a volume's URL; the others are the volume's.
 pub fn parse_namespace(
     text: &str,
     block_size: Option<u32>,
@@ -141,6 +144,7 @@ pub fn parse_namespace(
         read_only,
         nguid: None,
         eui64: None,
+        path: None,
     };
     let Some((volume, query)) = text.split_once('?') else {
         return Ok(spec);
@@ -160,6 +164,7 @@ pub fn parse_namespace(
             "nsid" => spec.nsid = Some(number()?),
             "nguid" => spec.nguid = Some(value.to_owned()),
             "eui64" => spec.eui64 = Some(value.to_owned()),
+            "path" => spec.path = Some(path_choice(text, value)?),
             _ => rest.push(pair),
         }
     }
@@ -169,6 +174,11 @@ pub fn parse_namespace(
         format!("{volume}?{}", rest.join("&"))
     };
     Ok(spec)
+}
+
+fn path_choice(text: &str, value: &str) -> Result<PathChoice> {
+    let choice = PathChoice::from_str(value, false);
+    choice.map_err(|_| anyhow::anyhow!("{text}: path={value}: direct or generic is expected"))
 }
 
 /// `N` bytes from 2*`N` hexadecimal digits; dashes are ignored, so that UUIDs may be given as they are written.

@@ -103,13 +103,14 @@ impl VhostBlk {
     ) -> Result<Self> {
         // The socket comes first: whoever serves it already has the volume, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
-        let Opened { volume, device } = opener.open(&NamespaceSpec {
+        let Opened { volume, device, .. } = opener.open(&NamespaceSpec {
             volume: spec.volume.clone(),
             nsid: None,
             block_size: spec.block_size,
             read_only: spec.read_only,
             nguid: None,
             eui64: None,
+            path: None,
         })?;
         let serial = spec.serial.clone();
         let serial = serial.unwrap_or_else(|| identity::serial(&[volume.id()]));

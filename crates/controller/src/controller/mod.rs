@@ -7,6 +7,7 @@ use crate::admin::Admin;
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
 use crate::engine::{Engine, EngineConfig, Event, Namespace};
 use crate::irq::IrqSink;
+use crate::passthrough::Passthrough;
 use crate::pci::{self, ConfigEffect, ConfigSpace};
 use crate::stats::ControllerStats;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
@@ -106,6 +107,13 @@ impl Controller {
         };
         controller.engine.write_cache = controller.config.write_cache;
         Ok(controller)
+    }
+
+    /// Gives a namespace a way to a device below, beside its volume. `false` when there is no such namespace.
+    pub fn set_passthrough(&mut self, nsid: u32, passthrough: Box<dyn Passthrough>) -> bool {
+        let mut namespaces = self.engine.namespaces.iter_mut();
+        let found = namespaces.find(|ns| ns.config.nsid == nsid);
+        found.map(|ns| ns.passthrough = Some(passthrough)).is_some()
     }
 
     /// The counters, to be read by anyone.

@@ -23,6 +23,9 @@ impl Engine {
                 slot.abort = true;
                 if let Some(ns) = self.namespaces.get_mut(slot.ns) {
                     ns.queue.cancel(tag);
+                    if let Some(passthrough) = &mut ns.passthrough {
+                        passthrough.abort(tag);
+                    }
                 }
             }
             return AbortOutcome::Pending;

@@ -132,6 +132,11 @@ impl Engine {
 
     /// Counts, posts and frees a command that is over.
     pub(super) fn end(&mut self, index: u16) {
+        self.end_with(index, 0);
+    }
+
+    /// As [`Engine::end`], with dword 0 of the completion.
+    pub(super) fn end_with(&mut self, index: u16, result: u32) {
         let Some(slot) = self.slots.get(index) else {
             return;
         };
@@ -156,7 +161,7 @@ impl Engine {
                     lba,
                 });
             }
-            self.finish(sqid, cid, status, 0);
+            self.finish(sqid, cid, status, result);
             if abort {
                 let aborted = status.is(Status::ABORT_REQUESTED);
                 self.events

@@ -63,6 +63,12 @@ impl Engine {
     /// share in turn, so that many idle queues cost a busy one nothing.
     pub fn poll(&mut self, now: Instant) -> bool {
         self.now = now;
+        let fetched = self.poll_queues();
+        // In the same round: what devices were just given is rung, what they completed is told.
+        self.poll_passed() || fetched
+    }
+
+    fn poll_queues(&mut self) -> bool {
         let mut worked = false;
         let mut i = 0;
         while i < self.hot {

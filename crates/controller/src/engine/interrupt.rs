@@ -53,9 +53,12 @@ impl Engine {
                     return false;
                 }
             }
+            let start = probes::cycles();
             self.irqs.trigger(vector);
             if let Some(stats) = self.stats.queues.get(usize::from(qid)) {
+                let cycles = probes::cycles().wrapping_sub(start);
                 stats.interrupts.add(1);
+                stats.interrupt_cycles().record(cycles);
             }
         }
         cq.signalled();

@@ -18,6 +18,7 @@ mod fetch;
 mod interrupt;
 mod io;
 mod namespace;
+mod pass;
 mod post;
 mod queue;
 mod queues;
@@ -192,6 +193,9 @@ impl Engine {
         for (tag, ns) in in_flight {
             if let Some(ns) = self.namespaces.get_mut(ns) {
                 ns.queue.cancel(tag);
+                if let Some(passthrough) = &mut ns.passthrough {
+                    passthrough.abort(tag);
+                }
             }
         }
     }
@@ -267,7 +271,7 @@ impl Engine {
     pub fn polled_in_flight(&self) -> bool {
         self.namespaces
             .iter()
-            .any(|ns| ns.queue.polled_in_flight() > 0)
+            .any(|ns| ns.queue.polled_in_flight() > 0 || ns.passed_in_flight() > 0)
     }
 
     /// When a volume has to be polled next, though nothing wakes the worker: requests wait for their time.

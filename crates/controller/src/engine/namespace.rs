@@ -1,12 +1,15 @@
 //! A namespace as the data path sees it.
 
 use crate::config::{ConfigError, NamespaceConfig};
+use crate::passthrough::Passthrough;
 use volume::{Io, VolumeQueue};
 
 /// A namespace with its worker's queue into the volume.
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
     pub queue: Box<dyn VolumeQueue>,
+    /// Takes commands before the volume does.
+    pub passthrough: Option<Box<dyn Passthrough>>,
     /// The volume does reads and writes at once.
     pub immediate: bool,
     /// Logical block size in bytes, as a power of two.
@@ -19,6 +22,12 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
+    /// Commands that the device below has taken.
+    pub fn passed_in_flight(&self) -> usize {
+        let passthrough = self.passthrough.as_ref();
+        passthrough.map_or(0, |passthrough| passthrough.in_flight())
+    }
+
     pub fn open(config: NamespaceConfig, io: &Io) -> Result<Self, ConfigError> {
         config.check()?;
         let nsid = config.nsid;
@@ -35,6 +44,7 @@ impl Namespace {
             volatile_cache: info.volatile_cache,
             immediate: queue.is_immediate(),
             queue,
+            passthrough: None,
             config,
         })
     }

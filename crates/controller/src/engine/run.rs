@@ -58,20 +58,20 @@ struct Tally {
 }
 
 /// Entries of one queue for one namespace, and what is needed for them.
-struct Batch<'a> {
-    entries: &'a [[u8; 64]],
-    qid: u16,
+pub(super) struct Batch<'a> {
+    pub(super) entries: &'a [[u8; 64]],
+    pub(super) qid: u16,
     /// That of the first entry: the batch ends with the first one for another namespace.
-    nsid: u32,
+    pub(super) nsid: u32,
     /// Index of the namespace.
-    index: u16,
-    ns: &'a mut Namespace,
-    dma: &'a DmaMap,
+    pub(super) index: u16,
+    pub(super) ns: &'a mut Namespace,
+    pub(super) dma: &'a DmaMap,
     /// Empty between commands.
     list: &'a mut SegmentList,
     max_transfer: u64,
-    page_size: u64,
-    write_cache: bool,
+    pub(super) page_size: u64,
+    pub(super) write_cache: bool,
 }
 
 impl Batch<'_> {
@@ -380,7 +380,15 @@ impl Engine {
             write_cache: self.write_cache,
         };
         let mut tally = Tally::default();
-        let (fetched, next) = if immediate {
+        let (fetched, next) = if batch.ns.passthrough.is_some()
+            && let Some(room) = batch.begin_passing()
+        {
+            let passed = batch.pass(&mut self.slots, room);
+            if self.busy_since.is_none() && self.slots.in_use() > 0 {
+                self.busy_since = Some(self.now);
+            }
+            passed
+        } else if immediate {
             batch.answer(sq, &places, cq.phase, &mut tally)
         } else {
             let started = batch.start(&mut self.slots);

@@ -92,6 +92,23 @@ impl Slots {
         plain: Plain,
         list: &mut SegmentList,
     ) -> Option<(u64, SegmentList)> {
+        let owner = self.owner;
+        let (slot, index) = self.fill(plain)?;
+        let tag = tag(owner, slot.seq, index);
+        let data = std::mem::replace(list, std::mem::take(&mut slot.list));
+        Some((tag, data))
+    }
+
+    /// A slot for a command whose data somebody else keeps: its tag.
+    #[inline]
+    pub fn alloc_passed(&mut self, plain: Plain) -> Option<u64> {
+        let owner = self.owner;
+        let (slot, index) = self.fill(plain)?;
+        Some(tag(owner, slot.seq, index))
+    }
+
+    #[inline]
+    fn fill(&mut self, plain: Plain) -> Option<(&mut Slot, u16)> {
         let index = self.free.pop()?;
         let slot = self.slots.get_mut(usize::from(index))?;
         let Plain {
@@ -112,8 +129,7 @@ impl Slots {
         slot.seq = slot.seq.wrapping_add(1);
         (slot.sqid, slot.cid, slot.ns, slot.nsid) = (sqid, cid, ns, nsid);
         (slot.slba, slot.bytes, slot.kind) = (slba, bytes, kind);
-        let data = std::mem::replace(list, std::mem::take(&mut slot.list));
-        Some((tag(self.owner, slot.seq, index), data))
+        Some((slot, index))
     }
 
     pub fn new(owner: u16, count: u16) -> Self {

@@ -6,6 +6,7 @@ mod common;
 mod bad_messages;
 mod clients;
 mod control;
+mod direct;
 mod disks;
 mod idle;
 mod lifecycle;

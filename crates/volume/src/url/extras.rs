@@ -128,6 +128,11 @@ impl Extras {
         self.partition.is_some() || self.offset.is_some() || self.length.is_some()
     }
 
+    /// Its requests are counted: limits or a share of the device are asked for.
+    pub fn is_limited(&self) -> bool {
+        self.limits.is_some() || self.share.is_some()
+    }
+
     /// Makes of the volume what the URL asked for, and enters it under the name (the whole URL) among those that this
     /// process serves.
     ///

@@ -1,0 +1,99 @@
+//! Commands that a device below takes as they are ([`Passthrough`](crate::Passthrough)).
+
+use super::Engine;
+use super::run::{Batch, Next};
+use super::slots::{Kind, Plain, Slots};
+use crate::passthrough::Passed;
+use nvme::cmd::io::RwCdw12;
+use nvme::{Command, NvmOpcode, Status};
+
+impl Batch<'_> {
+    /// How many of the batch's commands the device takes now; `None` when they all go to the volume.
+    pub(super) fn begin_passing(&mut self) -> Option<usize> {
+        let passthrough = self.ns.passthrough.as_mut()?;
+        passthrough.begin(self.qid, self.page_size, self.write_cache)
+    }
+
+    /// Offers the entries to the device. Returns how many were fetched.
+    pub(super) fn pass(&mut self, slots: &mut Slots, room: usize) -> (u32, Next) {
+        let mut fetched = 0;
+        for entry in self.entries.iter().take(room) {
+            let command: &Command = zerocopy::transmute_ref!(entry);
+            let Some(passthrough) = self.ns.passthrough.as_mut() else {
+                break;
+            };
+            if command.nsid.get() != self.nsid {
+                break;
+            }
+            let (kind, moves) = match command.nvm_opcode() {
+                NvmOpcode::READ | NvmOpcode::COMPARE => (Kind::Read, true),
+                NvmOpcode::WRITE => (Kind::Write, true),
+                NvmOpcode::VERIFY => (Kind::Verify, true),
+                _ => (Kind::Other, false),
+            };
+            let nlb = RwCdw12::from_bits(command.cdw12.get()).nlb();
+            let plain = Plain {
+                sqid: self.qid,
+                cid: command.cid.get(),
+                ns: self.index.into(),
+                nsid: self.nsid,
+                slba: command.slba(),
+                bytes: if moves {
+                    u64::from(nlb) << self.ns.shift
+                } else {
+                    0
+                },
+                kind,
+            };
+            let Some(tag) = slots.alloc_passed(plain) else {
+                break;
+            };
+            fetched += 1;
+            let next = match passthrough.submit(self.qid, command, self.dma, tag) {
+                Passed::Taken => continue,
+                Passed::NotMine => Next::General(*command),
+                Passed::Refused(status) => Next::Failed(*command, status),
+            };
+            if let Some(index) = slots.of_tag(tag) {
+                slots.release(index);
+            }
+            return (fetched, next);
+        }
+        (fetched, Next::Idle)
+    }
+}
+
+impl Engine {
+    /// Takes what devices have completed. Returns whether there was anything.
+    pub(super) fn poll_passed(&mut self) -> bool {
+        let mut worked = false;
+        for at in 0..self.namespaces.len() {
+            let Some(namespace) = self.namespaces.get_mut(at) else {
+                break;
+            };
+            // Taken out meanwhile, for what is told here changes the engine.
+            let Some(mut passthrough) = namespace.passthrough.take() else {
+                continue;
+            };
+            let done = &mut |tag, status, result| self.passed_over(tag, status, result);
+            worked |= passthrough.poll(done) > 0;
+            if let Some(namespace) = self.namespaces.get_mut(at) {
+                namespace.passthrough = Some(passthrough);
+            }
+        }
+        worked
+    }
+
+    /// A command that a device took is over. Stale tags are ignored.
+    fn passed_over(&mut self, tag: u64, status: Status, result: u32) {
+        let Some(index) = self.slots.of_tag(tag) else {
+            return;
+        };
+        if let Some(slot) = self.slots.get(index)
+            && slot.status.is_success()
+        {
+            slot.status = status;
+        }
+        self.end_with(index, result);
+    }
+}

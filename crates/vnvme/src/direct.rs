@@ -1,0 +1,377 @@
+//! The direct path: a controller's commands on a slice of a device, without the volume in between.
+//!
+//! A namespace on an NVMe device has two ways to it: its volume, which works for everything (generic), and mediation,
+//! queue to queue (direct). Both stand on the same blocks and may be at work at once, so that the path is changed while
+//! commands are in flight, by a flag that the worker looks at for each batch; the control socket sets it.
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use controller::{Passed, Passthrough};
+use dma::DmaMap;
+use driver::Device;
+use mediate::{DirectOptions, DirectQueue, Pool, QueueStats, Slice};
+use nvme::{Command, Status};
+use probes::Summary;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Physical queue pairs that a namespace takes at most, for its virtual ones in turn: a worker's thread drives them all, so
+/// more of them are only more doorbells to ring.
+const LANES: usize = 4;
+/// Rounds without a command in flight after which the device is looked at all the same.
+const IDLE_ROUNDS: u32 = 1024;
+
+/// How commands of a namespace reach a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PathChoice {
+    /// Translated and passed on, queue to queue.
+    Direct,
+    /// Through the volume.
+    Generic,
+}
+
+/// What a namespace needs for the direct path.
+#[derive(Clone, Debug)]
+pub struct Direct {
+    pub device: Device,
+    pub slice: Slice,
+    /// Commands in flight of a physical queue pair.
+    pub depth: u32,
+    /// The path to begin with.
+    pub choice: PathChoice,
+}
+
+/// A namespace with a direct path, as the control socket sees it.
+#[derive(Clone)]
+pub struct PathEntry {
+    socket: PathBuf,
+    nsid: u32,
+    generic: Arc<AtomicBool>,
+    lanes: Arc<Mutex<Vec<Arc<QueueStats>>>>,
+}
+
+/// The namespaces that have a direct path.
+#[derive(Clone, Default)]
+pub struct PathRegistry(Arc<Mutex<Vec<PathEntry>>>);
+
+fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+    // A thread that panicked while it held the lock left a whole list.
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What to change, and where; what is absent means all.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PathChange {
+    /// Controllers whose socket's path contains this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nsid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathChoice>,
+}
+
+/// Cycles of one kind of work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cycles {
+    pub count: u64,
+    /// Sum, in cycles.
+    pub total: u64,
+    pub average: f64,
+    /// The average as a time.
+    pub average_ns: f64,
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    pub p999: u64,
+    pub max: u64,
+}
+
+impl From<Summary> for Cycles {
+    fn from(s: Summary) -> Self {
+        Self {
+            count: s.count,
+            total: s.total,
+            average: s.average,
+            average_ns: s.average / probes::cycles_per_second() * 1e9,
+            p50: s.p50,
+            p90: s.p90,
+            p99: s.p99,
+            p999: s.p999,
+            max: s.max,
+        }
+    }
+}
+
+/// Counters of a namespace's direct path.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PathCounters {
+    pub nsid: u32,
+    /// The path of commands that come now.
+    pub path: PathChoice,
+    /// One for each physical queue pair.
+    pub lanes: Vec<LaneCounters>,
+}
+
+/// Counters of one physical queue pair's share for a namespace.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct LaneCounters {
+    /// Commands that went to the device.
+    pub commands: u64,
+    /// Commands that were refused before.
+    pub refused: u64,
+    /// Commands that were larger than the device takes.
+    pub split: u64,
+    /// Commands whose data was copied.
+    pub bounced: u64,
+    pub bounced_bytes: u64,
+    pub translate: Cycles,
+    pub complete: Cycles,
+}
+
+impl LaneCounters {
+    fn of(stats: &QueueStats) -> Self {
+        Self {
+            commands: stats.commands(),
+            refused: stats.refused(),
+            split: stats.split(),
+            bounced: stats.bounced(),
+            bounced_bytes: stats.bounced_bytes(),
+            translate: stats.translate.summary().into(),
+            complete: stats.complete.summary().into(),
+        }
+    }
+}
+
+impl PathCounters {
+    /// For people.
+    pub fn print(&self) {
+        let path = match self.path {
+            PathChoice::Direct => "direct",
+            PathChoice::Generic => "generic",
+        };
+        println!("  namespace {}: {path} path", self.nsid);
+        for lane in &self.lanes {
+            println!(
+                "    commands {}   refused {}   split {}   copied {} ({} bytes)",
+                lane.commands, lane.refused, lane.split, lane.bounced, lane.bounced_bytes
+            );
+            for (what, cycles) in [("translated", lane.translate), ("completed", lane.complete)] {
+                println!(
+                    "    {what:<11} avg cycles: {:.1}   avg time(usec): {:.3}   p50 {}   p99 {}   p99.9 {}   total: {}",
+                    cycles.average,
+                    cycles.average_ns / 1000.0,
+                    cycles.p50,
+                    cycles.p99,
+                    cycles.p999,
+                    cycles.count
+                );
+            }
+        }
+    }
+}
+
+impl PathEntry {
+    fn path(&self) -> PathChoice {
+        if self.generic.load(Ordering::Relaxed) {
+            PathChoice::Generic
+        } else {
+            PathChoice::Direct
+        }
+    }
+
+    fn counters(&self) -> PathCounters {
+        PathCounters {
+            nsid: self.nsid,
+            path: self.path(),
+            lanes: lock(&self.lanes)
+                .iter()
+                .map(|lane| LaneCounters::of(lane))
+                .collect(),
+        }
+    }
+}
+
+impl PathRegistry {
+    /// The counters of a controller's namespaces.
+    pub fn of(&self, socket: &Path) -> Vec<PathCounters> {
+        let list = lock(&self.0);
+        let mine = list.iter().filter(|entry| entry.socket == socket);
+        mine.map(PathEntry::counters).collect()
+    }
+
+    /// Changes paths, and answers those of the namespaces that were meant. The error is a sentence for the user.
+    pub fn change(&self, change: &PathChange) -> Result<Vec<(PathBuf, u32, PathChoice)>, String> {
+        let list = lock(&self.0);
+        let meant = |entry: &&PathEntry| {
+            let socket = entry.socket.to_string_lossy();
+            let named = |text: &String| socket.contains(text.as_str());
+            change.socket.as_ref().is_none_or(named)
+                && change.nsid.is_none_or(|nsid| nsid == entry.nsid)
+        };
+        let meant: Vec<_> = list.iter().filter(meant).collect();
+        if meant.is_empty() && change.path.is_some() {
+            return Err(
+                "no such namespace has a direct path: it needs a device below and no limits".into(),
+            );
+        }
+        for entry in &meant {
+            if let Some(path) = change.path {
+                entry
+                    .generic
+                    .store(path == PathChoice::Generic, Ordering::Relaxed);
+            }
+        }
+        Ok(meant
+            .iter()
+            .map(|entry| (entry.socket.clone(), entry.nsid, entry.path()))
+            .collect())
+    }
+}
+
+/// What serves a namespace's commands on the direct path. One worker's.
+pub struct DirectPath {
+    pool: Pool,
+    options: DirectOptions,
+    /// Queue pairs, for the virtual ones in turn.
+    lanes: Vec<DirectQueue>,
+    /// No more of them can be had.
+    full: bool,
+    in_flight: usize,
+    idle: u32,
+    entry: PathEntry,
+}
+
+impl DirectPath {
+    /// A direct path for the namespace `nsid` of the controller at `socket`, whose commands carry `max_transfer` bytes at
+    /// most. Takes its first queue pair of the device.
+    pub fn new(
+        direct: &Direct,
+        nsid: u32,
+        socket: &Path,
+        max_transfer: u64,
+        registry: &PathRegistry,
+    ) -> Result<Self> {
+        let entry = PathEntry {
+            socket: socket.to_owned(),
+            nsid,
+            generic: Arc::new(AtomicBool::new(direct.choice == PathChoice::Generic)),
+            lanes: Arc::default(),
+        };
+        let mut path = Self {
+            pool: Pool::new(direct.device.clone()),
+            options: DirectOptions {
+                max_transfer,
+                depth: direct.depth,
+                // The worker polls while anything is in flight.
+                interrupts: false,
+                ..DirectOptions::new(nsid, direct.slice)
+            },
+            lanes: Vec::new(),
+            full: false,
+            in_flight: 0,
+            idle: 0,
+            entry: entry.clone(),
+        };
+        path.open()?;
+        lock(&registry.0).push(entry);
+        Ok(path)
+    }
+
+    /// Takes one more queue pair.
+    fn open(&mut self) -> Result<()> {
+        let queue = self.pool.queue(self.options)?;
+        lock(&self.entry.lanes).push(queue.stats().clone());
+        self.lanes.push(queue);
+        Ok(())
+    }
+
+    /// The queue pair for a virtual one's commands, made when there are not yet enough.
+    fn lane(&mut self, qid: u16) -> usize {
+        let wanted = usize::from(qid.saturating_sub(1)) % LANES;
+        if wanted >= self.lanes.len() && !self.full {
+            self.grow(wanted);
+        }
+        wanted % self.lanes.len().max(1)
+    }
+
+    #[cold]
+    fn grow(&mut self, wanted: usize) {
+        while self.lanes.len() <= wanted && !self.full {
+            if let Err(error) = self.open() {
+                tracing::debug!(%error, lanes = self.lanes.len(), "no more queue pairs of the device");
+                self.full = true;
+            }
+        }
+    }
+}
+
+impl Passthrough for DirectPath {
+    fn begin(&mut self, qid: u16, page_size: u64, write_cache: bool) -> Option<usize> {
+        if self.entry.generic.load(Ordering::Relaxed) {
+            return None;
+        }
+        let lane = self.lane(qid);
+        let lane = self.lanes.get_mut(lane)?;
+        lane.set_page_size(page_size);
+        lane.set_write_cache(write_cache);
+        Some(lane.room())
+    }
+
+    fn submit(&mut self, qid: u16, command: &Command, map: &DmaMap, token: u64) -> Passed {
+        let lane = self.lane(qid);
+        let Some(lane) = self.lanes.get_mut(lane) else {
+            return Passed::NotMine;
+        };
+        if !lane.supports(command.nvm_opcode()) {
+            return Passed::NotMine;
+        }
+        match lane.submit(command, map, token) {
+            Ok(()) => {
+                self.in_flight += 1;
+                Passed::Taken
+            }
+            Err(status) => Passed::Refused(status),
+        }
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
+        if self.in_flight == 0 {
+            // Now and then, for what does not come with a command: memory that is to be let go, a device that was reset.
+            self.idle = self.idle.wrapping_add(1);
+            if !self.idle.is_multiple_of(IDLE_ROUNDS) {
+                return 0;
+            }
+        }
+        let mut count = 0;
+        for lane in &mut self.lanes {
+            count += lane.poll(done);
+        }
+        self.in_flight -= count.min(self.in_flight);
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn abort(&mut self, token: u64) {
+        for lane in &mut self.lanes {
+            lane.abort(token);
+        }
+    }
+}
+
+/// Whether a namespace of this block size can have the direct path.
+pub fn check_block_size(direct: &Direct, block_size: u32) -> Result<()> {
+    let device = 1u32 << direct.slice.block_shift();
+    ensure!(
+        block_size == device,
+        "the direct path needs the device's block size of {device} bytes"
+    );
+    Ok(())
+}
