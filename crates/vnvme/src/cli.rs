@@ -10,6 +10,7 @@ use crate::serve::{ServeOptions, serve};
 use crate::spec::{
     ControllerSpec, DoorbellMode, NamespaceSpec, Specs, parse_namespace, read_config,
 };
+use crate::ublk::UblkArgs;
 use crate::vhost_blk::VhostBlkSpec;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -38,6 +39,8 @@ enum Command {
     /// Serve volumes as the namespaces of a virtual NVMe controller
     #[command(after_long_help = SERVE_HELP)]
     Serve(Box<ServeArgs>),
+    /// Make volumes block devices of this host, /dev/ublkbN, by the kernel's ublk driver (as root)
+    Ublk(Box<UblkArgs>),
     /// Show the counters of a running vnvme serve
     Stats(StatsArgs),
     /// Show or change the limits of a running vnvme serve's volumes
@@ -98,7 +101,7 @@ struct ServeArgs {
     /// Serve a volume as a virtio block device, too, on a vhost-user socket of its own; may be repeated
     #[arg(long, num_args = 2, value_names = ["SOCKET", "VOLUME"])]
     vhost_user_blk: Vec<String>,
-    /// Serve the [[controller]]s and [[vhost-user-blk]]s of a TOML file instead: the keys are the options' names
+    /// Serve the [[controller]]s, [[vhost-user-blk]]s and [[ublk]] devices of a TOML file instead: the keys are the options' names
     #[arg(long, short, conflicts_with_all = ["volumes", "socket", "vhost_user_blk"], value_name = "FILE")]
     config: Option<PathBuf>,
     /// Refuse writes, to every volume
@@ -215,7 +218,7 @@ impl Cli {
     pub fn log(&self) -> &str {
         match (&self.log, &self.command) {
             (Some(filter), _) => filter,
-            (None, Command::Serve(_)) => "info",
+            (None, Command::Serve(_) | Command::Ublk(_)) => "info",
             (None, _) => "warn",
         }
     }
@@ -224,6 +227,7 @@ impl Cli {
     pub fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(args) => args.run(),
+            Command::Ublk(args) => args.run(),
             Command::Stats(args) => args.run(),
             Command::Limits(args) => args.run(),
             Command::Path(args) => args.run(),
@@ -292,6 +296,7 @@ impl ServeArgs {
         Ok(Specs {
             controllers: vec![controller],
             vhost_user_blk,
+            ..Specs::default()
         })
     }
 

@@ -5,6 +5,7 @@
 
 use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};
 use crate::limits::{Change, LimitRegistry, VolumeLimits};
+use crate::ublk::DiskCounters;
 use crate::vhost_blk::VhostBlkCounters;
 use anyhow::{Context, Result, bail};
 use controller::{ControllerStats, QueueStats};
@@ -14,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use ublk::DiskStats;
 use vfio_user::Listener;
 
 /// Longest request, in bytes.
@@ -26,12 +28,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Registry {
     controllers: Arc<Mutex<Vec<Entry>>>,
     vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
+    disks: Arc<Mutex<Vec<DiskEntry>>>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
     /// Direct paths to devices.
     pub paths: PathRegistry,
 }
 
+type DiskEntry = (String, Arc<DiskStats>);
 type Entry = (PathBuf, Arc<ControllerStats>);
 type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
@@ -55,6 +59,15 @@ impl Registry {
         list.push((socket.to_owned(), stats));
     }
 
+    /// Enters a block device under the name of its volume.
+    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) {
+        let mut list = self
+            .disks
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        list.push((volume.to_owned(), stats));
+    }
+
     /// The counters of all controllers and exports as they are now.
     pub fn snapshot(&self) -> Stats {
         let list = self
@@ -63,6 +76,10 @@ impl Registry {
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         let exports = self
             .vhost_blk
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let disks = self
+            .disks
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         Stats {
@@ -77,6 +94,10 @@ impl Registry {
                 .iter()
                 .map(|(socket, stats)| VhostBlkCounters::of(socket, stats))
                 .collect(),
+            ublk: disks
+                .iter()
+                .map(|(volume, stats)| DiskCounters::of(volume, stats))
+                .collect(),
         }
     }
 }
@@ -89,6 +110,9 @@ pub struct Stats {
     /// One for each vhost-user-blk export.
     #[serde(default)]
     pub vhost_user_blk: Vec<VhostBlkCounters>,
+    /// One for each block device of the host.
+    #[serde(default)]
+    pub ublk: Vec<DiskCounters>,
 }
 
 /// Counters of one controller since the process began.
@@ -328,6 +352,7 @@ fn ask(
 impl Stats {
     /// For people.
     pub fn print(&self) {
+        self.ublk.iter().for_each(DiskCounters::print);
         for c in &self.controllers {
             println!("{}", c.socket.display());
             println!(

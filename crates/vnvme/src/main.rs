@@ -19,6 +19,7 @@ mod open;
 mod serve;
 mod signals;
 mod spec;
+mod ublk;
 mod vhost_blk;
 mod worker;
 

@@ -6,6 +6,7 @@ use crate::identity;
 use crate::open::{Opened, Opener};
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
+use crate::ublk::{Ublk, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
 use crate::worker::{Served, Worker, WorkerOptions};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -216,10 +217,11 @@ fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
 enum Share {
     Controllers(Vec<ControllerSpec>),
     VhostBlk(VhostBlkSpec),
+    Ublk(UblkSpec),
 }
 
-/// Deals what is to be served out to threads: controllers to the workers in turn, each vhost-user-blk export to a thread of
-/// its own.
+/// Deals what is to be served out to threads: controllers to the workers in turn, each vhost-user-blk export and each
+/// block device to a thread of its own.
 fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
     let workers = workers.max(1).min(specs.controllers.len());
     let mut controllers: Vec<Vec<ControllerSpec>> = vec![Vec::new(); workers];
@@ -230,7 +232,8 @@ fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
     }
     let exports = specs.vhost_user_blk.iter().cloned().map(Share::VhostBlk);
     let controllers = controllers.into_iter().map(Share::Controllers);
-    controllers.chain(exports).collect()
+    let disks = specs.ublk.iter().cloned().map(Share::Ublk);
+    controllers.chain(exports).chain(disks).collect()
 }
 
 impl Share {
@@ -238,6 +241,7 @@ impl Share {
         match self {
             Share::Controllers(_) => format!("worker-{index}"),
             Share::VhostBlk(_) => format!("vhost-blk-{index}"),
+            Share::Ublk(_) => format!("ublk-{index}"),
         }
     }
 
@@ -260,6 +264,10 @@ impl Share {
                     tracing::error_span!("export", socket = %spec.socket.display()).entered();
                 let made = VhostBlk::new(spec, stop, options.idle_window, opener, registry);
                 go(made, started, |mut export| export.run())
+            }
+            Share::Ublk(spec) => {
+                let made = Ublk::new(spec, stop, opener, registry);
+                go(made, started, Ublk::run)
             }
         }
     }

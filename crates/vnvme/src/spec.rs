@@ -1,6 +1,7 @@
 //! What is to be served, as the command line or a configuration file says it: plain values with their defaults.
 
 use crate::direct::PathChoice;
+use crate::ublk::UblkSpec;
 use crate::vhost_blk::VhostBlkSpec;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
@@ -117,6 +118,9 @@ pub struct Specs {
     /// virtio block devices.
     #[serde(default)]
     pub vhost_user_blk: Vec<VhostBlkSpec>,
+    /// Block devices of the host.
+    #[serde(default)]
+    pub ublk: Vec<UblkSpec>,
 }
 
 /// Reads a configuration file.
@@ -124,8 +128,8 @@ pub fn read_config(path: &Path) -> Result<Specs> {
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
     let specs: Specs = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
     ensure!(
-        !specs.controllers.is_empty() || !specs.vhost_user_blk.is_empty(),
-        "{}: no [[controller]] and no [[vhost-user-blk]]",
+        !(specs.controllers.is_empty() && specs.vhost_user_blk.is_empty() && specs.ublk.is_empty()),
+        "{}: no [[controller]], no [[vhost-user-blk]] and no [[ublk]]",
         path.display()
     );
     Ok(specs)

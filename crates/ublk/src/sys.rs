@@ -1,0 +1,318 @@
+//! What talks to the kernel: the rings for control commands and for requests, and the mapped request descriptors.
+#![allow(unsafe_code)]
+
+use crate::uapi;
+use crate::uapi::{CtrlCmd, IoCmd, IoDesc, MAX_DEPTH};
+use dma::{Memory, SegmentList};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// How long a control command may take before it is asked whether it still makes sense.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The ring for control commands: one at a time, and each is waited for.
+pub(crate) struct ControlRing {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    device: OwnedFd,
+    sequence: u64,
+}
+
+impl ControlRing {
+    /// A ring for commands to `device`, which is `/dev/ublk-control`.
+    pub(crate) fn new(device: OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            ring: IoUring::builder().build(4)?,
+            device,
+            sequence: 0,
+        })
+    }
+
+    /// Executes a command with a buffer; answers its result.
+    pub(crate) fn with_buffer(
+        &mut self,
+        op: u32,
+        mut command: CtrlCmd,
+        buffer: &mut [u8],
+    ) -> io::Result<i32> {
+        command.addr = buffer.as_mut_ptr() as u64;
+        command.len = u16::try_from(buffer.len())
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // Waits to the end: the kernel may use the buffer until then.
+        self.execute(op, command, &mut || true)
+    }
+
+    /// Executes a command without a buffer. It is given up when `sensible` says no: the kernel may still execute it.
+    pub(crate) fn execute(
+        &mut self,
+        op: u32,
+        command: CtrlCmd,
+        sensible: &mut dyn FnMut() -> bool,
+    ) -> io::Result<i32> {
+        self.sequence += 1;
+        let mut bytes = [0; 80];
+        if let Some(place) = bytes.get_mut(..size_of::<CtrlCmd>()) {
+            place.copy_from_slice(command.as_bytes());
+        }
+        let entry = opcode::UringCmd80::new(Fd(self.device.as_raw_fd()), op)
+            .cmd(bytes)
+            .build()
+            .user_data(self.sequence);
+        // SAFETY: the entry points to nothing but the buffer of `with_buffer`, which waits for the command's end.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
+        let pause = Timespec::from(PATIENCE);
+        loop {
+            let args = SubmitArgs::new().timespec(&pause);
+            match self.ring.submitter().submit_with_args(1, &args) {
+                Ok(_) => {}
+                Err(error) if is_temporary(&error) => {}
+                Err(error) => return Err(error),
+            }
+            // Those of commands that were given up come late.
+            let mut over = self
+                .ring
+                .completion()
+                .filter(|c| c.user_data() == self.sequence);
+            if let Some(completion) = over.next() {
+                let result = completion.result();
+                return if result < 0 {
+                    Err(io::Error::from_raw_os_error(-result))
+                } else {
+                    Ok(result)
+                };
+            }
+            if !sensible() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY)
+    )
+}
+
+/// The kernel's descriptors of a queue's requests: it writes one before the completion that tells of it.
+struct Descriptors {
+    at: NonNull<IoDesc>,
+    bytes: usize,
+    depth: u16,
+}
+
+impl Descriptors {
+    fn map(device: &OwnedFd, queue: u16, depth: u16) -> io::Result<Self> {
+        let page = rustix::param::page_size();
+        let all = |depth: u16| (usize::from(depth) * size_of::<IoDesc>()).next_multiple_of(page);
+        let (bytes, offset) = (all(depth), u64::from(queue) * all(MAX_DEPTH) as u64);
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { mmap(null_mut(), bytes, ProtFlags::READ, flags, device, offset) }?;
+        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { at, bytes, depth })
+    }
+
+    fn get(&self, tag: u16) -> Option<IoDesc> {
+        if tag >= self.depth {
+            return None;
+        }
+        // SAFETY: the mapping has `depth` descriptors.
+        let at = unsafe { self.at.add(usize::from(tag)) };
+        // SAFETY: in the mapping, aligned, any content is a descriptor; the kernel does not write to it now.
+        Some(unsafe { at.read_volatile() })
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nobody has a reference into it.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// What came out of a queue's ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// A fetch command of this tag has ended with this result.
+    Tag(u16, i32),
+    /// What was to be watched is readable.
+    Readable,
+}
+
+const WATCH: u64 = u64::MAX;
+
+/// A queue's ring: fetches requests and commits their results. All of it belongs to one thread: the kernel takes a
+/// queue's commands from the one that began only.
+pub(crate) struct QueueRing {
+    ring: IoUring,
+    device: Arc<OwnedFd>,
+    queue: u16,
+    descriptors: Descriptors,
+    /// Where each tag's data is, all in one.
+    memory: Memory,
+    buffers: SegmentList,
+    buffer_bytes: u64,
+    /// Commands that the kernel has: it may write to the memory until they are over.
+    held: usize,
+    watching: bool,
+}
+
+impl QueueRing {
+    /// The ring of queue `queue` of the device whose `/dev/ublkcN` is `device`; `memory` has `buffer_bytes` for each tag.
+    pub(crate) fn new(
+        device: Arc<OwnedFd>,
+        queue: u16,
+        depth: u16,
+        memory: Memory,
+        buffer_bytes: u64,
+    ) -> io::Result<Self> {
+        let entries = u32::from(depth) + 8;
+        let ring = IoUring::builder()
+            .dontfork()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .build(entries);
+        let ring = match ring {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries)?,
+            ring => ring?,
+        };
+        let buffers = memory
+            .segments(0, memory.len())
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self {
+            descriptors: Descriptors::map(&device, queue, depth)?,
+            ring,
+            device,
+            queue,
+            memory,
+            buffers,
+            buffer_bytes,
+            held: 0,
+            watching: false,
+        })
+    }
+
+    /// What the request of a tag is, after its arrival.
+    pub(crate) fn descriptor(&self, tag: u16) -> Option<IoDesc> {
+        self.descriptors.get(tag)
+    }
+
+    /// Makes `list` the first `len` bytes of a tag's buffer; `false` when it is not so long.
+    pub(crate) fn data(&self, tag: u16, len: u64, list: &mut SegmentList) -> bool {
+        let start = u64::from(tag) * self.buffer_bytes;
+        len <= self.buffer_bytes && self.buffers.slice(start, len, list) == len
+    }
+
+    /// Asks for the first request of a tag.
+    pub(crate) fn fetch(&mut self, tag: u16) -> io::Result<()> {
+        self.command(uapi::FETCH_REQ, tag, -1)
+    }
+
+    /// Ends the request of a tag, and asks for the next one.
+    pub(crate) fn commit(&mut self, tag: u16, result: i32) -> io::Result<()> {
+        self.command(uapi::COMMIT_AND_FETCH_REQ, tag, result)
+    }
+
+    fn command(&mut self, op: u32, tag: u16, result: i32) -> io::Result<()> {
+        let start = usize::from(tag) * self.buffer_bytes as usize;
+        let buffer = self.buffers.segments().first();
+        let base = buffer.map_or(0, |segment| segment.as_ptr().addr());
+        let command = IoCmd {
+            q_id: self.queue,
+            tag,
+            result,
+            addr: (base + start) as u64,
+        };
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(command.as_bytes());
+        let entry = opcode::UringCmd16::new(Fd(self.device.as_raw_fd()), op)
+            .cmd(bytes)
+            .build()
+            .user_data(tag.into());
+        self.push(&entry)?;
+        self.held += 1;
+        Ok(())
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        for _ in 0..2 {
+            // SAFETY: a tag's buffer is part of `memory`, which is kept (or, in `drop`, given up) as long as the kernel has
+            // commands that name it; a watched descriptor is only looked at.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            self.submit()?;
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Lets the kernel say once when `fd` becomes readable; it counts as an arrival.
+    pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        if !self.watching {
+            let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), libc::POLLIN as u32).build();
+            self.push(&entry.user_data(WATCH))?;
+            self.watching = true;
+        }
+        Ok(())
+    }
+
+    /// Sends what was begun.
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        let waiting = !self.ring.submission().is_empty();
+        let due = self.ring.submission().taskrun();
+        if !waiting && !due {
+            return Ok(());
+        }
+        temporary(self.ring.submit().map(drop))
+    }
+
+    /// Sends what was begun, and sleeps until something arrives or the time is over.
+    pub(crate) fn sleep(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        let Some(limit) = limit else {
+            return temporary(self.ring.submit_and_wait(1).map(drop));
+        };
+        let limit = Timespec::from(limit);
+        let args = SubmitArgs::new().timespec(&limit);
+        temporary(self.ring.submitter().submit_with_args(1, &args).map(drop))
+    }
+
+    /// The next thing that has arrived.
+    pub(crate) fn next(&mut self) -> Option<Arrival> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            if entry.user_data() == WATCH {
+                self.watching = false;
+                return Some(Arrival::Readable);
+            }
+            self.held = self.held.saturating_sub(1);
+            if let Ok(tag) = u16::try_from(entry.user_data()) {
+                return Some(Arrival::Tag(tag, entry.result()));
+            }
+        }
+    }
+}
+
+fn temporary(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if is_temporary(&error) => Ok(()),
+        result => result,
+    }
+}
+
+impl Drop for QueueRing {
+    fn drop(&mut self) {
+        if self.held > 0 {
+            // The kernel may still write there: nobody else may have that memory, ever.
+            std::mem::forget(self.memory.clone());
+        }
+    }
+}

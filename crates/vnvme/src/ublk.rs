@@ -1,0 +1,271 @@
+//! Volumes as block devices of the host: the `[[ublk]]` tables of a configuration, and `vnvme ublk`.
+
+use crate::control::Registry;
+use crate::open::{Opened, Opener};
+use crate::serve::{ServeOptions, serve};
+use crate::spec::{NamespaceSpec, Specs, parse_namespace, volume_url};
+use ::ublk::{Disk, DiskOptions, DiskStats, QueueStats, remove};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Between two looks at a volume's size.
+const REFRESH: Timespec = Timespec {
+    tv_sec: 2,
+    tv_nsec: 0,
+};
+
+/// One block device of the host.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct UblkSpec {
+    /// Path or URL.
+    #[serde(deserialize_with = "volume_url")]
+    pub volume: String,
+    /// N of `/dev/ublkbN`; the kernel's choice when not given.
+    pub id: Option<u32>,
+    /// Queues, a thread each.
+    #[serde(default = "one")]
+    pub queues: u16,
+    /// Requests of each queue.
+    #[serde(default = "depth")]
+    pub depth: u16,
+    /// Logical block size in bytes.
+    pub block_size: Option<u32>,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+    /// The device outlives a killed process, and waits for the next one.
+    #[serde(default)]
+    pub recover: bool,
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn depth() -> u16 {
+    128
+}
+
+impl UblkSpec {
+    fn namespace(&self) -> NamespaceSpec {
+        NamespaceSpec {
+            volume: self.volume.clone(),
+            nsid: None,
+            block_size: self.block_size,
+            read_only: self.read_only,
+            nguid: None,
+            eui64: None,
+        }
+    }
+
+    fn start(&self, opener: &Opener) -> Result<Disk> {
+        let Opened { volume, device } = opener.open(&self.namespace())?;
+        let options = DiskOptions {
+            id: self.id,
+            queues: self.queues,
+            depth: self.depth,
+            block_size: self.block_size,
+            recover: self.recover,
+        };
+        let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
+            let registered = device.as_ref().map(|device| device.register(memory));
+            match registered.transpose() {
+                Ok(registration) => Box::new(registration),
+                Err(error) => {
+                    tracing::warn!(%error, "data is copied on its way to a device");
+                    Box::new(())
+                }
+            }
+        };
+        Disk::start(volume, options, &mut register).with_context(|| self.volume.clone())
+    }
+}
+
+/// A block device that is served.
+pub struct Ublk {
+    disk: Disk,
+    volume: String,
+    /// Readable when the process is asked to end.
+    stop: OwnedFd,
+}
+
+impl Ublk {
+    /// Makes the device.
+    pub fn new(
+        spec: &UblkSpec,
+        stop: OwnedFd,
+        opener: &Opener,
+        registry: &Registry,
+    ) -> Result<Self> {
+        let disk = spec.start(opener)?;
+        registry.enter_disk(&spec.volume, disk.stats());
+        Ok(Self {
+            disk,
+            volume: spec.volume.clone(),
+            stop,
+        })
+    }
+
+    /// Serves until asked to end, then takes the device away and makes everything durable. Its queues have threads of
+    /// their own; this one looks after the volume's size.
+    pub fn run(mut self) -> Result<()> {
+        let id = self.disk.id();
+        loop {
+            let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+            match poll(&mut fds, Some(&REFRESH)) {
+                Ok(0) => {}
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error).context("poll"),
+            }
+            ensure!(self.disk.is_alive(), "/dev/ublkb{id} is gone");
+            if let Err(error) = self.disk.refresh() {
+                tracing::warn!(volume = self.volume, %error, "size");
+            }
+        }
+        self.disk
+            .stop()
+            .with_context(|| format!("/dev/ublkb{id} could not be removed"))
+    }
+}
+
+/// Counters of one disk.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct DiskCounters {
+    /// Its node.
+    pub device: PathBuf,
+    /// Path or URL of its volume.
+    pub volume: String,
+    /// Requests and bytes, by queue.
+    pub queues: Vec<DiskQueueCounters>,
+}
+
+/// Counters of one queue of a disk.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct DiskQueueCounters {
+    pub reads: u64,
+    pub writes: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    pub flushes: u64,
+    /// Ranges zeroed or given back.
+    pub discards: u64,
+    pub errors: u64,
+    /// Times that the queue's thread slept.
+    pub sleeps: u64,
+}
+
+impl DiskCounters {
+    pub fn of(volume: &str, stats: &DiskStats) -> Self {
+        let queue = |q: &QueueStats| DiskQueueCounters {
+            reads: q.reads.get(),
+            writes: q.writes.get(),
+            bytes_read: q.bytes_read.get(),
+            bytes_written: q.bytes_written.get(),
+            flushes: q.flushes.get(),
+            discards: q.discards.get(),
+            errors: q.errors.get(),
+            sleeps: q.sleeps.get(),
+        };
+        Self {
+            device: format!("/dev/ublkb{}", stats.id).into(),
+            volume: volume.into(),
+            queues: stats.queues.iter().map(queue).collect(),
+        }
+    }
+
+    /// For people.
+    pub fn print(&self) {
+        println!("{}  ({})", self.device.display(), self.volume);
+        println!(
+            "  {:>5} {:>12} {:>10} {:>12} {:>10} {:>9} {:>9} {:>7} {:>10}",
+            "queue", "reads", "MB", "writes", "MB", "flushes", "discards", "errors", "sleeps"
+        );
+        for (i, q) in self.queues.iter().enumerate() {
+            println!(
+                "  {:>5} {:>12} {:>10} {:>12} {:>10} {:>9} {:>9} {:>7} {:>10}",
+                i,
+                q.reads,
+                q.bytes_read / 1_000_000,
+                q.writes,
+                q.bytes_written / 1_000_000,
+                q.flushes,
+                q.discards,
+                q.errors,
+                q.sleeps
+            );
+        }
+    }
+}
+
+/// Options of `vnvme ublk`.
+#[derive(Args)]
+pub struct UblkArgs {
+    /// Volumes, each a block device: paths or URLs, as for vnvme serve
+    #[arg(required_unless_present = "remove", value_name = "VOLUME")]
+    volumes: Vec<String>,
+    /// Number of the first device, N of /dev/ublkbN; the others follow [default: any that are free]
+    #[arg(long, value_name = "N")]
+    id: Option<u32>,
+    /// Queues of each device, a thread each
+    #[arg(long, default_value_t = one(), value_name = "N")]
+    queues: u16,
+    /// Requests of each queue
+    #[arg(long, default_value_t = depth(), value_name = "N")]
+    depth: u16,
+    /// Logical block size in bytes [default: the volume's, 512 at least]
+    #[arg(long, short, value_name = "512|4096")]
+    block_size: Option<u32>,
+    /// Refuse writes
+    #[arg(long, short)]
+    read_only: bool,
+    /// Let the devices outlive a killed process: they wait for the next one with the same --id, and so do their users
+    #[arg(long, requires = "id")]
+    recover: bool,
+    /// Unix socket to answer "vnvme stats" and "vnvme limits" on
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Remove the device of this number, which a killed process left
+    #[arg(long, conflicts_with = "volumes", value_name = "N")]
+    remove: Option<u32>,
+}
+
+impl UblkArgs {
+    /// Serves until SIGTERM or SIGINT.
+    pub fn run(self) -> Result<()> {
+        if let Some(id) = self.remove {
+            return remove(id).map_err(Into::into);
+        }
+        let spec = |(i, text): (usize, &String)| -> Result<UblkSpec> {
+            let namespace = parse_namespace(text, self.block_size, self.read_only)?;
+            Ok(UblkSpec {
+                volume: namespace.volume,
+                id: self.id.map(|id| id + i as u32),
+                queues: self.queues,
+                depth: self.depth,
+                block_size: namespace.block_size,
+                read_only: namespace.read_only,
+                recover: self.recover,
+            })
+        };
+        let ublk = self.volumes.iter().enumerate().map(spec);
+        let specs = Specs {
+            ublk: ublk.collect::<Result<_>>()?,
+            ..Specs::default()
+        };
+        let options = ServeOptions {
+            idle_window: Duration::ZERO,
+            workers: 1,
+            cpus: Vec::new(),
+            control: self.control,
+        };
+        serve(&specs, &options)
+    }
+}

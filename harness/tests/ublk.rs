@@ -1,0 +1,314 @@
+//! Volumes as block devices of the host: the guest is the host here, for it has a kernel with ublk.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use common::{Checks, Disks, LONG, json, run, run_for};
+use harness::cache::checkout;
+use harness::image::Image;
+use harness::progress::{say, skip};
+use harness::{Cache, Disk, Guest};
+
+const LIBRARY: &str = "libgcc_s.so.1";
+
+/// The program's environment, and what all scripts need: `up N ARGS` starts `vnvme ublk --id N ARGS` and waits for the
+/// device, `down N` ends it by SIGTERM and waits until the device is gone. A kernel without file locks has `$L` set.
+const LIB: &str = r#"
+export LD_LIBRARY_PATH=/tools/lib:/tmp
+[ -e /proc/locks ] && L= || L='?lock=off'
+wait_for() { for try in $(seq 600); do eval "$1" && return 0; sleep 0.05; done; echo "never: $1" >&2; return 1; }
+up() {
+    id=$1; shift
+    [ "$L" ] || set -- --control /tmp/ctl$id "$@"
+    rm -f /tmp/pid$id /tmp/status$id /tmp/log$id
+    {
+        /tmp/vnvme ublk --id $id "$@" >/tmp/log$id 2>&1 &
+        echo $! >/tmp/pid$id; wait $!; echo $? >/tmp/status$id
+    } &
+    wait_for '[ -s /tmp/pid'$id' ]'
+    wait_for "[ -b /dev/ublkb$id ] && grep -q 'block device' /tmp/log$id || ! kill -0 $(cat /tmp/pid$id) 2>/dev/null"
+    [ -b /dev/ublkb$id ] || { cat /tmp/log$id >&2; return 1; }
+}
+down() {
+    kill -TERM $(cat /tmp/pid$1)
+    wait_for '[ -s /tmp/status'$1' ]'
+    [ $(cat /tmp/status$1) = 0 ] || { cat /tmp/status$1 /tmp/log$1 >&2; return 1; }
+    [ ! -e /dev/ublkb$1 ] && [ ! -e /dev/ublkc$1 ] || { echo "a node is left" >&2; return 1; }
+}
+verify() { fio --name=v --filename=$1 --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-1m --size=${2:-24m} \
+    --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/fio 2>&1 || { cat /tmp/fio; return 1; }; }
+"#;
+
+fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
+    let mut builder = Guest::builder(name).viommu().disk(Disk::QemuNvme {
+        files: vec![file.to_path_buf()],
+        block_size: 512,
+        read_only: false,
+    });
+    if let Some(kernel) = kernel {
+        builder = builder.kernel(kernel);
+    }
+    let guest = builder.boot()?;
+    let program = harness::daemon::program()?;
+    let bytes = std::fs::read(&program)?;
+    guest.push_file("/tmp/vnvme", 0o755, &bytes)?;
+    let tree = Image::get(&Cache::open()?)?.tree;
+    let libraries = tree.libraries_of(&program)?;
+    let library = libraries.get(LIBRARY).context("no libgcc for the guest")?;
+    guest.push_file(&format!("/tmp/{LIBRARY}"), 0o755, &std::fs::read(library)?)?;
+    Ok(guest)
+}
+
+/// A newer kernel than Debian's: the one that the environment names, or one that lies beside the checkout.
+fn newer_kernel() -> Option<PathBuf> {
+    let beside = checkout().parent()?.join("shared/guest/vmlinux");
+    let named = std::env::var_os("VNVME_KERNEL").filter(|v| !v.is_empty());
+    let kernel = named.map_or(beside, PathBuf::from);
+    kernel.is_file().then_some(kernel)
+}
+
+fn sh(guest: &Guest, script: &str) -> Result<String> {
+    run_for(guest, LONG, &format!("{LIB}{script}"))
+}
+
+/// Data, filesystem, discards, and what the kernel says of the disk.
+fn a_file(guest: &Guest) -> Result<()> {
+    sh(
+        guest,
+        "truncate -s 96M /tmp/disk.raw
+         up 0 --queues 2 --block-size 4096 /tmp/disk.raw$L
+         q=/sys/block/ublkb0/queue
+         [ $(blockdev --getsize64 /dev/ublkb0) = $((96 << 20)) ] && [ $(cat $q/logical_block_size) = 4096 ]
+         [ \"$(cat $q/write_cache)\" = 'write back' ] && [ $(cat $q/fua) = 1 ] && [ $(blockdev --getro /dev/ublkb0) = 0 ]
+         [ $(ls /sys/block/ublkb0/mq | wc -l) = 2 ]
+         verify /dev/ublkb0
+         mkfs.ext4 -q /dev/ublkb0; mkdir -p /tmp/m; mount /dev/ublkb0 /tmp/m; cp -r /bin /tmp/m/; sync
+         umount /tmp/m; fsck.ext4 -fn /dev/ublkb0
+         before=$(stat -c %b /tmp/disk.raw); blkdiscard -f /dev/ublkb0
+         [ $(stat -c %b /tmp/disk.raw) -lt $before ]
+         cmp -n $((96 << 20)) /dev/ublkb0 /dev/zero
+         tr '\\0' x </dev/zero | dd of=/dev/ublkb0 bs=1M count=8 iflag=fullblock 2>/dev/null
+         blkdiscard -z -o 1048576 -l 1048576 /dev/ublkb0
+         [ $(dd if=/dev/ublkb0 bs=1M count=8 2>/dev/null | tr -d '\\0' | wc -c) = $((7 << 20)) ]",
+    )?;
+    if locks(guest)? {
+        counted(guest)?;
+    }
+    // What only the page cache has is in the file when the device is gone.
+    sh(
+        guest,
+        "tr '\\0' y </dev/zero | dd of=/dev/ublkb0 bs=1M count=4 seek=90 iflag=fullblock 2>/dev/null
+         down 0
+         [ $(dd if=/tmp/disk.raw bs=1M skip=90 count=4 2>/dev/null | tr -d y | wc -c) = 0 ]",
+    )
+    .map(drop)
+}
+
+/// The kernel has file locks: control sockets and locked volumes work.
+fn locks(guest: &Guest) -> Result<bool> {
+    Ok(guest.sh("[ -e /proc/locks ]")?.status == 0)
+}
+
+fn counted(guest: &Guest) -> Result<()> {
+    let told = json(guest, &format!("{LIB}/tmp/vnvme stats --json /tmp/ctl0"))?;
+    let queues = told["ublk"][0]["queues"].as_array().context("queues")?;
+    let sum = |key: &str| queues.iter().filter_map(|q| q[key].as_u64()).sum::<u64>();
+    say(format!(
+        "ublk: {} reads, {} writes, {} flushes, {} discards, {} sleeps",
+        sum("reads"),
+        sum("writes"),
+        sum("flushes"),
+        sum("discards"),
+        sum("sleeps")
+    ));
+    ensure!(told["ublk"][0]["device"] == "/dev/ublkb0", "{told}");
+    ensure!(
+        queues.len() == 2 && queues.iter().all(|q| q["reads"].as_u64() > Some(0)),
+        "{told}"
+    );
+    ensure!(
+        sum("writes") > 20 && sum("flushes") > 0 && sum("discards") > 1,
+        "{told}"
+    );
+    ensure!(sum("errors") == 0, "{told}");
+    Ok(())
+}
+
+/// Nothing is lost but the device when the process is killed, and the number can be had again.
+fn killed(guest: &Guest) -> Result<()> {
+    sh(
+        guest,
+        "up 1 /tmp/disk.raw$L
+         dd if=/tmp/vnvme of=/dev/ublkb1 bs=1M count=4 conv=fsync 2>/dev/null
+         kill -9 $(cat /tmp/pid1)
+         wait_for '[ ! -e /dev/ublkb1 ]'
+         up 1 /tmp/disk.raw$L
+         cmp -n $((4 << 20)) /dev/ublkb1 /tmp/vnvme
+         /tmp/vnvme ublk --id 1 mem://1M 2>&1 | grep 'served by process'
+         [ \"$L\" ] || /tmp/vnvme ublk --id 5 /tmp/disk.raw 2>&1 | grep 'is in use by'
+         down 1",
+    )
+    .map(drop)
+}
+
+/// A load that runs while the process is killed notices nothing but a pause.
+fn recovered(guest: &Guest) -> Result<()> {
+    sh(
+        guest,
+        "up 2 --recover --queues 2 /tmp/disk.raw$L
+         mkdir -p /tmp/m; mkfs.ext4 -q /dev/ublkb2; mount /dev/ublkb2 /tmp/m
+         fio --name=r --directory=/tmp/m --ioengine=io_uring --direct=1 --rw=randwrite --bs=16k --size=32m --loops=6 \
+             --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/fio2 2>&1 &
+         load=$!
+         for round in 1 2 3; do
+             wait_for 'grep -q ublkb2 /proc/diskstats'; sleep 1
+             kill -0 $load
+             kill -9 $(cat /tmp/pid2); sleep 0.3
+             [ -b /dev/ublkb2 ]
+             up 2 --recover --queues 2 /tmp/disk.raw$L
+             grep -q 'recovered=true' /tmp/log2
+         done
+         wait $load || { cat /tmp/fio2; false; }
+         umount /tmp/m; fsck.ext4 -fn /dev/ublkb2
+         down 2",
+    )?;
+    // Nobody comes: it is removed by hand.
+    sh(
+        guest,
+        "up 2 --recover mem://8M
+         kill -9 $(cat /tmp/pid2); sleep 0.3; [ -b /dev/ublkb2 ]
+         /tmp/vnvme ublk --remove 2
+         [ ! -e /dev/ublkb2 ] && [ ! -e /dev/ublkc2 ]",
+    )
+    .map(drop)
+}
+
+fn refusals(guest: &Guest) -> Result<()> {
+    sh(
+        guest,
+        "up 3 --read-only --queues 1 /tmp/disk.raw$L
+         [ $(blockdev --getro /dev/ublkb3) = 1 ]
+         dd if=/dev/zero of=/dev/ublkb3 count=1 2>/dev/null && false
+         down 3
+         refuse() { text=$1; shift; /tmp/vnvme ublk \"$@\" >/tmp/refused 2>&1 && return 1; grep \"$text\" /tmp/refused; }
+         refuse 'blocks of 8192' --block-size 8192 /tmp/disk.raw
+         refuse '1 to 64 queues' --queues 0 /tmp/disk.raw
+         refuse 'no such file' /tmp/nothing
+         [ \"$L\" ] || refuse 'overlaps' /tmp/disk.raw '/tmp/disk.raw?offset=1M'",
+    )
+    .map(drop)
+}
+
+/// Slices of a real device, of one behind a socket and of a file, by three ways out of one process.
+fn slices_of_a_device(guest: &Guest) -> Result<()> {
+    run(guest, &format!("{LIB}/tmp/vnvme bind $(bdf 1)"))?;
+    sh(
+        guest,
+        "/tmp/vnvme serve --socket /tmp/below mem://32M >/tmp/log_below 2>&1 &
+         below=$!; wait_for '[ -S /tmp/below ]'
+         d=nvme://$(bdf 1)/1
+         cat >/tmp/all.toml <<END
+[[controller]]
+socket = \"/tmp/vm0\"
+[[controller.namespace]]
+volume = { url = \"$d\", offset = \"16M\", length = \"16M\" }
+[[ublk]]
+id = 6
+volume = \"$d?length=16M\"
+[[ublk]]
+id = 7
+volume = \"$d?offset=32M&iops=100000\"
+depth = 32
+[[ublk]]
+id = 8
+volume = \"vfio-user:///tmp/below/1?offset=8M&length=24M\"
+END
+         /tmp/vnvme serve --config /tmp/all.toml --control /tmp/ctl >/tmp/log_all 2>&1 &
+         all=$!
+         wait_for '[ -b /dev/ublkb6 ] && [ -b /dev/ublkb7 ] && [ -b /dev/ublkb8 ] && [ -S /tmp/vm0 ] || ! kill -0 '$all
+         kill -0 $all || { cat /tmp/log_all; false; }
+         # The namespace between the two is written through its own controller.
+         up 9 vfio-user:///tmp/vm0/1
+         for i in 6 9 7 8; do verify /dev/ublkb$i 8m; done
+         for i in 6 9 7; do tr '\\0' $i </dev/zero | dd of=/dev/ublkb$i bs=1M count=16 iflag=fullblock oflag=direct 2>/dev/null; done
+         for i in 6 9 7; do
+             [ $(blockdev --getsize64 /dev/ublkb$i) = $((16 << 20)) ]
+             [ $(dd if=/dev/ublkb$i bs=1M iflag=direct 2>/dev/null | tr -d $i | wc -c) = 0 ]
+         done
+         /tmp/vnvme limits /tmp/ctl --iops 200000 | grep 200000
+         down 9
+         kill -TERM $all; wait $all
+         [ ! -e /dev/ublkb6 ] && [ ! -e /dev/ublkb8 ]
+         kill -TERM $below; wait $below
+         /tmp/vnvme unbind $(bdf 1)
+         d=$(wait_disk 1 1)
+         slice() { dd if=$d bs=1M skip=$1 count=16 2>/dev/null | tr -d $2 | wc -c; }
+         [ $(slice 0 6) = 0 ] && [ $(slice 16 9) = 0 ] && [ $(slice 32 7) = 0 ]",
+    )
+    .map(drop)
+}
+
+fn resized(guest: &Guest) -> Result<()> {
+    sh(
+        guest,
+        "truncate -s 16M /tmp/grow.raw; up 4 /tmp/grow.raw$L
+         truncate -s 24M /tmp/grow.raw
+         wait_for '[ $(blockdev --getsize64 /dev/ublkb4) = '$((24 << 20))' ]'
+         tr '\\0' z </dev/zero | dd of=/dev/ublkb4 bs=1M count=4 seek=20 iflag=fullblock oflag=direct 2>/dev/null
+         down 4
+         [ $(dd if=/tmp/grow.raw bs=1M skip=20 2>/dev/null | tr -d z | wc -c) = 0 ]",
+    )
+    .map(drop)
+}
+
+fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 48)?;
+    let guest = boot(name, &file, kernel)?;
+    let missing = guest.sh_for(
+        Duration::from_secs(20),
+        &format!("{LIB}/tmp/vnvme ublk mem://1M 2>&1 | grep 'modprobe ublk_drv'"),
+    )?;
+    run(
+        &guest,
+        "[ -e /dev/ublk-control ] || modprobe ublk_drv; [ -e /dev/ublk-control ]",
+    )?;
+    let mut checks = Checks::new(name);
+    if !newer {
+        checks.check("without the module", || {
+            ensure!(missing.status == 0, "{}", missing.text());
+            Ok(())
+        });
+    }
+    checks.check("a file", || a_file(&guest));
+    checks.check("killed", || killed(&guest));
+    checks.check("recovered", || recovered(&guest));
+    checks.check("refusals", || refusals(&guest));
+    if newer {
+        checks.check("resized", || resized(&guest));
+    } else {
+        checks.check("slices of a device", || slices_of_a_device(&guest));
+    }
+    guest.poweroff()?;
+    checks.finish();
+    Ok(())
+}
+
+#[test]
+fn with_debians_kernel() -> Result<()> {
+    on("ublk-debian", None, false)
+}
+
+#[test]
+fn with_a_newer_kernel() -> Result<()> {
+    match newer_kernel() {
+        Some(kernel) => on("ublk-newer", Some(kernel), true),
+        None => {
+            skip("ublk::with_a_newer_kernel", "no newer kernel");
+            Ok(())
+        }
+    }
+}
