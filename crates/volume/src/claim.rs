@@ -67,7 +67,7 @@ impl Extent {
 /// Two exports of one process have bytes in common, and one of them writes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{new} overlaps {old}, which this process serves too: both have {range} of {root}; \
+    "{new} overlaps {old}, which is in use by this process, too: both have {range} of {root}; \
      give them ranges apart, or serve both read-only"
 )]
 pub struct Overlap {

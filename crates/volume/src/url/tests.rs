@@ -152,7 +152,7 @@ fn several_parts_of_one_file_are_opened_at_once() {
     let text = error(&format!("{disk}?offset=3M&length=2M"));
     assert!(
         text.contains("offset=3M&length=2M overlaps")
-            && text.contains("?offset=2M&length=2M, which this process serves"),
+            && text.contains("?offset=2M&length=2M, which is in use"),
         "{text}"
     );
     assert!(text.contains("bytes 3145728 to 4194303"), "{text}");
