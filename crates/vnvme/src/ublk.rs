@@ -62,11 +62,12 @@ impl UblkSpec {
             read_only: self.read_only,
             nguid: None,
             eui64: None,
+            path: None,
         }
     }
 
     fn start(&self, opener: &Opener) -> Result<Disk> {
-        let Opened { volume, device } = opener.open(&self.namespace())?;
+        let Opened { volume, device, .. } = opener.open(&self.namespace())?;
         let options = DiskOptions {
             id: self.id,
             queues: self.queues,
