@@ -322,6 +322,11 @@ fn cards_with_interrupts() -> Result<()> {
     checks.check("refused", || refused(&guest));
     checks.check("reset", || reset(&guest, &all));
     checks.check("problem state", || problem_state(&guest));
+    checks.check("reboot", || {
+        guest.reboot()?;
+        interrupts(&guest, "Interrupts enabled")?;
+        work(&guest, &all)
+    });
     let end = end(guest)?;
     checks.check("nothing held", || {
         ensure!(end.ends_with("pins=0 subclasses=0 detached=true"), "{end}");

@@ -260,13 +260,6 @@ impl Vcpu {
         // SAFETY: called on the processor's thread; the array holds the bytes.
         bytes.is_empty() || unsafe { qemu_plugin_write_memory_vaddr(address, array.0) }
     }
-
-    /// Stores at an absolute address.
-    pub(crate) fn store_absolute(&mut self, address: u64, bytes: &[u8]) -> bool {
-        let array = Bytes::of(bytes);
-        // SAFETY: called on the processor's thread, in a callback at execution and not at translation.
-        bytes.is_empty() || unsafe { qemu_plugin_write_memory_hwaddr(address, array.0) } == 0
-    }
 }
 
 /// Loads from an absolute address; false also when this thread runs no virtual processor.
@@ -278,6 +271,16 @@ pub(crate) fn load_absolute(address: u64, into: &mut [u8]) -> bool {
     // SAFETY: called on a processor's thread, in its callback.
     let result = unsafe { qemu_plugin_read_memory_hwaddr(address, bytes.0, into.len()) };
     result == 0 && copy(&bytes, into)
+}
+
+/// Stores at an absolute address; false also when this thread runs no virtual processor.
+pub(crate) fn store_absolute(address: u64, bytes: &[u8]) -> bool {
+    if !IN_CALLBACK.get() || bytes.is_empty() {
+        return bytes.is_empty();
+    }
+    let array = Bytes::of(bytes);
+    // SAFETY: called on a processor's thread, in its callback at execution and not at translation.
+    unsafe { qemu_plugin_write_memory_hwaddr(address, array.0) == 0 }
 }
 
 fn copy(bytes: &Bytes, into: &mut [u8]) -> bool {

@@ -11,8 +11,8 @@
 //!
 //! *What may be touched here.* The guest's registers and memory, by the plugin API, and only while QEMU runs a callback.
 //! *What may not.* The rules of AP: they are `ap`'s. `ffi` has all the unsafe code, each block with its reason; `machine`
-//! says what happens at which instruction; `outside` is what `ap` reaches QEMU through; `config` reads the arguments. The
-//! library is licensed as QEMU's plugin header, GPL-2.0-or-later; nothing else of the project links with it.
+//! says what happens at which instruction; `cpu` and `outside` are what `ap` reaches QEMU through; `config` reads the
+//! arguments. The library is licensed as QEMU's plugin header, GPL-2.0-or-later; nothing else of the project links with it.
 //!
 //! # How
 //!
@@ -48,6 +48,7 @@
 #![deny(unsafe_code)]
 
 mod config;
+mod cpu;
 mod ffi;
 mod machine;
 mod outside;

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use ap::card::{Cards, Latency, Layout};
 use ap::instruction::{self, Cpu, PSW_PROBLEM};
-use ap::interruption::{self, Absolute, Psw};
+use ap::interruption::{self, Psw};
 use ap::outside::Clock;
 use ap::{Facilities, Mediated, Outside, ProgramException, Subclass};
 use ap_accel::Accelerator;
 
 use crate::config::Config;
+use crate::cpu::{Executing, Storage, base};
 use crate::ffi::{self, Register, Vcpu};
 use crate::outside::{GuestPages, Outbox, Registry, WallClock};
 
@@ -180,14 +181,14 @@ pub(crate) fn at_ap(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     };
     let result = instruction::execute(&mut cpu, code, machine.facilities, &mut machine.device);
     machine.count(code, &cpu, &result);
-    machine.advance(cpu.vcpu);
+    machine.advance();
     let new = match result {
         Ok(condition) => old.with_condition(condition),
         // QEMU does that one itself.
         Err(ProgramException::Operation) => return None,
         Err(exception) => {
             let prefix = vcpu.read(Register::Prefix);
-            interruption::program(&mut Storage(vcpu), prefix, old, exception)?
+            interruption::program(&mut Storage, prefix, old, exception)?
         }
     };
     vcpu.write(Register::PswMask, new.mask);
@@ -200,12 +201,12 @@ pub(crate) fn at_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     if !vcpu.load(at, &mut code) || classify(&code) != Some(Site::Facilities) {
         return None;
     }
-    let [high, low, base, displacement] = code;
+    let [high, low, b, displacement] = code;
     let (list, room) = if u16::from_be_bytes([high, low]) == STFL {
         (vcpu.read(Register::Prefix).wrapping_add(STFL_LIST), None)
     } else {
-        let displacement = u64::from(base & 15) << 8 | u64::from(displacement);
-        let list = register(vcpu, base >> 4).wrapping_add(displacement);
+        let displacement = u64::from(b & 15) << 8 | u64::from(displacement);
+        let list = base(vcpu, b >> 4).wrapping_add(displacement);
         (list, Some((vcpu.read(Register::General(0)) & 0xff) + 1))
     };
     let next = at.wrapping_add(4);
@@ -243,7 +244,7 @@ pub(crate) fn after_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
             let mut list = [0; 4];
             if ffi::load_absolute(storing.list, &mut list) {
                 machine.facilities.add_to(&mut list);
-                vcpu.store_absolute(storing.list, &list);
+                ffi::store_absolute(storing.list, &list);
             }
         }
     }
@@ -265,7 +266,7 @@ pub(crate) fn at_block(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
         // An EXECUTE and its target are one: this may be in between. The next block is soon enough.
         return None;
     }
-    let due = machine.advance(vcpu);
+    let due = machine.advance();
     if machine.pending == 0 {
         ffi::call(vcpu.index(), due.is_some());
         return None;
@@ -287,12 +288,12 @@ pub(crate) fn at_load_psw(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     if !vcpu.load(at, &mut code) {
         return None;
     }
-    let [first, _, base, low, high, _] = code;
-    let mut displacement = i64::from(base & 15) << 8 | i64::from(low);
+    let [first, _, b, low, high, _] = code;
+    let mut displacement = i64::from(b & 15) << 8 | i64::from(low);
     if first == LPSWEY.0 {
         displacement |= i64::from(high.cast_signed()) << 12;
     }
-    let operand = register(vcpu, base >> 4).wrapping_add_signed(displacement);
+    let operand = base(vcpu, b >> 4).wrapping_add_signed(displacement);
     let mut psw = [0; 16];
     if !vcpu.load(operand, &mut psw) {
         return None;
@@ -305,7 +306,7 @@ pub(crate) fn at_load_psw(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
         let pause = {
             let mut guard = lock();
             let machine = guard.as_mut()?;
-            let due = machine.advance(vcpu);
+            let due = machine.advance();
             if let Some(next) = machine.interrupt(vcpu, loaded) {
                 return Some(next);
             }
@@ -327,20 +328,19 @@ impl Machine {
             let is_pending = self.pending & place(*subclass) != 0;
             is_pending && interruption::is_open(old.mask, cr6, *subclass)
         })?;
-        let new = interruption::adapter(&mut Storage(vcpu), prefix, old, subclass)?;
+        let new = interruption::adapter(&mut Storage, prefix, old, subclass)?;
         self.pending &= !place(subclass);
         *self.counts.entry("interruptions").or_default() += 1;
         vcpu.write(Register::PswMask, new.mask);
         Some(new.address)
     }
 
-    /// Lets the cards do what is due, and carries out their notifications: the byte first, then the interruption. Answers
-    /// when the next thing is due.
-    fn advance(&mut self, vcpu: &mut Vcpu) -> Option<u64> {
+    /// Lets the cards do what is due, and makes the interruptions of their notifications pending. Answers when the next
+    /// thing is due.
+    fn advance(&mut self) -> Option<u64> {
         let due = self.device.outside().queues.advance();
-        for target in self.outbox.take() {
-            vcpu.store_absolute(target.notification.0, &[1]);
-            self.pending |= place(target.guest);
+        for subclass in self.outbox.take() {
+            self.pending |= place(subclass);
             *self.counts.entry("notifications").or_default() += 1;
         }
         if self.pending != 0 || due.is_some() {
@@ -372,55 +372,4 @@ impl Machine {
 /// The bit of a subclass in [`Machine::pending`].
 fn place(subclass: Subclass) -> u8 {
     0x80 >> subclass.get()
-}
-
-/// A base register: register 0 counts as nothing.
-fn register(vcpu: &Vcpu, number: u8) -> u64 {
-    match number {
-        0 => 0,
-        number => vcpu.read(Register::General(number)),
-    }
-}
-
-/// A processor that executes an AP instruction.
-struct Executing<'a> {
-    vcpu: &'a mut Vcpu,
-    mask: u64,
-}
-
-impl Cpu for Executing<'_> {
-    fn gr(&self, register: u8) -> u64 {
-        self.vcpu.read(Register::General(register))
-    }
-
-    fn set_gr(&mut self, register: u8, value: u64) {
-        self.vcpu.write(Register::General(register), value);
-    }
-
-    fn psw_mask(&self) -> u64 {
-        self.mask
-    }
-
-    fn load(&mut self, address: u64, into: &mut [u8]) -> Result<(), ProgramException> {
-        let done = self.vcpu.load(address, into);
-        done.then_some(()).ok_or(ProgramException::Addressing)
-    }
-
-    fn store(&mut self, address: u64, bytes: &[u8]) -> Result<(), ProgramException> {
-        let done = self.vcpu.store(address, bytes);
-        done.then_some(()).ok_or(ProgramException::Addressing)
-    }
-}
-
-/// Absolute storage by way of a processor.
-struct Storage<'a>(&'a mut Vcpu);
-
-impl Absolute for Storage<'_> {
-    fn load(&mut self, address: u64, into: &mut [u8]) -> bool {
-        ffi::load_absolute(address, into)
-    }
-
-    fn store(&mut self, address: u64, bytes: &[u8]) -> bool {
-        self.0.store_absolute(address, bytes)
-    }
 }

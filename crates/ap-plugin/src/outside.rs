@@ -91,20 +91,22 @@ impl Clock for WallClock {
     }
 }
 
-/// Notifications that an instruction gave rise to. They are carried out before the instruction ends, on the processor
-/// that executes it: memory can be reached only there.
+/// Notifications: the byte is written at once, by way of the processor that executes an AP instruction or looks after the
+/// cards; the interruptions wait here until that is over.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outbox(Arc<Mutex<Vec<Target>>>);
+pub(crate) struct Outbox(Arc<Mutex<Vec<Subclass>>>);
 
 impl Outbox {
-    pub(crate) fn take(&self) -> Vec<Target> {
+    /// The subclasses of the notifications since the last time.
+    pub(crate) fn take(&self) -> Vec<Subclass> {
         mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Notify for Outbox {
     fn notify(&mut self, _apqn: Apqn, target: Target) {
-        let mut targets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        targets.push(target);
+        ffi::store_absolute(target.notification.0, &[1]);
+        let mut subclasses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        subclasses.push(target.guest);
     }
 }

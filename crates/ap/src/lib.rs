@@ -73,6 +73,7 @@ extern crate alloc;
 pub mod card;
 pub mod command;
 pub mod gate;
+pub mod information;
 pub mod instruction;
 pub mod intercept;
 pub mod interruption;
@@ -82,9 +83,8 @@ pub mod outside;
 mod registration;
 pub mod status;
 
-pub use command::{
-    Configuration, Facilities, Hardware, InterruptControl, ProgramException, Subclass,
-};
+pub use command::{Facilities, InterruptControl, ProgramException, Subclass};
+pub use information::{Configuration, Hardware};
 pub use matrix::{Apqn, Mask, Matrix};
 pub use mediated::{Mediated, Outside, StillHeld};
 pub use status::{QueueStatus, Response};

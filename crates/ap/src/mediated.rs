@@ -7,16 +7,16 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::mem;
 
 use thiserror::Error;
 
-use crate::command::{Configuration, Hardware, InterruptControl, Subclass};
+use crate::command::{InterruptControl, Subclass};
+use crate::information::{Configuration, Hardware};
 use crate::matrix::{Apqn, Matrix};
 use crate::outside::{
     Clock, GuestPage, HostAddress, PAGE_SIZE, Pages, Part, Queues, Reply, Subclasses, Target,
 };
-use crate::registration::Registration;
+use crate::registration::{Held, Kept, Registration};
 use crate::status::{QueueStatus, Response};
 
 /// How often an instruction that a queue is too busy for is tried, and the interrupt bit looked at (as in vfio_ap).
@@ -41,73 +41,6 @@ pub struct Outside<P, S, C, Q> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{0} notification bytes are still in use by their queues")]
 pub struct StillHeld(pub usize);
-
-/// What a queue's interrupts hold.
-#[derive(Debug, Default)]
-enum Held {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// Interrupts are on, or were accepted to be: the bit may still read zero.
-    Active(Registration),
-    /// They are to go off.
-    Leaving {
-        registration: Registration,
-        /// The queue was told so, by AQIC or by a reset, and accepted. Before that an interrupt bit of zero means nothing:
-        /// interrupts may still be on their way in.
-        told: bool,
-    },
-}
-
-/// What is kept for a queue.
-#[derive(Debug, Default)]
-struct Kept {
-    held: Held,
-    /// A reset was begun and has not been seen to end.
-    resetting: bool,
-}
-
-impl Kept {
-    fn registration(&self) -> Option<&Registration> {
-        match &self.held {
-            Held::Nothing => None,
-            Held::Active(registration) | Held::Leaving { registration, .. } => Some(registration),
-        }
-    }
-
-    fn is_leaving(&self) -> bool {
-        matches!(self.held, Held::Leaving { .. })
-    }
-
-    fn is_idle(&self) -> bool {
-        matches!(self.held, Held::Nothing) && !self.resetting
-    }
-
-    /// Interrupts are to go off; `told` if the queue has accepted that.
-    fn leave(&mut self, now_told: bool) {
-        self.held = match mem::take(&mut self.held) {
-            Held::Nothing => Held::Nothing,
-            Held::Active(registration) => Held::Leaving {
-                registration,
-                told: now_told,
-            },
-            Held::Leaving { registration, told } => Held::Leaving {
-                registration,
-                told: told || now_told,
-            },
-        };
-    }
-
-    /// Gives back what is held; the queue does not use it any more.
-    fn release(&mut self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
-        match mem::take(&mut self.held) {
-            Held::Nothing => {}
-            Held::Active(registration) | Held::Leaving { registration, .. } => {
-                registration.release(pages, subclasses);
-            }
-        }
-    }
-}
 
 /// The mediated device.
 #[derive(Debug)]

@@ -4,7 +4,8 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::command::{Configuration, Hardware, Subclass};
+use crate::command::Subclass;
+use crate::information::{Configuration, Hardware};
 use crate::matrix::Apqn;
 use crate::status::QueueStatus;
 

@@ -9,7 +9,7 @@ mod queue;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::command::{Configuration, Hardware};
+use crate::information::{Configuration, Hardware};
 use crate::matrix::{Apqn, Mask, Matrix};
 use crate::outside::{Clock, Part, Queues, Reply, Target};
 use crate::status::{QueueStatus, Response};

@@ -1,0 +1,60 @@
+//! The processor and the storage of the machine, as `ap` wants them.
+
+use ap::ProgramException;
+use ap::instruction::Cpu;
+use ap::interruption::Absolute;
+
+use crate::ffi::{self, Register, Vcpu};
+
+/// A base register: register 0 counts as nothing.
+pub(crate) fn base(vcpu: &Vcpu, number: u8) -> u64 {
+    match number {
+        0 => 0,
+        number => vcpu.read(Register::General(number)),
+    }
+}
+
+/// A processor that executes an AP instruction.
+pub(crate) struct Executing<'a> {
+    /// The processor.
+    pub(crate) vcpu: &'a mut Vcpu,
+    /// The left half of its PSW.
+    pub(crate) mask: u64,
+}
+
+impl Cpu for Executing<'_> {
+    fn gr(&self, register: u8) -> u64 {
+        self.vcpu.read(Register::General(register))
+    }
+
+    fn set_gr(&mut self, register: u8, value: u64) {
+        self.vcpu.write(Register::General(register), value);
+    }
+
+    fn psw_mask(&self) -> u64 {
+        self.mask
+    }
+
+    fn load(&mut self, address: u64, into: &mut [u8]) -> Result<(), ProgramException> {
+        let done = self.vcpu.load(address, into);
+        done.then_some(()).ok_or(ProgramException::Addressing)
+    }
+
+    fn store(&mut self, address: u64, bytes: &[u8]) -> Result<(), ProgramException> {
+        let done = self.vcpu.store(address, bytes);
+        done.then_some(()).ok_or(ProgramException::Addressing)
+    }
+}
+
+/// Absolute storage, by way of the processor that is in a callback.
+pub(crate) struct Storage;
+
+impl Absolute for Storage {
+    fn load(&mut self, address: u64, into: &mut [u8]) -> bool {
+        ffi::load_absolute(address, into)
+    }
+
+    fn store(&mut self, address: u64, bytes: &[u8]) -> bool {
+        ffi::store_absolute(address, bytes)
+    }
+}

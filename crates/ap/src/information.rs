@@ -1,0 +1,106 @@
+//! What queues and machine say of themselves: the answers of TAPQ and QCI.
+
+use crate::matrix::Matrix;
+
+/// What TAPQ says about a queue's hardware, in general register 2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// Bits 0-31: facility bits, see the constants.
+    pub facilities: u32,
+    /// Bits 32-39: adapter type; 14 is CEX8.
+    pub kind: u8,
+    /// Bits 40-47: the highest domain.
+    pub domains_0based: u8,
+    /// Bits 60-63: queue depth, less one.
+    pub depth_0based: u8,
+}
+
+impl Hardware {
+    /// Modular exponentiation of up to 4096 bits.
+    pub const MEX_4K: u32 = 1 << 30;
+    /// CRT of up to 4096 bits.
+    pub const CRT_4K: u32 = 1 << 29;
+    /// Accelerator mode.
+    pub const ACCELERATOR: u32 = 1 << 27;
+    /// Extended addressing.
+    pub const APXA: u32 = 1 << 25;
+    /// Adapter type CEX8.
+    pub const CEX8: u8 = 14;
+
+    /// General register 2; the facility bits are there only for a program that set the T bit.
+    pub const fn register(self, facilities: bool) -> u64 {
+        let high = if facilities { self.facilities } else { 0 };
+        (high as u64) << 32
+            | (self.kind as u64) << 24
+            | (self.domains_0based as u64) << 16
+            | (self.depth_0based & 15) as u64
+    }
+}
+
+/// What PQAP(QCI) stores: 128 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Configuration {
+    /// The highest adapter that the machine could have.
+    pub adapters_0based: u8,
+    /// The highest domain.
+    pub domains_0based: u8,
+    /// The guest's matrix.
+    pub matrix: Matrix,
+}
+
+impl Configuration {
+    /// Size of the block in bytes.
+    pub const SIZE: usize = 128;
+    /// Byte 0: extended addressing is installed.
+    const APXA: u8 = 0x40;
+
+    /// The block: flags, maxima at 4 and 5, the masks at 16, 48 and 80.
+    pub fn to_bytes(self) -> [u8; Configuration::SIZE] {
+        let mut block = [0; Configuration::SIZE];
+        block[0] = Self::APXA;
+        block[4] = self.adapters_0based;
+        block[5] = self.domains_0based;
+        block[16..48].copy_from_slice(&self.matrix.adapters.to_bytes());
+        block[48..80].copy_from_slice(&self.matrix.domains.to_bytes());
+        block[80..112].copy_from_slice(&self.matrix.control_domains.to_bytes());
+        block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::Mask;
+
+    #[test]
+    fn hardware_as_a_register() {
+        let cex8a = Hardware {
+            facilities: Hardware::MEX_4K
+                | Hardware::CRT_4K
+                | Hardware::ACCELERATOR
+                | Hardware::APXA,
+            kind: Hardware::CEX8,
+            domains_0based: 15,
+            depth_0based: 7,
+        };
+        assert_eq!(cex8a.register(true), 0x6a00_0000_0e0f_0007);
+        assert_eq!(cex8a.register(false), 0x0e0f_0007);
+    }
+
+    #[test]
+    fn the_configuration_block() {
+        let block = Configuration {
+            adapters_0based: 3,
+            domains_0based: 15,
+            matrix: Matrix {
+                adapters: Mask::from_iter([0, 1]),
+                domains: Mask::from_iter([6]),
+                control_domains: Mask::from_iter([255]),
+            },
+        }
+        .to_bytes();
+        assert_eq!((block[0], block[4], block[5]), (0x40, 3, 15));
+        assert_eq!((block[16], block[48], block[111]), (0xc0, 0x02, 0x01));
+        assert_eq!(block.iter().filter(|b| **b != 0).count(), 6);
+    }
+}
