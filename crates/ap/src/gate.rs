@@ -3,22 +3,69 @@
 //! A vCPU enters before it looks at the mediated device and leaves when its [`Inside`] is dropped. The destroyer closes
 //! the gate, waits until nobody is inside, and only then frees what the hook uses. Closing is final until the gate is
 //! opened for the next machine. (Linux: `pqap_hook_rwsem` in `struct kvm_s390_crypto`.)
+//!
+//! ```
+//! use ap::gate::Gate;
+//!
+//! static GATE: Gate = Gate::new();
+//! GATE.open(); // the machine exists
+//! if let Some(_inside) = GATE.enter() {
+//!     // a vCPU: the hook
+//! }
+//! GATE.close(); // destroying it
+//! while !GATE.is_empty() {
+//!     std::thread::yield_now();
+//! }
+//! // now free
+//! ```
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+/// The atomic word that a gate is made of; a seam for models.
+#[expect(missing_docs, reason = "as in core::sync::atomic")]
+pub trait Word {
+    fn load(&self, order: Ordering) -> u32;
+    fn compare_exchange(&self, from: u32, to: u32, order: Ordering) -> Result<u32, u32>;
+    fn fetch_or(&self, bits: u32, order: Ordering);
+    fn fetch_and(&self, bits: u32, order: Ordering);
+    fn fetch_sub(&self, number: u32, order: Ordering);
+}
+
+impl Word for AtomicU32 {
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    fn compare_exchange(&self, from: u32, to: u32, order: Ordering) -> Result<u32, u32> {
+        self.compare_exchange_weak(from, to, order, Ordering::Relaxed)
+    }
+
+    fn fetch_or(&self, bits: u32, order: Ordering) {
+        self.fetch_or(bits, order);
+    }
+
+    fn fetch_and(&self, bits: u32, order: Ordering) {
+        self.fetch_and(bits, order);
+    }
+
+    fn fetch_sub(&self, number: u32, order: Ordering) {
+        self.fetch_sub(number, order);
+    }
+}
+
 /// The gate; it starts closed.
 #[derive(Debug)]
-pub struct Gate {
+pub struct Gate<W: Word = AtomicU32> {
     /// The number of those inside, and [`CLOSED`].
-    state: AtomicU32,
+    state: W,
 }
 
 const CLOSED: u32 = 1 << 31;
 
 /// Somebody who runs the hook.
 #[derive(Debug)]
-pub struct Inside<'a> {
-    gate: &'a Gate,
+pub struct Inside<'a, W: Word = AtomicU32> {
+    gate: &'a Gate<W>,
 }
 
 impl Default for Gate {
@@ -34,27 +81,33 @@ impl Gate {
             state: AtomicU32::new(CLOSED),
         }
     }
+}
 
-    /// Opens it for a machine.
+impl<W: Word> Gate<W> {
+    /// A closed gate of another kind of word.
+    pub fn over(word: impl FnOnce(u32) -> W) -> Gate<W> {
+        Gate {
+            state: word(CLOSED),
+        }
+    }
+
+    /// Opens it for a machine. What was made before, those who enter see.
     pub fn open(&self) {
         self.state.fetch_and(!CLOSED, Ordering::Release);
     }
 
     /// Goes in, unless it is closed. Then there is no hook: the guest has no queues.
-    pub fn enter(&self) -> Option<Inside<'_>> {
+    pub fn enter(&self) -> Option<Inside<'_, W>> {
         let mut state = self.state.load(Ordering::Relaxed);
         loop {
             // As many inside as the count can hold cannot be; treat it as closed.
             if state & CLOSED != 0 || state == CLOSED - 1 {
                 return None;
             }
-            let more = state + 1;
-            match self.state.compare_exchange_weak(
-                state,
-                more,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            ) {
+            match self
+                .state
+                .compare_exchange(state, state + 1, Ordering::Acquire)
+            {
                 Ok(_) => return Some(Inside { gate: self }),
                 Err(now) => state = now,
             }
@@ -72,7 +125,7 @@ impl Gate {
     }
 }
 
-impl Drop for Inside<'_> {
+impl<W: Word> Drop for Inside<'_, W> {
     fn drop(&mut self) {
         self.gate.state.fetch_sub(1, Ordering::Release);
     }

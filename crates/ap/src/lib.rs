@@ -40,7 +40,7 @@
 //! | a reset that we see frees too | [`Mediated::rapq`], [`Mediated::zapq`] | `a_guests_own_reset_*`, histories |
 //! | each subclass is registered as often as queues are enabled for it | all of [`mediated`] | `counts_equal_enabled_queues` in histories |
 //! | **2. The machine destroyed while the hook runs** | | |
-//! | nobody enters the hook once the destroyer has closed the gate; it frees when all have left | [`gate`] | `tests/gate.rs` |
+//! | nobody enters the hook once the destroyer has closed the gate; it frees when all have left | [`gate`] | `tests/gate.rs`, `tests/loom.rs` |
 //! | a destroyed guest's queues are reset, and hold nothing | [`Mediated::detach`] | `a_destroyed_guest_*`, histories (end) |
 //! | without a guest, or a hook, queues are not available (0x01) | [`Mediated::owns`], [`intercept::pqap`] | `a_destroyed_guest_*`, `without_a_hook_*` in `intercept` |
 //! | **3. Interception** | | |
