@@ -12,11 +12,11 @@ use crate::spec::{
 };
 use crate::ublk::UblkArgs;
 use crate::vhost_blk::VhostBlkSpec;
+use crate::window::IdleWindow;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::Duration;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -140,9 +140,9 @@ struct ServeArgs {
     /// Largest transfer of a command: 4 KiB times two to the power of this
     #[arg(long, value_name = "N")]
     mdts: Option<u8>,
-    /// Poll for this long after the last work before sleeping, in microseconds
-    #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
-    idle_window: u64,
+    /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to 1000 as the load has it
+    #[arg(long, default_value = "auto", value_name = "MICROSECONDS")]
+    idle_window: IdleWindow,
     /// Worker threads, for several controllers: they are dealt out to the workers in turn
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
@@ -254,7 +254,7 @@ impl StatsArgs {
 impl ServeArgs {
     fn run(self) -> Result<()> {
         let options = ServeOptions {
-            idle_window: Duration::from_micros(self.idle_window),
+            idle_window: self.idle_window,
             workers: self.workers,
             cpus: self.cpus.clone(),
             control: self.control.clone(),

@@ -21,6 +21,7 @@ mod signals;
 mod spec;
 mod ublk;
 mod vhost_blk;
+mod window;
 mod worker;
 
 use clap::Parser;

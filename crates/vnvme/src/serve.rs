@@ -8,6 +8,7 @@ use crate::signals::Stop;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
 use crate::ublk::{Ublk, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
+use crate::window::IdleWindow;
 use crate::worker::{Served, Worker, WorkerOptions};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
@@ -16,7 +17,6 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::time::Duration;
 use vfio_user::Listener;
 use volume::{Io, IoOptions, Volume};
 
@@ -24,7 +24,7 @@ use volume::{Io, IoOptions, Volume};
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// How long to poll after the last work.
-    pub idle_window: Duration,
+    pub idle_window: IdleWindow,
     /// Worker threads; controllers are dealt out to them in turn.
     pub workers: usize,
     /// CPUs to pin the workers to, one each, in turn; no pinning when empty.

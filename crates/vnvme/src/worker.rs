@@ -2,6 +2,7 @@
 //! all from one loop. While there is work it polls; after an idle window it arms every doorbell and sleeps in the kernel.
 
 use crate::device::{NvmeDevice, Waiting};
+use crate::window::{IdleWindow, Window};
 use anyhow::{Context, Result};
 use controller::{Controller, tag_owner};
 use driver::NvmeVolume;
@@ -13,7 +14,13 @@ use vfio_user::{Connection, ConnectionError, Interest, Listener, Status};
 use volume::Io;
 
 /// Rounds between two looks at the sockets while polling: a system call each.
-const ROUNDS_PER_LOOK: u32 = 64;
+const ROUNDS_PER_LOOK: u32 = 512;
+/// The same where commands may be announced by message.
+const ROUNDS_PER_LOOK_TRAPPED: u32 = 16;
+/// Rounds between two looks at the clock while polling. A round without work takes some tens of nanoseconds.
+const ROUNDS_PER_CLOCK: u32 = 16;
+/// Descriptors handled after one wait.
+const EVENTS: usize = 64;
 /// Pause before the last look at the doorbells, for hosts without a barrier between shadow store and EventIdx load: a
 /// store leaves a CPU's store buffer within this time.
 const RECHECK_PAUSE: Duration = Duration::from_micros(5);
@@ -45,8 +52,8 @@ struct Slot {
 /// How a worker polls and sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerOptions {
-    /// Polling goes on for this long after the last work.
-    pub idle_window: Duration,
+    /// How long polling goes on after the last work.
+    pub idle_window: IdleWindow,
 }
 
 pub struct Worker {
@@ -56,7 +63,7 @@ pub struct Worker {
     /// Readable when the process is asked to end.
     stop: OwnedFd,
     ring_watched: bool,
-    options: WorkerOptions,
+    window: Window,
     completions: Vec<volume::Completion>,
 }
 
@@ -71,7 +78,7 @@ impl Worker {
             epoll,
             stop,
             ring_watched: false,
-            options,
+            window: Window::new(options.idle_window),
             completions: Vec::with_capacity(1024),
         };
         worker.watch(worker.stop.as_fd(), TOKEN_STOP, epoll::EventFlags::IN)?;
@@ -102,33 +109,59 @@ impl Worker {
 
     /// Serves until asked to end, then makes everything durable.
     pub fn run(&mut self) -> Result<()> {
-        let mut last_work = Instant::now();
+        let mut now = Instant::now();
+        let mut last_work = now;
+        let mut slept = false;
         let mut rounds = 0u32;
         loop {
-            let now = Instant::now();
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
+                now = Instant::now();
+            }
             let worked = self.round(now);
             if worked {
+                if std::mem::take(&mut slept) {
+                    self.window.woken(now.duration_since(last_work));
+                }
                 last_work = now;
             }
             if worked || self.must_poll() || now.duration_since(last_work) < self.window() {
-                rounds = rounds.wrapping_add(1);
                 let more = self.slots.iter().any(|s| s.more);
-                if (more || rounds.is_multiple_of(ROUNDS_PER_LOOK))
+                if (more || rounds.is_multiple_of(self.rounds_per_look()))
                     && self.look(Some(Duration::ZERO))?
                 {
                     break;
                 }
                 std::hint::spin_loop();
-            } else if self.prepare_sleep(now) {
+                continue;
+            }
+            if self.prepare_sleep() {
                 let timeout = self
                     .deadline()
                     .map(|d| d.saturating_duration_since(Instant::now()));
                 if self.look(timeout)? {
                     break;
                 }
+                slept = true;
             }
+            now = Instant::now();
         }
         self.finish()
+    }
+
+    /// Clients that do not use shadow doorbells, or not yet, announce their commands on the socket.
+    fn rounds_per_look(&self) -> u32 {
+        let trapped = |s: &Slot| {
+            let controller = &s.device.controller;
+            s.connection.is_some()
+                && !controller.shadowed()
+                && !controller.config().mapped_doorbells
+        };
+        if self.slots.iter().any(trapped) {
+            ROUNDS_PER_LOOK_TRAPPED
+        } else {
+            ROUNDS_PER_LOOK
+        }
     }
 
     /// One round over all controllers and the ring.
@@ -183,7 +216,7 @@ impl Worker {
         let useful =
             self.io.in_flight() > 0 || self.slots.iter().any(|s| s.device.controller.shadowed());
         if useful {
-            self.options.idle_window
+            self.window.get()
         } else {
             Duration::ZERO
         }
@@ -197,7 +230,7 @@ impl Worker {
     }
 
     /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
-    fn prepare_sleep(&mut self, now: Instant) -> bool {
+    fn prepare_sleep(&mut self) -> bool {
         let mut raced = false;
         let mut shadowed = false;
         for slot in &mut self.slots {
@@ -224,11 +257,16 @@ impl Worker {
             return false;
         }
         if shadowed {
-            while now.elapsed() < RECHECK_PAUSE {
+            let armed = Instant::now();
+            loop {
+                let over = armed.elapsed() >= RECHECK_PAUSE;
+                for slot in &mut self.slots {
+                    raced |= slot.device.controller.recheck();
+                }
+                if raced || over {
+                    break;
+                }
                 std::hint::spin_loop();
-            }
-            for slot in &mut self.slots {
-                raced |= slot.device.controller.recheck();
             }
         }
         !raced
@@ -236,7 +274,7 @@ impl Worker {
 
     /// Waits for the sockets, the ring and the end, and handles what is ready. `true` when the process is to end.
     fn look(&mut self, timeout: Option<Duration>) -> Result<bool> {
-        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         let timeout = timeout.map(|t| Timespec {
             tv_sec: t.as_secs() as i64,
             tv_nsec: i64::from(t.subsec_nanos()) as _,
@@ -246,7 +284,11 @@ impl Worker {
             Err(rustix::io::Errno::INTR) => return Ok(false),
             Err(error) => return Err(error).context("epoll"),
         };
-        let tokens: Vec<u64> = ready.iter().map(|event| event.data.u64()).collect();
+        let mut tokens = [0; EVENTS];
+        let count = ready.len();
+        for (token, event) in tokens.iter_mut().zip(ready) {
+            *token = event.data.u64();
+        }
         for slot in 0..self.slots.len() {
             if self
                 .slots
@@ -256,7 +298,7 @@ impl Worker {
                 self.serve(slot);
             }
         }
-        for token in tokens {
+        for &token in tokens.iter().take(count) {
             match token {
                 TOKEN_STOP => return Ok(true),
                 TOKEN_RING => {}
