@@ -1,9 +1,10 @@
 //! A part of another volume.
 
 use crate::{
-    Completion, Extent, Info, Io, IoErrorKind, LimitHandle, Op, Request, Volume, VolumeError,
-    VolumeQueue,
+    Completion, Extent, Info, Io, IoError, IoErrorKind, LimitHandle, Op, Request, Volume,
+    VolumeError, VolumeQueue,
 };
+use dma::View;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -94,18 +95,38 @@ struct SliceQueue {
     len: Option<u64>,
 }
 
+impl SliceQueue {
+    /// Where a range lies in the whole. What lies behind the end of the whole is the whole's to refuse.
+    fn place(&self, offset: u64, len: u64) -> Result<u64, IoError> {
+        let end = offset.checked_add(len);
+        let inside = end.is_some_and(|end| self.len.is_none_or(|len| end <= len));
+        offset
+            .checked_add(self.offset)
+            .filter(|_| inside)
+            .ok_or(IoErrorKind::OutOfRange.into())
+    }
+}
+
 impl VolumeQueue for SliceQueue {
     fn submit(&mut self, mut request: Request) -> Option<Completion> {
         if request.op != Op::Flush {
-            // What lies behind the end of the whole is the whole's to refuse.
-            let end = request.offset.checked_add(request.len);
-            let inside = end.is_some_and(|end| self.len.is_none_or(|len| end <= len));
-            match request.offset.checked_add(self.offset) {
-                Some(offset) if inside => request.offset = offset,
-                _ => return Some(request.complete(Err(IoErrorKind::OutOfRange.into()))),
+            match self.place(request.offset, request.len) {
+                Ok(offset) => request.offset = offset,
+                Err(error) => return Some(request.complete(Err(error))),
             }
         }
         self.whole.submit(request)
+    }
+
+    fn is_immediate(&self) -> bool {
+        self.whole.is_immediate()
+    }
+
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        match self.place(offset, data.len_bytes()) {
+            Ok(offset) => self.whole.try_now(op, offset, data),
+            Err(error) => Some(Err(error)),
+        }
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {

@@ -53,7 +53,7 @@ pub trait VolumeQueue {
         false
     }
 
-    /// Does a read or write of all of `data` at once, where that needs neither waiting nor a system call (memory, null).
+    /// Does a read or write of all of `data` at once, where there is nothing to wait for (memory, null, files in memory).
     /// There is then no request to make, to name and to get back. `None`: not this volume, or not this request;
     /// [`VolumeQueue::submit`] takes it, and nothing has happened yet.
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {

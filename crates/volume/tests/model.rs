@@ -7,7 +7,7 @@ use dma::SegmentList;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::Arc;
-use volume::{Direct, FileOptions, FileVolume, MemVolume, Op, SliceVolume, Volume};
+use volume::{Direct, FileOptions, FileVolume, IoErrorKind, MemVolume, Op, SliceVolume, Volume};
 
 /// Size of the volumes in bytes.
 const SIZE: u64 = 2 << 20;
@@ -110,19 +110,24 @@ fn check(volume: &dyn Volume, unit: u64, steps: &[Step]) {
         let len = (step.blocks * unit).min(SIZE - offset);
         let range = offset as usize..(offset + len) as usize;
         let fua = step.seed & 1 == 1;
+        let run = if step.seed & 4 == 0 {
+            Worker::run
+        } else {
+            Worker::run_now
+        };
         match step.kind {
             0..=4 => {
                 let data = pattern(step.seed, len);
                 let list = list(&worker.guest, &step.shape, len);
                 assert_eq!(list.copy_from(0, &data), data.len());
-                let completion = worker.run(Op::Write { fua }, offset, len, list);
+                let completion = run(&mut worker, Op::Write { fua }, offset, len, list);
                 assert_eq!(completion.result, Ok(()), "{step:?}");
                 model[range].copy_from_slice(&data);
             }
             5..=8 => {
                 let list = list(&worker.guest, &step.shape, len);
                 list.fill(0xEE);
-                let completion = worker.run(Op::Read, offset, len, list);
+                let completion = run(&mut worker, Op::Read, offset, len, list);
                 assert_eq!(completion.result, Ok(()), "{step:?}");
                 assert!(bytes(&completion.data) == model[range], "{step:?}");
             }
@@ -226,4 +231,51 @@ fn slice_of_a_file() {
             .iter()
             .all(|&byte| byte == 0)
     );
+}
+
+#[test]
+fn slice_of_memory() {
+    let whole = Arc::new(MemVolume::new(SIZE + (2 << 20)).unwrap());
+    let slice = SliceVolume::new(whole.clone(), 1 << 20, Some(SIZE)).unwrap();
+    run(&slice);
+    let mut worker = Worker::new(&*whole);
+    for offset in [0, SIZE + (1 << 20)] {
+        let around = worker.read(offset, 1 << 20).unwrap();
+        assert!(around.iter().all(|&byte| byte == 0));
+    }
+}
+
+/// What is not allowed is refused by the short way too, and changes nothing.
+#[test]
+fn what_is_done_at_once_is_checked() {
+    let memory = memory();
+    let file = memory.as_ref().map(|directory| {
+        let path = sparse(directory, SIZE);
+        Arc::new(FileVolume::open(path, FileOptions::default()).unwrap()) as Arc<dyn Volume>
+    });
+    let whole = Arc::new(MemVolume::new(SIZE).unwrap());
+    let slice = SliceVolume::new(whole.clone(), 4096, Some(8192)).unwrap();
+    let volumes = [Some(whole as Arc<dyn Volume>), file, Some(Arc::new(slice))];
+    for volume in volumes.into_iter().flatten() {
+        let size = volume.info().size;
+        let mut worker = Worker::new(&*volume);
+        assert!(worker.queue.is_immediate());
+        let list = worker.guest.holding(0, &pattern(1, 4096));
+        for offset in [size, size - 2048, u64::MAX - 4095, u64::MAX] {
+            for op in [Op::Read, Op::Write { fua: false }] {
+                let result = worker.queue.try_now(op, offset, list.view());
+                let kind = result.expect("an answer").unwrap_err().kind;
+                assert_eq!(kind, IoErrorKind::OutOfRange, "{op:?} at {offset}");
+            }
+        }
+        let end = worker.read(size - 4096, 4096).unwrap();
+        assert!(end.iter().all(|&byte| byte == 0));
+    }
+    let read_only = MemVolume::new(SIZE).unwrap().read_only();
+    let mut worker = Worker::new(&read_only);
+    let list = worker.guest.holding(0, &pattern(1, 4096));
+    let refused = worker
+        .queue
+        .try_now(Op::Write { fua: false }, 0, list.view());
+    assert_eq!(refused.unwrap().unwrap_err().kind, IoErrorKind::ReadOnly);
 }

@@ -36,6 +36,8 @@ pub(super) struct Opened {
     pub(super) punch: bool,
     pub(super) punch_granularity: u32,
     pub(super) device: bool,
+    /// On a filesystem that is nothing but memory.
+    pub(super) in_memory: bool,
     pub(super) id: Vec<u8>,
     /// Names the file or device, by whatever path it was opened.
     pub(super) root: String,
@@ -132,6 +134,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
             0
         },
         device: is_device,
+        in_memory: !is_device && in_memory(fd.as_fd()),
         id: identity(path, device.as_ref()),
         root: root(&now, is_device),
         exclusive,

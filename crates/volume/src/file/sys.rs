@@ -1,8 +1,136 @@
-//! The one system call that no library wraps: locks that belong to an open file.
+//! System calls that no library wraps: locks that belong to an open file; reads and writes of memory that is a guest's.
 #![allow(unsafe_code)]
 
+use dma::View;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Most segments in one call (`UIO_MAXIOV`).
+const MAX_SEGMENTS: usize = 1024;
+
+/// Reads all of `view` from the file (`preadv2`), or writes all of it (`pwritev2`) with `flags` (`RWF_*`).
+///
+/// # Errors
+/// The system's, or [`io::ErrorKind::UnexpectedEof`] when the file ends before; a part may have been moved then.
+/// [`io::ErrorKind::Interrupted`] never comes out.
+pub(super) fn transfer(
+    fd: BorrowedFd<'_>,
+    write: bool,
+    view: View<'_>,
+    mut offset: u64,
+    flags: i32,
+) -> io::Result<()> {
+    for segments in view.segments().chunks(MAX_SEGMENTS) {
+        let wanted: usize = segments.iter().map(dma::Segment::len).sum();
+        let moved = vectored(fd, write, segments, offset, flags)?;
+        if moved < wanted {
+            // Rare: a signal in the middle, or the end of the file or of its space. Byte by byte of what is left.
+            rest(fd, write, segments, offset, moved, flags)?;
+        }
+        offset += wanted as u64;
+    }
+    Ok(())
+}
+
+/// Goes on after `done` bytes of `segments` have been moved.
+fn rest(
+    fd: BorrowedFd<'_>,
+    write: bool,
+    segments: &[dma::Segment],
+    offset: u64,
+    mut done: usize,
+    flags: i32,
+) -> io::Result<()> {
+    let total: usize = segments.iter().map(dma::Segment::len).sum();
+    while done < total {
+        let mut skip = done;
+        let mut left = segments.iter();
+        let first = left.find(|segment| match skip.checked_sub(segment.len()) {
+            Some(beyond) => {
+                skip = beyond;
+                false
+            }
+            None => true,
+        });
+        let Some(first) = first else { break };
+        let at = offset + done as u64;
+        let moved = one(fd, write, first, skip, at, flags)?;
+        if moved == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        done += moved;
+    }
+    Ok(())
+}
+
+/// What is left of a segment after `skip` bytes.
+fn one(
+    fd: BorrowedFd<'_>,
+    write: bool,
+    segment: &dma::Segment,
+    skip: usize,
+    offset: u64,
+    flags: i32,
+) -> io::Result<usize> {
+    let vector = libc::iovec {
+        // `skip` is less than the segment's length.
+        iov_base: segment.as_ptr().wrapping_add(skip).cast(),
+        iov_len: segment.len() - skip,
+    };
+    // SAFETY: a part of the segment, which the caller's view keeps mapped (and writable, for a read).
+    unsafe { call(fd, write, &raw const vector, 1, offset, flags) }
+}
+
+fn vectored(
+    fd: BorrowedFd<'_>,
+    write: bool,
+    segments: &[dma::Segment],
+    offset: u64,
+    flags: i32,
+) -> io::Result<usize> {
+    // SAFETY: a segment has the layout of an `iovec`; the caller's view keeps the memory mapped (and writable, for a
+    // read). There are at most `MAX_SEGMENTS`.
+    unsafe {
+        call(
+            fd,
+            write,
+            segments.as_ptr().cast(),
+            segments.len() as i32,
+            offset,
+            flags,
+        )
+    }
+}
+
+/// # Safety
+/// `vectors` must be `count` vectors of mapped memory, writable for a read.
+unsafe fn call(
+    fd: BorrowedFd<'_>,
+    write: bool,
+    vectors: *const libc::iovec,
+    count: i32,
+    offset: u64,
+    flags: i32,
+) -> io::Result<usize> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let fd = fd.as_raw_fd();
+    loop {
+        let moved = if write {
+            // SAFETY: the caller's promise; the kernel only reads the memory.
+            unsafe { libc::pwritev2(fd, vectors, count, offset, flags) }
+        } else {
+            // SAFETY: the caller's promise; what the kernel writes to has no Rust reference.
+            unsafe { libc::preadv2(fd, vectors, count, offset, flags) }
+        };
+        if let Ok(moved) = usize::try_from(moved) {
+            return Ok(moved);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
 
 /// First bytes of a file that no part is locked over: whoever uses a part says so there.
 const PRESENCE: u64 = 512;

@@ -161,6 +161,24 @@ impl Worker {
         completion
     }
 
+    /// [`Worker::run`], by the way for transfers that are done at once, where the volume has it.
+    pub fn run_now(&mut self, op: Op, offset: u64, len: u64, data: SegmentList) -> Completion {
+        match self.queue.try_now(op, offset, data.view()) {
+            Some(result) => {
+                assert!(self.queue.is_immediate());
+                Completion {
+                    tag: 0,
+                    result,
+                    data,
+                }
+            }
+            None => {
+                assert!(!self.queue.is_immediate());
+                self.run(op, offset, len, data)
+            }
+        }
+    }
+
     pub fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
         let data = self.guest.list(&[(0, len)]);
         data.fill(0xEE);
