@@ -70,6 +70,9 @@ pub struct JobArgs {
     /// I/Os in flight on each queue
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4095), value_name = "N")]
     pub iodepth: u16,
+    /// Ring the doorbell after this many submissions at the latest; fio's default is 1 [default: after all that can be made]
+    #[arg(long, value_name = "N")]
+    pub iodepth_batch: Option<u16>,
     /// Threads, with a queue pair each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     pub queues: u16,
@@ -114,6 +117,8 @@ pub struct Job {
     /// Bytes of one I/O.
     pub bs: u64,
     pub depth: u16,
+    /// Submissions before the doorbell is rung at the latest.
+    pub batch: u16,
     pub queues: u16,
     pub runtime: Duration,
     pub ramp: Duration,
@@ -133,6 +138,7 @@ impl Default for Job {
             mix_read: 50,
             bs: 4096,
             depth: 1,
+            batch: u16::MAX,
             queues: 1,
             runtime: Duration::from_secs(5),
             ramp: Duration::from_millis(500),
@@ -168,6 +174,7 @@ impl JobArgs {
             mix_read: self.rwmixread,
             bs: self.bs,
             depth: self.iodepth,
+            batch: self.iodepth_batch.unwrap_or(u16::MAX).max(1),
             queues: self.queues,
             runtime: seconds("runtime", self.runtime.unwrap_or(5.0))?,
             ramp: if self.ios.is_some() {

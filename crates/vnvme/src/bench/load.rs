@@ -355,11 +355,12 @@ impl<'a, L: Lane> Loop<'a, L> {
                 self.start(slot, step, &mut until_timed)?;
                 left -= 1;
                 submitted += 1;
+                if submitted == u64::from(self.job.batch) {
+                    self.kick(std::mem::take(&mut submitted))?;
+                }
             }
             if submitted > 0 {
-                self.slots.measured.submitted += submitted;
-                self.slots.measured.kicks += 1;
-                self.lane.kick()?;
+                self.kick(submitted)?;
             }
             self.reap()?;
             if left == 0 && self.slots.free.len() == self.slots.steps.len() {
@@ -373,6 +374,13 @@ impl<'a, L: Lane> Loop<'a, L> {
             measured.verified = self.read_back()?;
         }
         Ok(measured)
+    }
+
+    #[inline]
+    fn kick(&mut self, submitted: u64) -> Result<()> {
+        self.slots.measured.submitted += submitted;
+        self.slots.measured.kicks += 1;
+        self.lane.kick()
     }
 
     #[inline]

@@ -1,7 +1,8 @@
 //! Suite `doorbell`: what shadow doorbells gain, and how many MMIO doorbells are left.
 //!
-//! Doorbells are trapped (a message each), as a VMM has them; this side polls for completions. `sleeping`: the worker goes
-//! to sleep at once, so each arming and wake-up shows. `interrupt`: this side sleeps too, until an interrupt comes.
+//! Doorbells are trapped (a message each), as a VMM has them; this side polls for completions, and rings for each I/O that
+//! it submits, as fio does. `batched`: it rings once for all that it can submit. `sleeping`: the worker goes to sleep at
+//! once, so each arming and wake-up shows. `interrupt`: this side sleeps too, until an interrupt comes.
 
 use super::super::job::{Doorbells, Job};
 use super::super::load;
@@ -19,26 +20,45 @@ const FEW_POINTS: [(u16, u16); 2] = [(1, 1), (32, 1)];
 
 struct Way {
     words: &'static str,
+    /// I/Os for each ring, at most.
+    batch: u16,
     idle_window: Option<u64>,
     interrupt: bool,
     points: &'static [(u16, u16)],
 }
 
-const WAYS: [Way; 3] = [
+const WAYS: [Way; 5] = [
     Way {
         words: "",
+        batch: 1,
+        idle_window: None,
+        interrupt: false,
+        points: &POINTS,
+    },
+    Way {
+        words: " batched",
+        batch: u16::MAX,
         idle_window: None,
         interrupt: false,
         points: &POINTS,
     },
     Way {
         words: " sleeping",
+        batch: 1,
         idle_window: Some(0),
         interrupt: false,
         points: &POINTS,
     },
     Way {
+        words: " sleeping batched",
+        batch: u16::MAX,
+        idle_window: Some(0),
+        interrupt: false,
+        points: &FEW_POINTS,
+    },
+    Way {
         words: " interrupt",
+        batch: 1,
         idle_window: Some(0),
         interrupt: true,
         points: &FEW_POINTS,
@@ -63,6 +83,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                     })?;
                     let job = Job {
                         doorbells,
+                        batch: way.batch,
                         interrupt: way.interrupt,
                         ..plan.job(depth, &cores.client)
                     };

@@ -132,7 +132,13 @@ pub fn doorbell(results: &Results) -> Section {
     let mut iops = Table::new("IOPS, at depth (\u{d7} queues)", names.clone());
     let mut mmio = Table::new("MMIO doorbells for each I/O", names.clone());
     let mut tail = Table::new("Latency, median", names);
-    let ways = ["", " sleeping", " interrupt"];
+    let ways = [
+        "",
+        " batched",
+        " sleeping",
+        " sleeping batched",
+        " interrupt",
+    ];
     for way in ways {
         let (off, on) = (format!("shadow off{way}"), format!("shadow on{way}"));
         if !view.has(&on) {
@@ -173,7 +179,7 @@ pub fn doorbell(results: &Results) -> Section {
             quote(&mut mmio, series, &points, per_io);
         }
     }
-    iops.note = "sleeping: the worker sleeps as soon as it has nothing to do. interrupt: and the host waits for interrupts.".into();
+    iops.note = "The host rings for each I/O that it submits, as fio does. batched: once for all that it can submit. sleeping: the worker sleeps as soon as it has nothing to do. interrupt: and the host waits for interrupts.".into();
     tables.extend([iops, mmio, tail]);
     let mut rate = chart(
         "doorbell-iops",
