@@ -17,8 +17,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc;
+use std::time::Duration;
 use vfio_user::Listener;
 use volume::{Io, IoOptions, Volume};
+
+/// How long a virtio queue is polled after its last request, when nothing else was asked for.
+const VHOST_BLK_WINDOW: Duration = Duration::from_micros(50);
 
 /// Options of the whole process.
 #[derive(Clone, Debug)]
@@ -262,7 +266,8 @@ impl Share {
             Share::VhostBlk(spec) => {
                 let _span =
                     tracing::error_span!("export", socket = %spec.socket.display()).entered();
-                let made = VhostBlk::new(spec, stop, options.idle_window, opener, registry);
+                let window = options.idle_window.fixed_or(VHOST_BLK_WINDOW);
+                let made = VhostBlk::new(spec, stop, window, opener, registry);
                 go(made, started, |mut export| export.run())
             }
             Share::Ublk(spec) => {

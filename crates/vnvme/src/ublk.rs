@@ -4,6 +4,7 @@ use crate::control::Registry;
 use crate::open::{Opened, Opener};
 use crate::serve::{ServeOptions, serve};
 use crate::spec::{NamespaceSpec, Specs, parse_namespace, volume_url};
+use crate::window::IdleWindow;
 use ::ublk::{Disk, DiskOptions, DiskStats, QueueStats, remove};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -262,7 +263,7 @@ impl UblkArgs {
             ..Specs::default()
         };
         let options = ServeOptions {
-            idle_window: Duration::ZERO,
+            idle_window: IdleWindow::Fixed(Duration::ZERO),
             workers: 1,
             cpus: Vec::new(),
             control: self.control,

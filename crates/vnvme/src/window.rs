@@ -22,6 +22,16 @@ pub enum IdleWindow {
     Fixed(Duration),
 }
 
+impl IdleWindow {
+    /// For those that poll for the same time always: what was asked for, or this.
+    pub fn fixed_or(self, usual: Duration) -> Duration {
+        match self {
+            IdleWindow::Adaptive => usual,
+            IdleWindow::Fixed(window) => window,
+        }
+    }
+}
+
 impl FromStr for IdleWindow {
     type Err = String;
 
