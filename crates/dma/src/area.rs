@@ -72,16 +72,21 @@ impl Area {
             .map_or(0, |cell| u16::from_le(cell.load(Ordering::Acquire)))
     }
 
-    /// Loads a 64-bit field.
+    /// Loads two 64-bit fields that lie side by side, at a multiple of 16 bytes of the structure: each is one load, the
+    /// pair is not.
     #[inline]
-    pub fn load64(&self, offset: usize) -> u64 {
-        let Some(ptr) = self.at(offset, 8) else {
-            return 0;
+    pub fn load_pair64(&self, offset: usize) -> [u64; 2] {
+        // The start of the structure, or of its page, is aligned to 8 at least: a pair does not cross a page.
+        let ptr = match self.at(offset, 16, 8) {
+            Some(ptr) if offset.is_multiple_of(16) => ptr.cast::<u64>(),
+            _ => return [0; 2],
         };
         // SAFETY: `at` checked range and alignment, the table keeps the memory; all access is atomic or another
         // process's.
-        let cell = unsafe { AtomicU64::from_ptr(ptr.cast()) };
-        u64::from_le(cell.load(Ordering::Relaxed))
+        let low = unsafe { AtomicU64::from_ptr(ptr) };
+        // SAFETY: as above; the range was checked for both.
+        let high = unsafe { AtomicU64::from_ptr(ptr.wrapping_add(1)) };
+        [low, high].map(|cell| u64::from_le(cell.load(Ordering::Relaxed)))
     }
 
     /// Stores a 16-bit field.
@@ -103,7 +108,7 @@ impl Area {
     /// Stores a 32-bit field.
     #[inline]
     pub fn store32(&self, offset: usize, value: u32) {
-        if let Some(ptr) = self.at(offset, 4).filter(|_| self.writable) {
+        if let Some(ptr) = self.at(offset, 4, 4).filter(|_| self.writable) {
             // SAFETY: `at` checked range and alignment, the table keeps the memory, which is writable; all access is
             // atomic or another process's.
             let cell = unsafe { AtomicU32::from_ptr(ptr.cast()) };
@@ -113,23 +118,23 @@ impl Area {
 
     #[inline]
     fn cell16(&self, offset: usize) -> Option<&AtomicU16> {
-        let ptr = self.at(offset, 2)?;
+        let ptr = self.at(offset, 2, 2)?;
         // SAFETY: `at` checked range and alignment, the table keeps the memory; stores are made only where it is
         // writable; all access is atomic or another process's.
         Some(unsafe { AtomicU16::from_ptr(ptr.cast()) })
     }
 
-    /// The host address of a field of `size` bytes, if it lies inside and is aligned. A field that is aligned does not
-    /// cross a page, so it lies in one piece even where the structure is scattered.
+    /// The host address of `size` bytes, if they lie inside and are aligned. What is aligned to its size does not cross a
+    /// page, so it lies in one piece even where the structure is scattered.
     #[inline]
-    fn at(&self, offset: usize, size: usize) -> Option<*mut u8> {
+    fn at(&self, offset: usize, size: usize, align: usize) -> Option<*mut u8> {
         let end = offset.checked_add(size)?;
         if end > self.len {
             return None;
         }
         self.table
             .at(offset)
-            .filter(|ptr| ptr.addr().is_multiple_of(size))
+            .filter(|ptr| ptr.addr() & (align - 1) == 0)
     }
 }
 

@@ -23,10 +23,11 @@ fn fields_are_little_endian_and_land_where_they_should() {
     assert_eq!(bytes[28..], [0xcd, 0xab]);
     assert_eq!(area.load16(0), 0x1234);
     assert_eq!(area.load16_acquire(28), 0xabcd);
-    memory
-        .write(0x108, &0x0102_0304_0506_0708u64.to_le_bytes())
-        .unwrap();
-    assert_eq!(area.load64(6), 0x0102_0304_0506_0708);
+    let pairs = Area::resolve(&map, 0x1_0108, 48, 8, Access::Read).unwrap();
+    let low = 0x0102_0304_0506_0708u64;
+    memory.write(0x118, &low.to_le_bytes()).unwrap();
+    memory.write(0x120, &9u64.to_le_bytes()).unwrap();
+    assert_eq!(pairs.load_pair64(16), [low, 9]);
 }
 
 #[test]
@@ -39,7 +40,7 @@ fn what_is_outside_misaligned_or_not_writable_does_nothing() {
         area.store16(offset, 0);
         area.store32(offset, 0);
         assert_eq!(area.load16(offset), 0);
-        assert_eq!(area.load64(offset), 0);
+        assert_eq!(area.load_pair64(offset), [0; 2]);
     }
     // It ends outside, it is misaligned.
     area.store32(6, 0);
@@ -48,7 +49,8 @@ fn what_is_outside_misaligned_or_not_writable_does_nothing() {
     readable.store16(0, 0);
     readable.store32(0, 0);
     readable.store16_release(0, 0);
-    assert_eq!(readable.load64(0), u64::MAX);
+    assert_eq!(readable.load16(0), u16::MAX);
+    assert_eq!(readable.load_pair64(0), [0; 2], "it has only 8 bytes");
     let mut bytes = [0; 0x1000];
     memory.read(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|b| *b == 0xff));
@@ -98,6 +100,9 @@ fn a_structure_on_scattered_pages_is_one() {
     let area = Area::resolve(&map, 0, 0x2000, 4, Access::Write).unwrap();
     area.store32(0xffc, 1);
     area.store32(0x1000, 2);
+    assert_eq!(area.load_pair64(0xff0), [0, 1 << 32]);
+    assert_eq!(area.load_pair64(0x1000), [2, 0]);
+    assert_eq!(area.load_pair64(0xff8), [0; 2], "not at a multiple");
     let mut bytes = [0; 4];
     memory.read(0x3ffc, &mut bytes).unwrap();
     assert_eq!(bytes, [1, 0, 0, 0]);

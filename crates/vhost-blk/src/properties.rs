@@ -268,3 +268,34 @@ proptest! {
         }
     }
 }
+
+/// The same memory may be named many times: what counts is the sum.
+#[test]
+fn data_is_bounded() {
+    let guest = guest();
+    let one = Buffer {
+        addr: DATA + 0x1000,
+        len: 512,
+        writable: true,
+    };
+    let header = Buffer {
+        addr: DATA,
+        len: 16,
+        writable: false,
+    };
+    let status = Buffer { len: 1, ..one };
+    for (buffers, fits) in [(4, true), (5, false), (1000, false)] {
+        let limits = Limits {
+            max_transfer: 2048,
+            ..limits()
+        };
+        let chain: Vec<Buffer> = std::iter::once(header)
+            .chain(std::iter::repeat_n(one, buffers))
+            .chain([status])
+            .collect();
+        let (mut data, mut ranges) = (SegmentList::new(), VecDeque::new());
+        let parsed = parse(&chain, &guest.map, &limits, &mut data, &mut ranges).unwrap();
+        assert_eq!(matches!(parsed.action, Action::Work(_)), fits, "{buffers}");
+        assert_eq!(data.len_bytes(), if fits { 2048 } else { 0 });
+    }
+}

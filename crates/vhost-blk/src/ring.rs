@@ -111,10 +111,8 @@ impl Ring {
             return None;
         }
         let at = usize::from(index) * DESCRIPTOR_BYTES;
-        Some(Descriptor::from_words(
-            self.descriptors.load64(at),
-            self.descriptors.load64(at + 8),
-        ))
+        let [low, high] = self.descriptors.load_pair64(at);
+        Some(Descriptor::from_words(low, high))
     }
 
     /// Where the driver will put the next available entry; the entries before it are visible.

@@ -357,10 +357,7 @@ impl Run {
         // The request is over: its pin on the memory goes.
         slot.data.clear();
         self.free_slot(index);
-        if self.ring.is_none() && self.stopping {
-            return;
-        }
-        // Its memory may have been taken away meanwhile; then nobody waits for it.
+        // Its memory may have been taken away meanwhile, or all memory, as the front-end has gone: nobody waits for it.
         let _ = map.write(status_at, &[status as u8]);
         self.post(head, written.saturating_add(1));
     }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use vhost::{VhostBackend, VringConfigData};
 use vhost_blk::DiskOptions;
-use volume::MemVolume;
+use volume::{Effect, Fault, FaultVolume, MemVolume, OpKind};
 
 fn serve() -> Served {
     let volume = Arc::new(MemVolume::new(1 << 20).unwrap());
@@ -490,6 +490,33 @@ fn a_guest_that_offers_the_same_chain_many_times() {
         queue.kick();
         queue.wait_used(queue.next);
     }
+    served.stop();
+}
+
+/// More than a queue has entries, all in flight at once: the rest waits, and nothing is lost.
+#[test]
+fn a_guest_that_offers_more_than_its_queue_holds() {
+    let volume = FaultVolume::new(Arc::new(MemVolume::new(1 << 20).unwrap()));
+    let faults = volume.faults();
+    faults.add(Fault::always(OpKind::Read, Effect::Hold));
+    let served = Served::start(Arc::new(volume), DiskOptions::default());
+    let mut client = Client::connect(&served, 0);
+    let mut queue = client.queue(0);
+    queue.post(Req::read(0, 512));
+    for _ in 1..SIZE {
+        queue.offer(0);
+    }
+    queue.kick();
+    eventually("held", || faults.held() == usize::from(SIZE));
+    for _ in 0..SIZE {
+        queue.offer(0);
+    }
+    queue.kick();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!(faults.held(), usize::from(SIZE));
+    faults.clear();
+    faults.release();
+    queue.wait_used(2 * SIZE);
     served.stop();
 }
 

@@ -501,3 +501,27 @@ fn a_queue_that_nobody_rings_for_is_polled() {
     assert_eq!(raw.reply().unwrap(), state(0, 100));
     served.stop();
 }
+
+/// A volume refuses what goes beyond its room, so it is not asked.
+#[test]
+fn what_the_volume_has_no_room_for_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, volume) = file_volume(&dir, 1);
+    let few = volume::IoOptions {
+        capacity: 2,
+        ..volume::IoOptions::default()
+    };
+    let served = Served::with(dir.path().join("s"), volume, options(), quiet(), few);
+    let mut client = Client::connect(&served, 0);
+    let mut queue = client.queue(0);
+    for _ in 0..50 {
+        for sector in 0..u64::from(SLOTS) {
+            queue.post(Req::write(sector, &[1; 512]));
+        }
+        queue.ring();
+        for _ in 0..SLOTS {
+            assert_eq!(queue.finish().1, 0);
+        }
+    }
+    served.stop();
+}

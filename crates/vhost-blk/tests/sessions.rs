@@ -61,6 +61,7 @@ fn a_file_that_grows_is_announced_and_can_be_used() {
     let mut client = Client::connect(&served, 0);
     let handler = Arc::new(Mutex::new(Changes::default()));
     let mut channel = FrontendReqHandler::new(handler.clone()).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
     struct Fd(std::os::fd::RawFd);
     impl std::os::fd::AsRawFd for Fd {
         fn as_raw_fd(&self) -> std::os::fd::RawFd {
@@ -69,19 +70,20 @@ fn a_file_that_grows_is_announced_and_can_be_used() {
     }
     let tx = Fd(channel.get_tx_raw_fd());
     client.frontend.set_backend_request_fd(&tx).unwrap();
+    std::thread::spawn(move || while channel.handle_request().is_ok() && tell.send(()).is_ok() {});
     let mut queue = client.queue(0);
     assert_eq!(client.capacity(), 4096);
     assert_eq!(queue.run(Req::read(4096, 512)).0, 1);
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(3 << 20).unwrap();
-    channel.handle_request().unwrap();
+    told.recv_timeout(PATIENCE).unwrap();
     assert_eq!(handler.lock().unwrap().0.load(Ordering::SeqCst), 1);
     assert_eq!(client.capacity(), 6144);
     queue.ok(Req::write(6143, &[9; 512]));
     assert_eq!(queue.ok(Req::read(6143, 512)), [9; 512]);
     // It shrinks: the guest is told, and what is gone gives errors.
     file.set_len(1 << 20).unwrap();
-    channel.handle_request().unwrap();
+    told.recv_timeout(PATIENCE).unwrap();
     assert_eq!(client.capacity(), 2048);
     assert_eq!(queue.run(Req::read(6143, 512)).0, 1);
     queue.ok(Req::read(2047, 512));
