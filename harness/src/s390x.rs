@@ -132,45 +132,8 @@ pub struct Options<'a> {
 impl Mainframe {
     /// The packages, fetched if they are not in the cache. An error says why this machine cannot have them.
     pub fn fetch(cache: &Cache) -> Result<Mainframe> {
-        let cached = HOST.iter().find(|wish| Tree::cached(cache, wish).is_some());
-        let mut failures = String::new();
-        for wish in cached.into_iter().chain(&HOST) {
-            match Mainframe::from_debian(cache, wish) {
-                Ok(mainframe) => return Ok(mainframe),
-                Err(e) => failures.push_str(&format!("\n{}: {e:#}", wish.suites.join("+"))),
-            }
-        }
-        bail!(
-            "no qemu-system-s390x of {}.{} or newer:{failures}",
-            NEEDED.0,
-            NEEDED.1
-        )
-    }
-
-    fn from_debian(cache: &Cache, wish: &Wish) -> Result<Mainframe> {
-        let host = Tree::fetch(cache, wish, |packages| {
-            let qemu = packages.iter().find(|p| p.name == "qemu-system-s390x");
-            let version = qemu.map_or("", |p| p.version.as_str());
-            if parse_version(version) < Some(NEEDED) {
-                bail!("has QEMU {version:?}, which is too old");
-            }
-            Ok(())
-        })?;
+        let (host, words, version) = find_qemu(cache)?;
         let guest = Tree::fetch_for(cache, &GUEST, "s390x", |_| Ok(()))?;
-        let words = host.tool_words(&host.program("qemu-system-s390x")?)?;
-        let mut words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-        words.push("-L".into());
-        words.push(host.root().join("usr/share/qemu").into());
-        let (program, options) = words.split_first().context("an empty command")?;
-        let out = Command::new(program)
-            .args(options)
-            .arg("--version")
-            .output()?;
-        if !out.status.success() {
-            bail!("it does not run: {}", String::from_utf8_lossy(&out.stderr));
-        }
-        let version = String::from_utf8_lossy(&out.stdout);
-        let version = version.lines().next().unwrap_or_default().to_string();
         Ok(Mainframe {
             host,
             words,
@@ -270,6 +233,50 @@ impl Mainframe {
         archive.file("init", 0o755, FIRST.as_bytes());
         Ok(archive.finish())
     }
+}
+
+/// The first suite's QEMU that runs here: its tree, the words that start it, and its version line.
+fn find_qemu(cache: &Cache) -> Result<(Tree, Vec<OsString>, String)> {
+    // What is in the cache needs no mirror, whichever suite it is from.
+    let cached = HOST.iter().find(|wish| Tree::cached(cache, wish).is_some());
+    let mut failures = String::new();
+    for wish in cached.into_iter().chain(&HOST) {
+        match from_debian(cache, wish) {
+            Ok(found) => return Ok(found),
+            Err(e) => failures.push_str(&format!("\n{}: {e:#}", wish.suites.join("+"))),
+        }
+    }
+    bail!(
+        "no qemu-system-s390x of {}.{} or newer:{failures}",
+        NEEDED.0,
+        NEEDED.1
+    )
+}
+
+fn from_debian(cache: &Cache, wish: &Wish) -> Result<(Tree, Vec<OsString>, String)> {
+    let host = Tree::fetch(cache, wish, |packages| {
+        let qemu = packages.iter().find(|p| p.name == "qemu-system-s390x");
+        let version = qemu.map_or("", |p| p.version.as_str());
+        if parse_version(version) < Some(NEEDED) {
+            bail!("has QEMU {version:?}, which is too old");
+        }
+        Ok(())
+    })?;
+    let words = host.tool_words(&host.program("qemu-system-s390x")?)?;
+    let mut words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+    words.push("-L".into());
+    words.push(host.root().join("usr/share/qemu").into());
+    let (program, options) = words.split_first().context("an empty command")?;
+    let out = Command::new(program)
+        .args(options)
+        .arg("--version")
+        .output()?;
+    if !out.status.success() {
+        bail!("it does not run: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let version = String::from_utf8_lossy(&out.stdout);
+    let version = version.lines().next().unwrap_or_default().to_string();
+    Ok((host, words, version))
 }
 
 const FIRST: &str = include_str!("../assets/s390x.sh");

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The plugin's arguments: `-plugin libap_plugin.so,adapter=0,adapter=1,domain=6`.
 //!
 //! | argument | meaning |

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The processor and the storage of the machine, as `ap` wants them.
 
 use ap::ProgramException;

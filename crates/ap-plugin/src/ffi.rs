@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! QEMU's plugin API, version 7 as QEMU 11.1 has it, as far as it is needed, behind safe functions. All unsafe code of
 //! this crate is here.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A QEMU TCG plugin that gives an s390x guest AP cards with accelerators.
 //!
 //! *What this room is for.* QEMU's s390x TCG has no AP instructions: NQAP, DQAP and PQAP end in operation exceptions, and

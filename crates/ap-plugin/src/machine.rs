@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! What happens at the instructions that matter, on the crate `ap`. No unsafe code.
 
 use std::collections::BTreeMap;

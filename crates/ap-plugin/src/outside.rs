@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The outside of the mediated device, as QEMU offers it.
 
 use std::collections::BTreeMap;

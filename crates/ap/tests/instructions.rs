@@ -7,7 +7,9 @@ use ap::card::Latency;
 use ap::instruction::{Cpu, LARGEST_MESSAGE, PSW_PROBLEM, execute};
 use ap::{Apqn, Facilities, ProgramException, QueueStatus, Response};
 
-use common::{Device, device, millis};
+use proptest::prelude::*;
+
+use common::{Device, all_queues, device, millis};
 
 const QUEUE: u64 = 0x0106;
 /// 64-bit addressing.
@@ -310,4 +312,60 @@ fn addressing_modes_cut_addresses() {
         Ok(0)
     );
     assert_eq!((cpu.gr[6], cpu.gr[7]), (left | 0x103, left));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A guest that puts anything into its registers: every instruction ends, what is held stays balanced, and an
+    /// exception changes no register.
+    #[test]
+    fn any_registers(
+        instructions in prop::collection::vec((any_code(), any_gr(), any::<[u8; 3]>()), 1..40),
+    ) {
+        let (mut device, world) = device(Latency { request: millis(1), ..Latency::default() });
+        let mut cpu = Paper::new();
+        for (code, gr, [mode, time, _]) in instructions {
+            cpu.gr = gr;
+            cpu.mask = u64::from(mode & 3) << 31 | u64::from(mode & 4 != 0 && mode & 8 != 0) << 48;
+            world.now.set(world.now.get() + millis(u64::from(time & 3)));
+            match execute(&mut cpu, code, Facilities::ALL, &mut device) {
+                Ok(condition) => prop_assert!(condition <= 3),
+                Err(_) => prop_assert_eq!(cpu.gr, gr),
+            }
+            let held = all_queues().filter(|apqn| device.registration(*apqn).is_some()).count();
+            prop_assert_eq!(world.pins.borrow().values().sum::<u32>() as usize, held);
+            prop_assert!(world.faults.borrow().is_empty(), "{:?}", world.faults.borrow());
+        }
+    }
+}
+
+/// Mostly AP instructions, mostly with registers in pairs.
+fn any_code() -> impl Strategy<Value = [u8; 4]> {
+    let operation = prop::sample::select(&[0xad_u8, 0xae, 0xaf, 0xaf, 0xb0][..]);
+    let registers = prop_oneof![4 => Just(0x46), 1 => any::<u8>()];
+    (operation, registers).prop_map(|(operation, registers)| [0xb2, operation, 0, registers])
+}
+
+/// Registers that are often those of a sensible program.
+fn any_gr() -> impl Strategy<Value = [u64; 16]> {
+    let queue = prop_oneof![
+        Just(0x0106_u64),
+        Just(0x0947),
+        any::<u16>().prop_map(u64::from)
+    ];
+    let flags = prop_oneof![
+        (0..6_u64).prop_map(|function| function << 24),
+        Just(LAST),
+        Just(NEW),
+        any::<u64>(),
+    ];
+    let number = || prop_oneof![0..0x3000_u64, Just(0x8000_0000_0006), any::<u64>()];
+    let rest = prop::collection::vec(number(), 15);
+    (queue, flags, rest).prop_map(|(queue, flags, rest)| {
+        let mut gr = [0; 16];
+        gr[1..].copy_from_slice(&rest);
+        gr[0] = flags & !0xffff | queue;
+        gr
+    })
 }
