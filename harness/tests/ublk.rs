@@ -250,6 +250,76 @@ END
     .map(drop)
 }
 
+/// A disk of 8 MiB with two partitions, `boot` and `two words`: its first and its last 34 blocks of 512 bytes.
+fn partitioned() -> [Vec<u8>; 2] {
+    const LAST: u64 = (8 << 11) - 1;
+    let mut table = vec![0; 128 * 128];
+    for (i, (first, last, label)) in [(64u64, 2111u64, "boot"), (4096, 12287, "two words")]
+        .into_iter()
+        .enumerate()
+    {
+        let mut entry = vec![0x11 * (i as u8 + 1); 32];
+        entry.extend([first.to_le_bytes(), last.to_le_bytes(), [0; 8]].concat());
+        entry.extend(label.encode_utf16().flat_map(u16::to_le_bytes));
+        table[i * 128..i * 128 + entry.len()].copy_from_slice(&entry);
+    }
+    let header = |lba: u64, other: u64, entries: u64| {
+        let mut header = [b"EFI PART".as_slice(), &[0, 0, 1, 0, 92, 0, 0, 0], &[0; 8]].concat();
+        for number in [lba, other, 34, LAST - 33] {
+            header.extend(number.to_le_bytes());
+        }
+        header.extend([0xab; 16]);
+        header.extend(entries.to_le_bytes());
+        for number in [128, 128, crc32fast::hash(&table)] {
+            header.extend(u32::to_le_bytes(number));
+        }
+        let crc = crc32fast::hash(&header);
+        header[16..20].copy_from_slice(&crc.to_le_bytes());
+        header.resize(512, 0);
+        header
+    };
+    let mut protective = vec![0; 512];
+    protective[446..462].copy_from_slice(&[
+        0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 0x3f, 0, 0,
+    ]);
+    protective[510..].copy_from_slice(&[0x55, 0xaa]);
+    let first = [&protective[..], &header(1, LAST, 2), &table].concat();
+    let last = [&[0; 512], &table[..], &header(LAST, 1, LAST - 32)].concat();
+    [first, last]
+}
+
+/// The kernel and we find the same partitions in a table, also when its first copy is lost.
+fn partitions(guest: &Guest) -> Result<()> {
+    let [first, last] = partitioned();
+    guest.push_file("/tmp/first", 0o644, &first)?;
+    guest.push_file("/tmp/last", 0o644, &last)?;
+    sh(
+        guest,
+        "truncate -s 8M /tmp/gpt.raw
+         dd if=/tmp/first of=/tmp/gpt.raw conv=notrunc 2>/dev/null
+         dd if=/tmp/last of=/tmp/gpt.raw conv=notrunc seek=$(((8 << 11) - 34)) 2>/dev/null
+         up 3 /tmp/gpt.raw
+         wait_for '[ -b /dev/ublkb3p2 ]'
+         grep 'PARTNAME=two words' /sys/block/ublkb3/ublkb3p2/uevent
+         tr '\\0' q </dev/zero | dd of=/dev/ublkb3p2 bs=1M count=4 iflag=fullblock oflag=direct 2>/dev/null
+         sizes=$(cat /sys/block/ublkb3/ublkb3p[12]/size)
+         down 3
+         for damage in no yes; do
+             ours=
+             for part in partition=1 'partlabel=two%20words'; do
+                 up 3 \"/tmp/gpt.raw?$part\"
+                 ours=\"$ours $(cat /sys/block/ublkb3/size)\"
+                 [ $part = partition=1 ] || [ $(tr -d q </dev/ublkb3 | wc -c) = 0 ]
+                 down 3
+             done
+             [ \"$(echo $ours)\" = \"$(echo $sizes)\" ]
+             dd if=/dev/zero of=/tmp/gpt.raw conv=notrunc seek=1 count=33 2>/dev/null
+         done
+         /tmp/vnvme ublk '/tmp/gpt.raw?partition=3' 2>&1 | grep 'there are 1 (\"boot\"), 2 (\"two words\")'",
+    )
+    .map(drop)
+}
+
 fn resized(guest: &Guest) -> Result<()> {
     sh(
         guest,
@@ -285,6 +355,7 @@ fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
     if newer {
         checks.check("resized", || resized(&guest));
     } else {
+        checks.check("partitions", || partitions(&guest));
         checks.check("slices of a device", || slices_of_a_device(&guest));
     }
     guest.poweroff()?;

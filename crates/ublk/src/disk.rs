@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use volume::{Io, IoOptions, Volume};
+use volume::{Io, IoOptions, Limits, Volume};
 
 /// Largest request, in bytes: each tag has a buffer of that size.
 pub const MAX_IO: u64 = 512 << 10;
@@ -249,6 +249,10 @@ impl Disk {
     fn end(&mut self) -> Result<(), UblkError> {
         if std::mem::replace(&mut self.stopped, true) {
             return Ok(());
+        }
+        // What the block layer still has is to be written soon.
+        if let Some(limits) = self.volume.limits() {
+            limits.set(Limits::default());
         }
         let stopped = self.control.stop(self.id);
         let mut failed = false;

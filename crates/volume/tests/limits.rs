@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use simulated::{Device, Load, Simulated, Way, run};
-use volume::{Io, IoErrorKind, LimitHandle, LimitVolume, Limits, Op, Rates, Volume};
+use volume::{Clock, Io, IoErrorKind, LimitHandle, LimitVolume, Limits, Op, Rates, Volume};
 
 const TEN_SECONDS: Duration = Duration::from_secs(10);
 const WRITE: Op = Op::Write { fua: false };
@@ -220,6 +220,11 @@ fn what_waits_can_be_cancelled() {
         assert!(queue.submit(request(tag)).is_none());
     }
     assert_eq!(queue.polled_in_flight(), 1);
+    let nap = queue.next_deadline().unwrap() - bench.clock.now();
+    assert!(
+        nap <= Duration::from_millis(100),
+        "a change of limits would go unnoticed for {nap:?}"
+    );
     queue.cancel(1);
     assert_eq!(queue.polled_in_flight(), 2, "somebody has to collect it");
     let mut over = Vec::new();
