@@ -152,6 +152,18 @@ fn compare(out: &str, requests: &[Request]) -> Result<()> {
     Ok(())
 }
 
+/// The facilities that concern AP, as the guest's kernel has them.
+fn facilities(guest: &Guest, want: &[&str]) -> Result<()> {
+    let out = guest.run("grep -m 1 facilities /proc/cpuinfo")?;
+    let words: Vec<&str> = out.split_whitespace().collect();
+    let has: Vec<&str> = ["12", "15", "65"]
+        .into_iter()
+        .filter(|bit| words.contains(bit))
+        .collect();
+    ensure!(has == want, "{out}");
+    Ok(())
+}
+
 /// Cards and queues as lszcrypt reads them.
 fn seen(guest: &Guest) -> Result<()> {
     let out = guest.run(
@@ -191,11 +203,22 @@ fn count(guest: &Guest) -> Result<u64> {
         .sum())
 }
 
-/// Several programs at once; every queue gets some of it.
+/// Several programs at once; every queue gets some of it. Beside them one that looks at the facility list all the time,
+/// which the plugin watches too.
 fn crowd(guest: &Guest, requests: &[Request]) -> Result<()> {
     const PROGRAMS: usize = 8;
+    // lghi %r3,32767; lghi %r0,1; stfle 0(%r15); brctg %r3,.-8
+    let stfle = [
+        [0xa7, 0x39, 0x7f, 0xff],
+        [0xa7, 0x09, 0x00, 0x01],
+        [0xb2, 0xb0, 0xf0, 0x00],
+        [0xa7, 0x37, 0xff, 0xfc],
+    ];
+    guest.push_file("/tmp/stfle", 0o755, &program(stfle.as_flattened()))?;
     let out = guest.run(&format!(
-        "for i in $(seq {PROGRAMS}); do icarsa </tmp/requests >/tmp/out.$i & done; wait; cat /tmp/out.*"
+        "while [ ! -e /tmp/over ]; do /tmp/stfle || echo stfle: $?; done & beside=$!
+         for i in $(seq {PROGRAMS}); do icarsa </tmp/requests >/tmp/out.$i & wait=\"$wait $!\"; done
+         wait $wait; touch /tmp/over; wait $beside; cat /tmp/out.*"
     ))?;
     let lines: Vec<&str> = out.lines().collect();
     ensure!(
@@ -305,6 +328,7 @@ fn cards_with_interrupts() -> Result<()> {
     };
     let guest = mainframe.boot(&cache, options)?;
     let mut checks = Checks::new("ap");
+    checks.check("facilities", || facilities(&guest, &["12", "15", "65"]));
     checks.check("cards and queues", || seen(&guest));
     checks.check("interrupts", || interrupts(&guest, "Interrupts enabled"));
     checks.check("RSA as OpenSSL", || {
@@ -354,6 +378,7 @@ fn cards_without_interrupts() -> Result<()> {
     };
     let guest = mainframe.boot(&cache, options)?;
     let mut checks = Checks::new("ap polled");
+    checks.check("facilities", || facilities(&guest, &["12", "15"]));
     checks.check("cards and queues", || seen(&guest));
     checks.check("interrupts", || interrupts(&guest, "Interrupts disabled"));
     checks.check("RSA as OpenSSL", || work(&guest, &requests));

@@ -48,8 +48,7 @@ struct Word {
     offset: usize,
 }
 
-/// `enum qemu_plugin_cb_flags`.
-const READ_REGISTERS: c_int = 1;
+/// `QEMU_PLUGIN_CB_RW_REGS_PC` of `enum qemu_plugin_cb_flags`: every callback may read and write registers and go elsewhere.
 const WRITE_REGISTERS_AND_PC: c_int = 3;
 /// `QEMU_PLUGIN_COND_NE`.
 const NOT_EQUAL: c_int = 3;
@@ -239,8 +238,8 @@ impl Vcpu {
     pub(crate) fn write(&mut self, register: Register, value: u64) {
         if let Some(handle) = REGISTERS.get().and_then(|all| all.get(&register)) {
             let bytes = Bytes::of(&value.to_be_bytes());
-            // SAFETY: a mutable `Vcpu` exists only in a callback that may write registers; 8 bytes are as long as every
-            // register that is written.
+            // SAFETY: a `Vcpu` exists only in a callback that may write registers; 8 bytes are as long as every register that
+            // is written.
             unsafe { qemu_plugin_write_register(*handle as *mut c_void, bytes.0) };
         }
     }
@@ -345,13 +344,12 @@ extern "C" fn on_translation(block: *mut c_void, _data: *mut c_void) {
         // SAFETY: as above.
         let at = unsafe { qemu_plugin_insn_vaddr(insn) } as *mut c_void;
         if stored {
-            let read = READ_REGISTERS;
             // SAFETY: as above.
             unsafe {
                 qemu_plugin_register_vcpu_insn_exec_cond_cb(
                     insn,
                     after_facilities,
-                    read,
+                    write,
                     NOT_EQUAL,
                     word,
                     0,
@@ -367,9 +365,8 @@ extern "C" fn on_translation(block: *mut c_void, _data: *mut c_void) {
                 unsafe { qemu_plugin_register_vcpu_insn_exec_cb(insn, on_ap, write, at) };
             }
             Some(machine::Site::Facilities) => {
-                let read = READ_REGISTERS;
                 // SAFETY: as above.
-                unsafe { qemu_plugin_register_vcpu_insn_exec_cb(insn, on_facilities, read, at) };
+                unsafe { qemu_plugin_register_vcpu_insn_exec_cb(insn, on_facilities, write, at) };
             }
             Some(machine::Site::LoadPsw) => {
                 // SAFETY: as above.

@@ -226,7 +226,6 @@ pub(crate) fn after_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     let mut guard = lock();
     let machine = guard.as_mut()?;
     let storing = machine.storing.remove(&vcpu.index())?;
-    ffi::call(vcpu.index(), machine.pending != 0);
     if storing.next != at {
         // It did not end; it will be executed again.
         return None;
