@@ -4,6 +4,7 @@
 pub mod controller;
 pub mod dma;
 pub mod vfio_user;
+pub mod vhost_blk;
 
 /// Takes any input; panics when something that was promised does not hold.
 pub type Target = fn(&[u8]);
@@ -13,4 +14,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("vfio_user_stream", vfio_user::vfio_user_stream),
     ("dma_prp_sgl", dma::prp_sgl),
     ("controller", controller::controller),
+    ("vhost_blk", vhost_blk::vhost_blk),
 ];

@@ -169,6 +169,22 @@ impl Server {
         self.finish()
     }
 
+    /// Looks once at everything and does what there is to do, without sleeping: for those that have a loop of their own.
+    /// `true` when it is time to end, which [`Server::run`] then does.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the loop cannot go on.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        if self.look(Some(Duration::ZERO))? {
+            return Ok(true);
+        }
+        if !self.round() {
+            // Whoever polls may sleep now, with the rings armed.
+            self.prepare_sleep();
+        }
+        Ok(false)
+    }
+
     /// One round: fetch and start, collect and answer.
     fn round(&mut self) -> bool {
         let mut worked = false;
