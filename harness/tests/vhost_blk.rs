@@ -91,7 +91,7 @@ fn a_linux_guest_uses_a_virtio_disk() -> Result<()> {
         .arg("--vhost-user-blk")
         .arg(&second)
         .arg(format!(
-            "vfio-user://{}/1?serial=VBLK1",
+            "vfio-user://{}/1?serial=VBLK1&block-size=4096",
             below.socket().display()
         ))
         .start()?;
@@ -104,9 +104,10 @@ fn a_linux_guest_uses_a_virtio_disk() -> Result<()> {
     let mut checks = Checks::new("vhost-user-blk");
     checks.check("what the driver sees", || sees(&guest));
     checks.check("fio verify on two queues", || verify(&guest, &export));
-    checks.check("fio verify on another vnvme's namespace", || {
-        chained(&guest)
-    });
+    checks.check(
+        "fio verify on another vnvme's namespace, 4 KiB blocks",
+        || chained(&guest),
+    );
     checks.check("discard and write zeroes", || discard(&guest, &export.file));
     checks.check("ext4", || filesystem(&guest));
     checks.check("write cache", || write_cache(&guest));
@@ -173,8 +174,8 @@ fn chained(guest: &Guest) -> Result<()> {
     guest.run_for(
         LONG,
         &format!(
-            "{}\n[ $(cat /sys/block/$q/size) = 131072 ]
-             fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=512-64k --iodepth=16 \
+            "{}\n[ $(cat /sys/block/$q/size) = 131072 ]; [ $(cat /sys/block/$q/queue/logical_block_size) = 4096 ]
+             fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 \
                  --size=8m --verify=crc32c --verify_fatal=1 --verify_state_save=0",
             FIND.replace("VBLK0", "VBLK1")
         ),
