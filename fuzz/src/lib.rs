@@ -1,6 +1,7 @@
 //! Fuzz targets, callable from libFuzzer and from ordinary tests.
 #![forbid(unsafe_code)]
 
+pub mod ap;
 pub mod controller;
 pub mod dma;
 pub mod vfio_user;
@@ -15,4 +16,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("dma_prp_sgl", dma::prp_sgl),
     ("controller", controller::controller),
     ("vhost_blk", vhost_blk::vhost_blk),
+    ("ap", ap::ap),
 ];
