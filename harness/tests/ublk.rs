@@ -201,6 +201,26 @@ fn refusals(guest: &Guest) -> Result<()> {
     .map(drop)
 }
 
+/// Slices of one block device, which the system's own users are kept off.
+fn slices_of_a_block_device(guest: &Guest) -> Result<()> {
+    sh(
+        guest,
+        "up 3 mem://16M
+         up 4 '/dev/ublkb3?length=8M' '/dev/ublkb3?offset=8M'
+         wait_for '[ -b /dev/ublkb5 ]'
+         [ $(blockdev --getsize64 /dev/ublkb5) = $((8 << 20)) ]
+         for i in 4 5; do tr '\\0' $i </dev/zero | dd of=/dev/ublkb$i bs=1M count=8 iflag=fullblock oflag=direct 2>/dev/null; done
+         mkfs.ext4 -q /dev/ublkb3 2>&1 | grep 'in use by the system'
+         /tmp/vnvme ublk '/dev/ublkb3?offset=12M' 2>&1 | grep 'is in use by'
+         down 4
+         [ $(dd if=/dev/ublkb3 bs=1M count=8 2>/dev/null | tr -d 4 | wc -c) = 0 ]
+         [ $(dd if=/dev/ublkb3 bs=1M skip=8 2>/dev/null | tr -d 5 | wc -c) = 0 ]
+         mkfs.ext4 -q /dev/ublkb3
+         down 3",
+    )
+    .map(drop)
+}
+
 /// Slices of a real device, of one behind a socket and of a file, by three ways out of one process.
 fn slices_of_a_device(guest: &Guest) -> Result<()> {
     run(guest, &format!("{LIB}/tmp/vnvme bind $(bdf 1)"))?;
@@ -356,6 +376,9 @@ fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
         checks.check("resized", || resized(&guest));
     } else {
         checks.check("partitions", || partitions(&guest));
+        checks.check("slices of a block device", || {
+            slices_of_a_block_device(&guest)
+        });
         checks.check("slices of a device", || slices_of_a_device(&guest));
     }
     guest.poweroff()?;
