@@ -4,6 +4,7 @@
 pub mod ap;
 pub mod controller;
 pub mod dma;
+pub mod gpt;
 pub mod vfio_user;
 pub mod vhost_blk;
 
@@ -17,4 +18,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("controller", controller::controller),
     ("vhost_blk", vhost_blk::vhost_blk),
     ("ap", ap::ap),
+    ("gpt", gpt::gpt),
 ];

@@ -427,8 +427,6 @@ impl Server {
 
     /// Answers what is in flight, makes everything durable, and lets the front-end go.
     fn finish(&mut self) -> Result<(), Error> {
-        // What waits for a limit is let through.
-        self.io.end();
         if let Some(session) = &mut self.session {
             session.stop();
         }
