@@ -11,7 +11,7 @@ mod report;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use figures::Figures;
 use serde_json::json;
 
@@ -23,6 +23,8 @@ pub struct Options {
     /// Runs of each case.
     pub runs: u32,
 }
+
+const USAGE: &str = "usage: bench OUTPUT [--runtime SECONDS] [--runs N]";
 
 fn main() {
     if let Err(error) = options().and_then(|options| bench(&options)) {
@@ -48,12 +50,13 @@ fn options() -> Result<Options> {
         match arg.as_str() {
             "--runtime" => options.runtime = number()?,
             "--runs" => options.runs = number()?,
+            _ if arg.starts_with('-') => bail!("{arg}: {USAGE}"),
             _ => options.output = arg.into(),
         }
     }
     ensure!(
         !options.output.as_os_str().is_empty(),
-        "usage: bench OUTPUT [--runtime SECONDS] [--runs N]"
+        "{USAGE}"
     );
     Ok(options)
 }
