@@ -178,6 +178,7 @@ fn worker(
         stop,
         WorkerOptions {
             idle_window: options.idle_window,
+            shares_cpu: options.cpus.is_empty(),
         },
     )
 }

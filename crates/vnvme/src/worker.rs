@@ -19,6 +19,8 @@ const ROUNDS_PER_LOOK: u32 = 512;
 const ROUNDS_PER_LOOK_TRAPPED: u32 = 16;
 /// Rounds between two looks at the clock while polling. A round without work takes some tens of nanoseconds.
 const ROUNDS_PER_CLOCK: u32 = 16;
+/// Rounds without work between two offers to let another thread run, where the worker has no CPU of its own.
+const ROUNDS_PER_YIELD: u32 = 16;
 /// Descriptors handled after one wait.
 const EVENTS: usize = 64;
 /// Pause before the last look at the doorbells, for hosts without a barrier between shadow store and EventIdx load: a
@@ -54,6 +56,9 @@ struct Slot {
 pub struct WorkerOptions {
     /// How long polling goes on after the last work.
     pub idle_window: IdleWindow,
+    /// The worker has no CPU of its own: while it polls in vain, others that want to run are let on now and then. It may be
+    /// they that the next work is waiting for: a VMM's thread that hands on an interrupt.
+    pub shares_cpu: bool,
 }
 
 pub struct Worker {
@@ -64,6 +69,7 @@ pub struct Worker {
     stop: OwnedFd,
     ring_watched: bool,
     window: Window,
+    shares_cpu: bool,
     completions: Vec<volume::Completion>,
 }
 
@@ -79,6 +85,7 @@ impl Worker {
             stop,
             ring_watched: false,
             window: Window::new(options.idle_window),
+            shares_cpu: options.shares_cpu,
             completions: Vec::with_capacity(1024),
         };
         worker.watch(worker.stop.as_fd(), TOKEN_STOP, epoll::EventFlags::IN)?;
@@ -132,7 +139,11 @@ impl Worker {
                 {
                     break;
                 }
-                std::hint::spin_loop();
+                if !worked && self.shares_cpu && rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+                    rustix::thread::sched_yield();
+                } else {
+                    std::hint::spin_loop();
+                }
                 continue;
             }
             if self.prepare_sleep() {
