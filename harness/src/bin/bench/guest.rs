@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use harness::cache::Cache;
@@ -23,6 +23,8 @@ use crate::report::Report;
 
 const DEPTHS: [u32; 5] = [1, 2, 4, 8, 32];
 const SIZE: &str = "64G";
+/// How long the guest leaves its disks alone while the daemons' CPU time is measured.
+const IDLE: Duration = Duration::from_secs(30);
 
 /// A disk that is compared.
 struct Disk {
@@ -194,6 +196,7 @@ fn measure(options: &Options, figures: &mut Figures) -> Result<()> {
             }
         }
     }
+    idle(&disks, figures)?;
     guest.poweroff()?;
     for (_, served) in &disks {
         served
@@ -201,6 +204,40 @@ fn measure(options: &Options, figures: &mut Figures) -> Result<()> {
             .map_or(Ok(()), |one| one.daemon.terminate())?;
     }
     Ok(())
+}
+
+/// CPU time of the daemons while the booted guest leaves its disks alone, per cent of a core.
+fn idle(disks: &[(&Disk, Option<Served>)], figures: &mut Figures) -> Result<()> {
+    say(format!("bench: guest, idle for {IDLE:?}"));
+    // What fio left behind is over by then.
+    std::thread::sleep(Duration::from_secs(2));
+    let served = disks
+        .iter()
+        .filter_map(|(disk, served)| Some((disk.case, served.as_ref()?)));
+    let times = || -> Result<Vec<Duration>> {
+        let time = |(_, served): (_, &Served)| cpu_time(served.daemon.process().pid());
+        served.clone().map(time).collect()
+    };
+    let (before, start) = (times()?, Instant::now());
+    std::thread::sleep(IDLE);
+    let (after, passed) = (times()?, start.elapsed());
+    for ((case, _), (before, after)) in served.clone().zip(before.iter().zip(&after)) {
+        let used = after.saturating_sub(*before);
+        let share = used.as_secs_f64() / passed.as_secs_f64() * 100.0;
+        figures.add(case, 1, "idle_cpu", "%", share);
+    }
+    Ok(())
+}
+
+/// CPU time that a process has used, in user and kernel mode: /proc/PID/schedstat of its threads, in nanoseconds.
+fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut total = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+        let first = text.split_whitespace().next().context("schedstat")?;
+        total += first.parse::<u64>().context("schedstat")?;
+    }
+    Ok(Duration::from_nanos(total))
 }
 
 /// Doorbell writes of QEMU's own controller, by its trace events, in guests with one of its disks each.

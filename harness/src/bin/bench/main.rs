@@ -54,10 +54,7 @@ fn options() -> Result<Options> {
             _ => options.output = arg.into(),
         }
     }
-    ensure!(
-        !options.output.as_os_str().is_empty(),
-        "{USAGE}"
-    );
+    ensure!(!options.output.as_os_str().is_empty(), "{USAGE}");
     Ok(options)
 }
 

@@ -42,6 +42,16 @@ pub fn guest(results: &Results) -> Section {
             quote(&mut mmio, series, &points, per_io);
         }
     }
+    let mut idle = Table::new(
+        "An idle controller in the same guest",
+        ["CPU time, of one core"],
+    );
+    for case in cases.into_iter().chain(more) {
+        let used = view.get(case, (1, 1), "idle_cpu");
+        if used.is_some() {
+            idle.row(case, false, vec![used.map(|v| format!("{v:.2}%"))]);
+        }
+    }
     let mut rate = chart(
         "guest-iops",
         "IOPS in the guest",
@@ -72,7 +82,7 @@ pub fn guest(results: &Results) -> Section {
                 I/O to the next; default window: as long as it does when nothing is said; sleeping: not at all. Where the \
                 guest is emulated instead of virtualised, its own instructions take most of the time."
             .into(),
-        tables: filled(vec![iops, mmio]),
+        tables: filled(vec![iops, mmio, idle]),
         charts: vec![rate, left],
     }
 }
