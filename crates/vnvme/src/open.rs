@@ -4,10 +4,13 @@ use crate::direct::{Direct, PathChoice};
 use crate::limits::LimitRegistry;
 use crate::spec::NamespaceSpec;
 use anyhow::{Context, Result, ensure};
-use driver::{Device, NvmeVolume, Place, Target};
+use controller::{Controller, ControllerConfig, NamespaceConfig};
+use driver::in_process::{self, Host};
+use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use mediate::Slice;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use volume::{Extras, OpenOptions, Volume, open_url};
+use volume::{Extras, Io, IoOptions, OpenOptions, Volume, open_url};
 
 /// An opened volume.
 pub struct Opened {
@@ -39,6 +42,8 @@ impl Opener {
         let url = &spec.volume;
         let opened = if url.starts_with("nvme://") || url.starts_with("vfio-user://") {
             self.open_device(spec)?
+        } else if url.starts_with(WITHIN) {
+            open_within(spec)?
         } else {
             let options = OpenOptions {
                 read_only: spec.read_only,
@@ -63,24 +68,14 @@ impl Opener {
         let target = Target::parse(&whole)?;
         let (read_only, name) = (spec.read_only || target.read_only, target.name());
         let device = self.device(&target)?;
-        let below = NvmeVolume::new(device.clone(), target.nsid, target.queue, read_only, name)
-            .with_context(|| url.clone())?;
-        let below = Arc::new(below);
-        let volume = extras.apply(below.clone(), url)?;
-        let direct = if extras.is_limited() {
-            ensure!(
-                spec.path != Some(PathChoice::Direct),
-                "{url}: limits and weights are kept on the generic path only"
-            );
-            None
-        } else {
-            Some(direct(spec, device, &target, &*volume, read_only)?)
+        let below = Below {
+            device,
+            nsid: target.nsid,
+            queue: target.queue,
+            read_only,
+            name,
         };
-        Ok(Opened {
-            volume,
-            device: Some(below),
-            direct,
-        })
+        below.open(spec, &extras)
     }
 
     /// The device, opened when it is first asked for.
@@ -96,24 +91,93 @@ impl Opener {
     }
 }
 
-/// The direct path to the same blocks that the volume stands on.
-fn direct(
-    spec: &NamespaceSpec,
+/// Before the URL of a volume: that volume behind a controller in the thread that opens it, which is driven like a device.
+const WITHIN: &str = "controller+";
+
+/// A controller in this very thread, for measurements: a device without a CPU of its own.
+fn open_within(spec: &NamespaceSpec) -> Result<Opened> {
+    static COUNT: AtomicU64 = AtomicU64::new(1);
+    let (whole, extras) = Extras::split(&spec.volume)?;
+    let inner = whole.strip_prefix(WITHIN).unwrap_or(&whole);
+    let volume = open_url(inner, OpenOptions::default())?;
+    let namespace = NamespaceConfig {
+        nsid: 1,
+        block_size: volume.info().block_size.max(512),
+        read_only: volume.info().read_only,
+        nguid: [1; 16],
+        eui64: [1; 8],
+        volume,
+    };
+    let io = Io::new(IoOptions::default());
+    let config = ControllerConfig {
+        mapped_doorbells: true,
+        shadow_doorbells: false,
+        ..ControllerConfig::default()
+    };
+    let controller = Controller::new(0, config, vec![namespace], &io)?;
+    let transport = in_process::local(Host::new(controller, io));
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let below = Below {
+        device: Device::open(transport, Options::default())?,
+        nsid: 1,
+        queue: QueueOptions::default(),
+        read_only: spec.read_only,
+        name: format!("{whole}, number {number}"),
+    };
+    below.open(spec, &extras)
+}
+
+/// A namespace of a device.
+struct Below {
     device: Device,
-    target: &Target,
-    volume: &dyn Volume,
+    nsid: u32,
+    queue: QueueOptions,
     read_only: bool,
-) -> Result<Direct> {
-    let namespace = device.namespace(target.nsid)?;
-    let block = u64::from(namespace.block_size());
-    let extent = volume.extent().context("the volume has no place")?;
-    let first = extent.offset / block;
-    let rest = namespace.blocks.saturating_sub(first);
-    let blocks = extent.len.map_or(rest, |len| len / block);
-    Ok(Direct {
-        slice: Slice::new(&namespace, first, blocks, read_only)?,
-        device,
-        depth: target.queue.depth,
-        choice: spec.path.unwrap_or(PathChoice::Direct),
-    })
+    name: String,
+}
+
+impl Below {
+    fn open(self, spec: &NamespaceSpec, extras: &Extras) -> Result<Opened> {
+        let Self {
+            device,
+            nsid,
+            queue,
+            read_only,
+            name,
+        } = self;
+        let url = &spec.volume;
+        let below = NvmeVolume::new(device.clone(), nsid, queue, read_only, name)
+            .with_context(|| url.clone())?;
+        let below = Arc::new(below);
+        let volume = extras.apply(below.clone(), url)?;
+        if extras.is_limited() {
+            ensure!(
+                spec.path != Some(PathChoice::Direct),
+                "{url}: limits and weights are kept on the generic path only"
+            );
+            return Ok(Opened {
+                volume,
+                device: Some(below),
+                direct: None,
+            });
+        }
+        // The same blocks that the volume stands on.
+        let namespace = device.namespace(nsid)?;
+        let block = u64::from(namespace.block_size());
+        let extent = volume.extent().context("the volume has no place")?;
+        let first = extent.offset / block;
+        let rest = namespace.blocks.saturating_sub(first);
+        let blocks = extent.len.map_or(rest, |len| len / block);
+        let direct = Direct {
+            slice: Slice::new(&namespace, first, blocks, read_only)?,
+            device,
+            depth: queue.depth,
+            choice: spec.path.unwrap_or(PathChoice::Direct),
+        };
+        Ok(Opened {
+            volume,
+            device: Some(below),
+            direct: Some(direct),
+        })
+    }
 }

@@ -230,7 +230,7 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 /// Collects the runs of figures.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Collector {
     rows: Vec<Row>,
 }

@@ -1,7 +1,7 @@
 //! What a person looks at: tables on the terminal, and a page with tables and plots, from `results.json`.
 
 mod chart;
-mod documents;
+pub mod documents;
 mod html;
 mod sections;
 mod table;

@@ -5,6 +5,7 @@ mod cost;
 mod doorbell;
 mod file;
 mod limit;
+mod mediate;
 mod pingpong;
 mod pool;
 mod scale;
@@ -29,6 +30,8 @@ pub enum Name {
     File,
     /// 1 to 16 controllers, 1 to 64 queues
     Scale,
+    /// One device alone, and behind mediation, direct and generic
+    Mediate,
     /// Instructions for each I/O, by callgrind
     Cost,
     /// All of them
@@ -42,6 +45,7 @@ impl Name {
             Name::Doorbell => "doorbell",
             Name::File => "file",
             Name::Scale => "scale",
+            Name::Mediate => "mediate",
             Name::Cost => "cost",
             Name::All => "all",
         }
@@ -136,6 +140,7 @@ pub fn run(name: Name, plan: &Plan) -> Result<()> {
             Name::Doorbell,
             Name::File,
             Name::Scale,
+            Name::Mediate,
         ] {
             if let Err(error) = one(name, plan) {
                 complaints.push(format!("{}: {error:#}", name.word()));
@@ -161,6 +166,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         Name::Doorbell => doorbell::run(plan),
         Name::File => file::run(plan),
         Name::Scale => scale::run(plan),
+        Name::Mediate => mediate::run(plan),
         Name::Cost => cost::run(plan),
         Name::All => Ok(Outcome::default()),
     };

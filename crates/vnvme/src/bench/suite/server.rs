@@ -1,6 +1,7 @@
 //! `vnvme serve` as a process of its own, from this same program.
 
 use crate::control::{self, ControllerCounters};
+use crate::direct::PathChoice;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write as _;
@@ -24,6 +25,8 @@ pub struct Serve {
     pub cpus: Vec<usize>,
     /// Microseconds; the program's own choice when not given.
     pub idle_window: Option<u64>,
+    /// Of every namespace, to a device below.
+    pub path: Option<PathChoice>,
 }
 
 impl Serve {
@@ -35,6 +38,7 @@ impl Serve {
             workers: 1,
             cpus: cpus.to_vec(),
             idle_window: None,
+            path: None,
         }
     }
 }
@@ -59,6 +63,13 @@ impl Server {
                 config,
                 "[[controller]]\nsocket = {socket:?}\ndoorbells = \"{mode}\"\n[[controller.namespace]]\nvolume = {volume:?}"
             )?;
+            if let Some(path) = serve.path {
+                let path = match path {
+                    PathChoice::Direct => "direct",
+                    PathChoice::Generic => "generic",
+                };
+                writeln!(config, "path = \"{path}\"")?;
+            }
         }
         let path = dir.path().join("config.toml");
         std::fs::write(&path, config)?;
