@@ -5,52 +5,26 @@
 //! alone has all of it, and one that comes later waits only for what the first has too many of.
 
 use dma::{Access, DmaMap, SegmentList};
-use driver::iova::Tables;
 use driver::raw::{IovaRange, RawData};
-use driver::{Device, Error, QueueOptions, QueuePair, Refusal};
+use driver::{CommandError, Device, Error, QueueOptions, QueuePair, Refusal};
 use nvme::cmd::io::{DSM_MAX_RANGES, RwCdw12};
 use nvme::{Command, Status};
 
-use crate::bounce::{Bounces, copy};
+use crate::bounce::copy;
 use crate::check::{Plan, Rules, Wants};
-use crate::entry::{Done, Entry, Parked, status_of};
+use crate::entry::{Done, Parked, status_of};
+use crate::flight::{Client, Flight};
 use crate::options::DirectOptions;
 use crate::stats::QueueStats;
 use crate::translate::{Near, Translator, walk};
-
-/// Looks at the physical queue pair after which one that asked for room in vain, and has not asked again, is taken to want
-/// none.
-const PATIENCE: u64 = 1024;
-
-/// A virtual queue pair, as the lane knows it.
-#[derive(Debug, Default)]
-struct Client {
-    open: bool,
-    in_flight: usize,
-    /// When it asked for room last and got none, in rounds of the lane.
-    hungry: Option<u64>,
-    /// Its commands that ended while another one polled.
-    inbox: Vec<Done>,
-}
-
-impl Client {
-    fn at_work(&self, round: u64) -> bool {
-        let waits = |since: u64| round.wrapping_sub(since) < PATIENCE;
-        self.in_flight > 0 || self.hungry.is_some_and(waits)
-    }
-}
 
 /// A physical queue pair with its commands.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub queue: QueuePair,
     pub device: Device,
-    tables: Tables,
-    entries: Vec<Entry>,
-    free: Vec<u16>,
+    flight: Flight,
     parked: Option<Parked>,
-    bounces: Bounces,
-    clients: Vec<Client>,
     /// Looks so far.
     round: u64,
     /// Recycled: the memory of one command's data in this process.
@@ -59,7 +33,7 @@ pub(crate) struct Lane {
     ranges: Vec<IovaRange>,
     /// The ranges of the command that is parked.
     parked_ranges: Vec<IovaRange>,
-    /// Recycled.
+    /// Parts that ended otherwise than by an entry of the device's, for the next look.
     over: Vec<(u16, Status, u32)>,
 }
 
@@ -96,12 +70,8 @@ impl Lane {
         Ok(Self {
             queue,
             device: device.clone(),
-            tables: Tables::new(device.mapper()),
-            entries: (0..depth).map(|_| Entry::new()).collect(),
-            free: (0..depth as u16).rev().collect(),
+            flight: Flight::new(device, depth),
             parked: None,
-            bounces: Bounces::new(device.clone()),
-            clients: Vec::new(),
             round: 0,
             walked: SegmentList::with_capacity(1024),
             ranges: Vec::with_capacity(1024),
@@ -116,28 +86,29 @@ impl Lane {
     pub fn enter(&mut self) -> usize {
         let client = Client {
             open: true,
-            inbox: Vec::with_capacity(self.entries.len()),
+            inbox: Vec::with_capacity(self.flight.entries.len()),
             ..Client::default()
         };
         let free = self
+            .flight
             .clients
             .iter()
             .position(|c| !c.open && c.in_flight == 0);
-        match free.and_then(|at| Some((at, self.clients.get_mut(at)?))) {
+        match free.and_then(|at| Some((at, self.flight.clients.get_mut(at)?))) {
             Some((at, place)) => {
                 *place = client;
                 at
             }
             None => {
-                self.clients.push(client);
-                self.clients.len() - 1
+                self.flight.clients.push(client);
+                self.flight.clients.len() - 1
             }
         }
     }
 
     /// It goes. Its commands in flight end in silence.
     pub fn leave(&mut self, client: usize) {
-        if let Some(client) = self.clients.get_mut(client) {
+        if let Some(client) = self.flight.clients.get_mut(client) {
             client.open = false;
             client.hungry = None;
             client.inbox.clear();
@@ -146,12 +117,17 @@ impl Lane {
 
     /// Virtual queue pairs that use it.
     pub fn users(&self) -> usize {
-        self.clients.iter().filter(|client| client.open).count()
+        self.flight
+            .clients
+            .iter()
+            .filter(|client| client.open)
+            .count()
     }
 
     /// Commands of one of them that are in flight or were not fetched yet.
     pub fn in_flight(&self, client: usize) -> usize {
-        self.clients
+        self.flight
+            .clients
             .get(client)
             .map_or(0, |client| client.in_flight + client.inbox.len())
     }
@@ -162,16 +138,16 @@ impl Lane {
         if self.parked.is_some() {
             return 0;
         }
-        let free = self.free.len().min(self.queue.room());
-        if self.clients.len() == 1 {
+        let free = self.flight.free.len().min(self.queue.room());
+        if self.flight.clients.len() == 1 {
             return free;
         }
-        let others = self.clients.iter().enumerate();
+        let others = self.flight.clients.iter().enumerate();
         let others = others
             .filter(|(at, other)| *at != client && other.at_work(self.round))
             .count();
-        let share = (self.entries.len() / (others + 1)).max(1);
-        let Some(client) = self.clients.get_mut(client) else {
+        let share = (self.flight.entries.len() / (others + 1)).max(1);
+        let Some(client) = self.flight.clients.get_mut(client) else {
             return 0;
         };
         let room = free.min(share.saturating_sub(client.in_flight));
@@ -182,6 +158,7 @@ impl Lane {
     /// Nothing waits here for one of them: its next news come by the device's interrupt.
     pub fn is_told(&self, client: usize) -> bool {
         let waits = self
+            .flight
             .clients
             .get(client)
             .is_some_and(|c| !c.inbox.is_empty());
@@ -193,12 +170,12 @@ impl Lane {
     /// Translates a checked command and puts it on the physical queue. On an error nothing has happened.
     #[inline]
     pub fn start(&mut self, plan: &Plan, job: &mut Job<'_>) -> Result<(), Status> {
-        let Some(&index) = self.free.last() else {
+        let Some(&index) = self.flight.free.last() else {
             return Err(Status::COMMAND_INTERRUPTED);
         };
-        self.tables.keep_up();
-        job.translator.follow(job.map, self.tables.number());
-        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+        self.flight.tables.keep_up();
+        job.translator.follow(job.map, self.flight.tables.number());
+        let Some(entry) = self.flight.entries.get_mut(usize::from(index)) else {
             return Err(Status::INTERNAL_ERROR);
         };
         entry.parts = 1;
@@ -214,7 +191,7 @@ impl Lane {
                 put.map_err(refusal)?;
             }
             Wants::Data { len, access } => {
-                let table = self.tables.current();
+                let table = self.flight.tables.current();
                 let near = job.translator.near(job.map, table, job.guest, len, access);
                 let pages;
                 let data = match near {
@@ -244,15 +221,15 @@ impl Lane {
             }
             Wants::Ranges(count) => self.start_ranges(index, plan, job, count)?,
         }
-        self.free.pop();
-        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+        self.flight.free.pop();
+        if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             entry.busy = true;
             entry.client = job.client;
             entry.token = job.token;
-            entry.table = self.tables.number();
+            entry.table = self.flight.tables.number();
         }
-        self.tables.hold();
-        if let Some(client) = self.clients.get_mut(job.client) {
+        self.flight.tables.hold();
+        if let Some(client) = self.flight.clients.get_mut(job.client) {
             client.in_flight += 1;
         }
         job.stats.command();
@@ -269,7 +246,7 @@ impl Lane {
         len: u64,
         access: Access,
     ) -> Result<(), Status> {
-        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+        let Some(entry) = self.flight.entries.get_mut(usize::from(index)) else {
             return Err(Status::INTERNAL_ERROR);
         };
         entry.read = access == Access::Write;
@@ -277,12 +254,12 @@ impl Lane {
         let started = walk(job.map, job.guest, len, page, access, &mut self.walked)
             .and_then(|()| self.start_walked(index, plan, job, len));
         self.walked.clear();
-        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+        if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             match started {
                 Ok(()) => entry.pin = Some(job.map.pin()),
                 Err(_) => {
                     if let Some((buffer, _)) = entry.bounce.take() {
-                        self.bounces.give_back(buffer);
+                        self.flight.bounces.give_back(buffer);
                     }
                 }
             }
@@ -297,10 +274,11 @@ impl Lane {
         job: &mut Job<'_>,
         len: u64,
     ) -> Result<(), Status> {
-        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+        let Some(entry) = self.flight.entries.get_mut(usize::from(index)) else {
             return Err(Status::INTERNAL_ERROR);
         };
-        let known = Translator::resolve(self.tables.current(), &self.walked, &mut self.ranges);
+        let known =
+            Translator::resolve(self.flight.tables.current(), &self.walked, &mut self.ranges);
         let method = if known {
             self.queue.method(&self.ranges)
         } else {
@@ -309,7 +287,7 @@ impl Lane {
         let method = match method {
             Some(method) => method,
             None => {
-                let buffer = self.bounces.take(len)?;
+                let buffer = self.flight.bounces.take(len)?;
                 let iova = buffer.iova();
                 let whole = entry.read || copy(&self.walked, &buffer, true);
                 entry.bounce = Some((buffer, std::mem::take(&mut self.walked)));
@@ -346,7 +324,7 @@ impl Lane {
         len: u64,
         most: u64,
     ) -> Result<(), Status> {
-        let Some(entry) = self.entries.get_mut(usize::from(index)) else {
+        let Some(entry) = self.flight.entries.get_mut(usize::from(index)) else {
             return Err(Status::INTERNAL_ERROR);
         };
         let parts = u32::try_from(len.div_ceil(most.max(1)));
@@ -369,7 +347,7 @@ impl Lane {
     fn go_on(&mut self) {
         let most = self.queue.max_bytes();
         while let Some(parked) = &mut self.parked {
-            let Some(entry) = self.entries.get_mut(usize::from(parked.entry)) else {
+            let Some(entry) = self.flight.entries.get_mut(usize::from(parked.entry)) else {
                 return;
             };
             let shift = parked_shift(&self.queue);
@@ -412,7 +390,7 @@ impl Lane {
 
     /// Parts that never began are over.
     fn drop_parts(&mut self, index: u16, parts: u32) {
-        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+        if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             entry.parts = entry.parts.saturating_sub(parts);
             if entry.parts == 0 {
                 // Handed out by the next poll, with its own status.
@@ -456,7 +434,7 @@ impl Lane {
         let Some(parked) = &self.parked else {
             return false;
         };
-        let Some(entry) = self.entries.get_mut(usize::from(parked.entry)) else {
+        let Some(entry) = self.flight.entries.get_mut(usize::from(parked.entry)) else {
             return false;
         };
         if (entry.client, entry.token) != (client, token) {
@@ -474,37 +452,42 @@ impl Lane {
     #[inline]
     pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
         // Memory that was unregistered is let go, although nothing may ever be submitted again.
-        self.tables.keep_up();
+        self.flight.tables.keep_up();
         self.round = self.round.wrapping_add(1);
-        if let Some(me) = self.clients.get_mut(client)
+        if let Some(me) = self.flight.clients.get_mut(client)
             && !me.inbox.is_empty()
         {
             out.append(&mut me.inbox);
         }
-        let mut over = std::mem::take(&mut self.over);
         let mut start = None;
-        self.queue.look(|completion| {
+        let Self {
+            queue,
+            flight,
+            over,
+            ..
+        } = self;
+        queue.look(|completion| {
             if measure && start.is_none() {
                 start = Some(probes::cycles());
             }
             let index = completion.user_data as u16;
-            over.push((index, status_of(completion.result), completion.dw0));
+            let status = status_of(completion.result);
+            if completion.result == Err(CommandError::Gone) {
+                over.push((index, status, completion.dw0));
+            } else if let Some((owner, done)) =
+                flight.part_over(index, status, completion.dw0, false)
+            {
+                flight.deliver(owner, done, client, out);
+            }
         });
         if !over.is_empty() {
-            let wild = self.queue.is_wild();
+            let wild = queue.is_wild();
             for (index, status, dw0) in over.drain(..) {
-                if let Some((owner, done)) = self.part_done(index, status, dw0, wild) {
-                    if owner == client {
-                        out.push(done);
-                    } else if let Some(owner) = self.clients.get_mut(owner)
-                        && owner.open
-                    {
-                        owner.inbox.push(done);
-                    }
+                if let Some((owner, done)) = flight.part_over(index, status, dw0, wild) {
+                    flight.deliver(owner, done, client, out);
                 }
             }
         }
-        self.over = over;
         if self.parked.is_some() {
             self.go_on();
             self.queue.ring();
@@ -512,57 +495,9 @@ impl Lane {
         start
     }
 
-    /// A part of a command is over. Whose command is over with it, if it was the last.
-    #[inline]
-    fn part_done(
-        &mut self,
-        index: u16,
-        status: Status,
-        dw0: u32,
-        wild: bool,
-    ) -> Option<(usize, Done)> {
-        let entry = self.entries.get_mut(usize::from(index))?;
-        if !entry.busy {
-            return None;
-        }
-        if !status.is_success() && entry.status.is_success() {
-            entry.status = status;
-        }
-        entry.dw0 = dw0;
-        entry.parts = entry.parts.saturating_sub(1);
-        if entry.parts > 0 {
-            return None;
-        }
-        entry.busy = false;
-        let pin = entry.pin.take();
-        if wild {
-            // The device may still write there: nobody else may have that memory, ever.
-            std::mem::forget(pin);
-            std::mem::forget(entry.bounce.take());
-        } else if let Some((buffer, data)) = entry.bounce.take() {
-            let wanted = entry.read && entry.status.is_success();
-            if wanted && !copy(&data, &buffer, false) {
-                entry.status = Status::DATA_TRANSFER_ERROR;
-            }
-            self.bounces.give_back(buffer);
-        }
-        let done = Done {
-            token: entry.token,
-            status: entry.status,
-            dw0: entry.dw0,
-        };
-        let owner = entry.client;
-        self.tables.release(entry.table);
-        self.free.push(index);
-        if let Some(client) = self.clients.get_mut(owner) {
-            client.in_flight = client.in_flight.saturating_sub(1);
-        }
-        Some((owner, done))
-    }
-
     /// Whether everything is over.
     fn is_idle(&self) -> bool {
-        self.free.len() == self.entries.len()
+        self.flight.free.len() == self.flight.entries.len()
     }
 }
 

@@ -33,6 +33,7 @@
 mod bounce;
 mod check;
 mod entry;
+mod flight;
 mod lane;
 mod options;
 mod pool;

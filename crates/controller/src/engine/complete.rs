@@ -119,7 +119,7 @@ impl Engine {
 
     /// Counts a read or write.
     #[inline]
-    fn count(&self, read: bool, bytes: u64) {
+    pub(super) fn count(&self, read: bool, bytes: u64) {
         let stats = &self.stats;
         let (commands, moved) = if read {
             (&stats.host_reads, &stats.bytes_read)
@@ -192,7 +192,7 @@ impl Engine {
         self.start_flushes();
     }
 
-    fn start_flushes(&mut self) {
+    pub(super) fn start_flushes(&mut self) {
         // A volume that completes at once comes back here through `end`: the queue is taken away meanwhile.
         let mut waiting = std::mem::take(&mut self.flushes);
         while self.slots.in_use() + waiting.len() == self.flushing

@@ -89,10 +89,22 @@ impl Engine {
         let Some(index) = self.slots.of_tag(tag) else {
             return;
         };
-        if let Some(slot) = self.slots.get(index)
-            && slot.status.is_success()
-        {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        if slot.status.is_success() {
             slot.status = status;
+        }
+        if slot.is_plain() && slot.status.is_success() {
+            let (sqid, cid, bytes, read) =
+                (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
+            self.free_slot(index);
+            self.count(read, bytes);
+            self.finish(sqid, cid, Status::SUCCESS, result);
+            if !self.flushes.is_empty() {
+                self.start_flushes();
+            }
+            return;
         }
         self.end_with(index, result);
     }
