@@ -1,5 +1,6 @@
 //! What is in flight on a physical queue pair, and whose it is.
 
+use dma::Pin;
 use driver::Device;
 use driver::iova::Tables;
 use nvme::Status;
@@ -74,16 +75,8 @@ impl Flight {
         }
         entry.busy = false;
         let pin = entry.pin.take();
-        if wild {
-            // The device may still write there: nobody else may have that memory, ever.
-            std::mem::forget(pin);
-            std::mem::forget(entry.bounce.take());
-        } else if let Some((buffer, data)) = entry.bounce.take() {
-            let wanted = entry.read && entry.status.is_success();
-            if wanted && !copy(&data, &buffer, false) {
-                entry.status = Status::DATA_TRANSFER_ERROR;
-            }
-            self.bounces.give_back(buffer);
+        if wild || entry.bounce.is_some() {
+            rare(entry, &mut self.bounces, pin, wild);
         }
         let done = Done {
             token: entry.token,
@@ -109,5 +102,21 @@ impl Flight {
         {
             owner.inbox.push(done);
         }
+    }
+}
+
+/// The end of a command whose data went through a copy, or whose memory the device may still write: nobody else may have
+/// that, ever.
+#[cold]
+fn rare(entry: &mut Entry, bounces: &mut Bounces, pin: Option<Pin>, wild: bool) {
+    if wild {
+        std::mem::forget(pin);
+        std::mem::forget(entry.bounce.take());
+    } else if let Some((buffer, data)) = entry.bounce.take() {
+        let wanted = entry.read && entry.status.is_success();
+        if wanted && !copy(&data, &buffer, false) {
+            entry.status = Status::DATA_TRANSFER_ERROR;
+        }
+        bounces.give_back(buffer);
     }
 }

@@ -466,17 +466,15 @@ impl Lane {
             over,
             ..
         } = self;
-        queue.look(|completion| {
+        queue.look(|user_data, result, dw0| {
             if measure && start.is_none() {
                 start = Some(probes::cycles());
             }
-            let index = completion.user_data as u16;
-            let status = status_of(completion.result);
-            if completion.result == Err(CommandError::Gone) {
-                over.push((index, status, completion.dw0));
-            } else if let Some((owner, done)) =
-                flight.part_over(index, status, completion.dw0, false)
-            {
+            let index = user_data as u16;
+            let status = status_of(result);
+            if result == Err(CommandError::Gone) {
+                over.push((index, status, dw0));
+            } else if let Some((owner, done)) = flight.part_over(index, status, dw0, false) {
                 flight.deliver(owner, done, client, out);
             }
         });

@@ -12,6 +12,7 @@ mod control;
 mod device;
 mod direct;
 mod eventfd;
+mod give_back;
 mod identity;
 mod info;
 mod limits;

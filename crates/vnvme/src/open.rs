@@ -1,6 +1,7 @@
 //! From what a user named to an opened volume, for every worker and every way to serve it.
 
 use crate::direct::{Direct, PathChoice};
+use crate::give_back::Watch;
 use crate::limits::LimitRegistry;
 use crate::spec::NamespaceSpec;
 use anyhow::{Context, Result, ensure};
@@ -26,7 +27,7 @@ pub struct Opened {
 pub struct Opener {
     /// Where limits of volumes are entered, to be changed.
     limits: LimitRegistry,
-    devices: Mutex<Vec<(Place, Device)>>,
+    devices: Mutex<Vec<(Place, Device, Option<Watch>)>>,
 }
 
 impl Opener {
@@ -82,11 +83,15 @@ impl Opener {
     fn device(&self, target: &Target) -> Result<Device> {
         // Another worker that panicked while it held the lock left a whole list.
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, device)) = devices.iter().find(|(place, _)| *place == target.place) {
+        if let Some((_, device, _)) = devices.iter().find(|(place, ..)| *place == target.place) {
             return Ok(device.clone());
         }
         let device = target.open()?;
-        devices.push((target.place.clone(), device.clone()));
+        let watch = Watch::start(&device, &target.name()).unwrap_or_else(|error| {
+            tracing::warn!(device = target.name(), %error, "requests for the device are not heard");
+            None
+        });
+        devices.push((target.place.clone(), device.clone(), watch));
         Ok(device)
     }
 }

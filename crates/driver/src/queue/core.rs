@@ -11,7 +11,7 @@ use nvme::{Command, Status, regs};
 
 use super::bell::Bell;
 use super::data::{self, IovaRange, Method, Shape};
-use super::request::{Completion, Look, Op, QueueCounters, Tap};
+use super::request::{Completion, Look, Op, QueueCounters, Sink, Tap};
 use super::ring::{CqRing, Lists, SqRing};
 use super::slots::{SINGLE, Slots};
 use super::split::{Parent, Parents};
@@ -318,13 +318,13 @@ impl Core {
 
     /// Rings, and hands out what has completed; takes a rest where nothing has.
     #[inline]
-    pub fn poll(&mut self, done: &mut impl FnMut(Completion)) -> usize {
+    pub fn poll(&mut self, done: &mut impl Sink) -> usize {
         self.look(done, true)
     }
 
     /// As [`Core::poll`], with a rest or, for whoever has other things to look at, without.
     #[inline]
-    pub fn look(&mut self, done: &mut impl FnMut(Completion), rest: bool) -> usize {
+    pub fn look(&mut self, done: &mut impl Sink, rest: bool) -> usize {
         self.ring();
         let mut count = self.reap(done);
         if count == 0 && (rest || self.stepped) {
@@ -344,7 +344,7 @@ impl Core {
         if !self.finished.is_empty() {
             while let Some(completion) = self.finished.pop_front() {
                 count += 1;
-                done(completion);
+                done.other(completion);
             }
         }
         if !self.parents.waiting.is_empty() {
@@ -361,7 +361,7 @@ impl Core {
         self.flying.store(count, Ordering::Release);
     }
 
-    fn reap(&mut self, done: &mut impl FnMut(Completion)) -> usize {
+    fn reap(&mut self, done: &mut impl Sink) -> usize {
         let mut count = 0;
         let mut consumed = 0;
         while let Some(entry) = self.next_entry(&mut count, done) {
@@ -385,7 +385,7 @@ impl Core {
 
     /// One entry's command is over. Whether it was handed out.
     #[inline]
-    fn settle(&mut self, entry: &nvme::Completion, done: &mut impl FnMut(Completion)) -> bool {
+    fn settle(&mut self, entry: &nvme::Completion, done: &mut impl Sink) -> bool {
         let known = entry.sqid.get() == self.qid;
         let Some((index, slot)) = self.slots.named(entry.cid.get()).filter(|_| known) else {
             self.counters.stale += 1;
@@ -405,21 +405,15 @@ impl Core {
             Err(CommandError::Status(status))
         };
         if slot.parent == SINGLE {
-            let completion = Completion {
-                user_data: slot.user_data,
-                result,
-                dw0: entry.dw0.get(),
-                buffer: slot.hold.take(),
-            };
+            done.single(slot.user_data, result, entry.dw0.get(), &mut slot.hold);
             self.slots.end(index);
-            done(completion);
             return true;
         }
         let parent = slot.parent;
         self.slots.end(index);
         match self.part_done(parent, result) {
             Some(completion) => {
-                done(completion);
+                done.other(completion);
                 true
             }
             None => false,
@@ -518,11 +512,7 @@ impl Core {
 
     /// The entry at the head, if it is there.
     #[inline]
-    fn next_entry(
-        &mut self,
-        count: &mut usize,
-        done: &mut impl FnMut(Completion),
-    ) -> Option<nvme::Completion> {
+    fn next_entry(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<nvme::Completion> {
         if self.tap.is_none() {
             return self.cq.take(self.head, self.phase);
         }
@@ -531,11 +521,7 @@ impl Core {
 
     /// The entry at the head as a tap shows it.
     #[cold]
-    fn tapped(
-        &mut self,
-        count: &mut usize,
-        done: &mut impl FnMut(Completion),
-    ) -> Option<nvme::Completion> {
+    fn tapped(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<nvme::Completion> {
         let entry = self.cq.raw(self.head)?;
         let new = entry.phase() == self.phase;
         match self.tap.as_mut()?.look(entry, new) {

@@ -15,10 +15,12 @@ use zerocopy::little_endian::{U16, U32};
 pub use super::data::{IovaRange, Method};
 
 use super::core::Core;
+use super::request::Sink;
 use super::slots::SINGLE;
 use super::{Completion, QueuePair, wait};
+use crate::buffer::DmaBuffer;
 use crate::control::State;
-use crate::error::Refusal;
+use crate::error::{CommandError, Refusal};
 
 /// Where a raw command's data is, in addresses of the device.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +128,26 @@ impl Core {
     }
 }
 
+/// Who is told of raw commands: they have no buffers.
+struct Raw<F>(F);
+
+impl<F: FnMut(u64, Result<(), CommandError>, u32)> Sink for Raw<F> {
+    #[inline]
+    fn single(
+        &mut self,
+        user_data: u64,
+        result: Result<(), CommandError>,
+        dw0: u32,
+        _hold: &mut Option<DmaBuffer>,
+    ) {
+        (self.0)(user_data, result, dw0);
+    }
+
+    fn other(&mut self, completion: Completion) {
+        (self.0)(completion.user_data, completion.result, completion.dw0);
+    }
+}
+
 impl QueuePair {
     /// Submits a command that the caller made, to any namespace of the device. Its opcode, namespace and command dwords 10
     /// to 15 go to the device as they are; nothing in them is checked here, nor any address of `data`. Nothing is rung
@@ -145,11 +167,12 @@ impl QueuePair {
         core.push_raw(command, data, user_data).map(drop)
     }
 
-    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks at other things too.
+    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks at other things too, and
+    /// whose commands are raw. `done` is told the user data, the result and dword 0 of the completion.
     #[inline]
-    pub fn look(&mut self, mut done: impl FnMut(Completion)) -> usize {
+    pub fn look(&mut self, done: impl FnMut(u64, Result<(), CommandError>, u32)) -> usize {
         match self.core.as_deref_mut() {
-            Some(core) => core.look(&mut done, false),
+            Some(core) => core.look(&mut Raw(done), false),
             None => 0,
         }
     }

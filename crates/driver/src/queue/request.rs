@@ -79,6 +79,44 @@ pub struct Completion {
     pub buffer: Option<DmaBuffer>,
 }
 
+/// Who is told of commands that are over.
+pub(crate) trait Sink {
+    /// One that was submitted by itself; its slot's buffer is there to be taken.
+    fn single(
+        &mut self,
+        user_data: u64,
+        result: Result<(), CommandError>,
+        dw0: u32,
+        hold: &mut Option<DmaBuffer>,
+    );
+
+    /// Any other.
+    fn other(&mut self, completion: Completion);
+}
+
+impl<F: FnMut(Completion)> Sink for F {
+    #[inline]
+    fn single(
+        &mut self,
+        user_data: u64,
+        result: Result<(), CommandError>,
+        dw0: u32,
+        hold: &mut Option<DmaBuffer>,
+    ) {
+        self(Completion {
+            user_data,
+            result,
+            dw0,
+            buffer: hold.take(),
+        });
+    }
+
+    #[inline]
+    fn other(&mut self, completion: Completion) {
+        self(completion);
+    }
+}
+
 /// What a queue pair has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounters {
