@@ -41,15 +41,22 @@ impl FairGroup {
         }))
     }
 
-    /// The group of all volumes of this process in `root` (see [`Extent::root`]). The first one decides its depth.
-    pub(crate) fn of(root: &str, depth: usize) -> Self {
+    /// The group of all volumes of this process in `root` (see [`Extent::root`]). The first one decides its depth: what it
+    /// asks for, or [`DEFAULT_DEPTH`].
+    pub(crate) fn of(root: &str, depth: Option<usize>) -> Self {
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(known, _)| known == root);
         if let Some(group) = known.and_then(|(_, group)| group.upgrade()) {
+            if depth.is_some_and(|depth| depth != group.depth) {
+                tracing::warn!(
+                    "{root}: share-depth={} stays as the first slice has set it",
+                    group.depth
+                );
+            }
             return Self(group);
         }
-        let group = Self::new(depth);
+        let group = Self::new(depth.unwrap_or(DEFAULT_DEPTH));
         groups.push((root.into(), Arc::downgrade(&group.0)));
         group
     }

@@ -4,8 +4,7 @@ use super::options::Options;
 use super::{OpenError, parse_duration, parse_size};
 use crate::gpt::{self, Which};
 use crate::{
-    DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, LimitVolume, Limits, SliceVolume, Volume,
-    claim,
+    DEFAULT_WEIGHT, FairGroup, FairVolume, LimitVolume, Limits, SliceVolume, Volume, claim,
 };
 use std::sync::Arc;
 
@@ -52,7 +51,7 @@ pub struct Extras {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Share {
     weight: u32,
-    depth: usize,
+    depth: Option<usize>,
 }
 
 impl Extras {
@@ -216,6 +215,6 @@ fn share(options: &mut Options) -> Result<Option<Share>, OpenError> {
     let depth = options.take("share-depth", within(4096))?;
     Ok((weight.is_some() || depth.is_some()).then(|| Share {
         weight: weight.unwrap_or(DEFAULT_WEIGHT),
-        depth: depth.map_or(DEFAULT_DEPTH, |depth| depth as usize),
+        depth: depth.map(|depth| depth as usize),
     }))
 }
