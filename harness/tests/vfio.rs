@@ -196,6 +196,32 @@ fn drive(guest: &Guest, interface: &str) -> Result<()> {
     Ok(())
 }
 
+/// Somebody takes the device away from a daemon that serves it: the kernel asks for it, and gets it, while the daemon lives.
+fn given_back(guest: &Guest) -> Result<()> {
+    let out = run_for(
+        guest,
+        LONG,
+        &format!(
+            "{ENV}b=$(bdf 1)
+             /tmp/vnvme serve --socket /tmp/s.sock nvme://$b/1 >/tmp/serve.log 2>&1 & pid=$!
+             for i in $(seq 100); do grep -q listening /tmp/serve.log && break; sleep 0.1; done
+             echo $b >/tmp/bdf
+             timeout 60 sh -c 'cat /tmp/bdf >/sys/bus/pci/drivers/vfio-pci/unbind' || {{ cat /tmp/serve.log; exit 1; }}
+             status=0
+             [ ! -e /sys/bus/pci/devices/$b/driver ] && kill -0 $pid && echo still there
+             kill $pid && wait $pid || status=$?
+             cat /tmp/serve.log; echo status $status
+             /tmp/vnvme bind $b || true"
+        ),
+    )?;
+    ensure!(out.contains("the device was given back"), "{out}");
+    ensure!(
+        out.contains("drained=true") && out.contains("still there"),
+        "{out}"
+    );
+    Ok(())
+}
+
 fn unbind(guest: &Guest) -> Result<()> {
     let busy = refused(
         guest,
@@ -227,6 +253,7 @@ fn by_group() -> Result<()> {
     checks.check("bind", || bind(&guest));
     checks.check("unprivileged", || unprivileged(&guest, "group"));
     checks.check("drive", || drive(&guest, "group"));
+    checks.check("given back", || given_back(&guest));
     checks.check("unbind", || unbind(&guest));
     checks.check("found", || found(&guest));
     guest.poweroff()?;
