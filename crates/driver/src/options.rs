@@ -21,6 +21,9 @@ pub struct Options {
     pub command_timeout: Duration,
     /// When an admin command that was not answered leads to a reset.
     pub admin_timeout: Duration,
+    /// The longest time between two looks at the controller's status while commands are outstanding; a quarter of
+    /// `command_timeout`, if that is shorter. Each is a register read, which wakes a sleeping controller, too.
+    pub status_interval: Duration,
     /// How often a command is repeated after aborts and resets before it fails.
     pub retries: u8,
 }
@@ -35,6 +38,7 @@ impl Default for Options {
             doorbells: Doorbells::default(),
             command_timeout: Duration::from_secs(30),
             admin_timeout: Duration::from_secs(30),
+            status_interval: Duration::from_millis(250),
             retries: 3,
         }
     }

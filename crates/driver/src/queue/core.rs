@@ -115,7 +115,9 @@ impl Core {
         };
         let (vector, eventfd) = interrupt.unzip();
         let timeout = shared.options.command_timeout;
-        let tick_len = (timeout / 4).clamp(Duration::from_millis(1), Duration::from_millis(250));
+        let tick_len = (timeout / 4)
+            .min(shared.options.status_interval)
+            .max(Duration::from_millis(1));
         let patience = timeout.as_nanos().div_ceil(tick_len.as_nanos());
         Ok(Self {
             epoch: shared.epoch.load(Ordering::Acquire),
