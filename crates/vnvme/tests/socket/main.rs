@@ -8,6 +8,7 @@ mod clients;
 mod control;
 mod direct;
 mod disks;
+mod footprint;
 mod idle;
 mod lifecycle;
 mod limits;
