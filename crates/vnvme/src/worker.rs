@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use vfio_user::{Connection, ConnectionError, Interest, Listener, Status};
 use volume::Io;
 
-/// Rounds between two looks at the sockets while polling: a system call each.
-const ROUNDS_PER_LOOK: u32 = 512;
-/// The same where commands may be announced by message.
-const ROUNDS_PER_LOOK_TRAPPED: u32 = 16;
+/// Time between two looks at the sockets while polling: a system call each.
+const LOOK_INTERVAL: Duration = Duration::from_micros(100);
+/// Rounds between them where commands may be announced by message.
+const ROUNDS_PER_LOOK: u32 = 16;
 /// Rounds between two looks at the clock while polling. A round without work takes some tens of nanoseconds.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds without work between two offers to let another thread run, where the worker has no CPU of its own.
@@ -119,11 +119,14 @@ impl Worker {
         let mut now = Instant::now();
         let mut last_work = now;
         let mut slept = false;
+        let mut last_look = now;
         let mut rounds = 0u32;
         loop {
             rounds = rounds.wrapping_add(1);
+            let mut due = false;
             if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
                 now = Instant::now();
+                due = now.duration_since(last_look) >= LOOK_INTERVAL;
             }
             let worked = self.round(now);
             if worked {
@@ -133,11 +136,13 @@ impl Worker {
                 last_work = now;
             }
             if worked || self.must_poll() || now.duration_since(last_work) < self.window() {
-                let more = self.slots.iter().any(|s| s.more);
-                if (more || rounds.is_multiple_of(self.rounds_per_look()))
-                    && self.look(Some(Duration::ZERO))?
-                {
-                    break;
+                due |= self.slots.iter().any(|s| s.more);
+                due |= rounds.is_multiple_of(ROUNDS_PER_LOOK) && self.any_trapped();
+                if due {
+                    last_look = now;
+                    if self.look(Some(Duration::ZERO))? {
+                        break;
+                    }
                 }
                 if !worked && self.shares_cpu && rounds.is_multiple_of(ROUNDS_PER_YIELD) {
                     rustix::thread::sched_yield();
@@ -161,18 +166,14 @@ impl Worker {
     }
 
     /// Clients that do not use shadow doorbells, or not yet, announce their commands on the socket.
-    fn rounds_per_look(&self) -> u32 {
+    fn any_trapped(&self) -> bool {
         let trapped = |s: &Slot| {
             let controller = &s.device.controller;
             s.connection.is_some()
                 && !controller.shadowed()
                 && !controller.config().mapped_doorbells
         };
-        if self.slots.iter().any(trapped) {
-            ROUNDS_PER_LOOK_TRAPPED
-        } else {
-            ROUNDS_PER_LOOK
-        }
+        self.slots.iter().any(trapped)
     }
 
     /// One round over all controllers and the ring.
