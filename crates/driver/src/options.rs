@@ -84,6 +84,9 @@ pub enum ShadowMemory {
 pub struct QueueOptions {
     /// Commands that can be in flight; limited by what the controller allows (CAP.MQES) and by 32,767.
     pub depth: u32,
+    /// Entries of the submission queue, at least; one more than `depth`, if that is more. A ring that is never nearly full
+    /// is cheaper for both sides: doorbells, EventIdx and the completion queue's head move seldom.
+    pub entries: u32,
     /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait) can sleep. Without it
     /// waiting is polling. Costs the device an interrupt for each batch of completions, asked for or not.
     pub interrupts: bool,
@@ -95,6 +98,7 @@ impl Default for QueueOptions {
     fn default() -> Self {
         Self {
             depth: 128,
+            entries: 128,
             interrupts: true,
             poll_window: Duration::from_micros(50),
         }

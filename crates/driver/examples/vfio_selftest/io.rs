@@ -85,6 +85,8 @@ fn queue_options(sleepy: bool) -> QueueOptions {
         } else {
             Duration::from_millis(10)
         },
+        // Small rings, so that they wrap often.
+        entries: 0,
     }
 }
 

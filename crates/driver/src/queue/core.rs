@@ -91,10 +91,11 @@ impl Core {
         qid: u16,
     ) -> Result<Self, Error> {
         let limits = shared.limits;
-        let sq_entries = options.depth.clamp(1, 0x7fff) + 1;
+        let depth = options.depth.clamp(1, 0x7fff);
+        let sq_entries = options.entries.clamp(depth + 1, 0x8000);
         let sq_entries = sq_entries.min(limits.queue_entries).max(2);
         let cq_entries = (sq_entries * 2).min(limits.queue_entries);
-        let depth = sq_entries - 1;
+        let depth = depth.min(sq_entries - 1);
         let max_blocks = (limits.max_transfer >> namespace.block_shift).clamp(1, MAX_BLOCKS);
         let largest = max_blocks << namespace.block_shift;
         let each = data::list_bytes(largest, limits.page_size) as usize;

@@ -154,6 +154,7 @@ impl Target for DeviceTarget {
             interrupts: self.interrupt,
             // Whoever asks for interrupts is to see what they cost.
             poll_window: Duration::ZERO,
+            ..QueueOptions::default()
         };
         let (device, namespace) = match &self.place {
             Place::Open(device, namespace) => (device.clone(), *namespace),

@@ -28,6 +28,8 @@ fn rounds(window: &str) {
     let device = target.open().unwrap();
     let options = QueueOptions {
         depth: 4,
+        // So that it wraps often.
+        entries: 5,
         interrupts: false,
         ..QueueOptions::default()
     };
