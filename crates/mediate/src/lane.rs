@@ -171,7 +171,9 @@ impl Lane {
     #[inline]
     pub fn start(&mut self, plan: &Plan, job: &mut Job<'_>) -> Result<(), Status> {
         let Some(&index) = self.flight.free.last() else {
-            return Err(Status::COMMAND_INTERRUPTED);
+            // A host that is told to try again must not do so for ever.
+            let gone = self.queue.is_gone();
+            return Err(refusal(if gone { Refusal::Gone } else { Refusal::Full }));
         };
         self.flight.tables.keep_up();
         job.translator.follow(job.map, self.flight.tables.number());

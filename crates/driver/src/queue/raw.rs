@@ -177,6 +177,12 @@ impl QueuePair {
         }
     }
 
+    /// No command is taken any more, whatever room there is: [`Refusal::Gone`].
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.core.as_ref().is_none_or(|core| core.dead)
+    }
+
     /// Commands that can be submitted now.
     #[inline]
     pub fn room(&self) -> usize {

@@ -45,7 +45,7 @@ impl<const N: usize> Line<N> {
             if spins.is_multiple_of(1024) && stop.load(Ordering::Relaxed) {
                 return false;
             }
-            std::hint::spin_loop();
+            // No pause: on some processors it takes longer than the line.
         }
         rest.iter()
             .all(|word| word.load(Ordering::Relaxed) == round)

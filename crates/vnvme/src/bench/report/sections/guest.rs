@@ -22,7 +22,7 @@ pub fn guest(results: &Results) -> Section {
         "qemu dbcs off",
         "qemu dbcs on",
     ];
-    let more = ["vnvme shadow on default window", "vnvme shadow on sleeping"];
+    let more = ["vnvme shadow on sleeping"];
     for case in cases.into_iter().chain(more) {
         view.row(&mut iops, case, case, &points, "iops", quantity);
         view.row(&mut mmio, case, case, &points, "mmio_per_io", per_io);
@@ -78,8 +78,8 @@ pub fn guest(results: &Results) -> Section {
         id: "guest",
         title: "In a Linux guest".into(),
         intro: "fio with libaio, 4 KiB direct random reads, on the stock nvme driver of a Linux guest with one virtual CPU: \
-                vnvme on a null volume, and QEMU's own controller on null-co. vnvme's worker polls from one \
-                I/O to the next; default window: as long as it does when nothing is said; sleeping: not at all. Where the \
+                vnvme on a null volume, and QEMU's own controller on null-co. vnvme's worker polls as long as it \
+                does when nothing is said, where its window follows the guest; sleeping: not at all. Where the \
                 guest is emulated instead of virtualised, its own instructions take most of the time."
             .into(),
         tables: filled(vec![iops, mmio, idle]),
