@@ -142,6 +142,71 @@ fn work(server: &mut Server, replies: &mut Vec<u8>) {
     }
 }
 
+/// Delivers the messages one by one, then cut at `cuts` (stream offsets), the server working after those pieces for which
+/// `pumps`, over and over, says so: both make the same calls and have the same replies.
+fn calls_by_split(steps: &[Step], cuts: &[usize], pumps: &[bool], defer: bool, work_per_call: u32) {
+    let files: Vec<_> = (0..16).map(|_| memfd()).collect();
+    let mut next_file = 0;
+    let mut messages = vec![Piece {
+        bytes: bare_version(0),
+        fds: vec![],
+    }];
+    for (i, step) in steps.iter().enumerate() {
+        let (bytes, count) = encode(i as u16, step);
+        let fds = (0..count).map(|n| (next_file + n) % files.len()).collect();
+        next_file += count;
+        messages.push(Piece { bytes, fds });
+    }
+
+    // One by one.
+    let mut server = Server::new();
+    server.device.defer = defer;
+    let replies = deliver(&mut server, &files, &messages, |_| true);
+    let calls = server.take_calls();
+
+    // Cut anywhere, but so that no packet with descriptors also has the beginning of another message that may have
+    // some: no client does that, and no server could tell which is meant.
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut position = 0;
+    for message in &messages {
+        let command = Command(u16::from_ne_bytes([message.bytes[2], message.bytes[3]]));
+        for (i, byte) in message.bytes.iter().enumerate() {
+            let forced = i == 0 && (command.may_carry_fds() || !message.fds.is_empty());
+            if forced || position == 0 || cuts.contains(&position) {
+                pieces.push(Piece {
+                    bytes: vec![],
+                    fds: if i == 0 { message.fds.clone() } else { vec![] },
+                });
+            }
+            pieces.last_mut().unwrap().bytes.push(*byte);
+            position += 1;
+        }
+    }
+    let mut server = Server::with_limits(Limits {
+        work_per_call,
+        ..Limits::default()
+    });
+    server.device.defer = defer;
+    let cut_replies = deliver(&mut server, &files, &pieces, |i| pumps[i % pumps.len()]);
+    assert_eq!(server.take_calls(), calls);
+    assert_eq!(cut_replies, replies);
+}
+
+/// Three messages' descriptors come before the first one can be handed out.
+#[test]
+fn descriptors_of_three_messages_are_held() {
+    let irqs = || Step::Irqs {
+        count: 16,
+        fds: true,
+    };
+    let steps = [irqs(), irqs(), irqs()];
+    let version = bare_version(0).len();
+    let size = encode(0, &irqs()).0.len();
+    // The first two arrive byte first.
+    let cuts = [version + 1, version + size + 1];
+    calls_by_split(&steps, &cuts, &[false], false, 70);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -153,42 +218,7 @@ proptest! {
         defer in any::<bool>(),
         work_per_call in 1..70u32,
     ) {
-        let files: Vec<_> = (0..16).map(|_| memfd()).collect();
-        let mut next_file = 0;
-        let mut messages = vec![Piece { bytes: bare_version(0), fds: vec![] }];
-        for (i, step) in steps.iter().enumerate() {
-            let (bytes, count) = encode(i as u16, step);
-            let fds = (0..count).map(|n| (next_file + n) % files.len()).collect();
-            next_file += count;
-            messages.push(Piece { bytes, fds });
-        }
-
-        // One by one.
-        let mut server = Server::new();
-        server.device.defer = defer;
-        let replies = deliver(&mut server, &files, &messages, |_| true);
-        let calls = server.take_calls();
-
-        // Cut anywhere, but so that no packet with descriptors also has the beginning of another message that may have
-        // some: no client does that, and no server could tell which is meant.
-        let mut pieces: Vec<Piece> = Vec::new();
-        let mut position = 0;
-        for message in &messages {
-            let command = Command(u16::from_ne_bytes([message.bytes[2], message.bytes[3]]));
-            for (i, byte) in message.bytes.iter().enumerate() {
-                let forced = i == 0 && (command.may_carry_fds() || !message.fds.is_empty());
-                if forced || position == 0 || cuts.contains(&position) {
-                    pieces.push(Piece { bytes: vec![], fds: if i == 0 { message.fds.clone() } else { vec![] } });
-                }
-                pieces.last_mut().unwrap().bytes.push(*byte);
-                position += 1;
-            }
-        }
-        let mut server = Server::with_limits(Limits { work_per_call, ..Limits::default() });
-        server.device.defer = defer;
-        let cut_replies = deliver(&mut server, &files, &pieces, |i| pumps[i % pumps.len()]);
-        prop_assert_eq!(server.take_calls(), calls);
-        prop_assert_eq!(cut_replies, replies);
+        calls_by_split(&steps, &cuts, &pumps, defer, work_per_call);
     }
 
     #[test]
