@@ -50,7 +50,7 @@ mod url;
 pub use claim::{Extent, Overlap, claim};
 pub use clock::{Clock, SystemClock};
 pub use error::{IoError, IoErrorKind, VolumeError};
-pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume};
+pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, MAX_WEIGHT, ShareHandle};
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume};
 pub use info::{Info, Kind};

@@ -2,10 +2,13 @@
 
 use crate::request::check_range;
 use crate::{
-    Completion, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError,
+    VolumeQueue,
 };
 use dma::View;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How a [`NullVolume`] behaves.
@@ -19,6 +22,9 @@ pub struct NullOptions {
     pub read_only: bool,
     /// Each request completes this long after it was submitted, by [`VolumeQueue::poll`]; zero: at once, by `submit`.
     pub latency: Duration,
+    /// Requests that are worked on at one time, over all queues; the others wait for their turn, in the order of their
+    /// coming. 0: as many as there are. Means nothing without a latency.
+    pub units: usize,
 }
 
 /// A volume that completes every request and touches nothing.
@@ -27,7 +33,50 @@ pub struct NullOptions {
 #[derive(Debug)]
 pub struct NullVolume {
     options: NullOptions,
+    /// What several volumes have in common, and its name.
+    device: Option<Arc<Units>>,
+    root: Option<String>,
 }
+
+/// The units of a device that works on so many requests at a time, each for equally long. The n-th request begins when
+/// the one `units` before it is over.
+#[derive(Debug)]
+struct Units {
+    epoch: Instant,
+    next: AtomicUsize,
+    /// Until when each is at work, in nanoseconds since the epoch.
+    busy: Box<[AtomicU64]>,
+}
+
+impl Units {
+    fn new(count: usize) -> Self {
+        Self {
+            epoch: Instant::now(),
+            next: AtomicUsize::new(0),
+            busy: (0..count).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// When a request that comes now is over.
+    fn end(&self, now: Instant, latency: Duration) -> Option<Instant> {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let (now, latency) = (
+            nanoseconds(now.saturating_duration_since(self.epoch)),
+            nanoseconds(latency),
+        );
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        let unit = self.busy.get(turn % self.busy.len().max(1))?;
+        let end = |until: u64| until.max(now).saturating_add(latency);
+        let before = unit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |until| {
+            Some(end(until))
+        });
+        let end = end(before.unwrap_or(0));
+        self.epoch.checked_add(Duration::from_nanos(end))
+    }
+}
+
+/// The named ones of this process.
+static DEVICES: Mutex<Vec<(String, Weak<Units>)>> = Mutex::new(Vec::new());
 
 impl NullVolume {
     /// A null volume of that size and behaviour.
@@ -38,7 +87,30 @@ impl NullVolume {
                 why: "it must hold at least one block",
             });
         }
-        Ok(Self { options })
+        let device = (options.units > 0).then(|| Arc::new(Units::new(options.units)));
+        Ok(Self {
+            options,
+            device,
+            root: None,
+        })
+    }
+
+    /// A part of the device of this name, which every volume of that name in this process is: they have its units in common
+    /// (as many as the first one asked for), and may not overlap.
+    pub fn named(mut self, name: &str) -> Self {
+        self.root = Some(format!("null device {name}"));
+        let Some(mine) = &self.device else {
+            return self;
+        };
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.retain(|(_, device)| device.strong_count() > 0);
+        let known = devices.iter().find(|(known, _)| known == name);
+        match known.and_then(|(_, device)| device.upgrade()) {
+            Some(known) => self.device = Some(known),
+            None => devices.push((name.into(), Arc::downgrade(mine))),
+        }
+        drop(devices);
+        self
     }
 }
 
@@ -69,12 +141,17 @@ impl Volume for NullVolume {
         Ok(Box::new(NullQueue {
             immediate: self.options.latency.is_zero(),
             options: self.options,
+            device: self.device.clone(),
             waiting: VecDeque::new(),
         }))
     }
 
     fn id(&self) -> Vec<u8> {
         format!("null:{}", self.options.size).into_bytes()
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        self.root.clone().map(Extent::whole)
     }
 }
 
@@ -83,7 +160,8 @@ struct NullQueue {
     options: NullOptions,
     /// There is no latency.
     immediate: bool,
-    /// Requests with a latency, in the order of their deadlines (which is that of submission: all wait equally long).
+    device: Option<Arc<Units>>,
+    /// Requests with a latency, in the order of their deadlines, which is that of submission.
     waiting: VecDeque<(Instant, Request)>,
 }
 
@@ -130,10 +208,12 @@ impl VolumeQueue for NullQueue {
         }
         // The deadline of a latency beyond the clock's range is now: the latency is an option of the user's own.
         let now = Instant::now();
-        self.waiting.push_back((
-            now.checked_add(self.options.latency).unwrap_or(now),
-            request,
-        ));
+        let latency = self.options.latency;
+        let end = match &self.device {
+            Some(device) => device.end(now, latency),
+            None => now.checked_add(latency),
+        };
+        self.waiting.push_back((end.unwrap_or(now), request));
         None
     }
 

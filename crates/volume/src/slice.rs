@@ -1,8 +1,8 @@
 //! A part of another volume.
 
 use crate::{
-    Completion, Extent, Info, Io, IoError, IoErrorKind, LimitHandle, Op, Request, Volume,
-    VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoError, IoErrorKind, LimitHandle, Op, Request, ShareHandle,
+    Volume, VolumeError, VolumeQueue,
 };
 use dma::View;
 use std::sync::Arc;
@@ -79,6 +79,10 @@ impl Volume for SliceVolume {
 
     fn limits(&self) -> Option<LimitHandle> {
         self.whole.limits()
+    }
+
+    fn share(&self) -> Option<ShareHandle> {
+        self.whole.share()
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {

@@ -1,6 +1,8 @@
 //! The door: a volume, and one worker's queue into it.
 
-use crate::{Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, VolumeError};
+use crate::{
+    Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, ShareHandle, VolumeError,
+};
 use dma::View;
 use std::fmt::Debug;
 use std::time::Instant;
@@ -26,6 +28,11 @@ pub trait Volume: Send + Sync + Debug {
 
     /// The volume's limits, if it has any that can be changed.
     fn limits(&self) -> Option<LimitHandle> {
+        None
+    }
+
+    /// The volume's share of the device that it lies in, if it has one that can be changed.
+    fn share(&self) -> Option<ShareHandle> {
         None
     }
 

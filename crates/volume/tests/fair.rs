@@ -21,7 +21,7 @@ type Slice = (u32, usize, u64);
 fn shares(depth: usize, slices: &[Slice]) -> Vec<u64> {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
-    let group = FairGroup::new(depth);
+    let group = FairGroup::with_clock(depth, clock.clone());
     let io = Io::new(Default::default());
     let load = |&(weight, depth, len): &Slice| {
         let volume = FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weight);
@@ -80,7 +80,7 @@ fn without_the_scheduler_the_deeper_load_wins() {
 fn a_pause_saves_nothing_up() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
-    let group = FairGroup::new(8);
+    let group = FairGroup::with_clock(8, clock.clone());
     let io = Io::new(Default::default());
     let volume = |weight| FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weight);
     let load = |volume: &FairVolume| Load::new(volume, &io, 32, |_| (Op::Read, 4096));
@@ -98,7 +98,7 @@ fn a_pause_saves_nothing_up() {
 fn a_limited_slice_leaves_the_rest_to_the_others() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
-    let group = FairGroup::new(8);
+    let group = FairGroup::with_clock(8, clock.clone());
     let io = Io::new(Default::default());
     let volume = || FairVolume::new(Arc::new(Way(device.clone())), group.clone(), 100);
     let limits = Limits {
@@ -126,7 +126,7 @@ fn a_limited_slice_leaves_the_rest_to_the_others() {
 fn queues_come_and_go_and_requests_are_cancelled() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
-    let group = FairGroup::new(2);
+    let group = FairGroup::with_clock(2, clock.clone());
     let io = Io::new(Default::default());
     let volume = FairVolume::new(Arc::new(Way(device.clone())), group, 1);
     let request = |tag| volume::Request {
@@ -167,4 +167,57 @@ fn queues_come_and_go_and_requests_are_cancelled() {
     over.clear();
     third.poll(&mut |completion| over.push((completion.tag, completion.result)));
     assert_eq!(over, [(9, Ok(()))]);
+}
+
+/// How two slices of a device of so many units get on, the loads' depths, weights, and whether one thread serves both:
+/// requests of each in a second, after one that they have to find the device's depth.
+fn settled(units: usize, depths: [usize; 2], weights: [u32; 2], one_thread: bool) -> [u64; 2] {
+    let clock = Simulated::new();
+    let device = Device::with_units(&clock, LATENCY, units);
+    let group = FairGroup::with_clock(32, clock.clone());
+    let first = Io::new(Default::default());
+    let second = Io::new(Default::default());
+    let load = |at: usize, io: &Io| {
+        let volume = FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weights[at]);
+        Load::new(&volume, io, depths[at], |_| (Op::Read, 4096))
+            .thinking(&clock, Duration::from_micros(10))
+    };
+    let second = if one_thread { &first } else { &second };
+    let mut loads = [load(0, &first), load(1, second)];
+    run(&clock, &device, Duration::from_secs(1), &mut loads);
+    let before = [loads[0].requests, loads[1].requests];
+    run(&clock, &device, Duration::from_secs(1), &mut loads);
+    [loads[0].requests - before[0], loads[1].requests - before[1]]
+}
+
+#[test]
+fn few_requests_get_their_share_of_a_device_that_queues_inside() {
+    // All of the first one's requests are in the device at once, and each waits there behind the other's: the scheduler
+    // has none to prefer. Only a smaller depth helps.
+    for one_thread in [true, false] {
+        for (units, few) in [(1, 4), (2, 4), (4, 6), (8, 8)] {
+            let got = settled(units, [few, 64], [100, 100], one_thread);
+            let all = (got[0] + got[1]) as f64;
+            let share = got[0] as f64 / all;
+            let case = format!("{units} units, {few} requests, one thread {one_thread}: {got:?}");
+            assert!((0.45..=0.55).contains(&share), "{case}");
+            assert!(all > 0.9 * units as f64 * 10_000.0, "{case}");
+        }
+        let got = settled(2, [64, 16], [100, 300], one_thread);
+        let share = got[1] as f64 / (got[0] + got[1]) as f64;
+        assert!(
+            (0.72..=0.78).contains(&share),
+            "{got:?} one thread {one_thread}"
+        );
+    }
+}
+
+#[test]
+fn who_wants_little_slows_nobody_down() {
+    // A device of many units has no use for a smaller depth, whatever the first one loses.
+    for one_thread in [true, false] {
+        let got = settled(32, [1, 64], [100, 100], one_thread);
+        assert!(got[0] > 7_500, "{got:?}");
+        assert!(got[0] + got[1] > 290_000, "{got:?}");
+    }
 }

@@ -1,15 +1,21 @@
-//! Fair shares of one device: slices of a volume, each with a weight, behind one scheduler on each worker.
+//! Fair shares of one device: slices of a volume, each with a weight, in one group for the whole process.
 //!
 //! A device that is given more requests than it can work on at once decides itself whose turn it is, and whoever has most
-//! requests outstanding wins. So the scheduler keeps only as many in the device as it needs, the group's depth, and gives
-//! each place that becomes free to the slice that has had least for its weight. The depth should be that from which on
-//! the device does not become faster; above it shares follow the load again.
+//! requests outstanding wins. So the group keeps only as many in the device as it needs, its depth, and gives each place
+//! that becomes free to the slice that has had least for its weight ([`scheduler`]). Places and virtual times are atomic
+//! numbers which all threads that serve slices of the group have in common ([`group`]).
 //!
-//! Slices on different workers do not know of each other: each worker shares out its own places.
+//! The depth has to be that from which on the device does not become faster: below it the device idles, above it requests
+//! queue up inside, where shares follow the load again. A slice with few requests outstanding suffers first: all of them
+//! wait inside, behind those of others. This is noticed, and answered by trying a smaller depth ([`tuner`]).
 
+mod group;
 mod scheduler;
+mod tuner;
 
+use crate::clock::{Clock, SystemClock};
 use crate::{Completion, Extent, Info, Io, LimitHandle, Request, Volume, VolumeError, VolumeQueue};
+use group::{Group, Share};
 use scheduler::{Flow, Scheduler};
 use std::any::Any;
 use std::cell::RefCell;
@@ -18,27 +24,27 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The weight of a slice that says nothing else.
 pub const DEFAULT_WEIGHT: u32 = 100;
-/// Requests of a group in the device at one time, where nothing else is said.
+/// The largest weight.
+pub const MAX_WEIGHT: u32 = 10_000;
+/// Requests of a group in the device at one time, at most, where nothing else is said.
 pub const DEFAULT_DEPTH: usize = 32;
 
 /// Volumes that share a device.
 #[derive(Debug, Clone)]
 pub struct FairGroup(Arc<Group>);
 
-#[derive(Debug)]
-struct Group {
-    depth: usize,
-}
-
 /// The groups of this process, by what their volumes lie in.
 static GROUPS: Mutex<Vec<(String, Weak<Group>)>> = Mutex::new(Vec::new());
 
 impl FairGroup {
-    /// A group that keeps at most `depth` requests (1 at least) in the device, on each worker.
+    /// A group that keeps at most `depth` requests (1 at least) in the device, over all threads.
     pub fn new(depth: usize) -> Self {
-        Self(Arc::new(Group {
-            depth: depth.max(1),
-        }))
+        Self::with_clock(depth, Arc::new(SystemClock))
+    }
+
+    /// The same with another clock, for tests.
+    pub fn with_clock(depth: usize, clock: Arc<dyn Clock>) -> Self {
+        Self(Arc::new(Group::new(depth.max(1), clock)))
     }
 
     /// The group of all volumes of this process in `root` (see [`Extent::root`]). The first one decides its depth: what it
@@ -48,10 +54,10 @@ impl FairGroup {
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(known, _)| known == root);
         if let Some(group) = known.and_then(|(_, group)| group.upgrade()) {
-            if depth.is_some_and(|depth| depth != group.depth) {
+            if depth.is_some_and(|depth| depth != group.most()) {
                 tracing::warn!(
                     "{root}: share-depth={} stays as the first slice has set it",
-                    group.depth
+                    group.most()
                 );
             }
             return Self(group);
@@ -71,10 +77,34 @@ impl FairGroup {
         if let Some(Ok(scheduler)) = found.map(Rc::downcast) {
             return scheduler;
         }
-        let scheduler = Rc::new(RefCell::new(Scheduler::new(self.0.depth)));
+        let scheduler = Rc::new(RefCell::new(Scheduler::new(self.0.clone())));
         let any: Rc<dyn Any> = scheduler.clone();
         known.push((key, Rc::downgrade(&any)));
         scheduler
+    }
+}
+
+/// A volume's share of its group, to be read and changed by anyone while it is in use.
+#[derive(Debug, Clone)]
+pub struct ShareHandle {
+    share: Arc<Share>,
+    group: FairGroup,
+}
+
+impl ShareHandle {
+    /// Its weight.
+    pub fn weight(&self) -> u32 {
+        self.share.weight()
+    }
+
+    /// Sets its weight, from 1 to [`MAX_WEIGHT`]: also for what waits already.
+    pub fn set_weight(&self, weight: u32) {
+        self.share.set_weight(weight);
+    }
+
+    /// Requests of the group that are kept in the device while several of it want it, as it is now, and at most.
+    pub fn depth(&self) -> (usize, usize) {
+        (self.group.0.depth(), self.group.0.most())
     }
 }
 
@@ -82,17 +112,17 @@ impl FairGroup {
 #[derive(Debug)]
 pub struct FairVolume {
     volume: Arc<dyn Volume>,
-    group: FairGroup,
-    weight: u32,
+    handle: ShareHandle,
 }
 
 impl FairVolume {
-    /// `volume` in a group; its share is its weight (1 at least) among the weights of those that want more than they get.
+    /// `volume` in a group; its share is its weight (1 to [`MAX_WEIGHT`]) among the weights of those that want more than
+    /// they get.
     pub fn new(volume: Arc<dyn Volume>, group: FairGroup, weight: u32) -> Self {
+        let share = Arc::new(Share::new(weight));
         Self {
             volume,
-            group,
-            weight: weight.max(1),
+            handle: ShareHandle { share, group },
         }
     }
 }
@@ -104,13 +134,15 @@ impl Volume for FairVolume {
 
     fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
         let queue = self.volume.open(io)?;
-        let scheduler = self.group.scheduler(io);
-        let flow = scheduler.borrow_mut().enter(Flow::new(queue, self.weight));
+        let ShareHandle { share, group } = &self.handle;
+        let scheduler = group.scheduler(io);
+        let flow = Flow::new(queue, group.0.enter(share.clone()));
+        let flow = scheduler.borrow_mut().enter(flow);
         Ok(Box::new(FairQueue {
             scheduler,
             flow,
             // Kept so that the group is found by the next one.
-            _group: self.group.clone(),
+            _group: group.clone(),
         }))
     }
 
@@ -124,6 +156,10 @@ impl Volume for FairVolume {
 
     fn limits(&self) -> Option<LimitHandle> {
         self.volume.limits()
+    }
+
+    fn share(&self) -> Option<ShareHandle> {
+        Some(self.handle.clone())
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {
@@ -175,5 +211,6 @@ impl Drop for FairQueue {
         let flow = self.scheduler.borrow_mut().leave(self.flow);
         // This may wait for the device: the others can go on as soon as it is over.
         drop(flow);
+        self.scheduler.borrow_mut().settle();
     }
 }

@@ -1,28 +1,26 @@
 //! Start-time fair queueing with a bounded depth (Goyal, Vin, Cheng 1996; SFQ(D): Jin, Chase, Kaur 2004).
 //!
-//! Each flow has a start tag: the virtual time at which its next request would begin if the flow had had exactly its
-//! share so far. The flow with the smallest one is served next; that tag is the virtual time then. A flow that had
-//! nothing to do begins at the virtual time, or a device full of requests before it: it saves nothing else up.
+//! Each share has a start tag: the virtual time at which its next request would begin if it had had exactly its share so
+//! far. The one with the smallest is served next; that tag is the virtual time then.
 //!
-//! While several flows are busy, places are given away only when the worker polls, once in a round: then all of them have
-//! had the chance to submit again, and whoever is behind is not passed over just because his completions came last.
+//! Each thread serves its own queues, and leaves places to those of other threads that are further behind and wait. While
+//! several queues are busy, places are given away only when the worker polls, once in a round: then all of them have had
+//! the chance to submit again, and whoever is behind is not passed over just because his completions came last.
 
+use super::group::{Entry, Group, LEAST};
 use crate::{Completion, IoErrorKind, Op, Request, VolumeQueue};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Cheapest request, in bytes: small ones cost the device as much as these.
-const LEAST: u64 = 4096;
-/// Fraction bits of virtual time, so that weights divide it well.
-const FRACTION: u32 = 16;
+/// How long a thread sleeps at most while requests wait for places: other threads give them back without a word.
+const NAP: Duration = Duration::from_micros(50);
 
 /// One slice's queue in a scheduler.
 pub(super) struct Flow {
     queue: Box<dyn VolumeQueue>,
-    weight: u32,
+    entry: Arc<Entry>,
     waiting: VecDeque<Request>,
-    /// Virtual time at which the next request starts: its predecessor's end, or later.
-    start: u128,
     /// It had requests in the last round.
     busy: bool,
     /// Completions that came while another flow's turn was taken, and cancelled requests.
@@ -32,12 +30,11 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn new(queue: Box<dyn VolumeQueue>, weight: u32) -> Self {
+    pub(super) fn new(queue: Box<dyn VolumeQueue>, entry: Arc<Entry>) -> Self {
         Self {
             queue,
-            weight: weight.max(1),
+            entry,
             waiting: VecDeque::new(),
-            start: 0,
             busy: false,
             done: VecDeque::new(),
             spare: VecDeque::new(),
@@ -45,12 +42,17 @@ impl Flow {
     }
 }
 
-/// All flows of a group on one worker.
+/// All flows of a group on one thread.
 pub(super) struct Scheduler {
+    group: Arc<Group>,
     flows: Vec<Option<Flow>>,
-    /// Start tag of the request that was started last.
-    now: u128,
-    depth: usize,
+    /// Places that its requests have.
+    taken: usize,
+    /// Other threads' queues, as of a generation of the group.
+    others: Vec<Arc<Entry>>,
+    generation: usize,
+    /// Nobody else, here or elsewhere, was at work lately.
+    alone: bool,
 }
 
 /// What a request costs, in bytes.
@@ -61,17 +63,15 @@ fn cost(request: &Request) -> u64 {
     }
 }
 
-/// Virtual time that `cost` bytes take at a weight.
-fn time(cost: u64, weight: u32) -> u128 {
-    (u128::from(cost) << FRACTION) / u128::from(weight)
-}
-
 impl Scheduler {
-    pub(super) fn new(depth: usize) -> Self {
+    pub(super) fn new(group: Arc<Group>) -> Self {
         Self {
+            group,
             flows: Vec::new(),
-            now: 0,
-            depth,
+            taken: 0,
+            others: Vec::new(),
+            generation: 0,
+            alone: true,
         }
     }
 
@@ -87,7 +87,9 @@ impl Scheduler {
     }
 
     pub(super) fn leave(&mut self, index: usize) -> Option<Flow> {
-        self.flows.get_mut(index)?.take()
+        let flow = self.flows.get_mut(index)?.take()?;
+        flow.entry.see(1, false, false);
+        Some(flow)
     }
 
     fn flow(&self, index: usize) -> Option<&Flow> {
@@ -100,18 +102,18 @@ impl Scheduler {
 
     /// Takes a request, and starts it at once if nobody else is there.
     pub(super) fn submit(&mut self, index: usize, request: Request) -> Option<Completion> {
-        let (tag, now) = (request.tag, self.now);
+        let tag = request.tag;
         let others = self.flows.iter().enumerate();
         let alone = others
             .filter(|(i, _)| *i != index)
             .all(|(_, flow)| flow.as_ref().is_none_or(|flow| !flow.busy));
-        let full = time(LEAST * self.depth as u64, 1);
+        let alone = alone && self.alone;
+        let group = self.group.clone();
         let Some(flow) = self.flow_mut(index) else {
             return Some(request.complete(Err(IoErrorKind::Gone.into())));
         };
         if flow.waiting.is_empty() {
-            let earliest = now.saturating_sub(full / u128::from(flow.weight));
-            flow.start = flow.start.max(earliest);
+            group.begin(&flow.entry.share, flow.busy);
         }
         flow.waiting.push_back(request);
         flow.busy = true;
@@ -127,33 +129,99 @@ impl Scheduler {
         }
     }
 
-    /// Starts as many requests as there are places, each of the flow that is behind the most.
-    fn start(&mut self) {
-        let flows = || self.flows.iter().flatten();
-        if flows().all(|flow| flow.waiting.is_empty()) {
+    /// Gives back the places of those that are over.
+    pub(super) fn settle(&mut self) {
+        let flows = self.flows.iter().flatten();
+        let busy: usize = flows.map(|flow| flow.queue.in_flight()).sum();
+        // One flow that leaves is not among them any more, and over.
+        self.group.give_back(self.taken.saturating_sub(busy));
+        self.taken = self.taken.min(busy);
+    }
+
+    /// Tells other threads what this one has to do, and sees what they have.
+    fn look_around(&mut self) {
+        if let Some(all) = self.group.entries(&mut self.generation) {
+            let own = |entry: &Arc<Entry>| {
+                let mut flows = self.flows.iter().flatten();
+                flows.any(|flow| Arc::ptr_eq(&flow.entry, entry))
+            };
+            self.others = all.into_iter().filter(|entry| !own(entry)).collect();
+        }
+        let own = self.flows.iter().flatten().filter(|flow| flow.busy).count();
+        if own + self.others.len() <= 1 {
+            self.alone = true;
             return;
         }
-        let mut busy: usize = flows().map(|flow| flow.queue.in_flight()).sum();
-        while busy < self.depth {
+        let now = self.group.clock();
+        for flow in self.flows.iter().flatten() {
+            let (waiting, busy) = (!flow.waiting.is_empty(), flow.busy);
+            flow.entry.see(now, waiting, busy);
+        }
+        self.alone = own <= 1 && !self.others.iter().any(|entry| entry.was_busy(now));
+        if !self.alone {
+            self.group.tune(now);
+        }
+    }
+
+    /// Starts as many requests as there are places, each of the flow that is behind the most; another thread's, which is
+    /// left to that thread.
+    fn start(&mut self) {
+        self.settle();
+        if self.flows.iter().flatten().all(|f| f.waiting.is_empty()) {
+            return;
+        }
+        let now = if self.others.is_empty() {
+            0
+        } else {
+            self.group.clock()
+        };
+        let base = self.flows.iter().flatten().map(|f| f.entry.share.start());
+        let Some(base) = base.reduce(|a, b| {
+            if a.wrapping_sub(b).cast_signed() < 0 {
+                a
+            } else {
+                b
+            }
+        }) else {
+            return;
+        };
+        loop {
             let waiting = self.flows.iter_mut().flatten();
             let waiting = waiting.filter(|flow| !flow.waiting.is_empty());
-            let Some(flow) = waiting.min_by_key(|flow| flow.start) else {
-                return;
+            // Distances from the one that is behind the most keep their order when the virtual time begins again.
+            let first = waiting.min_by_key(|flow| flow.entry.share.start().wrapping_sub(base));
+            let Some(flow) = first else {
+                break;
             };
+            let start = flow.entry.share.start();
+            if self
+                .others
+                .iter()
+                .any(|other| other.goes_before(start, now))
+            {
+                break;
+            }
+            if !self.group.take(self.alone) {
+                break;
+            }
             let Some(request) = flow.waiting.pop_front() else {
-                return;
+                self.group.give_back(1);
+                break;
             };
-            self.now = flow.start;
-            flow.start += time(cost(&request), flow.weight);
+            self.group.charge(&flow.entry.share, cost(&request));
             match flow.queue.submit(request) {
-                Some(completion) => flow.done.push_back(completion),
-                None => busy += 1,
+                Some(completion) => {
+                    self.group.give_back(1);
+                    flow.done.push_back(completion);
+                }
+                None => self.taken += 1,
             }
         }
     }
 
     /// Gives free places away, then answers what is over of a flow: what becomes free by that waits for the next round.
     pub(super) fn poll(&mut self, index: usize) -> VecDeque<Completion> {
+        self.look_around();
         self.start();
         for flow in self.flows.iter_mut().flatten() {
             flow.busy = !flow.waiting.is_empty() || flow.queue.in_flight() > 0;
@@ -186,18 +254,21 @@ impl Scheduler {
 
     pub(super) fn next_deadline(&self, index: usize) -> Option<Instant> {
         let flow = self.flow(index)?;
-        let busy = || -> usize {
-            self.flows
-                .iter()
-                .flatten()
-                .map(|flow| flow.queue.in_flight())
-                .sum()
-        };
-        if !flow.waiting.is_empty() && busy() < self.depth {
-            // There are places for the next round.
-            return Some(Instant::now());
+        let own = flow.queue.next_deadline();
+        if flow.waiting.is_empty() {
+            return own;
         }
-        flow.queue.next_deadline()
+        // Places of this thread that are free now are given away in the next round.
+        let flows = self.flows.iter().flatten();
+        let busy: usize = flows.map(|flow| flow.queue.in_flight()).sum();
+        let nap = if busy < self.taken || self.group.has_place(self.alone) {
+            Some(self.group.after(Duration::ZERO))
+        } else if self.others.is_empty() {
+            None
+        } else {
+            Some(self.group.after(NAP))
+        };
+        nap.into_iter().chain(own).min()
     }
 
     pub(super) fn cancel(&mut self, index: usize, tag: u64) {
@@ -212,5 +283,11 @@ impl Scheduler {
             }
             None => flow.queue.cancel(tag),
         }
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.group.give_back(self.taken);
     }
 }

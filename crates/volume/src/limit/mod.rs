@@ -9,7 +9,8 @@ mod bucket;
 
 use crate::clock::{Clock, SystemClock};
 use crate::{
-    Completion, Extent, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Extent, Info, Io, IoErrorKind, Op, Request, ShareHandle, Volume, VolumeError,
+    VolumeQueue,
 };
 use bucket::{Bucket, PER_NANOSECOND};
 use std::cell::Cell;
@@ -236,6 +237,10 @@ impl Volume for LimitVolume {
 
     fn limits(&self) -> Option<LimitHandle> {
         Some(self.handle())
+    }
+
+    fn share(&self) -> Option<ShareHandle> {
+        self.volume.share()
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {

@@ -116,7 +116,7 @@ pub enum OpenError {
 
 const FILE: &[&str] = &["read-only", "direct", "lock", "block-size"];
 const MEM: &[&str] = &["read-only"];
-const NULL: &[&str] = &["read-only", "read-zeroes", "latency"];
+const NULL: &[&str] = &["read-only", "read-zeroes", "latency", "units", "name"];
 
 /// Opens what `url` names.
 ///
@@ -124,7 +124,7 @@ const NULL: &[&str] = &["read-only", "read-zeroes", "latency"];
 /// |---|---|---|
 /// | `PATH`, `file://PATH` | raw file or block device | `direct=auto\|on\|off`, `lock=on\|off`, `block-size=SIZE` |
 /// | `mem://SIZE` | memory | |
-/// | `null://SIZE` | nothing | `read-zeroes=on\|off`, `latency=DURATION` |
+/// | `null://SIZE` | nothing | `read-zeroes=on\|off`, `latency=DURATION`, `units=N` (at one time), `name=NAME` (a device of slices) |
 ///
 /// All have `read-only=on|off` and the options of [`Extras::split`] (a part of the volume). A path is taken as it is when
 /// a file of that very name exists, even with a `?` in it; in `file://` URLs bytes can be written as `%` and two
@@ -204,13 +204,23 @@ fn open_whole(url: &str, open: OpenOptions) -> Result<Whole, OpenError> {
                 latency: options
                     .take("latency", parse_duration)?
                     .unwrap_or(Duration::ZERO),
+                units: options.take("units", units)?.unwrap_or(0),
             })?;
-            Ok(Whole::new(volume))
+            let name = options.take("name", |name| Ok(name.to_owned()))?;
+            Ok(Whole::new(match name {
+                Some(name) => volume.named(&name),
+                None => volume,
+            }))
         }
         scheme => Err(OpenError::Scheme {
             scheme: scheme.into(),
         }),
     }
+}
+
+fn units(text: &str) -> Result<usize, &'static str> {
+    let number = text.parse().ok().filter(|n| (1..=4096).contains(n));
+    number.ok_or("a number from 1 to 4096 is expected")
 }
 
 /// RFC 3986, 3.1. Anything else before `://` is part of a path.

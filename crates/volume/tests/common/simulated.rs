@@ -1,4 +1,4 @@
-//! A device in simulated time: every request takes equally long, however many there are at once.
+//! A device in simulated time: every request takes about equally long, and so many are worked on at a time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -45,6 +45,8 @@ impl Clock for Simulated {
 pub struct Device {
     clock: Arc<Simulated>,
     latency: Duration,
+    /// Until when each of its units is at work, if they are counted, and whose turn it is.
+    units: Mutex<(usize, Vec<Instant>)>,
     /// Requests in the device, and the most that there were.
     pub busy: AtomicUsize,
     pub most: AtomicUsize,
@@ -53,14 +55,39 @@ pub struct Device {
 }
 
 impl Device {
+    /// A device that works on everything at once.
     pub fn new(clock: &Arc<Simulated>, latency: Duration) -> Arc<Self> {
+        Self::with_units(clock, latency, 0)
+    }
+
+    /// A device that works on so many requests at a time; the others wait in it, in the order of their coming.
+    pub fn with_units(clock: &Arc<Simulated>, latency: Duration, units: usize) -> Arc<Self> {
         Arc::new(Self {
+            units: Mutex::new((0, vec![clock.now(); units])),
             clock: clock.clone(),
             latency,
             busy: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             ends: Mutex::new(Vec::new()),
         })
+    }
+
+    /// When a request that comes now will be over.
+    fn end(&self) -> Instant {
+        let now = self.clock.now();
+        let mut units = self.units.lock().unwrap();
+        let (turn, units) = &mut *units;
+        if units.is_empty() {
+            return now + self.latency;
+        }
+        let count = units.len();
+        let unit = &mut units[*turn % count];
+        *turn += 1;
+        // A fifth more or less, so that not all requests end at the same time for ever.
+        let random = (*turn as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let time = self.latency.mul_f64(0.8 + 0.4 * random as f64 / 65536.0);
+        *unit = now.max(*unit) + time;
+        *unit
     }
 
     /// When the next request will be over.
@@ -109,9 +136,10 @@ struct Queue {
 
 impl VolumeQueue for Queue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
-        let end = self.device.clock.now() + self.device.latency;
+        let end = self.device.end();
         self.device.ends.lock().unwrap().push(end);
-        self.waiting.push_back((end, request));
+        let place = self.waiting.partition_point(|(other, _)| *other <= end);
+        self.waiting.insert(place, (end, request));
         let busy = self.device.busy.fetch_add(1, Ordering::Relaxed) + 1;
         self.device.most.fetch_max(busy, Ordering::Relaxed);
         None
@@ -143,6 +171,9 @@ pub struct Load {
     depth: usize,
     make: Box<dyn Fn(u64) -> (Op, u64)>,
     outstanding: usize,
+    /// How long it takes to make another request when one is over, and when those are ready.
+    think: (Arc<Simulated>, Duration),
+    ready: VecDeque<Instant>,
     tag: u64,
     /// What was completed.
     pub requests: u64,
@@ -162,10 +193,18 @@ impl Load {
             depth,
             make: Box::new(make),
             outstanding: 0,
+            think: (Simulated::new(), Duration::ZERO),
+            ready: VecDeque::new(),
             tag: 0,
             requests: 0,
             bytes: 0,
         }
+    }
+
+    /// It takes this long to make another request when one is over.
+    pub fn thinking(mut self, clock: &Arc<Simulated>, time: Duration) -> Self {
+        self.think = (clock.clone(), time);
+        self
     }
 
     /// Collects what is over. `true` when there was anything.
@@ -176,7 +215,13 @@ impl Load {
             bytes += completion.data.len_bytes();
             count += 1;
         });
-        self.outstanding -= count;
+        let (clock, think) = &self.think;
+        if think.is_zero() {
+            self.outstanding -= count;
+        } else {
+            self.ready
+                .extend(std::iter::repeat_n(clock.now() + *think, count));
+        }
         self.requests += count as u64;
         self.bytes += bytes;
         count > 0
@@ -184,6 +229,14 @@ impl Load {
 
     /// Submits as much as is missing. `true` when there was anything.
     pub fn submit(&mut self) -> bool {
+        while self
+            .ready
+            .front()
+            .is_some_and(|ready| *ready <= self.think.0.now())
+        {
+            self.ready.pop_front();
+            self.outstanding -= 1;
+        }
         let (mut bytes, mut count) = (0, 0);
         let worked = self.outstanding < self.depth;
         while self.outstanding < self.depth {
@@ -216,7 +269,8 @@ impl Load {
 
     /// When it wants to be looked at although nothing is over.
     pub fn deadline(&self) -> Option<Instant> {
-        self.queue.next_deadline()
+        let ready = self.ready.front().copied();
+        ready.into_iter().chain(self.queue.next_deadline()).min()
     }
 }
 

@@ -1,0 +1,206 @@
+//! How many requests the device needs to be as fast as it can be.
+//!
+//! Two depths are compared by trying them in turns, several times, so that what else happens on the machine hits both. The
+//! smaller one is kept if the device did nearly as much with it. A smaller one is tried when slices lose what is due to
+//! them: they had all their requests in the device, and fell behind nevertheless. A larger one is tried now and then.
+
+use super::group::Figures;
+use std::time::Duration;
+
+const fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+/// The order of the trials; `true`: the larger depth.
+const TURNS: [bool; 8] = [false, true, true, false, false, true, true, false];
+/// Shortest trial, and before it the shortest time for the device to get used to the depth.
+const TRIAL: u64 = nanoseconds(Duration::from_millis(4));
+const SETTLE: u64 = nanoseconds(Duration::from_millis(1));
+/// Longest of both.
+const LONGEST: u64 = nanoseconds(Duration::from_millis(200));
+/// Requests for each place in a trial; before it, one.
+const ROUNDS: u64 = 4;
+/// The smaller depth is kept if the device did this much with it, in percent.
+const ENOUGH: u64 = 95;
+/// Slices lose what is due to them when it is more than this part of all work, in percent.
+const MUCH: u64 = 3;
+/// Between two looks at what is lost.
+const REST: u64 = nanoseconds(Duration::from_millis(10));
+/// After a comparison that changed nothing, and the longest pause after several of them.
+const PAUSE: u64 = nanoseconds(Duration::from_millis(250));
+const LONGEST_PAUSE: u64 = nanoseconds(Duration::from_secs(2));
+
+/// Next smaller depth.
+fn smaller(depth: usize) -> usize {
+    depth - depth.div_ceil(4).min(depth - 1)
+}
+
+/// Next larger depth.
+fn larger(depth: usize, most: usize) -> usize {
+    (depth + depth.div_ceil(3)).min(most)
+}
+
+/// A direction in which the depth may have to change.
+#[derive(Debug, Default)]
+struct Direction {
+    /// When it may be tried again.
+    at: u64,
+    pause: u64,
+}
+
+impl Direction {
+    /// It was tried: if in vain, not so soon again.
+    fn tried(&mut self, now: u64, changed: bool) {
+        self.pause = if changed {
+            0
+        } else {
+            (2 * self.pause).clamp(PAUSE, LONGEST_PAUSE)
+        };
+        self.at = now.saturating_add(self.pause);
+    }
+}
+
+/// A comparison under way.
+#[derive(Debug)]
+struct Comparison {
+    small: usize,
+    large: usize,
+    /// To which the depth would change.
+    up: bool,
+    turn: usize,
+    /// It is being measured; before, the device gets used to the depth.
+    measuring: bool,
+    /// When this part began, and what had been done then.
+    since: (u64, Figures),
+    /// Work and time, of the smaller and the larger one.
+    done: [(u64, u64); 2],
+}
+
+/// Finds the depth.
+#[derive(Debug)]
+pub(super) struct Tuner {
+    most: usize,
+    depth: usize,
+    comparison: Option<Comparison>,
+    up: Direction,
+    down: Direction,
+    /// When losses were looked at, and what they and the work were then.
+    since: (u64, Figures),
+}
+
+impl Tuner {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            most,
+            depth: most,
+            comparison: None,
+            up: Direction::default(),
+            down: Direction::default(),
+            since: (0, Figures::default()),
+        }
+    }
+
+    /// Says how many places there are to be from now on, and when to come back.
+    pub(super) fn look(&mut self, now: u64, figures: Figures) -> (usize, u64) {
+        let mut next = now + SETTLE;
+        if let Some(comparison) = self.comparison.take() {
+            self.comparison = self.compare(comparison, now, figures);
+        } else {
+            self.rest(now, figures);
+        }
+        let depth = match &self.comparison {
+            Some(comparison) if *TURNS.get(comparison.turn).unwrap_or(&true) => comparison.large,
+            Some(comparison) => comparison.small,
+            None => {
+                next = now + REST;
+                self.depth
+            }
+        };
+        (depth, next)
+    }
+
+    /// Whether a depth has to be looked for.
+    fn rest(&mut self, now: u64, figures: Figures) {
+        let (then, before) = std::mem::replace(&mut self.since, (now, figures));
+        let work = figures.work.wrapping_sub(before.work);
+        let lost = figures.lost.wrapping_sub(before.lost);
+        // Nobody looked for a long time: there was nobody to share with.
+        if work == 0 || now.saturating_sub(then) > LONGEST {
+            return;
+        }
+        let unfair = lost.saturating_mul(100) > work.saturating_mul(MUCH);
+        let small = smaller(self.depth);
+        let large = larger(self.depth, self.most);
+        let pair = if unfair && now >= self.down.at && small < self.depth {
+            Some((small, self.depth, false))
+        } else if now >= self.up.at && large > self.depth {
+            Some((self.depth, large, true))
+        } else {
+            None
+        };
+        self.comparison = pair.map(|(small, large, up)| Comparison {
+            small,
+            large,
+            up,
+            turn: 0,
+            measuring: false,
+            since: (now, figures),
+            done: [(0, 0); 2],
+        });
+    }
+
+    /// The next step of a comparison; none when it is over.
+    fn compare(
+        &mut self,
+        mut comparison: Comparison,
+        now: u64,
+        figures: Figures,
+    ) -> Option<Comparison> {
+        let (then, before) = comparison.since;
+        let (time, requests) = (
+            now.saturating_sub(then),
+            figures.requests.wrapping_sub(before.requests),
+        );
+        let places = comparison.large as u64;
+        let (least, wanted) = if comparison.measuring {
+            (TRIAL, ROUNDS * places)
+        } else {
+            (SETTLE, places)
+        };
+        if (time < least || requests < wanted) && time < LONGEST {
+            return Some(comparison);
+        }
+        comparison.since = (now, figures);
+        if !comparison.measuring {
+            comparison.measuring = true;
+            return Some(comparison);
+        }
+        comparison.measuring = false;
+        let large = TURNS.get(comparison.turn).copied().unwrap_or(true);
+        if let Some((work, elapsed)) = comparison.done.get_mut(usize::from(large)) {
+            *work += figures.work.wrapping_sub(before.work);
+            *elapsed += time;
+        }
+        comparison.turn += 1;
+        if comparison.turn < TURNS.len() {
+            return Some(comparison);
+        }
+        let [(small, small_time), (large, large_time)] = comparison.done;
+        let scaled = |work: u64, time: u64| u128::from(work) * u128::from(time);
+        let enough =
+            scaled(small, large_time) * 100 >= scaled(large, small_time) * u128::from(ENOUGH);
+        self.depth = if enough {
+            comparison.small
+        } else {
+            comparison.large
+        };
+        let direction = if comparison.up {
+            &mut self.up
+        } else {
+            &mut self.down
+        };
+        direction.tried(now, enough != comparison.up);
+        self.since = (now, figures);
+        None
+    }
+}
