@@ -2,6 +2,7 @@
 
 use dma::DmaMap;
 use nvme::{Command, Status};
+use std::time::Instant;
 
 /// What became of a command that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,16 @@ pub trait Passthrough {
 
     /// Commands that were taken and are not over.
     fn in_flight(&self) -> usize;
+
+    /// Nothing wakes the worker when these are over: it has to poll.
+    fn needs_polling(&self) -> bool {
+        self.in_flight() > 0
+    }
+
+    /// When to poll at the latest, though nothing wakes the worker: a command may be late.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
 
     /// Asks that a command end early, if that is possible without the device.
     fn abort(&mut self, token: u64);

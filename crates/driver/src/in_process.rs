@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -205,7 +205,8 @@ fn serve(mut host: Host, inbox: &Receiver<Job>) {
             std::hint::spin_loop();
             continue;
         }
-        let must_poll = host.controller.needs_polling() || host.io.in_flight() > 0;
+        let must_poll =
+            host.controller.needs_polling() || host.controller.is_busy() || host.io.in_flight() > 0;
         if must_poll {
             // Nothing wakes this thread: other threads may run, but not for long.
             std::thread::yield_now();
@@ -309,6 +310,15 @@ impl IrqSink for Signal {
     }
 }
 
+fn sink(eventfd: Option<BorrowedFd<'_>>) -> Result<Option<Arc<dyn IrqSink>>, TransportError> {
+    let Some(fd) = eventfd else {
+        return Ok(None);
+    };
+    let fd = fd.try_clone_to_owned();
+    let fd = fd.map_err(|error| TransportError::io("eventfd", error))?;
+    Ok(Some(Arc::new(Signal(fd))))
+}
+
 impl Transport for InProcess {
     fn read32(&self, offset: u64) -> Result<u32, TransportError> {
         self.with(move |host| {
@@ -370,14 +380,7 @@ impl Transport for InProcess {
     fn set_msix(&self, eventfds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError> {
         let mut sinks: Vec<Option<Arc<dyn IrqSink>>> = Vec::new();
         for fd in eventfds {
-            sinks.push(match fd {
-                Some(fd) => {
-                    let fd = fd.as_fd().try_clone_to_owned();
-                    let fd = fd.map_err(|error| TransportError::io("eventfd", error))?;
-                    Some(Arc::new(Signal(fd)))
-                }
-                None => None,
-            });
+            sinks.push(sink(*fd)?);
         }
         let vectors = self.vectors;
         self.with(move |host| {
@@ -386,6 +389,15 @@ impl Transport for InProcess {
                 host.controller.set_msix(vector, sinks.next().flatten());
             }
         })
+    }
+
+    fn set_vector(
+        &self,
+        vector: u16,
+        eventfd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), TransportError> {
+        let sink = sink(eventfd)?;
+        self.with(move |host| host.controller.set_msix(vector, sink))
     }
 
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {

@@ -90,6 +90,10 @@ pub struct QueueOptions {
     /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait) can sleep. Without it
     /// waiting is polling. Costs the device an interrupt for each batch of completions, asked for or not.
     pub interrupts: bool,
+    /// Whoever has the queue pair polls while there is work, and sleeps by [`QueuePair::arm`](crate::QueuePair::arm): the
+    /// device interrupts only when that happens now and then. [`QueuePair::wait`](crate::QueuePair::wait) is not for such a
+    /// queue pair.
+    pub polled: bool,
     /// Longest time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps. The window adapts below it.
     pub poll_window: Duration,
 }
@@ -100,6 +104,7 @@ impl Default for QueueOptions {
             depth: 128,
             entries: 128,
             interrupts: true,
+            polled: false,
             poll_window: Duration::from_micros(50),
         }
     }

@@ -163,6 +163,15 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// list disables MSI-X.
     fn set_msix(&self, eventfds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError>;
 
+    /// Gives one vector an eventfd, or takes it away, while MSI-X is enabled; the others stay as they are.
+    fn set_vector(
+        &self,
+        _vector: u16,
+        _eventfd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), TransportError> {
+        Err(TransportError::Unsupported("changing one vector"))
+    }
+
     /// Lets the device do DMA (or not): PCI command register, Bus Master Enable, together with Memory Space Enable.
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError>;
 

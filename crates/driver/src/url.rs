@@ -14,7 +14,8 @@ use crate::volume::NvmeVolume;
 /// How long each message to a server may take.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-const OPTIONS: &str = "queues, depth, max-transfer, shadow, sgl, interrupts, timeout, read-only";
+const OPTIONS: &str = "queues, depth, max-transfer, shadow, sgl, interrupts, timeout, status-interval, \
+                       read-only";
 
 /// Why a URL gives no device.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +92,8 @@ impl Target {
     ///
     /// The namespace may be left out. Options: `queues=N` (I/O queue pairs to ask for), `depth=N` (commands in flight of
     /// each), `max-transfer=SIZE`, `shadow=on|off` (shadow doorbells), `sgl=on|off`, `interrupts=on|off`,
-    /// `timeout=DURATION` (of a command), `read-only=on|off`.
+    /// `timeout=DURATION` (of a command), `status-interval=DURATION` (between looks at the controller while commands are
+    /// outstanding), `read-only=on|off`.
     ///
     /// # Errors
     /// [`OpenError::Form`] or [`OpenError::Option`].
@@ -164,12 +166,15 @@ impl Target {
                 self.options.interrupts = switch()?;
                 self.queue.interrupts = self.options.interrupts;
             }
-            "timeout" => {
-                let timeout = volume::parse_duration(value).map_err(wrong)?;
-                if timeout < Duration::from_millis(1) {
+            "timeout" | "status-interval" => {
+                let duration = volume::parse_duration(value).map_err(wrong)?;
+                if duration < Duration::from_millis(1) {
                     return Err(wrong("a millisecond is the least"));
                 }
-                self.options.command_timeout = timeout;
+                match key {
+                    "timeout" => self.options.command_timeout = duration,
+                    _ => self.options.status_interval = duration,
+                }
             }
             "read-only" => self.read_only = switch()?,
             _ => return Err(wrong(&format!("unknown; there are {OPTIONS}"))),

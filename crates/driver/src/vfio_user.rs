@@ -202,6 +202,21 @@ impl Transport for VfioUser {
         set.map_err(failed)
     }
 
+    fn set_vector(
+        &self,
+        vector: u16,
+        eventfd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), TransportError> {
+        let mut client = self.client();
+        let set = client.set_irqs(
+            MSIX,
+            vector.into(),
+            IrqAction::Trigger,
+            Irqs::Eventfds(&[eventfd]),
+        );
+        set.map_err(failed)
+    }
+
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
         let mut bytes = [0; 2];
         let mut client = self.client();

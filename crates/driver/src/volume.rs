@@ -1,15 +1,19 @@
 //! A namespace as a volume: so that `vnvme serve nvme://...` gives a VM a disk on a real device.
 //!
 //! A worker's queue into the volume is a queue pair of its own. Guest memory that was registered with the device is
-//! reached directly; other memory goes through bounce buffers, which are counted. Completions come by polling.
+//! reached directly; other memory goes through bounce buffers, which are counted. Completions come by polling, and a worker
+//! that sleeps is woken by the queue pair's interrupt, where it has one to itself.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
 
 use dma::SegmentList;
 use nvme::Status;
 use nvme::status::StatusCodeType;
 use volume::{
-    Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError,
+    Armed, Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError,
     VolumeQueue,
 };
 
@@ -60,9 +64,8 @@ impl NvmeVolume {
             device,
             nsid,
             read_only,
-            // Completions are polled for: nobody would see an interrupt.
             options: QueueOptions {
-                interrupts: false,
+                polled: true,
                 ..options
             },
             name,
@@ -94,6 +97,26 @@ impl NvmeVolume {
             eui64: [0; 8],
             nguid: [0; 16],
         })
+    }
+
+    /// Has the worker woken for completions. Whether that works: else it polls as long as there are requests.
+    fn wake(&self, queue: &Rc<RefCell<QueuePair>>, io: &Io) -> bool {
+        let mine = Rc::downgrade(queue);
+        let queue = queue.borrow();
+        let Some(eventfd) = queue.eventfd().filter(|_| queue.can_wake()) else {
+            return false;
+        };
+        let watched = io.watch(eventfd, move || match mine.upgrade() {
+            None => Armed::Gone,
+            Some(queue) => {
+                let quiet = queue.try_borrow_mut().is_ok_and(|mut queue| queue.arm());
+                if quiet { Armed::Quiet } else { Armed::Waiting }
+            }
+        });
+        if let Err(error) = &watched {
+            tracing::warn!(device = self.name, %error, "its interrupt cannot be waited for; polling");
+        }
+        watched.is_ok()
     }
 
     fn error(
@@ -137,11 +160,13 @@ impl Volume for NvmeVolume {
         }
     }
 
-    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
         let queue = self.device.queue(self.nsid, self.options);
         let queue = queue.map_err(|error| self.error("queue pair", error))?;
         let mapper = self.device.mapper();
+        let queue = Rc::new(RefCell::new(queue));
         Ok(Box::new(Queue {
+            wakes: self.wake(&queue, io),
             tables: Tables::new(mapper),
             device: self.device.clone(),
             nsid: self.nsid,
@@ -197,7 +222,10 @@ struct Queue {
     nsid: u32,
     read_only: bool,
     info: Info,
-    queue: QueuePair,
+    /// Shared with the worker's look before it sleeps; borrowed for no longer than a call.
+    queue: Rc<RefCell<QueuePair>>,
+    /// Its interrupt wakes a worker that sleeps.
+    wakes: bool,
     tables: Tables,
     /// By user data of the commands.
     pending: Vec<Option<Pending>>,
@@ -223,7 +251,8 @@ impl Queue {
                 _ => self.ranges.push(IovaRange { iova, len }),
             }
         }
-        let core = self.queue.core()?;
+        let mut queue = self.queue.borrow_mut();
+        let core = queue.core()?;
         core.shape().method(&self.ranges, core.lists.each())
     }
 
@@ -246,7 +275,8 @@ impl Queue {
     fn start(&mut self, request: Request) -> Result<(), (IoErrorKind, Request)> {
         use volume::Op as V;
         let limits = self.device.limits();
-        let Some(shift) = self.queue.core().map(|core| core.block_shift) else {
+        let shift = self.queue.borrow_mut().core().map(|core| core.block_shift);
+        let Some(shift) = shift else {
             return Err((IoErrorKind::Gone, request));
         };
         let op = match request.op {
@@ -304,8 +334,8 @@ impl Queue {
             data,
             op: kind,
         } = request;
-        if let Some(core) = self.queue.core()
-            && bounce.is_some()
+        if bounce.is_some()
+            && let Some(core) = self.queue.borrow_mut().core()
         {
             core.counters.bounced += 1;
             core.counters.bounced_bytes += len;
@@ -357,7 +387,8 @@ impl Queue {
         method: Method,
         user_data: u64,
     ) -> Result<(), Refusal> {
-        let core = self.queue.core().ok_or(Refusal::Gone)?;
+        let mut queue = self.queue.borrow_mut();
+        let core = queue.core().ok_or(Refusal::Gone)?;
         let most = if op.has_data() {
             u64::from(core.max_blocks())
         } else {
@@ -393,7 +424,11 @@ impl Queue {
         self.free.push(index);
         self.tables.release(pending.table);
         let mut result = done.result.map_err(|error| io_error(error, pending.write));
-        let state = self.queue.core().map(|core| core.shared.state());
+        let state = self
+            .queue
+            .borrow_mut()
+            .core()
+            .map(|core| core.shared.state());
         if state == Some(State::GoneWild) {
             // The device may still write there: nobody else may have that memory, ever.
             std::mem::forget(std::mem::take(&mut pending.data));
@@ -518,11 +553,13 @@ impl VolumeQueue for Queue {
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         self.keep_up();
-        if self.polled_in_flight() == 0 {
+        if self.in_flight() == 0 {
             return 0;
         }
         let mut over = std::mem::take(&mut self.over);
-        self.queue.poll(|completion| over.push(completion));
+        self.queue
+            .borrow_mut()
+            .poll(|completion| over.push(completion));
         let count = over.len();
         for completion in over.drain(..) {
             if let Some(completion) = self.finish(completion) {
@@ -534,7 +571,16 @@ impl VolumeQueue for Queue {
     }
 
     fn polled_in_flight(&self) -> usize {
+        if self.wakes { 0 } else { self.in_flight() }
+    }
+
+    fn in_flight(&self) -> usize {
         self.pending.len() - self.free.len()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        // A command may be late, which nothing signals.
+        self.queue.borrow().deadline().filter(|_| self.wakes)
     }
 }
 
@@ -542,7 +588,7 @@ impl Drop for Queue {
     /// The requests' memory must not go before the device is done with it. This ends: commands that are not answered
     /// time out, and then the controller is reset, or given up.
     fn drop(&mut self) {
-        while self.polled_in_flight() > 0 {
+        while self.in_flight() > 0 {
             self.poll(&mut |completion| drop(completion));
         }
     }

@@ -63,6 +63,7 @@ impl Lane {
             QueueOptions {
                 depth: options.depth,
                 interrupts: options.interrupts,
+                polled: true,
                 ..QueueOptions::default()
             },
         )?;
@@ -155,14 +156,13 @@ impl Lane {
         room
     }
 
-    /// Nothing waits here for one of them: its next news come by the device's interrupt.
-    pub fn is_told(&self, client: usize) -> bool {
-        let waits = self
-            .flight
-            .clients
-            .get(client)
-            .is_some_and(|c| !c.inbox.is_empty());
-        !waits && self.over.is_empty()
+    /// Before the worker sleeps. `true`: nothing waits here for any of them, and what the device completes from now on
+    /// signals.
+    pub fn arm(&mut self) -> bool {
+        // Memory that was unregistered is let go, although nothing may ever be submitted again.
+        self.flight.tables.keep_up();
+        let waits = self.flight.clients.iter().any(|c| !c.inbox.is_empty());
+        self.queue.arm() && !waits && self.over.is_empty()
     }
 
     // ---- commands

@@ -44,6 +44,6 @@ mod translate;
 
 pub use options::DirectOptions;
 pub use pool::Pool;
-pub use queue::DirectQueue;
+pub use queue::{DirectQueue, Waker};
 pub use slice::{Geometry, Slice, SliceError};
 pub use stats::QueueStats;

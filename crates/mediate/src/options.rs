@@ -16,8 +16,7 @@ pub struct DirectOptions {
     pub max_transfer: u64,
     /// Commands that can be in flight on the physical queue pair, if one is made.
     pub depth: u32,
-    /// Let the device interrupt, so that the worker can sleep. Costs the device an interrupt for every batch of
-    /// completions, while the worker polls too.
+    /// Let the device interrupt, so that the worker can sleep ([`DirectQueue::waker`](crate::DirectQueue::waker)).
     pub interrupts: bool,
     /// Measure cycles from the start.
     pub measure: bool,

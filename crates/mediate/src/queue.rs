@@ -1,8 +1,8 @@
 //! A virtual queue pair's way to the device.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use crate::translate::Translator;
 /// thread's, together with the guest's map.
 ///
 /// ```text
-/// for every fetched command: submit     then: ring     now and then: poll     before sleep: arm, event_fd
+/// for every fetched command: submit     then: ring     now and then: poll     before sleep: Waker::arm
 /// ```
 pub struct DirectQueue {
     lane: Rc<RefCell<Lane>>,
@@ -32,6 +32,29 @@ pub struct DirectQueue {
     stats: Arc<QueueStats>,
     /// Recycled.
     done: Vec<Done>,
+}
+
+/// What wakes a worker that sleeps while commands are in flight: of a physical queue pair, for all virtual ones that share
+/// it.
+#[derive(Debug)]
+pub struct Waker {
+    lane: Weak<RefCell<Lane>>,
+    eventfd: OwnedFd,
+}
+
+impl Waker {
+    /// Readable when the device has completed something after [`Waker::arm`].
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+
+    /// Before the worker sleeps on [`Waker::event_fd`]. `Some(false)`: poll again, there is something already. `None`: the
+    /// physical queue pair does not exist any more.
+    pub fn arm(&self) -> Option<bool> {
+        let lane = self.lane.upgrade()?;
+        // Whoever has it is at work.
+        Some(lane.try_borrow_mut().is_ok_and(|mut lane| lane.arm()))
+    }
 }
 
 impl std::fmt::Debug for DirectQueue {
@@ -211,19 +234,15 @@ impl DirectQueue {
             .is_ok_and(|mut lane| lane.abort(client, token))
     }
 
-    /// Before the worker sleeps on [`DirectQueue::event_fd`]. `false`: poll again, there is something already, or nothing
-    /// would wake it.
-    pub fn arm(&mut self) -> bool {
-        let client = self.client;
-        self.lane.try_borrow_mut().is_ok_and(|mut lane| {
-            lane.in_flight(client) == 0 || (lane.queue.arm() && lane.is_told(client))
-        })
-    }
-
-    /// Readable when the device has completed something; `None` without interrupts, or when there is no descriptor left.
-    pub fn event_fd(&self) -> Option<OwnedFd> {
+    /// What wakes a worker that sleeps while commands are in flight; `None` when nothing does, and it has to poll: without
+    /// interrupts, or with too few of them.
+    pub fn waker(&self) -> Option<Waker> {
         let lane = self.lane.try_borrow().ok()?;
-        lane.queue.eventfd()?.as_fd().try_clone_to_owned().ok()
+        let eventfd = lane.queue.eventfd().filter(|_| lane.queue.can_wake())?;
+        Some(Waker {
+            lane: Rc::downgrade(&self.lane),
+            eventfd: eventfd.try_clone_to_owned().ok()?,
+        })
     }
 
     /// When to poll at the latest, asleep or not: a command may be late.

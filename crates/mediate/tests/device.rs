@@ -13,8 +13,8 @@ use nvme::{NvmOpcode, Status};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use volume::{Io, IoOptions, MemVolume, Volume};
 
@@ -69,7 +69,10 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
 
 /// A transport whose status register is read without a message, which would allocate: the driver looks at it at times.
 #[derive(Debug)]
-struct Quiet(Arc<InProcess>, AtomicBool);
+struct Quiet(Arc<InProcess>, AtomicBool, Vectors);
+
+/// Whether a vector was given an eventfd, each time that one was changed.
+type Vectors = Mutex<Vec<bool>>;
 
 impl Transport for Quiet {
     fn read32(&self, offset: u64) -> Result<u32, TransportError> {
@@ -98,6 +101,17 @@ impl Transport for Quiet {
     }
     fn set_msix(&self, eventfds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError> {
         self.0.set_msix(eventfds)
+    }
+    fn set_vector(
+        &self,
+        vector: u16,
+        eventfd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), TransportError> {
+        if self.1.load(Ordering::Relaxed) {
+            return Err(TransportError::Unsupported("messages"));
+        }
+        self.2.lock().unwrap().push(eventfd.is_some());
+        self.0.set_vector(vector, eventfd)
     }
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
         self.0.set_bus_master(enable)
@@ -195,7 +209,7 @@ fn a_worker_can_sleep_until_the_device_interrupts() {
     .unwrap();
     let slice = Slice::whole(&device.namespace(1).unwrap(), false).unwrap();
     let mut guest = Guest::new(&device, slice, MIB);
-    let fd = guest.queue.event_fd().unwrap();
+    let waker = guest.queue.waker().unwrap();
     let mut slept = 0;
     for _ in 0..500 {
         let token = guest.submit(&rw(NvmOpcode::READ, 0, 8, BASE, 0)).unwrap();
@@ -203,25 +217,101 @@ fn a_worker_can_sleep_until_the_device_interrupts() {
         let start = Instant::now();
         while !guest.ended.contains_key(&token) {
             assert!(start.elapsed() < LIMIT);
-            if guest.queue.arm() {
-                slept += 1;
-                let mut fds = [rustix::event::PollFd::new(
-                    &fd,
-                    rustix::event::PollFlags::IN,
-                )];
-                // Without the interrupt this would be noticed: it is far longer than any command.
-                let limit = rustix::event::Timespec {
-                    tv_sec: 60,
-                    tv_nsec: 0,
-                };
-                assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1);
-            }
+            slept += u32::from(sleep(&waker));
             guest.poll();
         }
         guest.ended.clear();
     }
     assert!(slept > 100, "{slept}");
-    assert!(guest.queue.arm() && guest.queue.deadline().is_none());
+    assert!(waker.arm() == Some(true) && guest.queue.deadline().is_none());
+    drop(guest);
+    assert!(waker.arm().is_none());
+}
+
+/// Sleeps until the device interrupts; `false` when there is nothing to sleep for.
+fn sleep(waker: &mediate::Waker) -> bool {
+    if waker.arm() != Some(true) {
+        return false;
+    }
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+        waker.event_fd(),
+        rustix::event::PollFlags::IN,
+    )];
+    // Without the interrupt this would be noticed: it is far longer than any command.
+    let limit = rustix::event::Timespec {
+        tv_sec: 60,
+        tv_nsec: 0,
+    };
+    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1);
+    true
+}
+
+#[test]
+fn a_queue_that_is_polled_lets_go_of_its_interrupt_and_takes_it_to_sleep() {
+    let transport = Arc::new(Quiet(
+        controller(MIB, ControllerConfig::default()),
+        AtomicBool::new(false),
+        Vectors::default(),
+    ));
+    let device = Device::open(transport.clone(), Options::default()).unwrap();
+    let slice = Slice::whole(&device.namespace(1).unwrap(), false).unwrap();
+    let mut guest = Guest::new(&device, slice, MIB);
+    let waker = guest.queue.waker().unwrap();
+    let read = rw(NvmOpcode::READ, 0, 8, BASE, 0);
+    let changes = || std::mem::take(&mut *transport.2.lock().unwrap());
+    for _ in 0..3 {
+        // Asleep for each of them: it stays.
+        let mut slept = 0;
+        for _ in 0..300 {
+            let token = guest.submit(&read).unwrap();
+            guest.queue.ring();
+            while !guest.ended.contains_key(&token) {
+                slept += u32::from(sleep(&waker));
+                guest.poll();
+            }
+        }
+        assert!(slept > 50 && changes().is_empty(), "{slept}");
+        // Polled for: the device is to interrupt nobody, after a while.
+        for _ in 0..1000 {
+            assert_eq!(guest.run(&read), Status::SUCCESS);
+        }
+        assert_eq!(changes(), [false]);
+        // With nothing in flight there is nothing to be woken for.
+        assert_eq!(waker.arm(), Some(true));
+        assert!(changes().is_empty());
+        // It is found by chance that a command is not yet over when its owner wants to sleep.
+        let mut round = 0;
+        while transport.2.lock().unwrap().is_empty() {
+            let token = guest.submit(&read).unwrap();
+            guest.queue.ring();
+            while !guest.ended.contains_key(&token) {
+                sleep(&waker);
+                guest.poll();
+            }
+            round += 1;
+            assert!(round < 100_000);
+        }
+        assert_eq!(changes(), [true]);
+    }
+    // Whoever has the queue pair next finds its interrupt in place.
+    for _ in 0..1000 {
+        assert_eq!(guest.run(&read), Status::SUCCESS);
+    }
+    assert_eq!(changes(), [false]);
+    drop(guest);
+    assert_eq!(changes(), [true]);
+    device.reset().unwrap();
+    let mut guest = Guest::new(&device, slice, MIB);
+    for _ in 0..1000 {
+        assert_eq!(guest.run(&read), Status::SUCCESS);
+    }
+    assert_eq!(changes(), [false]);
+    // A reset brings all vectors back, and the queue pair knows.
+    device.reset().unwrap();
+    for _ in 0..1000 {
+        assert_eq!(guest.run(&read), Status::SUCCESS);
+    }
+    assert_eq!(changes(), [false]);
 }
 
 #[test]
@@ -231,7 +321,11 @@ fn commands_allocate_nothing() {
         mapped_doorbells: true,
         ..ControllerConfig::default()
     };
-    let transport = Arc::new(Quiet(controller(4 * MIB, config), AtomicBool::new(false)));
+    let transport = Arc::new(Quiet(
+        controller(4 * MIB, config),
+        AtomicBool::new(false),
+        Vectors::default(),
+    ));
     let device = Device::open(transport.clone(), Options::default()).unwrap();
     transport.1.store(true, Ordering::Relaxed);
     let slice = Slice::new(&device.namespace(1).unwrap(), 8, 4000, false).unwrap();

@@ -93,7 +93,8 @@ impl<'a> Queue<'a> {
     }
 
     fn sleep(&mut self) -> io::Result<()> {
-        if let Some(event) = self.io.event_fd() {
+        // Of one volume's completions come either through the ring or otherwise.
+        if let Some(event) = self.io.event_fd().or_else(|| self.io.others_fd()) {
             self.ring.watch(event)?;
         }
         self.stats.sleeps.add(1);

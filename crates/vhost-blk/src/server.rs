@@ -82,6 +82,8 @@ pub struct Server {
     leaving: Option<Session>,
     listener_watched: bool,
     ring_watched: bool,
+    /// The same of completions that do not come through it.
+    others_watched: bool,
     client_flags: epoll::EventFlags,
     more: bool,
     stats: Arc<Stats>,
@@ -114,6 +116,7 @@ impl Server {
             leaving: None,
             listener_watched: true,
             ring_watched: false,
+            others_watched: false,
             client_flags: epoll::EventFlags::IN,
             more: false,
             completions: Vec::with_capacity(256),
@@ -276,6 +279,17 @@ impl Server {
                 Ok(()) => self.ring_watched = true,
                 Err(error) => {
                     tracing::warn!(%error, "the ring's completions cannot be waited for; polling");
+                    raced |= self.disk.in_flight() > 0;
+                }
+            }
+        }
+        if !self.others_watched
+            && let Some(fd) = self.disk.io.others_fd()
+        {
+            match self.watch(fd, TOKEN_RING) {
+                Ok(()) => self.others_watched = true,
+                Err(error) => {
+                    tracing::warn!(%error, "the volume's completions cannot be waited for; polling");
                     raced |= self.disk.in_flight() > 0;
                 }
             }

@@ -13,9 +13,12 @@ use mediate::{DirectOptions, DirectQueue, Pool, QueueStats, Slice};
 use nvme::{Command, Status};
 use probes::Summary;
 use serde::{Deserialize, Serialize};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use volume::{Armed, Watcher};
 
 /// Physical queue pairs that a namespace takes at most, for its virtual ones in turn: a worker's thread drives them all, so
 /// more of them are only more doorbells to ring.
@@ -40,6 +43,8 @@ pub struct Direct {
     pub slice: Slice,
     /// Commands in flight of a physical queue pair.
     pub depth: u32,
+    /// The device may interrupt a worker that sleeps.
+    pub interrupts: bool,
     /// The path to begin with.
     pub choice: PathChoice,
 }
@@ -241,6 +246,9 @@ pub struct DirectPath {
     lanes: Vec<DirectQueue>,
     /// No more of them can be had.
     full: bool,
+    /// The interrupts of all of them wake the worker.
+    wakes: bool,
+    watcher: Watcher,
     in_flight: usize,
     idle: u32,
     entry: PathEntry,
@@ -255,6 +263,7 @@ impl DirectPath {
         socket: &Path,
         max_transfer: u64,
         registry: &PathRegistry,
+        watcher: Watcher,
     ) -> Result<Self> {
         let entry = PathEntry {
             socket: socket.to_owned(),
@@ -267,12 +276,13 @@ impl DirectPath {
             options: DirectOptions {
                 max_transfer,
                 depth: direct.depth,
-                // The worker polls while anything is in flight.
-                interrupts: false,
+                interrupts: direct.interrupts,
                 ..DirectOptions::new(nsid, direct.slice)
             },
             lanes: Vec::new(),
             full: false,
+            wakes: true,
+            watcher,
             in_flight: 0,
             idle: 0,
             entry: entry.clone(),
@@ -286,8 +296,29 @@ impl DirectPath {
     fn open(&mut self) -> Result<()> {
         let queue = self.pool.queue(self.options)?;
         lock(&self.entry.lanes).push(queue.stats().clone());
+        self.wakes &= self.watch(&queue);
         self.lanes.push(queue);
         Ok(())
+    }
+
+    /// Has the worker woken by a queue pair. Whether that works: else it polls while commands are in flight.
+    fn watch(&self, queue: &DirectQueue) -> bool {
+        let Some(waker) = queue.waker() else {
+            return false;
+        };
+        // A descriptor of its own: the other one goes into what is asked.
+        let Ok(fd) = waker.event_fd().try_clone_to_owned() else {
+            return false;
+        };
+        let watched = self.watcher.watch(fd.as_fd(), move || match waker.arm() {
+            Some(true) => Armed::Quiet,
+            Some(false) => Armed::Waiting,
+            None => Armed::Gone,
+        });
+        if let Err(error) = &watched {
+            tracing::warn!(%error, "the device's interrupt cannot be waited for; polling");
+        }
+        watched.is_ok()
     }
 
     /// The queue pair for a virtual one's commands, made when there are not yet enough.
@@ -357,6 +388,17 @@ impl Passthrough for DirectPath {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    fn needs_polling(&self) -> bool {
+        self.in_flight > 0 && !self.wakes
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        self.lanes.iter().filter_map(DirectQueue::deadline).min()
     }
 
     fn abort(&mut self, token: u64) {

@@ -125,7 +125,11 @@ fn open_within(spec: &NamespaceSpec) -> Result<Opened> {
     let below = Below {
         device: Device::open(transport, Options::default())?,
         nsid: 1,
-        queue: QueueOptions::default(),
+        // It works only while this thread polls.
+        queue: QueueOptions {
+            interrupts: false,
+            ..QueueOptions::default()
+        },
         read_only: spec.read_only,
         name: format!("{whole}, number {number}"),
     };
@@ -177,6 +181,7 @@ impl Below {
             slice: Slice::new(&namespace, first, blocks, read_only)?,
             device,
             depth: queue.depth,
+            interrupts: queue.interrupts,
             choice: spec.path.unwrap_or(PathChoice::Direct),
         };
         Ok(Opened {

@@ -123,8 +123,16 @@ fn served(
         let Some(direct) = direct else {
             continue;
         };
-        let path = check_block_size(&direct, block_size)
-            .and_then(|()| DirectPath::new(&direct, nsid, &spec.socket, max_transfer, paths));
+        let path = check_block_size(&direct, block_size).and_then(|()| {
+            DirectPath::new(
+                &direct,
+                nsid,
+                &spec.socket,
+                max_transfer,
+                paths,
+                io.watcher(),
+            )
+        });
         match path {
             Ok(path) => {
                 controller.set_passthrough(nsid, Box::new(path));

@@ -31,7 +31,9 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 
 const TOKEN_STOP: u64 = 0;
 const TOKEN_RING: u64 = 1;
-const TOKEN_FIRST: u64 = 2;
+/// Completions that do not come through the ring.
+const TOKEN_OTHERS: u64 = 2;
+const TOKEN_FIRST: u64 = 3;
 
 /// A controller and the socket that it is served on.
 pub struct Served {
@@ -68,6 +70,7 @@ pub struct Worker {
     /// Readable when the process is asked to end.
     stop: OwnedFd,
     ring_watched: bool,
+    others_watched: bool,
     window: Window,
     shares_cpu: bool,
     completions: Vec<volume::Completion>,
@@ -84,6 +87,7 @@ impl Worker {
             epoll,
             stop,
             ring_watched: false,
+            others_watched: false,
             window: Window::new(options.idle_window),
             shares_cpu: options.shares_cpu,
             completions: Vec::with_capacity(1024),
@@ -225,8 +229,11 @@ impl Worker {
     }
 
     fn window(&self) -> Duration {
-        let useful =
-            self.io.in_flight() > 0 || self.slots.iter().any(|s| s.device.controller.shadowed());
+        let useful = self.io.in_flight() > 0
+            || self.slots.iter().any(|s| {
+                let controller = &s.device.controller;
+                controller.shadowed() || controller.is_busy()
+            });
         if useful {
             self.window.get()
         } else {
@@ -261,6 +268,18 @@ impl Worker {
                 Ok(()) => self.ring_watched = true,
                 Err(error) => {
                     tracing::warn!(%error, "the ring's completions cannot be waited for; polling")
+                }
+            }
+        }
+        if !self.others_watched
+            && let Some(fd) = self.io.others_fd()
+        {
+            let data = epoll::EventData::new_u64(TOKEN_OTHERS);
+            match epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN) {
+                Ok(()) => self.others_watched = true,
+                Err(error) => {
+                    tracing::warn!(%error, "a device's completions cannot be waited for; polling");
+                    raced |= self.slots.iter().any(|s| s.device.controller.is_busy());
                 }
             }
         }
@@ -313,7 +332,7 @@ impl Worker {
         for &token in tokens.iter().take(count) {
             match token {
                 TOKEN_STOP => return Ok(true),
-                TOKEN_RING => {}
+                TOKEN_RING | TOKEN_OTHERS => {}
                 _ => {
                     let index = ((token - TOKEN_FIRST) / 2) as usize;
                     if (token - TOKEN_FIRST).is_multiple_of(2) {

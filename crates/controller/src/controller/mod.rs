@@ -307,6 +307,11 @@ impl Controller {
         (self.config.mapped_doorbells && self.csts.rdy()) || self.engine.polled_in_flight()
     }
 
+    /// Commands are in flight, and may end any moment.
+    pub fn is_busy(&self) -> bool {
+        self.engine.in_flight()
+    }
+
     /// The host uses shadow doorbells.
     pub fn shadowed(&self) -> bool {
         self.engine.shadowed()

@@ -269,15 +269,18 @@ impl Engine {
 
     /// Commands that complete without waking anybody: the worker has to keep polling.
     pub fn polled_in_flight(&self) -> bool {
-        self.namespaces
-            .iter()
-            .any(|ns| ns.queue.polled_in_flight() > 0 || ns.passed_in_flight() > 0)
+        self.namespaces.iter().any(Namespace::needs_polling)
+    }
+
+    /// Commands of the host's are at work below.
+    pub fn in_flight(&self) -> bool {
+        self.slots.in_use() > 0
     }
 
     /// When a volume has to be polled next, though nothing wakes the worker: requests wait for their time.
     pub fn next_volume_deadline(&self) -> Option<Instant> {
         let queues = self.namespaces.iter();
-        queues.filter_map(|ns| ns.queue.next_deadline()).min()
+        queues.filter_map(Namespace::deadline).min()
     }
 
     /// Hands completions of polled volumes to `out`.

@@ -2,6 +2,7 @@
 
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::passthrough::Passthrough;
+use std::time::Instant;
 use volume::{Io, VolumeQueue};
 
 /// A namespace with its worker's queue into the volume.
@@ -22,10 +23,16 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    /// Commands that the device below has taken.
-    pub fn passed_in_flight(&self) -> usize {
+    /// Commands are in flight whose end wakes nobody.
+    pub fn needs_polling(&self) -> bool {
         let passthrough = self.passthrough.as_ref();
-        passthrough.map_or(0, |passthrough| passthrough.in_flight())
+        self.queue.polled_in_flight() > 0 || passthrough.is_some_and(|p| p.needs_polling())
+    }
+
+    /// When to look at them next, though nothing wakes the worker.
+    pub fn deadline(&self) -> Option<Instant> {
+        let passed = self.passthrough.as_ref().and_then(|p| p.deadline());
+        self.queue.next_deadline().into_iter().chain(passed).min()
     }
 
     pub fn open(config: NamespaceConfig, io: &Io) -> Result<Self, ConfigError> {

@@ -77,6 +77,7 @@ pub fn check(transport: &Arc<dyn Transport>) -> Outcome {
 
 fn queue_options(sleepy: bool) -> QueueOptions {
     QueueOptions {
+        polled: false,
         depth: 32,
         interrupts: sleepy,
         // No polling: every completion has to come by its interrupt.

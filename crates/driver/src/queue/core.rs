@@ -11,6 +11,7 @@ use nvme::{Command, Status, regs};
 
 use super::bell::Bell;
 use super::data::{self, IovaRange, Method, Shape};
+use super::nap::Nap;
 use super::request::{Completion, Look, Op, QueueCounters, Sink, Tap};
 use super::ring::{CqRing, Lists, SqRing};
 use super::slots::{SINGLE, Slots};
@@ -52,6 +53,9 @@ pub(crate) struct Core {
     cq_bell: Bell,
     pub vector: Option<u16>,
     pub eventfd: Option<OwnedFd>,
+    /// Its owner polls, and sleeps seldom.
+    pub(super) polled: bool,
+    pub(super) nap: Nap,
     sq_entries: u32,
     cq_entries: u32,
     pub(super) tail: u32,
@@ -134,6 +138,8 @@ impl Core {
             cq_bell: bell(true, cq_entries),
             vector,
             eventfd,
+            polled: options.polled,
+            nap: Nap::default(),
             sq_entries,
             cq_entries,
             tail: 0,
@@ -217,6 +223,8 @@ impl Core {
             vector: self.vector,
         };
         control.create_queues(&queues, shared.options.admin_timeout)?;
+        // So it is after the controller was brought up, and whoever had the number before left it so.
+        self.nap = Nap::attached(self.polled && self.vector.is_some());
         if let Some(buffers) = control.shadow(&shared) {
             self.sq_bell.attach(buffers.cells(at(0)));
             self.cq_bell.attach(buffers.cells(at(1)));
@@ -337,7 +345,12 @@ impl Core {
             }
         }
         self.rounds = self.rounds.wrapping_add(1);
-        let look = if count == 0 { 64 } else { 1024 };
+        let look = if count == 0 {
+            64
+        } else {
+            self.found(count);
+            1024
+        };
         if self.rounds.is_multiple_of(look) {
             self.look_after();
         }

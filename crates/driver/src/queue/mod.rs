@@ -12,6 +12,7 @@
 pub(crate) mod bell;
 pub(crate) mod core;
 pub(crate) mod data;
+mod nap;
 pub mod raw;
 mod request;
 #[allow(unsafe_code)]
@@ -474,9 +475,11 @@ pub enum BlockingError {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        let Some(core) = self.core.take() else {
+        let Some(mut core) = self.core.take() else {
             return;
         };
+        // The next one with its number finds the interrupt in place.
+        core.attach_interrupt();
         let Core {
             shared,
             epoch,

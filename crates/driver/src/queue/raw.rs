@@ -17,7 +17,7 @@ pub use super::data::{IovaRange, Method};
 use super::core::Core;
 use super::request::Sink;
 use super::slots::SINGLE;
-use super::{Completion, QueuePair, wait};
+use super::{Completion, QueuePair};
 use crate::buffer::DmaBuffer;
 use crate::control::State;
 use crate::error::{CommandError, Refusal};
@@ -121,11 +121,6 @@ impl Core {
     fn max_bytes(&self) -> u64 {
         u64::from(self.max_blocks()) << self.block_shift
     }
-
-    /// Whether an entry waits at the head, or something came about otherwise.
-    fn is_pending(&self) -> bool {
-        self.cq.take(self.head, self.phase).is_some() || !self.finished.is_empty()
-    }
 }
 
 /// Who is told of raw commands: they have no buffers.
@@ -211,14 +206,12 @@ impl QueuePair {
     /// Before the owner sleeps on [`QueuePair::eventfd`]: takes back what was signalled so far. `true`: nothing waits here,
     /// and what completes from now on signals. `false`: poll again.
     pub fn arm(&mut self) -> bool {
-        let Some(core) = self.core() else {
-            return true;
-        };
-        core.ring();
-        // Asleep the clock of rounds stands still.
-        core.look_after();
-        wait::drain(core);
-        core.eventfd.is_some() && !core.shared.transport.is_stepped() && !core.is_pending()
+        self.core().is_none_or(Core::arm)
+    }
+
+    /// Whether [`QueuePair::arm`] can say yes while commands are in flight: the queue pair has an interrupt to itself.
+    pub fn can_wake(&self) -> bool {
+        self.core.as_ref().is_some_and(|core| core.can_wake())
     }
 
     /// When to poll again at the latest although nothing was signalled: commands may be late.

@@ -193,9 +193,15 @@ impl Vfio {
         known.then_some((&window.registers, within))
     }
 
-    fn set_irqs(&self, index: u32, data: u32, fds: &[i32]) -> Result<(), TransportError> {
+    fn set_irqs(
+        &self,
+        index: u32,
+        start: u32,
+        data: u32,
+        fds: &[i32],
+    ) -> Result<(), TransportError> {
         let flags = data | VFIO_IRQ_SET_ACTION_TRIGGER;
-        sys::set_irqs(self.device.as_fd(), index, flags, fds)
+        sys::set_irqs(self.device.as_fd(), index, start, flags, fds)
             .map_err(|e| told("VFIO_DEVICE_SET_IRQS", e))
     }
 
@@ -362,16 +368,31 @@ impl Transport for Vfio {
         let mut enabled = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *enabled != eventfds.len() && *enabled != 0 {
             // Kernels before 6.5 cannot add vectors to those that are enabled, and none takes any away.
-            self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, VFIO_IRQ_SET_DATA_NONE, &[])?;
+            self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, 0, VFIO_IRQ_SET_DATA_NONE, &[])?;
             *enabled = 0;
         }
         if !eventfds.is_empty() {
             let raw = |fd: &Option<BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
             let fds: Vec<i32> = eventfds.iter().map(raw).collect();
-            self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, VFIO_IRQ_SET_DATA_EVENTFD, &fds)?;
+            self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, 0, VFIO_IRQ_SET_DATA_EVENTFD, &fds)?;
             *enabled = eventfds.len();
         }
         Ok(())
+    }
+
+    fn set_vector(
+        &self,
+        vector: u16,
+        eventfd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), TransportError> {
+        self.held()?;
+        let enabled = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if usize::from(vector) >= *enabled {
+            return Err(TransportError::Unsupported("a vector that is not enabled"));
+        }
+        let fd = eventfd.map_or(-1, |fd| fd.as_raw_fd());
+        let data = VFIO_IRQ_SET_DATA_EVENTFD;
+        self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, vector.into(), data, &[fd])
     }
 
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
@@ -400,7 +421,7 @@ impl Transport for Vfio {
             return Ok(false);
         }
         let fd = eventfd.map_or(-1, |fd| fd.as_raw_fd());
-        self.set_irqs(VFIO_PCI_REQ_IRQ_INDEX, VFIO_IRQ_SET_DATA_EVENTFD, &[fd])?;
+        self.set_irqs(VFIO_PCI_REQ_IRQ_INDEX, 0, VFIO_IRQ_SET_DATA_EVENTFD, &[fd])?;
         Ok(true)
     }
 

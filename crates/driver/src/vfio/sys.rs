@@ -153,12 +153,18 @@ pub fn device_fd(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `VFIO_DEVICE_SET_IRQS` from vector 0 on: `flags` of data type and action, one descriptor number (or -1) each.
-pub fn set_irqs(device: BorrowedFd<'_>, index: u32, flags: u32, fds: &[i32]) -> io::Result<()> {
+/// `VFIO_DEVICE_SET_IRQS` from vector `start` on: `flags` of data type and action, one descriptor number (or -1) each.
+pub fn set_irqs(
+    device: BorrowedFd<'_>,
+    index: u32,
+    start: u32,
+    flags: u32,
+    fds: &[i32],
+) -> io::Result<()> {
     let count = u32::try_from(fds.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let bytes = size::<vfio_irq_set>().checked_add(count.saturating_mul(4));
     let argsz = bytes.ok_or(io::ErrorKind::InvalidInput)?;
-    let mut message: Vec<u8> = [argsz, flags, index, 0, count]
+    let mut message: Vec<u8> = [argsz, flags, index, start, count]
         .iter()
         .flat_map(|word| word.to_ne_bytes())
         .chain(fds.iter().flat_map(|fd| fd.to_ne_bytes()))
@@ -256,7 +262,7 @@ mod tests {
         wrong(call(fd, GROUP_GET_STATUS, &mut vfio_group_status::default()).unwrap_err());
         wrong(sized(fd, DEVICE_GET_REGION_INFO, 0).unwrap_err());
         wrong(device_fd(fd, c"0000:00:00.0").unwrap_err());
-        wrong(set_irqs(fd, 2, 0, &[-1, 3]).unwrap_err());
+        wrong(set_irqs(fd, 2, 0, 0, &[-1, 3]).unwrap_err());
         wrong(iova_ranges(fd, 1).unwrap_err());
     }
 }

@@ -14,6 +14,7 @@ mod lifecycle;
 mod limits;
 mod memory;
 mod options;
+mod sleep;
 mod slices;
 mod sockets;
 mod startup;

@@ -3,11 +3,14 @@
 mod core;
 mod entry;
 pub(crate) mod job;
+mod others;
 mod pool;
 pub(crate) mod ring;
 mod setup;
 
 use crate::{Completion, VolumeError};
+pub use others::Armed;
+use others::Others;
 use ring::Ring;
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -58,6 +61,7 @@ pub struct Io {
     options: IoOptions,
     ring: OnceCell<Rc<Ring>>,
     shared: RefCell<Vec<Shared>>,
+    others: Rc<Others>,
     ending: Rc<Cell<bool>>,
 }
 
@@ -71,6 +75,7 @@ impl Io {
             options,
             ring: OnceCell::new(),
             shared: RefCell::new(Vec::new()),
+            others: Rc::default(),
             ending: Rc::new(Cell::new(false)),
         }
     }
@@ -133,7 +138,31 @@ impl Io {
     /// [`Io::poll`] ends it, so that no signal is paid for while the worker polls.
     #[must_use = "going to sleep although completions wait may sleep forever"]
     pub fn arm(&self) -> bool {
-        self.ring.get().is_none_or(|ring| ring.arm())
+        self.others.arm() && self.ring.get().is_none_or(|ring| ring.arm())
+    }
+
+    /// Has the worker woken for completions that do not come through the ring: `fd` is readable when there are some, and
+    /// `arm` is asked by [`Io::arm`], until it says [`Armed::Gone`].
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn watch(
+        &self,
+        fd: BorrowedFd<'_>,
+        arm: impl FnMut() -> Armed + 'static,
+    ) -> std::io::Result<()> {
+        self.watcher().watch(fd, arm)
+    }
+
+    /// [`Io::watch`] for those who come later, and have not the `Io`.
+    pub fn watcher(&self) -> Watcher {
+        Watcher(self.others.clone())
+    }
+
+    /// As [`Io::event_fd`], for what [`Io::watch`] was told of: to be waited for too. `None` while there is nothing; it
+    /// stays the same once there is.
+    pub fn others_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.others.fd()
     }
 
     /// What has passed through so far.
@@ -142,6 +171,24 @@ impl Io {
             .get()
             .map(|ring| ring.counters())
             .unwrap_or_default()
+    }
+}
+
+/// Takes sources of completions for one worker's [`Io`].
+#[derive(Clone, Debug)]
+pub struct Watcher(Rc<Others>);
+
+impl Watcher {
+    /// As [`Io::watch`].
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn watch(
+        &self,
+        fd: BorrowedFd<'_>,
+        arm: impl FnMut() -> Armed + 'static,
+    ) -> std::io::Result<()> {
+        Ok(self.0.watch(fd, arm)?)
     }
 }
 

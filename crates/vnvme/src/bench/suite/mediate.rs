@@ -4,12 +4,16 @@
 //! no time. Alone, it has a CPU and a process to itself, as any controller of ours. Behind mediation it lives in the very
 //! thread that mediates: with a CPU of its own it would take the loading thread's away, where there are two. So what it
 //! works for a command, which a real device would do by itself, is counted against mediation.
+//!
+//! All ways exist at once, the processes that are not loaded stopped, and are loaded in turn for a fraction of a second each.
+//! Shares of bare and added times are of one turn; the figures are their medians.
 
 use super::super::device::DeviceTarget;
 use super::super::job::{Doorbells, Job};
 use super::super::load;
 use super::super::report::documents;
-use super::super::results::Case;
+use super::super::results::{Case, Collector};
+use super::super::stats::Measured;
 use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan};
 use crate::control::ControllerCounters;
@@ -18,6 +22,8 @@ use anyhow::{Context, Result};
 
 const SUITE: &str = "mediate";
 const DEPTHS: [u16; 2] = [1, 32];
+/// Pieces of a run: the ways are loaded in turn.
+const SLICES: u32 = 5;
 /// A device with the latency of the document's, and one with none. The second is no case of the document's.
 const DEVICES: [(&str, &str); 2] = [("", "null://1T?latency=6.4us"), ("instant", "null://1T")];
 const WAYS: [(&str, Option<PathChoice>); 3] = [
@@ -62,54 +68,127 @@ fn cycles(counters: &[ControllerCounters]) -> [(&'static str, Option<f64>); 3] {
     ]
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
+/// One of the ways, ready to be loaded. While others are loaded its process stands still.
+struct Way {
+    served: Server,
+    target: DeviceTarget,
+    case: String,
+}
+
+impl Way {
+    fn start(
+        (way, path): (&str, Option<PathChoice>),
+        (device, volume): (&str, &str),
+        job: &Job,
+        server: usize,
+    ) -> Result<Self> {
+        let words = [way, if job.interrupt { "interrupt" } else { "" }, device];
+        let words: Vec<&str> = words.into_iter().filter(|w| !w.is_empty()).collect();
+        let below = match path {
+            Some(_) => format!("controller+{volume}"),
+            None => volume.to_owned(),
+        };
+        let served = Server::start(&Serve {
+            path,
+            ..Serve::one(&below, true, &[server])
+        })?;
+        let target = DeviceTarget::open(&served.url(0), job)?;
+        served.stand_still(true)?;
+        Ok(Self {
+            served,
+            target,
+            case: words.join(" "),
+        })
+    }
+
+    fn case(&self, depth: u16) -> Case<'_> {
+        Case {
+            suite: SUITE,
+            case: &self.case,
+            depth: depth.into(),
+            queues: 1,
+        }
+    }
+
+    fn slice(&self, job: &Job) -> Result<Measured> {
+        self.served.stand_still(false)?;
+        let measured = load::run(&self.target, job, &mut ());
+        self.served.stand_still(true)?;
+        measured
+    }
+}
+
+/// The ways to one device, in turn, and what came out of it: each with the one before it within a fraction of a second, so
+/// that what else the machine does is the same for all.
+fn compare(
+    plan: &Plan,
+    device: (&str, &str),
+    interrupt: bool,
+    depth: u16,
+    collector: &mut Collector,
+) -> Result<()> {
     let cores = Cores::pair()?;
     let client = *cores.client.first().context("no CPU")?;
     let server = *cores.server.first().context("no second CPU")?;
+    let job = Job {
+        doorbells: Doorbells::Mmio,
+        interrupt,
+        runtime: plan.runtime / SLICES,
+        ramp: plan.ramp.min(plan.runtime / SLICES / 4),
+        ..plan.job(depth, &[client])
+    };
+    let ways = WAYS
+        .iter()
+        .map(|way| Way::start(*way, device, &job, server));
+    let ways = ways.collect::<Result<Vec<_>>>()?;
+    for slice in 0..SLICES as usize {
+        let mut bare = 0.0;
+        let mut others = Vec::new();
+        for turn in 0..ways.len() {
+            let at = (slice + turn) % ways.len();
+            let Some(way) = ways.get(at) else {
+                continue;
+            };
+            let measured = way.slice(&job)?;
+            let case = way.case(depth);
+            collector.add(case, "iops", "1/s", measured.iops());
+            let percentile = |p| measured.read.percentile(p) as f64;
+            collector.add(case, "p50_ns", "ns", percentile(50.0));
+            collector.add(case, "p99_ns", "ns", percentile(99.0));
+            if at == 0 {
+                bare = measured.iops();
+            } else {
+                others.push((case, measured.iops()));
+            }
+        }
+        for (case, iops) in others {
+            collector.add(case, "of_bare", "ratio", iops / bare);
+            if depth == 1 {
+                collector.add(case, "added_ns", "ns", 1e9 / iops - 1e9 / bare);
+            }
+        }
+    }
+    for way in &ways {
+        way.served.stand_still(false)?;
+        let case = way.case(depth);
+        for (metric, value) in cycles(&way.served.counters()?) {
+            if let Some(value) = value {
+                collector.add(case, metric, "cycles", value);
+            }
+        }
+        way.served.stand_still(true)?;
+    }
+    Ok(())
+}
+
+pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
-        for (device, volume) in DEVICES {
+        for device in DEVICES {
             for interrupt in [false, true] {
                 for depth in DEPTHS {
-                    for (way, path) in WAYS {
-                        let words = [way, if interrupt { "interrupt" } else { "" }, device];
-                        let words: Vec<&str> =
-                            words.into_iter().filter(|w| !w.is_empty()).collect();
-                        let case = words.join(" ");
-                        let below = match path {
-                            Some(_) => format!("controller+{volume}"),
-                            None => volume.to_owned(),
-                        };
-                        let served = Server::start(&Serve {
-                            path,
-                            ..Serve::one(&below, true, &[server])
-                        })?;
-                        let job = Job {
-                            doorbells: Doorbells::Mmio,
-                            interrupt,
-                            ..plan.job(depth, &[client])
-                        };
-                        let target = DeviceTarget::open(&served.url(0), &job)?;
-                        let measured = load::run(&target, &job, &mut ())?;
-                        let counters = served.counters()?;
-                        drop((target, served));
-                        let case = Case {
-                            suite: SUITE,
-                            case: &case,
-                            depth: depth.into(),
-                            queues: 1,
-                        };
-                        let c = &mut outcome.collector;
-                        c.add(case, "iops", "1/s", measured.iops());
-                        c.add(case, "p50_ns", "ns", measured.read.percentile(50.0) as f64);
-                        c.add(case, "p99_ns", "ns", measured.read.percentile(99.0) as f64);
-                        for (metric, value) in cycles(&counters) {
-                            if let Some(value) = value {
-                                c.add(case, metric, "cycles", value);
-                            }
-                        }
-                    }
+                    compare(plan, device, interrupt, depth, &mut outcome.collector)?;
                 }
             }
         }
@@ -131,8 +210,16 @@ fn print(outcome: &Outcome) {
         value.map_or("-".into(), |value| format!("{value:.digits$}"))
     };
     println!(
-        "{:<28} {:>10} {:>9} {:>8} {:>11} {:>9} {:>9} {:>9}",
-        "", "IOPS, 1", "of bare", "p50, us", "IOPS, 32", "translate", "complete", "interrupt"
+        "{:<28} {:>10} {:>9} {:>9} {:>8} {:>11} {:>9} {:>9} {:>9}",
+        "",
+        "IOPS, 1",
+        "of bare",
+        "added, us",
+        "p50, us",
+        "IOPS, 32",
+        "translate",
+        "complete",
+        "interrupt"
     );
     let mut cases: Vec<&str> = Vec::new();
     for row in &rows {
@@ -145,11 +232,13 @@ fn print(outcome: &Outcome) {
             .replacen("direct", "bare", 1)
             .replacen("generic", "bare", 1);
         let iops = at(case, 1, "iops");
-        let share = iops.zip(at(&bare, 1, "iops")).map(|(a, b)| 100.0 * a / b);
+        let share = at(case, 1, "of_bare").map(|share| 100.0 * share);
+        let added = at(case, 1, "added_ns").map(|ns| ns / 1000.0);
         println!(
-            "{case:<28} {:>10} {:>8}% {:>8} {:>11} {:>9} {:>9} {:>9}",
+            "{case:<28} {:>10} {:>8}% {:>9} {:>8} {:>11} {:>9} {:>9} {:>9}",
             text(iops, 0),
             text(share, 1),
+            text(added, 3),
             text(at(case, 1, "p50_ns").map(|ns| ns / 1000.0), 3),
             text(at(case, 32, "iops"), 0),
             text(at(case, 1, "translate_cycles"), 1),
@@ -159,11 +248,13 @@ fn print(outcome: &Outcome) {
         if let Some(stated) = documents::MDEV.iter().find(|stated| stated.case == case) {
             let base = documents::MDEV.iter().find(|stated| stated.case == bare);
             let share = base.map(|base| 100.0 * stated.iops / base.iops);
+            let added = base.map(|base| stated.latency_us - base.latency_us);
             println!(
-                "{:<28} {:>10} {:>8}% {:>8} {:>11} {:>9} {:>9} {:>9}",
+                "{:<28} {:>10} {:>8}% {:>9} {:>8} {:>11} {:>9} {:>9} {:>9}",
                 "  nvme-mdev",
                 text(Some(stated.iops), 0),
                 text(share, 1),
+                text(added, 3),
                 text(Some(stated.latency_us), 3),
                 "-",
                 text(stated.translate, 1),

@@ -123,6 +123,13 @@ impl Server {
         format!("vfio-user://{}/1", socket(&self.dir, index).display())
     }
 
+    /// Stops the process where it is, or lets it go on: for servers that poll on the same CPU in turn.
+    pub fn stand_still(&self, still: bool) -> Result<()> {
+        let signal = if still { Signal::STOP } else { Signal::CONT };
+        let pid = Pid::from_raw(self.child.id() as i32).context("no process")?;
+        kill_process(pid, signal).context("signal")
+    }
+
     /// The counters of its controllers.
     pub fn counters(&self) -> Result<Vec<ControllerCounters>> {
         Ok(control::stats(&self.dir.path().join("control"))?.controllers)
@@ -155,6 +162,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::TERM);
+            let _ = kill_process(pid, Signal::CONT);
         }
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
