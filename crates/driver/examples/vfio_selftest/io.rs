@@ -220,10 +220,9 @@ fn parallel(device: &Device) -> Outcome {
 
 /// With the buffers in use, a doorbell that is rung again before the controller has looked needs no register.
 fn shadow(device: &Device) -> Outcome {
-    ensure(
-        device.shadow_buffers().is_some(),
-        "Doorbell Buffer Config was not accepted",
-    )?;
+    let Some(buffers) = device.shadow_buffers() else {
+        return ensure(false, "Doorbell Buffer Config was not accepted");
+    };
     let queue = device.queue(1, queue_options(false))?;
     let mut worker = Worker::new(device, queue, 2, 3)?;
     for _ in 0..50 {
@@ -233,11 +232,33 @@ fn shadow(device: &Device) -> Outcome {
         }
         worker.drain()?;
     }
-    let counters = worker.queue.counters();
-    ensure(
-        counters.silent_doorbells > 0,
-        format!("every doorbell was a register: {counters:?}"),
-    )?;
+    // Both sides use their buffers: the controller has asked for the doorbell after the last one.
+    let at = usize::from(worker.queue.qid()) * 8;
+    let read = |buffer: &DmaBuffer| -> Result<u32, Box<dyn std::error::Error>> {
+        let mut bytes = [0; 4];
+        buffer.read(at, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    };
+    let start = Instant::now();
+    loop {
+        let (doorbell, asked) = (read(buffers.doorbells())?, read(buffers.eventidxs())?);
+        let counters = worker.queue.counters();
+        let told = format!("doorbell {doorbell}, EventIdx {asked}, {counters:?}");
+        if doorbell > 0 && asked == doorbell {
+            break;
+        }
+        ensure(
+            start.elapsed() < LIMIT,
+            format!("the buffers are not kept: {told}"),
+        )?;
+        if doorbell == 0 {
+            // Where the ring begins again; else nobody has written it.
+            worker.start(8)?;
+            worker.queue.ring();
+            worker.drain()?;
+        }
+    }
+    // Whether a doorbell was silent is a matter of time: a controller with a processor to itself looks after each.
     worker.finish("shadow doorbells")
 }
 

@@ -6,7 +6,6 @@
 //! command keeps it; one that is busy is left alone.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
 
 use super::core::Core;
 use super::wait;
@@ -90,6 +89,8 @@ impl Core {
         self.ring();
         // Asleep the clock of rounds stands still.
         self.look_after();
+        // Of a reset, or a device that is gone, an owner without commands learns nowhere else.
+        self.attend();
         if !self.can_wake() {
             return self.slots.in_flight() == 0 && !self.is_pending();
         }
@@ -100,7 +101,8 @@ impl Core {
             self.nap = Nap::attached(self.polled);
         }
         wait::drain(self);
-        self.epoch == self.shared.epoch.load(Ordering::Acquire) && !self.is_pending()
+        // What another thread does to the device meanwhile is seen at the deadline: nothing signals it.
+        !self.is_pending()
     }
 
     /// Whether an entry waits at the head, or something came about otherwise.
