@@ -209,16 +209,20 @@ pub fn program() -> Result<PathBuf> {
     if let Some(path) = &*built {
         return Ok(path.clone());
     }
-    say("building vnvme");
+    let path = build("vnvme", &["-p", "vnvme"])?;
+    *built = Some(path.clone());
+    Ok(path)
+}
+
+/// Builds a program of the workspace, with the same optimisation as the harness itself; answers where it is.
+pub fn build(name: &str, args: &[&str]) -> Result<PathBuf> {
+    say(format!("building {name}"));
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
         .current_dir(checkout())
-        .args([
-            "build",
-            "-p",
-            "vnvme",
-            "--message-format=json-render-diagnostics",
-        ])
+        .arg("build")
+        .args(args)
+        .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
     if !cfg!(debug_assertions) {
@@ -226,16 +230,14 @@ pub fn program() -> Result<PathBuf> {
     }
     let out = command.output().context("running cargo build")?;
     if !out.status.success() {
-        bail!("cargo build -p vnvme failed");
+        bail!("cargo build of {name} failed");
     }
-    let path = String::from_utf8_lossy(&out.stdout)
+    String::from_utf8_lossy(&out.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "vnvme")
+        .filter(|message| message["target"]["name"] == name)
         .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
-        .context("cargo build named no executable")?;
-    *built = Some(path.clone());
-    Ok(path)
+        .with_context(|| format!("cargo build named no executable of {name}"))
 }
 
 #[cfg(test)]

@@ -5,13 +5,11 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use common::{Checks, Disks, LONG, json, run, run_for};
+use common::{Checks, Disks, LONG, boot_with_device, json, run, run_for};
+use harness::Guest;
 use harness::cache::checkout;
-use harness::image::Image;
+use harness::daemon::program;
 use harness::progress::{say, skip};
-use harness::{Cache, Disk, Guest};
-
-const LIBRARY: &str = "libgcc_s.so.1";
 
 /// The program's environment, and what all scripts need: `up N ARGS` starts `vnvme ublk --id N ARGS` and waits for the
 /// device, `down N` ends it by SIGTERM and waits until the device is gone. A kernel without file locks has `$L` set.
@@ -42,23 +40,7 @@ verify() { fio --name=v --filename=$1 --ioengine=io_uring --direct=1 --rw=randrw
 "#;
 
 fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
-    let mut builder = Guest::builder(name).viommu().disk(Disk::QemuNvme {
-        files: vec![file.to_path_buf()],
-        block_size: 512,
-        read_only: false,
-    });
-    if let Some(kernel) = kernel {
-        builder = builder.kernel(kernel);
-    }
-    let guest = builder.boot()?;
-    let program = harness::daemon::program()?;
-    let bytes = std::fs::read(&program)?;
-    guest.push_file("/tmp/vnvme", 0o755, &bytes)?;
-    let tree = Image::get(&Cache::open()?)?.tree;
-    let libraries = tree.libraries_of(&program)?;
-    let library = libraries.get(LIBRARY).context("no libgcc for the guest")?;
-    guest.push_file(&format!("/tmp/{LIBRARY}"), 0o755, &std::fs::read(library)?)?;
-    Ok(guest)
+    boot_with_device(name, file, kernel, &[program()?])
 }
 
 /// A newer kernel than Debian's: the one that the environment names, or one that lies beside the checkout.

@@ -4,66 +4,23 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use common::{Checks, Disks, LONG, json, run, run_for};
+use anyhow::{Result, ensure};
+use common::{Checks, Disks, LONG, boot_with_device, json, run, run_for};
+use harness::Guest;
 use harness::cache::checkout;
-use harness::image::Image;
+use harness::daemon::{build, program};
 use harness::progress::{say, skip};
-use harness::{Cache, Disk, Guest};
 
-/// Where the programs are in the guest, and the library that they need beyond the tools'.
-const VNVME: &str = "/tmp/vnvme";
+/// Where the driver's own test program is in the guest.
 const SELFTEST: &str = "/tmp/vfio_selftest";
-const LIBRARY: &str = "libgcc_s.so.1";
 
 fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
-    let mut builder = Guest::builder(name).viommu().disk(Disk::QemuNvme {
-        files: vec![file.to_path_buf()],
-        block_size: 512,
-        read_only: false,
-    });
-    if let Some(kernel) = kernel {
-        builder = builder.kernel(kernel);
-    }
-    let guest = builder.boot()?;
-    let push = |path: &str, file: &Path| -> Result<()> {
-        let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
-        guest.push_file(path, 0o755, &bytes)
-    };
-    push(VNVME, &harness::daemon::program()?)?;
-    push(SELFTEST, &selftest()?)?;
-    let tree = Image::get(&Cache::open()?)?.tree;
-    let libraries = tree.libraries_of(&selftest()?)?;
-    let library = libraries.get(LIBRARY).context("no libgcc for the guest")?;
-    push(&format!("/tmp/{LIBRARY}"), library)?;
-    Ok(guest)
-}
-
-/// The driver's own test program, built like the harness itself.
-fn selftest() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(checkout()).args([
-        "build",
-        "-p",
-        "driver",
-        "--example",
+    let selftest = build(
         "vfio_selftest",
-        "--message-format=json-render-diagnostics",
-    ]);
-    if !cfg!(debug_assertions) {
-        command.arg("--release");
-    }
-    let out = command.stderr(std::process::Stdio::inherit()).output()?;
-    ensure!(out.status.success(), "cargo build of vfio_selftest failed");
-    String::from_utf8_lossy(&out.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "vfio_selftest")
-        .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
-        .context("cargo build named no executable")
+        &["-p", "driver", "--example", "vfio_selftest"],
+    )?;
+    boot_with_device(name, file, kernel, &[program()?, selftest])
 }
 
 /// A kernel with iommufd: the one that the environment names, or one that lies beside the checkout.

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use harness::{Cache, Guest};
+use harness::image::Image;
+use harness::{Cache, Disk, Guest};
 use serde_json::Value;
 
 /// Longer than a minute, for what writes much.
@@ -70,6 +71,43 @@ impl Disks {
         File::create(&path)?.set_len(mib << 20)?;
         Ok(path)
     }
+}
+
+/// Where [`boot_with_device`] puts libraries.
+const LIBRARY: &str = "libgcc_s.so.1";
+
+/// Boots a guest with QEMU's own NVMe device on a file, behind an IOMMU, and puts programs of ours into its /tmp, with the
+/// library that they need beyond the tools' (`LD_LIBRARY_PATH=/tools/lib:/tmp`).
+pub fn boot_with_device(
+    name: &str,
+    file: &Path,
+    kernel: Option<PathBuf>,
+    programs: &[PathBuf],
+) -> Result<Guest> {
+    let mut builder = Guest::builder(name).viommu().disk(Disk::QemuNvme {
+        files: vec![file.to_path_buf()],
+        block_size: 512,
+        read_only: false,
+    });
+    if let Some(kernel) = kernel {
+        builder = builder.kernel(kernel);
+    }
+    let guest = builder.boot()?;
+    let tree = Image::get(&Cache::open()?)?.tree;
+    let push = |name: &str, file: &Path| -> Result<()> {
+        let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
+        guest.push_file(&format!("/tmp/{name}"), 0o755, &bytes)
+    };
+    for program in programs {
+        let name = program.file_name().context("a program without a name")?;
+        push(&name.to_string_lossy(), program)?;
+        let libraries = tree.libraries_of(program)?;
+        push(
+            LIBRARY,
+            libraries.get(LIBRARY).context("no libgcc for the guest")?,
+        )?;
+    }
+    Ok(guest)
 }
 
 /// Bytes that a file really takes on the host's disk.

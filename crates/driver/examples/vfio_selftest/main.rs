@@ -11,6 +11,7 @@
 mod io;
 mod pattern;
 mod transport;
+mod worker;
 
 use driver::Target;
 use driver::transport::Transport;

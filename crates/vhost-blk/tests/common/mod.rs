@@ -170,7 +170,12 @@ impl Client {
     }
 
     pub fn with_memory(served: &Served, without: u64, memory: Memory) -> Client {
-        let mut frontend = Frontend::connect(&served.path, 128).unwrap();
+        Client::at(&served.path, without, memory)
+    }
+
+    /// Of whatever serves at a path.
+    pub fn at(path: &std::path::Path, without: u64, memory: Memory) -> Client {
+        let mut frontend = Frontend::connect(path, 128).unwrap();
         frontend.set_owner().unwrap();
         let features = frontend.get_features().unwrap() & !without;
         frontend.set_features(features).unwrap();

@@ -1,0 +1,69 @@
+//! Clients for the tests of a shared device: each loads its own slice for some seconds, verifies what it reads, disturbs the
+//! server as far as it may, and leaves a file with what its slice has to hold in the end.
+//!
+//! ```text
+//! soak nvme SOCKET SECONDS IMAGE      the userspace driver, over vfio-user, with controller resets
+//! soak virtio SOCKET SECONDS IMAGE    a vhost-user-blk front-end, with queues stopped and connections ended under load
+//! soak block DEVICE SECONDS IMAGE     a block device of the kernel's
+//! soak hostile SOCKET SECONDS         crafted commands, lists that change under way, nonsense doorbells and registers
+//! ```
+//!
+//! What the driver's and the exports' own tests use to do this is used here, too.
+
+mod block;
+mod hostile;
+mod nvme;
+#[path = "../../../crates/driver/examples/vfio_selftest/pattern.rs"]
+#[allow(dead_code)]
+mod pattern;
+mod support;
+mod virtio;
+#[path = "../../../crates/driver/examples/vfio_selftest/worker.rs"]
+#[allow(dead_code)]
+mod worker;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// What a client ends with.
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+/// An error unless `condition` holds.
+fn ensure(condition: bool, otherwise: impl Into<Box<dyn std::error::Error>>) -> Outcome {
+    if condition {
+        Ok(())
+    } else {
+        Err(otherwise.into())
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("soak: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Outcome {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let end = |seconds: &str| -> Outcome<Instant> {
+        Ok(Instant::now() + Duration::from_secs(seconds.parse()?))
+    };
+    let image = match *words {
+        ["hostile", socket, seconds] => return hostile::run(Path::new(socket), end(seconds)?),
+        ["nvme", socket, seconds, image] => (image, nvme::run(socket, end(seconds)?)?),
+        ["virtio", socket, seconds, image] => {
+            (image, virtio::run(Path::new(socket), end(seconds)?)?)
+        }
+        ["block", device, seconds, image] => (image, block::run(device, end(seconds)?)?),
+        _ => return Err("usage: soak nvme|virtio|block|hostile TARGET SECONDS [IMAGE]".into()),
+    };
+    let (path, bytes) = image;
+    std::fs::write(path, bytes)?;
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! Clients of every kind on one device, beside each other, each on its own slice, which it verifies: two virtual NVMe
+//! controllers, one of them on the direct path and one that changes between the paths, a vhost-user-blk export, a ublk
+//! disk; and among them a hostile guest. Controllers and the device itself are reset, limits and paths change. In the end
+//! the whole device is compared, from outside: no byte between the slices has changed, and each holds what its client wrote.
+//!
+//! `VNVME_SOAK_SECONDS` says how long it goes on.
+
+mod common;
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use common::{Disks, boot_with_device, json, run, run_for};
+use harness::Guest;
+use harness::daemon::{build, program};
+use harness::progress::say;
+
+const DEVICE: u64 = 48 << 20;
+
+/// A slice, and what its client leaves about it.
+struct Slice {
+    name: &'static str,
+    bytes: Range<u64>,
+    /// Somebody hostile has it: it may hold anything.
+    hostile: bool,
+}
+
+/// Slices with a block or a few between them, and the hostile one among them.
+fn slices() -> Vec<Slice> {
+    let mut at = 1 << 20;
+    let mut slice = |name, mib: u64, gap: u64, hostile| {
+        let bytes = at..at + (mib << 20);
+        at = bytes.end + gap;
+        Slice {
+            name,
+            bytes,
+            hostile,
+        }
+    };
+    vec![
+        slice("direct", 8, 512, false),
+        slice("hostile", 4, 512, true),
+        slice("switching", 8, 4096, false),
+        slice("virtio", 8, 1536, false),
+        slice("host", 8, 0, false),
+    ]
+}
+
+fn seconds(default: u64) -> u64 {
+    let told = std::env::var("VNVME_SOAK_SECONDS").ok();
+    told.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// What the device holds where no slice is: 64-bit words that say where they are.
+fn between(range: Range<u64>) -> Vec<u8> {
+    let word = |at: u64| (at ^ 0x5a17_c0de_f00d_b10c).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    range
+        .step_by(8)
+        .flat_map(|at| word(at).to_le_bytes())
+        .collect()
+}
+
+/// Compares all of the device with what its clients left and with what was between them.
+fn compare(file: &Path, image: impl Fn(&str) -> Result<Vec<u8>>) -> Result<()> {
+    let mut device = vec![0; DEVICE as usize];
+    File::open(file)?.read_exact_at(&mut device, 0)?;
+    let same = |what: &str, range: Range<u64>, wanted: &[u8]| -> Result<()> {
+        let there = device
+            .get(range.start as usize..range.end as usize)
+            .unwrap_or_default();
+        ensure!(there.len() == wanted.len(), "{what}: another size");
+        let differs = there.iter().zip(wanted).position(|(a, b)| a != b);
+        ensure!(
+            differs.is_none(),
+            "{what}: byte {} of the device is another",
+            range.start + differs.unwrap_or(0) as u64
+        );
+        Ok(())
+    };
+    let mut end = 0;
+    for slice in slices() {
+        let gap = end..slice.bytes.start;
+        same(
+            &format!("before {}", slice.name),
+            gap.clone(),
+            &between(gap),
+        )?;
+        end = slice.bytes.end;
+        if !slice.hostile {
+            same(slice.name, slice.bytes, &image(slice.name)?)?;
+        }
+    }
+    same("after all slices", end..DEVICE, &between(end..DEVICE))
+}
+
+/// The daemon's configuration, for a device with this URL. The export's and the host's slices have limits that can be set.
+fn config(device: &str) -> String {
+    let mut text = String::new();
+    for slice in slices() {
+        let Range { start, end } = slice.bytes;
+        let url = format!("{device}?offset={start}&length={}", end - start);
+        let socket = format!("socket = \"/tmp/{}\"", slice.name);
+        text += &match slice.name {
+            "virtio" => {
+                format!("[[vhost-user-blk]]\n{socket}\nqueues = 2\nvolume = \"{url}&iops=0\"\n")
+            }
+            "host" => format!("[[ublk]]\nid = 3\nqueues = 2\nvolume = \"{url}&iops=0\"\n"),
+            _ => {
+                format!("[[controller]]\n{socket}\n[[controller.namespace]]\nvolume = \"{url}\"\n")
+            }
+        };
+    }
+    text
+}
+
+/// What happens to the clients meanwhile, one after the other, until they have ended. `$b` is the device, `$hostile` and
+/// `$limit` are seconds.
+const TURNS: &str = r#"
+export LD_LIBRARY_PATH=/tools/lib:/tmp
+wait_for() { for try in $(seq 1200); do eval "$1" && return 0; sleep 0.05; done; echo "never: $1" >&2; return 1; }
+/tmp/vnvme serve --config /tmp/all.toml --workers 2 --control /tmp/ctl >/tmp/log 2>&1 & daemon=$!
+wait_for '[ -b /dev/ublkb3 ] && [ -S /tmp/virtio ] && [ -S /tmp/direct ] && [ -S /tmp/switching ] && [ -S /tmp/hostile ] || ! kill -0 $daemon'
+kill -0 $daemon || { cat /tmp/log; exit 1; }
+client() {
+    { /tmp/soak "$@" >/tmp/$name.out 2>&1; echo $? >/tmp/$name.status; } &
+}
+name=direct client nvme /tmp/direct $seconds /tmp/direct.image
+name=switching client nvme /tmp/switching $seconds /tmp/switching.image
+name=virtio client virtio /tmp/virtio $seconds /tmp/virtio.image
+name=host client block /dev/ublkb3 $seconds /tmp/host.image
+# The first hostile guest is killed in the middle.
+/tmp/soak hostile /tmp/hostile 1000 >/tmp/first.out 2>&1 & first=$!
+turn=0
+until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/virtio.status ] && [ -e /tmp/host.status ]; do
+    kill -0 $daemon || { cat /tmp/log; exit 1; }
+    turn=$((turn + 1))
+    case $((turn % 8)) in
+    1 | 5) /tmp/vnvme path /tmp/ctl generic --socket switching ;;
+    3 | 7) /tmp/vnvme path /tmp/ctl direct --socket switching ;;
+    2) /tmp/vnvme limits /tmp/ctl --iops 300 --bps 0 --burst 20ms ;;
+    4) /tmp/vnvme limits /tmp/ctl --iops 0 --bps 4M ;;
+    6) /tmp/vnvme limits /tmp/ctl --iops 0 --bps 0 ;;
+    0) /tmp/vnvme limits /tmp/ctl --write-iops 200 --read-iops 0 ;;
+    esac >/tmp/turn 2>&1 || { cat /tmp/turn /tmp/log; exit 1; }
+    [ $((turn % 8)) = 1 ] && /tmp/vnvme limits /tmp/ctl --write-iops 0 >/dev/null
+    [ "$reset" ] && [ $((turn % 10)) = 4 ] && { echo 1 >/sys/bus/pci/devices/$b/reset && echo "reset $turn"; }
+    [ $turn = 10 ] && {
+        kill -9 $first; wait $first || true
+        name=hostile client hostile /tmp/hostile $hostile
+    }
+    sleep 1
+done
+wait_for '[ -e /tmp/hostile.status ]'
+for name in direct switching virtio host hostile; do
+    echo "--- $name: $(cat /tmp/$name.status)"; cat /tmp/$name.out
+done
+echo "--- $turn turns"
+"#;
+
+/// Ends the daemon well.
+const END: &str = r#"
+daemon=$(pidof vnvme); kill -TERM $daemon
+for try in $(seq 600); do kill -0 $daemon 2>/dev/null || break; sleep 0.1; done
+kill -0 $daemon 2>/dev/null && { cat /tmp/log; exit 1; }
+grep -i -e panic /tmp/log && exit 1
+dmesg | grep -i -e 'DMAR.*fault' && exit 1
+grep -i reset /tmp/log | head -20
+"#;
+
+fn clients(guest: &Guest, seconds: u64) -> Result<()> {
+    let bdf = run(guest, "bdf 1")?.trim().to_string();
+    run(
+        guest,
+        &format!("modprobe ublk_drv\nLD_LIBRARY_PATH=/tools/lib:/tmp /tmp/vnvme bind {bdf}"),
+    )?;
+    let config = config(&format!("nvme://{bdf}/1"));
+    guest.push_file("/tmp/all.toml", 0o644, config.as_bytes())?;
+    let limit = Duration::from_secs(seconds + 240);
+    let hostile = seconds.saturating_sub(12).max(8);
+    let text = run_for(
+        guest,
+        limit,
+        &format!("b={bdf} seconds={seconds} hostile={hostile} reset=yes\n{TURNS}"),
+    )?;
+    say(format!(
+        "clients: {}",
+        text.trim().replace('\n', "\nclients: ")
+    ));
+    for name in ["direct", "switching", "virtio", "host", "hostile"] {
+        ensure!(text.contains(&format!("--- {name}: 0")), "{name} failed");
+    }
+    let stats = json(
+        guest,
+        "LD_LIBRARY_PATH=/tools/lib:/tmp /tmp/vnvme stats /tmp/ctl --json",
+    )?;
+    for (socket, refused) in [("direct", false), ("switching", false), ("hostile", true)] {
+        let all = stats["controllers"].as_array().context("no controllers")?;
+        let mine = all
+            .iter()
+            .find(|c| c["socket"].as_str().is_some_and(|s| s.ends_with(socket)));
+        let paths = mine.map_or(&serde_json::Value::Null, |mine| &mine["direct"][0]);
+        let lanes = paths["lanes"]
+            .as_array()
+            .with_context(|| format!("{socket}: {stats}"))?;
+        let sum = |key: &str| {
+            lanes
+                .iter()
+                .filter_map(|lane| lane[key].as_u64())
+                .sum::<u64>()
+        };
+        say(format!(
+            "clients: {socket}: {} direct commands, {} refused",
+            sum("commands"),
+            sum("refused")
+        ));
+        ensure!(
+            sum("commands") > 50,
+            "{socket} never took the direct path: {paths}"
+        );
+        ensure!((sum("refused") > 0) == refused, "{socket}: {paths}");
+    }
+    Ok(())
+}
+
+#[test]
+fn nobody_touches_what_is_anothers() -> Result<()> {
+    let seconds = seconds(25);
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", DEVICE >> 20)?;
+    let raw = File::options().write(true).open(&file)?;
+    let mut end = 0;
+    for slice in slices() {
+        raw.write_all_at(&between(end..slice.bytes.start), end)?;
+        end = slice.bytes.end;
+    }
+    raw.write_all_at(&between(end..DEVICE), end)?;
+    drop(raw);
+    let programs = [program()?, build("soak", &["-p", "soak"])?];
+    let guest = boot_with_device("clients", &file, None, &programs)?;
+    clients(&guest, seconds)?;
+    say(format!("clients: {}", run(&guest, END)?.trim()));
+    let mut images = std::collections::HashMap::new();
+    for slice in slices().iter().filter(|slice| !slice.hostile) {
+        let image = guest.pull_file(&format!("/tmp/{}.image", slice.name))?;
+        images.insert(slice.name, image);
+    }
+    guest.poweroff()?;
+    compare(&file, |name| {
+        Ok(images.get(name).context("no image")?.clone())
+    })
+}
