@@ -424,6 +424,44 @@ impl Control {
         Ok(())
     }
 
+    /// From disabled to ready, with the Admin queues.
+    fn enable(&self, transport: &dyn Transport) -> Result<(), Error> {
+        let (aqa, asq, acq) = self.admin.registers();
+        let css = if self.cap.css().ncss() {
+            CcCss::NVM
+        } else {
+            CcCss::ALL_SUPPORTED
+        };
+        let cc = Cc::new()
+            .with_css(css)
+            .with_mps(self.cap.mpsmin())
+            .with_iosqes(Command::SIZE_LOG2)
+            .with_iocqes(nvme::Completion::SIZE_LOG2);
+        let limit = self.ready_limit(transport);
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        // While somebody else resets the function, its registers are not there for a while, and writes are lost.
+        loop {
+            transport.write32(regs::AQA, aqa)?;
+            if transport.read32(regs::AQA)? != 0 {
+                break;
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Ready {
+                    enabling: true,
+                    limit,
+                });
+            }
+            relax(transport, round);
+            round += 1;
+        }
+        transport.write64(regs::ASQ, asq)?;
+        transport.write64(regs::ACQ, acq)?;
+        transport.write32(regs::CC, cc.into_bits())?;
+        transport.write32(regs::CC, cc.with_en(true).into_bits())?;
+        self.await_ready(transport, true)
+    }
+
     /// From disabled to ready for I/O queues. Returns how many of these the controller allows.
     fn bring_up(
         &mut self,
@@ -435,23 +473,7 @@ impl Control {
             self.eventfds.iter().map(|fd| Some(fd.as_fd())).collect();
         transport.set_msix(&fds)?;
         self.admin.reset();
-        let (aqa, asq, acq) = self.admin.registers();
-        transport.write32(regs::AQA, aqa)?;
-        transport.write64(regs::ASQ, asq)?;
-        transport.write64(regs::ACQ, acq)?;
-        let css = if self.cap.css().ncss() {
-            CcCss::NVM
-        } else {
-            CcCss::ALL_SUPPORTED
-        };
-        let cc = Cc::new()
-            .with_css(css)
-            .with_mps(self.cap.mpsmin())
-            .with_iosqes(Command::SIZE_LOG2)
-            .with_iocqes(nvme::Completion::SIZE_LOG2);
-        transport.write32(regs::CC, cc.into_bits())?;
-        transport.write32(regs::CC, cc.with_en(true).into_bits())?;
-        self.await_ready(&**transport, true)?;
+        self.enable(&**transport)?;
 
         let limit = options.admin_timeout;
         let page = self.identify_page(Cns::CONTROLLER, 0, limit)?;

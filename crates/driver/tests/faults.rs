@@ -235,6 +235,9 @@ struct Sick {
     gone: AtomicBool,
     unmaps_fail: AtomicBool,
     csts_or: AtomicU32,
+    /// Accesses for which the registers are not there: they read 0, and writes are lost.
+    away: AtomicU32,
+    resets: AtomicU32,
     mapped: Mutex<Vec<(u64, u64)>>,
     maps: AtomicU64,
 }
@@ -246,9 +249,16 @@ impl Sick {
             gone: AtomicBool::new(false),
             unmaps_fail: AtomicBool::new(false),
             csts_or: AtomicU32::new(0),
+            away: AtomicU32::new(0),
+            resets: AtomicU32::new(0),
             mapped: Mutex::default(),
             maps: AtomicU64::new(0),
         })
+    }
+    fn is_away(&self) -> bool {
+        let less = |left: u32| left.checked_sub(1);
+        let order = Ordering::Relaxed;
+        self.away.fetch_update(order, order, less).is_ok()
     }
     fn check(&self) -> Result<(), TransportError> {
         if self.gone.load(Ordering::Relaxed) {
@@ -264,6 +274,9 @@ impl Transport for Sick {
             // As PCIe does it.
             return Ok(u32::MAX);
         }
+        if self.is_away() {
+            return Ok(0);
+        }
         let value = self.inner.read32(offset)?;
         Ok(if offset == regs::CSTS {
             value | self.csts_or.load(Ordering::Relaxed)
@@ -273,6 +286,9 @@ impl Transport for Sick {
     }
     fn write32(&self, offset: u64, value: u32) -> Result<(), TransportError> {
         if self.gone.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if self.is_away() {
             return Ok(());
         }
         if offset == regs::CC && value & 1 == 0 {
@@ -314,6 +330,7 @@ impl Transport for Sick {
     }
     fn reset(&self) -> Result<(), TransportError> {
         self.check()?;
+        self.resets.fetch_add(1, Ordering::Relaxed);
         self.inner.reset()
     }
     fn pause(&self) {
@@ -420,6 +437,26 @@ fn a_controller_that_fails_fatally_is_reset_and_goes_on() {
     });
     model.verify(&mut queue);
     assert!(device.resets() >= 3, "{:?}", queue.counters());
+}
+
+#[test]
+fn a_function_that_somebody_else_resets_is_brought_up_when_its_registers_are_back() {
+    let (transport, device) = sick(2 * MIB);
+    let mut queue = device.queue(1, QueueOptions::default()).unwrap();
+    let mut model = Exerciser::new(2 * MIB, 512, 64 << 10, 4);
+    let mut next = 30;
+    model.run_with(&device, &mut queue, 120, 10, |done, _| {
+        if done >= next {
+            next = done + 30;
+            transport.inner.reset().unwrap();
+            transport.inner.set_bus_master(true).unwrap();
+            transport.away.store(100, Ordering::Relaxed);
+        }
+    });
+    model.verify(&mut queue);
+    assert!(device.resets() >= 3, "{:?}", queue.counters());
+    let resets = transport.resets.load(Ordering::Relaxed);
+    assert_eq!(resets, 0, "it was reset once more");
 }
 
 #[test]
