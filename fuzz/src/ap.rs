@@ -286,17 +286,10 @@ mod tests {
     #[test]
     fn random_instructions() {
         super::ap(&[]);
-        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut chance = crate::chance::Chance::new();
         let mut done = 0;
         for round in 0..3000 {
-            let data: Vec<u8> = (0..64 + round % 800)
-                .map(|_| {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    (state >> 32) as u8
-                })
-                .collect();
+            let data = chance.bytes(64 + round % 800);
             done += super::run(&data);
         }
         assert!(done > 1000, "{done} instructions ended well");

@@ -1,6 +1,7 @@
 //! A hostile guest and VMM against a controller: the input is a script of register accesses, commands, doorbells,
 //! memory that comes and goes, failing volumes and resets.
 
+use crate::mediate::{BLOCKS, Below};
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
 use dma::{Memory, Prot};
 use nvme::regs::{self, Aqa, Cc};
@@ -90,6 +91,8 @@ enum Window {
 
 struct World {
     controller: Controller,
+    /// The device below the first namespace, if that is on the direct path.
+    below: Option<Below>,
     io: Io,
     faults: Arc<Faults>,
     memory: Memory,
@@ -105,8 +108,8 @@ fn ring(qid: u16, cq: bool) -> u64 {
 }
 
 impl World {
-    fn new(setup: u8) -> Option<World> {
-        let faulty = FaultVolume::new(Arc::new(MemVolume::new(64 << 10).ok()?));
+    fn new(setup: u8, direct: bool) -> Option<World> {
+        let faulty = FaultVolume::new(Arc::new(MemVolume::new(BLOCKS << 9).ok()?));
         let faults = faulty.faults();
         let plain: Arc<dyn Volume> = Arc::new(MemVolume::new(128 << 10).ok()?);
         let namespace = |nsid, volume, block_size| NamespaceConfig {
@@ -131,12 +134,19 @@ impl World {
             namespace(2, plain.clone(), 4096),
             namespace(4, plain, 512),
         ];
-        let controller = Controller::new(7, config, namespaces, &io).ok()?;
+        let mut controller = Controller::new(7, config, namespaces, &io).ok()?;
         let memory = Memory::anonymous((MAPPABLE + CANARY) as usize).ok()?;
         let canary = vec![CANARY_BYTE; CANARY as usize];
         memory.write(MAPPABLE as usize, &canary).ok()?;
+        let mut below = None;
+        if direct {
+            let (device, path) = Below::new(&memory, MAPPABLE, setup >> 4)?;
+            controller.set_passthrough(1, path);
+            below = Some(device);
+        }
         let mut world = World {
             controller,
+            below,
             io,
             faults,
             memory,
@@ -294,6 +304,7 @@ impl World {
         } else {
             IO.get(usize::from(opcode) % IO.len()).map(|o| o.0)
         };
+        let sensible = nsid & 0x80 != 0;
         let nsid = match nsid {
             255 => u32::MAX,
             n => u32::from(n % 8),
@@ -319,6 +330,14 @@ impl World {
         if admin {
             command.cdw13 = input.number().into();
             command.cdw14 = input.number().into();
+        } else if self.below.is_some() && sensible {
+            // At or about the edges of what the first namespace has.
+            command.nsid = 1.into();
+            command.cdw12 = (command.cdw12.get() & 0x1f).into();
+            if command.nvm_opcode() != NvmOpcode::DATASET_MANAGEMENT {
+                command.cdw10 = (command.cdw10.get() % (BLOCKS as u32 + 8)).into();
+                command.cdw11 = 0.into();
+            }
         }
         let qid = if admin {
             0
@@ -339,6 +358,9 @@ impl World {
         for completion in done {
             assert_eq!(controller::tag_owner(completion.tag), 7);
             self.controller.complete(completion);
+        }
+        if let Some(below) = &mut self.below {
+            below.check();
         }
         let stats = self.controller.stats();
         for (qid, queue) in stats.queues.iter().enumerate() {
@@ -476,7 +498,7 @@ impl World {
     }
 
     /// Everybody leaves: nothing may be left behind.
-    fn end(mut self) -> u64 {
+    fn end(mut self) -> (u64, u64) {
         self.controller.disconnect();
         self.faults.clear();
         self.faults.release();
@@ -507,12 +529,9 @@ impl World {
             "memory outside of every window was written"
         );
         let stats = self.controller.stats();
-        stats
-            .queues
-            .iter()
-            .skip(1)
-            .map(|q| q.completions.get())
-            .sum()
+        let io = stats.queues.iter().skip(1);
+        let below = self.below.as_ref().map_or(0, Below::commands);
+        (io.map(|q| q.completions.get()).sum(), below)
     }
 }
 
@@ -522,15 +541,16 @@ impl World {
 /// When the controller panics, posts more completions than it fetched commands, writes where nothing is mapped, or keeps
 /// memory or commands after everybody has left.
 pub fn controller(data: &[u8]) {
-    run(data);
+    run(data, false);
 }
 
-/// Does it; tells how many I/O commands completed.
-fn run(data: &[u8]) -> u64 {
+/// Does it, the first namespace being on the direct path or not; tells how many I/O commands completed, and how many
+/// reached a device.
+pub(crate) fn run(data: &[u8], direct: bool) -> (u64, u64) {
     let mut input = Input(data);
     let setup = input.u8();
-    let Some(mut world) = World::new(setup) else {
-        return 0;
+    let Some(mut world) = World::new(setup, direct) else {
+        return (0, 0);
     };
     if setup & 8 != 0 {
         world.enable();
@@ -553,32 +573,25 @@ fn run(data: &[u8]) -> u64 {
     world.end()
 }
 
+/// A script by chance.
+#[cfg(test)]
+pub(crate) fn script(chance: &mut crate::chance::Chance) -> Vec<u8> {
+    // Mostly enabled: little happens otherwise.
+    chance.script(2000, |setup| *setup |= 8)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chance::Chance;
 
     #[test]
     fn scripts_by_chance() {
         controller(&[]);
-        // xorshift64: the same scripts in every run.
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut chance = Chance::new();
         let mut completed = 0;
         for _ in 0..1500 {
-            let length = next() as usize % 2000;
-            let mut data: Vec<u8> = (0..length).map(|_| (next() >> 24) as u8).collect();
-            // Mostly enabled: little happens otherwise.
-            if let Some(setup) = data.first_mut()
-                && next() % 8 != 0
-            {
-                *setup |= 8;
-            }
-            completed += run(&data);
+            completed += run(&script(&mut chance), false).0;
         }
         assert!(
             completed > 1500,

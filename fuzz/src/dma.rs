@@ -162,17 +162,10 @@ mod tests {
     #[test]
     fn random_data_pointers() {
         super::prp_sgl(&[]);
-        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        let mut chance = crate::chance::Chance::new();
         let mut through = [0; 2];
         for round in 0..4000 {
-            let data: Vec<u8> = (0..64 + round % 1400)
-                .map(|_| {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    (state >> 32) as u8
-                })
-                .collect();
+            let data = chance.bytes(64 + round % 1400);
             for (count, ok) in through.iter_mut().zip(super::walks(&data)) {
                 *count += u32::from(ok);
             }

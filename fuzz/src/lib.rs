@@ -2,9 +2,12 @@
 #![forbid(unsafe_code)]
 
 pub mod ap;
+#[cfg(test)]
+mod chance;
 pub mod controller;
 pub mod dma;
 pub mod gpt;
+pub mod mediate;
 pub mod vfio_user;
 pub mod vhost_blk;
 
@@ -16,6 +19,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("vfio_user_stream", vfio_user::vfio_user_stream),
     ("dma_prp_sgl", dma::prp_sgl),
     ("controller", controller::controller),
+    ("mediate", mediate::mediate),
     ("vhost_blk", vhost_blk::vhost_blk),
     ("ap", ap::ap),
     ("gpt", gpt::gpt),

@@ -426,27 +426,15 @@ fn make_plausible(command: u8, payload: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chance::Chance;
 
     #[test]
     fn scripts_by_chance() {
-        // xorshift64: the same scripts in every run.
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut chance = Chance::new();
         let mut calls = 0;
         for _ in 0..4000 {
-            let length = next() as usize % 1000;
-            let mut data: Vec<u8> = (0..length).map(|_| (next() >> 24) as u8).collect();
             // Mostly negotiated: little happens otherwise.
-            if let Some(setup) = data.first_mut()
-                && next() % 8 != 0
-            {
-                *setup |= 1;
-            }
+            let data = chance.script(1000, |setup| *setup |= 1);
             calls += run(&data);
         }
         assert!(calls > 4000, "only {calls} calls: the scripts try nothing");

@@ -306,27 +306,15 @@ fn run(data: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chance::Chance;
 
     #[test]
     fn scripts_by_chance() {
-        // xorshift64: the same scripts in every run.
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut chance = Chance::new();
         let mut requests = 0;
         for _ in 0..1000 {
-            let length = next() as usize % 400;
-            let mut data: Vec<u8> = (0..length).map(|_| (next() >> 24) as u8).collect();
             // Mostly set up: little happens otherwise.
-            if let Some(setup) = data.first_mut()
-                && next() % 8 != 0
-            {
-                *setup &= 0x7f;
-            }
+            let data = chance.script(400, |setup| *setup &= 0x7f);
             requests += run(&data);
         }
         assert!(

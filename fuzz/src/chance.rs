@@ -1,0 +1,35 @@
+//! Inputs by chance, the same in every run, for the targets' own tests.
+
+/// Marsaglia's xorshift64.
+pub struct Chance(u64);
+
+impl Chance {
+    pub fn new() -> Self {
+        Chance(0x9e37_79b9_7f4a_7c15)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// An input of so many bytes.
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| (self.next() >> 24) as u8).collect()
+    }
+
+    /// An input of fewer than `below` bytes. Its first byte, which says how a target is set up, is mostly changed by
+    /// `setup`, where little would happen otherwise.
+    pub fn script(&mut self, below: usize, setup: impl Fn(&mut u8)) -> Vec<u8> {
+        let length = self.next() as usize % below;
+        let mut data = self.bytes(length);
+        if let Some(first) = data.first_mut()
+            && !self.next().is_multiple_of(8)
+        {
+            setup(first);
+        }
+        data
+    }
+}
