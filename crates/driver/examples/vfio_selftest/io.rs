@@ -1,12 +1,12 @@
 //! Random I/O with verification through the whole driver: sizes from one block to beyond MDTS, buffers at every
 //! alignment, many commands in flight on two queue pairs, resets in between.
 
-use crate::worker::Worker;
+use crate::worker::{LIMIT, Worker};
 use crate::{Outcome, ensure};
 use driver::transport::Transport;
-use driver::{Device, Doorbells, Op, Options, QueueOptions, QueuePair};
+use driver::{Device, DmaBuffer, Doorbells, Op, Options, QueueOptions, QueuePair};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of the namespace that each part works on.
 const PART: u64 = 4 << 20;

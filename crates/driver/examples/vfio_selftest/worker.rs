@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Memory for data, registered as a whole.
 const MEMORY: usize = 8 << 20;
-const LIMIT: Duration = Duration::from_secs(60);
+/// What takes longer has failed.
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A queue pair with a part of the namespace and a model of it.
 pub struct Worker {
