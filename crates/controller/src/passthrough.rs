@@ -48,6 +48,11 @@ pub trait Passthrough {
         None
     }
 
+    /// The namespace has so many blocks now. What is beyond the end is not to reach the device's other parts.
+    fn resized(&mut self, blocks: u64) {
+        let _ = blocks;
+    }
+
     /// Asks that a command end early, if that is possible without the device.
     fn abort(&mut self, token: u64);
 }

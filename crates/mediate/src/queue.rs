@@ -14,6 +14,7 @@ use crate::check::{Rules, Wants};
 use crate::entry::Done;
 use crate::lane::{Job, Lane};
 use crate::options::DirectOptions;
+use crate::slice::Slice;
 use crate::stats::QueueStats;
 use crate::translate::Translator;
 
@@ -127,6 +128,11 @@ impl DirectQueue {
     /// The guest has another memory page size now.
     pub fn set_page_size(&mut self, page_size: u64) {
         self.translator.set_page_size(page_size);
+    }
+
+    /// The slice has been resized: commands are checked against this one from now on. Its first block and its namespace stay.
+    pub fn set_slice(&mut self, slice: Slice) {
+        self.rules.slice = slice;
     }
 
     /// The guest turned its volatile write cache on or off: off, every write is durable when it completes.

@@ -3,6 +3,7 @@
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::control;
+use crate::devices::{Action, DeviceArgs};
 use crate::direct::{PathChange, PathChoice};
 use crate::info;
 use crate::limits::LimitsArgs;
@@ -43,10 +44,14 @@ enum Command {
     Ublk(Box<UblkArgs>),
     /// Show the counters of a running vnvme serve
     Stats(StatsArgs),
-    /// Show or change the limits of a running vnvme serve's volumes
+    /// Show or change the limits and weights of a running vnvme serve's volumes
     Limits(Box<LimitsArgs>),
     /// Show or change how a running vnvme serve's namespaces reach a device below: direct or generic
     Path(PathArgs),
+    /// Shut a device below a running vnvme serve down, for a reset, loss of power or new firmware: its guests' commands wait
+    Suspend(DeviceArgs),
+    /// Bring a suspended device up again: the commands that wait are repeated
+    Resume(DeviceArgs),
     /// Show what an NVMe device says about itself
     Info(info::InfoArgs),
     /// Load a disk and measure it, in the manner of fio; or run the suites of measurements
@@ -70,7 +75,7 @@ Volumes:
   read-only=on, direct=off of the volume. A part of any volume: offset=1M, length=1G, or a partition of its GUID
   partition table by partition=2, partlabel=NAME or partuuid=GUID.
   Limits of any volume: iops=1000, bps=100M, of reads or writes alone read-iops, write-iops, read-bps, write-bps; burst=50ms.
-  weight=100 shares a device by weight among its slices on one worker, share-depth=32 requests in it at a time.
+  weight=100 shares a device by weight among its slices, share-depth=32 requests in it at a time at most.
 
 Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
   vnvme serve --socket /tmp/vm0.sock disk.raw &
@@ -231,6 +236,8 @@ impl Cli {
             Command::Stats(args) => args.run(),
             Command::Limits(args) => args.run(),
             Command::Path(args) => args.run(),
+            Command::Suspend(args) => args.run(Action::Suspend),
+            Command::Resume(args) => args.run(Action::Resume),
             Command::Info(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Bind(args) => args.bind(),

@@ -1,8 +1,10 @@
 //! The control socket: asks a running `vnvme serve` for its counters.
 //!
-//! A request is one line of JSON, `{"method":"stats"}` or `{"method":"limits","volume":"a.raw","iops":1000}`; the answer is one
+//! A request is one line of JSON, `{"method":"stats"}`, `{"method":"limits","volume":"a.raw","iops":1000}`,
+//! `{"method":"path","path":"generic"}` or `{"method":"device","device":"0000:44:00.0","action":"suspend"}`; the answer is one
 //! line of JSON. A thread of its own answers: it reads the workers' counters and sets limits without stopping them.
 
+use crate::devices::{DeviceChange, DeviceRegistry, DeviceStatus};
 use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};
 use crate::limits::{Change, LimitRegistry, VolumeLimits};
 use crate::ublk::DiskCounters;
@@ -22,6 +24,8 @@ use vfio_user::Listener;
 const REQUEST_MAX: u64 = 4096;
 /// How long a client may take for its request and our answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a device may take to shut down or to come up.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where workers enter their controllers.
 #[derive(Clone, Default)]
@@ -33,6 +37,8 @@ pub struct Registry {
     pub limits: LimitRegistry,
     /// Direct paths to devices.
     pub paths: PathRegistry,
+    /// Devices below.
+    pub devices: DeviceRegistry,
 }
 
 type DiskEntry = (String, Arc<DiskStats>);
@@ -98,6 +104,8 @@ impl Registry {
                 .iter()
                 .map(|(volume, stats)| DiskCounters::of(volume, stats))
                 .collect(),
+            volumes: self.limits.list(),
+            devices: self.devices.list(),
         }
     }
 }
@@ -113,6 +121,12 @@ pub struct Stats {
     /// One for each block device of the host.
     #[serde(default)]
     pub ublk: Vec<DiskCounters>,
+    /// Volumes with limits or weights.
+    #[serde(default)]
+    pub volumes: Vec<VolumeLimits>,
+    /// Devices below.
+    #[serde(default)]
+    pub devices: Vec<DeviceStatus>,
 }
 
 /// Counters of one controller since the process began.
@@ -206,6 +220,7 @@ enum Reply {
     Stats(Stats),
     Limits(Vec<VolumeLimits>),
     Paths(Vec<(PathBuf, u32, PathChoice)>),
+    Device(DeviceStatus),
     Error(String),
 }
 
@@ -251,8 +266,9 @@ fn serve_one(stream: UnixStream, registry: &Registry) -> Result<()> {
         Ok(request) if request.method == "stats" => Reply::Stats(registry.snapshot()),
         Ok(request) if request.method == "limits" => change_limits(registry, request.arguments),
         Ok(request) if request.method == "path" => change_paths(registry, request.arguments),
+        Ok(request) if request.method == "device" => change_device(registry, request.arguments),
         Ok(request) => Reply::Error(format!(
-            "unknown method \"{}\"; known: stats, limits, path",
+            "unknown method \"{}\"; known: stats, limits, path, device",
             request.method
         )),
         Err(error) => Reply::Error(format!("no request: {error}")),
@@ -280,6 +296,18 @@ fn change_paths(
     let change = serde_json::from_value::<PathChange>(arguments.into()).map_err(|e| e.to_string());
     match change.and_then(|change| registry.paths.change(&change)) {
         Ok(paths) => Reply::Paths(paths),
+        Err(error) => Reply::Error(error),
+    }
+}
+
+fn change_device(
+    registry: &Registry,
+    arguments: serde_json::Map<String, serde_json::Value>,
+) -> Reply {
+    let change =
+        serde_json::from_value::<DeviceChange>(arguments.into()).map_err(|e| e.to_string());
+    match change.and_then(|change| registry.devices.change(&change)) {
+        Ok(status) => Reply::Device(status),
         Err(error) => Reply::Error(error),
     }
 }
@@ -316,6 +344,18 @@ pub fn paths(path: &Path, change: &PathChange) -> Result<Vec<(PathBuf, u32, Path
     }
 }
 
+/// Suspends or resumes a device of the process behind a control socket; answers how it is then.
+pub fn device(path: &Path, change: &DeviceChange) -> Result<DeviceStatus> {
+    let arguments = match serde_json::to_value(change)? {
+        serde_json::Value::Object(arguments) => arguments,
+        _ => serde_json::Map::new(),
+    };
+    match ask_for(path, "device", arguments, DEVICE_PATIENCE)? {
+        Reply::Device(status) => Ok(status),
+        reply => refused(path, reply),
+    }
+}
+
 fn refused<T>(path: &Path, reply: Reply) -> Result<T> {
     match reply {
         Reply::Error(error) => bail!("{}: {error}", path.display()),
@@ -328,6 +368,15 @@ fn ask(
     method: &str,
     arguments: serde_json::Map<String, serde_json::Value>,
 ) -> Result<Reply> {
+    ask_for(path, method, arguments, PATIENCE)
+}
+
+fn ask_for(
+    path: &Path,
+    method: &str,
+    arguments: serde_json::Map<String, serde_json::Value>,
+    patience: Duration,
+) -> Result<Reply> {
     let stream = UnixStream::connect(path).with_context(|| {
         format!(
             "{} (is a vnvme serve --control {} running?)",
@@ -335,7 +384,7 @@ fn ask(
             path.display()
         )
     })?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     let mut request = serde_json::to_vec(&Request {
         method: method.into(),
         arguments,
@@ -394,6 +443,8 @@ impl Stats {
             }
         }
         self.vhost_user_blk.iter().for_each(VhostBlkCounters::print);
+        self.volumes.iter().for_each(VolumeLimits::print);
+        self.devices.iter().for_each(DeviceStatus::print);
     }
 }
 

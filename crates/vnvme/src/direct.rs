@@ -401,6 +401,22 @@ impl Passthrough for DirectPath {
         self.lanes.iter().filter_map(DirectQueue::deadline).min()
     }
 
+    fn resized(&mut self, blocks: u64) {
+        let before = self.options.slice;
+        let namespace = self.pool.device().namespace(before.nsid());
+        let slice = namespace.ok().and_then(|namespace| {
+            Slice::new(&namespace, before.first_lba(), blocks, before.read_only()).ok()
+        });
+        // Of one that is gone altogether, the device refuses all there is.
+        let Some(slice) = slice else {
+            return;
+        };
+        self.options.slice = slice;
+        for lane in &mut self.lanes {
+            lane.set_slice(slice);
+        }
+    }
+
     fn abort(&mut self, token: u64) {
         for lane in &mut self.lanes {
             lane.abort(token);

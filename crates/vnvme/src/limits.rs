@@ -1,17 +1,24 @@
-//! Limits of volumes as the control socket and `vnvme limits` show and change them.
+//! Limits and weights of volumes as the control socket and `vnvme limits` show and change them.
 
 use crate::control;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use volume::{LimitHandle, Limits, parse_duration, parse_size};
+use volume::{LimitHandle, Limits, MAX_WEIGHT, ShareHandle, Volume, parse_duration, parse_size};
 
-/// The limits of the volumes that have any, under the names that the user gave the volumes.
+/// The limits and weights of the volumes that have any, under the names that the user gave the volumes.
 #[derive(Clone, Default)]
-pub struct LimitRegistry(Arc<Mutex<Vec<(String, LimitHandle)>>>);
+pub struct LimitRegistry(Arc<Mutex<Vec<Entry>>>);
+
+/// One volume's; it has at least one of both.
+struct Entry {
+    name: String,
+    limits: Option<LimitHandle>,
+    share: Option<ShareHandle>,
+}
 
 /// Limits of one volume; per second, 0: none.
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,12 +35,18 @@ pub struct VolumeLimits {
     pub write_bps: u64,
     /// Microseconds whose work may be done at once after a pause.
     pub burst_us: u64,
-    /// Requests that had to wait so far.
+    /// Requests that had to wait for the limits so far.
     pub delayed: u64,
+    /// Weight among the slices of its device; absent where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// Requests of those slices in the device while several want it, as found out, and at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_depth: Option<(usize, usize)>,
 }
 
 /// What to change; what is absent stays as it is.
-#[derive(Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Change {
     /// The volume: its path or URL as vnvme serve was given it, or a part of that which only it has [default: all]
@@ -68,6 +81,10 @@ pub struct Change {
     #[arg(long = "burst", value_parser = microseconds, value_name = "DURATION")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst_us: Option<u64>,
+    /// Share of the device, 1 to 10000, among its slices that have a weight
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)), value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
 }
 
 fn microseconds(text: &str) -> Result<u64, &'static str> {
@@ -85,7 +102,44 @@ impl Change {
             }
     }
 
-    fn apply(&self, handle: &LimitHandle) {
+    /// It is about limits, not only about the weight.
+    fn wants_limits(&self) -> bool {
+        !Self {
+            weight: None,
+            ..self.clone()
+        }
+        .is_question()
+    }
+
+    /// Why it cannot be applied to a volume, if it cannot.
+    fn obstacle(&self, entry: &Entry) -> Option<String> {
+        if self.wants_limits() && entry.limits.is_none() {
+            let name = &entry.name;
+            return Some(format!(
+                "{name} has no limits; start with iops=0 in its URL to set them later"
+            ));
+        }
+        if self.weight.is_some() && entry.share.is_none() {
+            let name = &entry.name;
+            return Some(format!(
+                "{name} has no weight; start with weight=100 in its URL to change it later"
+            ));
+        }
+        None
+    }
+
+    fn apply(&self, entry: &Entry) {
+        if let (Some(weight), Some(share)) = (self.weight, &entry.share) {
+            share.set_weight(weight);
+        }
+        if let Some(limits) = &entry.limits
+            && self.wants_limits()
+        {
+            self.apply_limits(limits);
+        }
+    }
+
+    fn apply_limits(&self, handle: &LimitHandle) {
         let Limits {
             mut iops,
             mut bps,
@@ -108,25 +162,41 @@ impl Change {
 }
 
 impl LimitRegistry {
-    /// Enters a volume's limits.
-    pub fn enter(&self, volume: &str, handle: LimitHandle) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.push((volume.to_owned(), handle));
+    /// Enters what a volume has of both.
+    pub fn enter(&self, name: &str, volume: &dyn Volume) {
+        let entry = Entry {
+            name: name.to_owned(),
+            limits: volume.limits(),
+            share: volume.share(),
+        };
+        if entry.limits.is_some() || entry.share.is_some() {
+            self.lock().push(entry);
+        }
     }
 
-    /// Changes limits, and answers those of the volumes that were meant. The error is a sentence for the user.
+    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All there are.
+    pub fn list(&self) -> Vec<VolumeLimits> {
+        self.lock().iter().map(VolumeLimits::of).collect()
+    }
+
+    /// Changes limits and weights, and answers those of the volumes that were meant. The error is a sentence for the user;
+    /// nothing was changed then.
     pub fn change(&self, change: &Change) -> Result<Vec<VolumeLimits>, String> {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut meant: Vec<_> = list.iter().collect();
+        let list = self.lock();
+        let mut meant: Vec<&Entry> = list.iter().collect();
         if let Some(text) = &change.volume {
-            meant.retain(|(name, _)| name.contains(text));
-            if meant.iter().any(|(name, _)| name == text) {
-                meant.retain(|(name, _)| name == text);
+            meant.retain(|entry| entry.name.contains(text));
+            if meant.iter().any(|entry| entry.name == *text) {
+                meant.retain(|entry| entry.name == *text);
             }
-            let [_] = meant.as_slice() else {
-                let names: Vec<&str> = list.iter().map(|(name, _)| name.as_str()).collect();
+            let [only] = meant.as_slice() else {
+                let names: Vec<&str> = list.iter().map(|entry| entry.name.as_str()).collect();
                 return Err(format!(
-                    "{} volumes are called \"{text}\"; those with limits are: {}",
+                    "{} volumes are called \"{text}\"; those with limits or weights are: {}",
                     meant.len(),
                     if names.is_empty() {
                         "none".into()
@@ -135,27 +205,37 @@ impl LimitRegistry {
                     }
                 ));
             };
+            if let Some(why) = change.obstacle(only) {
+                return Err(why);
+            }
+        } else if !change.is_question() {
+            // All that can be changed that way.
+            meant.retain(|entry| change.obstacle(entry).is_none());
         }
         if meant.is_empty() && !change.is_question() {
-            return Err(
-                "no volume has limits; start with iops=0 in its URL to set them later".into(),
-            );
+            return Err(match change.wants_limits() {
+                true => "no volume has limits; start with iops=0 in its URL to set them later",
+                false => {
+                    "no volume has a weight; start with weight=100 in its URL to change it later"
+                }
+            }
+            .into());
         }
-        if !change.is_question() {
-            meant.iter().for_each(|(_, handle)| change.apply(handle));
-        }
-        Ok(meant
-            .iter()
-            .map(|(name, handle)| VolumeLimits::of(name, handle))
-            .collect())
+        meant.iter().for_each(|entry| change.apply(entry));
+        Ok(meant.into_iter().map(VolumeLimits::of).collect())
     }
 }
 
 impl VolumeLimits {
-    fn of(volume: &str, handle: &LimitHandle) -> Self {
-        let Limits { iops, bps, burst } = handle.get();
+    fn of(entry: &Entry) -> Self {
+        let limits = entry.limits.as_ref();
+        let none = Limits {
+            burst: Duration::ZERO,
+            ..Limits::default()
+        };
+        let Limits { iops, bps, burst } = limits.map_or(none, LimitHandle::get);
         Self {
-            volume: volume.to_owned(),
+            volume: entry.name.clone(),
             iops: iops.total,
             read_iops: iops.read,
             write_iops: iops.write,
@@ -163,7 +243,41 @@ impl VolumeLimits {
             read_bps: bps.read,
             write_bps: bps.write,
             burst_us: u64::try_from(burst.as_micros()).unwrap_or(u64::MAX),
-            delayed: handle.delayed(),
+            delayed: limits.map_or(0, LimitHandle::delayed),
+            weight: entry.share.as_ref().map(ShareHandle::weight),
+            share_depth: entry.share.as_ref().map(ShareHandle::depth),
+        }
+    }
+
+    /// For people.
+    pub fn print(&self) {
+        let l = self;
+        println!("{}", l.volume);
+        let rate = |rate: u64| match rate {
+            0 => "-".to_owned(),
+            rate => rate.to_string(),
+        };
+        // What has no burst has no limits that could be changed.
+        if l.burst_us > 0 || l.weight.is_none() {
+            println!(
+                "  requests/s {:>10}   reads {:>10}   writes {:>10}",
+                rate(l.iops),
+                rate(l.read_iops),
+                rate(l.write_iops)
+            );
+            println!(
+                "  bytes/s {:>13}   read {:>11}   written {:>8}",
+                rate(l.bps),
+                rate(l.read_bps),
+                rate(l.write_bps)
+            );
+            println!(
+                "  burst {} us   requests that waited {}",
+                l.burst_us, l.delayed
+            );
+        }
+        if let (Some(weight), Some((depth, most))) = (l.weight, l.share_depth) {
+            println!("  weight {weight}   requests in the device {depth} of {most} at most");
         }
     }
 }
@@ -190,31 +304,9 @@ impl LimitsArgs {
             return Ok(());
         }
         if list.is_empty() {
-            println!("no volume has limits");
+            println!("no volume has limits or a weight");
         }
-        for l in list {
-            println!("{}", l.volume);
-            let rate = |rate: u64| match rate {
-                0 => "-".to_owned(),
-                rate => rate.to_string(),
-            };
-            println!(
-                "  requests/s {:>10}   reads {:>10}   writes {:>10}",
-                rate(l.iops),
-                rate(l.read_iops),
-                rate(l.write_iops)
-            );
-            println!(
-                "  bytes/s {:>13}   read {:>11}   written {:>8}",
-                rate(l.bps),
-                rate(l.read_bps),
-                rate(l.write_bps)
-            );
-            println!(
-                "  burst {} us   requests that waited {}",
-                l.burst_us, l.delayed
-            );
-        }
+        list.iter().for_each(VolumeLimits::print);
         Ok(())
     }
 }
@@ -242,7 +334,7 @@ mod tests {
             "null://2M?bps=1M&burst=1s&x",
         ] {
             let volume = open_url(name.trim_end_matches("&x"), Default::default()).unwrap();
-            registry.enter(name, volume.limits().unwrap());
+            registry.enter(name, &*volume);
         }
         assert_eq!(change("1M?", Some(7)).unwrap()[0].iops, 7);
         let second = &change("null://2M?bps=1M&burst=1s", Some(9)).unwrap()[0];
@@ -260,5 +352,45 @@ mod tests {
         assert_eq!(all, [7, 9, 0]);
         change("", Some(3)).unwrap();
         assert!(change("", None).unwrap().iter().all(|l| l.iops == 3));
+    }
+    #[test]
+    fn weights_are_changed_where_there_are_any() {
+        let registry = LimitRegistry::default();
+        let open = |url: &str| {
+            let volume = open_url(url, Default::default()).unwrap();
+            registry.enter(url, &*volume);
+            volume
+        };
+        let weight = |volume: Option<&str>, weight| {
+            registry.change(&Change {
+                volume: volume.map(Into::into),
+                weight: Some(weight),
+                ..Change::default()
+            })
+        };
+        assert!(weight(None, 5).unwrap_err().contains("weight=100"));
+        let shared = open("null://1G?name=limits-test&weight=7");
+        let _limited = open("null://2G?iops=9");
+        assert!(weight(Some("2G"), 5).unwrap_err().contains("has no weight"));
+        let told = weight(Some("1G"), 5).unwrap();
+        assert_eq!((told.len(), told[0].weight), (1, Some(5)));
+        assert_eq!(shared.share().unwrap().weight(), 5);
+        assert_eq!(
+            weight(None, 6).unwrap().len(),
+            1,
+            "only those that have one"
+        );
+        let limit = Change {
+            volume: Some("1G".into()),
+            iops: Some(1),
+            ..Change::default()
+        };
+        assert!(
+            registry
+                .change(&limit)
+                .unwrap_err()
+                .contains("has no limits")
+        );
+        assert_eq!(registry.list().len(), 2);
     }
 }

@@ -1,5 +1,6 @@
 //! From what a user named to an opened volume, for every worker and every way to serve it.
 
+use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
 use crate::give_back::Watch;
 use crate::limits::LimitRegistry;
@@ -27,13 +28,16 @@ pub struct Opened {
 pub struct Opener {
     /// Where limits of volumes are entered, to be changed.
     limits: LimitRegistry,
+    /// Where devices are entered, to be suspended and resumed.
+    registry: DeviceRegistry,
     devices: Mutex<Vec<(Place, Device, Option<Watch>)>>,
 }
 
 impl Opener {
-    pub fn new(limits: LimitRegistry) -> Self {
+    pub fn new(limits: LimitRegistry, registry: DeviceRegistry) -> Self {
         Self {
             limits,
+            registry,
             devices: Mutex::default(),
         }
     }
@@ -43,7 +47,7 @@ impl Opener {
         let url = &spec.volume;
         let opened = if url.starts_with("nvme://") || url.starts_with("vfio-user://") {
             self.open_device(spec)?
-        } else if url.starts_with(WITHIN) {
+        } else if is_within(url) {
             open_within(spec)?
         } else {
             let options = OpenOptions {
@@ -56,9 +60,7 @@ impl Opener {
                 direct: None,
             }
         };
-        if let Some(limits) = opened.volume.limits() {
-            self.limits.enter(url, limits);
-        }
+        self.limits.enter(url, &*opened.volume);
         tracing::info!(volume = url, "{}", opened.volume.info().description);
         Ok(opened)
     }
@@ -91,13 +93,27 @@ impl Opener {
             tracing::warn!(device = target.name(), %error, "requests for the device are not heard");
             None
         });
+        self.registry.enter(&device_name(&target.place), &device);
         devices.push((target.place.clone(), device.clone(), watch));
         Ok(device)
     }
 }
 
+/// A device's URL, without a namespace.
+fn device_name(place: &Place) -> String {
+    match place {
+        Place::Pci(bdf) => format!("nvme://{bdf}"),
+        Place::Socket(path) => format!("vfio-user://{}", path.display()),
+    }
+}
+
 /// Before the URL of a volume: that volume behind a controller in the thread that opens it, which is driven like a device.
 const WITHIN: &str = "controller+";
+
+/// The volume is behind a controller in the thread that opens it: nobody else may call it.
+pub fn is_within(url: &str) -> bool {
+    url.starts_with(WITHIN)
+}
 
 /// A controller in this very thread, for measurements: a device without a CPU of its own.
 fn open_within(spec: &NamespaceSpec) -> Result<Opened> {

@@ -3,8 +3,9 @@
 use crate::control::{self, Registry};
 use crate::direct::{DirectPath, PathChoice, PathRegistry, check_block_size};
 use crate::identity;
-use crate::open::{Opened, Opener};
+use crate::open::{Opened, Opener, is_within};
 use crate::signals::Stop;
+use crate::sizes::Sizes;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
 use crate::ublk::{Ublk, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
@@ -12,11 +13,12 @@ use crate::window::IdleWindow;
 use crate::worker::{Served, Worker, WorkerOptions};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use vfio_user::Listener;
 use volume::{Io, IoOptions, Volume};
@@ -71,6 +73,7 @@ fn served(
     opener: &Opener,
     listener: Listener,
     paths: &PathRegistry,
+    resized: impl Fn(&Arc<dyn Volume>),
 ) -> Result<Served> {
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
     let opened = spec
@@ -98,6 +101,9 @@ fn served(
     for (i, (ns, volume)) in spec.namespaces.iter().zip(volumes).enumerate() {
         let nsid = ns.nsid.unwrap_or(i as u32 + 1);
         let id = volume.id();
+        if !is_within(&ns.volume) {
+            resized(&volume);
+        }
         namespaces.push(NamespaceConfig {
             nsid,
             block_size: block_size(ns, &*volume),
@@ -159,7 +165,10 @@ fn worker(
     options: &ServeOptions,
     opener: &Opener,
     registry: &Registry,
+    sizes: &Sizes,
 ) -> Result<Worker> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * specs.len() as u32;
     let io = Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
@@ -170,7 +179,8 @@ fn worker(
         let id = u16::try_from(id).context("too many controllers")?;
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
-        let one = served(id, spec, &io, opener, listener, &registry.paths)?;
+        let watch = |volume: &Arc<dyn Volume>| sizes.watch(volume.clone(), &resized);
+        let one = served(id, spec, &io, opener, listener, &registry.paths, watch)?;
         tracing::info!(
             socket = %spec.socket.display(),
             serial = one.controller.config().serial,
@@ -180,7 +190,7 @@ fn worker(
         registry.enter(&spec.socket, one.controller.stats());
         all.push(one);
     }
-    Worker::new(
+    let mut worker = Worker::new(
         all,
         io,
         stop,
@@ -188,7 +198,9 @@ fn worker(
             idle_window: options.idle_window,
             shares_cpu: options.cpus.is_empty(),
         },
-    )
+    )?;
+    worker.watch_sizes(resized)?;
+    Ok(worker)
 }
 
 fn pin(cpu: usize) -> Result<()> {
@@ -265,11 +277,12 @@ impl Share {
         options: &ServeOptions,
         opener: &Opener,
         registry: &Registry,
+        sizes: &Sizes,
         started: &mpsc::Sender<Result<()>>,
     ) -> Result<()> {
         match self {
             Share::Controllers(specs) => {
-                let made = worker(specs, stop, options, opener, registry);
+                let made = worker(specs, stop, options, opener, registry, sizes);
                 go(made, started, |mut worker| worker.run())
             }
             Share::VhostBlk(spec) => {
@@ -311,7 +324,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let stop = Stop::on_signals()?;
     let shares = shares(specs, options.workers);
     let registry = &Registry::default();
-    let opener = &Opener::new(registry.limits.clone());
+    let opener = &Opener::new(registry.limits.clone(), registry.devices.clone());
+    let sizes = &Sizes::default();
     start_control(options, registry)?;
     let result = std::thread::scope(|scope| {
         let (started, starts) = mpsc::channel::<Result<()>>();
@@ -323,7 +337,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
                 .flatten();
             let run = move || -> Result<()> {
                 match cpu.map_or(Ok(()), pin) {
-                    Ok(()) => share.run(descriptor, options, opener, registry, &started),
+                    Ok(()) => share.run(descriptor, options, opener, registry, sizes, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),
                 }
             };
@@ -331,6 +345,10 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
             threads.push(builder.spawn_scoped(scope, run).context("worker thread")?);
         }
         drop(started);
+        let descriptor = stop.descriptor()?;
+        let builder = std::thread::Builder::new().name("sizes".into());
+        let look = builder.spawn_scoped(scope, move || sizes.run(&descriptor));
+        look.context("thread")?;
         // One that cannot start ends them all.
         let mut result = Ok(());
         for start in starts {

@@ -33,7 +33,8 @@ const TOKEN_STOP: u64 = 0;
 const TOKEN_RING: u64 = 1;
 /// Completions that do not come through the ring.
 const TOKEN_OTHERS: u64 = 2;
-const TOKEN_FIRST: u64 = 3;
+const TOKEN_SIZES: u64 = 3;
+const TOKEN_FIRST: u64 = 4;
 
 /// A controller and the socket that it is served on.
 pub struct Served {
@@ -69,6 +70,8 @@ pub struct Worker {
     epoll: OwnedFd,
     /// Readable when the process is asked to end.
     stop: OwnedFd,
+    /// Readable when a volume has been resized.
+    sizes: Option<Arc<OwnedFd>>,
     ring_watched: bool,
     others_watched: bool,
     window: Window,
@@ -86,6 +89,7 @@ impl Worker {
             io,
             epoll,
             stop,
+            sizes: None,
             ring_watched: false,
             others_watched: false,
             window: Window::new(options.idle_window),
@@ -116,6 +120,22 @@ impl Worker {
 
     fn watch(&self, fd: BorrowedFd<'_>, token: u64, flags: epoll::EventFlags) -> Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).context("epoll")
+    }
+
+    /// `sizes` becomes readable when a volume has been resized.
+    pub fn watch_sizes(&mut self, sizes: Arc<OwnedFd>) -> Result<()> {
+        self.watch(sizes.as_fd(), TOKEN_SIZES, epoll::EventFlags::IN)?;
+        self.sizes = Some(sizes);
+        Ok(())
+    }
+
+    fn check_sizes(&mut self) {
+        if let Some(sizes) = &self.sizes {
+            let _ = rustix::io::read(sizes, &mut [0; 8]);
+        }
+        for slot in &mut self.slots {
+            slot.device.controller.check_sizes();
+        }
     }
 
     /// Serves until asked to end, then makes everything durable.
@@ -333,6 +353,7 @@ impl Worker {
             match token {
                 TOKEN_STOP => return Ok(true),
                 TOKEN_RING | TOKEN_OTHERS => {}
+                TOKEN_SIZES => self.check_sizes(),
                 _ => {
                     let index = ((token - TOKEN_FIRST) / 2) as usize;
                     if (token - TOKEN_FIRST).is_multiple_of(2) {

@@ -1,6 +1,7 @@
 //! Limits in simulated time: what gets through, when, and how that changes.
 
 #[path = "common/simulated.rs"]
+#[allow(dead_code)] // The shares' tests use the rest.
 mod simulated;
 
 use std::sync::Arc;

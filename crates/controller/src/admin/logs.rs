@@ -51,6 +51,13 @@ impl Logs {
     }
 }
 
+impl Logs {
+    /// A namespace's attributes changed.
+    pub(super) fn changed(&mut self, nsid: u32) {
+        self.changed.insert(nsid);
+    }
+}
+
 impl Controller {
     pub(super) fn get_log_page(&mut self, command: &Command) -> AdminResult {
         let get = GetLogPage::from_command(command);

@@ -7,6 +7,7 @@ mod identify;
 mod keep_alive;
 mod logs;
 mod queues;
+mod resize;
 
 use crate::config::ControllerConfig;
 use crate::controller::Controller;

@@ -61,7 +61,7 @@ pub struct BenchArgs {
     /// With the histograms, as fio's json+ has them
     #[arg(long, requires = "json")]
     bins: bool,
-    /// Run a suite of measurements instead: limit, doorbell, file, scale, cost, or all of them
+    /// Run a suite of measurements instead: limit, doorbell, file, scale, mediate, share, cost, or all of them
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "target")]
     suite: Option<suite::Name>,
     /// How often a suite measures each case; the figure is the median

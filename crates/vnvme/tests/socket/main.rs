@@ -6,6 +6,7 @@ mod common;
 mod bad_messages;
 mod clients;
 mod control;
+mod devices;
 mod direct;
 mod disks;
 mod footprint;

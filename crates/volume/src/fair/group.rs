@@ -15,7 +15,7 @@ const FRACTION: u32 = 10;
 /// Nobody's start lies further ahead of the virtual time than the largest request at the smallest weight.
 const AHEAD: u64 = 1 << 48;
 /// A thread that has requests waiting, but was not seen for so long, is not waited for.
-const GRACE: Duration = Duration::from_micros(100);
+const GRACE: Duration = Duration::from_micros(500);
 /// Who was at work in this time counts as one of those that share.
 const LATELY: Duration = Duration::from_millis(10);
 
@@ -78,13 +78,14 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// What its thread sees now.
-    pub(super) fn see(&self, now: u64, waiting: bool, busy: bool) {
-        self.waiting
-            .store(if waiting { now } else { 0 }, Ordering::Relaxed);
-        if busy {
-            self.busy.store(now, Ordering::Relaxed);
-        }
+    /// It has requests that wait, as its thread sees now; 0: none.
+    pub(super) fn see_waiting(&self, now: u64) {
+        self.waiting.store(now, Ordering::Relaxed);
+    }
+
+    /// It has requests, as its thread sees now.
+    pub(super) fn see_busy(&self, now: u64) {
+        self.busy.store(now, Ordering::Relaxed);
     }
 
     /// It has requests that wait for a place.

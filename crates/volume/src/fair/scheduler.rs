@@ -88,7 +88,7 @@ impl Scheduler {
 
     pub(super) fn leave(&mut self, index: usize) -> Option<Flow> {
         let flow = self.flows.get_mut(index)?.take()?;
-        flow.entry.see(1, false, false);
+        flow.entry.see_waiting(0);
         Some(flow)
     }
 
@@ -113,7 +113,9 @@ impl Scheduler {
             return Some(request.complete(Err(IoErrorKind::Gone.into())));
         };
         if flow.waiting.is_empty() {
-            group.begin(&flow.entry.share, flow.busy);
+            // All of its requests may have ended at once: it is not idle for that.
+            let keeping_up = flow.busy || flow.entry.was_busy(group.clock());
+            group.begin(&flow.entry.share, keeping_up);
         }
         flow.waiting.push_back(request);
         flow.busy = true;
@@ -138,7 +140,19 @@ impl Scheduler {
         self.taken = self.taken.min(busy);
     }
 
-    /// Tells other threads what this one has to do, and sees what they have.
+    /// Tells other threads what waits for them to leave a place to it.
+    fn tell(&self) {
+        if self.others.is_empty() {
+            return;
+        }
+        let now = self.group.clock();
+        for flow in self.flows.iter().flatten() {
+            let waits = !flow.waiting.is_empty();
+            flow.entry.see_waiting(if waits { now } else { 0 });
+        }
+    }
+
+    /// Tells other threads that this one is there, and sees who else is.
     fn look_around(&mut self) {
         if let Some(all) = self.group.entries(&mut self.generation) {
             let own = |entry: &Arc<Entry>| {
@@ -147,17 +161,18 @@ impl Scheduler {
             };
             self.others = all.into_iter().filter(|entry| !own(entry)).collect();
         }
-        let own = self.flows.iter().flatten().filter(|flow| flow.busy).count();
-        if own + self.others.len() <= 1 {
+        let own = || self.flows.iter().flatten().map(|flow| &flow.entry);
+        if own().count() + self.others.len() <= 1 {
             self.alone = true;
             return;
         }
         let now = self.group.clock();
-        for flow in self.flows.iter().flatten() {
-            let (waiting, busy) = (!flow.waiting.is_empty(), flow.busy);
-            flow.entry.see(now, waiting, busy);
+        for flow in self.flows.iter().flatten().filter(|flow| flow.busy) {
+            flow.entry.see_busy(now);
         }
-        self.alone = own <= 1 && !self.others.iter().any(|entry| entry.was_busy(now));
+        // Lately, not now: depths are compared only while they count.
+        let all = own().chain(&self.others);
+        self.alone = all.filter(|entry| entry.was_busy(now)).count() <= 1;
         if !self.alone {
             self.group.tune(now);
         }
@@ -223,6 +238,7 @@ impl Scheduler {
     pub(super) fn poll(&mut self, index: usize) -> VecDeque<Completion> {
         self.look_around();
         self.start();
+        self.tell();
         for flow in self.flows.iter_mut().flatten() {
             flow.busy = !flow.waiting.is_empty() || flow.queue.in_flight() > 0;
         }

@@ -21,7 +21,7 @@ const LONGEST: u64 = nanoseconds(Duration::from_millis(200));
 /// Requests for each place in a trial; before it, one.
 const ROUNDS: u64 = 4;
 /// The smaller depth is kept if the device did this much with it, in percent.
-const ENOUGH: u64 = 95;
+const ENOUGH: u64 = 97;
 /// Slices lose what is due to them when it is more than this part of all work, in percent.
 const MUCH: u64 = 3;
 /// Between two looks at what is lost.

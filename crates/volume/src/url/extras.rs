@@ -67,8 +67,8 @@ impl Extras {
     /// | `iops=N`, `read-iops=N`, `write-iops=N` | requests per second at most; 0: none, but changeable |
     /// | `bps=SIZE`, `read-bps=SIZE`, `write-bps=SIZE` | bytes per second at most |
     /// | `burst=DURATION` | after a pause, as much at once as the limits allow in this time (50ms) |
-    /// | `weight=N` | share of the device, 1 to 10000, among those with a weight on the same worker (100) |
-    /// | `share-depth=N` | requests of those in the device at one time (32) |
+    /// | `weight=N` | share of the device, 1 to 10000, among its slices with a weight (100) |
+    /// | `share-depth=N` | requests of those in the device at one time, at most (32) |
     ///
     /// # Errors
     /// [`OpenError`]: an option cannot be read.

@@ -2,6 +2,7 @@
 
 mod guest;
 mod native;
+mod share;
 
 use super::chart::{Chart, Series, Shape};
 use super::documents;
@@ -20,7 +21,7 @@ pub struct Section {
 
 /// Sections of all suites that have figures.
 pub fn all(results: &Results) -> Vec<Section> {
-    let makers: [fn(&Results) -> Section; 8] = [
+    let makers: [fn(&Results) -> Section; 9] = [
         native::limit,
         native::doorbell,
         guest::guest,
@@ -28,6 +29,7 @@ pub fn all(results: &Results) -> Vec<Section> {
         native::file,
         native::scale,
         guest::mediate,
+        share::share,
         native::cost,
     ];
     let sections = makers.iter().map(|make| make(results));

@@ -10,6 +10,7 @@ mod pingpong;
 mod pool;
 mod scale;
 mod server;
+mod share;
 
 use super::job::Job;
 use super::results::{self, Collector, LeftOut, Machine, Results};
@@ -32,6 +33,8 @@ pub enum Name {
     Scale,
     /// One device alone, and behind mediation, direct and generic
     Mediate,
+    /// Slices of one device beside each other: shares under unequal load, weights, limits
+    Share,
     /// Instructions for each I/O, by callgrind
     Cost,
     /// All of them
@@ -46,6 +49,7 @@ impl Name {
             Name::File => "file",
             Name::Scale => "scale",
             Name::Mediate => "mediate",
+            Name::Share => "share",
             Name::Cost => "cost",
             Name::All => "all",
         }
@@ -141,6 +145,7 @@ pub fn run(name: Name, plan: &Plan) -> Result<()> {
             Name::File,
             Name::Scale,
             Name::Mediate,
+            Name::Share,
         ] {
             if let Err(error) = one(name, plan) {
                 complaints.push(format!("{}: {error:#}", name.word()));
@@ -167,6 +172,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         Name::File => file::run(plan),
         Name::Scale => scale::run(plan),
         Name::Mediate => mediate::run(plan),
+        Name::Share => share::run(plan),
         Name::Cost => cost::run(plan),
         Name::All => Ok(Outcome::default()),
     };

@@ -1,0 +1,36 @@
+//! Namespaces whose volume has been resized.
+
+use crate::controller::Controller;
+use nvme::aen::{AsyncEvent, Notice};
+use nvme::feature::AsyncEventConfig;
+use nvme::log::Lid;
+
+impl Controller {
+    /// Takes over the sizes that the volumes have by now: commands are checked against them from the next one on, and the
+    /// host is told, if it wants to be ("NVMe Base 2.1", 5.1.2.1, Attached Namespace Attribute Changed). Whether anything
+    /// has changed. Somebody else has to ask the volumes ([`volume::Volume::refresh`]): that may take its time.
+    pub fn check_sizes(&mut self) -> bool {
+        let mut changed = false;
+        for ns in &mut self.engine.namespaces {
+            let blocks = ns.config.volume.info().size >> ns.shift;
+            if blocks == ns.blocks {
+                continue;
+            }
+            tracing::info!(nsid = ns.config.nsid, before = ns.blocks, blocks, "resized");
+            ns.blocks = blocks;
+            if let Some(passthrough) = &mut ns.passthrough {
+                passthrough.resized(blocks);
+            }
+            self.admin.logs.changed(ns.config.nsid);
+            changed = true;
+        }
+        let wanted = AsyncEventConfig::from_bits(self.admin.features.event_config).nan();
+        if changed && wanted {
+            self.notify(AsyncEvent::notice(
+                Notice::NAMESPACE_ATTRIBUTE_CHANGED,
+                Lid::CHANGED_NAMESPACE_LIST,
+            ));
+        }
+        changed
+    }
+}

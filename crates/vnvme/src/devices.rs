@@ -1,0 +1,171 @@
+//! Devices below, as the control socket shows, suspends and resumes them.
+
+use crate::control;
+use anyhow::{Context, Result};
+use clap::Args;
+use driver::Device;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The devices that volumes stand on, under the names that the user gave them.
+#[derive(Clone, Default)]
+pub struct DeviceRegistry(Arc<Mutex<Vec<(String, Device)>>>);
+
+/// What a device is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Shut down, and keep commands until it is resumed.
+    Suspend,
+    /// Come up again, and repeat what was kept.
+    Resume,
+}
+
+/// A device and what it is to do.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceChange {
+    /// Its URL, or a part of that which only it has.
+    pub device: String,
+    /// What it is to do.
+    pub action: Action,
+}
+
+/// How a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// At work.
+    Live,
+    /// Suspended: commands wait.
+    Suspended,
+    /// Removed, given back or broken.
+    Gone,
+}
+
+/// One device.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// Its URL.
+    pub device: String,
+    /// How it is.
+    pub state: State,
+    /// Controller resets so far.
+    pub resets: u64,
+}
+
+impl DeviceStatus {
+    fn of(name: &str, device: &Device) -> Self {
+        let state = match (device.is_gone(), device.is_suspended()) {
+            (true, _) => State::Gone,
+            (_, true) => State::Suspended,
+            _ => State::Live,
+        };
+        Self {
+            device: name.to_owned(),
+            state,
+            resets: device.resets(),
+        }
+    }
+
+    /// For people.
+    pub fn print(&self) {
+        let state = match self.state {
+            State::Live => "at work",
+            State::Suspended => "suspended: commands wait for vnvme resume",
+            State::Gone => "gone",
+        };
+        println!("{}  {state}   resets {}", self.device, self.resets);
+    }
+}
+
+impl DeviceRegistry {
+    /// Enters a device.
+    pub fn enter(&self, name: &str, device: &Device) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.push((name.to_owned(), device.clone()));
+    }
+
+    /// All there are.
+    pub fn list(&self) -> Vec<DeviceStatus> {
+        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = list.iter();
+        all.map(|(name, device)| DeviceStatus::of(name, device))
+            .collect()
+    }
+
+    /// Suspends or resumes a device; returns when that is done. The error is a sentence for the user.
+    pub fn change(&self, change: &DeviceChange) -> Result<DeviceStatus, String> {
+        let (name, device) = self.find(&change.device)?;
+        let status = DeviceStatus::of(&name, &device);
+        let result = match (change.action, status.state) {
+            (_, State::Gone) => return Err(format!("{name} is gone")),
+            (Action::Suspend, State::Suspended) => {
+                return Err(format!("{name} is suspended already"));
+            }
+            (Action::Resume, State::Live) => return Err(format!("{name} is not suspended")),
+            (Action::Suspend, State::Live) => device.suspend(),
+            (Action::Resume, State::Suspended) => device.resume(),
+        };
+        result.map_err(|error| format!("{name}: {error}"))?;
+        tracing::warn!(device = name, action = ?change.action, "as the control socket asked for");
+        Ok(DeviceStatus::of(&name, &device))
+    }
+
+    fn find(&self, text: &str) -> Result<(String, Device), String> {
+        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut meant: Vec<_> = list
+            .iter()
+            .filter(|(name, _)| name.contains(text))
+            .collect();
+        if meant.iter().any(|(name, _)| name == text) {
+            meant.retain(|(name, _)| name == text);
+        }
+        match meant.as_slice() {
+            [(name, device)] => Ok((name.clone(), device.clone())),
+            _ if list.is_empty() => Err(
+                "no device is driven by this process: only volumes of nvme:// and vfio-user:// stand on one".into(),
+            ),
+            _ => {
+                let names: Vec<&str> = list.iter().map(|(name, _)| name.as_str()).collect();
+                Err(format!(
+                    "{} devices are called \"{text}\"; there are: {}",
+                    meant.len(),
+                    names.join(", ")
+                ))
+            }
+        }
+    }
+}
+
+/// Options of `vnvme suspend` and `vnvme resume`.
+#[derive(Args)]
+pub struct DeviceArgs {
+    /// The control socket of a running vnvme serve --control PATH
+    #[arg(value_name = "PATH")]
+    control: PathBuf,
+    /// The device: its URL as vnvme serve was given it, without the namespace, or a part of that which only it has
+    #[arg(value_name = "DEVICE")]
+    device: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl DeviceArgs {
+    /// Has it done, and prints how the device is then.
+    pub fn run(self, action: Action) -> Result<()> {
+        let change = DeviceChange {
+            device: self.device,
+            action,
+        };
+        let status = control::device(&self.control, &change)?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&status).context("JSON")?);
+        } else {
+            status.print();
+        }
+        Ok(())
+    }
+}

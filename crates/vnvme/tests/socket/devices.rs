@@ -1,0 +1,187 @@
+//! A device below: suspended and resumed by the control socket, and resized.
+
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use nvme::aen::{AsyncEvent, Notice};
+use nvme::feature::{AsyncEventConfig, Fid};
+use nvme::log::Lid;
+use nvme::{AdminOpcode, NvmOpcode, Status};
+
+use crate::common::*;
+
+/// Guest memory that nothing else is in.
+const AT: u64 = RAM_SIZE - (1 << 20);
+
+fn vnvme(args: &[&str]) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+    let output = command.args(args).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+fn json(args: &[&str]) -> serde_json::Value {
+    let (good, text) = vnvme(&[args, &["--json"]].concat());
+    assert!(good, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// A device below with a disk of 8 MiB, and a controller above with a part of it.
+fn two(place: &Place, options: &str) -> (Daemon, Daemon, String) {
+    let disk = place.disk("disk.raw", 8 << 20);
+    let socket = text(&place.path("below.sock"));
+    let lower = Daemon::spawn(&["serve", "--socket", &socket, &disk]);
+    lower.wait_listening(socket.as_ref());
+    let control = text(&place.path("control.sock"));
+    let url = format!("vfio-user://{socket}/1?{options}");
+    let upper = Daemon::serve(place, &["--control", &control, &url]);
+    (lower, upper, control)
+}
+
+#[test]
+fn a_suspended_device_keeps_commands_until_it_is_resumed() {
+    for options in [
+        "offset=4M&path=direct",
+        "offset=4M&path=generic",
+        "offset=4M&weight=10",
+    ] {
+        let place = Place::new();
+        let (lower, upper, control) = two(&place, options);
+        let mut host = Host::up(&place.socket());
+        host.write(1, 0, &pattern(1, 4096));
+
+        let (good, text) = vnvme(&["resume", &control, "below"]);
+        assert!(!good && text.contains("is not suspended"), "{text}");
+        let (good, text) = vnvme(&["suspend", &control, "0000:44"]);
+        assert!(
+            !good && text.contains("0 devices") && text.contains("below.sock"),
+            "{text}"
+        );
+        assert_eq!(json(&["suspend", &control, "below"])["state"], "suspended");
+        let (good, text) = vnvme(&["suspend", &control, "below"]);
+        assert!(!good && text.contains("suspended already"), "{text}");
+
+        host.ram.write_all_at(&pattern(2, 4096), AT).unwrap();
+        let write = host.transfer(NvmOpcode::WRITE, 1, 8, 4096, AT);
+        host.submit(1, write);
+        assert_eq!(
+            json(&["stats", &control])["devices"][0]["state"],
+            "suspended"
+        );
+        assert!(host.try_completion(1).is_none(), "{options}");
+        let zeroes = |bytes: Vec<u8>| bytes.iter().all(|byte| *byte == 0);
+        assert!(zeroes(place.bytes("disk.raw", (4 << 20) + 4096, 4096)));
+
+        assert_eq!(json(&["resume", &control, "below"])["state"], "live");
+        assert!(host.completion(1).status().is_success(), "{options}");
+        assert!(place.bytes("disk.raw", (4 << 20) + 4096, 4096) == pattern(2, 4096));
+        assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+        drop(host);
+        upper.end();
+        lower.end();
+    }
+}
+
+#[test]
+fn a_process_without_devices_says_so() {
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let daemon = Daemon::serve(&place, &["--control", &control, "mem://1M"]);
+    let (good, text) = vnvme(&["suspend", &control, "x"]);
+    assert!(!good && text.contains("no device is driven"), "{text}");
+    daemon.end();
+}
+
+/// The host wants to be told of namespaces that change.
+fn expect_news(host: &mut Host) {
+    let mut command = nvme::Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+    command.cdw10 = u32::from(Fid::ASYNC_EVENT_CONFIG.0).into();
+    command.cdw11 = AsyncEventConfig::new().with_nan(true).into_bits().into();
+    assert!(host.run(0, command).status().is_success());
+    host.submit(
+        0,
+        nvme::Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0),
+    );
+}
+
+/// Waits for the news, and reads which namespaces they are about.
+fn hear(host: &mut Host) -> Vec<u8> {
+    let news = AsyncEvent::notice(
+        Notice::NAMESPACE_ATTRIBUTE_CHANGED,
+        Lid::CHANGED_NAMESPACE_LIST,
+    );
+    assert_eq!(host.completion(0).dw0.get(), news.into_bits());
+    let mut log = nvme::Command::new(AdminOpcode::GET_LOG_PAGE.0, 0, u32::MAX);
+    log.cdw10 = (u32::from(Lid::CHANGED_NAMESPACE_LIST.0) | 1 << 16).into();
+    log.set_prps(RAM_BASE + AT, 0);
+    assert!(host.run(0, log).status().is_success());
+    let mut list = vec![0; 8];
+    host.ram.read_exact_at(&mut list, AT).unwrap();
+    list
+}
+
+#[test]
+fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 8 << 20);
+    let (short, long) = (format!("{disk}?length=4M"), format!("{disk}?offset=4M"));
+    let daemon = Daemon::serve(&place, &[&short, &long]);
+    let mut host = Host::up(&place.socket());
+    let file = std::fs::OpenOptions::new().write(true).open(&disk).unwrap();
+    let beyond = |host: &mut Host, nsid: u32, blocks: u64| {
+        let status = host.write_with(nsid, blocks - 1, &[0xee; 1024], false);
+        assert!(status.is(Status::LBA_OUT_OF_RANGE), "{status:?}");
+    };
+    let sizes =
+        |host: &mut Host| [1, 2].map(|nsid| host.identify_namespace(nsid).unwrap().nsze.get());
+
+    expect_news(&mut host);
+    file.set_len(12 << 20).unwrap();
+    assert_eq!(hear(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(sizes(&mut host), [4 << 11, 8 << 11]);
+    host.write(2, (8 << 11) - 8, &pattern(1, 4096));
+    assert!(place.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));
+    beyond(&mut host, 1, 4 << 11);
+    beyond(&mut host, 2, 8 << 11);
+
+    expect_news(&mut host);
+    file.set_len(6 << 20).unwrap();
+    assert_eq!(hear(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(sizes(&mut host), [4 << 11, 2 << 11]);
+    beyond(&mut host, 2, 2 << 11);
+    host.write(2, 0, &pattern(2, 4096));
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 6 << 20);
+
+    // Both are hit: what is left of the one, and nothing of the other.
+    expect_news(&mut host);
+    file.set_len(2 << 20).unwrap();
+    assert_eq!(hear(&mut host), [1, 0, 0, 0, 2, 0, 0, 0]);
+    beyond(&mut host, 1, 2 << 11);
+    let status = host.write_with(2, 0, &[0xee; 512], false);
+    assert!(status.is(Status::LBA_OUT_OF_RANGE), "{status:?}");
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 2 << 20);
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn a_slice_follows_the_device_below_on_both_paths() {
+    for options in ["offset=4M&path=direct", "offset=4M&path=generic"] {
+        let place = Place::new();
+        let (lower, upper, _) = two(&place, options);
+        let mut host = Host::up(&place.socket());
+        let disk = place.path("disk.raw");
+        let file = std::fs::OpenOptions::new().write(true).open(disk).unwrap();
+        expect_news(&mut host);
+        file.set_len(12 << 20).unwrap();
+        assert_eq!(hear(&mut host), [1, 0, 0, 0, 0, 0, 0, 0], "{options}");
+        assert_eq!(host.identify_namespace(1).unwrap().nsze.get(), 8 << 11);
+        host.write(1, (8 << 11) - 8, &pattern(1, 4096));
+        assert!(place.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));
+        let status = host.write_with(1, 8 << 11, &[0xee; 512], false);
+        assert!(status.is(Status::LBA_OUT_OF_RANGE), "{status:?}");
+        drop(host);
+        upper.end();
+        lower.end();
+    }
+}
