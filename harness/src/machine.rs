@@ -68,6 +68,30 @@ const APPEND: &str = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check n
      cryptomgr.notests init_on_alloc=0 audit=0 apparmor=0 ipv6.disable=1 \
      initcall_blacklist=load_system_certificate_list,jent_mod_init";
 
+/// QEMU's end of what the harness talks with: QMP, a file for the console, and, with a `serial` device for them, the ports
+/// `agent` and `events`.
+pub(crate) fn channels(
+    add: &mut impl FnMut(&[&str]),
+    dir: &Path,
+    console: &Path,
+    serial: Option<&str>,
+) {
+    let socket = |name: &str| {
+        let path = dir.join(name);
+        format!("socket,id={name},path={},server=off", path.display())
+    };
+    let qmp = socket("qmp");
+    add(&["-chardev", &qmp, "-mon", "chardev=qmp,mode=control"]);
+    let file = format!("file,id=console,path={}", console.display());
+    add(&["-chardev", &file, "-serial", "chardev:console"]);
+    let Some(serial) = serial else { return };
+    add(&["-device", serial]);
+    for name in ["agent", "events"] {
+        add(&["-chardev", &socket(name), "-device"]);
+        add(&[&format!("virtserialport,chardev={name},name=vnvme.{name}")]);
+    }
+}
+
 impl Guest {
     /// A guest to be; `name` names its logs.
     pub fn builder(name: &str) -> GuestBuilder {
@@ -215,24 +239,13 @@ impl GuestBuilder {
         if self.viommu {
             add(&["-device", "intel-iommu,intremap=on,caching-mode=on"]);
         }
-        let socket = |name: &str| {
-            let path = dir.join(name);
-            format!("socket,id={name},path={},server=off", path.display())
-        };
-        add(&[
-            "-chardev",
-            &socket("qmp"),
-            "-mon",
-            "chardev=qmp,mode=control",
-        ]);
-        let file = format!("file,id=console,path={}", console.display());
-        add(&["-chardev", &file, "-serial", "chardev:console"]);
+        channels(
+            &mut add,
+            dir,
+            console,
+            (!self.boot_disk).then_some("virtio-serial-pci"),
+        );
         if !self.boot_disk {
-            add(&["-device", "virtio-serial-pci"]);
-            for name in ["agent", "events"] {
-                add(&["-chardev", &socket(name), "-device"]);
-                add(&[&format!("virtserialport,chardev={name},name=vnvme.{name}")]);
-            }
             let tools = image.tools.display();
             add(&[
                 "-drive",

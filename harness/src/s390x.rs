@@ -299,23 +299,7 @@ fn arguments(
     add(&["-smp", &options.cpus.to_string()]);
     // A guest that reboots by itself has panicked.
     add(&["-action", "reboot=shutdown"]);
-    let socket = |name: &str| {
-        let path = dir.join(name);
-        format!("socket,id={name},path={},server=off", path.display())
-    };
-    add(&[
-        "-chardev",
-        &socket("qmp"),
-        "-mon",
-        "chardev=qmp,mode=control",
-    ]);
-    let file = format!("file,id=console,path={}", console.display());
-    add(&["-chardev", &file, "-serial", "chardev:console"]);
-    add(&["-device", "virtio-serial-ccw"]);
-    for name in ["agent", "events"] {
-        add(&["-chardev", &socket(name), "-device"]);
-        add(&[&format!("virtserialport,chardev={name},name=vnvme.{name}")]);
-    }
+    crate::machine::channels(&mut add, dir, console, Some("virtio-serial-ccw"));
     add(&["-kernel", &kernel.display().to_string()]);
     add(&["-initrd", &initramfs.display().to_string()]);
     add(&["-append", "console=ttyS0 quiet panic=-1 audit=0 apparmor=0"]);

@@ -1,43 +1,13 @@
 //! Once warm, reads and writes allocate nothing, however their doorbells come.
 
 mod common;
+#[path = "common/counting.rs"]
+mod counting;
 
 use common::*;
 use controller::ControllerConfig;
 use nvme::{Command, NvmOpcode, Status};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use zerocopy::IntoBytes;
-
-/// Counts this thread's allocations.
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system's allocator unchanged; the counter does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Commands per batch, all of them submitted before one round.
 const BATCH: u32 = 16;
@@ -48,7 +18,7 @@ fn run(h: &mut Host, commands: &[Command]) -> u64 {
     let mut cids = 0u16;
     let mut counted = 0;
     for batch in 0..400 {
-        let start = COUNT.with(Cell::get);
+        let start = counting::allocations();
         for i in 0..BATCH {
             let mut command = commands[i as usize % commands.len()];
             command.cid = cids.into();
@@ -88,7 +58,7 @@ fn run(h: &mut Host, commands: &[Command]) -> u64 {
         assert_eq!(left, 0);
         h.c.arm();
         if batch >= 200 {
-            counted += COUNT.with(Cell::get) - start;
+            counted += counting::allocations() - start;
         }
     }
     counted
@@ -120,7 +90,7 @@ fn reads_and_writes_allocate_nothing() {
         }
     }
     // The counter counts.
-    let before = COUNT.with(Cell::get);
+    let before = counting::allocations();
     drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(COUNT.with(Cell::get) - before, 1);
+    assert_eq!(counting::allocations() - before, 1);
 }

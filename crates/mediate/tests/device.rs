@@ -2,6 +2,8 @@
 //! under resets; and a command allocates nothing.
 
 mod common;
+#[path = "../../controller/tests/common/counting.rs"]
+mod counting;
 
 use common::*;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
@@ -10,43 +12,11 @@ use driver::transport::{DmaLimits, DoorbellCell, Mapping, Transport, TransportEr
 use driver::{Device, Options};
 use mediate::Slice;
 use nvme::{NvmOpcode, Status};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use volume::{Io, IoOptions, MemVolume, Volume};
-
-/// Counts this thread's allocations.
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system's allocator unchanged; the counter does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const MIB: u64 = 1 << 20;
 
@@ -352,7 +322,7 @@ fn commands_allocate_nothing() {
     commands.push(rw(NvmOpcode::READ, 0, 16, BASE + 0x5000, BASE + 0x1000));
     let mut counted = 0;
     for round in 0..400 {
-        let before = COUNT.with(Cell::get);
+        let before = counting::allocations();
         let mut left = 0;
         for command in &commands {
             while guest.queue.room() == 0 {
@@ -372,14 +342,14 @@ fn commands_allocate_nothing() {
             assert!(start.elapsed() < Duration::from_secs(60));
         }
         if round >= 100 {
-            counted += COUNT.with(Cell::get) - before;
+            counted += counting::allocations() - before;
         }
     }
     assert_eq!(counted, 0);
     assert_eq!(guest.queue.stats().bounced(), 0);
     transport.1.store(false, Ordering::Relaxed);
     // The counter counts.
-    let before = COUNT.with(Cell::get);
+    let before = counting::allocations();
     drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(COUNT.with(Cell::get) - before, 1);
+    assert_eq!(counting::allocations() - before, 1);
 }

@@ -1,5 +1,5 @@
-//! Suite `guest`: fio as in the document of QEMU's shadow doorbell series, against vnvme
-//! with shadow doorbells off and on, polling as it does by itself and always sleeping, and against QEMU's own controller with `dbcs` off and on.
+//! Suite `guest`: fio as in the document of QEMU's shadow doorbell series, against vnvme with shadow doorbells off and on,
+//! polling as it does by itself and always sleeping, and against QEMU's own controller with `dbcs` off and on.
 //!
 //! The guest has one virtual processor, so that a controller has a core of its own, and all disks, so that nothing else
 //! differs. MMIO doorbells of vnvme are its own counters; those of QEMU's controller are counted by its trace events, in a
