@@ -24,6 +24,7 @@ pub struct DaemonBuilder {
     args: Vec<OsString>,
     envs: Vec<(String, OsString)>,
     limit: Duration,
+    config: Option<(PathBuf, PathBuf)>,
 }
 
 /// A running `vnvme serve`; dropping it kills it.
@@ -43,6 +44,7 @@ impl Daemon {
             args: Vec::new(),
             envs: Vec::new(),
             limit: Duration::from_secs(1200),
+            config: None,
         }
     }
 
@@ -127,6 +129,12 @@ impl DaemonBuilder {
         self
     }
 
+    /// Serves what a configuration file says, instead of volumes; `socket` is the one of its sockets that comes last.
+    pub fn config(mut self, file: &Path, socket: &Path) -> Self {
+        self.config = Some((file.to_path_buf(), socket.to_path_buf()));
+        self
+    }
+
     /// Bounds its life.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -172,13 +180,14 @@ impl DaemonBuilder {
             COUNT.fetch_add(1, Ordering::Relaxed)
         ));
         let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
-        let socket = dir.path().join("socket");
-        let mut words = vec![
-            program.into(),
-            "serve".into(),
-            "--socket".into(),
-            socket.clone().into(),
-        ];
+        let (option, value, socket) = match &self.config {
+            Some((file, socket)) => ("--config", file.clone(), socket.clone()),
+            None => {
+                let socket = dir.path().join("socket");
+                ("--socket", socket.clone(), socket)
+            }
+        };
+        let mut words = vec![program.into(), "serve".into(), option.into(), value.into()];
         words.extend(self.args.iter().cloned());
         let name = format!("vnvme-{}", self.name);
         let process = Process::start(&name, &words, &self.envs, &log, self.limit)?;

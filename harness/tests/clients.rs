@@ -7,17 +7,22 @@
 
 mod common;
 
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use common::{Disks, boot_with_device, json, run, run_for};
-use harness::Guest;
+use anyhow::{Context, Result, anyhow, ensure};
+use common::{Disks, boot_with_device, json, push_programs, run, run_for};
 use harness::daemon::{build, program};
-use harness::progress::say;
+use harness::process::Process;
+use harness::progress::{say, skip};
+use harness::served::Controller;
+use harness::{Daemon, Guest};
 
 const DEVICE: u64 = 48 << 20;
 
@@ -97,18 +102,19 @@ fn compare(file: &Path, image: impl Fn(&str) -> Result<Vec<u8>>) -> Result<()> {
     same("after all slices", end..DEVICE, &between(end..DEVICE))
 }
 
-/// The daemon's configuration, for a device with this URL. The export's and the host's slices have limits that can be set.
-fn config(device: &str) -> String {
+/// The daemon's configuration, for a device with this URL and sockets in a directory. The export's slice and the host's,
+/// which is a ublk disk or else a controller, have limits that can be set.
+fn config(device: &str, dir: &str, ublk: bool) -> String {
     let mut text = String::new();
     for slice in slices() {
         let Range { start, end } = slice.bytes;
         let url = format!("{device}?offset={start}&length={}", end - start);
-        let socket = format!("socket = \"/tmp/{}\"", slice.name);
+        let socket = format!("socket = \"{dir}/{}\"", slice.name);
         text += &match slice.name {
             "virtio" => {
                 format!("[[vhost-user-blk]]\n{socket}\nqueues = 2\nvolume = \"{url}&iops=0\"\n")
             }
-            "host" => format!("[[ublk]]\nid = 3\nqueues = 2\nvolume = \"{url}&iops=0\"\n"),
+            "host" if ublk => format!("[[ublk]]\nid = 3\nqueues = 2\nvolume = \"{url}&iops=0\"\n"),
             _ => {
                 format!("[[controller]]\n{socket}\n[[controller.namespace]]\nvolume = \"{url}\"\n")
             }
@@ -177,7 +183,7 @@ fn clients(guest: &Guest, seconds: u64) -> Result<()> {
         guest,
         &format!("modprobe ublk_drv\nLD_LIBRARY_PATH=/tools/lib:/tmp /tmp/vnvme bind {bdf}"),
     )?;
-    let config = config(&format!("nvme://{bdf}/1"));
+    let config = config(&format!("nvme://{bdf}/1"), "/tmp", true);
     guest.push_file("/tmp/all.toml", 0o644, config.as_bytes())?;
     let limit = Duration::from_secs(seconds + 240);
     let hostile = seconds.saturating_sub(12).max(8);
@@ -226,10 +232,8 @@ fn clients(guest: &Guest, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn nobody_touches_what_is_anothers() -> Result<()> {
-    let seconds = seconds(25);
-    let disks = Disks::new()?;
+/// The device's file: zeroes, but between the slices.
+fn device(disks: &Disks) -> Result<PathBuf> {
     let file = disks.sparse("disk.raw", DEVICE >> 20)?;
     let raw = File::options().write(true).open(&file)?;
     let mut end = 0;
@@ -238,17 +242,171 @@ fn nobody_touches_what_is_anothers() -> Result<()> {
         end = slice.bytes.end;
     }
     raw.write_all_at(&between(end..DEVICE), end)?;
-    drop(raw);
+    Ok(file)
+}
+
+#[test]
+fn nobody_touches_what_is_anothers() -> Result<()> {
+    let seconds = seconds(25);
+    let disks = Disks::new()?;
+    let file = device(&disks)?;
     let programs = [program()?, build("soak", &["-p", "soak"])?];
     let guest = boot_with_device("clients", &file, None, &programs)?;
     clients(&guest, seconds)?;
     say(format!("clients: {}", run(&guest, END)?.trim()));
-    let mut images = std::collections::HashMap::new();
+    let mut images = HashMap::new();
     for slice in slices().iter().filter(|slice| !slice.hostile) {
         let image = guest.pull_file(&format!("/tmp/{}.image", slice.name))?;
         images.insert(slice.name, image);
     }
     guest.poweroff()?;
+    compare(&file, |name| {
+        Ok(images.get(name).context("no image")?.clone())
+    })
+}
+
+/// A program with its output in a file; it ends with this value.
+struct Program(Process, PathBuf);
+
+impl Program {
+    fn start(name: &str, words: &[&str], dir: &Path) -> Result<Program> {
+        let log = dir.join(format!("{name}.out"));
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        let process = Process::start(name, &words, &[], &log, Duration::from_secs(900))?;
+        Ok(Program(process, log))
+    }
+
+    fn finish(self, limit: Duration) -> Result<()> {
+        let status = self.0.wait(limit)?;
+        let text = std::fs::read_to_string(&self.1)?;
+        say(format!(
+            "clients: {}",
+            text.trim().replace('\n', "\nclients: ")
+        ));
+        ensure!(status.success(), "{status}: {text}");
+        Ok(())
+    }
+}
+
+/// `vnvme` with these words.
+fn control(words: &[&str]) -> Result<()> {
+    let out = Command::new(program()?).args(words).output()?;
+    let text = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{words:?}: {text}");
+    Ok(())
+}
+
+/// The same with stock guests: two with Linux's NVMe driver and one with its virtio driver, each in a machine of its own,
+/// on a device that is another vnvme's controller; beside them the userspace driver and the hostile client.
+#[test]
+fn stock_guests_beside_a_hostile_one() -> Result<()> {
+    if Controller::chosen()? != Controller::Vnvme {
+        skip("stock guests on one device", "it needs vnvme");
+        return Ok(());
+    }
+    let seconds = seconds(15);
+    let disks = Disks::new()?;
+    let file = device(&disks)?;
+    let below = Daemon::builder("clients-below").volume(&file).start()?;
+    let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
+    let path = |name: &str| dir.path().join(name);
+    let text = |name: &str| path(name).display().to_string();
+    let url = format!("vfio-user://{}/1", below.socket().display());
+    std::fs::write(
+        path("toml"),
+        config(&url, &dir.path().display().to_string(), false),
+    )?;
+    let above = Daemon::builder("clients-above")
+        .config(&path("toml"), &path("virtio"))
+        .arg("--workers")
+        .arg("2")
+        .arg("--control")
+        .arg(path("ctl"))
+        .start()?;
+    let soak = build("soak", &["-p", "soak"])?;
+    let boot = |name: &str| -> Result<Guest> {
+        let builder = Guest::builder(&format!("clients-{name}"))
+            .cpus(2)
+            .memory_mib(256);
+        let guest = match name {
+            "virtio" => builder
+                .qemu_args(["-chardev", &format!("socket,id=v0,path={}", text(name))])
+                .qemu_args([
+                    "-device",
+                    "vhost-user-blk-pci,id=disk0,chardev=v0,num-queues=2",
+                ]),
+            _ => builder.vfio_user(path(name)),
+        };
+        let guest = guest.boot()?;
+        push_programs(&guest, std::slice::from_ref(&soak))?;
+        Ok(guest)
+    };
+    let load = |name: &str| -> Result<Vec<u8>> {
+        let guest = boot(name)?;
+        let find = match name {
+            "virtio" => {
+                "d=; for s in /sys/block/vd*; do [ \"$(cat $s/size)\" = 16384 ] && d=/dev/${s##*/}; done; [ $d ]"
+            }
+            _ => "d=$(wait_disk 1 1); c=/dev/$(ctl 1)",
+        };
+        let reset = if name == "virtio" {
+            "true"
+        } else {
+            "nvme reset $c"
+        };
+        let script = format!(
+            "{}\nexport LD_LIBRARY_PATH=/tools/lib:/tmp\n/tmp/soak block $d {seconds} /tmp/image & load=$!\n\
+             while sleep 2; kill -0 $load 2>/dev/null; do {reset} >/dev/null 2>&1 || exit 1; done\nwait $load",
+            find.replace("ctl 1", "ctrl 1")
+        );
+        let out = run_for(&guest, Duration::from_secs(seconds + 240), &script)?;
+        say(format!(
+            "clients: {name}: {}",
+            out.trim().replace('\n', ", ")
+        ));
+        let image = guest.pull_file("/tmp/image")?;
+        guest.poweroff()?;
+        Ok(image)
+    };
+    let program = soak.display().to_string();
+    let time = (seconds + 25).to_string();
+    let hostile = Program::start(
+        "hostile",
+        &[&program, "hostile", &text("hostile"), &time],
+        dir.path(),
+    )?;
+    let driver = Program::start(
+        "host",
+        &[&program, "nvme", &text("host"), &time, &text("image")],
+        dir.path(),
+    )?;
+    let mut images = std::thread::scope(|scope| -> Result<HashMap<&str, Vec<u8>>> {
+        let guests =
+            ["direct", "switching", "virtio"].map(|name| (name, scope.spawn(move || load(name))));
+        let mut turn = 0;
+        while guests.iter().any(|(_, guest)| !guest.is_finished()) {
+            let ctl = text("ctl");
+            turn += 1;
+            match turn % 4 {
+                1 => control(&["path", &ctl, "generic", "--socket", "switching"])?,
+                2 => control(&["limits", &ctl, "--iops", "400"])?,
+                3 => control(&["path", &ctl, "direct", "--socket", "switching"])?,
+                _ => control(&["limits", &ctl, "--iops", "0"])?,
+            }
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        let images = guests.map(|(name, guest)| -> Result<_> {
+            let image = guest.join().map_err(|_| anyhow!("a thread panicked"))?;
+            Ok((name, image.with_context(|| name.to_string())?))
+        });
+        images.into_iter().collect()
+    })?;
+    let limit = Duration::from_secs(120);
+    hostile.finish(limit)?;
+    driver.finish(limit)?;
+    images.insert("host", std::fs::read(path("image"))?);
+    above.terminate()?;
+    below.terminate()?;
     compare(&file, |name| {
         Ok(images.get(name).context("no image")?.clone())
     })

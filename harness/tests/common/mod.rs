@@ -73,11 +73,10 @@ impl Disks {
     }
 }
 
-/// Where [`boot_with_device`] puts libraries.
+/// What programs need beyond the tools' libraries.
 const LIBRARY: &str = "libgcc_s.so.1";
 
-/// Boots a guest with QEMU's own NVMe device on a file, behind an IOMMU, and puts programs of ours into its /tmp, with the
-/// library that they need beyond the tools' (`LD_LIBRARY_PATH=/tools/lib:/tmp`).
+/// Boots a guest with QEMU's own NVMe device on a file, behind an IOMMU, and programs of ours.
 pub fn boot_with_device(
     name: &str,
     file: &Path,
@@ -93,6 +92,13 @@ pub fn boot_with_device(
         builder = builder.kernel(kernel);
     }
     let guest = builder.boot()?;
+    push_programs(&guest, programs)?;
+    Ok(guest)
+}
+
+/// Puts programs of ours into a guest's /tmp, with the library that they need beyond the tools'
+/// (`LD_LIBRARY_PATH=/tools/lib:/tmp`).
+pub fn push_programs(guest: &Guest, programs: &[PathBuf]) -> Result<()> {
     let tree = Image::get(&Cache::open()?)?.tree;
     let push = |name: &str, file: &Path| -> Result<()> {
         let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
@@ -107,7 +113,7 @@ pub fn boot_with_device(
             libraries.get(LIBRARY).context("no libgcc for the guest")?,
         )?;
     }
-    Ok(guest)
+    Ok(())
 }
 
 /// Bytes that a file really takes on the host's disk.
