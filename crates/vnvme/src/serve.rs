@@ -15,7 +15,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -25,6 +26,9 @@ use volume::{Io, IoOptions, Volume};
 
 /// How long a virtio queue is polled after its last request, when nothing else was asked for.
 const VHOST_BLK_WINDOW: Duration = Duration::from_micros(50);
+
+/// How late a sleeping worker may be woken, in nanoseconds.
+const TIMER_SLACK: u64 = 1000;
 
 /// Options of the whole process.
 #[derive(Clone, Debug)]
@@ -336,6 +340,10 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
                 .then(|| options.cpus.get(i % options.cpus.len()).copied())
                 .flatten();
             let run = move || -> Result<()> {
+                // Deadlines of limits and shares are some microseconds away: the system may not add fifty to each.
+                if let Err(error) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
+                    tracing::debug!(%error, "timers stay as late as they are");
+                }
                 match cpu.map_or(Ok(()), pin) {
                     Ok(()) => share.run(descriptor, options, opener, registry, sizes, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),

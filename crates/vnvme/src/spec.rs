@@ -150,14 +150,7 @@ pub fn parse_namespace(
         eui64: None,
         path: None,
     };
-    let Some((volume, query)) = text.split_once('?') else {
-        return Ok(spec);
-    };
-    let mut rest = Vec::new();
-    for pair in query.split('&') {
-        let Some((key, value)) = pair.split_once('=') else {
-            bail!("{text}: \"{pair}\" is no option: key=value");
-        };
+    spec.volume = take_options(text, |key, value| {
         let number = || {
             value
                 .parse::<u32>()
@@ -169,15 +162,35 @@ pub fn parse_namespace(
             "nguid" => spec.nguid = Some(value.to_owned()),
             "eui64" => spec.eui64 = Some(value.to_owned()),
             "path" => spec.path = Some(path_choice(text, value)?),
-            _ => rest.push(pair),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    })?;
+    Ok(spec)
+}
+
+/// Offers each of a URL's options, `?key=value&...`, to `take`, which says whether it is its own; returns the URL with the
+/// others.
+pub fn take_options(
+    text: &str,
+    mut take: impl FnMut(&str, &str) -> Result<bool>,
+) -> Result<String> {
+    let Some((volume, query)) = text.split_once('?') else {
+        return Ok(text.to_owned());
+    };
+    let mut rest = Vec::new();
+    for pair in query.split('&') {
+        let Some((key, value)) = pair.split_once('=') else {
+            bail!("{text}: \"{pair}\" is no option: key=value");
+        };
+        if !take(key, value)? {
+            rest.push(pair);
         }
     }
-    spec.volume = if rest.is_empty() {
-        volume.to_owned()
-    } else {
-        format!("{volume}?{}", rest.join("&"))
-    };
-    Ok(spec)
+    Ok(match rest.as_slice() {
+        [] => volume.to_owned(),
+        rest => format!("{volume}?{}", rest.join("&")),
+    })
 }
 
 fn path_choice(text: &str, value: &str) -> Result<PathChoice> {

@@ -3,7 +3,7 @@
 use crate::control::Registry;
 use crate::identity;
 use crate::open::{Opened, Opener};
-use crate::spec::{NamespaceSpec, volume_url, yes};
+use crate::spec::{NamespaceSpec, take_options, volume_url, yes};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
@@ -53,14 +53,7 @@ impl VhostBlkSpec {
             read_only: false,
             write_cache: true,
         };
-        let Some((volume, query)) = text.split_once('?') else {
-            return Ok(spec);
-        };
-        let mut rest = Vec::new();
-        for pair in query.split('&') {
-            let Some((key, value)) = pair.split_once('=') else {
-                bail!("{text}: \"{pair}\" is no option: key=value");
-            };
+        spec.volume = take_options(text, |key, value| {
             let wrong = || format!("{text}: {key}={value}");
             match key {
                 "queues" => spec.queues = Some(value.parse().with_context(wrong)?),
@@ -74,13 +67,10 @@ impl VhostBlkSpec {
                         _ => bail!("{}: on or off", wrong()),
                     }
                 }
-                _ => rest.push(pair),
+                _ => return Ok(false),
             }
-        }
-        spec.volume = match rest.as_slice() {
-            [] => volume.to_owned(),
-            rest => format!("{volume}?{}", rest.join("&")),
-        };
+            Ok(true)
+        })?;
         Ok(spec)
     }
 }
