@@ -6,18 +6,25 @@
 //! when queues are dropped: [`Core::finish`] waits.
 #![allow(unsafe_code)]
 
+mod pin;
+
+#[cfg(test)]
+pub(super) use pin::why_not_pinned;
+
 use super::entry::{self, Sources, Target};
+use super::fixed::FixedTable;
 use super::job::{Job, Next};
 use super::pool::BouncePool;
 use super::ring::RingFile;
 use super::setup::Mode;
-use super::{IoCounters, IoOptions, MAX_CAPACITY};
+use super::{IoCounters, IoOptions, IoStats, MAX_CAPACITY};
 use crate::{Completion, IoError, IoErrorKind, Request};
 use dma::Buffer;
 use io_uring::{IoUring, opcode, squeue};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 /// Most files that get a place in the kernel's table of registered files; others go by descriptor.
 const REGISTERED_FILES: u32 = 64;
@@ -54,6 +61,8 @@ pub(super) struct Core {
     ready: VecDeque<Completion>,
     /// Entries written to the ring and not yet sent.
     unsent: usize,
+    /// Entries were written since the last system call.
+    fresh: bool,
     /// Some of them continue requests: they are sent without waiting for the worker to ask.
     urgent: bool,
     /// The last system call failed in an unexpected way, and that has been said.
@@ -63,11 +72,22 @@ pub(super) struct Core {
     places: Vec<u32>,
     bounce: BouncePool,
     zeroes: Option<Buffer>,
+    fixed: FixedTable,
+    /// The kernel has made its table of fixed buffers; made when the first is entered.
+    has_table: bool,
+    /// It has been said that memory could not be pinned.
+    said_not_pinned: bool,
     counters: IoCounters,
+    stats: Arc<IoStats>,
 }
 
 impl Core {
-    pub(super) fn new(uring: IoUring, mode: Mode, options: &IoOptions) -> Self {
+    pub(super) fn new(
+        uring: IoUring,
+        mode: Mode,
+        options: &IoOptions,
+        stats: Arc<IoStats>,
+    ) -> Self {
         let capacity = options.capacity.clamp(1, MAX_CAPACITY);
         let places = match uring.submitter().register_files_sparse(REGISTERED_FILES) {
             Ok(()) => (0..REGISTERED_FILES).rev().collect(),
@@ -85,13 +105,18 @@ impl Core {
             free: (0..capacity).rev().collect(),
             ready: VecDeque::with_capacity(capacity as usize),
             unsent: 0,
+            fresh: false,
             urgent: false,
             troubled: false,
             files: Vec::new(),
             places,
             bounce: BouncePool::new(options.bounce_bytes),
             zeroes: None,
+            fixed: FixedTable::new(),
+            has_table: false,
+            said_not_pinned: false,
             counters: IoCounters::default(),
+            stats,
         }
     }
 
@@ -201,6 +226,7 @@ impl Core {
         let sources = Sources {
             bounce: &mut self.bounce,
             zeroes: &mut self.zeroes,
+            fixed: &self.fixed,
             counters: &mut self.counters,
         };
         let entry = entry::entry(job, vectors, target, sources)?.user_data(user_data);
@@ -214,6 +240,7 @@ impl Core {
             // lives as long) and stays there until the completion has been seen; see the module's documentation.
             if unsafe { self.uring.submission().push(entry) }.is_ok() {
                 self.unsent += 1;
+                self.fresh = true;
                 return Ok(());
             }
             // Full only when cancellations came on top of a request in every slot.
@@ -225,16 +252,35 @@ impl Core {
     /// Sends what is unsent. `true` when nothing is left.
     pub(super) fn send(&mut self) -> bool {
         if self.unsent > 0 {
-            self.enter();
+            if self.fresh || self.mode != Mode::Polled {
+                self.enter();
+            } else {
+                // The kernel's thread knows of them, and looks once more before it sleeps.
+                self.sent(Ok(()));
+            }
         }
         self.unsent == 0
     }
 
     /// One system call: sends, and lets the kernel do what it has put off.
     pub(super) fn enter(&mut self) {
-        self.counters.system_calls += 1;
+        if std::mem::take(&mut self.fresh) {
+            self.counters.batches += 1;
+        }
+        // The kernel's thread that polls takes entries by itself while it is awake.
+        if self.mode != Mode::Polled || self.needs_call() {
+            self.counters.system_calls += 1;
+        }
         let result = self.uring.submit();
         self.sent(result.map(drop));
+        self.stats.publish(&self.counters);
+    }
+
+    /// There is something that a kernel thread, which takes entries by itself, has to be called for.
+    fn needs_call(&mut self) -> bool {
+        // The order in which the thread's sleep is looked for is the ring's own business: this only counts.
+        let submission = self.uring.submission();
+        submission.need_wakeup() || submission.cq_overflow()
     }
 
     /// After a system call: what is left to send.

@@ -1,6 +1,7 @@
 //! What a job's next operation looks like in the ring.
 
 use super::IoCounters;
+use super::fixed::FixedTable;
 use super::job::{Job, Step};
 use super::pool::BouncePool;
 use crate::{IoErrorKind, Op};
@@ -20,6 +21,8 @@ pub(super) struct Sources<'a> {
     pub(super) bounce: &'a mut BouncePool,
     /// Zeroes to be written, made when they are first needed.
     pub(super) zeroes: &'a mut Option<Buffer>,
+    /// Memory that the kernel has pinned.
+    pub(super) fixed: &'a FixedTable,
     pub(super) counters: &'a mut IoCounters,
 }
 
@@ -46,6 +49,13 @@ pub(super) fn entry(
             let data = &job.request.data;
             match data.segments() {
                 [one] if job.done == 0 => {
+                    if let Some(place) = sources.fixed.find(one.as_ptr().addr(), one.len())
+                        && one.len() as u64 <= MAX_BYTES
+                    {
+                        sources.counters.fixed += 1;
+                        let len = one.len() as u32;
+                        return Ok(target.fixed(write, one.as_ptr(), len, place, offset, flags));
+                    }
                     target.contiguous(write, one.as_ptr(), one.len() as u64, offset, flags)
                 }
                 many if job.done == 0 && many.len() <= MAX_SEGMENTS => {
@@ -178,6 +188,29 @@ impl Target {
                 .build())
         } else {
             entry!(self, |file| opcode::Read::new(file, at, len)
+                .offset(offset)
+                .rw_flags(flags)
+                .build())
+        }
+    }
+
+    /// Read or write of one piece of memory that lies in the fixed buffer at `place`.
+    fn fixed(
+        self,
+        write: bool,
+        at: *mut u8,
+        len: u32,
+        place: u16,
+        offset: u64,
+        flags: i32,
+    ) -> squeue::Entry {
+        if write {
+            entry!(self, |file| opcode::WriteFixed::new(file, at, len, place)
+                .offset(offset)
+                .rw_flags(flags)
+                .build())
+        } else {
+            entry!(self, |file| opcode::ReadFixed::new(file, at, len, place)
                 .offset(offset)
                 .rw_flags(flags)
                 .build())

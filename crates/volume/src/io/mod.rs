@@ -2,20 +2,25 @@
 
 mod core;
 mod entry;
+mod fixed;
 pub(crate) mod job;
 mod others;
 mod pool;
 pub(crate) mod ring;
 mod setup;
+mod stats;
 
 use crate::{Completion, VolumeError};
+use dma::Memory;
 pub use others::Armed;
 use others::Others;
 use ring::Ring;
+pub use stats::{IoCounters, IoStats};
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 /// Most requests in flight that can be asked for.
 pub(crate) const MAX_CAPACITY: u32 = 16384;
@@ -27,6 +32,13 @@ pub struct IoOptions {
     pub capacity: u32,
     /// Most bytes held in bounce buffers before requests are cut into small pieces.
     pub bounce_bytes: usize,
+    /// Memory that [`Pinner::pin`] is called with is pinned by the kernel (fixed buffers), so that requests need not look its
+    /// pages up. All of it is then allocated and stays where it is: what somebody punches out of it (a balloon) is lost to
+    /// its users while it is pinned, for the kernel goes on with the old pages.
+    pub fixed_buffers: bool,
+    /// A thread of the kernel takes what is submitted (`IORING_SETUP_SQPOLL`): no system call to submit, for a processor
+    /// that is busy while there is work.
+    pub sqpoll: bool,
 }
 
 impl Default for IoOptions {
@@ -34,24 +46,14 @@ impl Default for IoOptions {
         Self {
             capacity: 1024,
             bounce_bytes: 64 << 20,
+            fixed_buffers: false,
+            sqpoll: false,
         }
     }
 }
 
-/// What has passed through a worker's [`Io`]; counts from its creation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct IoCounters {
-    /// Requests started.
-    pub requests: u64,
-    /// Operations handed to the kernel; more than `requests` where requests took several steps.
-    pub operations: u64,
-    /// System calls made for them.
-    pub system_calls: u64,
-    /// Requests whose memory the device could not reach directly, copied through a bounce buffer.
-    pub bounced: u64,
-    /// Operations that moved only a part of their data, and were continued.
-    pub continued: u64,
-}
+/// Smallest part of a memory that is worth a place in the kernel's table, in bytes.
+const PIN_AT_LEAST: u64 = 1 << 20;
 
 /// A worker's own io_uring. Made by and for one thread; volumes opened on it share it.
 ///
@@ -63,6 +65,7 @@ pub struct Io {
     shared: RefCell<Vec<Shared>>,
     others: Rc<Others>,
     ending: Rc<Cell<bool>>,
+    stats: Arc<IoStats>,
 }
 
 /// Something that volumes on one worker share, by their own key.
@@ -77,6 +80,7 @@ impl Io {
             shared: RefCell::new(Vec::new()),
             others: Rc::default(),
             ending: Rc::new(Cell::new(false)),
+            stats: Arc::default(),
         }
     }
 
@@ -85,7 +89,7 @@ impl Io {
         if let Some(ring) = self.ring.get() {
             return Ok(ring.clone());
         }
-        let ring = Rc::new(Ring::new(&self.options)?);
+        let ring = Rc::new(Ring::new(&self.options, self.stats.clone())?);
         Ok(self.ring.get_or_init(|| ring).clone())
     }
 
@@ -165,6 +169,23 @@ impl Io {
         self.others.fd()
     }
 
+    /// What pins guest memory for this worker's requests, where [`IoOptions::fixed_buffers`] asks for it and a volume uses
+    /// the ring.
+    pub fn pinner(&self) -> Option<Pinner> {
+        let ring = self.ring.get().filter(|_| self.options.fixed_buffers)?;
+        Some(Pinner { ring: ring.clone() })
+    }
+
+    /// Buffers that the kernel has pinned: parts of memories, of up to 1 GiB each.
+    pub fn pinned(&self) -> usize {
+        self.ring.get().map_or(0, |ring| ring.pinned())
+    }
+
+    /// The counters for other threads to read; they are brought up to date at each system call.
+    pub fn stats(&self) -> Arc<IoStats> {
+        self.stats.clone()
+    }
+
     /// What has passed through so far.
     pub fn counters(&self) -> IoCounters {
         self.ring
@@ -189,6 +210,45 @@ impl Watcher {
         arm: impl FnMut() -> Armed + 'static,
     ) -> std::io::Result<()> {
         Ok(self.0.watch(fd, arm)?)
+    }
+}
+
+/// Pins guest memory for one worker's requests.
+#[derive(Debug)]
+pub struct Pinner {
+    ring: Rc<Ring>,
+}
+
+impl Pinner {
+    /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as the result lives. Requests into it are
+    /// then spared the look-up of its pages. What cannot be pinned goes without; why is said once in the log. Takes time:
+    /// pages that are not there yet are allocated.
+    ///
+    /// Dropping the result takes the memory out of the kernel's table. Requests in flight keep their own pages until they
+    /// are over: when both have happened, no page is pinned any more.
+    pub fn pin(&self, memory: &Memory, offset: u64, len: u64) -> Option<PinnedMemory> {
+        if len < PIN_AT_LEAST || !memory.is_writable() {
+            return None;
+        }
+        let places = self.ring.pin(memory, offset, len);
+        (!places.is_empty()).then(|| PinnedMemory {
+            ring: self.ring.clone(),
+            places,
+        })
+    }
+}
+
+/// Memory that the kernel has pinned for a worker's requests, until this is dropped. See [`Pinner::pin`].
+#[derive(Debug)]
+#[must_use = "dropping it unpins the memory"]
+pub struct PinnedMemory {
+    ring: Rc<Ring>,
+    places: Vec<u16>,
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        self.ring.unpin(&self.places);
     }
 }
 

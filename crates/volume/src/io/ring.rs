@@ -1,10 +1,11 @@
 //! A worker's ring as the queues on it see it.
 
-use super::IoCounters;
 use super::core::Core;
 use super::job::Abilities;
 use super::setup::{self, Mode};
+use super::{IoCounters, IoStats};
 use crate::{Completion, IoOptions, Request, VolumeError};
+use dma::Memory;
 use io_uring::IoUring;
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -72,9 +73,10 @@ impl std::fmt::Debug for Ring {
 
 impl Ring {
     /// A ring for this thread.
-    pub(crate) fn new(options: &IoOptions) -> Result<Self, VolumeError> {
-        let (uring, mode) = setup::ring(options.capacity.clamp(1, super::MAX_CAPACITY))?;
-        Self::with(uring, mode, options)
+    pub(crate) fn new(options: &IoOptions, stats: Arc<IoStats>) -> Result<Self, VolumeError> {
+        let entries = options.capacity.clamp(1, super::MAX_CAPACITY);
+        let (uring, mode) = setup::ring(entries, options.sqpoll)?;
+        Self::with(uring, mode, options, stats)
     }
 
     /// The same on a given ring of the kernel's.
@@ -82,12 +84,13 @@ impl Ring {
         uring: IoUring,
         mode: Mode,
         options: &IoOptions,
+        stats: Arc<IoStats>,
     ) -> Result<Self, VolumeError> {
         let event = event(&uring).map_err(|source| VolumeError::NoIoUring {
             why: "no event descriptor for it",
             source,
         })?;
-        let mut core = Core::new(uring, mode, options);
+        let mut core = Core::new(uring, mode, options, stats);
         core.signal(false);
         Ok(Self {
             core: RefCell::new(core),
@@ -117,6 +120,21 @@ impl Ring {
     /// Tries to end a request early.
     pub(crate) fn cancel(&self, file: usize, tag: u64) {
         self.core.borrow_mut().cancel_tag(file, tag);
+    }
+
+    /// Lets the kernel pin a part of a memory; the places are for [`Ring::unpin`].
+    pub(crate) fn pin(&self, memory: &Memory, offset: u64, len: u64) -> Vec<u16> {
+        self.core.borrow_mut().pin(memory, offset, len)
+    }
+
+    /// Lets the kernel unpin.
+    pub(crate) fn unpin(&self, places: &[u16]) {
+        self.core.borrow_mut().unpin(places);
+    }
+
+    /// Buffers that the kernel has pinned.
+    pub(crate) fn pinned(&self) -> usize {
+        self.core.borrow().pinned()
     }
 
     /// Requests started and not handed out.
@@ -152,7 +170,8 @@ impl Ring {
                     count += 1;
                     done(completion);
                 }
-                None if !asked && self.core.borrow_mut().kernel_has_work() => {
+                // What the kernel holds back while there is enough to do goes with the next batch's call.
+                None if count == 0 && !asked && self.core.borrow_mut().kernel_has_work() => {
                     asked = true;
                     self.core.borrow_mut().enter();
                 }
@@ -187,6 +206,18 @@ impl Ring {
     /// The descriptor to sleep on.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+
+    /// Completions can be had without a system call.
+    #[cfg(test)]
+    pub(super) fn has_arrivals(&self) -> bool {
+        self.core.borrow_mut().has_arrivals()
+    }
+
+    /// A system call.
+    #[cfg(test)]
+    pub(super) fn enter(&self) {
+        self.core.borrow_mut().enter();
     }
 
     /// What has passed through.

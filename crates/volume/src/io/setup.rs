@@ -14,7 +14,12 @@ pub(super) enum Mode {
     Cooperative,
     /// As it always was.
     Plain,
+    /// A thread of the kernel takes what is submitted, without a system call.
+    Polled,
 }
+
+/// Milliseconds without work after which the kernel's thread sleeps.
+const SQPOLL_IDLE: u32 = 2;
 
 const STEPS: [(Mode, &str); 3] = [
     (Mode::Deferred, "deferred task work"),
@@ -25,8 +30,15 @@ const STEPS: [(Mode, &str); 3] = [
     (Mode::Plain, "no task work control (needs Linux 5.19)"),
 ];
 
-/// A ring for `entries` requests, and how it works.
-pub(super) fn ring(entries: u32) -> Result<(IoUring, Mode), VolumeError> {
+/// A ring for `entries` requests, and how it works. `polled`: a thread of the kernel is to take what is submitted.
+pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), VolumeError> {
+    if polled {
+        let ring = build(Mode::Polled, entries).map_err(|source| {
+            let why = "the kernel gives no thread that polls the ring (--sqpoll; Linux 5.13, or 5.11 with CAP_SYS_NICE)";
+            VolumeError::NoIoUring { why, source }
+        })?;
+        return Ok((ring, Mode::Polled));
+    }
     let mut refused = None;
     for (mode, name) in STEPS {
         match build(mode, entries) {
@@ -65,6 +77,9 @@ pub(super) fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
                 .setup_submit_all();
         }
         Mode::Plain => {}
+        Mode::Polled => {
+            builder.setup_sqpoll(SQPOLL_IDLE).setup_submit_all();
+        }
     }
     // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot crowd them out.
     builder.build(entries)
@@ -112,7 +127,7 @@ mod tests {
                 Err(error) => println!("skipped: {mode:?}: {error}"),
             }
         }
-        assert!(ring(8).is_ok());
+        assert!(ring(8, false).is_ok());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::ring::Ring;
 use super::setup::{self, Mode};
 use super::*;
 use crate::{FileOptions, FileVolume, Op, Request, Volume};
-use dma::{Buffer, SegmentList};
+use dma::{Buffer, Memory, SegmentList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn io(mode: Mode) -> Option<Io> {
@@ -19,11 +19,11 @@ fn io(mode: Mode) -> Option<Io> {
             return None;
         }
     };
-    let ring = Ring::with(uring, mode, &options).unwrap();
+    let io = Io::new(options);
+    let ring = Ring::with(uring, mode, &options, io.stats()).unwrap();
     Some(Io {
-        options,
         ring: OnceCell::from(Rc::new(ring)),
-        ..Io::new(IoOptions::default())
+        ..io
     })
 }
 
@@ -53,7 +53,7 @@ fn sleep(io: &Io, seconds: i64) -> usize {
 
 #[test]
 fn every_mode_completes_sleeps_and_wakes() {
-    for mode in [Mode::Deferred, Mode::Cooperative, Mode::Plain] {
+    for mode in [Mode::Deferred, Mode::Cooperative, Mode::Plain, Mode::Polled] {
         let Some(io) = io(mode) else { continue };
         let directory = tempfile::tempdir().unwrap();
         let volume = file(&directory);
@@ -160,4 +160,251 @@ fn files_beyond_the_kernels_table_work_by_descriptor() {
             came = io.poll(&mut |completion| assert_eq!(completion.result, Ok(())));
         }
     }
+}
+
+/// A ring that pins memory, and a file on it.
+fn pinning(directory: &tempfile::TempDir) -> (Io, Box<dyn crate::VolumeQueue>) {
+    let io = Io::new(IoOptions {
+        capacity: 16,
+        fixed_buffers: true,
+        ..IoOptions::default()
+    });
+    let queue = file(directory).open(&io).unwrap();
+    (io, queue)
+}
+
+fn finish(io: &Io, requests: usize) -> Vec<Result<(), crate::IoError>> {
+    let mut results = Vec::new();
+    while results.len() < requests {
+        io.flush();
+        io.poll(&mut |completion| results.push(completion.result));
+    }
+    results
+}
+
+/// A request of one page, from or to page `page` of the memory and of the file.
+fn page(tag: u64, op: Op, memory: &Memory, page: usize) -> Request {
+    Request {
+        tag,
+        op,
+        offset: 4096 * page as u64,
+        len: 4096,
+        data: memory.segments(4096 * page, 4096).unwrap(),
+    }
+}
+
+const WRITE: Op = Op::Write { fua: false };
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn pinned_memory_is_used_until_it_is_unpinned_with_requests_in_flight() {
+    let directory = tempfile::tempdir().unwrap();
+    let (io, mut queue) = pinning(&directory);
+    let pinner = io.pinner().unwrap();
+    let memory = Memory::anonymous(4 << 20).unwrap();
+    for round in 0..50u8 {
+        let pinned = pinner.pin(&memory, MIB, MIB).expect("memfds can be pinned");
+        assert_eq!(io.pinned(), 1);
+        let fixed = io.counters().fixed;
+        // Pages 256 to 511 are pinned; the others are not.
+        for index in 0..8 {
+            let at = 256 - 4 + index;
+            memory
+                .write(4096 * at, &[round ^ index as u8; 4096])
+                .unwrap();
+            let mut request = page(index as u64, WRITE, &memory, at);
+            request.offset = 4096 * index as u64;
+            assert!(queue.submit(request).is_none());
+        }
+        if round % 2 == 0 {
+            // Sent or not: whoever goes on must not meet an empty place.
+            io.flush();
+        }
+        drop(pinned);
+        assert_eq!(io.pinned(), 0);
+        assert_eq!(io.counters().fixed - fixed, 4);
+        assert_eq!(finish(&io, 8), vec![Ok(()); 8]);
+        // Nothing is pinned, and the same bytes come back without.
+        for index in 0..8 {
+            let mut request = page(index as u64, Op::Read, &memory, index);
+            request.offset = 4096 * index as u64;
+            assert!(queue.submit(request).is_none());
+        }
+        assert_eq!(finish(&io, 8), vec![Ok(()); 8]);
+        assert_eq!(io.counters().fixed - fixed, 4);
+        let mut bytes = [0; 4096];
+        for index in 0..8 {
+            memory.read(4096 * index, &mut bytes).unwrap();
+            assert_eq!(bytes, [round ^ index as u8; 4096]);
+        }
+    }
+}
+
+#[test]
+fn addresses_that_come_back_as_other_memory_are_not_taken_for_the_old() {
+    let directory = tempfile::tempdir().unwrap();
+    let (io, mut queue) = pinning(&directory);
+    let pinner = io.pinner().unwrap();
+    for round in 1..20u8 {
+        // If nothing kept it mapped, the kernel would give the next memory the same addresses.
+        let memory = Memory::anonymous(MIB as usize).unwrap();
+        let pinned = pinner.pin(&memory, 0, MIB).unwrap();
+        memory.write(0, &[round; 4096]).unwrap();
+        assert!(queue.submit(page(1, WRITE, &memory, 0)).is_none());
+        assert_eq!(finish(&io, 1), [Ok(())]);
+        drop(memory);
+        let other = Memory::anonymous(MIB as usize).unwrap();
+        assert!(queue.submit(page(2, Op::Read, &other, 0)).is_none());
+        assert_eq!(finish(&io, 1), [Ok(())]);
+        let mut bytes = [0; 4096];
+        other.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [round; 4096]);
+        drop(pinned);
+    }
+}
+
+#[test]
+fn memory_that_shrinks_while_it_is_pinned_does_no_harm() {
+    let directory = tempfile::tempdir().unwrap();
+    let (io, mut queue) = pinning(&directory);
+    let memory = Memory::anonymous(2 << 20).unwrap();
+    memory.write(0, &[7; 8192]).unwrap();
+    let pinned = io.pinner().unwrap().pin(&memory, 0, 2 * MIB).unwrap();
+    rustix::fs::ftruncate(memory.fd(), 4096).unwrap();
+    // The kernel has the old pages still: these are nobody else's.
+    assert!(queue.submit(page(1, WRITE, &memory, 1)).is_none());
+    assert!(queue.submit(page(2, Op::Read, &memory, 100)).is_none());
+    assert_eq!(finish(&io, 2), [Ok(()), Ok(())]);
+    drop(pinned);
+    // Without them there is nothing: an error, not an end of the process.
+    assert!(queue.submit(page(3, WRITE, &memory, 2)).is_none());
+    let failed = finish(&io, 1).remove(0).unwrap_err();
+    assert_eq!(failed.kind, crate::IoErrorKind::Memory);
+    // What cannot be pinned is not, and others can be.
+    assert!(io.pinner().unwrap().pin(&memory, 0, 2 * MIB).is_none());
+    let other = Memory::anonymous(2 << 20).unwrap();
+    assert!(io.pinner().unwrap().pin(&other, 0, 2 * MIB).is_some());
+}
+
+#[test]
+fn what_cannot_be_pinned_goes_without() {
+    let directory = tempfile::tempdir().unwrap();
+    let (io, mut queue) = pinning(&directory);
+    let pinner = io.pinner().unwrap();
+    let memory = Memory::anonymous(2 << 20).unwrap();
+    assert!(
+        pinner.pin(&memory, 0, 4096).is_none(),
+        "too small to be worth a place"
+    );
+    assert!(
+        pinner.pin(&memory, MIB, 2 * MIB).is_none(),
+        "behind the end"
+    );
+    assert!(pinner.pin(&memory, u64::MAX, MIB).is_none());
+    // More windows than places: some go without, all work, and places come back.
+    for _ in 0..2 {
+        let many: Vec<_> = (0..300)
+            .filter_map(|_| pinner.pin(&memory, 0, MIB))
+            .collect();
+        assert_eq!(many.len(), usize::from(super::fixed::PLACES));
+        drop(many);
+        assert_eq!(io.pinned(), 0);
+    }
+    // A part of a window that does not fit leaves nothing behind.
+    assert!(queue.submit(page(1, Op::Read, &memory, 0)).is_none());
+    assert_eq!(finish(&io, 1), [Ok(())]);
+    assert_eq!(io.counters().fixed, 0);
+    let plain = Io::new(IoOptions::default());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let _queue = file(&elsewhere).open(&plain).unwrap();
+    assert!(plain.pinner().is_none(), "not asked for");
+}
+
+#[test]
+fn a_batch_is_one_system_call() {
+    let Some(io) = io(Mode::Deferred) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let volume = file(&directory);
+    let mut queue = volume.open(&io).unwrap();
+    let memory = Memory::anonymous(1 << 20).unwrap();
+    for batch in 1..=20 {
+        let before = io.counters();
+        for tag in 0..16 {
+            assert!(
+                queue
+                    .submit(page(tag, Op::Read, &memory, tag as usize))
+                    .is_none()
+            );
+        }
+        assert_eq!(io.counters().system_calls, before.system_calls);
+        assert!(io.flush());
+        assert!(io.flush(), "there is nothing left to send");
+        assert_eq!(io.counters().system_calls, before.system_calls + 1);
+        assert_eq!(io.counters().batches, batch);
+        // Completions that are there are handed out without a call.
+        while !io.ring().unwrap().has_arrivals() {
+            io.ring().unwrap().enter();
+        }
+        let calls = io.counters().system_calls;
+        assert!(io.poll(&mut |completion| assert_eq!(completion.result, Ok(()))) > 0);
+        assert_eq!(io.counters().system_calls, calls);
+        while io.in_flight() > 0 {
+            io.poll(&mut |completion| assert_eq!(completion.result, Ok(())));
+        }
+        assert_eq!(io.stats().counters().requests, io.counters().requests);
+    }
+}
+
+#[test]
+fn a_kernel_thread_that_polls_takes_requests_without_a_call() {
+    let io = Io::new(IoOptions {
+        capacity: 16,
+        sqpoll: true,
+        ..IoOptions::default()
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let mut queue = match file(&directory).open(&io) {
+        Ok(queue) => queue,
+        Err(error) => {
+            assert!(error.to_string().contains("--sqpoll"), "{error}");
+            return println!("skipped: {error}");
+        }
+    };
+    let memory = Memory::anonymous(1 << 20).unwrap();
+    for tag in 0..1000 {
+        assert!(queue.submit(page(tag, Op::Read, &memory, 3)).is_none());
+        assert_eq!(finish(&io, 1), [Ok(())]);
+    }
+    let counters = io.counters();
+    assert!(counters.batches >= 1000, "{counters:?}");
+    // Only a sleep of the thread costs a call.
+    assert!(counters.system_calls < counters.batches, "{counters:?}");
+}
+
+#[test]
+fn more_than_the_limit_of_locked_memory_goes_without() {
+    use rustix::process::{Resource, getrlimit};
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let Some(limit) = getrlimit(Resource::Memlock)
+        .current
+        .filter(|&limit| limit < 1 << 30)
+    else {
+        return println!("skipped: as much memory as it wants may be locked by this process");
+    };
+    // This thread's alone: who has it knows no limit.
+    let mut sets = capabilities(None).unwrap();
+    sets.effective.remove(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, sets).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let (io, mut queue) = pinning(&directory);
+    // In pieces of which the first may fit: all or nothing.
+    let len = limit + super::fixed::LONGEST as u64;
+    let memory = Memory::anonymous(len as usize).unwrap();
+    assert!(io.pinner().unwrap().pin(&memory, 0, len).is_none());
+    assert_eq!(io.pinned(), 0);
+    assert!(queue.submit(page(1, WRITE, &memory, 5)).is_none());
+    assert_eq!(finish(&io, 1), [Ok(())]);
+    assert_eq!(io.counters().fixed, 0);
+    let error = std::io::Error::from_raw_os_error(libc::ENOMEM);
+    assert!(super::core::why_not_pinned(&error).contains("ulimit -l"));
 }

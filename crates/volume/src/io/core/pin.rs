@@ -1,0 +1,127 @@
+//! Guest memory pinned by the kernel, in its table of fixed buffers.
+//!
+//! The one rule: a place in the kernel's table names addresses only while [`FixedTable`](super::FixedTable) holds the memory
+//! that is mapped there.
+
+use super::{Core, MAX_FAILURES};
+use crate::io::fixed;
+use dma::Memory;
+use std::io;
+
+impl Core {
+    /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as [`Core::unpin`] is not called with the
+    /// places that come back. Nothing when it cannot be: requests work without, and once it is said why.
+    pub(in crate::io) fn pin(&mut self, memory: &Memory, offset: u64, len: u64) -> Vec<u16> {
+        let mut places = Vec::new();
+        match self.try_pin(memory, offset, len, &mut places) {
+            Ok(()) => places,
+            Err(error) => {
+                self.unpin(&places);
+                if !std::mem::replace(&mut self.said_not_pinned, true) {
+                    tracing::warn!(
+                        len,
+                        "guest memory is not pinned, each request looks its pages up: {}",
+                        why_not_pinned(&error)
+                    );
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn try_pin(
+        &mut self,
+        memory: &Memory,
+        offset: u64,
+        len: u64,
+        places: &mut Vec<u16>,
+    ) -> io::Result<()> {
+        if !self.has_table {
+            let submitter = self.uring.submitter();
+            submitter.register_buffers_sparse(fixed::PLACES.into())?;
+            self.has_table = true;
+        }
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let start = usize::try_from(offset).map_err(|_| invalid())?;
+        let end = usize::try_from(len)
+            .ok()
+            .and_then(|len| start.checked_add(len))
+            .ok_or_else(invalid)?;
+        for at in (start..end).step_by(fixed::LONGEST) {
+            let bytes = (end - at).min(fixed::LONGEST);
+            let segment = memory.segment(at, bytes).ok_or_else(invalid)?;
+            let place = self
+                .fixed
+                .take()
+                .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))?;
+            if let Err(error) = self.set_fixed(place, segment.as_ptr(), bytes) {
+                self.fixed.give(place);
+                return Err(error);
+            }
+            let address = segment.as_ptr().addr();
+            self.fixed.enter(address, bytes, place, memory.clone());
+            places.push(place);
+        }
+        Ok(())
+    }
+
+    /// Ends what [`Core::pin`] began. Operations in flight keep their pages until they are over; later ones go without.
+    pub(in crate::io) fn unpin(&mut self, places: &[u16]) {
+        if places.is_empty() {
+            return;
+        }
+        // What is written to the ring and not yet sent names the places still.
+        let mut tries = 0;
+        while !self.send() && tries < MAX_FAILURES {
+            tries += 1;
+        }
+        for &place in places {
+            let Some(memory) = self.fixed.remove(place) else {
+                continue;
+            };
+            match self.set_fixed(place, std::ptr::null_mut(), 0) {
+                Ok(()) => self.fixed.give(place),
+                Err(error) => {
+                    // The kernel holds the pages still. Nobody names the place again, and nobody else gets its addresses.
+                    tracing::error!("io_uring: memory stays pinned: {error}");
+                    std::mem::forget(memory);
+                }
+            }
+        }
+    }
+
+    /// Changes a place in the kernel's table of fixed buffers; no bytes empty it.
+    fn set_fixed(&mut self, place: u16, at: *mut u8, len: usize) -> io::Result<()> {
+        let vector = libc::iovec {
+            iov_base: at.cast(),
+            iov_len: len,
+        };
+        let submitter = self.uring.submitter();
+        // SAFETY: the bytes are those of a memory that stays mapped until the place is emptied: `fixed` keeps it, or (when
+        // that fails) nobody ever unmaps it.
+        unsafe { submitter.register_buffers_update(place.into(), &[vector], None) }
+    }
+
+    /// Buffers in the kernel's table.
+    pub(in crate::io) fn pinned(&self) -> usize {
+        self.fixed.count()
+    }
+}
+
+/// Why memory could not be pinned, in words.
+pub(in crate::io) fn why_not_pinned(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            "it is more than the limit of locked memory, or than there is; raise \
+                               the limit with: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
+                .into()
+        }
+        Some(libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL) => format!(
+            "the kernel does not pin memory of this kind; take a memfd or huge pages ({error})"
+        ),
+        Some(libc::ENOSPC) => {
+            "there are more windows of it than the kernel's table has places".into()
+        }
+        _ => error.to_string(),
+    }
+}
