@@ -154,6 +154,15 @@ struct ServeArgs {
     /// CPUs to pin the workers (then the vhost-user-blk threads) to, one each, like 2,3 [default: not pinned]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cpus: Vec<usize>,
+    /// Pin guests' memory for the kernel's I/O to files and block devices (io_uring's fixed buffers): less work for each
+    /// request; all of the memory is allocated at once, counts against the limit of locked memory (ulimit -l) unless root,
+    /// and must not be taken back by a balloon
+    #[arg(long)]
+    pin_memory: bool,
+    /// Let a thread of the kernel take each worker's requests to files and block devices (io_uring's SQPOLL): no system
+    /// call to submit, for one more CPU that is busy while there is work
+    #[arg(long)]
+    sqpoll: bool,
     /// Unix socket to answer "vnvme stats" on
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -265,6 +274,8 @@ impl ServeArgs {
             workers: self.workers,
             cpus: self.cpus.clone(),
             control: self.control.clone(),
+            pin_memory: self.pin_memory,
+            sqpoll: self.sqpoll,
         };
         serve(&self.specs()?, &options)
     }

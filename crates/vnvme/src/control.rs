@@ -7,6 +7,7 @@
 use crate::devices::{DeviceChange, DeviceRegistry, DeviceStatus};
 use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};
 use crate::limits::{Change, LimitRegistry, VolumeLimits};
+use crate::rings::{RingCounters, RingRegistry};
 use crate::ublk::DiskCounters;
 use crate::vhost_blk::VhostBlkCounters;
 use anyhow::{Context, Result, bail};
@@ -39,6 +40,8 @@ pub struct Registry {
     pub paths: PathRegistry,
     /// Devices below.
     pub devices: DeviceRegistry,
+    /// The workers' rings.
+    pub rings: RingRegistry,
 }
 
 type DiskEntry = (String, Arc<DiskStats>);
@@ -106,6 +109,7 @@ impl Registry {
                 .collect(),
             volumes: self.limits.list(),
             devices: self.devices.list(),
+            rings: self.rings.counters(),
         }
     }
 }
@@ -127,6 +131,9 @@ pub struct Stats {
     /// Devices below.
     #[serde(default)]
     pub devices: Vec<DeviceStatus>,
+    /// One for each worker whose io_uring was used.
+    #[serde(default)]
+    pub rings: Vec<RingCounters>,
 }
 
 /// Counters of one controller since the process began.
@@ -445,6 +452,7 @@ impl Stats {
         self.vhost_user_blk.iter().for_each(VhostBlkCounters::print);
         self.volumes.iter().for_each(VolumeLimits::print);
         self.devices.iter().for_each(DeviceStatus::print);
+        self.rings.iter().for_each(RingCounters::print);
     }
 }
 

@@ -11,6 +11,7 @@ use vfio_user::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
     Outcome, RegionInfo, RegionMmap, SetIrqs,
 };
+use volume::{PinnedMemory, Pinner};
 
 const REGIONS: u32 = 9;
 const REGION_BAR0: u32 = 0;
@@ -51,6 +52,10 @@ pub struct NvmeDevice {
     registered: Vec<(Memory, Vec<Registration>)>,
     /// Of a client that has gone: kept until no command of it is in flight.
     leaving: Vec<(Memory, Vec<Registration>)>,
+    /// Pins guest memory for the worker's requests, where that was asked for.
+    pinner: Option<Pinner>,
+    /// What it pinned, by window: first address and length.
+    pinned: Vec<(u64, u64, PinnedMemory)>,
     mapped_doorbells: bool,
     warned_not_shared: bool,
     /// Log lines about refused memory that this client may still cause.
@@ -67,9 +72,16 @@ impl NvmeDevice {
             backends,
             registered: Vec::new(),
             leaving: Vec::new(),
+            pinner: None,
+            pinned: Vec::new(),
             warned_not_shared: false,
             refusals_to_log: REFUSALS_TO_LOG,
         }
+    }
+
+    /// Pins windows of guest memory that are mapped from now on.
+    pub fn set_pinner(&mut self, pinner: Option<Pinner>) {
+        self.pinner = pinner;
     }
 
     /// What the VMM waits for is over.
@@ -281,20 +293,32 @@ impl Device for NvmeDevice {
             "map"
         );
         self.controller
-            .dma_map(iova, size, backing, Prot { read, write })
+            .dma_map(iova, size, backing.clone(), Prot { read, write })
             .map_err(|error| {
                 tracing::debug!(iova = format_args!("{iova:#x}"), size, %error, "DMA map refused");
                 errno(error)
-            })
+            })?;
+        if let (Some(pinner), Some((memory, offset))) = (&self.pinner, backing)
+            && let Some(pinned) = pinner.pin(&memory, offset, size)
+        {
+            self.pinned.push((iova, size, pinned));
+        }
+        Ok(())
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Outcome, Errno> {
         tracing::trace!(?unmap, "unmap");
         match unmap {
             DmaUnmapping::Range { iova, size } => {
-                self.controller.dma_unmap(iova, size).map_err(errno)?
+                self.controller.dma_unmap(iova, size).map_err(errno)?;
+                // A window goes whole. Requests in flight keep their pages, and the answer waits for them.
+                self.pinned
+                    .retain(|&(start, ..)| start.checked_sub(iova).is_none_or(|at| at >= size));
             }
-            DmaUnmapping::All => self.controller.dma_unmap_all(),
+            DmaUnmapping::All => {
+                self.controller.dma_unmap_all();
+                self.pinned.clear();
+            }
         }
         Ok(self.outcome(Waiting::Unmap))
     }
@@ -310,6 +334,7 @@ impl Device for NvmeDevice {
         self.warned_not_shared = false;
         self.refusals_to_log = REFUSALS_TO_LOG;
         self.controller.disconnect();
+        self.pinned.clear();
         self.leaving.append(&mut self.registered);
     }
 }

@@ -18,6 +18,7 @@ mod identity;
 mod info;
 mod limits;
 mod open;
+mod rings;
 mod serve;
 mod signals;
 mod sizes;

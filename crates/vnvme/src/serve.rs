@@ -41,6 +41,10 @@ pub struct ServeOptions {
     pub cpus: Vec<usize>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
+    /// The kernel pins guest memory for the workers' requests (fixed buffers).
+    pub pin_memory: bool,
+    /// Threads of the kernel take the workers' requests without system calls.
+    pub sqpoll: bool,
 }
 
 /// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
@@ -176,8 +180,11 @@ fn worker(
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * specs.len() as u32;
     let io = Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
+        fixed_buffers: options.pin_memory,
+        sqpoll: options.sqpoll,
         ..IoOptions::default()
     });
+    registry.rings.enter(io.stats());
     let mut all = Vec::new();
     for (id, spec) in specs.iter().enumerate() {
         let id = u16::try_from(id).context("too many controllers")?;

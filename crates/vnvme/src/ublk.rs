@@ -267,6 +267,8 @@ impl UblkArgs {
             workers: 1,
             cpus: Vec::new(),
             control: self.control,
+            pin_memory: false,
+            sqpoll: false,
         };
         serve(&specs, &options)
     }

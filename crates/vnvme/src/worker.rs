@@ -107,8 +107,10 @@ impl Worker {
         ) in served.into_iter().enumerate()
         {
             worker.watch(listener.as_fd(), listener_token(i), epoll::EventFlags::IN)?;
+            let mut device = NvmeDevice::new(controller, backends);
+            device.set_pinner(worker.io.pinner());
             worker.slots.push(Slot {
-                device: NvmeDevice::new(controller, backends),
+                device,
                 listener,
                 connection: None,
                 watched: Interest::None,

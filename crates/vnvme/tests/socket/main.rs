@@ -15,6 +15,7 @@ mod lifecycle;
 mod limits;
 mod memory;
 mod options;
+mod pinned;
 mod sleep;
 mod slices;
 mod sockets;

@@ -1,0 +1,93 @@
+//! Guest memory that the kernel pins, and a kernel thread that submits.
+
+use nvme::{NvmOpcode, Status};
+use vfio_user::{DmaMapping, DmaUnmapping};
+
+use crate::common::*;
+
+/// Another window, at the second half of the memory.
+const SECOND: DmaMapping = DmaMapping {
+    iova: 0x40_0000_0000,
+    size: RAM_SIZE / 2,
+    offset: RAM_SIZE / 2,
+    read: true,
+    write: true,
+};
+
+fn pinned(daemon: &Daemon) -> u64 {
+    status_kib(daemon.pid(), "VmPin")
+}
+
+#[test]
+fn memory_is_pinned_while_it_is_mapped() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &["--pin-memory", &disk]);
+    for _ in 0..2 {
+        let mut host = Host::up(&place.socket());
+        assert!(pinned(&daemon) >= RAM_SIZE >> 10, "{}", pinned(&daemon));
+        let ram = host.ram.try_clone().unwrap();
+        let alone = pinned(&daemon);
+        for round in 0..8u64 {
+            let data = pattern(round, 64 << 10);
+            host.client
+                .dma_map(SECOND, Some(std::os::fd::AsFd::as_fd(&ram)))
+                .unwrap();
+            assert!(pinned(&daemon) > alone);
+            std::os::unix::fs::FileExt::write_all_at(&ram, &data, SECOND.offset).unwrap();
+            // Page by page, so that PRP lists are not needed: all are in flight when their memory goes.
+            for page in 0..16 {
+                let mut command = host.transfer(NvmOpcode::WRITE, 1, page * 8, 4096, 0);
+                command.set_prps(SECOND.iova + page * 4096, 0);
+                host.submit(1, command);
+            }
+            let (iova, size) = (SECOND.iova, SECOND.size);
+            let unmap = DmaUnmapping::Range { iova, size };
+            host.client.dma_unmap(unmap).unwrap();
+            // Answered means that the kernel has let go, whatever was in flight.
+            assert_eq!(pinned(&daemon), alone);
+            let mut written = 0;
+            for _ in 0..16 {
+                written += usize::from(host.completion(1).status() == Status::SUCCESS);
+            }
+            if written == 16 {
+                assert!(host.read(1, 0, data.len()) == data);
+            }
+        }
+        // What a message announced before the unmap may have come too late; what comes in time is whole.
+        let data = pattern(99, 64 << 10);
+        host.write(1, 0, &data);
+        assert!(host.read(1, 0, data.len()) == data);
+        drop(host);
+        eventually("nothing stays pinned", || pinned(&daemon) == 0);
+    }
+    daemon.end();
+}
+
+#[test]
+fn nothing_is_pinned_unasked() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &[&disk]);
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    assert_eq!(pinned(&daemon), 0);
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn a_kernel_thread_submits() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &["--sqpoll", "--pin-memory", &disk]);
+    let mut host = Host::up(&place.socket());
+    for round in 0..20u64 {
+        let data = pattern(round, 64 << 10);
+        host.write(1, round, &data);
+        host.flush(1);
+        assert!(host.read(1, round, data.len()) == data);
+    }
+    drop(host);
+    daemon.end();
+}
