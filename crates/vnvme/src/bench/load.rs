@@ -151,6 +151,14 @@ pub fn pin(cpus: &[usize], index: u16) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
+/// How long a thread waited for a CPU since it began: the second field of its `schedstat` (nothing where the kernel does
+/// not count it).
+pub fn waited(schedstat: &str) -> Duration {
+    let text = std::fs::read_to_string(schedstat).unwrap_or_default();
+    let field = text.split_ascii_whitespace().nth(1);
+    Duration::from_nanos(field.and_then(|text| text.parse().ok()).unwrap_or(0))
+}
+
 /// Leads the queues through the phases; answers the CPU time that was used while measuring.
 fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, Duration) {
     let count = shared.ended.len() as u64;
@@ -333,6 +341,7 @@ impl<'a, L: Lane> Loop<'a, L> {
 
     fn run(mut self) -> Result<Measured> {
         let mut started = Instant::now();
+        let mut waited = waited("/proc/thread-self/schedstat");
         let mut seen = RAMP;
         let mut left = self.job.ios.unwrap_or(u64::MAX);
         let mut until_timed = 0;
@@ -345,6 +354,7 @@ impl<'a, L: Lane> Loop<'a, L> {
                 }
                 // What was counted while ramping up does not count.
                 self.slots.measured = Measured::default();
+                waited = self::waited("/proc/thread-self/schedstat");
                 started = Instant::now();
             }
             let mut submitted = 0;
@@ -368,6 +378,8 @@ impl<'a, L: Lane> Loop<'a, L> {
             }
         }
         self.slots.measured.elapsed = started.elapsed();
+        let now = self::waited("/proc/thread-self/schedstat");
+        self.slots.measured.waited = now.saturating_sub(waited);
         let mut measured = std::mem::take(&mut self.slots.measured);
         self.drain()?;
         if self.job.verify && self.job.rw.writes() {

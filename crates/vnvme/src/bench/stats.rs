@@ -93,6 +93,8 @@ pub struct Measured {
     /// I/Os started, and times that the target was told: how they were batched.
     pub submitted: u64,
     pub kicks: u64,
+    /// How long the queue's thread could have run and had no CPU, while measuring; the longest of all queues.
+    pub waited: Duration,
 }
 
 impl Measured {
@@ -104,6 +106,15 @@ impl Measured {
         self.verified += other.verified;
         self.submitted += other.submitted;
         self.kicks += other.kicks;
+        self.waited = self.waited.max(other.waited);
+    }
+
+    /// Adds what the same job measured at another time.
+    pub fn append(&mut self, other: &Measured) {
+        let (elapsed, waited) = (self.elapsed, self.waited);
+        self.add(other);
+        self.elapsed = elapsed + other.elapsed;
+        self.waited = waited + other.waited;
     }
 
     /// I/Os per second.
@@ -146,6 +157,21 @@ mod tests {
         assert_eq!(both.deviation(), 100.0);
         assert_eq!(both.percentile(50.0), 100);
         assert_eq!(both.percentile(99.0), 300);
+    }
+
+    #[test]
+    fn slices_of_a_job_follow_each_other() {
+        let mut all = Measured::default();
+        for ios in [10, 30] {
+            let mut slice = Measured {
+                elapsed: Duration::from_secs(1),
+                ..Measured::default()
+            };
+            slice.write.ios = ios;
+            all.append(&slice);
+        }
+        assert_eq!(all.elapsed, Duration::from_secs(2));
+        assert_eq!(all.iops(), 20.0);
     }
 
     #[test]

@@ -4,13 +4,15 @@ use super::super::device::DeviceTarget;
 use super::super::job::{Job, Rw};
 use super::super::load;
 use super::super::results::Case;
+use super::super::stats::Measured;
 use super::super::uring::UringTarget;
 use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SUITE: &str = "file";
 const DEPTHS: [u16; 3] = [1, 8, 32];
@@ -22,6 +24,94 @@ struct Medium {
     word: &'static str,
     path: PathBuf,
     _dir: tempfile::TempDir,
+}
+
+/// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a disk that is slow for a
+/// while is slow for all of them.
+const SLICES: u32 = 4;
+/// A slice is measured again when a thread of it had to wait for a CPU for more than this share of it: somebody else had the
+/// CPU, and the way that needs two of them suffers more than the way that needs one.
+const DISTURBED: f64 = 0.15;
+/// How often.
+const RETRIES: u32 = 3;
+
+/// A way to the file.
+enum Way {
+    /// io_uring straight on it, by a thread on the CPU that the worker has otherwise: the disk's interrupts, and what the
+    /// kernel does after them, meet the same thread on both ways.
+    Bare(UringTarget, Vec<usize>),
+    /// The same, while the client's CPU polls for nothing, as it polls on the way through a controller: where CPUs share what
+    /// they stand on, that alone has its price.
+    Beside(UringTarget, Vec<usize>, Vec<usize>),
+    /// Through a controller.
+    Served(Server, DeviceTarget, Vec<usize>),
+}
+
+impl Way {
+    /// Measures a slice; also how much of it somebody waited for a CPU.
+    fn slice(&self, job: &Job) -> Result<(Measured, f64)> {
+        let (measured, waited) = match self {
+            Way::Bare(target, cpus) => {
+                let cpus = cpus.clone();
+                let measured = load::run(
+                    target,
+                    &Job {
+                        cpus,
+                        ..job.clone()
+                    },
+                    &mut (),
+                )?;
+                let waited = measured.waited;
+                (measured, waited)
+            }
+            Way::Beside(target, cpus, other) => {
+                let cpus = cpus.clone();
+                let job = Job {
+                    cpus,
+                    ..job.clone()
+                };
+                let measured = beside_a_poller(other, || load::run(target, &job, &mut ()))?;
+                let waited = measured.waited;
+                (measured, waited)
+            }
+            Way::Served(server, target, cpus) => {
+                let cpus = cpus.clone();
+                let before = server.waited();
+                let measured = load::run(
+                    target,
+                    &Job {
+                        cpus,
+                        ..job.clone()
+                    },
+                    &mut (),
+                )?;
+                let worker = server.waited().saturating_sub(before);
+                let waited = measured.waited.max(worker);
+                (measured, waited)
+            }
+        };
+        let share = waited.as_secs_f64() / (job.runtime + job.ramp).as_secs_f64().max(1e-9);
+        Ok((measured, share))
+    }
+}
+
+/// Does something while a thread on those CPUs polls for nothing.
+fn beside_a_poller<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| {
+            let pinned = load::pin(cpus, 0);
+            while pinned.is_ok() && !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            pinned
+        });
+        let result = f();
+        over.store(true, Ordering::Relaxed);
+        let pinned = poller.join();
+        pinned.map_err(|_| anyhow!("the polling thread ended by a bug"))??;
+        result
+    })
 }
 
 pub fn run(plan: &Plan) -> Result<Outcome> {
@@ -37,30 +127,23 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             Err(error) => outcome.leave_out(word, format!("{error:#}")),
         }
     }
+    let mut disturbed = 0;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for medium in &media {
+            let ways = ways(medium, &cores, plan)?;
             for rw in [Rw::RandRead, Rw::RandWrite] {
                 for depth in DEPTHS {
-                    for way in ["bare", "vnvme"] {
-                        let job = Job {
-                            rw,
-                            ..plan.job(depth, &cores.client)
-                        };
-                        let measured = match way {
-                            "bare" => {
-                                let target = UringTarget::open(&medium.path, rw.writes())?;
-                                load::run(&target, &job, &mut ())?
-                            }
-                            _ => {
-                                let volume = medium.path.display().to_string();
-                                let cpus = cores.server.get(..1).unwrap_or_default();
-                                let server = Server::start(&Serve::one(&volume, false, cpus))?;
-                                let target = DeviceTarget::open(&server.url(0), &job)?;
-                                load::run(&target, &job, &mut ())?
-                            }
-                        };
-                        let case = format!("{} {way} {}", rw.word(), medium.word);
+                    let job = Job {
+                        rw,
+                        runtime: plan.runtime / SLICES,
+                        ramp: plan.ramp / SLICES,
+                        ..plan.job(depth, &[])
+                    };
+                    let (all, again) = turns(&ways, &job)?;
+                    disturbed += again;
+                    for ((word, _), measured) in ways.iter().zip(all) {
+                        let case = format!("{} {word} {}", rw.word(), medium.word);
                         let case = Case {
                             suite: SUITE,
                             case: &case,
@@ -77,7 +160,68 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             }
         }
     }
+    if disturbed > 0 {
+        eprintln!("  {disturbed} slices were measured again: something else had the CPUs");
+    }
     Ok(outcome)
+}
+
+/// The ways to a file. Only one of them locks it at a time, so the second server is for a disk that can be shared with the
+/// first.
+fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str, Way)>> {
+    let cpus = cores.server.get(..1).unwrap_or_default();
+    let target = UringTarget::open(&medium.path, true)?;
+    let mut ways = vec![("bare", Way::Bare(target, cpus.to_vec()))];
+    let target = UringTarget::open(&medium.path, true)?;
+    let beside = Way::Beside(target, cpus.to_vec(), cores.client.clone());
+    ways.push(("beside", beside));
+    let volume = format!("{}?lock=off", medium.path.display());
+    let mut servers = vec![("vnvme", false)];
+    if medium.word != "tmpfs" {
+        // On a tmpfs nothing goes through a ring.
+        servers.push(("pinned", true));
+    }
+    for (word, pin_memory) in servers {
+        let server = Server::start(&Serve {
+            pin_memory,
+            ..Serve::one(&volume, false, cpus)
+        })?;
+        let target = DeviceTarget::open(&server.url(0), &plan.job(1, &cores.client))?;
+        ways.push((word, Way::Served(server, target, cores.client.clone())));
+    }
+    Ok(ways)
+}
+
+/// All ways in turn, [`SLICES`] times, every second time in the other order; the sums, and how many slices were measured
+/// again.
+fn turns(ways: &[(&'static str, Way)], job: &Job) -> Result<(Vec<Measured>, u32)> {
+    let mut sums = vec![Measured::default(); ways.len()];
+    let mut again = 0;
+    for slice in 0..SLICES {
+        for step in 0..ways.len() {
+            let index = if slice % 2 == 0 {
+                step
+            } else {
+                ways.len() - 1 - step
+            };
+            let (Some((_, way)), Some(sum)) = (ways.get(index), sums.get_mut(index)) else {
+                continue;
+            };
+            let (mut best, mut least) = way.slice(job)?;
+            for _ in 0..RETRIES {
+                if least <= DISTURBED {
+                    break;
+                }
+                again += 1;
+                let (measured, share) = way.slice(job)?;
+                if share < least {
+                    (best, least) = (measured, share);
+                }
+            }
+            sum.append(&best);
+        }
+    }
+    Ok((sums, again))
 }
 
 /// A file full of data, not of holes, where the word says.
@@ -108,6 +252,10 @@ fn medium(word: &'static str, dir: &Path, wants_tmpfs: bool) -> Result<Medium> {
         file.write_all(&chunk)?;
     }
     file.sync_all()?;
+    // Direct writes must drop what the page cache holds of the file, and that is nothing to measure.
+    if !wants_tmpfs {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    }
     Ok(Medium {
         word,
         path: std::fs::canonicalize(path)?,

@@ -1,5 +1,6 @@
 //! `vnvme serve` as a process of its own, from this same program.
 
+use super::super::load;
 use crate::control::{self, ControllerCounters};
 use crate::direct::PathChoice;
 use anyhow::{Context, Result, bail};
@@ -27,6 +28,8 @@ pub struct Serve {
     pub idle_window: Option<u64>,
     /// Of every namespace, to a device below.
     pub path: Option<PathChoice>,
+    /// The kernel pins the client's memory.
+    pub pin_memory: bool,
 }
 
 impl Serve {
@@ -39,6 +42,7 @@ impl Serve {
             cpus: cpus.to_vec(),
             idle_window: None,
             path: None,
+            pin_memory: false,
         }
     }
 }
@@ -85,6 +89,9 @@ impl Server {
         if !serve.cpus.is_empty() {
             let list: Vec<String> = serve.cpus.iter().map(usize::to_string).collect();
             command.args(["--cpus", &list.join(",")]);
+        }
+        if serve.pin_memory {
+            command.arg("--pin-memory");
         }
         if let Some(micros) = serve.idle_window {
             command.args(["--idle-window", &micros.to_string()]);
@@ -145,6 +152,14 @@ impl Server {
             }
         }
         Ok(mmio as f64 / commands.max(1) as f64)
+    }
+
+    /// How long its threads waited for a CPU so far.
+    pub fn waited(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let each = tasks.into_iter().flatten().flatten();
+        each.map(|task| load::waited(&task.path().join("schedstat").display().to_string()))
+            .sum()
     }
 
     fn log(&self) -> String {

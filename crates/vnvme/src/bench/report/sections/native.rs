@@ -259,6 +259,28 @@ pub fn file(results: &Results) -> Section {
                 &points,
                 "iops",
             );
+            let beside = format!("{rw} beside {medium}");
+            let name = format!("{rw} bare {medium}, the other CPU polling");
+            view.row(&mut table, &name, &beside, &points, "iops", quantity);
+            view.ratio(
+                &mut table,
+                &format!("{rw}: vnvme \u{f7} bare with the other CPU polling"),
+                (&ours, &beside),
+                &points,
+                "iops",
+            );
+            if medium != "tmpfs" {
+                let pinned = format!("{rw} pinned {medium}");
+                let name = format!("{rw} vnvme --pin-memory {medium}");
+                view.row(&mut table, &name, &pinned, &points, "iops", quantity);
+                view.ratio(
+                    &mut table,
+                    &format!("{rw}: vnvme --pin-memory \u{f7} bare"),
+                    (&pinned, &bare),
+                    &points,
+                    "iops",
+                );
+            }
             view.row(
                 &mut table,
                 &format!("{rw} bare, p99"),
