@@ -1,6 +1,7 @@
 //! Clients of every kind on one device, beside each other, each on its own slice, which it verifies: two virtual NVMe
 //! controllers, one of them on the direct path and one that changes between the paths, a vhost-user-blk export, a ublk
-//! disk; and among them a hostile guest. Controllers and the device itself are reset, limits and paths change. In the end
+//! disk; and among them a hostile guest. Controllers and the device itself are reset, the device is suspended and resumed
+//! and grows, limits and paths change. In the end
 //! the whole device is compared, from outside: no byte between the slices has changed, and each holds what its client wrote.
 //!
 //! `VNVME_SOAK_SECONDS` says how long it goes on.
@@ -34,8 +35,8 @@ struct Slice {
     hostile: bool,
 }
 
-/// Slices with a block or a few between them, and the hostile one among them.
-fn slices() -> Vec<Slice> {
+/// Slices with a block or a few between them, and the hostile one among them. The last one may have all the rest up to `end`.
+fn slices(end: Option<u64>) -> Vec<Slice> {
     let mut at = 1 << 20;
     let mut slice = |name, mib: u64, gap: u64, hostile| {
         let bytes = at..at + (mib << 20);
@@ -46,13 +47,17 @@ fn slices() -> Vec<Slice> {
             hostile,
         }
     };
-    vec![
+    let mut slices = vec![
         slice("direct", 8, 512, false),
         slice("hostile", 4, 512, true),
         slice("switching", 8, 4096, false),
         slice("virtio", 8, 1536, false),
         slice("host", 8, 0, false),
-    ]
+    ];
+    if let (Some(end), Some(last)) = (end, slices.last_mut()) {
+        last.bytes.end = end;
+    }
+    slices
 }
 
 fn seconds(default: u64) -> u64 {
@@ -70,9 +75,8 @@ fn between(range: Range<u64>) -> Vec<u8> {
 }
 
 /// Compares all of the device with what its clients left and with what was between them.
-fn compare(file: &Path, image: impl Fn(&str) -> Result<Vec<u8>>) -> Result<()> {
-    let mut device = vec![0; DEVICE as usize];
-    File::open(file)?.read_exact_at(&mut device, 0)?;
+fn compare(file: &Path, slices: &[Slice], images: &HashMap<&str, Vec<u8>>) -> Result<()> {
+    let device = std::fs::read(file)?;
     let same = |what: &str, range: Range<u64>, wanted: &[u8]| -> Result<()> {
         let there = device
             .get(range.start as usize..range.end as usize)
@@ -87,7 +91,7 @@ fn compare(file: &Path, image: impl Fn(&str) -> Result<Vec<u8>>) -> Result<()> {
         Ok(())
     };
     let mut end = 0;
-    for slice in slices() {
+    for slice in slices {
         let gap = end..slice.bytes.start;
         same(
             &format!("before {}", slice.name),
@@ -96,19 +100,24 @@ fn compare(file: &Path, image: impl Fn(&str) -> Result<Vec<u8>>) -> Result<()> {
         )?;
         end = slice.bytes.end;
         if !slice.hostile {
-            same(slice.name, slice.bytes, &image(slice.name)?)?;
+            let image = images.get(slice.name).context("no image")?;
+            same(slice.name, slice.bytes.clone(), image)?;
         }
     }
-    same("after all slices", end..DEVICE, &between(end..DEVICE))
+    let rest = end..device.len() as u64;
+    same("after all slices", rest.clone(), &between(rest))
 }
 
 /// The daemon's configuration, for a device with this URL and sockets in a directory. The export's slice and the host's,
-/// which is a ublk disk or else a controller, have limits that can be set.
+/// which is a ublk disk, or else a controller that has all the rest, have limits that can be set.
 fn config(device: &str, dir: &str, ublk: bool) -> String {
     let mut text = String::new();
-    for slice in slices() {
+    for slice in slices(None) {
         let Range { start, end } = slice.bytes;
-        let url = format!("{device}?offset={start}&length={}", end - start);
+        let mut url = format!("{device}?offset={start}");
+        if ublk || slice.name != "host" {
+            url += &format!("&length={}", end - start);
+        }
         let socket = format!("socket = \"{dir}/{}\"", slice.name);
         text += &match slice.name {
             "virtio" => {
@@ -153,7 +162,12 @@ until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/vir
     0) /tmp/vnvme limits /tmp/ctl --write-iops 200 --read-iops 0 ;;
     esac >/tmp/turn 2>&1 || { cat /tmp/turn /tmp/log; exit 1; }
     [ $((turn % 8)) = 1 ] && /tmp/vnvme limits /tmp/ctl --write-iops 0 >/dev/null
-    [ "$reset" ] && [ $((turn % 10)) = 4 ] && { echo 1 >/sys/bus/pci/devices/$b/reset && echo "reset $turn"; }
+    [ $((turn % 10)) = 4 ] && { echo 1 >/sys/bus/pci/devices/$b/reset; echo "reset $turn"; }
+    [ $((turn % 10)) = 8 ] && {
+        /tmp/vnvme suspend /tmp/ctl nvme >/dev/null; sleep 0.5
+        [ $((turn % 20)) = 8 ] || echo 1 >/sys/bus/pci/devices/$b/reset
+        /tmp/vnvme resume /tmp/ctl nvme >/dev/null; echo "suspended and resumed $turn"
+    }
     [ $turn = 10 ] && {
         kill -9 $first; wait $first || true
         name=hostile client hostile /tmp/hostile $hostile
@@ -190,7 +204,7 @@ fn clients(guest: &Guest, seconds: u64) -> Result<()> {
     let text = run_for(
         guest,
         limit,
-        &format!("b={bdf} seconds={seconds} hostile={hostile} reset=yes\n{TURNS}"),
+        &format!("b={bdf} seconds={seconds} hostile={hostile}\n{TURNS}"),
     )?;
     say(format!(
         "clients: {}",
@@ -233,11 +247,11 @@ fn clients(guest: &Guest, seconds: u64) -> Result<()> {
 }
 
 /// The device's file: zeroes, but between the slices.
-fn device(disks: &Disks) -> Result<PathBuf> {
+fn device(disks: &Disks, slices: &[Slice]) -> Result<PathBuf> {
     let file = disks.sparse("disk.raw", DEVICE >> 20)?;
     let raw = File::options().write(true).open(&file)?;
     let mut end = 0;
-    for slice in slices() {
+    for slice in slices {
         raw.write_all_at(&between(end..slice.bytes.start), end)?;
         end = slice.bytes.end;
     }
@@ -249,20 +263,19 @@ fn device(disks: &Disks) -> Result<PathBuf> {
 fn nobody_touches_what_is_anothers() -> Result<()> {
     let seconds = seconds(25);
     let disks = Disks::new()?;
-    let file = device(&disks)?;
+    let slices = slices(None);
+    let file = device(&disks, &slices)?;
     let programs = [program()?, build("soak", &["-p", "soak"])?];
     let guest = boot_with_device("clients", &file, None, &programs)?;
     clients(&guest, seconds)?;
     say(format!("clients: {}", run(&guest, END)?.trim()));
     let mut images = HashMap::new();
-    for slice in slices().iter().filter(|slice| !slice.hostile) {
+    for slice in slices.iter().filter(|slice| !slice.hostile) {
         let image = guest.pull_file(&format!("/tmp/{}.image", slice.name))?;
         images.insert(slice.name, image);
     }
     guest.poweroff()?;
-    compare(&file, |name| {
-        Ok(images.get(name).context("no image")?.clone())
-    })
+    compare(&file, &slices, &images)
 }
 
 /// A program with its output in a file; it ends with this value.
@@ -305,8 +318,9 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
         return Ok(());
     }
     let seconds = seconds(15);
+    let grown = DEVICE + (2 << 20);
     let disks = Disks::new()?;
-    let file = device(&disks)?;
+    let file = device(&disks, &slices(Some(DEVICE)))?;
     let below = Daemon::builder("clients-below").volume(&file).start()?;
     let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
     let path = |name: &str| dir.path().join(name);
@@ -375,11 +389,11 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
         &[&program, "hostile", &text("hostile"), &time],
         dir.path(),
     )?;
-    let driver = Program::start(
-        "host",
-        &[&program, "nvme", &text("host"), &time, &text("image")],
-        dir.path(),
-    )?;
+    let driver = |time: &str| {
+        let words = [&program, "nvme", &text("host"), time, &text("image")];
+        Program::start("host", &words, dir.path())
+    };
+    let first = driver(&time)?;
     let mut images = std::thread::scope(|scope| -> Result<HashMap<&str, Vec<u8>>> {
         let guests =
             ["direct", "switching", "virtio"].map(|name| (name, scope.spawn(move || load(name))));
@@ -387,14 +401,21 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
         while guests.iter().any(|(_, guest)| !guest.is_finished()) {
             let ctl = text("ctl");
             turn += 1;
-            match turn % 4 {
+            match turn % 6 {
                 1 => control(&["path", &ctl, "generic", "--socket", "switching"])?,
                 2 => control(&["limits", &ctl, "--iops", "400"])?,
-                3 => control(&["path", &ctl, "direct", "--socket", "switching"])?,
+                3 => control(&["suspend", &ctl, "vfio-user"])?,
+                4 => control(&["resume", &ctl, "vfio-user"])?,
+                5 => control(&["path", &ctl, "direct", "--socket", "switching"])?,
                 _ => control(&["limits", &ctl, "--iops", "0"])?,
+            }
+            if turn == 20 {
+                // The device grows under all of them, and the last slice with it.
+                File::options().write(true).open(&file)?.set_len(grown)?;
             }
             std::thread::sleep(Duration::from_millis(700));
         }
+        control(&["resume", &text("ctl"), "vfio-user"])?;
         let images = guests.map(|(name, guest)| -> Result<_> {
             let image = guest.join().map_err(|_| anyhow!("a thread panicked"))?;
             Ok((name, image.with_context(|| name.to_string())?))
@@ -403,11 +424,10 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
     })?;
     let limit = Duration::from_secs(120);
     hostile.finish(limit)?;
-    driver.finish(limit)?;
+    first.finish(limit)?;
+    driver("2")?.finish(limit)?;
     images.insert("host", std::fs::read(path("image"))?);
     above.terminate()?;
     below.terminate()?;
-    compare(&file, |name| {
-        Ok(images.get(name).context("no image")?.clone())
-    })
+    compare(&file, &slices(Some(grown)), &images)
 }
