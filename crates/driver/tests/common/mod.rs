@@ -1,10 +1,14 @@
 //! What the driver's tests share: controllers in this process, a disk that remembers, numbers that look random.
 #![allow(dead_code)]
 
+pub mod random;
+
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::in_process::{self, Host, InProcess};
 use driver::transport::Transport;
 use driver::{Completion, Device, DmaBuffer, Op, Options, QueuePair, Request};
+#[allow(unused_imports)]
+pub use random::Random;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,21 +16,6 @@ use volume::{Io, IoOptions, MemVolume, Volume};
 
 /// No test waits longer for anything.
 pub const LIMIT: Duration = Duration::from_secs(120);
-
-/// Marsaglia's xorshift64: the same numbers in every run.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 pub fn namespace(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfig {
     NamespaceConfig {

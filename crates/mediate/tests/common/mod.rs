@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 pub mod model;
+#[path = "../../../driver/tests/common/random.rs"]
+pub mod random;
 
 use dma::{DmaMap, Memory, Prot};
 use driver::iova::Registration;
@@ -10,6 +12,8 @@ use mediate::{DirectOptions, DirectQueue, Slice};
 use model::Model;
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode, Status};
+#[allow(unused_imports)]
+pub use random::Random;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,24 +23,6 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub const PAGE: u64 = 4096;
 /// Where a guest's memory starts, as it sees it. The same for all guests.
 pub const BASE: u64 = 0x10_0000;
-
-/// Marsaglia's xorshift64: the same numbers in every run.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
 
 /// A guest: its memory, its map, its way to the device.
 pub struct Guest {
