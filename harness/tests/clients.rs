@@ -3,6 +3,7 @@
 //! disk; and among them a hostile guest. Controllers and the device itself are reset, the device is suspended and resumed
 //! and grows, limits and paths change. In the end
 //! the whole device is compared, from outside: no byte between the slices has changed, and each holds what its client wrote.
+//! (The end of the slice off by a few blocks in `mediate::Slice::lba` is found by the comparison, broken on purpose.)
 //!
 //! `VNVME_SOAK_SECONDS` says how long it goes on.
 
@@ -401,21 +402,23 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
         while guests.iter().any(|(_, guest)| !guest.is_finished()) {
             let ctl = text("ctl");
             turn += 1;
-            match turn % 6 {
+            match turn % 5 {
                 1 => control(&["path", &ctl, "generic", "--socket", "switching"])?,
                 2 => control(&["limits", &ctl, "--iops", "400"])?,
-                3 => control(&["suspend", &ctl, "vfio-user"])?,
-                4 => control(&["resume", &ctl, "vfio-user"])?,
-                5 => control(&["path", &ctl, "direct", "--socket", "switching"])?,
+                3 => {
+                    control(&["suspend", &ctl, "vfio-user"])?;
+                    std::thread::sleep(Duration::from_millis(300));
+                    control(&["resume", &ctl, "vfio-user"])?;
+                }
+                4 => control(&["path", &ctl, "direct", "--socket", "switching"])?,
                 _ => control(&["limits", &ctl, "--iops", "0"])?,
             }
-            if turn == 20 {
+            if turn == 15 {
                 // The device grows under all of them, and the last slice with it.
                 File::options().write(true).open(&file)?.set_len(grown)?;
             }
             std::thread::sleep(Duration::from_millis(700));
         }
-        control(&["resume", &text("ctl"), "vfio-user"])?;
         let images = guests.map(|(name, guest)| -> Result<_> {
             let image = guest.join().map_err(|_| anyhow!("a thread panicked"))?;
             Ok((name, image.with_context(|| name.to_string())?))
