@@ -44,8 +44,9 @@ bench: tools-build
 	$(CARGO) run --quiet --release -p vnvme -- bench --suite all --output $(BENCH) >/dev/null || status=1; \
 	$(CARGO) run --quiet --release -p harness --bin bench -- $(BENCH)/guest.json || status=1; \
 	$(CARGO) run --quiet --release -p harness --bin bench_driver -- $(BENCH)/driver.json || status=1; \
+	$(CARGO) run --quiet --release -p harness --bin bench_mediate -- $(BENCH)/mediate_guest.json || status=1; \
 	$(CARGO) run --quiet --release -p vnvme -- bench --report --output $(BENCH) \
-		$(foreach suite,guest driver,--add $(BENCH)/$(suite).json) || status=1; \
+		$(foreach suite,guest driver mediate_guest,--add $(BENCH)/$(suite).json) || status=1; \
 	exit $$status
 
 # What compiling needs: a linker.

@@ -5,7 +5,6 @@
 //! while there is work. Either way the controller itself is reached with [`InProcess::with`].
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -22,11 +21,17 @@ use crate::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, Tran
 /// Rounds without work after which a controller's thread looks for messages, and then rests.
 const RESTLESS: u32 = 4096;
 
+/// Steps between two looks at the clock, as a worker does it.
+const STEPS_PER_CLOCK: u32 = 16;
+
 /// A controller and the ring of its volumes, in the hands of one thread.
 pub struct Host {
     controller: Controller,
     io: Io,
     completions: Vec<volume::Completion>,
+    /// As of the last look at the clock.
+    now: Instant,
+    steps: u32,
 }
 
 impl Host {
@@ -36,6 +41,8 @@ impl Host {
             controller,
             io,
             completions: Vec::new(),
+            now: Instant::now(),
+            steps: 0,
         }
     }
 
@@ -51,7 +58,11 @@ impl Host {
 
     /// One round: fetch, execute, complete. Whether there was anything to do.
     pub fn step(&mut self) -> bool {
-        let mut worked = self.controller.poll(Instant::now());
+        if self.steps.is_multiple_of(STEPS_PER_CLOCK) {
+            self.now = Instant::now();
+        }
+        self.steps = self.steps.wrapping_add(1);
+        let mut worked = self.controller.poll(self.now);
         self.io.flush();
         let completions = &mut self.completions;
         self.io.poll(&mut |completion| completions.push(completion));
@@ -80,7 +91,8 @@ impl Host {
 type Job = Box<dyn FnOnce(&mut Host) + Send>;
 
 thread_local! {
-    static HOSTS: RefCell<HashMap<u64, Host>> = RefCell::default();
+    /// By their numbers. One, mostly: looking for it is a part of every step.
+    static HOSTS: RefCell<Vec<(u64, Host)>> = const { RefCell::new(Vec::new()) };
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -115,7 +127,7 @@ pub fn local(host: Host) -> Arc<InProcess> {
         vectors: host.controller.vectors(),
         place: Place::Here(key),
     };
-    HOSTS.with_borrow_mut(|hosts| hosts.insert(key, host));
+    HOSTS.with_borrow_mut(|hosts| hosts.push((key, host)));
     Arc::new(made)
 }
 
@@ -259,8 +271,14 @@ impl InProcess {
     }
 }
 
+#[inline]
+fn find(hosts: &mut [(u64, Host)], key: u64) -> Option<&mut Host> {
+    let found = hosts.iter_mut().find(|(of, _)| *of == key);
+    found.map(|(_, host)| host)
+}
+
 fn here<R>(key: u64, act: impl FnOnce(&mut Host) -> R) -> Result<R, TransportError> {
-    HOSTS.with_borrow_mut(|hosts| match hosts.get_mut(&key) {
+    HOSTS.with_borrow_mut(|hosts| match find(hosts, key) {
         Some(host) => Ok(act(host)),
         None => {
             let why = "the controller lives in another thread";
@@ -287,7 +305,13 @@ impl Drop for InProcess {
         match &mut self.place {
             Place::Here(key) => {
                 // When thread-locals are gone already, so is the controller.
-                let _ = HOSTS.try_with(|hosts| hosts.borrow_mut().remove(key));
+                let _ = HOSTS.try_with(|hosts| {
+                    let mut hosts = hosts.borrow_mut();
+                    let at = hosts.iter().position(|(of, _)| of == key);
+                    let host = at.map(|at| hosts.swap_remove(at));
+                    drop(hosts);
+                    drop(host);
+                });
             }
             Place::Thread { jobs, thread } => {
                 *jobs.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
@@ -430,7 +454,7 @@ impl Transport for InProcess {
     fn pause(&self) {
         match &self.place {
             Place::Here(key) => HOSTS.with_borrow_mut(|hosts| {
-                if let Some(host) = hosts.get_mut(key) {
+                if let Some(host) = find(hosts, *key) {
                     host.step();
                 }
             }),

@@ -64,7 +64,7 @@ pub(crate) struct Parked {
 }
 
 /// The status that a guest is told.
-#[inline]
+#[cold]
 pub(crate) fn status_of(result: Result<(), CommandError>) -> Status {
     match result {
         Ok(()) => Status::SUCCESS,

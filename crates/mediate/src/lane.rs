@@ -473,10 +473,15 @@ impl Lane {
                 start = Some(probes::cycles());
             }
             let index = user_data as u16;
-            let status = status_of(result);
-            if result == Err(CommandError::Gone) {
-                over.push((index, status, dw0));
-            } else if let Some((owner, done)) = flight.part_over(index, status, dw0, false) {
+            let status = match result {
+                Ok(()) => Status::SUCCESS,
+                Err(CommandError::Gone) => {
+                    over.push((index, status_of(result), dw0));
+                    return;
+                }
+                Err(_) => status_of(result),
+            };
+            if let Some((owner, done)) = flight.part_over(index, status, dw0, false) {
                 flight.deliver(owner, done, client, out);
             }
         });

@@ -214,9 +214,10 @@ impl DirectQueue {
         if count == 0 {
             return 0;
         }
-        for over in self.done.drain(..) {
+        for over in &self.done {
             done(over.token, over.status, over.dw0);
         }
+        self.done.clear();
         if let Some(start) = start {
             let each = QueueStats::since(start) / count as u64;
             self.stats.complete.record_many(each, count as u64);

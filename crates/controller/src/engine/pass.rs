@@ -86,10 +86,7 @@ impl Engine {
 
     /// A command that a device took is over. Stale tags are ignored.
     fn passed_over(&mut self, tag: u64, status: Status, result: u32) {
-        let Some(index) = self.slots.of_tag(tag) else {
-            return;
-        };
-        let Some(slot) = self.slots.get(index) else {
+        let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
         };
         if slot.status.is_success() {

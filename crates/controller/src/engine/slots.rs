@@ -213,6 +213,15 @@ impl Slots {
             .then_some(index)
     }
 
+    /// The same, with what is in it.
+    #[inline]
+    pub fn tagged(&mut self, tag: u64) -> Option<(u16, &mut Slot)> {
+        let (owner, index) = (self.owner, tag as u16);
+        let slot = self.slots.get_mut(usize::from(index))?;
+        let same = slot.used && slot.seq == (tag >> 16) as u16 && owner == (tag >> 48) as u16;
+        same.then_some((index, slot))
+    }
+
     pub fn find(&self, sqid: u16, cid: u16) -> Option<u16> {
         let same = |s: &Slot| s.used && !s.orphan && s.sqid == sqid && s.cid == cid;
         self.slots.iter().position(same).map(|i| i as u16)

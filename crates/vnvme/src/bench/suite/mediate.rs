@@ -70,9 +70,16 @@ fn cycles(counters: &[ControllerCounters]) -> [(&'static str, Option<f64>); 3] {
 
 /// One of the ways, ready to be loaded. While others are loaded its process stands still.
 struct Way {
-    served: Server,
     target: DeviceTarget,
+    served: Server,
     case: String,
+}
+
+impl Drop for Way {
+    /// The device is let go of by messages.
+    fn drop(&mut self) {
+        let _ = self.served.stand_still(false);
+    }
 }
 
 impl Way {
