@@ -2,8 +2,8 @@
 //! underneath; our driver on such a controller alone, and as the client of our daemon that mediates it, direct and generic.
 //! Data is verified on a controller with a disk, figures are of one with a null device.
 //!
-//! The two processors of the guest, of which the daemon and its client poll one each, and the thread of QEMU's that is the
-//! device share what the machine has: with two processors the device pays for the polling.
+//! The guest's two processors and the thread of QEMU's that is the device share what the machine has. So the client waits
+//! for interrupts, where it would poll on a machine with processors enough; with two, figures are of who runs when.
 
 use std::fs;
 use std::path::{Path, PathBuf};
