@@ -305,6 +305,16 @@ fn make_room(
     room
 }
 
+impl Sq {
+    /// The entry at the head, of which this is a copy, is fetched alone and takes the general way.
+    #[inline]
+    fn fetch_general(&mut self, command: Command) -> (u32, Next) {
+        self.advance_head();
+        self.outstanding += 1;
+        (1, Next::General(command))
+    }
+}
+
 impl Engine {
     /// Fetches up to `limit` entries of an I/O queue and starts them, as long as they are plain. Returns how many were
     /// fetched, the one in [`Next`] included.
@@ -332,14 +342,10 @@ impl Engine {
         // Commands that an Abort waits for have their names compared, over there; and there completions are kept that find
         // no room.
         let room = make_room(self.id, cq, cqid, &self.doorbells, &mut self.events);
-        if !sq.abort_on_fetch.is_empty() || sq.deleting || room == 0 || cq.memory.ring().is_none() {
+        let short = sq.abort_on_fetch.is_empty() && !sq.deleting && room > 0;
+        let Some(cq_ring) = cq.memory.ring().filter(|_| short) else {
             let command: Command = zerocopy::transmute!(ring.load64(sq.head));
-            sq.advance_head();
-            sq.outstanding += 1;
-            return (1, Next::General(command));
-        }
-        let Some(cq_ring) = cq.memory.ring() else {
-            return (0, Next::Idle);
+            return sq.fetch_general(command);
         };
         let places = cq_ring.cqe_run(cq.tail, pending.min(room));
         // Copied once, all of them before the first is looked at: they come from another core's cache, and come together.
@@ -361,10 +367,7 @@ impl Engine {
             Some((index, ns))
         });
         let Some((index, ns)) = ns else {
-            let command = *first;
-            sq.advance_head();
-            sq.outstanding += 1;
-            return (1, Next::General(command));
+            return sq.fetch_general(*first);
         };
         let immediate = ns.immediate;
         let mut batch = Batch {
@@ -383,20 +386,15 @@ impl Engine {
         let (fetched, next) = if batch.ns.passthrough.is_some()
             && let Some(room) = batch.begin_passing()
         {
-            let passed = batch.pass(&mut self.slots, room);
-            if self.busy_since.is_none() && self.slots.in_use() > 0 {
-                self.busy_since = Some(self.now);
-            }
-            passed
+            batch.pass(&mut self.slots, room)
         } else if immediate {
             batch.answer(sq, &places, cq.phase, &mut tally)
         } else {
-            let started = batch.start(&mut self.slots);
-            if self.busy_since.is_none() && self.slots.in_use() > 0 {
-                self.busy_since = Some(self.now);
-            }
-            started
+            batch.start(&mut self.slots)
         };
+        if self.busy_since.is_none() && self.slots.in_use() > 0 {
+            self.busy_since = Some(self.now);
+        }
         sq.head = sq.ahead(fetched);
         sq.outstanding += fetched - tally.posted;
         if tally.posted > 0 {
