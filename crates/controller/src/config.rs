@@ -41,6 +41,8 @@ pub struct ControllerConfig {
     pub max_namespaces: u32,
     /// Commands in flight in volumes, over all queues.
     pub max_in_flight: u16,
+    /// Workers that its queues may live on, its own included; see [`Controller::branch`](crate::Controller::branch).
+    pub workers: u16,
     /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
     pub reset_timeout: Duration,
 }
@@ -62,6 +64,7 @@ impl Default for ControllerConfig {
             write_cache: true,
             max_namespaces: 0,
             max_in_flight: 512,
+            workers: 1,
             reset_timeout: Duration::from_secs(30),
         }
     }

@@ -4,6 +4,7 @@
 //! MSI-X table itself is the VMM's; a vector without a sink collects its interrupt in the pending bit array.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The receiving end of an interrupt. `signal` must neither block nor fail visibly: it is called on the data path.
 pub trait IrqSink: Send + Sync {
@@ -14,7 +15,39 @@ pub trait IrqSink: Send + Sync {
 #[derive(Default)]
 struct Vector {
     sink: Option<Arc<dyn IrqSink>>,
-    pending: bool,
+}
+
+/// The pending bit array, of all engines of a controller. A bit is set only where a vector has no receiver.
+#[derive(Default)]
+pub struct Pending([AtomicU64; 2]);
+
+impl Pending {
+    fn word(&self, vector: u16) -> Option<(&AtomicU64, u64)> {
+        let word = self.0.get(usize::from(vector / 64))?;
+        Some((word, 1 << (vector % 64)))
+    }
+
+    fn set(&self, vector: u16) {
+        if let Some((word, bit)) = self.word(vector) {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    fn take(&self, vector: u16) -> bool {
+        self.word(vector)
+            .is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Relaxed) & bit != 0)
+    }
+
+    fn get(&self, vector: usize) -> bool {
+        let found = u16::try_from(vector).ok().and_then(|v| self.word(v));
+        found.is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn clear(&self) {
+        for word in &self.0 {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The pin: a level that the host sees as edges, masked after each until the VMM unmasks it (VFIO's automasked INTx).
@@ -30,6 +63,7 @@ struct Pin {
 /// The controller's interrupts, in their owner thread's hands.
 pub struct Irqs {
     vectors: Vec<Vector>,
+    pending: Arc<Pending>,
     /// Vectors that have a receiver.
     receivers: u16,
     pin: Pin,
@@ -41,14 +75,21 @@ pub struct Irqs {
 
 impl Irqs {
     /// `vectors` MSI-X vectors, none of which has a receiver yet.
-    pub fn new(vectors: u16) -> Self {
+    pub fn new(vectors: u16, pending: Arc<Pending>) -> Self {
         Irqs {
+            pending,
             vectors: (0..vectors).map(|_| Vector::default()).collect(),
             receivers: 0,
             pin: Pin::default(),
             intms: 0,
             delivered: 0,
         }
+    }
+
+    /// The receivers of the vectors that have one.
+    pub fn sinks(&self) -> impl Iterator<Item = (u16, Arc<dyn IrqSink>)> {
+        let sink = |(v, vector): (usize, &Vector)| Some((v as u16, vector.sink.clone()?));
+        self.vectors.iter().enumerate().filter_map(sink)
     }
 
     /// Number of MSI-X vectors.
@@ -64,7 +105,7 @@ impl Irqs {
             self.receivers += u16::from(sink.is_some());
             v.sink = sink;
             if let Some(sink) = &v.sink
-                && std::mem::take(&mut v.pending)
+                && self.pending.take(vector)
             {
                 sink.signal();
                 self.delivered += 1;
@@ -92,7 +133,7 @@ impl Irqs {
                     sink.signal();
                     self.delivered += 1;
                 }
-                None => v.pending = true,
+                None => self.pending.set(vector),
             }
         }
     }
@@ -157,21 +198,14 @@ impl Irqs {
         for (i, byte) in data.iter_mut().enumerate() {
             let first = offset.saturating_add(i).saturating_mul(8);
             *byte = (0..8)
-                .filter(|bit| {
-                    first
-                        .checked_add(*bit)
-                        .and_then(|v| self.vectors.get(v))
-                        .is_some_and(|v| v.pending)
-                })
+                .filter(|bit| first.checked_add(*bit).is_some_and(|v| self.pending.get(v)))
                 .fold(0, |acc, bit| acc | 1 << bit);
         }
     }
 
     /// A controller-level reset: nothing is pending, the mask is clear, the pin is low. Receivers are the VMM's and stay.
     pub fn reset(&mut self) {
-        for v in &mut self.vectors {
-            v.pending = false;
-        }
+        self.pending.clear();
         self.intms = 0;
         self.pin.level = false;
     }
@@ -181,6 +215,7 @@ impl Irqs {
         for v in &mut self.vectors {
             *v = Vector::default();
         }
+        self.pending.clear();
         self.receivers = 0;
         self.pin = Pin::default();
     }
@@ -206,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_vector_without_receiver_is_pending_until_it_has_one() {
-        let mut irqs = Irqs::new(10);
+        let mut irqs = Irqs::new(10, Arc::default());
         irqs.trigger(9);
         irqs.trigger(9);
         let mut pba = [0; 3];
@@ -225,7 +260,7 @@ mod tests {
 
     #[test]
     fn the_pin_fires_again_after_unmask_while_it_is_high() {
-        let mut irqs = Irqs::new(2);
+        let mut irqs = Irqs::new(2, Arc::default());
         let sink = Arc::new(Count::default());
         irqs.set_pin(Some(sink.clone()));
         assert!(irqs.pin_based());

@@ -6,10 +6,13 @@
 //! touches memory or devices itself: that is `dma`'s and `volume`'s.
 //!
 //! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data half (queues and
-//! commands in flight: `engine`) by few calls and by events.
+//! commands in flight: `engine`) by few calls and by events. Some of the queues may live on other workers: each of those
+//! has a [`Branch`], a data half of its own, which the control half talks to by messages (`branch`).
 #![forbid(unsafe_code)]
 
 mod admin;
+mod bell;
+mod branch;
 mod config;
 mod controller;
 mod engine;
@@ -18,6 +21,8 @@ mod passthrough;
 pub mod pci;
 mod stats;
 
+pub use bell::Bell;
+pub use branch::{Branch, BranchSeed};
 pub use config::{
     ConfigError, ControllerConfig, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
 };
@@ -25,4 +30,4 @@ pub use controller::Controller;
 pub use engine::tag_owner;
 pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};
-pub use stats::{ControllerStats, Counter, QueueStats};
+pub use stats::{ControllerStats, Counter, IoStats, QueueStats};

@@ -681,8 +681,8 @@ fn smart_counts_truly() {
     let log = smart(&mut h);
     assert_eq!((log.hrc.get(), log.hwc.get()), (4, 1));
     assert_eq!((log.dur.get(), log.duw.get()), (1, 1));
-    assert_eq!(h.c.stats().bytes_read.get(), 5 * 4096);
-    assert_eq!(h.c.stats().bytes_written.get(), 4096);
+    assert_eq!(h.c.stats().bytes_read(), 5 * 4096);
+    assert_eq!(h.c.stats().bytes_written(), 4096);
     assert_eq!(
         (
             log.mdie.get(),

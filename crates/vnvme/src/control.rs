@@ -196,10 +196,10 @@ impl ControllerCounters {
         };
         ControllerCounters {
             socket: socket.to_owned(),
-            host_reads: stats.host_reads.get(),
-            host_writes: stats.host_writes.get(),
-            bytes_read: stats.bytes_read.get(),
-            bytes_written: stats.bytes_written.get(),
+            host_reads: stats.host_reads(),
+            host_writes: stats.host_writes(),
+            bytes_read: stats.bytes_read(),
+            bytes_written: stats.bytes_written(),
             errors: stats.error_log_entries.get(),
             resets: stats.resets.get(),
             queues: stats
@@ -472,7 +472,7 @@ mod tests {
     #[test]
     fn answers_stats_and_explains_the_rest() {
         let registry = Registry::default();
-        let stats = Arc::new(ControllerStats::new(2));
+        let stats = Arc::new(ControllerStats::new(2, 1));
         registry.enter(Path::new("/tmp/vm0.sock"), stats.clone());
         if let Some(queue) = stats.queues.get(1) {
             queue.commands.add(7);

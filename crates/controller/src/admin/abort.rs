@@ -39,7 +39,12 @@ impl Controller {
             }
             return Ok(Outcome::Done(not_aborted(!aborted)));
         }
-        match self.engine.abort(target.sqid(), target.cid()) {
+        let outcome = if self.spread.abort(target.sqid(), target.cid()) {
+            AbortOutcome::Pending
+        } else {
+            self.engine.abort(target.sqid(), target.cid())
+        };
+        match outcome {
             AbortOutcome::NotFound => Ok(Outcome::Done(not_aborted(true))),
             AbortOutcome::Pending => {
                 let target = (target.sqid(), target.cid());
@@ -54,11 +59,19 @@ impl Controller {
 
     /// A command that Abort commands wait for is over.
     pub(crate) fn abort_done(&mut self, sqid: u16, cid: u16, aborted: bool) {
+        self.answer_aborts((sqid, cid), not_aborted(!aborted));
+    }
+
+    /// There was no such command on the worker that was asked.
+    pub(crate) fn abort_missed(&mut self, sqid: u16, cid: u16) {
+        self.answer_aborts((sqid, cid), not_aborted(true));
+    }
+
+    fn answer_aborts(&mut self, target: (u16, u16), dw0: u32) {
         let waiting = std::mem::take(&mut self.admin.aborts.0);
         for wait in waiting {
-            if wait.target == (sqid, cid) {
-                self.engine
-                    .finish(0, wait.cid, Status::SUCCESS, not_aborted(!aborted));
+            if wait.target == target {
+                self.engine.finish(0, wait.cid, Status::SUCCESS, dw0);
             } else {
                 self.admin.aborts.0.push(wait);
             }

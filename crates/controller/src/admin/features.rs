@@ -265,14 +265,14 @@ impl Controller {
                 // From now on the host does not flush: what it wrote so far must not be lost either. New writes are
                 // durable by themselves already, those in flight end before the flush begins.
                 if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
-                    self.admin.features.apply(&mut self.engine);
+                    self.apply_features();
                     self.admin.cache_flushes.push(command.cid.get());
-                    self.engine.flush_all();
+                    self.flush_everywhere();
                     return Ok(Outcome::Later);
                 }
             }
             Fid::NUMBER_OF_QUEUES => {
-                if self.engine.any_io_queue() {
+                if self.engine.any_io_queue() || self.spread.any_queue() {
                     return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
                 }
                 if cdw11 & 0xffff == 0xffff || cdw11 >> 16 == 0xffff {
@@ -322,7 +322,7 @@ impl Controller {
             }
             _ => {}
         }
-        self.admin.features.apply(&mut self.engine);
+        self.apply_features();
         Ok(Outcome::Done(result))
     }
 

@@ -127,12 +127,12 @@ impl Controller {
         smart.ctemp = TEMPERATURE.into();
         smart.avsp = 100;
         smart.avspt = 10;
-        smart.dur = data_units(stats.bytes_read.get().into()).into();
-        smart.duw = data_units(stats.bytes_written.get().into()).into();
-        smart.hrc = u128::from(stats.host_reads.get()).into();
-        smart.hwc = u128::from(stats.host_writes.get()).into();
+        smart.dur = data_units(stats.bytes_read().into()).into();
+        smart.duw = data_units(stats.bytes_written().into()).into();
+        smart.hrc = u128::from(stats.host_reads()).into();
+        smart.hwc = u128::from(stats.host_writes()).into();
         // In minutes, as the next in hours.
-        smart.cbt = u128::from(stats.busy_ns.get() / 60_000_000_000).into();
+        smart.cbt = u128::from(stats.busy_ns() / 60_000_000_000).into();
         smart.poh = u128::from(self.admin.logs.powered_on.elapsed().as_secs() / 3600).into();
         smart.pwrc = u128::from(stats.power_cycles.get()).into();
         smart.upl = u128::from(stats.unsafe_shutdowns.get()).into();

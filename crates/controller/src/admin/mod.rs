@@ -11,7 +11,6 @@ mod resize;
 
 use crate::config::ControllerConfig;
 use crate::controller::Controller;
-use crate::engine::Engine;
 use abort::Aborts;
 use dma::{Access, SegmentList};
 use events::AsyncEvents;
@@ -68,14 +67,13 @@ impl Admin {
     }
 
     /// A controller-level reset: parked commands are gone, features are back at their defaults; logs stay.
-    pub fn reset(&mut self, config: &ControllerConfig, engine: &mut Engine) {
+    pub fn reset(&mut self, config: &ControllerConfig) {
         self.features = Features::new(config);
         self.events = AsyncEvents::default();
         self.aborts = Aborts::default();
         self.keep_alive = KeepAlive::default();
         self.deletions.clear();
         self.cache_flushes.clear();
-        self.features.apply(engine);
     }
 }
 

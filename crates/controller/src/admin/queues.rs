@@ -10,6 +10,14 @@ const INVALID_QID: Status = Status::INVALID_QUEUE_IDENTIFIER.with_dnr(true);
 const INVALID_SIZE: Status = Status::INVALID_QUEUE_SIZE.with_dnr(true);
 
 impl Controller {
+    fn cq_exists(&self, qid: u16) -> bool {
+        self.engine.cq_exists(qid) || self.spread.cq_exists(qid)
+    }
+
+    fn sq_exists(&self, qid: u16) -> bool {
+        self.engine.sq_exists(qid) || self.spread.sq_exists(qid)
+    }
+
     /// Checks what both kinds of queue have in common.
     fn check_queue(
         &self,
@@ -40,7 +48,7 @@ impl Controller {
     pub(super) fn create_io_cq(&mut self, command: &Command) -> AdminResult {
         let cdw11 = CreateCqCdw11::from_bits(command.cdw11.get());
         let qid = CreateQueueCdw10::from_bits(command.cdw10.get()).qid();
-        let exists = self.engine.cq_exists(qid);
+        let exists = self.cq_exists(qid);
         let (qid, size) = self.check_queue(command, exists, cdw11.pc())?;
         if self.cc.iocqes() != Completion::SIZE_LOG2 {
             return Err(INVALID_SIZE);
@@ -59,19 +67,19 @@ impl Controller {
     pub(super) fn create_io_sq(&mut self, command: &Command) -> AdminResult {
         let cdw11 = CreateSqCdw11::from_bits(command.cdw11.get());
         let qid = CreateQueueCdw10::from_bits(command.cdw10.get()).qid();
-        let exists = self.engine.sq_exists(qid);
+        let exists = self.sq_exists(qid);
         let (qid, size) = self.check_queue(command, exists, cdw11.pc())?;
         let cqid = cdw11.cqid();
         if cqid == 0 || cqid > self.config.io_queues {
             return Err(INVALID_QID);
         }
-        if !self.engine.cq_exists(cqid) {
+        if !self.cq_exists(cqid) {
             return Err(Status::COMPLETION_QUEUE_INVALID.with_dnr(true));
         }
         if self.cc.iosqes() != Command::SIZE_LOG2 {
             return Err(INVALID_SIZE);
         }
-        if !self.engine.create_sq(qid, cqid, command.prp1(), size) {
+        if !self.create_sq(qid, cqid, command.prp1(), size) {
             return Err(Status::DATA_TRANSFER_ERROR);
         }
         tracing::debug!(qid, cqid, size, "submission queue created");
@@ -80,24 +88,28 @@ impl Controller {
 
     pub(super) fn delete_io_cq(&mut self, command: &Command) -> AdminResult {
         let qid = DeleteQueueCdw10::from_bits(command.cdw10.get()).qid();
-        if qid == 0 || !self.engine.cq_exists(qid) {
+        if qid == 0 || !self.cq_exists(qid) {
             return Err(INVALID_QID);
         }
-        if self.engine.cq_in_use(qid) {
+        if self.engine.cq_in_use(qid) || self.spread.cq_in_use(qid) {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
         }
-        self.engine.delete_cq(qid);
+        if !self.spread.delete_cq(qid) {
+            self.engine.delete_cq(qid);
+        }
         Ok(Outcome::Done(0))
     }
 
     pub(super) fn delete_io_sq(&mut self, command: &Command) -> AdminResult {
         let qid = DeleteQueueCdw10::from_bits(command.cdw10.get()).qid();
         let deleting = self.admin.deletions.iter().any(|&(q, _)| q == qid);
-        if qid == 0 || deleting || !self.engine.sq_exists(qid) {
+        if qid == 0 || deleting || !self.sq_exists(qid) {
             return Err(INVALID_QID);
         }
         self.admin.deletions.push((qid, command.cid.get()));
-        self.engine.delete_sq(qid);
+        if !self.spread.delete_sq(qid) {
+            self.engine.delete_sq(qid);
+        }
         Ok(Outcome::Later)
     }
 
@@ -115,10 +127,13 @@ impl Controller {
         if shadow % page != 0 || eventidx % page != 0 {
             return Err(INVALID_FIELD);
         }
-        if !self.engine.configure_shadow(shadow, eventidx) {
-            return Err(INVALID_FIELD);
-        }
+        let done = self.configure_shadow(command.cid.get(), shadow, eventidx);
+        let done = done.ok_or(INVALID_FIELD)?;
         tracing::debug!(shadow, eventidx, "shadow doorbells configured");
-        Ok(Outcome::Done(0))
+        Ok(if done {
+            Outcome::Done(0)
+        } else {
+            Outcome::Later
+        })
     }
 }

@@ -3,6 +3,7 @@
 //! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`], each round.
 
 use super::{Controller, MPSMAX};
+use crate::branch::Order;
 use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 
 /// What the controller is in the middle of.
@@ -62,7 +63,8 @@ impl Controller {
             && self.aqa.acqs_z() > 0
             && self.asq.is_multiple_of(page)
             && self.acq.is_multiple_of(page);
-        self.engine.page_size = page;
+        self.engine.enable(page);
+        self.spread.tell_all(|| Order::Enable { page_size: page });
         let (asqs, acqs) = (
             u32::from(self.aqa.asqs_z()) + 1,
             u32::from(self.aqa.acqs_z()) + 1,
@@ -106,10 +108,15 @@ impl Controller {
         }
     }
 
+    fn stop_fetching(&mut self) {
+        self.engine.stop_fetching();
+        self.spread.tell_all(|| Order::StopFetching);
+    }
+
     fn fail(&mut self) {
         self.state = State::Failed;
         self.csts.set_cfs(true);
-        self.engine.stop_fetching();
+        self.stop_fetching();
     }
 
     /// Something from which only a reset helps (CSTS.CFS).
@@ -135,8 +142,10 @@ impl Controller {
 
     fn begin_reset(&mut self) {
         self.engine.stop();
+        self.spread.stop();
         self.engine.stats.resets.add(1);
-        self.admin.reset(&self.config, &mut self.engine);
+        self.admin.reset(&self.config);
+        self.apply_features();
         self.shutdown = Shutdown::No;
         self.state = State::Resetting;
         self.progress();
@@ -171,8 +180,8 @@ impl Controller {
         self.csts.set_shst(Shst::OCCURRING);
         // A host that shuts down falls silent.
         self.admin.keep_alive.stop();
-        self.engine.stop_fetching();
-        self.engine.flush_all();
+        self.stop_fetching();
+        self.flush_everywhere();
         self.progress();
     }
 
@@ -186,9 +195,11 @@ impl Controller {
 
     /// Goes on with a reset that waits for commands in flight.
     pub(super) fn progress(&mut self) -> bool {
-        if self.state != State::Resetting || !self.engine.drained() {
+        if self.state != State::Resetting || !self.engine.drained() || !self.spread.stopped() {
             return false;
         }
+        self.engine.clear();
+        self.spread.reset_over();
         self.csts = Csts::new()
             .with_nssro(self.csts.nssro())
             .with_shst(match self.shutdown {

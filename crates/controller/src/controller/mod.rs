@@ -2,8 +2,10 @@
 
 mod lifecycle;
 mod registers;
+mod spread;
 
 use crate::admin::Admin;
+use crate::branch::Order;
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
 use crate::engine::{Engine, EngineConfig, Event, Namespace};
 use crate::irq::IrqSink;
@@ -13,6 +15,7 @@ use crate::stats::ControllerStats;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
+use spread::Spread;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,6 +33,7 @@ pub struct Controller {
     pub(crate) pci: ConfigSpace,
     pub(crate) engine: Engine,
     pub(crate) admin: Admin,
+    pub(crate) spread: Spread,
     state: State,
     shutdown: Shutdown,
     cap: Cap,
@@ -56,6 +60,7 @@ impl Controller {
         config.check()?;
         let mut seen = BTreeSet::new();
         let mut opened = Vec::new();
+        let configured = namespaces.clone();
         for ns in namespaces {
             if !seen.insert(ns.nsid) {
                 return Err(ConfigError::DuplicateNamespace(ns.nsid));
@@ -66,18 +71,19 @@ impl Controller {
         config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
         let vectors = config.io_queues + 1;
         let page = Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?);
-        let engine = Engine::new(
-            EngineConfig {
-                id,
-                io_queues: config.io_queues,
-                vectors,
-                max_in_flight: config.max_in_flight,
-                max_transfer: 4096 << config.mdts,
-                max_namespaces: config.max_namespaces,
-                page,
-            },
-            opened,
-        );
+        let template = EngineConfig {
+            id,
+            share: 0,
+            io_queues: config.io_queues,
+            vectors,
+            max_in_flight: config.max_in_flight,
+            max_transfer: 4096 << config.mdts,
+            max_namespaces: config.max_namespaces,
+            page,
+            stats: Arc::new(ControllerStats::new(config.io_queues, config.workers)),
+            pending: Arc::default(),
+        };
+        let engine = Engine::new(template.clone(), opened);
         let timeout = config.reset_timeout.as_millis().div_ceil(500).clamp(1, 255) as u8;
         let cap = Cap::new()
             .with_mqes_z((config.queue_entries - 1) as u16)
@@ -94,6 +100,7 @@ impl Controller {
             config,
             engine,
             admin,
+            spread: Spread::new(template, configured),
             state: State::Disabled,
             shutdown: Shutdown::No,
             cap,
@@ -152,20 +159,20 @@ impl Controller {
     /// after power-on.
     pub fn disconnect(&mut self) {
         self.engine.irqs.forget_sinks();
+        self.spread.tell_all(|| Order::ForgetSinks);
         self.reset();
-        self.engine.unmapped(0, u64::MAX);
-        self.engine.dma.unmap_all();
+        self.dma_unmap_all();
         self.engine.stats.power_cycles.add(1);
     }
 
-    /// Starts to make everything durable, for a clean exit of the process. It is over when
-    /// [`Controller::is_drained`] says so.
+    /// Starts to make everything durable that went through this worker, for a clean exit of the process, in which each
+    /// worker does that. It is over when [`Controller::is_drained`] says so.
     pub fn flush(&mut self) {
         self.engine.stop_fetching();
         self.engine.flush_all();
     }
 
-    /// No command is in flight, and no flush.
+    /// No command is in flight on this worker, and no flush.
     pub fn is_drained(&self) -> bool {
         self.engine.drained()
     }
@@ -179,6 +186,7 @@ impl Controller {
 
     /// Sets or takes away the receiver of an MSI-X vector.
     pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
+        self.spread.tell_all(|| Order::Vector(vector, sink.clone()));
         self.engine.irqs.set_vector(vector, sink);
     }
 
@@ -209,8 +217,14 @@ impl Controller {
         backing: Option<(Memory, u64)>,
         prot: Prot,
     ) -> Result<(), MapError> {
-        self.engine.dma.map(iova, len, backing, prot)?;
+        self.engine.dma.map(iova, len, backing.clone(), prot)?;
         self.engine.mapped();
+        self.spread.tell_all(|| Order::Map {
+            iova,
+            len,
+            backing: backing.clone(),
+            prot,
+        });
         Ok(())
     }
 
@@ -219,6 +233,7 @@ impl Controller {
     pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
         self.engine.dma.unmap(iova, len)?;
         self.engine.unmapped(iova, len);
+        self.spread.unmap(|| Order::Unmap { iova, len });
         Ok(())
     }
 
@@ -226,11 +241,12 @@ impl Controller {
     pub fn dma_unmap_all(&mut self) {
         self.engine.dma.unmap_all();
         self.engine.unmapped(0, u64::MAX);
+        self.spread.unmap(|| Order::UnmapAll);
     }
 
     /// No command in flight can touch memory that was unmapped.
     pub fn dma_quiesced(&mut self) -> bool {
-        self.engine.dma.quiesced()
+        self.engine.dma.quiesced() && self.spread.quiesced()
     }
 
     /// The windows.
@@ -252,6 +268,7 @@ impl Controller {
         worked |= self.check_keep_alive();
         worked |= self.check_memory();
         worked |= self.progress();
+        worked |= self.tend();
         worked |= self.engine.end_round();
         // What was found only then is for the next round.
         worked || !self.engine.events.is_empty()
@@ -259,7 +276,7 @@ impl Controller {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Admin(command) => self.admin_command(&command),
+            Event::Admin(command) => self.admin_or_hold(&command),
             Event::SqDrained(qid) => self.sq_deleted(qid),
             Event::AbortDone { sqid, cid, aborted } => self.abort_done(sqid, cid, aborted),
             Event::Failed {
@@ -272,10 +289,10 @@ impl Controller {
             Event::InvalidDoorbell { qid, cq, value } => {
                 self.invalid_doorbell_value(qid, cq, value);
             }
-            Event::Flushed { failed } => {
-                self.flushed();
-                self.cache_flushed(failed);
-            }
+            Event::Flushed { failed } => self.flushed_here(failed),
+            Event::AbortMissed { sqid, cid } => self.abort_missed(sqid, cid),
+            Event::Left(parcel) => self.queue_left(parcel),
+            Event::Stayed => self.queue_stayed(),
         }
     }
 
@@ -328,6 +345,7 @@ impl Controller {
             self.engine.next_interrupt(),
             self.engine.next_volume_deadline(),
             self.keep_alive_deadline(),
+            self.move_deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

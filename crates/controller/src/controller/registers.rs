@@ -86,7 +86,13 @@ impl Controller {
             o if o == regs::ACQ + 4 => self.acq = high(self.acq),
             pci::DOORBELL_OFFSET..pci::MSIX_TABLE_OFFSET => {
                 let index = ((offset - pci::DOORBELL_OFFSET) / 4) as usize;
-                if self.has_queues() && !self.engine.write_doorbell(index, value) {
+                if !self.has_queues() {
+                    return;
+                }
+                if let Some(bell) = self.spread.bell_of(index) {
+                    self.engine.store_doorbell(index, value);
+                    bell.ring();
+                } else if !self.engine.write_doorbell(index, value) {
                     self.invalid_doorbell_register(index, value);
                 }
             }

@@ -15,6 +15,13 @@ pub(crate) enum AbortOutcome {
 }
 
 impl Engine {
+    /// As [`Engine::abort`], for another engine's control half: [`Event::AbortMissed`] tells that there is no such command.
+    pub fn abort_remotely(&mut self, sqid: u16, cid: u16) {
+        if self.abort(sqid, cid) == AbortOutcome::NotFound {
+            self.events.push_back(Event::AbortMissed { sqid, cid });
+        }
+    }
+
     /// Tries to end a command early: one in flight in a volume, or one that was submitted and not fetched yet.
     pub fn abort(&mut self, sqid: u16, cid: u16) -> AbortOutcome {
         if let Some(index) = self.slots.find(sqid, cid) {

@@ -113,14 +113,14 @@ impl Engine {
             && let Some(since) = self.busy_since.take()
         {
             let busy = self.now.saturating_duration_since(since);
-            self.stats.busy_ns.add(busy.as_nanos() as u64);
+            self.io.busy_ns.add(busy.as_nanos() as u64);
         }
     }
 
     /// Counts a read or write.
     #[inline]
     pub(super) fn count(&self, read: bool, bytes: u64) {
-        let stats = &self.stats;
+        let stats = &self.io;
         let (commands, moved) = if read {
             (&stats.host_reads, &stats.bytes_read)
         } else {
@@ -148,7 +148,7 @@ impl Engine {
         self.free_slot(index);
         match kind {
             Kind::Read | Kind::Write => self.count(kind == Kind::Read, bytes),
-            Kind::Verify => self.stats.bytes_read.add(bytes),
+            Kind::Verify => self.io.bytes_read.add(bytes),
             Kind::Other => {}
         }
         if !orphan {
@@ -180,6 +180,15 @@ impl Engine {
     /// is in flight: a flush covers only what completed before it began. Nothing is fetched meanwhile.
     /// [`Event::Flushed`] tells the end.
     pub fn flush_all(&mut self) {
+        // There is one answer for all that were asked for: one that is told of already would come too early for this.
+        let failed = &mut self.flush_failed;
+        self.events.retain(|event| {
+            if let Event::Flushed { failed: before } = event {
+                *failed = failed.or(*before);
+                return false;
+            }
+            true
+        });
         for (ns, namespace) in self.namespaces.iter().enumerate() {
             if namespace.volatile_cache && !namespace.read_only {
                 self.flushes.push_back(ns);
@@ -187,7 +196,8 @@ impl Engine {
             }
         }
         if self.flushing == 0 {
-            self.events.push_back(Event::Flushed { failed: None });
+            let failed = self.flush_failed.take();
+            self.events.push_back(Event::Flushed { failed });
         }
         self.start_flushes();
     }

@@ -100,12 +100,12 @@ impl Doorbells {
         self.buffers.as_ref().is_some_and(|b| b.found.is_some())
     }
 
-    /// Doorbell Buffer Config, with buffers that were found.
-    pub fn configure(&mut self, shadow_iova: u64, eventidx_iova: u64, found: FoundBuffers) {
+    /// Doorbell Buffer Config, with the buffers where they were found; without, they are looked for when something is mapped.
+    pub fn configure(&mut self, shadow_iova: u64, eventidx_iova: u64, found: Option<FoundBuffers>) {
         self.buffers = Some(Buffers {
             shadow_iova,
             eventidx_iova,
-            found: Some(found),
+            found,
         });
     }
 
@@ -117,9 +117,19 @@ impl Doorbells {
         Ok((shadow, eventidx))
     }
 
-    /// A controller-level reset ends the buffers' life: they are never touched again. The registers start at zero.
-    pub fn reset(&mut self) {
+    /// Where the buffers are.
+    pub fn buffers(&self) -> Option<(u64, u64)> {
+        let buffers = self.buffers.as_ref()?;
+        Some((buffers.shadow_iova, buffers.eventidx_iova))
+    }
+
+    /// A controller-level reset ends the buffers' life: they are never touched again.
+    pub fn forget(&mut self) {
         self.buffers = None;
+    }
+
+    /// The registers start at zero.
+    pub fn clear(&self) {
         for at in 0..self.cells {
             if let Some(cell) = self.page.cell(DOORBELL_OFFSET as usize / 4 + at) {
                 cell.store(0, std::sync::atomic::Ordering::Relaxed);
@@ -154,7 +164,7 @@ impl Doorbells {
         let Ok(found) = self.find(dma, shadow_iova, eventidx_iova) else {
             return false;
         };
-        self.configure(shadow_iova, eventidx_iova, found);
+        self.configure(shadow_iova, eventidx_iova, Some(found));
         true
     }
 }

@@ -41,12 +41,26 @@ impl Engine {
     /// A doorbell register was written by message. `false` when it belongs to no queue.
     pub fn write_doorbell(&mut self, index: usize, value: u32) -> bool {
         let qid = (index / 2) as u16;
-        let (which, exists) = if index.is_multiple_of(2) {
-            (Which::SqTail, self.sq_exists(qid))
+        let exists = if index.is_multiple_of(2) {
+            self.sq_exists(qid)
         } else {
-            (Which::CqHead, self.cq_exists(qid))
+            self.cq_exists(qid)
         };
-        if exists && let Some(cell) = self.doorbells.register(qid, which) {
+        if exists {
+            self.store_doorbell(index, value);
+        }
+        exists
+    }
+
+    /// As [`Engine::write_doorbell`], for a queue that exists, here or in another engine.
+    pub fn store_doorbell(&self, index: usize, value: u32) {
+        let qid = (index / 2) as u16;
+        let which = if index.is_multiple_of(2) {
+            Which::SqTail
+        } else {
+            Which::CqHead
+        };
+        if let Some(cell) = self.doorbells.register(qid, which) {
             if let Some(queue) = self.stats.queues.get(usize::from(qid)) {
                 queue.mmio_doorbells.add(1);
             }
@@ -54,7 +68,6 @@ impl Engine {
             // Little-endian in memory, as a client that maps the page writes it.
             cell.store(value.to_le(), Ordering::Release);
         }
-        exists
     }
 
     /// Fetches and starts what the host submitted. Returns whether there was anything.

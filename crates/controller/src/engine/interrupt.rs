@@ -3,10 +3,12 @@
 use super::Engine;
 use super::doorbells::Which;
 use super::post::refresh_head;
+use crate::irq::Irqs;
+use crate::stats::ControllerStats;
 use std::time::{Duration, Instant};
 
 /// Interrupt coalescing ("NVMe Base 2.1", 5.1.25.2.2): not for the admin queue, not for vectors that opted out.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Coalescing {
     /// Completions that are worth an interrupt; 0 and 1 mean no coalescing.
     pub threshold: u32,
@@ -22,6 +24,18 @@ impl Coalescing {
             && self.threshold > 1
             && !self.time.is_zero()
             && self.disabled >> vector.min(127) & 1 == 0
+    }
+}
+
+/// Sends and counts the interrupt of a completion queue.
+#[inline]
+fn interrupt(irqs: &mut Irqs, stats: &ControllerStats, qid: u16, vector: u16) {
+    let start = probes::cycles();
+    irqs.trigger(vector);
+    if let Some(stats) = stats.queues.get(usize::from(qid)) {
+        let cycles = probes::cycles().wrapping_sub(start);
+        stats.interrupts.add(1);
+        stats.interrupt_cycles().record(cycles);
     }
 }
 
@@ -53,16 +67,25 @@ impl Engine {
                     return false;
                 }
             }
-            let start = probes::cycles();
-            self.irqs.trigger(vector);
-            if let Some(stats) = self.stats.queues.get(usize::from(qid)) {
-                let cycles = probes::cycles().wrapping_sub(start);
-                stats.interrupts.add(1);
-                stats.interrupt_cycles().record(cycles);
-            }
+            interrupt(&mut self.irqs, &self.stats, qid, vector);
         }
         cq.signalled();
         true
+    }
+
+    /// Tells the host of what was posted to a queue and not told of, now.
+    pub(super) fn signal_now(&mut self, qid: u16) {
+        self.dirty.retain(|&q| q != qid);
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
+            return;
+        };
+        let told = !cq.dirty;
+        cq.signalled();
+        if let Some(vector) = cq.vector
+            && !told
+        {
+            interrupt(&mut self.irqs, &self.stats, qid, vector);
+        }
     }
 
     /// The pin is high while any queue with interrupts enabled has entries that the host did not consume. Only hosts

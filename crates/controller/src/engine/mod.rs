@@ -18,6 +18,7 @@ mod fetch;
 mod interrupt;
 mod io;
 mod namespace;
+mod parcel;
 mod pass;
 mod post;
 mod queue;
@@ -27,12 +28,12 @@ mod run;
 mod scratch;
 mod slots;
 
-use crate::irq::Irqs;
-use crate::stats::ControllerStats;
+use crate::irq::{Irqs, Pending};
+use crate::stats::{ControllerStats, IoStats};
 use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
 use nvme::{Command, Status};
-use queue::{Cq, Sq};
+use queue::Cq;
 use scratch::Budget;
 use slots::Slots;
 use std::collections::VecDeque;
@@ -42,6 +43,8 @@ use std::time::Instant;
 pub(crate) use abort::AbortOutcome;
 pub(crate) use interrupt::Coalescing;
 pub(crate) use namespace::Namespace;
+pub(crate) use parcel::Parcel;
+pub(crate) use queue::Sq;
 pub use slots::tag_owner;
 
 /// Not the index of any namespace.
@@ -67,10 +70,19 @@ pub(crate) enum Event {
     InvalidDoorbell { qid: u16, cq: bool, value: u32 },
     /// The flushes of [`Engine::flush_all`] are over; the first error of them.
     Flushed { failed: Option<Status> },
+    /// [`Engine::abort`] found no such command.
+    AbortMissed { sqid: u16, cid: u16 },
+    /// A completion queue that was to leave a branch, with its submission queues, has left ([`Engine::leave`]).
+    Left(Box<Parcel>),
+    /// It stays after all ([`Engine::stay`]).
+    Stayed,
 }
 
+#[derive(Clone)]
 pub(crate) struct EngineConfig {
     pub id: u16,
+    /// Index of its counters in [`ControllerStats::shares`].
+    pub share: u16,
     pub io_queues: u16,
     pub vectors: u16,
     pub max_in_flight: u16,
@@ -78,6 +90,8 @@ pub(crate) struct EngineConfig {
     /// Largest valid NSID.
     pub max_namespaces: u32,
     pub page: Arc<SharedPages>,
+    pub stats: Arc<ControllerStats>,
+    pub pending: Arc<Pending>,
 }
 
 pub(crate) struct Engine {
@@ -86,6 +100,8 @@ pub(crate) struct Engine {
     pub dma: DmaMap,
     pub irqs: Irqs,
     pub stats: Arc<ControllerStats>,
+    /// Its own part of them.
+    io: Arc<IoStats>,
     pub coalescing: Coalescing,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
@@ -99,7 +115,11 @@ pub(crate) struct Engine {
     doorbells: Doorbells,
     sqs: Vec<Option<Sq>>,
     cqs: Vec<Option<Cq>>,
-    /// Submission queues that exist; those that were busy lately first.
+    /// Nothing is fetched any more, until the controller is enabled again.
+    halted: bool,
+    /// The completion queue that is to leave for another engine.
+    leaving: Option<u16>,
+    /// Submission queues that are fetched from; those that were busy lately first.
     active: Vec<u16>,
     /// How many of them were busy lately.
     hot: usize,
@@ -137,8 +157,9 @@ impl Engine {
         Engine {
             id: config.id,
             dma: DmaMap::new(),
-            irqs: Irqs::new(config.vectors),
-            stats: Arc::new(ControllerStats::new(config.io_queues)),
+            irqs: Irqs::new(config.vectors, config.pending),
+            io: (config.stats.shares.get(usize::from(config.share)).cloned()).unwrap_or_default(),
+            stats: config.stats,
             coalescing: Coalescing::default(),
             events: VecDeque::new(),
             namespaces,
@@ -149,6 +170,8 @@ impl Engine {
             doorbells: Doorbells::new(config.page, queues),
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
+            halted: false,
+            leaving: None,
             active: Vec::with_capacity(usize::from(queues)),
             hot: 0,
             next_cold: 0,
@@ -186,7 +209,9 @@ impl Engine {
         self.dirty.clear();
         self.blocked.clear();
         self.events.clear();
-        self.doorbells.reset();
+        self.halted = false;
+        self.leaving = None;
+        self.doorbells.forget();
         self.irqs.reset();
         self.slots.orphan_all();
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
@@ -200,13 +225,32 @@ impl Engine {
         }
     }
 
+    /// All engines of the controller have stopped: what their queues left behind is cleared. Not before, for a queue that
+    /// is still fetched from would take a register that was cleared for a doorbell.
+    pub fn clear(&mut self) {
+        self.doorbells.clear();
+        self.irqs.reset();
+    }
+
     /// No command is in flight, and no flush of the controller's own.
     pub fn drained(&self) -> bool {
         self.slots.in_use() == 0 && self.flushing == 0
     }
 
+    /// The controller was enabled: queues may come, from now on. `page_size` is the host's, in bytes.
+    pub fn enable(&mut self, page_size: u64) {
+        self.halted = false;
+        self.page_size = page_size;
+    }
+
+    /// Nothing is fetched until the controller is enabled again.
+    pub fn halted(&self) -> bool {
+        self.halted
+    }
+
     /// Fetches no more commands (shutdown, fatal status); those in flight complete.
     pub fn stop_fetching(&mut self) {
+        self.halted = true;
         self.active.clear();
         self.hot = 0;
     }
@@ -246,6 +290,11 @@ impl Engine {
         if self.doorbells.mapped(dma) {
             self.look_at_all();
         }
+    }
+
+    /// Where Doorbell Buffer Config put the shadow doorbells and EventIdx.
+    pub fn shadow_buffers(&self) -> Option<(u64, u64)> {
+        self.doorbells.buffers()
     }
 
     /// The doorbell page, for a client that maps it.

@@ -10,7 +10,7 @@ use std::time::Instant;
 ///
 /// While a part of it is unmapped (firmware moves windows, a vIOMMU takes a mapping away) the queue stands still: no
 /// entry is fetched or posted, nothing is lost, and it goes on when the memory is back.
-pub(super) struct QueueMemory {
+pub(crate) struct QueueMemory {
     iova: u64,
     entries: u32,
     entry_size: usize,
@@ -37,6 +37,11 @@ impl QueueMemory {
         })
     }
 
+    /// Another engine takes the queue: it looks for the ring in its own map, by [`QueueMemory::mapped`].
+    pub fn let_go(&mut self) {
+        self.ring = None;
+    }
+
     pub fn ring(&self) -> Option<&Ring> {
         self.ring.as_ref()
     }
@@ -59,7 +64,7 @@ impl QueueMemory {
 }
 
 /// A submission queue.
-pub(super) struct Sq {
+pub(crate) struct Sq {
     pub cqid: u16,
     pub size: u32,
     pub memory: QueueMemory,
@@ -97,6 +102,12 @@ impl Sq {
         }
     }
 
+    /// Without its memory, which another engine will look for in its own map.
+    pub fn detached(mut self) -> Self {
+        self.memory.let_go();
+        self
+    }
+
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
     }
@@ -121,13 +132,13 @@ impl Sq {
 }
 
 /// A completion that found its queue full, or its memory gone.
-pub(super) struct Backlogged {
+pub(crate) struct Backlogged {
     pub sqid: u16,
     pub entry: Completion,
 }
 
 /// A completion queue.
-pub(super) struct Cq {
+pub(crate) struct Cq {
     pub size: u32,
     pub memory: QueueMemory,
     /// Next entry to write.

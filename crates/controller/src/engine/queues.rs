@@ -1,6 +1,6 @@
 //! Life of the queues, for the control half.
 
-use super::doorbells::Which;
+use super::doorbells::{FoundBuffers, Which};
 use super::queue::{Cq, QueueMemory, Sq};
 use super::{Engine, Event};
 use dma::Access;
@@ -17,6 +17,12 @@ impl Engine {
 
     pub fn cq_in_use(&self, qid: u16) -> bool {
         matches!(self.cqs.get(usize::from(qid)), Some(Some(cq)) if cq.users > 0)
+    }
+
+    /// I/O completion queues.
+    pub fn io_cqs(&self) -> impl Iterator<Item = u16> {
+        let exists = |(qid, cq): (usize, &Option<Cq>)| cq.is_some().then_some(qid as u16);
+        self.cqs.iter().enumerate().skip(1).filter_map(exists)
     }
 
     pub fn any_io_queue(&self) -> bool {
@@ -40,24 +46,40 @@ impl Engine {
 
     /// `false` when the queue's memory is not there, or there is no such queue. The completion queue must exist.
     pub fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
-        let Some(memory) = QueueMemory::new(&self.dma, iova, size, 64, Access::Read) else {
-            return false;
-        };
-        let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {
-            return false;
-        };
-        let sq = Sq::new(cqid, memory, Watch::create(size, cells));
+        let sq = self.make_sq(qid, cqid, iova, size);
+        sq.is_some_and(|sq| self.install_sq(qid, sq))
+    }
+
+    /// A new submission queue, to be installed here or in the engine that has its completion queue. Its doorbell has its
+    /// first value.
+    pub fn make_sq(&self, qid: u16, cqid: u16, iova: u64, size: u32) -> Option<Sq> {
+        let memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
+        let cells = self.doorbells.cells(qid, Which::SqTail)?;
+        Some(Sq::new(cqid, memory, Watch::create(size, cells)))
+    }
+
+    /// Takes a submission queue in.
+    pub fn install_sq(&mut self, qid: u16, mut sq: Sq) -> bool {
         let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
             return false;
         };
+        sq.memory.mapped(&self.dma);
+        let cqid = sq.cqid;
         *slot = Some(sq);
-        self.active.retain(|&q| q != qid);
-        self.active.push(qid);
-        self.hot = 0;
+        self.start_fetching(qid);
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             cq.users += 1;
         }
         true
+    }
+
+    pub(super) fn start_fetching(&mut self, qid: u16) {
+        self.active.retain(|&q| q != qid);
+        if !self.halted {
+            self.active.push(qid);
+        }
+        // It is looked at in the very next round.
+        self.hot = 0;
     }
 
     /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their end first.
@@ -111,6 +133,18 @@ impl Engine {
         let Ok(buffers) = self.doorbells.find(&self.dma, shadow, eventidx) else {
             return false;
         };
+        self.use_shadow(shadow, eventidx, Some(buffers));
+        true
+    }
+
+    /// Doorbell Buffer Config where another engine found the buffers. If they are not there by now, their queues' registers
+    /// count until they are.
+    pub fn follow_shadow(&mut self, shadow: u64, eventidx: u64) {
+        let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
+        self.use_shadow(shadow, eventidx, found);
+    }
+
+    fn use_shadow(&mut self, shadow: u64, eventidx: u64, buffers: Option<FoundBuffers>) {
         // What the host published in the old buffers must not be lost.
         self.look_at_all();
         self.doorbells.configure(shadow, eventidx, buffers);
@@ -127,6 +161,5 @@ impl Engine {
                 cq.watch.attach(shadow);
             }
         }
-        true
     }
 }

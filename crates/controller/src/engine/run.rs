@@ -405,7 +405,7 @@ impl Engine {
             if let Some(queue) = self.stats.queues.get(usize::from(qid)) {
                 queue.completions.add(tally.posted.into());
             }
-            let stats = &self.stats;
+            let stats = &self.io;
             stats.host_reads.add((tally.posted - tally.writes).into());
             stats.host_writes.add(tally.writes.into());
             stats.bytes_read.add(tally.bytes - tally.bytes_written);

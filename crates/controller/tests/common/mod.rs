@@ -93,7 +93,12 @@ pub struct Host {
     pub ring: Ring,
     pub now: Instant,
     pub cid: u16,
+    /// What other workers do in each round.
+    pub beside: Option<Beside>,
 }
+
+/// A round of other workers; it may concern the controller.
+pub type Beside = Box<dyn FnMut(&mut Controller, Instant) -> bool>;
 
 /// A namespace on a volume.
 pub fn ns(nsid: u32, volume: Arc<dyn Volume>, block_size: u32) -> NamespaceConfig {
@@ -174,6 +179,7 @@ impl Host {
             ring,
             now: Instant::now(),
             cid: 0,
+            beside: None,
         }
     }
 
@@ -456,6 +462,9 @@ impl Host {
         worked |= !done.is_empty();
         for completion in done {
             self.c.complete(completion);
+        }
+        if let Some(beside) = &mut self.beside {
+            worked |= beside(&mut self.c, self.now);
         }
         worked
     }

@@ -1,0 +1,269 @@
+//! A controller's queues on another worker than its own.
+//!
+//! ```text
+//!      home worker                                   another worker
+//!  Controller --- Order (channel, in order) ------> Branch
+//!    control half <- Report (channel, bounded) ---    |
+//!    engine       <- Progress (plain stores) -----  engine
+//! ```
+//!
+//! A [`Branch`] is an engine and what it needs to hear the control half and to answer it. It has its own map of the
+//! guest's memory, its own slots and its own queues into the volumes, so nothing of a command's way is shared; with the
+//! control half it shares the doorbell page, the counters (each queue's have one writer, that queue's worker) and the
+//! receivers of interrupts. A submission queue lives where its completion queue lives.
+//!
+//! Orders are carried out in the order in which they were given, and that is all the rules there are: a queue that is
+//! handed over after an unmap finds the memory gone, one that is handed over before has let go of it when the unmap is
+//! answered.
+
+mod order;
+mod seed;
+
+pub(crate) use order::{OPEN, OPENING, Order, Progress, Report};
+pub use seed::BranchSeed;
+pub(crate) use seed::Parts;
+
+use crate::bell::Bell;
+use crate::engine::{Engine, Event};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::time::Instant;
+
+/// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need is bounded by this.
+const EVENTS_WAITING: usize = 64;
+
+/// A controller's data half on a worker other than its own. Belongs to that worker's thread, which treats it as it treats a
+/// controller, and calls [`Branch::hear`] when its [`Bell`] was rung.
+pub struct Branch {
+    engine: Engine,
+    orders: Receiver<Order>,
+    reports: SyncSender<Report>,
+    progress: Arc<Progress>,
+    /// The control half's worker.
+    home: Arc<Bell>,
+    mapped_doorbells: bool,
+    /// The controller-level reset that was last begun.
+    epoch: u64,
+    /// It is not over: commands are in flight.
+    stopping: bool,
+    /// Orders carried out.
+    handled: u64,
+    /// Memory was taken away, and commands in flight may still touch it.
+    unmapping: bool,
+    /// The last flush that was asked for.
+    flush: u64,
+}
+
+impl Branch {
+    fn new(engine: Engine, parts: Parts) -> Self {
+        Branch {
+            engine,
+            orders: parts.orders,
+            reports: parts.reports,
+            progress: parts.progress,
+            home: parts.home,
+            mapped_doorbells: parts.mapped_doorbells,
+            epoch: parts.epoch,
+            stopping: false,
+            handled: 0,
+            unmapping: false,
+            flush: 0,
+        }
+    }
+
+    /// Carries out what the control half has ordered. Returns whether there was anything.
+    pub fn hear(&mut self) -> bool {
+        let before = self.handled;
+        while let Ok(order) = self.orders.try_recv() {
+            self.carry_out(order);
+            self.handled += 1;
+        }
+        if self.handled == before {
+            return false;
+        }
+        self.tell_progress();
+        self.progress.handled.store(self.handled, Ordering::Release);
+        self.report();
+        self.home.ring();
+        true
+    }
+
+    fn carry_out(&mut self, order: Order) {
+        let engine = &mut self.engine;
+        match order {
+            Order::Adopt(parcel) => engine.adopt(*parcel),
+            Order::InstallSq(qid, sq) => {
+                engine.install_sq(qid, *sq);
+            }
+            Order::Recall(cqid) => {
+                if !engine.leave(cqid) {
+                    engine.events.push_back(Event::Stayed);
+                }
+            }
+            Order::Stay => {
+                if engine.stay() {
+                    engine.events.push_back(Event::Stayed);
+                }
+            }
+            Order::DeleteSq(qid) => engine.delete_sq(qid),
+            Order::DeleteCq(qid) => engine.delete_cq(qid),
+            Order::Abort { sqid, cid } => engine.abort_remotely(sqid, cid),
+            Order::Shadow { shadow, eventidx } => engine.follow_shadow(shadow, eventidx),
+            Order::Map {
+                iova,
+                len,
+                backing,
+                prot,
+            } => {
+                // The control half's map took it. One that this map refuses (its file shrank meanwhile) is missing here:
+                // commands that need it fail.
+                if let Err(error) = engine.dma.map(iova, len, backing, prot) {
+                    tracing::debug!(iova, len, %error, "window missing on a worker");
+                }
+                engine.mapped();
+            }
+            Order::Unmap { iova, len } => {
+                // Not found: see above.
+                let _ = engine.dma.unmap(iova, len);
+                engine.unmapped(iova, len);
+                self.unmapping = true;
+            }
+            Order::UnmapAll => {
+                engine.dma.unmap_all();
+                engine.unmapped(0, u64::MAX);
+                self.unmapping = true;
+            }
+            Order::Vector(vector, sink) => engine.irqs.set_vector(vector, sink),
+            Order::ForgetSinks => engine.irqs.forget_sinks(),
+            Order::Features {
+                write_cache,
+                coalescing,
+            } => {
+                engine.write_cache = write_cache;
+                engine.coalescing = coalescing;
+            }
+            Order::Enable { page_size } => engine.enable(page_size),
+            Order::StopFetching => engine.stop_fetching(),
+            Order::Flush(number) => {
+                self.flush = number;
+                engine.flush_all();
+            }
+            Order::Stop(epoch) => {
+                engine.stop();
+                self.epoch = epoch;
+                self.stopping = true;
+            }
+        }
+    }
+
+    /// Tells what the control half waits for. Returns whether there was anything.
+    fn tell_progress(&mut self) -> bool {
+        let mut told = false;
+        if self.stopping && self.engine.drained() {
+            self.stopping = false;
+            self.progress.stopped.store(self.epoch, Ordering::Release);
+            told = true;
+        }
+        if self.unmapping && self.engine.dma.quiesced() {
+            self.unmapping = false;
+            told = true;
+        }
+        if !self.unmapping {
+            self.progress
+                .quiesced
+                .store(self.handled, Ordering::Release);
+        }
+        told
+    }
+
+    /// Hands events to the control half, as far as it has room for them. Returns whether there was anything.
+    fn report(&mut self) -> bool {
+        let mut told = false;
+        while let Some(event) = self.engine.events.pop_front() {
+            let report = Report {
+                epoch: self.epoch,
+                flush: self.flush,
+                event,
+            };
+            match self.reports.try_send(report) {
+                Ok(()) => told = true,
+                Err(TrySendError::Full(report)) => {
+                    self.engine.events.push_front(report.event);
+                    break;
+                }
+                // The controller is gone: nobody wants to know.
+                Err(TrySendError::Disconnected(_)) => {}
+            }
+        }
+        told
+    }
+
+    /// One round, as [`Controller::poll`](crate::Controller::poll).
+    pub fn poll(&mut self, now: Instant) -> bool {
+        let mut worked = self.engine.events.len() < EVENTS_WAITING && self.engine.poll(now);
+        worked |= self.engine.end_round();
+        if let Some(parcel) = self.engine.depart() {
+            self.engine.events.push_back(Event::Left(parcel));
+        }
+        if self.stopping || self.unmapping || !self.engine.events.is_empty() {
+            let told = self.tell_progress() | self.report();
+            if told {
+                self.home.ring();
+            }
+            worked |= told;
+        }
+        worked
+    }
+
+    /// As [`Controller::complete`](crate::Controller::complete).
+    pub fn complete(&mut self, completion: volume::Completion) {
+        self.engine.complete(completion);
+    }
+
+    /// As [`Controller::poll_volumes`](crate::Controller::poll_volumes).
+    pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
+        self.engine.poll_volumes(out);
+    }
+
+    /// As [`Controller::arm`](crate::Controller::arm).
+    pub fn arm(&mut self) -> bool {
+        self.engine.arm()
+    }
+
+    /// As [`Controller::recheck`](crate::Controller::recheck).
+    pub fn recheck(&mut self) -> bool {
+        self.engine.recheck()
+    }
+
+    /// As [`Controller::needs_polling`](crate::Controller::needs_polling).
+    pub fn needs_polling(&self) -> bool {
+        (self.mapped_doorbells && self.engine.any_io_queue()) || self.engine.polled_in_flight()
+    }
+
+    /// As [`Controller::shadowed`](crate::Controller::shadowed), where it has queues.
+    pub fn shadowed(&self) -> bool {
+        self.engine.shadowed() && self.engine.any_io_queue()
+    }
+
+    /// As [`Controller::deadline`](crate::Controller::deadline).
+    pub fn deadline(&self) -> Option<Instant> {
+        let deadlines = [
+            self.engine.next_interrupt(),
+            self.engine.next_volume_deadline(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Starts to make everything durable that went through here, for a clean exit of the process. It is over when
+    /// [`Branch::is_drained`] says so.
+    pub fn flush(&mut self) {
+        self.engine.stop_fetching();
+        self.engine.flush_all();
+    }
+
+    /// No command is in flight, and no flush.
+    pub fn is_drained(&self) -> bool {
+        self.engine.drained()
+    }
+}

@@ -1,0 +1,94 @@
+//! Queues that go from one engine to another: a completion queue with the submission queues that complete there.
+//!
+//! Nothing is fetched from them any more; when what was fetched is over and posted, they are taken out. What goes with them
+//! is all that the engine knew of them: heads, tails, the phase, and what its looks at the doorbells have found, EventIdx
+//! included. The guest's memory the other engine finds by itself, in its own map. So the next engine goes on exactly
+//! where this one has stopped.
+
+use super::Engine;
+use super::queue::{Cq, Sq};
+
+/// A completion queue and its submission queues, between two engines.
+pub(crate) struct Parcel {
+    pub cqid: u16,
+    pub cq: Cq,
+    pub sqs: Vec<(u16, Sq)>,
+}
+
+impl Engine {
+    /// Lets a completion queue go, with its submission queues: [`Engine::depart`] hands them out as soon as nothing of them is
+    /// in flight. One at a time; `false` when there is no such queue, or another one is leaving.
+    pub fn leave(&mut self, cqid: u16) -> bool {
+        if self.leaving.is_some() || !self.cq_exists(cqid) {
+            return false;
+        }
+        self.leaving = Some(cqid);
+        let sqs = &self.sqs;
+        self.active
+            .retain(|&q| !matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
+        self.hot = 0;
+        true
+    }
+
+    /// The queue that was to leave stays, if it has not left yet. Returns whether it stays.
+    pub fn stay(&mut self) -> bool {
+        let Some(cqid) = self.leaving.take() else {
+            return false;
+        };
+        for qid in self.users_of(cqid) {
+            if matches!(self.sqs.get(usize::from(qid)), Some(Some(sq)) if !sq.deleting) {
+                self.start_fetching(qid);
+            }
+        }
+        true
+    }
+
+    /// Submission queues that complete in `cqid`.
+    pub fn users_of(&self, cqid: u16) -> Vec<u16> {
+        let user =
+            |(qid, sq): (usize, &Option<Sq>)| (sq.as_ref()?.cqid == cqid).then_some(qid as u16);
+        self.sqs.iter().enumerate().filter_map(user).collect()
+    }
+
+    /// Hands the leaving queue out, if nothing of it is in flight.
+    pub fn depart(&mut self) -> Option<Box<Parcel>> {
+        let cqid = self.leaving?;
+        let users = self.users_of(cqid);
+        let busy = |sq: &Sq| sq.outstanding > 0 || sq.deleting;
+        let at_rest = matches!(self.cqs.get(usize::from(cqid)), Some(Some(cq)) if cq.backlog.is_empty())
+            && !users
+                .iter()
+                .any(|&q| matches!(self.sqs.get(usize::from(q)), Some(Some(sq)) if busy(sq)));
+        if !at_rest {
+            return None;
+        }
+        // An interrupt that is being delayed is not for the next engine to send.
+        self.signal_now(cqid);
+        self.leaving = None;
+        self.blocked.retain(|&q| q != cqid);
+        let mut cq = self.cqs.get_mut(usize::from(cqid))?.take()?;
+        cq.memory.let_go();
+        cq.blocked = false;
+        cq.users = 0;
+        let mut sqs = Vec::with_capacity(users.len());
+        for qid in users {
+            if let Some(mut sq) = self.sqs.get_mut(usize::from(qid)).and_then(Option::take) {
+                sq.memory.let_go();
+                sqs.push((qid, sq));
+            }
+        }
+        Some(Box::new(Parcel { cqid, cq, sqs }))
+    }
+
+    /// Takes queues in that have left another engine of the controller.
+    pub fn adopt(&mut self, parcel: Parcel) {
+        let Parcel { cqid, mut cq, sqs } = parcel;
+        cq.memory.mapped(&self.dma);
+        if let Some(slot) = self.cqs.get_mut(usize::from(cqid)) {
+            *slot = Some(cq);
+        }
+        for (qid, sq) in sqs {
+            self.install_sq(qid, sq);
+        }
+    }
+}
