@@ -308,6 +308,13 @@ impl World {
         worked
     }
 
+    /// Any worker makes a round, and may be late to hear what it was told.
+    fn step_any(&mut self) {
+        let worker = self.random() as usize % (OTHERS + 1);
+        let hear = !self.random().is_multiple_of(3);
+        self.step(worker, hear);
+    }
+
     fn sleep(&mut self, worker: usize) {
         if worker > 0 {
             return self.sides.borrow_mut()[worker - 1].sleep();
@@ -434,19 +441,23 @@ impl World {
     fn reset(&mut self) {
         self.wake_all();
         self.h.disable();
-        self.faults.clear();
-        self.faults.release();
         let limit = Instant::now() + Duration::from_secs(10);
-        while self.h.csts().rdy() {
-            let worker = self.random() as usize % (OTHERS + 1);
-            self.step(worker, true);
+        for steps in 0.. {
+            if !self.h.csts().rdy() {
+                break;
+            }
+            if steps == 20 {
+                self.faults.clear();
+                self.faults.release();
+            }
+            self.step_any();
             assert!(Instant::now() < limit, "the reset does not end");
         }
         let memory = self.memory();
-        // What a host leaves lying around: doorbells of the life before.
+        self.faults.clear();
+        self.faults.release();
         for _ in 0..40 {
-            let worker = self.random() as usize % (OTHERS + 1);
-            self.step(worker, true);
+            self.step_any();
         }
         assert!(self.memory() == memory, "memory touched after a reset");
         for ((..), waiting) in std::mem::take(&mut self.waiting) {
@@ -465,20 +476,25 @@ impl World {
             return;
         }
         self.wake_all();
-        self.faults.clear();
-        self.faults.release();
         self.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
         let limit = Instant::now() + Duration::from_secs(10);
-        while !self.h.c.dma_quiesced() {
-            let worker = self.random() as usize % (OTHERS + 1);
-            self.step(worker, true);
+        for steps in 0.. {
+            if self.h.c.dma_quiesced() {
+                break;
+            }
+            if steps == 20 {
+                self.faults.clear();
+                self.faults.release();
+            }
+            self.step_any();
             assert!(Instant::now() < limit, "the unmap does not end");
         }
         self.mapped = false;
         let memory = self.h.read(DATA, PLACES as usize * 4096);
+        self.faults.clear();
+        self.faults.release();
         for _ in 0..40 {
-            let worker = self.random() as usize % (OTHERS + 1);
-            self.step(worker, true);
+            self.step_any();
         }
         let same = self.h.read(DATA, PLACES as usize * 4096) == memory;
         assert!(same, "memory touched after an unmap");
@@ -727,6 +743,27 @@ fn a_queue_with_a_slow_command_stays() {
     assert!(!w.h.c.is_moving());
     assert_eq!(w.worker_of(2), 1);
     w.verify();
+}
+
+#[test]
+fn an_unmap_waits_for_a_command_on_another_worker() {
+    let mut w = World::new(true);
+    spread(&mut w);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    w.submit(2, false);
+    let rounds = |w: &mut World| {
+        for worker in (0..=OTHERS).cycle().take(100) {
+            w.step(worker, true);
+        }
+    };
+    rounds(&mut w);
+    assert_eq!(w.faults.held(), 1);
+    w.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
+    rounds(&mut w);
+    assert!(!w.h.c.dma_quiesced(), "the command is in flight");
+    w.faults.release();
+    rounds(&mut w);
+    assert!(w.h.c.dma_quiesced());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::balance::Spread;
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::control;
@@ -148,9 +149,12 @@ struct ServeArgs {
     /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to 1000 as the load has it
     #[arg(long, default_value = "auto", value_name = "MICROSECONDS")]
     idle_window: IdleWindow,
-    /// Worker threads, for several controllers: they are dealt out to the workers in turn
+    /// Worker threads: controllers are dealt out to them in turn, and the queues of one go where there is time for them
     #[arg(long, default_value_t = 1, value_name = "N")]
     workers: usize,
+    /// What becomes of a controller's queues where there are several workers
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
+    spread: Spread,
     /// CPUs to pin the workers (then the vhost-user-blk threads) to, one each, like 2,3 [default: not pinned]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cpus: Vec<usize>,
@@ -272,6 +276,7 @@ impl ServeArgs {
         let options = ServeOptions {
             idle_window: self.idle_window,
             workers: self.workers,
+            spread: self.spread,
             cpus: self.cpus.clone(),
             control: self.control.clone(),
             pin_memory: self.pin_memory,

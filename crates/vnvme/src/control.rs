@@ -153,6 +153,9 @@ pub struct ControllerCounters {
     pub errors: u64,
     /// Controller-level resets.
     pub resets: u64,
+    /// Queues that went from one worker to another.
+    #[serde(default)]
+    pub moves: u64,
     /// Queue pairs that were used, by ID; 0 is the admin queue.
     pub queues: Vec<QueueCounters>,
     /// Namespaces that have a direct path to a device.
@@ -180,6 +183,9 @@ pub struct QueueCounters {
     /// Cycles to send them.
     #[serde(default)]
     pub interrupt_cycles: Cycles,
+    /// The worker that it lives on.
+    #[serde(default)]
+    pub worker: u64,
 }
 
 impl ControllerCounters {
@@ -193,6 +199,7 @@ impl ControllerCounters {
             arms: q.arms.get(),
             interrupts: q.interrupts.get(),
             interrupt_cycles: q.interrupt_summary().into(),
+            worker: q.worker.get(),
         };
         ControllerCounters {
             socket: socket.to_owned(),
@@ -202,6 +209,7 @@ impl ControllerCounters {
             bytes_written: stats.bytes_written(),
             errors: stats.error_log_entries.get(),
             resets: stats.resets.get(),
+            moves: stats.moves.get(),
             queues: stats
                 .queues
                 .iter()
@@ -421,7 +429,7 @@ impl Stats {
                 c.resets
             );
             println!(
-                "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9}",
+                "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9} {:>7}",
                 "queue",
                 "commands",
                 "completions",
@@ -429,12 +437,13 @@ impl Stats {
                 "shadow",
                 "arms",
                 "interrupts",
-                "mmio/cmd"
+                "mmio/cmd",
+                "worker"
             );
             for q in &c.queues {
                 let per_command = q.mmio_doorbells as f64 / q.commands.max(1) as f64;
                 println!(
-                    "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9.3}",
+                    "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9.3} {:>7}",
                     q.qid,
                     q.commands,
                     q.completions,
@@ -442,7 +451,8 @@ impl Stats {
                     q.shadow_doorbells,
                     q.arms,
                     q.interrupts,
-                    per_command
+                    per_command,
+                    q.worker
                 );
             }
             for direct in &c.direct {

@@ -5,6 +5,7 @@
 //! people and the order in which things are started and ended.
 #![deny(unsafe_code)]
 
+mod balance;
 mod bench;
 mod bind;
 mod cli;
@@ -18,6 +19,7 @@ mod identity;
 mod info;
 mod limits;
 mod open;
+mod peers;
 mod rings;
 mod serve;
 mod signals;

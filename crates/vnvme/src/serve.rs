@@ -1,9 +1,11 @@
 //! `vnvme serve`: from a specification to running workers.
 
+use crate::balance::Spread;
 use crate::control::{self, Registry};
-use crate::direct::{DirectPath, PathChoice, PathRegistry, check_block_size};
+use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
+use crate::peers::Peers;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
@@ -22,7 +24,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use vfio_user::Listener;
-use volume::{Io, IoOptions, Volume};
+use volume::{Extras, Io, IoOptions, Volume};
+
+/// Workers at most.
+const MAX_WORKERS: usize = 256;
 
 /// How long a virtio queue is polled after its last request, when nothing else was asked for.
 const VHOST_BLK_WINDOW: Duration = Duration::from_micros(50);
@@ -37,6 +42,8 @@ pub struct ServeOptions {
     pub idle_window: IdleWindow,
     /// Worker threads; controllers are dealt out to them in turn.
     pub workers: usize,
+    /// What becomes of a controller's queues where there are several.
+    pub spread: Spread,
     /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
     pub cpus: Vec<usize>,
     /// Where to answer `vnvme stats`.
@@ -80,9 +87,10 @@ fn served(
     io: &Io,
     opener: &Opener,
     listener: Listener,
-    paths: &PathRegistry,
+    crew: &Crew<'_>,
     resized: impl Fn(&Arc<dyn Volume>),
 ) -> Result<Served> {
+    let paths = &crew.registry.paths;
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
     let opened = spec
         .namespaces
@@ -131,7 +139,23 @@ fn served(
         .iter()
         .map(|ns| (ns.nsid, ns.block_size))
         .collect();
-    let mut controller = Controller::new(id, config(spec, serial), namespaces, io)?;
+    // What is limited gains nothing by another worker.
+    let limited =
+        |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
+    let spread = if spec.namespaces.iter().any(limited) {
+        Spread::Off
+    } else {
+        crew.options.spread
+    };
+    let workers = match spread {
+        Spread::Off => 1,
+        Spread::Auto | Spread::Stir => u16::try_from(crew.peers.count()).unwrap_or(u16::MAX),
+    };
+    let config = ControllerConfig {
+        workers,
+        ..config(spec, serial)
+    };
+    let mut controller = Controller::new(id, config, namespaces, io)?;
     let max_transfer = 4096 << controller.config().mdts;
     for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(shown) {
         let Some(direct) = direct else {
@@ -163,42 +187,58 @@ fn served(
         controller,
         listener,
         backends,
+        spread,
     })
+}
+
+/// What all workers have in common.
+struct Crew<'a> {
+    options: &'a ServeOptions,
+    opener: &'a Opener,
+    registry: &'a Registry,
+    sizes: &'a Sizes,
+    peers: &'a Arc<Peers>,
+    /// Controllers of all workers together.
+    controllers: usize,
 }
 
 /// Makes a worker's controllers, on the worker's own thread.
 fn worker(
+    index: usize,
     specs: &[ControllerSpec],
     stop: OwnedFd,
-    options: &ServeOptions,
-    opener: &Opener,
-    registry: &Registry,
-    sizes: &Sizes,
+    crew: &Crew<'_>,
 ) -> Result<Worker> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-    let in_flight = u32::from(ControllerConfig::default().max_in_flight) * specs.len() as u32;
+    let options = crew.options;
+    // Queues of any controller may come here.
+    let controllers = match options.spread {
+        Spread::Off => specs.len(),
+        Spread::Auto | Spread::Stir => crew.controllers,
+    };
+    let in_flight = u32::from(ControllerConfig::default().max_in_flight) * controllers as u32;
     let io = Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
         fixed_buffers: options.pin_memory,
         sqpoll: options.sqpoll,
         ..IoOptions::default()
     });
-    registry.rings.enter(io.stats());
+    crew.registry.rings.enter(io.stats());
     let mut all = Vec::new();
     for (id, spec) in specs.iter().enumerate() {
         let id = u16::try_from(id).context("too many controllers")?;
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
-        let watch = |volume: &Arc<dyn Volume>| sizes.watch(volume.clone(), &resized);
-        let one = served(id, spec, &io, opener, listener, &registry.paths, watch)?;
+        let watch = |volume: &Arc<dyn Volume>| crew.sizes.watch(volume.clone(), &resized);
+        let one = served(id, spec, &io, crew.opener, listener, crew, watch)?;
         tracing::info!(
             socket = %spec.socket.display(),
             serial = one.controller.config().serial,
             namespaces = spec.namespaces.len(),
             "listening"
         );
-        registry.enter(&spec.socket, one.controller.stats());
+        crew.registry.enter(&spec.socket, one.controller.stats());
         all.push(one);
     }
     let mut worker = Worker::new(
@@ -208,7 +248,9 @@ fn worker(
         WorkerOptions {
             idle_window: options.idle_window,
             shares_cpu: options.cpus.is_empty(),
+            index,
         },
+        crew.peers,
     )?;
     worker.watch_sizes(resized)?;
     Ok(worker)
@@ -251,15 +293,25 @@ fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
 
 /// What one thread serves.
 enum Share {
-    Controllers(Vec<ControllerSpec>),
+    /// And the worker's number.
+    Controllers(usize, Vec<ControllerSpec>),
     VhostBlk(VhostBlkSpec),
     Ublk(UblkSpec),
+}
+
+/// Workers for the controllers: not more than there are, where queues do not leave their controller's worker.
+fn workers(specs: &Specs, options: &ServeOptions) -> usize {
+    let most = match (options.spread, specs.controllers.len()) {
+        (_, 0) => 0,
+        (Spread::Off, controllers) => controllers,
+        (Spread::Auto | Spread::Stir, _) => MAX_WORKERS,
+    };
+    options.workers.max(1).min(most)
 }
 
 /// Deals what is to be served out to threads: controllers to the workers in turn, each vhost-user-blk export and each
 /// block device to a thread of its own.
 fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
-    let workers = workers.max(1).min(specs.controllers.len());
     let mut controllers: Vec<Vec<ControllerSpec>> = vec![Vec::new(); workers];
     for (share, spec) in (0..workers).cycle().zip(&specs.controllers) {
         if let Some(share) = controllers.get_mut(share) {
@@ -267,7 +319,8 @@ fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
         }
     }
     let exports = specs.vhost_user_blk.iter().cloned().map(Share::VhostBlk);
-    let controllers = controllers.into_iter().map(Share::Controllers);
+    let controllers = controllers.into_iter().enumerate();
+    let controllers = controllers.map(|(index, specs)| Share::Controllers(index, specs));
     let disks = specs.ublk.iter().cloned().map(Share::Ublk);
     controllers.chain(exports).chain(disks).collect()
 }
@@ -275,7 +328,7 @@ fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
 impl Share {
     fn thread_name(&self, index: usize) -> String {
         match self {
-            Share::Controllers(_) => format!("worker-{index}"),
+            Share::Controllers(..) => format!("worker-{index}"),
             Share::VhostBlk(_) => format!("vhost-blk-{index}"),
             Share::Ublk(_) => format!("ublk-{index}"),
         }
@@ -285,15 +338,13 @@ impl Share {
     fn run(
         &self,
         stop: OwnedFd,
-        options: &ServeOptions,
-        opener: &Opener,
-        registry: &Registry,
-        sizes: &Sizes,
+        crew: &Crew<'_>,
         started: &mpsc::Sender<Result<()>>,
     ) -> Result<()> {
+        let (options, opener, registry) = (crew.options, crew.opener, crew.registry);
         match self {
-            Share::Controllers(specs) => {
-                let made = worker(specs, stop, options, opener, registry, sizes);
+            Share::Controllers(index, specs) => {
+                let made = worker(*index, specs, stop, crew);
                 go(made, started, |mut worker| worker.run())
             }
             Share::VhostBlk(spec) => {
@@ -333,11 +384,21 @@ fn go<T>(
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     raise_descriptor_limit();
     let stop = Stop::on_signals()?;
-    let shares = shares(specs, options.workers);
+    let workers = workers(specs, options);
+    let shares = shares(specs, workers);
+    let peers = &Arc::new(Peers::new(workers)?);
     let registry = &Registry::default();
     let opener = &Opener::new(registry.limits.clone(), registry.devices.clone());
     let sizes = &Sizes::default();
     start_control(options, registry)?;
+    let crew = &Crew {
+        options,
+        opener,
+        registry,
+        sizes,
+        peers,
+        controllers: specs.controllers.len(),
+    };
     let result = std::thread::scope(|scope| {
         let (started, starts) = mpsc::channel::<Result<()>>();
         let mut threads = Vec::new();
@@ -352,7 +413,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
                     tracing::debug!(%error, "timers stay as late as they are");
                 }
                 match cpu.map_or(Ok(()), pin) {
-                    Ok(()) => share.run(descriptor, options, opener, registry, sizes, &started),
+                    Ok(()) => share.run(descriptor, crew, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),
                 }
             };

@@ -1,5 +1,6 @@
 //! Volumes as block devices of the host: the `[[ublk]]` tables of a configuration, and `vnvme ublk`.
 
+use crate::balance::Spread;
 use crate::control::Registry;
 use crate::open::{Opened, Opener};
 use crate::serve::{ServeOptions, serve};
@@ -265,6 +266,7 @@ impl UblkArgs {
         let options = ServeOptions {
             idle_window: IdleWindow::Fixed(Duration::ZERO),
             workers: 1,
+            spread: Spread::Off,
             cpus: Vec::new(),
             control: self.control,
             pin_memory: false,

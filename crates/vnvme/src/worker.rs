@@ -1,10 +1,12 @@
 //! The worker: one thread that owns controllers, their clients' sockets and the ring of their volumes, and serves them
 //! all from one loop. While there is work it polls; after an idle window it arms every doorbell and sleeps in the kernel.
 
+use crate::balance::{Balance, Spread};
 use crate::device::{NvmeDevice, Waiting};
+use crate::peers::{Meter, Peers};
 use crate::window::{IdleWindow, Window};
 use anyhow::{Context, Result};
-use controller::{Controller, tag_owner};
+use controller::{Bell, Branch, Controller, tag_owner};
 use driver::NvmeVolume;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,7 +36,13 @@ const TOKEN_RING: u64 = 1;
 /// Completions that do not come through the ring.
 const TOKEN_OTHERS: u64 = 2;
 const TOKEN_SIZES: u64 = 3;
-const TOKEN_FIRST: u64 = 4;
+const TOKEN_BELL: u64 = 4;
+const TOKEN_FIRST: u64 = 5;
+
+/// In the tags of volume requests, branches have numbers from here on.
+const FIRST_BRANCH: u16 = 0x8000;
+/// Time between two calls for the homes of the queues that a busy worker has.
+const CALL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A controller and the socket that it is served on.
 pub struct Served {
@@ -42,10 +50,13 @@ pub struct Served {
     pub listener: Listener,
     /// Devices below it, which reach guest memory themselves.
     pub backends: Vec<Arc<NvmeVolume>>,
+    /// What becomes of its queues.
+    pub spread: Spread,
 }
 
 struct Slot {
     device: NvmeDevice,
+    balance: Balance,
     listener: Listener,
     connection: Option<Connection>,
     /// What the socket is in the epoll set for.
@@ -62,10 +73,20 @@ pub struct WorkerOptions {
     /// The worker has no CPU of its own: while it polls in vain, others that want to run are let on now and then. It may be
     /// they that the next work is waiting for: a VMM's thread that hands on an interrupt.
     pub shares_cpu: bool,
+    /// Its number among the workers.
+    pub index: usize,
 }
 
 pub struct Worker {
     slots: Vec<Slot>,
+    /// Queues of other workers' controllers.
+    branches: Vec<Branch>,
+    index: usize,
+    peers: Arc<Peers>,
+    bell: Arc<Bell>,
+    meter: Meter,
+    /// When the branches' homes are called next.
+    next_call: Instant,
     io: Io,
     epoll: OwnedFd,
     /// Readable when the process is asked to end.
@@ -82,10 +103,24 @@ pub struct Worker {
 impl Worker {
     /// `served` in the order of their ids; `io` is the one that their volumes were opened on. The worker ends when `stop`
     /// becomes readable.
-    pub fn new(served: Vec<Served>, io: Io, stop: OwnedFd, options: WorkerOptions) -> Result<Self> {
+    pub fn new(
+        served: Vec<Served>,
+        io: Io,
+        stop: OwnedFd,
+        options: WorkerOptions,
+        peers: &Arc<Peers>,
+    ) -> Result<Self> {
+        let index = options.index;
+        let bell = peers.bell(index).context("a worker without a bell")?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("epoll")?;
         let mut worker = Worker {
             slots: Vec::new(),
+            branches: Vec::new(),
+            index,
+            peers: peers.clone(),
+            bell: bell.clone(),
+            meter: Meter::new(Instant::now()),
+            next_call: Instant::now(),
             io,
             epoll,
             stop,
@@ -97,19 +132,27 @@ impl Worker {
             completions: Vec::with_capacity(1024),
         };
         worker.watch(worker.stop.as_fd(), TOKEN_STOP, epoll::EventFlags::IN)?;
+        if let Some(wake) = peers.wake_fd(index) {
+            worker.watch(wake, TOKEN_BELL, epoll::EventFlags::IN)?;
+        }
         for (
             i,
             Served {
-                controller,
+                mut controller,
                 listener,
                 backends,
+                spread,
             },
         ) in served.into_iter().enumerate()
         {
             worker.watch(listener.as_fd(), listener_token(i), epoll::EventFlags::IN)?;
+            controller.set_home(index as u16, bell.clone());
+            peers.enter(controller.stats());
+            let balance = Balance::new(spread, index, peers.clone(), &controller);
             let mut device = NvmeDevice::new(controller, backends);
             device.set_pinner(worker.io.pinner());
             worker.slots.push(Slot {
+                balance,
                 device,
                 listener,
                 connection: None,
@@ -153,8 +196,13 @@ impl Worker {
             if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
                 now = Instant::now();
                 due = now.duration_since(last_look) >= LOOK_INTERVAL;
+                self.meter.tick(now, self.index, &self.peers);
+                if due {
+                    self.tend(now);
+                }
             }
             let worked = self.round(now);
+            self.meter.round(worked);
             if worked {
                 if std::mem::take(&mut slept) {
                     self.window.woken(now.duration_since(last_work));
@@ -178,15 +226,20 @@ impl Worker {
                 continue;
             }
             if self.prepare_sleep() {
-                let timeout = self
-                    .deadline()
-                    .map(|d| d.saturating_duration_since(Instant::now()));
+                let asleep = Instant::now();
+                self.meter.tick(asleep, self.index, &self.peers);
+                let timeout = self.deadline().map(|d| d.saturating_duration_since(asleep));
                 if self.look(timeout)? {
                     break;
                 }
                 slept = true;
             }
+            self.bell.awake();
             now = Instant::now();
+            if slept {
+                self.meter.skip(now);
+                self.tend(now);
+            }
         }
         self.finish()
     }
@@ -202,11 +255,51 @@ impl Worker {
         self.slots.iter().any(trapped)
     }
 
+    /// What is done now and then: queues go from worker to worker.
+    fn tend(&mut self, now: Instant) {
+        for slot in &mut self.slots {
+            slot.balance.tend(&mut slot.device.controller, now);
+        }
+        if self.branches.is_empty() || now < self.next_call {
+            return;
+        }
+        self.next_call = now + CALL_INTERVAL;
+        // Their homes may sleep while this worker has too much to do, and only they can move a queue.
+        for branch in &self.branches {
+            branch.call_home();
+        }
+    }
+
+    /// Other workers have left something.
+    fn hear(&mut self) -> bool {
+        let mut worked = false;
+        for seed in self.peers.seeds(self.index) {
+            worked = true;
+            let id = FIRST_BRANCH.saturating_add(self.branches.len() as u16);
+            match seed.open(id, &self.io) {
+                Ok(branch) => self.branches.push(branch),
+                Err(error) => {
+                    tracing::warn!(%error, "queues cannot go to worker {}", self.index);
+                }
+            }
+        }
+        for branch in &mut self.branches {
+            worked |= branch.hear();
+        }
+        for slot in &mut self.slots {
+            worked |= slot.device.controller.hear();
+        }
+        worked
+    }
+
     /// One round over all controllers and the ring.
     fn round(&mut self, now: Instant) -> bool {
-        let mut worked = false;
+        let mut worked = self.bell.take() && self.hear();
         for slot in &mut self.slots {
             worked |= slot.device.controller.poll(now);
+        }
+        for branch in &mut self.branches {
+            worked |= branch.poll(now);
         }
         self.io.flush();
         let completions = &mut self.completions;
@@ -214,10 +307,18 @@ impl Worker {
         for slot in &mut self.slots {
             slot.device.controller.poll_volumes(completions);
         }
+        for branch in &mut self.branches {
+            branch.poll_volumes(completions);
+        }
         worked |= !self.completions.is_empty();
         for completion in self.completions.drain(..) {
-            if let Some(slot) = self.slots.get_mut(usize::from(tag_owner(completion.tag))) {
+            let owner = tag_owner(completion.tag);
+            if let Some(slot) = self.slots.get_mut(usize::from(owner)) {
                 slot.device.controller.complete(completion);
+            } else if let Some(branch) = owner.checked_sub(FIRST_BRANCH)
+                && let Some(branch) = self.branches.get_mut(usize::from(branch))
+            {
+                branch.complete(completion);
             }
         }
         for i in 0..self.slots.len() {
@@ -248,6 +349,7 @@ impl Worker {
         self.slots
             .iter()
             .any(|s| s.device.controller.needs_polling() || s.more)
+            || self.branches.iter().any(Branch::needs_polling)
     }
 
     fn window(&self) -> Duration {
@@ -255,7 +357,8 @@ impl Worker {
             || self.slots.iter().any(|s| {
                 let controller = &s.device.controller;
                 controller.shadowed() || controller.is_busy()
-            });
+            })
+            || self.branches.iter().any(|b| b.shadowed() || b.is_busy());
         if useful {
             self.window.get()
         } else {
@@ -267,13 +370,19 @@ impl Worker {
         self.slots
             .iter()
             .filter_map(|s| s.device.controller.deadline())
+            .chain(self.branches.iter().filter_map(Branch::deadline))
             .min()
     }
 
     /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
     fn prepare_sleep(&mut self) -> bool {
-        let mut raced = false;
+        // First, so that who rings after the looks below wakes this thread.
+        let mut raced = self.bell.doze();
         let mut shadowed = false;
+        for branch in &mut self.branches {
+            raced |= branch.arm();
+            shadowed |= branch.shadowed();
+        }
         for slot in &mut self.slots {
             raced |= slot.device.controller.arm();
             shadowed |= slot.device.controller.shadowed();
@@ -301,7 +410,8 @@ impl Worker {
                 Ok(()) => self.others_watched = true,
                 Err(error) => {
                     tracing::warn!(%error, "a device's completions cannot be waited for; polling");
-                    raced |= self.slots.iter().any(|s| s.device.controller.is_busy());
+                    raced |= self.slots.iter().any(|s| s.device.controller.is_busy())
+                        || self.branches.iter().any(Branch::is_busy);
                 }
             }
         }
@@ -315,6 +425,9 @@ impl Worker {
                 let over = armed.elapsed() >= RECHECK_PAUSE;
                 for slot in &mut self.slots {
                     raced |= slot.device.controller.recheck();
+                }
+                for branch in &mut self.branches {
+                    raced |= branch.recheck();
                 }
                 if raced || over {
                     break;
@@ -356,6 +469,7 @@ impl Worker {
                 TOKEN_STOP => return Ok(true),
                 TOKEN_RING | TOKEN_OTHERS => {}
                 TOKEN_SIZES => self.check_sizes(),
+                TOKEN_BELL => self.peers.woken(self.index),
                 _ => {
                     let index = ((token - TOKEN_FIRST) / 2) as usize;
                     if (token - TOKEN_FIRST).is_multiple_of(2) {
@@ -500,8 +614,14 @@ impl Worker {
         for slot in &mut self.slots {
             slot.device.controller.flush();
         }
+        // Each worker does that for what went through it.
+        for branch in &mut self.branches {
+            branch.flush();
+        }
         let limit = Instant::now() + FLUSH_LIMIT;
-        while !self.slots.iter().all(|s| s.device.controller.is_drained()) {
+        while !(self.slots.iter().all(|s| s.device.controller.is_drained())
+            && self.branches.iter().all(Branch::is_drained))
+        {
             self.round(Instant::now());
             anyhow::ensure!(
                 Instant::now() < limit,

@@ -1,5 +1,6 @@
 //! Namespaces whose volume has been resized.
 
+use crate::branch::Order;
 use crate::controller::Controller;
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::feature::AsyncEventConfig;
@@ -11,7 +12,7 @@ impl Controller {
     /// has changed. Somebody else has to ask the volumes ([`volume::Volume::refresh`]): that may take its time.
     pub fn check_sizes(&mut self) -> bool {
         let mut changed = false;
-        for ns in &mut self.engine.namespaces {
+        for (index, ns) in self.engine.namespaces.iter_mut().enumerate() {
             let blocks = ns.config.volume.info().size >> ns.shift;
             if blocks == ns.blocks {
                 continue;
@@ -21,6 +22,7 @@ impl Controller {
             if let Some(passthrough) = &mut ns.passthrough {
                 passthrough.resized(blocks);
             }
+            self.spread.tell_all(|| Order::Resized { index, blocks });
             self.admin.logs.changed(ns.config.nsid);
             changed = true;
         }

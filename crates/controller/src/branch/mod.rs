@@ -72,6 +72,13 @@ impl Branch {
         }
     }
 
+    /// Wakes the controller's own worker, if this one has queues of it.
+    pub fn call_home(&self) {
+        if self.engine.any_io_queue() {
+            self.home.ring();
+        }
+    }
+
     /// Carries out what the control half has ordered. Returns whether there was anything.
     pub fn hear(&mut self) -> bool {
         let before = self.handled;
@@ -133,6 +140,11 @@ impl Branch {
                 engine.dma.unmap_all();
                 engine.unmapped(0, u64::MAX);
                 self.unmapping = true;
+            }
+            Order::Resized { index, blocks } => {
+                if let Some(ns) = engine.namespaces.get_mut(index) {
+                    ns.blocks = blocks;
+                }
             }
             Order::Vector(vector, sink) => engine.irqs.set_vector(vector, sink),
             Order::ForgetSinks => engine.irqs.forget_sinks(),
@@ -239,6 +251,11 @@ impl Branch {
     /// As [`Controller::needs_polling`](crate::Controller::needs_polling).
     pub fn needs_polling(&self) -> bool {
         (self.mapped_doorbells && self.engine.any_io_queue()) || self.engine.polled_in_flight()
+    }
+
+    /// As [`Controller::is_busy`](crate::Controller::is_busy).
+    pub fn is_busy(&self) -> bool {
+        self.engine.in_flight()
     }
 
     /// As [`Controller::shadowed`](crate::Controller::shadowed), where it has queues.

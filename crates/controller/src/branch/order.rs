@@ -42,6 +42,11 @@ pub(crate) enum Order {
     },
     /// As `Unmap`.
     UnmapAll,
+    /// The namespace of this index has so many blocks now.
+    Resized {
+        index: usize,
+        blocks: u64,
+    },
     Vector(u16, Option<Arc<dyn IrqSink>>),
     ForgetSinks,
     Features {

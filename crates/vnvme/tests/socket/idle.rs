@@ -15,13 +15,13 @@ const LOST: Duration = Duration::from_secs(10);
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
 /// Rounds with pauses that begin before the worker's last look and end long after it fell asleep.
-fn rounds(window: &str) {
+fn rounds(window: &str, more: &[&str]) {
     let place = Place::new();
     let control = text(&place.path("control"));
-    let daemon = Daemon::serve(
-        &place,
-        &["--idle-window", window, "--control", &control, "null://1G"],
-    );
+    let mut args = vec!["--idle-window", window, "--control", &control];
+    args.extend(more);
+    args.push("null://1G");
+    let daemon = Daemon::serve(&place, &args);
     let mut target = Target::parse(&format!("vfio-user://{}/1", text(&place.socket()))).unwrap();
     target.options.status_interval = NEVER;
     target.options.command_timeout = NEVER;
@@ -81,6 +81,13 @@ fn rounds(window: &str) {
         io["arms"].as_u64().unwrap() > ROUNDS / 100,
         "the worker hardly slept: {stats}"
     );
+    if !more.is_empty() {
+        let moves = &stats["controllers"][0]["moves"];
+        assert!(
+            moves.as_u64().unwrap() > 100,
+            "the queue hardly moved: {stats}"
+        );
+    }
     drop(queue);
     drop(device);
     daemon.end();
@@ -88,10 +95,21 @@ fn rounds(window: &str) {
 
 #[test]
 fn a_worker_that_sleeps_at_once_is_woken_every_time() {
-    rounds("0");
+    rounds("0", &[]);
 }
 
 #[test]
 fn a_worker_that_polls_first_is_woken_every_time() {
-    rounds("50");
+    rounds("50", &[]);
+}
+
+/// The queue goes from one worker to the other meanwhile.
+#[test]
+fn two_workers_that_sleep_at_once_are_woken_every_time() {
+    rounds("0", &["--workers", "2", "--spread", "stir"]);
+}
+
+#[test]
+fn two_workers_that_poll_first_are_woken_every_time() {
+    rounds("50", &["--workers", "2", "--spread", "stir"]);
 }

@@ -19,6 +19,7 @@ mod pinned;
 mod sleep;
 mod slices;
 mod sockets;
+mod spread;
 mod startup;
 mod throttle;
 mod vhost_blk;

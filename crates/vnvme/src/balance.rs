@@ -1,0 +1,299 @@
+//! Which queues go to which worker.
+//!
+//! Queues are made on their controller's own worker, and stay there as long as it has time for all of them: a second worker
+//! that wakes up for an idle disk would cost more than it gives. When one worker has much more to do than another, queues
+//! go over, so many that both have about the same.
+
+use crate::peers::Peers;
+use clap::ValueEnum;
+use controller::{Controller, ControllerStats};
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time over which loads are compared.
+const PERIOD: Duration = Duration::from_millis(250);
+/// After a decision, its effect is waited for.
+const PAUSE: Duration = Duration::from_millis(600);
+/// A worker that is less busy than this keeps its queues.
+const BUSY: f64 = 0.6;
+/// Workers that differ by less are even.
+const UNEVEN: f64 = 0.3;
+/// Queues that are less than this of a worker's time are not worth a move.
+const WORTH: f64 = 0.02;
+/// Between two moves of [`Spread::Stir`].
+const STIR: Duration = Duration::from_micros(300);
+
+/// What becomes of a controller's queues where there are several workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Spread {
+    /// They go from busy workers to idle ones
+    #[default]
+    Auto,
+    /// They stay on their controller's worker
+    Off,
+    /// They go anywhere, all the time: for tests
+    #[value(hide = true)]
+    Stir,
+}
+
+/// A completion queue, with the submission queues that go with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Queue {
+    cqid: u16,
+    worker: usize,
+    /// Share of its worker's time, 0 to 1.
+    load: f64,
+}
+
+/// Which queues should go where; `busy` is each worker's share of time, 0 to 1.
+fn plan(mut busy: Vec<f64>, mut queues: Vec<Queue>) -> Vec<(u16, usize)> {
+    let mut moves = Vec::new();
+    loop {
+        let of = |worker: usize| busy.get(worker).copied().unwrap_or(0.0);
+        let ours = queues.iter().map(|queue| queue.worker);
+        let Some(from) = ours.max_by(|a, b| of(*a).total_cmp(&of(*b))) else {
+            return moves;
+        };
+        let Some(to) = (0..busy.len()).min_by(|a, b| of(*a).total_cmp(&of(*b))) else {
+            return moves;
+        };
+        let gap = of(from) - of(to);
+        if of(from) < BUSY || gap < UNEVEN {
+            return moves;
+        }
+        // The best is half of the gap; one that is nearly all of it would only change the sides.
+        let fits = |queue: &&mut Queue| {
+            queue.worker == from && queue.load >= WORTH && queue.load <= gap * 0.75
+        };
+        let off = |queue: &Queue| (queue.load - gap / 2.0).abs();
+        let best = queues.iter_mut().filter(fits);
+        let Some(queue) = best.min_by(|a, b| off(a).total_cmp(&off(b))) else {
+            return moves;
+        };
+        queue.worker = to;
+        let (cqid, load) = (queue.cqid, queue.load);
+        if let Some(busy) = busy.get_mut(from) {
+            *busy -= load;
+        }
+        if let Some(busy) = busy.get_mut(to) {
+            *busy += load;
+        }
+        moves.push((cqid, to));
+        // Each queue once.
+        queues.retain(|queue| queue.cqid != cqid);
+    }
+}
+
+/// How much has happened, at one time.
+struct Snapshot {
+    at: Instant,
+    busy: Vec<u64>,
+    commands: Vec<u64>,
+    /// Of this controller's queues.
+    queues: Vec<u64>,
+}
+
+/// One controller's balance.
+pub struct Balance {
+    spread: Spread,
+    worker: usize,
+    peers: Arc<Peers>,
+    stats: Arc<ControllerStats>,
+    last: Option<Snapshot>,
+    next: Instant,
+    /// Moves that were decided and not made yet.
+    moves: Vec<(u16, usize)>,
+    random: u64,
+}
+
+impl Balance {
+    pub fn new(spread: Spread, worker: usize, peers: Arc<Peers>, controller: &Controller) -> Self {
+        Balance {
+            spread,
+            worker,
+            peers,
+            stats: controller.stats(),
+            last: None,
+            next: Instant::now(),
+            moves: Vec::new(),
+            random: 1,
+        }
+    }
+
+    /// Looks whether something is to be moved, if it is time; goes on with moves. To be called now and then while the worker
+    /// is awake.
+    pub fn tend(&mut self, controller: &mut Controller, now: Instant) {
+        if self.spread == Spread::Off || self.peers.count() < 2 {
+            return;
+        }
+        if !self.moves.is_empty() && !controller.is_moving() {
+            self.move_one(controller);
+        }
+        if now < self.next {
+            return;
+        }
+        if self.spread == Spread::Stir {
+            self.next = now + STIR;
+            return self.stir(controller);
+        }
+        self.next = now + PERIOD;
+        self.compare(controller, now);
+    }
+
+    fn move_one(&mut self, controller: &mut Controller) {
+        let Some((cqid, to)) = self.moves.pop() else {
+            return;
+        };
+        if self.reach(controller, to) && controller.move_queue(cqid, to as u16) {
+            tracing::debug!(cqid, worker = to, "queue moves");
+        }
+    }
+
+    /// Whether queues can go to a worker now; if that was never tried, it is begun.
+    fn reach(&self, controller: &mut Controller, worker: usize) -> bool {
+        if worker == self.worker {
+            return true;
+        }
+        match controller.has_branch(worker as u16) {
+            Some(true) => true,
+            None => false,
+            Some(false) => {
+                let bell = self.peers.bell(worker).cloned();
+                let seed = bell.and_then(|bell| controller.branch(worker as u16, bell));
+                if let Some(seed) = seed {
+                    self.peers.plant(worker, seed);
+                }
+                false
+            }
+        }
+    }
+
+    fn snapshot(&self, now: Instant) -> Snapshot {
+        Snapshot {
+            at: now,
+            busy: self.peers.busy(),
+            commands: self.peers.commands(),
+            queues: self.stats.queues.iter().map(|q| q.commands.get()).collect(),
+        }
+    }
+
+    fn compare(&mut self, controller: &mut Controller, now: Instant) {
+        let new = self.snapshot(now);
+        let Some(old) = self.last.replace(new) else {
+            return;
+        };
+        let Some(new) = &self.last else {
+            return;
+        };
+        let elapsed = now.saturating_duration_since(old.at);
+        // This worker slept meanwhile: an average over that time says nothing.
+        if elapsed > PERIOD * 2 || !self.moves.is_empty() || !controller.may_spread() {
+            return;
+        }
+        let elapsed = elapsed.as_nanos() as f64;
+        let since = |new: &[u64], old: &[u64], at: usize| {
+            let (new, old) = (new.get(at), old.get(at));
+            new.zip(old)
+                .map_or(0, |(new, old)| new.saturating_sub(*old)) as f64
+        };
+        let busy: Vec<f64> = (0..self.peers.count())
+            .map(|worker| (since(&new.busy, &old.busy, worker) / elapsed).min(1.0))
+            .collect();
+        let queues = controller.completion_queues().into_iter();
+        let queues = queues
+            .map(|(cqid, worker)| {
+                let worker = usize::from(worker);
+                let sqs = controller.submission_queues(cqid).into_iter();
+                let commands: f64 = sqs
+                    .map(|qid| since(&new.queues, &old.queues, qid.into()))
+                    .sum();
+                let all = since(&new.commands, &old.commands, worker).max(1.0);
+                let share = (commands / all).min(1.0);
+                Queue {
+                    cqid,
+                    worker,
+                    load: busy.get(worker).copied().unwrap_or(0.0) * share,
+                }
+            })
+            .collect();
+        let moves = plan(busy.clone(), queues);
+        if moves.is_empty() || !self.peers.may_decide(now, PAUSE) {
+            return;
+        }
+        tracing::debug!(?busy, ?moves, "uneven");
+        // Branches that are not open yet take a while; what they were to get is decided anew then.
+        let reached = moves.iter().filter(|(_, to)| self.reach(controller, *to));
+        self.moves = reached.copied().collect();
+        self.move_one(controller);
+    }
+
+    fn stir(&mut self, controller: &mut Controller) {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let queues = controller.completion_queues();
+        let pick = (self.random >> 33) as usize;
+        let to = (self.random >> 20) as usize % self.peers.count();
+        if let Some(&(cqid, _)) = queues.get(pick % queues.len().max(1))
+            && controller.may_spread()
+            && self.reach(controller, to)
+        {
+            controller.move_queue(cqid, to as u16);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queues(loads: &[(usize, f64)]) -> Vec<Queue> {
+        let queue = |(i, &(worker, load)): (usize, &(usize, f64))| Queue {
+            cqid: i as u16 + 1,
+            worker,
+            load,
+        };
+        loads.iter().enumerate().map(queue).collect()
+    }
+
+    #[test]
+    fn half_of_the_queues_go_to_an_idle_worker() {
+        let moves = plan(vec![1.0, 0.0], queues(&[(0, 0.25); 4]));
+        assert_eq!(moves.len(), 2, "{moves:?}");
+        assert!(moves.iter().all(|(_, to)| *to == 1));
+    }
+
+    #[test]
+    fn one_queue_stays_as_it_would_only_change_sides() {
+        assert!(plan(vec![1.0, 0.0], queues(&[(0, 1.0)])).is_empty());
+        assert!(plan(vec![1.0, 0.1], queues(&[(0, 0.9), (0, 0.01)])).is_empty());
+    }
+
+    #[test]
+    fn a_small_difference_or_a_small_load_is_left_alone() {
+        assert!(plan(vec![0.5, 0.0], queues(&[(0, 0.25); 2])).is_empty());
+        assert!(plan(vec![1.0, 0.8], queues(&[(0, 0.25); 4])).is_empty());
+        assert!(plan(vec![1.0], queues(&[(0, 0.25); 4])).is_empty());
+        assert!(plan(vec![1.0, 0.0], Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn queues_come_back_from_a_worker_that_others_load() {
+        let moves = plan(vec![0.1, 1.0], queues(&[(1, 0.2), (0, 0.1)]));
+        assert_eq!(moves, [(1, 0)]);
+    }
+
+    #[test]
+    fn many_small_queues_spread_over_all_workers() {
+        let moves = plan(
+            vec![1.0, 0.0, 0.0, 0.0],
+            queues(&[(0, 1.0 / 64.0 + 0.01); 64]),
+        );
+        let of = |worker| moves.iter().filter(|(_, to)| *to == worker).count();
+        let counts = [of(1), of(2), of(3)];
+        assert!(counts.iter().all(|n| (5..=20).contains(n)), "{counts:?}");
+    }
+}

@@ -1,0 +1,277 @@
+//! One controller's queues on two workers, moved from one to the other all the time: nothing is lost, nothing comes twice.
+
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use driver::{QueueOptions, Target};
+use nvme::{NvmOpcode, Status};
+use vfio_user::DmaUnmapping;
+
+use crate::common::*;
+
+const QUEUES: u16 = 6;
+/// Commands in flight on each.
+const DEPTH: u64 = 16;
+/// Bytes of each.
+const LEN: usize = 4096;
+/// Where data of writes begins in guest memory, and that of reads.
+const WRITES: u64 = 4 << 20;
+const READS: u64 = 8 << 20;
+
+fn counters(control: &str) -> serde_json::Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["stats", "--json", control])
+        .output()
+        .unwrap();
+    let all: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    all["controllers"][0].clone()
+}
+
+/// The place of a command, in blocks of `LEN`.
+fn place_of(qid: u16, slot: u64) -> u64 {
+    u64::from(qid) * DEPTH + slot
+}
+
+/// One command on each place, all in flight together; each completes once.
+fn load(host: &mut Host, opcode: NvmOpcode, base: u64, between: impl FnOnce(&mut Host)) {
+    let mut waiting = Vec::new();
+    for slot in 0..DEPTH {
+        for qid in 1..=QUEUES {
+            let at = place_of(qid, slot);
+            let lba = at * (LEN / host.block) as u64;
+            let command = host.transfer(opcode, 1, lba, LEN, base + at * LEN as u64);
+            waiting.push((qid, host.submit(qid, command)));
+        }
+    }
+    between(host);
+    while !waiting.is_empty() {
+        for qid in 1..=QUEUES {
+            let mine = waiting.iter().any(|(q, _)| *q == qid);
+            let completion = if mine {
+                Some(host.completion(qid))
+            } else {
+                host.try_completion(qid)
+            };
+            let Some(completion) = completion else {
+                continue;
+            };
+            let key = (qid, completion.cid.get());
+            let at = waiting.iter().position(|waits| *waits == key);
+            let at = at.unwrap_or_else(|| panic!("{key:?} completed twice, or never asked for"));
+            waiting.swap_remove(at);
+            assert_eq!(completion.status(), Status::SUCCESS, "{key:?}");
+        }
+    }
+}
+
+fn write_all(host: &mut Host, seed: u64, between: impl FnOnce(&mut Host)) {
+    for qid in 1..=QUEUES {
+        for slot in 0..DEPTH {
+            let at = place_of(qid, slot);
+            let data = pattern(seed + at, LEN);
+            let to = WRITES + at * LEN as u64;
+            host.ram.write_all_at(&data, to).unwrap();
+        }
+    }
+    load(host, NvmOpcode::WRITE, WRITES, between);
+}
+
+fn read_all(host: &mut Host, seed: u64) {
+    load(host, NvmOpcode::READ, READS, |_| {});
+    let mut data = vec![0; LEN];
+    for qid in 1..=QUEUES {
+        for slot in 0..DEPTH {
+            let at = place_of(qid, slot);
+            let from = READS + at * LEN as u64;
+            host.ram.read_exact_at(&mut data, from).unwrap();
+            assert!(data == pattern(seed + at, LEN), "queue {qid}, slot {slot}");
+        }
+    }
+}
+
+fn ready(host: &mut Host, shadow: bool) {
+    host.enable();
+    if shadow {
+        host.use_shadow_doorbells();
+    }
+    host.create_queues(QUEUES, None);
+}
+
+fn stirred(place: &Place, mapped: bool, rounds: u64) {
+    let control = text(&place.path("control"));
+    let disk = place.disk("disk.raw", 16 << 20);
+    let mut args = vec!["--workers", "2", "--spread", "stir", "--control", &control];
+    args.extend(["--idle-window", "20"]);
+    if mapped {
+        args.extend(["--doorbells", "mapped"]);
+    }
+    args.push(&disk);
+    let daemon = Daemon::serve(place, &args);
+    let connect = || {
+        let mut host = Host::attach(&place.socket());
+        if mapped {
+            host.map_doorbells();
+        }
+        ready(&mut host, !mapped);
+        host
+    };
+    let mut host = connect();
+    for round in 0..rounds {
+        let seed = round * 1_000_003;
+        // All of memory goes away under load, rings and shadow doorbells too, and comes back.
+        write_all(&mut host, seed, |host| {
+            if round % 3 == 1 {
+                host.client.dma_unmap(DmaUnmapping::All).unwrap();
+                host.map_ram();
+            }
+        });
+        read_all(&mut host, seed);
+        match round % 5 {
+            // A reset with everything in flight; what was written before stays.
+            2 => {
+                for qid in 1..=QUEUES {
+                    let command = host.transfer(NvmOpcode::READ, 1, 0, LEN, READS);
+                    (0..DEPTH).for_each(|_| {
+                        host.submit(qid, command);
+                    });
+                }
+                ready(&mut host, !mapped);
+                read_all(&mut host, seed);
+            }
+            // The VMM dies with everything in flight.
+            4 => {
+                for qid in 1..=QUEUES {
+                    let command = host.transfer(NvmOpcode::READ, 1, 0, LEN, READS);
+                    (0..DEPTH).for_each(|_| {
+                        host.submit(qid, command);
+                    });
+                }
+                drop(host);
+                host = connect();
+                read_all(&mut host, seed);
+            }
+            _ => {}
+        }
+    }
+    let told = counters(&control);
+    assert!(told["moves"].as_u64().unwrap() > rounds, "{told}");
+    let io = told["queues"].as_array().unwrap();
+    assert!(io.iter().all(|q| q["worker"].as_u64().unwrap() < 2));
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn queues_move_under_load_with_shadow_doorbells() {
+    stirred(&Place::new(), false, 25);
+}
+
+#[test]
+fn queues_move_under_load_with_mapped_doorbells() {
+    stirred(&Place::new(), true, 25);
+}
+
+#[test]
+fn everything_is_durable_at_the_end_wherever_its_queue_was() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 16 << 20);
+    let args = ["--workers", "3", "--spread", "stir", &disk];
+    let daemon = Daemon::serve(&place, &args);
+    let mut host = Host::attach(&place.socket());
+    ready(&mut host, true);
+    for round in 0..10 {
+        write_all(&mut host, round, |_| {});
+    }
+    daemon.end();
+    for qid in 1..=QUEUES {
+        for slot in 0..DEPTH {
+            let at = place_of(qid, slot);
+            let found = place.bytes("disk.raw", at * LEN as u64, LEN);
+            assert!(found == pattern(9 + at, LEN), "queue {qid}, slot {slot}");
+        }
+    }
+}
+
+/// One worker copies as fast as it can, another one has nothing to do: half of the queues go over.
+#[test]
+fn a_busy_worker_gives_queues_to_an_idle_one() {
+    let place = Place::new();
+    let control = text(&place.path("control"));
+    let args = ["--workers", "2", "--control", &control, "mem://64M"];
+    let daemon = Daemon::serve(&place, &args);
+    let target = Target::parse(&format!("vfio-user://{}/1", text(&place.socket()))).unwrap();
+    let device = target.open().unwrap();
+    let options = QueueOptions {
+        depth: 8,
+        interrupts: false,
+        ..QueueOptions::default()
+    };
+    let mut queues: Vec<_> = (0..4).map(|_| device.queue(1, options).unwrap()).collect();
+    let len = 256 << 10;
+    for queue in &mut queues {
+        for i in 0..8 {
+            let buffer = device.allocate(len).unwrap();
+            queue.submit_read(0, (len / 512) as u32, buffer, i).unwrap();
+        }
+        queue.ring();
+    }
+    let start = Instant::now();
+    let mut next_look = start;
+    loop {
+        for queue in &mut queues {
+            let mut back = Vec::new();
+            queue.poll(|completion| {
+                completion.result.unwrap();
+                back.extend(
+                    completion
+                        .buffer
+                        .map(|buffer| (completion.user_data, buffer)),
+                );
+            });
+            if back.is_empty() {
+                continue;
+            }
+            for (i, buffer) in back {
+                queue.submit_read(0, (len / 512) as u32, buffer, i).unwrap();
+            }
+            queue.ring();
+        }
+        if Instant::now() < next_look {
+            continue;
+        }
+        next_look = Instant::now() + Duration::from_millis(100);
+        let told = counters(&control);
+        let io = told["queues"].as_array().unwrap();
+        let workers: Vec<u64> = io
+            .iter()
+            .filter(|q| q["qid"] != 0)
+            .map(|q| q["worker"].as_u64().unwrap())
+            .collect();
+        if workers.contains(&0) && workers.contains(&1) {
+            break;
+        }
+        assert!(start.elapsed() < LIMIT, "nothing moved: {told}");
+    }
+    drop(queues);
+    drop(device);
+    daemon.end();
+}
+
+/// A limit is no reason to look for another worker.
+#[test]
+fn limited_volumes_stay() {
+    let place = Place::new();
+    let control = text(&place.path("control"));
+    let mut args = vec!["--workers", "2", "--spread", "stir", "--control", &control];
+    args.push("mem://16M?iops=100000");
+    let daemon = Daemon::serve(&place, &args);
+    let mut host = Host::attach(&place.socket());
+    ready(&mut host, true);
+    for round in 0..5 {
+        write_all(&mut host, round, |_| {});
+    }
+    assert_eq!(counters(&control)["moves"], 0);
+    drop(host);
+    daemon.end();
+}
