@@ -677,6 +677,40 @@ proptest! {
     }
 }
 
+/// Entries that waited for room in a full completion queue, in a queue that is not looked at in every round: nothing tells
+/// of them when there is room, but a look before the sleep.
+#[test]
+fn entries_that_waited_for_room_are_not_slept_over() {
+    let submit = |qid, count| Deed::Submit {
+        qid,
+        write: false,
+        count,
+    };
+    let reap = |cqid| Deed::Reap { cqid, most: 1 };
+    let step = Deed::Step {
+        worker: 0,
+        hear: false,
+        times: 1,
+    };
+    play(
+        false,
+        vec![
+            submit(5, 7),
+            submit(3, 1),
+            submit(5, 1),
+            submit(1, 2),
+            step,
+            Deed::Sleep { worker: 0 },
+            submit(5, 6),
+            reap(3),
+            Deed::Remake { qid: 2 },
+            reap(1),
+            submit(5, 1),
+            Deed::Feature { value: false },
+        ],
+    );
+}
+
 /// All queues but the first on other workers.
 fn spread(w: &mut World) {
     for cqid in 2..=PAIRS {

@@ -269,10 +269,16 @@ impl Engine {
 
     fn last_look(&mut self, arm: bool) -> bool {
         let mut raced = false;
+        let may_fetch = self.flushes.is_empty() && self.slots.free() > 0;
         for &qid in &self.active {
             let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
                 continue;
             };
+            // What waited for room or for memory, in a queue that the last round did not look at: no doorbell tells of it.
+            raced |= may_fetch
+                && !sq.is_empty()
+                && sq.memory.ring().is_some()
+                && matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty());
             let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {
                 continue;
             };

@@ -320,6 +320,9 @@ pub fn file(results: &Results) -> Section {
     }
 }
 
+/// Cases of suite `scale` with two workers on two CPUs, one of which is the load's.
+const CROWDED: &str = " two workers, one on the load's CPU";
+
 pub fn scale(results: &Results) -> Section {
     let view = View {
         results,
@@ -354,7 +357,13 @@ pub fn scale(results: &Results) -> Section {
                 Shape::Lines,
             )
         };
-        for (suffix, quiet) in [("", false), (" one busy", false), (" two workers", false)] {
+        for (suffix, quiet) in [
+            ("", false),
+            (" one busy", false),
+            (" two workers", false),
+            // Says what two workers cost, where they cannot gain.
+            (CROWDED, true),
+        ] {
             for (colour, &depth) in (0..).zip(&depths) {
                 let case = |count: u32| match (suffix, count) {
                     (" one busy", 1) => format!("{what} 1"),
@@ -382,9 +391,14 @@ pub fn scale(results: &Results) -> Section {
                 );
                 rate.series.push(Series {
                     name,
-                    quoted: suffix == " one busy",
+                    quoted: suffix == " one busy" || suffix == CROWDED,
                     values,
-                    colour: colour + if suffix == " two workers" { 3 } else { 0 },
+                    colour: colour
+                        + if suffix.starts_with(" two workers") {
+                            3
+                        } else {
+                            0
+                        },
                 });
             }
         }
@@ -397,7 +411,9 @@ pub fn scale(results: &Results) -> Section {
         id: "scale",
         title: "Scale".into(),
         intro: "4 KiB random reads of null volumes with shadow doorbells; one thread loads all queues, each at the depth that \
-                is named. One busy: all queues exist, one is loaded."
+                is named. One busy: all queues exist, one is loaded. Two workers: queues go to the second one by themselves when \
+                the first has too much to do, which is waited for. On the load's CPU: there was no third CPU, so that the second \
+                worker and the load share one, and the figure says what two workers cost then, not what they gain."
             .into(),
         tables,
         charts,
