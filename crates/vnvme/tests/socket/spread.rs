@@ -100,7 +100,12 @@ fn ready(host: &mut Host, shadow: bool) {
 
 fn stirred(place: &Place, mapped: bool, rounds: u64) {
     let control = text(&place.path("control"));
-    let disk = place.disk("disk.raw", 16 << 20);
+    // One that answers at once, and one that does not.
+    let disk = if mapped {
+        "mem://16M".to_owned()
+    } else {
+        place.disk("disk.raw", 16 << 20)
+    };
     let mut args = vec!["--workers", "2", "--spread", "stir", "--control", &control];
     args.extend(["--idle-window", "20"]);
     if mapped {
@@ -170,6 +175,27 @@ fn queues_move_under_load_with_shadow_doorbells() {
 #[test]
 fn queues_move_under_load_with_mapped_doorbells() {
     stirred(&Place::new(), true, 25);
+}
+
+/// Commands that take about as long as a move waits for them: many moves are called off, some are not.
+#[test]
+fn queues_with_slow_commands_lose_none() {
+    for latency in ["40ms", "60ms"] {
+        let place = Place::new();
+        let volume = format!("null://1G?latency={latency}");
+        let args = ["--workers", "2", "--spread", "stir", &volume];
+        let daemon = Daemon::serve(&place, &args);
+        let mut host = Host::attach(&place.socket());
+        ready(&mut host, true);
+        for round in 0..12 {
+            write_all(&mut host, round, |_| {});
+            if round % 4 == 3 {
+                ready(&mut host, true);
+            }
+        }
+        drop(host);
+        daemon.end();
+    }
 }
 
 #[test]
