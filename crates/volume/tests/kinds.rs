@@ -74,7 +74,13 @@ fn null_with_a_latency_completes_by_polling() {
             tag
         })
         .collect();
-    assert_eq!(worker.queue.polled_in_flight(), 8);
+    // Long enough that the worker may sleep until the first is over.
+    assert_eq!(
+        (worker.queue.in_flight(), worker.queue.polled_in_flight()),
+        (8, 0)
+    );
+    let due = worker.queue.next_deadline().unwrap();
+    assert!(due >= began + latency && due <= std::time::Instant::now() + latency);
     let came: Vec<u64> = worker
         .wait(8)
         .iter()
@@ -82,7 +88,37 @@ fn null_with_a_latency_completes_by_polling() {
         .collect();
     assert_eq!(came, tags);
     assert!(began.elapsed() >= latency);
-    assert_eq!(worker.queue.polled_in_flight(), 0);
+    assert_eq!(
+        (worker.queue.in_flight(), worker.queue.next_deadline()),
+        (0, None)
+    );
+}
+
+#[test]
+fn null_volumes_of_a_name_are_one_device() {
+    let latency = Duration::from_millis(2);
+    let part = |size| {
+        let options = NullOptions {
+            size,
+            latency,
+            units: 2,
+            ..NullOptions::default()
+        };
+        NullVolume::new(options).unwrap().named("kinds-test")
+    };
+    let (first, second) = (part(MIB), part(2 * MIB));
+    assert_eq!(first.extent(), second.extent());
+    let mut workers = [Worker::new(&first), Worker::new(&second)];
+    let began = std::time::Instant::now();
+    for worker in &mut workers {
+        for _ in 0..3 {
+            worker.start(Op::Flush, 0, 0, SegmentList::new());
+        }
+    }
+    // Two at a time: the second one's last is in the third pair.
+    workers[1].wait(3);
+    assert!(began.elapsed() >= 3 * latency);
+    workers[0].wait(3);
 }
 
 #[test]
