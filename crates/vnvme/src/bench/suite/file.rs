@@ -43,8 +43,8 @@ enum Way {
     /// The same, while the client's CPU polls for nothing, as it polls on the way through a controller: where CPUs share what
     /// they stand on, that alone has its price.
     Beside(UringTarget, Vec<usize>, Vec<usize>),
-    /// Through a controller.
-    Served(Server, DeviceTarget, Vec<usize>),
+    /// Through a controller. The target goes before its server does.
+    Served(DeviceTarget, Server, Vec<usize>),
 }
 
 impl Way {
@@ -74,7 +74,7 @@ impl Way {
                 let waited = measured.waited;
                 (measured, waited)
             }
-            Way::Served(server, target, cpus) => {
+            Way::Served(target, server, cpus) => {
                 let cpus = cpus.clone();
                 let before = server.waited();
                 let measured = load::run(
@@ -187,7 +187,7 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
             ..Serve::one(&volume, false, cpus)
         })?;
         let target = DeviceTarget::open(&server.url(0), &plan.job(1, &cores.client))?;
-        ways.push((word, Way::Served(server, target, cores.client.clone())));
+        ways.push((word, Way::Served(target, server, cores.client.clone())));
     }
     Ok(ways)
 }
