@@ -109,6 +109,11 @@ impl Engine {
         };
         self.scratch.give_back(std::mem::take(&mut slot.scratch));
         self.slots.release(index);
+    }
+
+    /// Counts the time that it was busy, if it is so no more. Once for a round, not for each command.
+    #[inline]
+    pub(super) fn count_busy(&mut self) {
         if self.slots.in_use() == 0
             && let Some(since) = self.busy_since.take()
         {

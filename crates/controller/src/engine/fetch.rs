@@ -257,6 +257,8 @@ impl Engine {
     pub fn arm(&mut self) -> bool {
         // What is found only now, in whatever queue, is to be fetched by the very next round.
         self.hot = 0;
+        // What completed since the round ended is not to be counted as busy while nothing looks.
+        self.count_busy();
         let raced = self.last_look(true);
         raced || !self.events.is_empty()
     }

@@ -313,6 +313,9 @@ impl Engine {
     pub fn end_round(&mut self) -> bool {
         let posted = !self.blocked.is_empty() && self.post_backlogs();
         self.send_interrupts();
+        if self.busy_since.is_some() {
+            self.count_busy();
+        }
         posted
     }
 
