@@ -40,7 +40,8 @@ impl Engine {
                 slot.list = completion.data;
                 let (sqid, cid, bytes, read) =
                     (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
-                self.free_slot(index);
+                // It took nothing from the budget that `free_slot` gives back to.
+                self.slots.release(index);
                 self.count(read, bytes);
                 self.finish(sqid, cid, Status::SUCCESS, 0);
                 if !self.flushes.is_empty() {

@@ -95,7 +95,8 @@ impl Engine {
         if slot.is_plain() && slot.status.is_success() {
             let (sqid, cid, bytes, read) =
                 (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
-            self.free_slot(index);
+            // It took nothing from the budget that `free_slot` gives back to.
+            self.slots.release(index);
             self.count(read, bytes);
             self.finish(sqid, cid, Status::SUCCESS, result);
             if !self.flushes.is_empty() {

@@ -186,6 +186,7 @@ impl Slots {
         Some(index)
     }
 
+    #[inline]
     pub fn release(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index))
             && std::mem::take(&mut slot.used)
