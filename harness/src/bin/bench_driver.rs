@@ -5,13 +5,13 @@
 //! pay for mappings that ours does not make either.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use harness::image::Image;
 use harness::progress::say;
-use harness::{Cache, Guest};
+use harness::{BenchOptions, Cache, Guest};
 use serde_json::{Value, json};
 
 /// Size of the null devices in bytes.
@@ -27,37 +27,6 @@ fn main() {
     }
 }
 
-struct Options {
-    output: PathBuf,
-    runtime: u32,
-    runs: u32,
-}
-
-fn options() -> Result<Options> {
-    let mut options = Options {
-        output: PathBuf::new(),
-        runtime: 2,
-        runs: 3,
-    };
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        let mut number = || -> Result<u32> {
-            let value = args.next().with_context(|| format!("{arg}: no value"))?;
-            value.parse().with_context(|| format!("{arg} {value}"))
-        };
-        match arg.as_str() {
-            "--runtime" => options.runtime = number()?,
-            "--runs" => options.runs = number()?,
-            _ if options.output.as_os_str().is_empty() => options.output = arg.into(),
-            _ => bail!("usage: bench_driver OUTPUT [--runtime SECONDS] [--runs N]"),
-        }
-    }
-    if options.output.as_os_str().is_empty() {
-        bail!("usage: bench_driver OUTPUT [--runtime SECONDS] [--runs N]");
-    }
-    Ok(options)
-}
-
 /// One measured case.
 #[derive(Clone, Copy, Default)]
 struct Figure {
@@ -67,7 +36,7 @@ struct Figure {
 }
 
 fn run() -> Result<()> {
-    let options = options()?;
+    let options = BenchOptions::parse("bench_driver", 2, std::env::args().skip(1))?;
     let guest = boot()?;
     let mut runs: Vec<Vec<Figure>> =
         vec![Vec::new(); PATTERNS.len() * DEPTHS.len() * ENGINES.len()];
@@ -179,7 +148,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     (at(values.len() / 2) + at(values.len().saturating_sub(1) / 2)) / 2.0
 }
 
-fn report(options: &Options, runs: &[Vec<Figure>]) -> Result<()> {
+fn report(options: &BenchOptions, runs: &[Vec<Figure>]) -> Result<()> {
     let mut rows = Vec::new();
     let mut table = vec![vec![0.0; ENGINES.len()]; PATTERNS.len() * DEPTHS.len()];
     for (i, figures) in runs.iter().enumerate() {

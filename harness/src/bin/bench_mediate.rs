@@ -6,20 +6,19 @@
 //! for interrupts, where it would poll on a machine with processors enough; with two, figures are of who runs when.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use harness::image::Image;
 use harness::progress::say;
-use harness::{Cache, Guest};
+use harness::{BenchOptions, Cache, Guest};
 use serde_json::{Value, json};
 
 /// Bytes of each device.
 const SIZE: u64 = 256 << 20;
 const DEPTHS: [u32; 2] = [1, 32];
 const WAYS: [&str; 3] = ["bare", "direct", "generic"];
-const USAGE: &str = "usage: bench_mediate OUTPUT [--runtime SECONDS] [--runs N]";
 
 fn main() {
     if let Err(error) = run() {
@@ -28,37 +27,8 @@ fn main() {
     }
 }
 
-struct Options {
-    output: PathBuf,
-    runtime: u32,
-    runs: u32,
-}
-
-fn options() -> Result<Options> {
-    let mut options = Options {
-        output: PathBuf::new(),
-        runtime: 1,
-        runs: 3,
-    };
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        let mut number = || -> Result<u32> {
-            let value = args.next().with_context(|| format!("{arg}: no value"))?;
-            Ok(value.parse::<u32>().with_context(|| arg.clone())?.max(1))
-        };
-        match arg.as_str() {
-            "--runtime" => options.runtime = number()?,
-            "--runs" => options.runs = number()?,
-            _ if options.output.as_os_str().is_empty() => options.output = arg.into(),
-            _ => bail!(USAGE),
-        }
-    }
-    ensure!(!options.output.as_os_str().is_empty(), USAGE);
-    Ok(options)
-}
-
 fn run() -> Result<()> {
-    let options = options()?;
+    let options = BenchOptions::parse("bench_mediate", 1, std::env::args().skip(1))?;
     let scratch = tempfile::tempdir()?;
     let disk = scratch.path().join("disk.raw");
     fs::File::create(&disk)?.set_len(SIZE)?;

@@ -1,18 +1,8 @@
 //! Idle, then one command, again and again: no wake-up is lost between EventIdx, the host's store and the worker's sleep.
 
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use driver::{QueueOptions, Target};
-
-use crate::common::{Daemon, Place, text};
+use crate::common::{Daemon, Lone, Place, stats, text};
 
 const ROUNDS: u64 = 10_000;
-/// A command that takes longer was not seen.
-const LOST: Duration = Duration::from_secs(10);
-/// The driver looks at the controller now and then while it waits: a register read, which wakes a sleeping worker and so
-/// would hide a lost wake-up.
-const NEVER: Duration = Duration::from_secs(24 * 3600);
 
 /// Rounds with pauses that begin before the worker's last look and end long after it fell asleep.
 fn rounds(window: &str, more: &[&str]) {
@@ -22,59 +12,16 @@ fn rounds(window: &str, more: &[&str]) {
     args.extend(more);
     args.push("null://1G");
     let daemon = Daemon::serve(&place, &args);
-    let mut target = Target::parse(&format!("vfio-user://{}/1", text(&place.socket()))).unwrap();
-    target.options.status_interval = NEVER;
-    target.options.command_timeout = NEVER;
-    let device = target.open().unwrap();
-    let options = QueueOptions {
-        depth: 4,
-        // So that it wraps often.
-        entries: 5,
-        interrupts: false,
-        ..QueueOptions::default()
-    };
-    let mut queue = device.queue(1, options).unwrap();
-    let mut buffer = Some(device.allocate(4096).unwrap());
-    let mut pause = 1u64;
-    let mut lost = None;
-    'rounds: for round in 0..ROUNDS {
-        queue
-            .submit_read(round % 1000, 1, buffer.take().unwrap(), round)
-            .unwrap();
-        queue.ring();
-        let start = Instant::now();
-        while buffer.is_none() {
-            queue.poll(|completion| {
-                assert_eq!(completion.user_data, round);
-                completion.result.unwrap();
-                buffer = completion.buffer;
-            });
-            if start.elapsed() > LOST {
-                lost = Some(round);
-                break 'rounds;
-            }
+    let mut client = Lone::open(&format!("vfio-user://{}/1", text(&place.socket())));
+    for round in 0..ROUNDS {
+        if !client.read(round % 1000) {
+            daemon.kill();
+            panic!("round {round} of window {window}: the wake-up was lost");
         }
-        // 0 to 127 microseconds, in no order.
-        pause = pause
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let pause = Duration::from_micros(pause >> 57);
-        let start = Instant::now();
-        while start.elapsed() < pause {
-            std::hint::spin_loop();
-        }
+        client.pause();
     }
-    if let Some(round) = lost {
-        // First the daemon: the driver would wait for one that does not wake up.
-        daemon.kill();
-        panic!("round {round} of window {window}: the wake-up was lost");
-    }
-    let stats = Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["stats", "--json", &control])
-        .output()
-        .unwrap();
-    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
-    let io = &stats["controllers"][0]["queues"][1];
+    let stats = stats(&control);
+    let io = &stats["queues"][1];
     assert!(io["commands"].as_u64().unwrap() >= ROUNDS, "{stats}");
     // Else nothing was shown.
     assert!(
@@ -82,14 +29,10 @@ fn rounds(window: &str, more: &[&str]) {
         "the worker hardly slept: {stats}"
     );
     if !more.is_empty() {
-        let moves = &stats["controllers"][0]["moves"];
-        assert!(
-            moves.as_u64().unwrap() > 100,
-            "the queue hardly moved: {stats}"
-        );
+        let moves = stats["moves"].as_u64();
+        assert!(moves.unwrap() > 100, "the queue hardly moved: {stats}");
     }
-    drop(queue);
-    drop(device);
+    drop(client);
     daemon.end();
 }
 

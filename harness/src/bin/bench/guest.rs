@@ -14,10 +14,9 @@ use anyhow::{Context, Result, ensure};
 use harness::cache::Cache;
 use harness::daemon::{Daemon, program};
 use harness::progress::say;
-use harness::{Firmware, Guest};
+use harness::{BenchOptions, Firmware, Guest};
 use serde_json::Value;
 
-use crate::Options;
 use crate::figures::Figures;
 use crate::report::Report;
 
@@ -147,13 +146,13 @@ fn qemu_disk(disk: &Disk) -> Vec<String> {
 }
 
 /// Measures.
-pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+pub fn run(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
     measure(options, figures)?;
     count(options, figures)
 }
 
 /// IOPS of all disks, and the MMIO doorbells of vnvme's.
-fn measure(options: &Options, figures: &mut Figures) -> Result<()> {
+fn measure(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
     let mut builder = Guest::builder("bench").cpus(1).firmware(Firmware::Qboot);
     builder = builder.limit(Duration::from_secs(7200));
     let mut disks = Vec::new();
@@ -232,7 +231,7 @@ fn cpu_time(pid: u32) -> Result<Duration> {
 }
 
 /// Doorbell writes of QEMU's own controller, by its trace events, in guests with one of its disks each.
-fn count(options: &Options, figures: &mut Figures) -> Result<()> {
+fn count(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
     say("bench: guest, counting the doorbells of QEMU's controller");
     let cache = Cache::open()?;
     let dir = cache.scratch()?;

@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const SUITE: &str = "file";
 const DEPTHS: [u16; 3] = [1, 8, 32];
@@ -50,46 +51,24 @@ enum Way {
 impl Way {
     /// Measures a slice; also how much of it somebody waited for a CPU.
     fn slice(&self, job: &Job) -> Result<(Measured, f64)> {
-        let (measured, waited) = match self {
-            Way::Bare(target, cpus) => {
-                let cpus = cpus.clone();
-                let measured = load::run(
-                    target,
-                    &Job {
-                        cpus,
-                        ..job.clone()
-                    },
-                    &mut (),
-                )?;
-                let waited = measured.waited;
-                (measured, waited)
-            }
+        let on = |cpus: &[usize]| Job {
+            cpus: cpus.to_vec(),
+            ..job.clone()
+        };
+        let (measured, of_server) = match self {
+            Way::Bare(target, cpus) => (load::run(target, &on(cpus), &mut ())?, Duration::ZERO),
             Way::Beside(target, cpus, other) => {
-                let cpus = cpus.clone();
-                let job = Job {
-                    cpus,
-                    ..job.clone()
-                };
+                let job = on(cpus);
                 let measured = beside_a_poller(other, || load::run(target, &job, &mut ()))?;
-                let waited = measured.waited;
-                (measured, waited)
+                (measured, Duration::ZERO)
             }
             Way::Served(target, server, cpus) => {
-                let cpus = cpus.clone();
                 let before = server.waited();
-                let measured = load::run(
-                    target,
-                    &Job {
-                        cpus,
-                        ..job.clone()
-                    },
-                    &mut (),
-                )?;
-                let worker = server.waited().saturating_sub(before);
-                let waited = measured.waited.max(worker);
-                (measured, waited)
+                let measured = load::run(target, &on(cpus), &mut ())?;
+                (measured, server.waited().saturating_sub(before))
             }
         };
+        let waited = measured.waited.max(of_server);
         let share = waited.as_secs_f64() / (job.runtime + job.ramp).as_secs_f64().max(1e-9);
         Ok((measured, share))
     }

@@ -2,6 +2,7 @@
 
 mod daemon;
 mod host;
+mod lone;
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 pub use daemon::Daemon;
 pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE};
+pub use lone::{Lone, stats};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{Shutdown, shutdown};
