@@ -1,0 +1,310 @@
+//! The rules of queues on other workers, one by one.
+
+use crate::common::*;
+use crate::world::{OTHERS, PAIRS, PLACES, WINDOW, World};
+use controller::Bell;
+use nvme::cmd::admin::AbortResult;
+use nvme::regs::{Shn, Shst};
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use volume::{Effect, Fault, OpKind};
+
+/// All queues but the first on other workers.
+fn spread(w: &mut World) {
+    for cqid in 2..=PAIRS {
+        let worker = 1 + (cqid % OTHERS as u16);
+        assert!(w.move_queue(cqid, worker));
+        w.wake_all();
+        w.h.run();
+        assert_eq!(w.worker_of(cqid), worker);
+    }
+}
+
+#[test]
+fn a_queue_goes_round_all_workers_under_load() {
+    let mut w = World::new(false);
+    for turn in 0..60u16 {
+        for qid in 1..=5 {
+            (0..7).for_each(|_| w.submit(qid, turn % 2 == 0));
+        }
+        let (cqid, worker) = (1 + turn % PAIRS, (turn / PAIRS) % 3);
+        if w.worker_of(cqid) != worker {
+            assert!(w.move_queue(cqid, worker));
+        }
+        w.settle();
+        assert_eq!(w.worker_of(cqid), worker);
+        assert!(!w.h.c.is_moving());
+        for cqid in 1..=PAIRS {
+            w.reap(cqid, 1000);
+        }
+    }
+    assert!(w.h.c.stats().moves.get() > 30);
+    let stats = w.h.c.stats();
+    let fetched: u64 = stats.queues[1..].iter().map(|q| q.commands.get()).sum();
+    w.verify();
+    assert_eq!(fetched, 60 * 5 * 7);
+    assert_eq!(stats.queues[5].worker.get(), stats.queues[1].worker.get());
+}
+
+#[test]
+fn a_queue_with_a_slow_command_stays() {
+    let mut w = World::new(false);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    w.submit(2, true);
+    w.step(0, true);
+    assert!(w.move_queue(2, 1));
+    w.submit(2, true);
+    for _ in 0..4 {
+        w.step(0, true);
+    }
+    assert!(w.h.c.is_moving());
+    assert!(!w.h.c.move_queue(3, 1), "one at a time");
+    w.h.now += Duration::from_secs(1);
+    w.step(0, true);
+    assert!(!w.h.c.is_moving(), "called off");
+    assert_eq!(w.worker_of(2), 0);
+    w.verify();
+    // The same from a branch.
+    spread(&mut w);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    w.submit(2, true);
+    w.settle();
+    assert!(w.move_queue(2, 0));
+    w.h.now += Duration::from_secs(1);
+    w.settle();
+    assert!(!w.h.c.is_moving());
+    assert_eq!(w.worker_of(2), 1);
+    w.verify();
+}
+
+#[test]
+fn an_unmap_waits_for_a_command_on_another_worker() {
+    let mut w = World::new(true);
+    spread(&mut w);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    w.submit(2, false);
+    let rounds = |w: &mut World| {
+        for worker in (0..=OTHERS).cycle().take(100) {
+            w.step(worker, true);
+        }
+    };
+    rounds(&mut w);
+    assert_eq!(w.faults.held(), 1);
+    w.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
+    rounds(&mut w);
+    assert!(!w.h.c.dma_quiesced(), "the command is in flight");
+    w.faults.release();
+    rounds(&mut w);
+    assert!(w.h.c.dma_quiesced());
+}
+
+#[test]
+fn a_shutdown_flushes_on_every_worker() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.faults.add(Fault::nth(OpKind::Flush, 3, Effect::Hold));
+    (1..=4).for_each(|qid| w.submit(qid, true));
+    w.settle();
+    w.h.shutdown(Shn::NORMAL);
+    w.wake_up();
+    for _ in 0..8 {
+        (0..=OTHERS).for_each(|worker| {
+            w.step(worker, true);
+        });
+    }
+    assert_eq!(
+        w.h.csts().shst(),
+        Shst::OCCURRING,
+        "one worker still flushes"
+    );
+    w.faults.release();
+    w.settle();
+    assert_eq!(w.h.csts().shst(), Shst::COMPLETE);
+    // A reset afterwards, and everything begins again.
+    w.reset();
+    w.submit(3, true);
+    w.verify();
+}
+
+#[test]
+fn an_abort_finds_its_command_on_another_worker() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    let command = w.h.rw(NvmOpcode::READ, 1, 0, 8, WINDOW);
+    let cid = w.h.submit(2, command);
+    w.wake_all();
+    w.h.until(|h| h.c.stats().queues[2].commands.get() == 1);
+    let abort = |w: &mut World, cid: u16| {
+        let done = w.h.simple(AdminOpcode::ABORT, u32::from(cid) << 16 | 2);
+        AbortResult::from_bits(done.dw0.get()).ianp()
+    };
+    assert!(abort(&mut w, cid + 100), "there is no such command");
+    // The held request is cancelled, so that both end.
+    assert!(!abort(&mut w, cid));
+    w.h.run();
+    let completion = w.h.reap(2).unwrap();
+    assert!(completion.status().is(Status::ABORT_REQUESTED));
+}
+
+#[test]
+fn errors_on_another_worker_are_in_the_error_log() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.wake_all();
+    let command = Command::new(0x7f, 0, 1);
+    for _ in 0..200 {
+        let status = w.h.command(3, command).status();
+        assert!(status.is(Status::INVALID_OPCODE), "{status}");
+    }
+    w.h.run();
+    assert_eq!(w.h.c.stats().error_log_entries.get(), 200);
+    // A doorbell outside its ring.
+    w.h.ring_value(3, false, 999);
+    w.h.run();
+    w.submit(3, true);
+    w.verify();
+    w.wake_all();
+    assert_eq!(w.h.c.stats().error_log_entries.get(), 201);
+}
+
+#[test]
+fn the_pin_gathers_all_queues() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    let pin = Arc::<Count>::default();
+    for vector in 0..w.h.c.vectors() {
+        w.h.c.set_msix(vector, None);
+    }
+    w.h.c.set_intx(Some(pin.clone()));
+    w.wake_all();
+    w.h.run();
+    assert!((2..=PAIRS).all(|cqid| w.worker_of(cqid) == 0));
+    assert!(!w.h.c.move_queue(2, 1), "the pin is one worker's business");
+    w.submit(2, true);
+    w.settle();
+    assert_eq!(pin.take(), 1);
+    w.verify();
+}
+
+#[test]
+fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.settle();
+    w.h.quiet();
+    for qid in 2..=PAIRS {
+        w.submit(qid, true);
+        w.settle();
+        assert_eq!(w.h.vectors[usize::from(qid)].take(), 1, "queue {qid}");
+    }
+    w.h.c.set_msix(3, None);
+    w.settle();
+    w.submit(3, true);
+    w.settle();
+    let mut pba = [0; 1];
+    w.h.c.bar0_read(controller::pci::MSIX_PBA_OFFSET, &mut pba);
+    assert_eq!(pba[0], 1 << 3, "pending");
+    let sink = w.h.vectors[3].clone();
+    assert_eq!(sink.take(), 0);
+    w.h.c.set_msix(3, Some(sink.clone()));
+    w.settle();
+    assert_eq!(sink.take(), 1);
+    w.h.c.bar0_read(controller::pci::MSIX_PBA_OFFSET, &mut pba);
+    assert_eq!(pba[0], 0);
+    w.verify();
+}
+
+#[test]
+fn a_disconnect_leaves_nothing_behind() {
+    let mut w = World::new(true);
+    spread(&mut w);
+    (1..=4).for_each(|qid| w.submit(qid, false));
+    w.step(1, true);
+    w.h.c.disconnect();
+    let limit = Instant::now() + Duration::from_secs(10);
+    while w.h.c.is_resetting() {
+        (0..=OTHERS).for_each(|worker| {
+            w.step(worker, true);
+        });
+        assert!(Instant::now() < limit);
+    }
+    let memory = w.memory();
+    w.settle();
+    assert!(w.memory() == memory);
+    assert!(w.h.c.completion_queues().is_empty());
+}
+
+#[test]
+fn who_cannot_have_branches_has_none() {
+    let mut h = Host::ready();
+    let bell = Arc::new(Bell::new(Arc::<Count>::default()));
+    assert!(h.c.branch(1, bell.clone()).is_none(), "no home yet");
+    h.c.set_home(0, bell.clone());
+    assert!(h.c.branch(1, bell).is_none(), "made for one worker");
+    assert_eq!(h.c.has_branch(1), Some(false));
+    assert!(!h.c.move_queue(1, 1));
+    assert_eq!(h.c.completion_queues(), [(1, 0)]);
+}
+
+/// The host takes a completed Doorbell Buffer Config for the end of its register writes: every worker looks at the buffers then.
+#[test]
+fn shadow_buffers_are_told_of_when_every_worker_has_them() {
+    let mut w = World::new(true);
+    spread(&mut w);
+    w.wake_all();
+    let beside = w.h.beside.take();
+    let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
+    command.set_prps(SHADOW, EVENTIDX);
+    w.h.submit(0, command);
+    for _ in 0..8 {
+        w.step(0, true);
+        w.step(1, true);
+    }
+    assert!(w.h.peek(0).is_none(), "one worker has not followed");
+    w.step(2, true);
+    w.step(0, true);
+    let completion = w.h.reap(0).unwrap();
+    assert_eq!(completion.status(), Status::SUCCESS);
+    w.h.ring = Ring::Shadow;
+    w.h.beside = beside;
+    (2..=PAIRS).for_each(|qid| w.submit(qid, true));
+    w.verify();
+}
+
+/// What a worker reports of a queue that a reset took away says nothing of the queue that has its number afterwards.
+#[test]
+fn a_report_from_before_a_reset_is_not_taken_for_one_after_it() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.wake_all();
+    let worker = w.worker_of(2);
+    let steps = |w: &mut World| {
+        for _ in 0..8 {
+            w.step(0, false);
+            w.step(usize::from(worker), true);
+            w.step(3 - usize::from(worker), true);
+        }
+    };
+    // From here on the controller does not hear its branches.
+    let beside = w.h.beside.take();
+    let mut command = Command::new(AdminOpcode::DELETE_IO_SQ.0, 0, 0);
+    command.cdw10 = 2.into();
+    w.h.submit(0, command);
+    steps(&mut w);
+    w.h.disable();
+    steps(&mut w);
+    assert!(!w.h.csts().rdy());
+    w.up();
+    assert!(w.move_queue(2, worker));
+    steps(&mut w);
+    assert_eq!(w.worker_of(2), worker);
+    w.h.beside = beside;
+    w.settle();
+    w.wake_all();
+    let refused = w.h.delete(AdminOpcode::DELETE_IO_CQ, 2);
+    assert!(refused.is(Status::INVALID_QUEUE_DELETION), "{refused}");
+    w.submit(2, true);
+    w.verify();
+}

@@ -1,0 +1,61 @@
+//! A worker beside the controller's own.
+
+use crate::common::*;
+use controller::{Bell, Branch};
+use std::sync::Arc;
+use std::time::Instant;
+use volume::Io;
+
+/// A worker that is not the controller's.
+pub struct Side {
+    pub branch: Branch,
+    pub io: Io,
+    pub bell: Arc<Bell>,
+    pub wakes: Arc<Count>,
+    pub asleep: bool,
+}
+
+impl Side {
+    pub fn wake_up(&mut self) {
+        if std::mem::take(&mut self.asleep) {
+            self.bell.awake();
+            self.wakes.take();
+        }
+    }
+
+    /// A round, unless it sleeps and nothing has woken it.
+    pub fn round(&mut self, hear: bool, now: Instant) -> bool {
+        if self.asleep {
+            if self.wakes.take() == 0 {
+                return false;
+            }
+            self.wake_up();
+        }
+        let mut worked = hear && self.bell.take() && self.branch.hear();
+        worked |= self.branch.poll(now);
+        self.io.flush();
+        let mut done = Vec::new();
+        self.io.poll(&mut |completion| done.push(completion));
+        self.branch.poll_volumes(&mut done);
+        worked |= !done.is_empty();
+        for completion in done {
+            self.branch.complete(completion);
+        }
+        worked
+    }
+
+    pub fn sleep(&mut self) {
+        if self.asleep {
+            return;
+        }
+        let mut raced = self.bell.doze();
+        raced |= self.branch.needs_polling();
+        raced |= self.branch.arm();
+        raced |= self.branch.recheck();
+        if raced {
+            self.bell.awake();
+        } else {
+            self.asleep = true;
+        }
+    }
+}
