@@ -1,7 +1,7 @@
 //! Commands in flight, as mediation remembers them.
 
 use dma::{Pin, SegmentList};
-use driver::raw::Method;
+use driver::raw::{IovaRange, Method};
 use driver::{CommandError, DmaBuffer};
 use nvme::{Command, Status};
 
@@ -53,12 +53,14 @@ pub(crate) struct Done {
 }
 
 /// The rest of a command that is larger than the device takes, for which the physical queue had no room.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Parked {
     pub entry: u16,
     /// As it went out last.
     pub command: Command,
     pub method: Method,
+    /// All of its data.
+    pub ranges: Vec<IovaRange>,
     pub skip: u64,
     pub left: u64,
 }

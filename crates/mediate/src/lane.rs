@@ -9,6 +9,7 @@ use driver::raw::{IovaRange, RawData};
 use driver::{CommandError, Device, Error, QueueOptions, QueuePair, Refusal};
 use nvme::cmd::io::{DSM_MAX_RANGES, RwCdw12};
 use nvme::{Command, Status};
+use std::collections::VecDeque;
 
 use crate::bounce::copy;
 use crate::check::{Plan, Rules, Wants};
@@ -24,15 +25,18 @@ pub(crate) struct Lane {
     pub queue: QueuePair,
     pub device: Device,
     flight: Flight,
-    parked: Option<Parked>,
+    /// Of commands that were split, those that are not wholly on the device yet.
+    parked: VecDeque<Parked>,
+    /// Commands of a batch that there was said to be room for, and that have not come yet: parts leave them a place each.
+    promised: usize,
     /// Looks so far.
     round: u64,
     /// Recycled: the memory of one command's data in this process.
     walked: SegmentList,
     /// Recycled: the same as the device sees it.
     ranges: Vec<IovaRange>,
-    /// The ranges of the command that is parked.
-    parked_ranges: Vec<IovaRange>,
+    /// Recycled: the ranges of commands that were parked.
+    spare_ranges: Vec<Vec<IovaRange>>,
     /// Parts that ended otherwise than by an entry of the device's, for the next look.
     over: Vec<(u16, Status, u32)>,
 }
@@ -72,11 +76,12 @@ impl Lane {
             queue,
             device: device.clone(),
             flight: Flight::new(device, depth),
-            parked: None,
+            parked: VecDeque::with_capacity(depth),
+            promised: 0,
             round: 0,
             walked: SegmentList::with_capacity(1024),
             ranges: Vec::with_capacity(1024),
-            parked_ranges: Vec::with_capacity(1024),
+            spare_ranges: Vec::with_capacity(depth),
             over: Vec::with_capacity(depth),
         })
     }
@@ -136,11 +141,13 @@ impl Lane {
     /// How many commands one of them may submit now. With none it is remembered as one that waits.
     #[inline]
     pub fn room(&mut self, client: usize) -> usize {
-        if self.parked.is_some() {
+        self.promised = 0;
+        if !self.parked.is_empty() {
             return 0;
         }
         let free = self.flight.free.len().min(self.queue.room());
         if self.flight.clients.len() == 1 {
+            self.promised = free;
             return free;
         }
         let others = self.flight.clients.iter().enumerate();
@@ -153,6 +160,7 @@ impl Lane {
         };
         let room = free.min(share.saturating_sub(client.in_flight));
         client.hungry = (room == 0).then_some(self.round);
+        self.promised = room;
         room
     }
 
@@ -175,6 +183,7 @@ impl Lane {
             let gone = self.queue.is_gone();
             return Err(refusal(if gone { Refusal::Gone } else { Refusal::Full }));
         };
+        self.promised = self.promised.saturating_sub(1);
         self.flight.tables.keep_up();
         job.translator.follow(job.map, self.flight.tables.number());
         let Some(entry) = self.flight.entries.get_mut(usize::from(index)) else {
@@ -331,11 +340,12 @@ impl Lane {
         };
         let parts = u32::try_from(len.div_ceil(most.max(1)));
         entry.parts = parts.map_err(|_| Status::INVALID_FIELD.with_dnr(true))?;
-        std::mem::swap(&mut self.ranges, &mut self.parked_ranges);
-        self.parked = Some(Parked {
+        let spare = self.spare_ranges.pop().unwrap_or_default();
+        self.parked.push_back(Parked {
             entry: index,
             command: plan.command,
             method,
+            ranges: std::mem::replace(&mut self.ranges, spare),
             skip: 0,
             left: len,
         });
@@ -345,24 +355,35 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits parts of the command that is parked, as many as there is room for.
+    /// The command that was parked first is parked no longer.
+    fn unpark(&mut self) {
+        if let Some(mut parked) = self.parked.pop_front() {
+            parked.ranges.clear();
+            self.spare_ranges.push(parked.ranges);
+        }
+    }
+
+    /// Submits parts of the commands that are parked, as many as there is room for.
     fn go_on(&mut self) {
         let most = self.queue.max_bytes();
-        while let Some(parked) = &mut self.parked {
+        while let Some(parked) = self.parked.front_mut() {
             let Some(entry) = self.flight.entries.get_mut(usize::from(parked.entry)) else {
                 return;
             };
             let shift = parked_shift(&self.queue);
             if parked.left == 0 {
-                self.parked = None;
-                return;
+                self.unpark();
+                continue;
             }
             if !entry.status.is_success() {
                 // The rest cannot make it good.
                 let rest = parked.left.div_ceil(most.max(1)) as u32;
                 let index = parked.entry;
-                self.parked = None;
+                self.unpark();
                 self.drop_parts(index, rest);
+                continue;
+            }
+            if self.queue.room() <= self.promised {
                 return;
             }
             let len = parked.left.min(most);
@@ -372,7 +393,7 @@ impl Lane {
             parked.command.cdw12 = cdw12.into_bits().into();
             let data = RawData::Ranges {
                 method: parked.method,
-                ranges: &self.parked_ranges,
+                ranges: &parked.ranges,
                 skip: parked.skip,
                 len,
             };
@@ -433,15 +454,15 @@ impl Lane {
 
     /// A command that is not wholly on the device yet: its rest stays here. `false` when there is no such.
     pub fn abort(&mut self, client: usize, token: u64) -> bool {
-        let Some(parked) = &self.parked else {
+        let entries = &mut self.flight.entries;
+        let parked = self.parked.iter().map(|parked| usize::from(parked.entry));
+        let mut parked = parked.filter(|&at| {
+            let entry = entries.get(at);
+            entry.is_some_and(|entry| (entry.client, entry.token) == (client, token))
+        });
+        let Some(entry) = parked.next().and_then(|at| entries.get_mut(at)) else {
             return false;
         };
-        let Some(entry) = self.flight.entries.get_mut(usize::from(parked.entry)) else {
-            return false;
-        };
-        if (entry.client, entry.token) != (client, token) {
-            return false;
-        }
         entry.status = Status::ABORT_REQUESTED;
         self.go_on();
         true
@@ -493,7 +514,9 @@ impl Lane {
                 }
             }
         }
-        if self.parked.is_some() {
+        // The batch is over: who has more asks again.
+        self.promised = 0;
+        if !self.parked.is_empty() {
             self.go_on();
             self.queue.ring();
         }

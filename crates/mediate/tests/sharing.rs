@@ -195,3 +195,42 @@ fn a_split_command_waits_for_room_and_can_be_called_off() {
     guest.drain();
     assert_eq!(guest.queue.room(), 4);
 }
+
+#[test]
+fn a_batch_of_split_commands_fits_where_there_was_said_to_be_room() {
+    let model = Model::new(Config {
+        mdts: 1,
+        ..Config::default()
+    });
+    let device = open(&model, Options::default());
+    let slice = Slice::whole(&device.namespace(1).unwrap(), false).unwrap();
+    let mut options = DirectOptions::new(1, slice);
+    options.depth = 6;
+    let mut guest = Guest::with(&device, options, MEMORY);
+    // Each large one is 8 parts of 8 KiB: more than there is place for all together.
+    let mut batch = Vec::new();
+    for n in 0..3 {
+        let at = BASE + n * 0x1_0000;
+        guest.write_memory(at, &[n as u8 + 1; 0x1_0000]);
+        let mut large = rw(NvmOpcode::WRITE, n * 128, 128, 0, 0);
+        prps(&guest, &mut large, at, 0x1_0000, BASE + 0xf_0000 + n * PAGE);
+        batch.push(large);
+        batch.push(rw(NvmOpcode::READ, 600, 8, BASE + 0x8_0000, 0));
+    }
+    for _ in 0..3 {
+        assert_eq!(guest.queue.room(), 6);
+        let tokens: Vec<u64> = batch
+            .iter()
+            .map(|command| guest.submit(command).unwrap())
+            .collect();
+        guest.queue.ring();
+        for token in tokens {
+            assert_eq!(guest.wait(token).0, Status::SUCCESS);
+        }
+        for n in 0..3usize {
+            let written = &model.disk()[n * 0x1_0000..][..0x1_0000];
+            assert!(written.iter().all(|&b| b == n as u8 + 1));
+        }
+        model.set_disk(0, &[0; 3 * 0x1_0000]);
+    }
+}
