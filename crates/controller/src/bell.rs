@@ -1,15 +1,16 @@
 //! Waking a worker for a message, without a system call while it polls.
 
 use crate::irq::IrqSink;
+use crate::sync::{AtomicBool, Ordering, fence};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 /// One worker's bell. Others leave something for it (a message in a channel, a doorbell value in a cell) and ring; the
 /// worker looks at one flag while it polls, and is woken by `wake` when it sleeps.
 ///
 /// Why nothing is lost: who rings stores the flag, then looks whether the worker sleeps; the worker says that it sleeps,
 /// then looks at the flag, and at everything that it is rung for. A full fence stands between the two steps on either
-/// side, so at least one of them sees the other.
+/// side, so at least one of them sees the other. And what several left is all seen by whoever takes the last one's flag: each
+/// sets it by a read-modify-write, which goes on with what the ones before it have published; a plain store would hide that.
 pub struct Bell {
     rung: AtomicBool,
     asleep: AtomicBool,
@@ -28,7 +29,7 @@ impl Bell {
 
     /// Something was left for the worker, before this call.
     pub fn ring(&self) {
-        self.rung.store(true, Ordering::Release);
+        self.rung.swap(true, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             self.wake.signal();
@@ -53,79 +54,5 @@ impl Bell {
     /// The worker sleeps no more.
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicU32, AtomicU64};
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    struct Count(Arc<AtomicU32>);
-    impl IrqSink for Count {
-        fn signal(&self) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[test]
-    fn only_a_sleeper_is_woken() {
-        let woken = Arc::new(AtomicU32::new(0));
-        let bell = Bell::new(Arc::new(Count(woken.clone())));
-        assert!(!bell.take());
-        bell.ring();
-        assert_eq!(woken.load(Ordering::Relaxed), 0);
-        assert!(bell.doze(), "rung before");
-        bell.awake();
-        assert!(bell.take());
-        assert!(!bell.take());
-        assert!(!bell.doze());
-        bell.ring();
-        assert_eq!(woken.load(Ordering::Relaxed), 1);
-        bell.awake();
-        assert!(bell.take());
-    }
-
-    struct Token(mpsc::SyncSender<()>);
-    impl IrqSink for Token {
-        fn signal(&self) {
-            let _ = self.0.try_send(());
-        }
-    }
-
-    /// Two threads: one leaves a number and rings, the other takes it or sleeps until it is woken.
-    #[test]
-    fn no_ring_is_lost() {
-        const ROUNDS: u64 = 20_000;
-        let (wake, woken) = mpsc::sync_channel(1);
-        let bell = Bell::new(Arc::new(Token(wake)));
-        let (left, seen) = (AtomicU64::new(0), AtomicU64::new(0));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for n in 1..=ROUNDS {
-                    left.store(n, Ordering::Relaxed);
-                    bell.ring();
-                    while seen.load(Ordering::Acquire) < n {
-                        std::thread::yield_now();
-                    }
-                }
-            });
-            let mut last = 0;
-            while last < ROUNDS {
-                if bell.take() {
-                    last = left.load(Ordering::Relaxed);
-                    seen.store(last, Ordering::Release);
-                    continue;
-                }
-                if !bell.doze() {
-                    woken
-                        .recv_timeout(Duration::from_secs(60))
-                        .expect("a ring was lost");
-                }
-                bell.awake();
-            }
-        });
     }
 }

@@ -21,6 +21,11 @@ mod passthrough;
 pub mod pci;
 mod stats;
 
+/// What [`bell`] stands on: its model puts loom's in this place.
+mod sync {
+    pub use std::sync::atomic::{AtomicBool, Ordering, fence};
+}
+
 pub use bell::Bell;
 pub use branch::{Branch, BranchSeed};
 pub use config::{
