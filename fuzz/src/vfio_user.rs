@@ -119,8 +119,7 @@ impl Device for Checker {
         })
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
-        self.called()?;
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
         let available = IRQS[irqs.index as usize];
         assert!(irqs.start <= available && irqs.count <= available - irqs.start);
         let count = irqs.count as usize;
@@ -132,7 +131,7 @@ impl Device for Checker {
                 assert!(fds.iter().all(|fd| fd.is_some() == fds[0].is_some()));
             }
         }
-        Ok(())
+        self.outcome()
     }
 
     fn dma_map(&mut self, map: DmaMapping, _fd: Option<OwnedFd>) -> Result<(), Errno> {

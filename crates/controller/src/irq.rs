@@ -38,6 +38,10 @@ impl Pending {
             .is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Relaxed) & bit != 0)
     }
 
+    fn any(&self) -> bool {
+        self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
     fn get(&self, vector: usize) -> bool {
         let found = u16::try_from(vector).ok().and_then(|v| self.word(v));
         found.is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
@@ -97,13 +101,22 @@ impl Irqs {
         self.vectors.len() as u16
     }
 
-    /// Sets or takes away a vector's receiver. A pending interrupt is delivered to a new one at once. Unknown vectors are
-    /// ignored (the VMM was told how many there are).
+    /// Sets or takes away a vector's receiver. Unknown vectors are ignored (the VMM was told how many there are).
     pub fn set_vector(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         if let Some(v) = self.vectors.get_mut(usize::from(vector)) {
             self.receivers -= u16::from(v.sink.is_some());
             self.receivers += u16::from(sink.is_some());
             v.sink = sink;
+        }
+    }
+
+    /// Delivers what is pending to those that have a receiver. Only the control half's own engine does: another one may not
+    /// have heard yet that a receiver is gone.
+    pub fn deliver_pending(&mut self) {
+        if !self.pending.any() {
+            return;
+        }
+        for (vector, v) in (0..).zip(&self.vectors) {
             if let Some(sink) = &v.sink
                 && self.pending.take(vector)
             {
@@ -203,19 +216,19 @@ impl Irqs {
         }
     }
 
-    /// A controller-level reset: nothing is pending, the mask is clear, the pin is low. Receivers are the VMM's and stay.
+    /// A controller-level reset: nothing is pending, the mask is clear, the pin is low. Receivers are the VMM's and stay. For
+    /// the control half's own engine: another one may be late, and what is pending is everybody's.
     pub fn reset(&mut self) {
         self.pending.clear();
         self.intms = 0;
         self.pin.level = false;
     }
 
-    /// The VMM is gone: its receivers go with it.
+    /// The VMM is gone: its receivers go with it. What is pending goes with the reset.
     pub fn forget_sinks(&mut self) {
         for v in &mut self.vectors {
             *v = Vector::default();
         }
-        self.pending.clear();
         self.receivers = 0;
         self.pin = Pin::default();
     }
@@ -249,6 +262,7 @@ mod tests {
         assert_eq!(pba, [0, 2, 0]);
         let sink = Arc::new(Count::default());
         irqs.set_vector(9, Some(sink.clone()));
+        irqs.deliver_pending();
         assert_eq!(sink.take(), 1);
         irqs.read_pba(0, &mut pba);
         assert_eq!(pba, [0; 3]);

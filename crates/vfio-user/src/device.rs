@@ -170,8 +170,9 @@ pub trait Device {
     /// An interrupt type; `None` if there is none of that index.
     fn irq(&self, index: u32) -> Option<IrqInfo>;
 
-    /// Assigns, masks, unmasks or triggers interrupts.
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno>;
+    /// Assigns, masks, unmasks or triggers interrupts. The answer must wait until nothing can signal an eventfd any more that
+    /// was taken away.
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno>;
 
     /// Makes client memory accessible. `fd` is missing for memory that cannot be shared, for example ROMs.
     ///

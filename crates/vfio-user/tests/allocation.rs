@@ -64,8 +64,8 @@ impl Device for Doorbells {
     fn irq(&self, _: u32) -> Option<IrqInfo> {
         None
     }
-    fn set_irqs(&mut self, _: SetIrqs) -> Result<(), Errno> {
-        Ok(())
+    fn set_irqs(&mut self, _: SetIrqs) -> Result<Outcome, Errno> {
+        Ok(Outcome::Done)
     }
     fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<(), Errno> {
         Ok(())

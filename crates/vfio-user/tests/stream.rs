@@ -405,6 +405,26 @@ fn a_pending_operation_holds_back_what_comes_behind_it() {
 }
 
 #[test]
+fn receivers_of_interrupts_may_be_in_use_for_some_time() {
+    let mut server = Server::negotiated();
+    server.device.defer = true;
+    let none = irq_set::DATA_NONE | irq_set::ACTION_TRIGGER;
+    let message = set_irqs(2, none, MSIX, 0, 0, &[]);
+    assert_eq!(server.send(&message, &[]), Ok(Status::Pending));
+    assert!(server.silent());
+    assert_eq!(
+        server.connection.complete(&mut server.device, Ok(())),
+        Ok(Status::Open)
+    );
+    let reply = server.peer.recv().unwrap();
+    assert_eq!(
+        (reply.header.message_id, reply.header.flags),
+        (2, flags::REPLY)
+    );
+    assert!(reply.payload.is_empty());
+}
+
+#[test]
 fn a_pending_operation_that_wants_no_reply() {
     let mut server = Server::negotiated();
     server.device.defer = true;

@@ -40,6 +40,8 @@ pub enum Waiting {
     Unmap,
     /// A reset drains commands.
     Reset,
+    /// Other workers may still signal receivers of interrupts that were taken away.
+    Receivers,
 }
 
 /// A controller behind a vfio-user connection.
@@ -93,6 +95,7 @@ impl NvmeDevice {
             Waiting::No => false,
             Waiting::Unmap => self.controller.dma_quiesced(),
             Waiting::Reset => !self.controller.is_resetting(),
+            Waiting::Receivers => self.controller.receivers_settled(),
         }
     }
 
@@ -217,7 +220,7 @@ impl Device for NvmeDevice {
         }
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
         let controller = &mut self.controller;
         let tear_down = irqs.is_tear_down();
         match (irqs.index, irqs.action, irqs.data) {
@@ -243,7 +246,7 @@ impl Device for NvmeDevice {
             }
             _ => return Err(Errno::INVAL),
         }
-        Ok(())
+        Ok(self.outcome(Waiting::Receivers))
     }
 
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {

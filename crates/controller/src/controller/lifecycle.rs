@@ -142,6 +142,7 @@ impl Controller {
 
     fn begin_reset(&mut self) {
         self.engine.stop();
+        self.engine.irqs.reset();
         self.spread.stop();
         self.engine.stats.resets.add(1);
         self.admin.reset(&self.config);

@@ -184,10 +184,17 @@ impl Controller {
         self.engine.irqs.vectors()
     }
 
-    /// Sets or takes away the receiver of an MSI-X vector.
+    /// Sets or takes away the receiver of an MSI-X vector; a pending interrupt is delivered to a new one. Answer the VMM when
+    /// [`Controller::receivers_settled`] says so: then the one before is not signalled any more.
     pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
-        self.spread.tell_all(|| Order::Vector(vector, sink.clone()));
+        self.spread.set_vector(vector, &sink);
         self.engine.irqs.set_vector(vector, sink);
+        self.engine.irqs.deliver_pending();
+    }
+
+    /// Every worker knows the receivers.
+    pub fn receivers_settled(&self) -> bool {
+        self.spread.receivers_settled()
     }
 
     /// Sets or takes away the receiver of the INTx pin.

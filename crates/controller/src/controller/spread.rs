@@ -11,6 +11,7 @@ use crate::bell::Bell;
 use crate::branch::{BranchSeed, OPEN, OPENING, Order, Parts, Progress, Report};
 use crate::config::NamespaceConfig;
 use crate::engine::{EngineConfig, Event, Parcel, Sq};
+use crate::irq::IrqSink;
 use nvme::{AdminOpcode, Command, Status};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ struct Link {
     sent: u64,
     /// Of these, the last one that took memory away.
     unmap: u64,
+    /// And the last one about a receiver of interrupts.
+    receiver: u64,
     /// The last flush that it has answered.
     flushed: u64,
 }
@@ -159,6 +162,20 @@ impl Spread {
     /// No branch has a command in flight that can touch memory that was taken away.
     pub fn quiesced(&self) -> bool {
         let over = |link: &Link| link.progress.quiesced.load(Ordering::Acquire) >= link.unmap;
+        self.links.iter().all(|link| !link.is_open() || over(link))
+    }
+
+    /// Tells all of them who receives a vector's interrupts.
+    pub fn set_vector(&mut self, vector: u16, sink: &Option<Arc<dyn IrqSink>>) {
+        for link in &mut self.links {
+            link.send(Order::Vector(vector, sink.clone()));
+            link.receiver = link.sent;
+        }
+    }
+
+    /// No branch signals receivers any more that were taken away.
+    pub fn receivers_settled(&self) -> bool {
+        let over = |link: &Link| link.handled() >= link.receiver;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
@@ -308,6 +325,7 @@ impl Controller {
             progress: progress.clone(),
             sent: 0,
             unmap: 0,
+            receiver: 0,
             flushed: self.spread.flushes,
         };
         // What it has missed.
@@ -453,6 +471,8 @@ impl Controller {
 
     /// Hears the branches. To be called when this worker's [`Bell`] was rung. Returns whether there was anything.
     pub fn hear(&mut self) -> bool {
+        // One that had not heard of a receiver yet has left an interrupt pending; now it has heard.
+        self.engine.irqs.deliver_pending();
         let mut heard = false;
         for at in 0..self.spread.links.len() {
             while let Some(link) = self.spread.links.get(at)

@@ -212,7 +212,6 @@ impl Engine {
         self.halted = false;
         self.leaving = None;
         self.doorbells.forget();
-        self.irqs.reset();
         self.slots.orphan_all();
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
         for (tag, ns) in in_flight {

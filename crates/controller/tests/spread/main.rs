@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod histories;
+mod interrupts;
 mod rules;
 mod side;
 mod world;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use volume::{Effect, Fault, OpKind};
 
 /// All queues but the first on other workers.
-fn spread(w: &mut World) {
+pub fn spread(w: &mut World) {
     for cqid in 2..=PAIRS {
         let worker = 1 + (cqid % OTHERS as u16);
         assert!(w.move_queue(cqid, worker));
@@ -167,53 +167,6 @@ fn errors_on_another_worker_are_in_the_error_log() {
     w.verify();
     w.wake_all();
     assert_eq!(w.h.c.stats().error_log_entries.get(), 201);
-}
-
-#[test]
-fn the_pin_gathers_all_queues() {
-    let mut w = World::new(false);
-    spread(&mut w);
-    let pin = Arc::<Count>::default();
-    for vector in 0..w.h.c.vectors() {
-        w.h.c.set_msix(vector, None);
-    }
-    w.h.c.set_intx(Some(pin.clone()));
-    w.wake_all();
-    w.h.run();
-    assert!((2..=PAIRS).all(|cqid| w.worker_of(cqid) == 0));
-    assert!(!w.h.c.move_queue(2, 1), "the pin is one worker's business");
-    w.submit(2, true);
-    w.settle();
-    assert_eq!(pin.take(), 1);
-    w.verify();
-}
-
-#[test]
-fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
-    let mut w = World::new(false);
-    spread(&mut w);
-    w.settle();
-    w.h.quiet();
-    for qid in 2..=PAIRS {
-        w.submit(qid, true);
-        w.settle();
-        assert_eq!(w.h.vectors[usize::from(qid)].take(), 1, "queue {qid}");
-    }
-    w.h.c.set_msix(3, None);
-    w.settle();
-    w.submit(3, true);
-    w.settle();
-    let mut pba = [0; 1];
-    w.h.c.bar0_read(controller::pci::MSIX_PBA_OFFSET, &mut pba);
-    assert_eq!(pba[0], 1 << 3, "pending");
-    let sink = w.h.vectors[3].clone();
-    assert_eq!(sink.take(), 0);
-    w.h.c.set_msix(3, Some(sink.clone()));
-    w.settle();
-    assert_eq!(sink.take(), 1);
-    w.h.c.bar0_read(controller::pci::MSIX_PBA_OFFSET, &mut pba);
-    assert_eq!(pba[0], 0);
-    w.verify();
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Device for Server {
             ..IrqInfo::default()
         })
     }
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
         let controller = self.host.controller();
         match (irqs.action, irqs.data) {
             (IrqAction::Trigger, IrqData::None) => {
@@ -101,7 +101,7 @@ impl Device for Server {
             }
             _ => return Err(Errno::INVAL),
         }
-        Ok(())
+        Ok(Outcome::Done)
     }
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
         let memory = self

@@ -86,7 +86,9 @@ impl Session {
             Command::DEVICE_GET_INFO => device_info(payload, device, reply)?,
             Command::DEVICE_GET_REGION_INFO => return self.region_info(payload, device, reply),
             Command::DEVICE_GET_IRQ_INFO => irqs::irq_info(payload, device, reply)?,
-            Command::DEVICE_SET_IRQS => irqs::set_irqs(payload, fds, device)?,
+            Command::DEVICE_SET_IRQS => {
+                return irqs::set_irqs(payload, fds, device).map(without_payload);
+            }
             Command::DEVICE_RESET => return reset(device),
             // No ioeventfds: clients without them write to the region. DMA_READ and DMA_WRITE go the other way only,
             // and dirty pages and migration are not offered.
@@ -144,10 +146,15 @@ fn reset(device: &mut dyn Device) -> Result<Handled, Errno> {
     if !device.info().reset {
         return Err(Errno::NOTSUP);
     }
-    Ok(match device.reset()? {
+    device.reset().map(without_payload)
+}
+
+/// An operation whose reply is a header alone.
+fn without_payload(outcome: Outcome) -> Handled {
+    match outcome {
         Outcome::Done => Handled::Reply(None),
         Outcome::Pending => Handled::Deferred(Vec::new()),
-    })
+    }
 }
 
 fn flag(set: bool, bit: u32) -> u32 {

@@ -183,7 +183,7 @@ impl Device for Mock {
         }
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
         let data = match irqs.data {
             IrqData::None => Irqs::None,
             IrqData::Bool(chosen) => Irqs::Bool(chosen),
@@ -205,7 +205,7 @@ impl Device for Mock {
             action,
             data,
         });
-        self.result(())
+        self.outcome()
     }
 
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {

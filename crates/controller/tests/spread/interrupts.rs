@@ -1,0 +1,154 @@
+//! Interrupts of queues on several workers.
+
+use crate::common::*;
+use crate::rules::spread;
+use crate::world::{PAIRS, World, config};
+use controller::{Bell, pci};
+use nvme::Status;
+use std::sync::Arc;
+use volume::{Io, IoOptions};
+
+/// The pending bit array's first byte.
+fn pending(h: &mut Host) -> u8 {
+    let mut pba = [0; 1];
+    h.c.bar0_read(pci::MSIX_PBA_OFFSET, &mut pba);
+    pba[0]
+}
+
+#[test]
+fn the_pin_gathers_all_queues() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    let pin = Arc::<Count>::default();
+    for vector in 0..w.h.c.vectors() {
+        w.h.c.set_msix(vector, None);
+    }
+    w.h.c.set_intx(Some(pin.clone()));
+    w.wake_all();
+    w.h.run();
+    assert!((2..=PAIRS).all(|cqid| w.worker_of(cqid) == 0));
+    assert!(!w.h.c.move_queue(2, 1), "the pin is one worker's business");
+    w.submit(2, true);
+    w.settle();
+    assert_eq!(pin.take(), 1);
+    w.verify();
+}
+
+#[test]
+fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.settle();
+    w.h.quiet();
+    for qid in 2..=PAIRS {
+        w.submit(qid, true);
+        w.settle();
+        assert_eq!(w.h.vectors[usize::from(qid)].take(), 1, "queue {qid}");
+    }
+    w.h.c.set_msix(3, None);
+    w.settle();
+    w.submit(3, true);
+    w.settle();
+    assert_eq!(pending(&mut w.h), 1 << 3);
+    let sink = w.h.vectors[3].clone();
+    assert_eq!(sink.take(), 0);
+    w.h.c.set_msix(3, Some(sink.clone()));
+    w.settle();
+    assert_eq!(sink.take(), 1);
+    assert_eq!(pending(&mut w.h), 0);
+    w.verify();
+}
+
+/// One worker is late to hear of receivers that have come and gone: the interrupt that another one could not deliver is not
+/// given to them.
+#[test]
+fn a_pending_interrupt_is_not_for_a_receiver_that_has_gone() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.settle();
+    w.wake_all();
+    let (gone, new) = (Arc::<Count>::default(), Arc::<Count>::default());
+    w.h.c.set_msix(3, Some(gone.clone()));
+    w.h.c.set_msix(3, None);
+    assert_eq!((w.worker_of(2), w.worker_of(3)), (1, 2));
+    w.step(2, true);
+    w.submit(3, true);
+    for _ in 0..8 {
+        w.step(0, true);
+        w.step(2, true);
+    }
+    assert_eq!(pending(&mut w.h), 1 << 3);
+    w.step(1, true);
+    w.step(0, true);
+    assert_eq!((gone.take(), pending(&mut w.h)), (0, 1 << 3));
+    w.h.c.set_msix(3, Some(new.clone()));
+    assert_eq!((new.take(), pending(&mut w.h)), (1, 0));
+    w.verify();
+}
+
+/// The VMM is answered when every worker has heard that a receiver is gone: one that has not may still signal it.
+#[test]
+fn a_receiver_is_gone_when_every_worker_has_heard_of_it() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.settle();
+    w.wake_all();
+    w.h.quiet();
+    assert!(w.h.c.receivers_settled());
+    w.h.c.set_msix(3, None);
+    w.submit(3, true);
+    (0..8).for_each(|_| {
+        w.step(2, false);
+    });
+    assert_eq!(w.h.vectors[3].take(), 1, "it did not know");
+    w.step(1, true);
+    assert!(!w.h.c.receivers_settled());
+    w.step(2, true);
+    assert!(w.h.c.receivers_settled());
+    w.submit(3, true);
+    w.settle();
+    assert_eq!((w.h.vectors[3].take(), pending(&mut w.h)), (0, 1 << 3));
+    w.verify();
+}
+
+/// A worker that has not heard of the receiver yet leaves the interrupt, and it gets there.
+#[test]
+fn an_interrupt_of_a_worker_that_is_late_gets_to_its_receiver() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.settle();
+    w.wake_all();
+    w.h.c.set_msix(3, None);
+    w.settle();
+    w.wake_all();
+    let sink = Arc::<Count>::default();
+    w.h.c.set_msix(3, Some(sink.clone()));
+    w.submit(3, true);
+    for _ in 0..8 {
+        w.step(2, false);
+    }
+    assert_eq!((sink.take(), pending(&mut w.h)), (0, 1 << 3));
+    w.settle();
+    assert_eq!((sink.take(), pending(&mut w.h)), (1, 0));
+    w.verify();
+}
+
+/// A worker that opens its branch late hears of a reset that is long over: what is pending since then stays so.
+#[test]
+fn a_late_branch_takes_no_pending_interrupt_away() {
+    let mut h = Host::with(config(false), vec![ns(1, mem(8 << 20), 512)]);
+    let bell = Arc::new(Bell::new(Arc::<Count>::default()));
+    h.c.set_home(0, bell.clone());
+    h.enable();
+    let seed = h.c.branch(1, bell).unwrap();
+    h.disable();
+    h.run();
+    h.enable();
+    h.create_pair(1, 16);
+    h.c.set_msix(1, None);
+    let command = h.rw(nvme::NvmOpcode::READ, 1, 0, 1, DATA);
+    assert_eq!(h.io(command), Status::SUCCESS);
+    assert_eq!(pending(&mut h), 1 << 1);
+    let _branch = seed.open(10, &Io::new(IoOptions::default())).unwrap();
+    assert_eq!(pending(&mut h), 1 << 1);
+}
