@@ -197,6 +197,11 @@ impl Core {
         if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != State::Live {
             return Err(Error::Gone);
         }
+        // The interrupt is there since the controller was brought up, and whoever had the number before left it so; but another
+        // thread may have done that before this one let go of it. One that others use too is not its to let go of.
+        if self.attach_interrupt() {
+            self.nap = Nap::attached(self.polled && self.can_wake());
+        }
         self.cq.clear();
         (self.tail, self.rung, self.head, self.phase, self.untold) = (0, 0, 0, true, 0);
         self.sq_bell.reset();
@@ -223,8 +228,6 @@ impl Core {
             vector: self.vector,
         };
         control.create_queues(&queues, shared.options.admin_timeout)?;
-        // So it is after the controller was brought up, and whoever had the number before left it so.
-        self.nap = Nap::attached(self.polled && self.vector.is_some());
         if let Some(buffers) = control.shadow(&shared) {
             self.sq_bell.attach(buffers.cells(at(0)));
             self.cq_bell.attach(buffers.cells(at(1)));
