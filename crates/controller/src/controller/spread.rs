@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Reports of one branch that may be under way.
 const REPORTS: usize = 64;
+/// Of these, so many are heard at a time: there is more to do than to listen to a host's errors.
+const HEARD: usize = 32;
 /// Orders of one branch that may be under way before admin commands wait for it.
 const ORDERS: u64 = 256;
 /// A queue whose commands in flight take longer than this stays where it is: nothing is fetched from it meanwhile.
@@ -473,16 +475,23 @@ impl Controller {
     pub fn hear(&mut self) -> bool {
         // One that had not heard of a receiver yet has left an interrupt pending; now it has heard.
         self.engine.irqs.deliver_pending();
-        let mut heard = false;
+        let (mut heard, mut more) = (false, false);
         for at in 0..self.spread.links.len() {
-            while let Some(link) = self.spread.links.get(at)
+            let mut count = 0;
+            while count < HEARD
+                && let Some(link) = self.spread.links.get(at)
                 && let Ok(report) = link.reports.try_recv()
             {
-                heard = true;
+                count += 1;
                 if report.epoch == self.spread.epoch {
                     self.reported(at, report);
                 }
             }
+            heard |= count > 0;
+            more |= count == HEARD;
+        }
+        if more && let Some((_, bell)) = &self.spread.home {
+            bell.ring();
         }
         heard
     }
@@ -494,10 +503,13 @@ impl Controller {
                 self.sq_deleted(qid);
             }
             Event::Flushed { failed } => {
-                if let Some(link) = self.spread.links.get_mut(at) {
+                // Not one that a reset has waited for already, though it was told of only afterwards.
+                if let Some(link) = self.spread.links.get_mut(at)
+                    && report.flush > link.flushed
+                {
                     link.flushed = report.flush;
+                    self.flush_answered(failed);
                 }
-                self.flush_answered(failed);
             }
             event => self.event(event),
         }

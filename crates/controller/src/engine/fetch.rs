@@ -17,6 +17,10 @@ const COOL_AFTER: u32 = 1024;
 /// Rounds in which every idle queue has been looked at once, while others are busy.
 const COLD_TURNS: usize = 16;
 
+/// Admin commands that may be without an answer before no more are fetched: they take room where they wait, and no host has
+/// more in the few entries of its queue.
+const ADMIN_OUTSTANDING: u32 = 256;
+
 /// Looks at a submission queue's doorbell. Returns whether the tail moved.
 #[inline]
 fn take_tail(sq: &mut Sq, cells: Cells<'_, AtomicU32>, qid: u16) -> Result<bool, Event> {
@@ -197,6 +201,7 @@ impl Engine {
         while fetched < FETCH_BATCH
             && let Some(Some(sq)) = self.sqs.get_mut(0)
             && !sq.is_empty()
+            && sq.outstanding < ADMIN_OUTSTANDING
             && matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty())
             && let Some(ring) = sq.memory.ring()
         {
