@@ -4,7 +4,8 @@
 //! device sees them, keyed by IOVA, and belongs to one worker thread. A command's data pointer (module [`prp`] or
 //! [`sgl`]) is walked through the map into a [`SegmentList`]: host pieces, in order, which stay valid until the list
 //! is cleared, whatever is unmapped meanwhile. Queues ([`Ring`], [`Area`]) and shadow doorbells ([`Cells`]) live longer than a
-//! command; they are resolved once and hold the memory itself.
+//! command; they are resolved once and hold the memory itself. [`PrivateMemory`] is no guest's: a volume in memory keeps its
+//! data there.
 //!
 //! Everything that comes from the guest is hostile here: addresses, lengths, lists, and the memory, which changes
 //! while it is read and whose file may shrink (module [`sigbus`]). So guest memory is never a Rust slice: it is copied
@@ -31,6 +32,10 @@ mod list;
 mod map;
 #[allow(unsafe_code)]
 mod memory;
+#[allow(unsafe_code)]
+mod prefetch;
+#[allow(unsafe_code)]
+mod private;
 pub mod prp;
 #[allow(unsafe_code)]
 mod ring;
@@ -55,6 +60,7 @@ pub use error::{DmaError, MapError, MemoryError};
 pub use list::SegmentList;
 pub use map::{Access, DmaMap, Prot, Window};
 pub use memory::Memory;
+pub use private::PrivateMemory;
 pub use prp::PrpError;
 pub use ring::{CqeRun, Ring};
 pub use segment::Segment;

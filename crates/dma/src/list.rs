@@ -264,22 +264,16 @@ impl SegmentList {
         wanted - rest.len()
     }
 
-    /// Fills all of it with `byte`; returns how many bytes there were.
+    /// Fills all of it with `byte`; returns how many bytes there were (none when the list is not writable).
     pub fn fill(&self, byte: u8) -> u64 {
-        self.fill_range(0, self.len_bytes(), byte)
-    }
-
-    /// Fills `len` bytes at `offset`; returns how many bytes there was room for (none when the list is not writable).
-    pub fn fill_range(&self, offset: u64, len: u64, byte: u8) -> u64 {
-        let mut done = 0;
-        if self.is_writable() {
-            for piece in self.pieces(offset, len) {
-                // SAFETY: as in `copy_from`.
-                unsafe { copy::fill(piece.as_ptr(), byte, piece.len()) };
-                done += piece.len() as u64;
-            }
+        if !self.is_writable() {
+            return 0;
         }
-        done
+        for segment in self.segments() {
+            // SAFETY: as in `copy_from`.
+            unsafe { copy::fill(segment.as_ptr(), byte, segment.len()) };
+        }
+        self.len_bytes()
     }
 
     /// Copies `source` into this list, from the start of both, as far as both go; returns the number of bytes (none

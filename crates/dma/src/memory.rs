@@ -9,7 +9,7 @@ use rustix::fs::{FileType, MemfdFlags, Stat};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::sigbus::{Registration, Slot};
-use crate::{MapError, MemoryError, Segment, SegmentList, View, copy};
+use crate::{MapError, MemoryError, Segment, SegmentList, copy};
 
 /// A memory file that is mapped once, whole. Cloning is cheap and shares the mapping: every window on the file and
 /// every long-lived ring in it holds a clone, and the last one unmaps it.
@@ -220,52 +220,6 @@ impl Memory {
         // SAFETY: `at` checked the range against the mapping, which `self` keeps and which is writable.
         unsafe { copy::to_guest(ptr, buf) };
         self.intact()
-    }
-
-    /// Copies the memory from `offset` on into all of `to`; returns the number of bytes copied: its length, or none
-    /// when it is not writable or the memory too short.
-    #[inline]
-    pub fn copy_out(&self, offset: u64, to: View<'_>) -> u64 {
-        if !to.is_writable() {
-            return 0;
-        }
-        self.each(offset, to, |ours, segment| {
-            // SAFETY: `each` checked the range against the mapping, which `self` keeps; the view keeps its segment,
-            // which may be written.
-            unsafe { copy::within_guest(segment.as_ptr(), ours, segment.len()) }
-        })
-    }
-
-    /// Copies all of `from` into the memory from `offset` on; returns the number of bytes copied: its length, or none
-    /// when the memory is not writable or too short.
-    #[inline]
-    pub fn copy_in(&self, offset: u64, from: View<'_>) -> u64 {
-        if !self.0.writable {
-            return 0;
-        }
-        self.each(offset, from, |ours, segment| {
-            // SAFETY: as in `copy_out`, with the mapping writable.
-            unsafe { copy::within_guest(ours, segment.as_ptr(), segment.len()) }
-        })
-    }
-
-    /// Calls `copy` with the place in the mapping and the segment, for all segments that lie one behind the other from
-    /// `offset` on; for none of them when the mapping ends before.
-    #[inline(always)]
-    fn each(&self, offset: u64, view: View<'_>, mut copy: impl FnMut(*mut u8, &Segment)) -> u64 {
-        let bytes = view.len_bytes();
-        let range = (usize::try_from(offset), usize::try_from(bytes));
-        let (Ok(start), Ok(len)) = range else {
-            return 0;
-        };
-        let Some(mut ours) = self.at(start, len) else {
-            return 0;
-        };
-        for segment in view.segments() {
-            copy(ours, segment);
-            ours = ours.wrapping_add(segment.len());
-        }
-        bytes
     }
 
     /// The 32-bit cell at `offset`, if it is aligned, in range and writable.

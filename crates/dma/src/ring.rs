@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::table::Table;
-use crate::{Access, DmaError, DmaMap};
+use crate::{Access, DmaError, DmaMap, prefetch};
 
 /// A queue's memory: entries of one size, resolved once, page by page (a vIOMMU may scatter them). It holds the memory
 /// itself, so it never dangles; after a change of the map ([`DmaMap::generation`]) its owner resolves it again.
@@ -186,7 +186,7 @@ impl Ring {
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         if let Some(words) = self.words(index, self.prefetch, self.entry_shift) {
-            prefetch(words.0);
+            prefetch::line(words.0.cast());
         }
     }
 
@@ -265,26 +265,6 @@ fn word(bytes: &[u8]) -> u64 {
     word.copy_from_slice(bytes);
     u64::from_ne_bytes(word)
 }
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-fn prefetch(ptr: *const u64) {
-    // SAFETY: a prefetch does not access memory architecturally.
-    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(ptr.cast()) }
-}
-
-#[cfg(target_arch = "aarch64")]
-#[inline]
-fn prefetch(ptr: *const u64) {
-    // SAFETY: a prefetch does not access memory architecturally.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) ptr, options(nostack, preserves_flags, readonly))
-    }
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-#[inline]
-fn prefetch(_: *const u64) {}
 
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

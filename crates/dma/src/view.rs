@@ -30,6 +30,16 @@ impl View<'_> {
         self.segments
     }
 
+    /// Calls `each` with every segment and where it lies in memory at `start` that all of them lie beside, in order.
+    #[inline(always)]
+    pub(crate) fn beside(&self, start: *mut u8, mut each: impl FnMut(*mut u8, &Segment)) {
+        let mut at = start;
+        for segment in self.segments {
+            each(at, segment);
+            at = at.wrapping_add(segment.len());
+        }
+    }
+
     /// Fills all of it with `byte`, if it may be written.
     pub fn fill(&self, byte: u8) {
         if !self.writable {

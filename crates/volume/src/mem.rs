@@ -4,17 +4,20 @@ use crate::request::check_range;
 use crate::{
     Completion, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
 };
-use dma::{Memory, SegmentList, View};
-use rustix::fs::FallocateFlags;
+use dma::{PrivateMemory, View};
 
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
-const PUNCH_FROM: u64 = 256 << 10;
+const RELEASE_FROM: u64 = 256 << 10;
+
+/// Cache lines of a read that are asked for when it is known of: the processor asks for the others itself, once the copy is
+/// under way.
+const AHEAD: usize = 16;
 
 /// A volume in memory: shared by all its queues, gone with the process. Memory is taken from the system when it is
-/// first written, and given back by deallocation.
+/// first written, in huge pages where there are any ([`PrivateMemory`]), and given back by deallocation.
 #[derive(Debug)]
 pub struct MemVolume {
-    memory: Memory,
+    memory: PrivateMemory,
     size: u64,
     read_only: bool,
 }
@@ -35,7 +38,7 @@ impl MemVolume {
                 size,
                 why: "it does not fit into the address space",
             })?;
-        let memory = Memory::anonymous(len).map_err(|error| VolumeError::Memory {
+        let memory = PrivateMemory::new(len).map_err(|error| VolumeError::Memory {
             what: "a memory volume",
             source: std::io::Error::other(error),
         })?;
@@ -73,16 +76,8 @@ impl Volume for MemVolume {
     }
 
     fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        let whole = usize::try_from(self.size)
-            .ok()
-            .and_then(|len| self.memory.segments(0, len));
-        let whole = whole.ok_or(VolumeError::Size {
-            size: self.size,
-            why: "it does not fit into the address space",
-        })?;
         Ok(Box::new(MemQueue {
             memory: self.memory.clone(),
-            whole,
             size: self.size,
             read_only: self.read_only,
         }))
@@ -95,15 +90,13 @@ impl Volume for MemVolume {
 
 /// One worker's queue into a [`MemVolume`].
 struct MemQueue {
-    memory: Memory,
-    /// All of the volume.
-    whole: SegmentList,
+    memory: PrivateMemory,
     size: u64,
     read_only: bool,
 }
 
 impl MemQueue {
-    fn execute(&mut self, request: &Request) -> Result<(), IoError> {
+    fn execute(&self, request: &Request) -> Result<(), IoError> {
         request.check(self.size, 1, self.read_only)?;
         match request.op {
             Op::Flush => Ok(()),
@@ -125,35 +118,34 @@ impl MemQueue {
             Op::Read => self.memory.copy_out(offset, data),
             _ => self.memory.copy_in(offset, data),
         };
-        complete(copied, data.len_bytes())
+        self.complete(op, copied, data.len_bytes())
     }
 
-    fn zero(&mut self, request: &Request) -> Result<(), IoError> {
-        complete(
-            self.whole.fill_range(request.offset, request.len, 0),
-            request.len,
-        )
+    fn zero(&self, request: &Request) -> Result<(), IoError> {
+        let zeroed = self.memory.zero(request.offset, request.len);
+        self.complete(request.op, zeroed, request.len)
     }
 
     /// Gives whole pages back to the system; what is left of pages is zeroed.
-    fn release(&mut self, request: &Request) -> Result<(), IoError> {
-        if request.len < PUNCH_FROM {
+    fn release(&self, request: &Request) -> Result<(), IoError> {
+        if request.len < RELEASE_FROM {
             return self.zero(request);
         }
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(self.memory.fd(), punch, request.offset, request.len) {
-            Ok(()) => Ok(()),
-            Err(_) => self.zero(request),
-        }
+        let released = self.memory.release(request.offset, request.len);
+        self.complete(request.op, released, request.len)
     }
-}
 
-/// All bytes must have been reached: the ranges were checked, so that anything else is memory that has gone.
-fn complete(bytes: u64, len: u64) -> Result<(), IoError> {
-    if bytes == len {
-        Ok(())
-    } else {
-        Err(IoErrorKind::Memory.into())
+    /// All bytes must have been reached: the ranges were checked, so that anything else is memory that has gone.
+    fn complete(&self, op: Op, bytes: u64, len: u64) -> Result<(), IoError> {
+        if bytes != len {
+            Err(IoErrorKind::Memory.into())
+        } else if !self.memory.is_poisoned() {
+            Ok(())
+        } else if op.changes() {
+            Err(IoErrorKind::MediaWrite.into())
+        } else {
+            Err(IoErrorKind::MediaRead.into())
+        }
     }
 }
 
@@ -166,6 +158,16 @@ impl VolumeQueue for MemQueue {
         let len = data.len_bytes();
         let checked = check_range(op, offset, len, self.size, 1, self.read_only);
         Some(checked.and_then(|()| self.copy(op, offset, data)))
+    }
+
+    fn wants_notice(&self) -> bool {
+        true
+    }
+
+    fn notice(&mut self, op: Op, offset: u64, len: u64) {
+        if op == Op::Read {
+            self.memory.prefetch::<AHEAD>(offset, len);
+        }
     }
 
     fn submit(&mut self, request: Request) -> Option<Completion> {

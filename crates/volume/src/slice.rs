@@ -133,6 +133,16 @@ impl VolumeQueue for SliceQueue {
         }
     }
 
+    fn wants_notice(&self) -> bool {
+        self.whole.wants_notice()
+    }
+
+    fn notice(&mut self, op: Op, offset: u64, len: u64) {
+        if let Ok(offset) = self.place(offset, len) {
+            self.whole.notice(op, offset, len);
+        }
+    }
+
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         self.whole.poll(done)
     }

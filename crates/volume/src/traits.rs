@@ -68,6 +68,17 @@ pub trait VolumeQueue {
         None
     }
 
+    /// Whether [`VolumeQueue::notice`] does something. Does not change.
+    fn wants_notice(&self) -> bool {
+        false
+    }
+
+    /// A request like this comes soon, most likely the next one: what it needs may be fetched meanwhile. It is not checked
+    /// yet, and may never come. No effect but speed.
+    fn notice(&mut self, op: Op, offset: u64, len: u64) {
+        let _ = (op, offset, len);
+    }
+
     /// Hands out the completions that do not come through the ring; returns their number. `done` may not start new
     /// requests on this queue.
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {

@@ -13,6 +13,8 @@ pub(crate) struct Namespace {
     pub passthrough: Option<Box<dyn Passthrough>>,
     /// The volume does reads and writes at once.
     pub immediate: bool,
+    /// The volume wants to know early of reads and writes.
+    pub notice: bool,
     /// Logical block size in bytes, as a power of two.
     pub shift: u32,
     /// Size in logical blocks.
@@ -50,6 +52,7 @@ impl Namespace {
             read_only: config.read_only || info.read_only,
             volatile_cache: info.volatile_cache,
             immediate: queue.is_immediate(),
+            notice: queue.wants_notice(),
             queue,
             passthrough: None,
             config,

@@ -106,6 +106,15 @@ impl Batch<'_> {
         })
     }
 
+    /// Tells the volume of the entry whose turn is next.
+    #[inline(always)]
+    fn notice(&mut self, entry: &[u8; 64]) {
+        let command: &Command = zerocopy::transmute_ref!(entry);
+        if let Some(plain) = self.plain(command) {
+            self.ns.queue.notice(plain.op, plain.offset, plain.len);
+        }
+    }
+
     /// Finds the command's data; `false` when the general way has to say what is wrong with it.
     fn walk(&mut self, command: &Command, plain: &ReadWrite) -> bool {
         let (list, dma) = (&mut *self.list, self.dma);
@@ -165,10 +174,17 @@ impl Batch<'_> {
     ) -> (u32, Next) {
         let (mut fetched, mut total) = (0, Tally::default());
         let mut next = Next::Idle;
-        for entry in self.entries {
+        let mut rest = self.entries;
+        while let Some((entry, later)) = rest.split_first() {
+            rest = later;
             let command: &Command = zerocopy::transmute_ref!(entry);
             if command.nsid.get() != self.nsid {
                 break;
+            }
+            if self.ns.notice
+                && let Some(entry) = later.first()
+            {
+                self.notice(entry);
             }
             fetched += 1;
             let Some(plain) = self.plain(command) else {

@@ -2,3 +2,5 @@
 
 mod grace;
 mod import;
+#[allow(unsafe_code)]
+mod private;

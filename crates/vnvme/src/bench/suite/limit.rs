@@ -1,9 +1,10 @@
 //! Suite `limit`: what a controller adds to the two hand-overs of a cache line that it cannot do without.
 
 use super::super::device::DeviceTarget;
-use super::super::job::{Doorbells, Job};
+use super::super::job::{Doorbells, Job, Rw};
 use super::super::load;
 use super::super::results::Case;
+use super::copying::Copying;
 use super::pingpong;
 use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan};
@@ -14,6 +15,9 @@ const SUITE: &str = "limit";
 /// How long a ping-pong beside each case takes.
 const PINGPONG: Duration = Duration::from_millis(60);
 const VOLUMES: [(&str, &str); 2] = [("null", "null://1T"), ("memory", "mem://256M")];
+/// Bytes of the memory volume, and of each write that fills it.
+const MEMORY: u64 = 256 << 20;
+const FILL: u64 = 128 << 10;
 const DEPTHS: [u16; 3] = [1, 32, 128];
 
 /// What a command may cost on the null volume with mapped doorbells, in nanoseconds, at a round trip of `rtt`: the
@@ -27,11 +31,23 @@ pub fn goal(depth: u32, rtt: f64) -> Option<f64> {
     }
 }
 
+/// Writes all of the memory volume, for memory that was never written is not there.
+fn written(job: &Job) -> Job {
+    Job {
+        rw: Rw::Write,
+        bs: FILL,
+        ios: Some(MEMORY / FILL),
+        ramp: Duration::ZERO,
+        ..job.clone()
+    }
+}
+
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let cores = Cores::pair()?;
     let client = *cores.client.first().context("no CPU")?;
     let server = *cores.server.first().context("no second CPU")?;
     let mut outcome = Outcome::default();
+    let copying = Copying::new(MEMORY)?;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for depth in DEPTHS {
@@ -49,6 +65,11 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         ..plan.job(depth, &[client])
                     };
                     let target = DeviceTarget::open(&served.url(0), &job)?;
+                    let mut copy = None;
+                    if name == "memory" {
+                        copy = Some(copying.measure(server, PINGPONG)?);
+                        load::run(&target, &written(&job), &mut ())?;
+                    }
                     let measured = load::run(&target, &job, &mut ())?;
                     drop((target, served));
                     let after = pingpong::measure(client, server, PINGPONG)?;
@@ -70,6 +91,9 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                     c.add(case, "p50_ns", "ns", measured.read.percentile(50.0) as f64);
                     c.add(case, "p99_ns", "ns", measured.read.percentile(99.0) as f64);
                     c.add(case, "rtt_ns", "ns", line);
+                    if let Some(copy) = copy {
+                        c.add(case, "copy_ns", "ns", copy);
+                    }
                     if let Some(goal) = goal(depth.into(), line)
                         && name == "null"
                         && mapped

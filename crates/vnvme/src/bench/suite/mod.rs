@@ -1,6 +1,7 @@
 //! Suites: the same jobs against several set-ups, repeated and interleaved, so that a machine that is slow for a while is
 //! slow for all of them. The figure is the median of the runs; comparisons are ratios within one run of a suite.
 
+mod copying;
 mod cost;
 mod doorbell;
 mod file;
