@@ -169,6 +169,43 @@ fn queues_come_and_go_and_requests_are_cancelled() {
     assert_eq!(over, [(9, Ok(()))]);
 }
 
+#[test]
+fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
+    let clock = Simulated::new();
+    let device = Device::new(&clock, LATENCY);
+    let group = FairGroup::with_clock(2, clock.clone());
+    let volume = || FairVolume::new(Arc::new(Way(device.clone())), group.clone(), 100);
+    let (first, second) = (volume(), volume());
+    let (first_io, second_io) = (Io::new(Default::default()), Io::new(Default::default()));
+    let request = |tag| volume::Request {
+        tag,
+        op: Op::Deallocate,
+        offset: 0,
+        len: 4096,
+        data: dma::SegmentList::new(),
+    };
+    let mut first = first.open(&first_io).unwrap();
+    assert_eq!(first.poll(&mut |_| ()), 0);
+    // Another thread comes, when this one has looked around.
+    let mut second = second.open(&second_io).unwrap();
+    for tag in 0..2 {
+        assert!(second.submit(request(tag)).is_none());
+    }
+    assert_eq!(second.polled_in_flight(), 2);
+    assert!(first.submit(request(9)).is_none());
+    assert_eq!((first.polled_in_flight(), first.in_flight()), (0, 1));
+    let deadline = first.next_deadline();
+    assert!(
+        deadline.is_some(),
+        "nothing tells it that a place is free again"
+    );
+    clock.advance_to(device.next().unwrap().max(deadline.unwrap()));
+    assert_eq!(second.poll(&mut |_| ()), 2);
+    assert_eq!(second.poll(&mut |_| ()), 0);
+    first.poll(&mut |_| ());
+    assert_eq!(first.polled_in_flight(), 1);
+}
+
 /// How two slices of a device of so many units get on, the loads' depths, weights, and whether one thread serves both:
 /// requests of each in a second, after one that they have to find the device's depth.
 fn settled(units: usize, depths: [usize; 2], weights: [u32; 2], one_thread: bool) -> [u64; 2] {

@@ -4,7 +4,7 @@ use super::tuner::Tuner;
 use super::{DEFAULT_WEIGHT, MAX_WEIGHT};
 use crate::clock::Clock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Cheapest request, in bytes: small ones cost the device as much as these.
@@ -128,7 +128,7 @@ pub(super) struct Group {
     tuner: Mutex<Tuner>,
     /// Changes when somebody enters or leaves.
     generation: AtomicUsize,
-    entries: Mutex<Vec<Weak<Entry>>>,
+    entries: Mutex<Vec<Arc<Entry>>>,
 }
 
 /// Counters for the tuner; they wrap.
@@ -188,13 +188,20 @@ impl Group {
             busy: AtomicU64::new(0),
         });
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.retain(|entry| entry.strong_count() > 0);
-        entries.push(Arc::downgrade(&entry));
+        entries.push(entry.clone());
         self.generation.fetch_add(1, Ordering::Release);
         entry
     }
 
-    /// All entries, if somebody came since `generation`. Those that left look as if they had nothing to do.
+    /// A thread's queue leaves. Who has seen it lets go of it at the next look.
+    pub(super) fn leave(&self, entry: &Arc<Entry>) {
+        entry.see_waiting(0);
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|other| !Arc::ptr_eq(other, entry));
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// All entries, if somebody came or went since `generation`.
     pub(super) fn entries(&self, generation: &mut usize) -> Option<Vec<Arc<Entry>>> {
         let newest = self.generation.load(Ordering::Acquire);
         if *generation == newest {
@@ -202,7 +209,7 @@ impl Group {
         }
         *generation = newest;
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(entries.iter().filter_map(Weak::upgrade).collect())
+        Some(entries.clone())
     }
 
     /// Takes a place, if there is one.

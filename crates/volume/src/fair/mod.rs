@@ -214,3 +214,28 @@ impl Drop for FairQueue {
         self.scheduler.borrow_mut().settle();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemVolume;
+
+    #[test]
+    fn queues_that_left_are_forgotten_by_all_threads() {
+        let group = FairGroup::new(4);
+        let volume = FairVolume::new(Arc::new(MemVolume::new(1 << 20).unwrap()), group.clone(), 1);
+        let threads = [(); 2].map(|()| Io::new(Default::default()));
+        let mut stays = threads.each_ref().map(|io| volume.open(io).unwrap());
+        for _ in 0..100 {
+            let mut comes = threads.each_ref().map(|io| volume.open(io).unwrap());
+            for queue in stays.iter_mut().chain(&mut comes) {
+                queue.poll(&mut |_| ());
+            }
+        }
+        assert_eq!(group.0.entries(&mut 0).unwrap().len(), 2);
+        for (io, queue) in threads.iter().zip(&mut stays) {
+            queue.poll(&mut |_| ());
+            assert_eq!(group.scheduler(io).borrow().others(), 1);
+        }
+    }
+}

@@ -88,7 +88,7 @@ impl Scheduler {
 
     pub(super) fn leave(&mut self, index: usize) -> Option<Flow> {
         let flow = self.flows.get_mut(index)?.take()?;
-        flow.entry.see_waiting(0);
+        self.group.leave(&flow.entry);
         Some(flow)
     }
 
@@ -268,6 +268,12 @@ impl Scheduler {
         self.flow(index).map_or(0, count)
     }
 
+    /// Other threads' queues that it knows.
+    #[cfg(test)]
+    pub(super) fn others(&self) -> usize {
+        self.others.len()
+    }
+
     pub(super) fn next_deadline(&self, index: usize) -> Option<Instant> {
         let flow = self.flow(index)?;
         let own = flow.queue.next_deadline();
@@ -279,7 +285,8 @@ impl Scheduler {
         let busy: usize = flows.map(|flow| flow.queue.in_flight()).sum();
         let nap = if busy < self.taken || self.group.has_place(self.alone) {
             Some(self.group.after(Duration::ZERO))
-        } else if self.others.is_empty() {
+        } else if busy > 0 && self.others.is_empty() {
+            // All places that are taken are its own. With none of them, somebody has come since it looked around.
             None
         } else {
             Some(self.group.after(NAP))

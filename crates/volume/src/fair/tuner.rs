@@ -86,6 +86,8 @@ pub(super) struct Tuner {
     down: Direction,
     /// When losses were looked at, and what they and the work were then.
     since: (u64, Figures),
+    /// The last look.
+    looked: u64,
 }
 
 impl Tuner {
@@ -97,12 +99,18 @@ impl Tuner {
             up: Direction::default(),
             down: Direction::default(),
             since: (0, Figures::default()),
+            looked: 0,
         }
     }
 
     /// Says how many places there are to be from now on, and when to come back.
     pub(super) fn look(&mut self, now: u64, figures: Figures) -> (usize, u64) {
         let mut next = now + SETTLE;
+        let before = std::mem::replace(&mut self.looked, now);
+        if now.saturating_sub(before) > LONGEST {
+            // There was nobody to share with meanwhile: what the device did then says nothing about a depth.
+            self.comparison = None;
+        }
         if let Some(comparison) = self.comparison.take() {
             self.comparison = self.compare(comparison, now, figures);
         } else {
@@ -202,5 +210,40 @@ impl Tuner {
         direction.tried(now, enough != comparison.up);
         self.since = (now, figures);
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The smallest depth that is settled on for a device which does more with 32 places than with fewer, and whose slices
+    /// lose much. Nobody uses it for some seconds after the look of this number.
+    fn smallest(pause: u32) -> usize {
+        let mut tuner = Tuner::new(32);
+        let (mut now, mut figures, mut smallest) = (0, Figures::default(), 32);
+        for look in 0..1000 {
+            let (depth, next) = tuner.look(now, figures);
+            let rate = if depth == 32 { 12 } else { 10 };
+            let work = (next - now) * rate / 10;
+            figures.work += work;
+            figures.lost += work / 10;
+            figures.requests += 1000;
+            now = next;
+            if look == pause {
+                now += nanoseconds(Duration::from_secs(5));
+            }
+            if tuner.comparison.is_none() {
+                smallest = smallest.min(tuner.depth);
+            }
+        }
+        smallest
+    }
+
+    #[test]
+    fn a_pause_is_no_part_of_a_comparison() {
+        for look in 0..200 {
+            assert_eq!(smallest(look), 32, "a pause after look {look}");
+        }
     }
 }
