@@ -5,16 +5,12 @@ mod host;
 mod lone;
 
 use std::fs::{self, File};
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use daemon::Daemon;
-pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE};
+pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd, new_eventfd};
 pub use lone::{Lone, stats};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::{Shutdown, shutdown};
 
 /// No single step takes longer than this on any machine; what is waited for this long has failed.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -76,23 +72,6 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
             (state >> 32) as u8
         })
         .collect()
-}
-
-/// A memory file.
-pub fn memfd(size: u64) -> File {
-    let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
-    file.set_len(size).unwrap();
-    file
-}
-
-pub fn new_eventfd() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
-}
-
-/// Ends a connection. Closing the socket is not enough where other tests start processes: between its fork and its exec
-/// such a process holds a copy.
-pub fn leave(socket: impl AsFd) {
-    let _ = shutdown(socket, Shutdown::Both);
 }
 
 /// Number of open descriptors of a process.

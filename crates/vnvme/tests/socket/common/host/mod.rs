@@ -4,6 +4,7 @@
 //! only mapped doorbells are stored to directly.
 
 mod commands;
+mod files;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +22,8 @@ use vfio_user::client::{Client, Irqs};
 use vfio_user::{DmaMapping, IrqAction};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{LIMIT, leave, memfd, new_eventfd};
+use super::LIMIT;
+pub use files::{leave, memfd, new_eventfd};
 
 /// Region indices of a PCI device (`<linux/vfio.h>`).
 pub const BAR0: u32 = 0;

@@ -1,18 +1,23 @@
 //! The worker: one thread that owns controllers, their clients' sockets and the ring of their volumes, and serves them
 //! all from one loop. While there is work it polls; after an idle window it arms every doorbell and sleeps in the kernel.
 
+mod clients;
+mod events;
+mod sleep;
+
 use crate::balance::{Balance, Spread};
-use crate::device::{NvmeDevice, Waiting};
+use crate::device::NvmeDevice;
 use crate::peers::{Meter, Peers};
 use crate::window::{IdleWindow, Window};
 use anyhow::{Context, Result};
 use controller::{Bell, Branch, Controller, tag_owner};
 use driver::NvmeVolume;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use events::{TOKEN_BELL, TOKEN_STOP, listener_token};
+use rustix::event::epoll;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vfio_user::{Connection, ConnectionError, Interest, Listener, Status};
+use vfio_user::{Connection, Interest, Listener};
 use volume::Io;
 
 /// Time between two looks at the sockets while polling: a system call each.
@@ -23,21 +28,8 @@ const ROUNDS_PER_LOOK: u32 = 16;
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds without work between two offers to let another thread run, where the worker has no CPU of its own.
 const ROUNDS_PER_YIELD: u32 = 16;
-/// Descriptors handled after one wait.
-const EVENTS: usize = 64;
-/// Pause before the last look at the doorbells, for hosts without a barrier between shadow store and EventIdx load: a
-/// store leaves a CPU's store buffer within this time.
-const RECHECK_PAUSE: Duration = Duration::from_micros(5);
 /// How long volumes may take to make everything durable when the process is asked to end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
-
-const TOKEN_STOP: u64 = 0;
-const TOKEN_RING: u64 = 1;
-/// Completions that do not come through the ring.
-const TOKEN_OTHERS: u64 = 2;
-const TOKEN_SIZES: u64 = 3;
-const TOKEN_BELL: u64 = 4;
-const TOKEN_FIRST: u64 = 5;
 
 /// In the tags of volume requests, branches have numbers from here on.
 const FIRST_BRANCH: u16 = 0x8000;
@@ -161,26 +153,6 @@ impl Worker {
             });
         }
         Ok(worker)
-    }
-
-    fn watch(&self, fd: BorrowedFd<'_>, token: u64, flags: epoll::EventFlags) -> Result<()> {
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).context("epoll")
-    }
-
-    /// `sizes` becomes readable when a volume has been resized.
-    pub fn watch_sizes(&mut self, sizes: Arc<OwnedFd>) -> Result<()> {
-        self.watch(sizes.as_fd(), TOKEN_SIZES, epoll::EventFlags::IN)?;
-        self.sizes = Some(sizes);
-        Ok(())
-    }
-
-    fn check_sizes(&mut self) {
-        if let Some(sizes) = &self.sizes {
-            let _ = rustix::io::read(sizes, &mut [0; 8]);
-        }
-        for slot in &mut self.slots {
-            slot.device.controller.check_sizes();
-        }
     }
 
     /// Serves until asked to end, then makes everything durable.
@@ -327,23 +299,6 @@ impl Worker {
         worked
     }
 
-    /// Answers a VMM that waits for an unmap or a reset, once that is over.
-    fn finish_waiting(&mut self, index: usize) -> bool {
-        let Some(slot) = self.slots.get_mut(index) else {
-            return false;
-        };
-        if !slot.device.wait_is_over() {
-            return false;
-        }
-        slot.device.waiting = Waiting::No;
-        let Some(connection) = &mut slot.connection else {
-            return false;
-        };
-        let status = connection.complete(&mut slot.device, Ok(()));
-        self.after(index, status);
-        true
-    }
-
     /// Memory is polled only where a doorbell can be found in memory, or a completion comes without a wake-up.
     fn must_poll(&self) -> bool {
         self.slots
@@ -363,247 +318,6 @@ impl Worker {
             self.window.get()
         } else {
             Duration::ZERO
-        }
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.slots
-            .iter()
-            .filter_map(|s| s.device.controller.deadline())
-            .chain(self.branches.iter().filter_map(Branch::deadline))
-            .min()
-    }
-
-    /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
-    fn prepare_sleep(&mut self) -> bool {
-        // First, so that who rings after the looks below wakes this thread.
-        let mut raced = self.bell.doze();
-        let mut shadowed = false;
-        for branch in &mut self.branches {
-            raced |= branch.arm();
-            shadowed |= branch.shadowed();
-        }
-        for slot in &mut self.slots {
-            raced |= slot.device.controller.arm();
-            shadowed |= slot.device.controller.shadowed();
-        }
-        if !self.ring_watched
-            && let Some(fd) = self.io.event_fd()
-        {
-            match epoll::add(
-                &self.epoll,
-                fd,
-                epoll::EventData::new_u64(TOKEN_RING),
-                epoll::EventFlags::IN,
-            ) {
-                Ok(()) => self.ring_watched = true,
-                Err(error) => {
-                    tracing::warn!(%error, "the ring's completions cannot be waited for; polling")
-                }
-            }
-        }
-        if !self.others_watched
-            && let Some(fd) = self.io.others_fd()
-        {
-            let data = epoll::EventData::new_u64(TOKEN_OTHERS);
-            match epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN) {
-                Ok(()) => self.others_watched = true,
-                Err(error) => {
-                    tracing::warn!(%error, "a device's completions cannot be waited for; polling");
-                    raced |= self.slots.iter().any(|s| s.device.controller.is_busy())
-                        || self.branches.iter().any(Branch::is_busy);
-                }
-            }
-        }
-        raced |= !self.io.arm() || (self.io.in_flight() > 0 && !self.ring_watched);
-        if raced {
-            return false;
-        }
-        if shadowed {
-            let armed = Instant::now();
-            loop {
-                let over = armed.elapsed() >= RECHECK_PAUSE;
-                for slot in &mut self.slots {
-                    raced |= slot.device.controller.recheck();
-                }
-                for branch in &mut self.branches {
-                    raced |= branch.recheck();
-                }
-                if raced || over {
-                    break;
-                }
-                std::hint::spin_loop();
-            }
-        }
-        !raced
-    }
-
-    /// Waits for the sockets, the ring and the end, and handles what is ready. `true` when the process is to end.
-    fn look(&mut self, timeout: Option<Duration>) -> Result<bool> {
-        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
-        let timeout = timeout.map(|t| Timespec {
-            tv_sec: t.as_secs() as i64,
-            tv_nsec: i64::from(t.subsec_nanos()) as _,
-        });
-        let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
-            Ok((ready, _)) => ready,
-            Err(rustix::io::Errno::INTR) => return Ok(false),
-            Err(error) => return Err(error).context("epoll"),
-        };
-        let mut tokens = [0; EVENTS];
-        let count = ready.len();
-        for (token, event) in tokens.iter_mut().zip(ready) {
-            *token = event.data.u64();
-        }
-        for slot in 0..self.slots.len() {
-            if self
-                .slots
-                .get_mut(slot)
-                .is_some_and(|s| std::mem::take(&mut s.more))
-            {
-                self.serve(slot);
-            }
-        }
-        for &token in tokens.iter().take(count) {
-            match token {
-                TOKEN_STOP => return Ok(true),
-                TOKEN_RING | TOKEN_OTHERS => {}
-                TOKEN_SIZES => self.check_sizes(),
-                TOKEN_BELL => self.peers.woken(self.index),
-                _ => {
-                    let index = ((token - TOKEN_FIRST) / 2) as usize;
-                    if (token - TOKEN_FIRST).is_multiple_of(2) {
-                        self.accept(index)
-                    } else {
-                        self.serve(index)
-                    }
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    fn accept(&mut self, index: usize) {
-        // The old client may be gone without our having noticed yet.
-        self.serve(index);
-        self.let_go_if_gone(index);
-        let Some(slot) = self.slots.get_mut(index) else {
-            return;
-        };
-        let socket = slot.listener.path().display().to_string();
-        let fd = match slot.listener.accept() {
-            Ok(Some(fd)) => fd,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(socket, %error, "accept");
-                return;
-            }
-        };
-        if slot.connection.is_some() {
-            tracing::warn!(
-                socket,
-                "a second client was refused: this disk has one already"
-            );
-            return;
-        }
-        let connection = Connection::new(fd);
-        let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
-        tracing::info!(socket, pid, "client connected");
-        slot.connection = Some(connection);
-        self.rewatch(index);
-    }
-
-    /// Ends the connection of a client that has closed its socket: what it left there is handled first, but nothing is
-    /// waited for.
-    fn let_go_if_gone(&mut self, index: usize) {
-        let gone = |slot: &Slot| {
-            let Some(connection) = &slot.connection else {
-                return false;
-            };
-            let mut fds = [PollFd::new(connection, PollFlags::empty())];
-            poll(&mut fds, Some(&Timespec::default())).is_ok()
-                && fds[0].revents().contains(PollFlags::HUP)
-        };
-        if !self.slots.get(index).is_some_and(gone) {
-            return;
-        }
-        // It cannot send more, so this ends.
-        while let Some(slot) = self.slots.get_mut(index)
-            && std::mem::take(&mut slot.more)
-        {
-            self.serve(index);
-        }
-        if let Some(slot) = self.slots.get_mut(index)
-            && let Some(mut connection) = slot.connection.take()
-        {
-            tracing::info!(socket = %slot.listener.path().display(), "client disconnected");
-            connection.close(&mut slot.device);
-            drop(connection);
-            self.rewatch(index);
-        }
-    }
-
-    fn serve(&mut self, index: usize) {
-        let Some(Slot {
-            connection: Some(connection),
-            device,
-            ..
-        }) = self.slots.get_mut(index)
-        else {
-            return;
-        };
-        let status = connection.on_ready(device);
-        self.after(index, status);
-    }
-
-    fn after(&mut self, index: usize, status: Result<Status, ConnectionError>) {
-        let Some(slot) = self.slots.get_mut(index) else {
-            return;
-        };
-        let socket = slot.listener.path().display();
-        match status {
-            Ok(Status::Open | Status::Pending) => {}
-            Ok(Status::MoreWork) => slot.more = true,
-            Ok(Status::Closed) => {
-                tracing::info!(%socket, "client disconnected");
-                slot.connection = None;
-            }
-            Err(error) => {
-                tracing::warn!(%socket, %error, "client disconnected");
-                slot.connection = None;
-            }
-        }
-        self.rewatch(index);
-    }
-
-    /// Keeps the epoll set in step with what the connection waits for.
-    fn rewatch(&mut self, index: usize) {
-        let Some(slot) = self.slots.get_mut(index) else {
-            return;
-        };
-        let Some(connection) = &slot.connection else {
-            // Closing its socket took it out of the set.
-            slot.watched = Interest::None;
-            slot.more = false;
-            return;
-        };
-        let wanted = connection.interest();
-        if wanted == slot.watched {
-            return;
-        }
-        let data = epoll::EventData::new_u64(listener_token(index) + 1);
-        let flags = match wanted {
-            Interest::Writable => epoll::EventFlags::OUT,
-            _ => epoll::EventFlags::IN,
-        };
-        let result = match (slot.watched, wanted) {
-            (_, Interest::None) => epoll::delete(&self.epoll, connection),
-            (Interest::None, _) => epoll::add(&self.epoll, connection, data, flags),
-            _ => epoll::modify(&self.epoll, connection, data, flags),
-        };
-        match result {
-            Ok(()) => slot.watched = wanted,
-            Err(error) => tracing::error!(%error, "epoll"),
         }
     }
 
@@ -636,8 +350,4 @@ impl Worker {
         }
         Ok(())
     }
-}
-
-fn listener_token(index: usize) -> u64 {
-    TOKEN_FIRST + 2 * index as u64
 }

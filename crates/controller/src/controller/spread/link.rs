@@ -1,0 +1,43 @@
+//! The control half's end of a branch.
+
+use crate::bell::Bell;
+use crate::branch::{OPEN, Order, Progress, Report};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+
+/// Orders go one way, reports and progress come back.
+pub(super) struct Link {
+    pub worker: u16,
+    pub orders: Sender<Order>,
+    pub reports: Receiver<Report>,
+    pub bell: Arc<Bell>,
+    pub progress: Arc<Progress>,
+    /// Orders given.
+    pub sent: u64,
+    /// Of these, the last one that took memory away.
+    pub unmap: u64,
+    /// And the last one about a receiver of interrupts.
+    pub receiver: u64,
+    /// The last flush that it has answered.
+    pub flushed: u64,
+}
+
+impl Link {
+    pub fn send(&mut self, order: Order) {
+        // A branch that could not be opened has no queues and hears nothing.
+        if self.orders.send(order).is_ok() {
+            self.sent += 1;
+            self.bell.ring();
+        }
+    }
+
+    /// It may have queues and commands.
+    pub fn is_open(&self) -> bool {
+        self.progress.state.load(Ordering::Acquire) == OPEN
+    }
+
+    pub fn handled(&self) -> u64 {
+        self.progress.handled.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,215 @@
+//! What the host and the owner do, and what has to hold then.
+
+use super::{ENTRIES, PLACES, WINDOW, Waiting, World};
+use crate::common::*;
+use dma::Prot;
+use nvme::{AdminOpcode, NvmOpcode, Status};
+use std::time::{Duration, Instant};
+
+impl World {
+    pub fn submit(&mut self, qid: u16, write: bool) {
+        let queued = self.waiting.keys().filter(|(q, _)| *q == qid).count();
+        let Some(place) = (0..PLACES).find(|place| !self.used.contains(place)) else {
+            return;
+        };
+        if queued as u32 >= ENTRIES - 1 || !self.h.pairs.contains_key(&qid) {
+            return;
+        }
+        let opcode = if write {
+            NvmOpcode::WRITE
+        } else {
+            NvmOpcode::READ
+        };
+        let command = self.h.rw(opcode, 1, place * 8, 8, WINDOW + place * 4096);
+        let bytes = pattern(self.random(), 4096);
+        self.h.write(DATA + place * 4096, &bytes);
+        self.used.insert(place);
+        let mut cid = 0;
+        self.ringing(|h| cid = h.submit(qid, command));
+        let waiting = Waiting {
+            place,
+            read: !write,
+            wrote: write.then_some(bytes),
+        };
+        assert!(self.waiting.insert((qid, cid), waiting).is_none());
+    }
+
+    /// Takes completions of a completion queue, at most so many.
+    pub fn reap(&mut self, cqid: u16, most: usize) -> usize {
+        if !self.h.pairs.contains_key(&cqid) {
+            return 0;
+        }
+        for reaped in 0..most {
+            let mut found = None;
+            self.ringing(|h| found = h.reap(cqid));
+            let Some(completion) = found else {
+                return reaped;
+            };
+            let key = (completion.sqid.get(), completion.cid.get());
+            let Some(waiting) = self.waiting.remove(&key) else {
+                panic!("{key:?} completed twice, or never asked for");
+            };
+            assert!(u32::from(completion.sqhd.get()) < ENTRIES);
+            self.used.remove(&waiting.place);
+            let status = completion.status();
+            if status == Status::SUCCESS {
+                if waiting.read {
+                    let wanted = self.model.get(&waiting.place).cloned();
+                    let found = self.h.read(DATA + waiting.place * 4096, 4096);
+                    assert!(
+                        found == wanted.unwrap_or(vec![0; 4096]),
+                        "{key:?}: wrong data"
+                    );
+                } else if let Some(bytes) = waiting.wrote {
+                    self.model.insert(waiting.place, bytes);
+                }
+                continue;
+            }
+            // Aborted, or its memory was not there; a write may have happened or not.
+            let aborted = status.is(Status::ABORT_REQUESTED);
+            assert!(
+                aborted || status.is(Status::DATA_TRANSFER_ERROR),
+                "{key:?}: {status}"
+            );
+            if waiting.wrote.is_some() {
+                self.forget(waiting.place);
+            }
+        }
+        most
+    }
+
+    /// Nobody knows what is in this place: it is read, behind the guest's back, when everything is at rest.
+    pub fn forget(&mut self, place: u64) {
+        // Not used again.
+        self.used.insert(place);
+    }
+
+    pub fn move_queue(&mut self, cqid: u16, worker: u16) -> bool {
+        // Its owner is awake when it does so.
+        self.wake_up();
+        self.h.c.move_queue(cqid, worker)
+    }
+
+    /// Disables the controller in the middle of everything; afterwards it touches nothing. Then it is enabled again.
+    pub fn reset(&mut self) {
+        self.wake_all();
+        self.h.disable();
+        let limit = Instant::now() + Duration::from_secs(10);
+        for steps in 0.. {
+            if !self.h.csts().rdy() {
+                break;
+            }
+            if steps == 20 {
+                self.faults.clear();
+                self.faults.release();
+            }
+            self.step_any();
+            assert!(Instant::now() < limit, "the reset does not end");
+        }
+        let memory = self.memory();
+        self.faults.clear();
+        self.faults.release();
+        for _ in 0..40 {
+            self.step_any();
+        }
+        assert!(self.memory() == memory, "memory touched after a reset");
+        for ((..), waiting) in std::mem::take(&mut self.waiting) {
+            self.used.remove(&waiting.place);
+            if waiting.wrote.is_some() {
+                self.forget(waiting.place);
+            }
+        }
+        self.h.pairs.clear();
+        self.up();
+    }
+
+    /// Takes the data's window away, in the middle of everything; after the answer nothing touches it.
+    pub fn unmap(&mut self) {
+        if !self.mapped {
+            return;
+        }
+        self.wake_all();
+        self.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
+        let limit = Instant::now() + Duration::from_secs(10);
+        for steps in 0.. {
+            if self.h.c.dma_quiesced() {
+                break;
+            }
+            if steps == 20 {
+                self.faults.clear();
+                self.faults.release();
+            }
+            self.step_any();
+            assert!(Instant::now() < limit, "the unmap does not end");
+        }
+        self.mapped = false;
+        let memory = self.h.read(DATA, PLACES as usize * 4096);
+        self.faults.clear();
+        self.faults.release();
+        for _ in 0..40 {
+            self.step_any();
+        }
+        let same = self.h.read(DATA, PLACES as usize * 4096) == memory;
+        assert!(same, "memory touched after an unmap");
+    }
+
+    pub fn map(&mut self) {
+        if self.mapped {
+            return;
+        }
+        let memory = self.h.high.clone();
+        self.h
+            .c
+            .dma_map(WINDOW, PLACES * 4096, Some((memory, 0)), Prot::RW)
+            .unwrap();
+        self.mapped = true;
+        self.wake_all();
+    }
+
+    /// Deletes a pair, wherever it lives and whatever it does, and makes it again.
+    pub fn remake(&mut self, qid: u16) {
+        self.wake_all();
+        self.faults.clear();
+        self.faults.release();
+        let sqs: Vec<u16> = if qid == 1 { vec![1, 5] } else { vec![qid] };
+        for &sq in &sqs {
+            assert_eq!(
+                self.h.delete(AdminOpcode::DELETE_IO_SQ, sq),
+                Status::SUCCESS
+            );
+        }
+        assert_eq!(
+            self.h.delete(AdminOpcode::DELETE_IO_CQ, qid),
+            Status::SUCCESS
+        );
+        let gone: Vec<_> = self.waiting.keys().copied().collect();
+        for key in gone.into_iter().filter(|(q, _)| sqs.contains(q)) {
+            let waiting = self.waiting.remove(&key).unwrap();
+            self.used.remove(&waiting.place);
+            if waiting.wrote.is_some() {
+                self.forget(waiting.place);
+            }
+        }
+        self.h.create_pair(qid, ENTRIES);
+        if qid == 1 {
+            assert_eq!(self.h.create_sq(5, 1, ENTRIES, 0xa000), Status::SUCCESS);
+            self.h.pairs.insert(5, Pair::new(0xa000, 0, ENTRIES));
+        }
+    }
+
+    /// Aborts a command that may be anywhere.
+    pub fn abort(&mut self, nth: usize) {
+        // Those of the first completion queue, which two share, may have to wait for the host to make room there.
+        let mut others = self.waiting.keys().filter(|(q, _)| ![1, 5].contains(q));
+        let Some(&(sqid, cid)) = others.nth(nth) else {
+            return;
+        };
+        self.wake_all();
+        self.faults.clear();
+        self.faults.release();
+        let completion = self
+            .h
+            .simple(AdminOpcode::ABORT, u32::from(cid) << 16 | u32::from(sqid));
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+}

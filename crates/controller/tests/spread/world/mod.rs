@@ -1,0 +1,162 @@
+//! A controller, its workers, and a host that knows what it waits for and what is on the volume.
+
+mod deeds;
+mod run;
+
+use crate::common::*;
+use crate::side::Side;
+use controller::{Bell, ControllerConfig};
+use dma::Prot;
+use nvme::Status;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use volume::{Faults, Io, IoOptions};
+
+/// Workers beside the controller's own.
+pub const OTHERS: usize = 2;
+pub const PAIRS: u16 = 4;
+pub const ENTRIES: u32 = 16;
+/// Places for data, a page each, in guest memory and on the volume.
+pub const PLACES: u64 = 128;
+/// The window that data lies in, over the same memory as `DATA`.
+pub const WINDOW: u64 = 0x100_0000_0000;
+
+/// A command that the host waits for.
+pub struct Waiting {
+    pub place: u64,
+    /// What a read is to find.
+    pub read: bool,
+    /// What a write leaves.
+    pub wrote: Option<Vec<u8>>,
+}
+
+pub struct World {
+    pub h: Host,
+    pub sides: Rc<RefCell<Vec<Side>>>,
+    pub bell: Arc<Bell>,
+    pub wakes: Arc<Count>,
+    pub asleep: bool,
+    pub faults: Arc<Faults>,
+    pub waiting: BTreeMap<(u16, u16), Waiting>,
+    /// What is on the volume.
+    pub model: BTreeMap<u64, Vec<u8>>,
+    pub used: BTreeSet<u64>,
+    pub mapped: bool,
+    pub seed: u64,
+}
+
+pub fn config(mapped: bool) -> ControllerConfig {
+    ControllerConfig {
+        mapped_doorbells: mapped,
+        io_queues: 8,
+        workers: 1 + OTHERS as u16,
+        ..ControllerConfig::default()
+    }
+}
+
+impl World {
+    pub fn new(mapped: bool) -> World {
+        let (volume, faults) = faulty(8 << 20);
+        let cached = Arc::new(Cached(volume));
+        let mut h = Host::with(config(mapped), vec![ns(1, cached, 512)]);
+        let wakes = Arc::<Count>::default();
+        let bell = Arc::new(Bell::new(wakes.clone()));
+        h.c.set_home(0, bell.clone());
+        let mut sides = Vec::new();
+        for worker in 1..=OTHERS as u16 {
+            let wakes = Arc::<Count>::default();
+            let bell = Arc::new(Bell::new(wakes.clone()));
+            let seed = h.c.branch(worker, bell.clone()).unwrap();
+            assert!(h.c.branch(worker, bell.clone()).is_none(), "one for each");
+            assert_eq!(h.c.has_branch(worker), None);
+            let io = Io::new(IoOptions::default());
+            let branch = seed.open(10 + worker, &io).unwrap();
+            assert_eq!(h.c.has_branch(worker), Some(true));
+            sides.push(Side {
+                branch,
+                io,
+                bell,
+                wakes,
+                asleep: false,
+            });
+        }
+        let sides = Rc::new(RefCell::new(sides));
+        let (theirs, ours) = (sides.clone(), bell.clone());
+        h.beside = Some(Box::new(move |controller, now| {
+            let mut worked = ours.take() && controller.hear();
+            for side in theirs.borrow_mut().iter_mut() {
+                worked |= side.round(true, now);
+            }
+            worked
+        }));
+        let memory = h.high.clone();
+        h.c.dma_map(WINDOW, PLACES * 4096, Some((memory, 0)), Prot::RW)
+            .unwrap();
+        let mut world = World {
+            h,
+            sides,
+            bell,
+            wakes,
+            asleep: false,
+            faults,
+            waiting: BTreeMap::new(),
+            model: BTreeMap::new(),
+            used: BTreeSet::new(),
+            mapped: true,
+            seed: 1,
+        };
+        world.up();
+        world
+    }
+
+    /// Enables the controller and makes the queues: a pair each, and one more submission queue on the first's completions.
+    pub fn up(&mut self) {
+        self.h.enable();
+        if !self.h.c.config().mapped_doorbells {
+            assert_eq!(self.h.use_shadow(), Status::SUCCESS);
+        }
+        for qid in 1..=PAIRS {
+            self.h.create_pair(qid, ENTRIES);
+        }
+        assert_eq!(self.h.create_sq(5, 1, ENTRIES, 0xa000), Status::SUCCESS);
+        self.h.pairs.insert(5, Pair::new(0xa000, 0, ENTRIES));
+    }
+
+    pub fn random(&mut self) -> u64 {
+        self.seed = self
+            .seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        self.seed >> 33
+    }
+
+    /// A doorbell that is a message wakes the controller's worker, of course.
+    pub fn ringing(&mut self, ring: impl FnOnce(&mut Host)) {
+        let messages = |h: &Host| -> u64 {
+            h.c.stats()
+                .queues
+                .iter()
+                .map(|q| q.mmio_doorbells.get())
+                .sum()
+        };
+        let before = messages(&self.h);
+        ring(&mut self.h);
+        if messages(&self.h) != before {
+            self.wake_up();
+        }
+    }
+
+    pub fn worker_of(&self, cqid: u16) -> u16 {
+        let queues = self.h.c.completion_queues();
+        queues.iter().find(|(q, _)| *q == cqid).unwrap().1
+    }
+
+    /// Everything in guest memory that the controller could touch.
+    pub fn memory(&self) -> Vec<u8> {
+        let mut all = self.h.read(0, LOW_SIZE as usize);
+        all.extend(self.h.read(DATA, PLACES as usize * 4096));
+        all
+    }
+}

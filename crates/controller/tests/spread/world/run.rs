@@ -1,0 +1,143 @@
+//! The workers at work: rounds in any order, sleep, and what wakes them.
+
+use super::{OTHERS, PAIRS, WINDOW, World};
+use crate::common::*;
+use nvme::{NvmOpcode, Status};
+
+impl World {
+    pub fn wake_up(&mut self) {
+        if std::mem::take(&mut self.asleep) {
+            self.bell.awake();
+            self.wakes.take();
+        }
+    }
+
+    pub fn step(&mut self, worker: usize, hear: bool) -> bool {
+        if worker > 0 {
+            let now = self.h.now;
+            return self.sides.borrow_mut()[worker - 1].round(hear, now);
+        }
+        if self.asleep {
+            if self.wakes.take() == 0 {
+                return false;
+            }
+            self.wake_up();
+        }
+        let beside = self.h.beside.take();
+        let mut worked = hear && self.bell.take() && self.h.c.hear();
+        worked |= self.h.round();
+        self.h.beside = beside;
+        worked
+    }
+
+    /// Any worker makes a round, and may be late to hear what it was told.
+    pub fn step_any(&mut self) {
+        let worker = self.random() as usize % (OTHERS + 1);
+        let hear = !self.random().is_multiple_of(3);
+        self.step(worker, hear);
+    }
+
+    pub fn sleep(&mut self, worker: usize) {
+        if worker > 0 {
+            return self.sides.borrow_mut()[worker - 1].sleep();
+        }
+        if self.asleep {
+            return;
+        }
+        let mut raced = self.bell.doze();
+        raced |= self.h.c.needs_polling();
+        raced |= self.h.c.arm();
+        raced |= self.h.c.recheck();
+        if raced {
+            self.bell.awake();
+        } else {
+            self.asleep = true;
+        }
+    }
+
+    /// Runs all workers until nothing moves. Who has nothing to do sleeps, and is not woken by this but by its time.
+    pub fn settle(&mut self) {
+        let mut idle = 0;
+        while idle < 8 {
+            let mut worked = false;
+            for worker in 0..=OTHERS {
+                let did = self.step(worker, true);
+                if !did {
+                    self.sleep(worker);
+                }
+                worked |= did;
+            }
+            idle = if worked { 0 } else { idle + 1 };
+            if idle == 4 {
+                self.pass_time();
+            }
+        }
+    }
+
+    /// Nothing moves: the next deadline comes.
+    pub fn pass_time(&mut self) {
+        let sides = self.sides.clone();
+        let mut sides = sides.borrow_mut();
+        let home = self.h.c.deadline();
+        let next = sides
+            .iter()
+            .map(|side| side.branch.deadline())
+            .chain([home]);
+        let Some(next) = next.flatten().min() else {
+            return;
+        };
+        self.h.now = self.h.now.max(next);
+        for side in sides.iter_mut() {
+            if side.branch.deadline().is_some_and(|at| at <= self.h.now) {
+                side.wake_up();
+            }
+        }
+        if home.is_some_and(|at| at <= self.h.now) {
+            self.wake_up();
+        }
+    }
+
+    /// Everything that was submitted comes to its end.
+    pub fn finish(&mut self) {
+        self.faults.clear();
+        self.faults.release();
+        if !self.mapped {
+            self.map();
+        }
+        loop {
+            self.settle();
+            let reaped: usize = (1..=PAIRS).map(|cqid| self.reap(cqid, 1000)).sum();
+            if reaped == 0 {
+                break;
+            }
+        }
+        let lost: Vec<_> = self.waiting.keys().collect();
+        assert!(lost.is_empty(), "lost: {lost:?}");
+    }
+
+    /// What is on the volume is what was written, each place's last write last.
+    pub fn verify(&mut self) {
+        self.finish();
+        let places: Vec<u64> = self.model.keys().copied().collect();
+        for place in places {
+            if self.used.contains(&place) {
+                continue;
+            }
+            let command = self
+                .h
+                .rw(NvmOpcode::READ, 1, place * 8, 8, WINDOW + place * 4096);
+            self.wake_all();
+            assert_eq!(self.h.command(2, command).status(), Status::SUCCESS);
+            let found = self.h.read(DATA + place * 4096, 4096);
+            assert!(found == self.model[&place], "place {place}");
+        }
+    }
+
+    /// Admin commands of the test wait by rounds of everything, and do not sleep.
+    pub fn wake_all(&mut self) {
+        self.wake_up();
+        for side in self.sides.borrow_mut().iter_mut() {
+            side.wake_up();
+        }
+    }
+}
