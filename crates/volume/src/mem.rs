@@ -9,7 +9,7 @@ use dma::{PrivateMemory, View};
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
 const RELEASE_FROM: u64 = 256 << 10;
 
-/// Cache lines of a read that are asked for when it is known of: the processor asks for the others itself, once the copy is
+/// Cache lines of a read or write that are asked for when it is known of: the processor asks for the others itself, once the copy is
 /// under way.
 const AHEAD: usize = 16;
 
@@ -164,10 +164,8 @@ impl VolumeQueue for MemQueue {
         true
     }
 
-    fn notice(&mut self, op: Op, offset: u64, len: u64) {
-        if op == Op::Read {
-            self.memory.prefetch::<AHEAD>(offset, len);
-        }
+    fn notice(&mut self, _: Op, offset: u64, len: u64) {
+        self.memory.prefetch::<AHEAD>(offset, len);
     }
 
     fn submit(&mut self, request: Request) -> Option<Completion> {
