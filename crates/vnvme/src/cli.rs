@@ -68,14 +68,17 @@ const SERVE_HELP: &str = "\
 Volumes:
   disk.raw, file:///disks/a.raw   a raw file or a block device; make one with: truncate -s 10G disk.raw
   mem://1G                        memory of this process, gone when it ends
-  null://1T                       completes at once and stores nothing, for measurements
+  null://1T                       completes at once and stores nothing, for measurements; after latency=20us, if that is said
   nvme://0000:44:00.0/1           namespace 1 of a real NVMe device, through VFIO (see vnvme bind)
   vfio-user:///run/b.sock/1       namespace 1 of a controller behind another vfio-user socket
   Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace, path=direct|generic
   (how its commands reach a device: as they are, or through the volume; direct where that is possible);
-  read-only=on, direct=off of the volume. A part of any volume: offset=1M, length=1G, or a partition of its GUID
-  partition table by partition=2, partlabel=NAME or partuuid=GUID.
-  Limits of any volume: iops=1000, bps=100M, of reads or writes alone read-iops, write-iops, read-bps, write-bps; burst=50ms.
+  read-only=on of the volume; of a file direct=off (through the page cache), lock=off. A part of any volume: offset=1M,
+  length=1G, or a partition of its GUID partition table by partition=2, partlabel=NAME or partuuid=GUID.
+  Of an NVMe device: queues=8 and depth=128 (of each), max-transfer=128k, shadow=off, sgl=off, interrupts=off, timeout=30s,
+  status-interval=100ms.
+  Limits of any volume: iops=1000, bps=100M, of reads or writes alone read-iops, write-iops, read-bps, write-bps; burst=50ms;
+  0 for none, which can be changed later (vnvme limits).
   weight=100 shares a device by weight among its slices, share-depth=32 requests in it at a time at most.
 
 Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
@@ -167,7 +170,7 @@ struct ServeArgs {
     /// call to submit, for one more CPU that is busy while there is work
     #[arg(long)]
     sqpoll: bool,
-    /// Unix socket to answer "vnvme stats" on
+    /// Unix socket to answer "vnvme stats", limits, path, suspend and resume on
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
