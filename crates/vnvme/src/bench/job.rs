@@ -76,7 +76,7 @@ pub struct JobArgs {
     /// Threads, with a queue pair each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     pub queues: u16,
-    /// Seconds to measure [default: 5; 1 for each case of a suite]
+    /// Seconds to measure [default: 5; of a suite 1 or less for each case]
     #[arg(long, value_name = "SECONDS")]
     pub runtime: Option<f64>,
     /// Seconds to run before measuring begins

@@ -28,11 +28,7 @@ use lane::Target;
 use progress::{Progress, nanos, quantity};
 use stats::{Flow, Measured};
 use std::path::PathBuf;
-use std::time::Duration;
 use target::with_target;
-
-/// How long a suite measures a case when nothing else is said.
-const SUITE_RUNTIME: Duration = Duration::from_secs(1);
 
 /// Help that comes after the options.
 pub const HELP: &str = "\
@@ -92,16 +88,14 @@ impl BenchArgs {
                 "a suite chooses the load itself"
             );
             let plan = suite::Plan {
-                runtime: match self.job.runtime {
-                    Some(_) => job.runtime,
-                    None => SUITE_RUNTIME,
-                },
+                runtime: job.runtime,
                 ramp: job.ramp,
                 runs: self.runs,
                 output: self.output.clone(),
                 ceilings: self.ceilings.clone(),
             };
-            verdict = suite::run(name, &plan);
+            let asked = self.job.runtime.map(|_| job.runtime);
+            verdict = suite::run(name, asked, &plan);
         }
         if self.report || self.suite.is_some() {
             report::write(

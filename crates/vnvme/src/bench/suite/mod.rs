@@ -60,6 +60,14 @@ impl Name {
     pub fn only(self) -> Option<&'static str> {
         (self != Name::All).then(|| self.word())
     }
+
+    /// How long it measures a case when nothing else is said: some have many.
+    fn runtime(self) -> Duration {
+        match self {
+            Name::Scale => Duration::from_millis(300),
+            _ => Duration::from_secs(1),
+        }
+    }
 }
 
 /// How suites measure.
@@ -135,8 +143,13 @@ impl Outcome {
     }
 }
 
-/// Runs a suite, or all, and keeps the results.
-pub fn run(name: Name, plan: &Plan) -> Result<()> {
+/// Runs a suite, or all, and keeps the results. `runtime` is that of each case; none: as each suite thinks best.
+pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
+    let one = |name: Name, plan: &Plan| {
+        let runtime = runtime.unwrap_or(name.runtime());
+        let plan = plan.clone();
+        one(name, &Plan { runtime, ..plan })
+    };
     if name == Name::All {
         let mut complaints = Vec::new();
         for name in [
