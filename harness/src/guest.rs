@@ -19,6 +19,9 @@ use crate::process::Process;
 use crate::qemu::Qemu;
 use crate::qmp::Qmp;
 
+/// What programs of ours may need beyond the tools' libraries.
+const LIBRARY: &str = "libgcc_s.so.1";
+
 /// Exit status and output of a script.
 #[derive(Clone, Debug)]
 pub struct Output {
@@ -200,6 +203,24 @@ impl Guest {
     pub fn push_file(&self, path: &str, mode: u32, data: &[u8]) -> Result<()> {
         let reply = self.explain(|c| c.channel.put(path, mode, data, SCRIPT_LIMIT))?;
         done(&reply, path)
+    }
+
+    /// Puts programs of ours into the guest's /tmp, with the library that they may need beyond the tools'
+    /// (`LD_LIBRARY_PATH=/tools/lib:/tmp`).
+    pub fn push_programs(&self, programs: &[PathBuf]) -> Result<()> {
+        let tree = Image::get(&Cache::open()?)?.tree;
+        let push = |name: &str, file: &Path| -> Result<()> {
+            let bytes = fs::read(file).with_context(|| file.display().to_string())?;
+            self.push_file(&format!("/tmp/{name}"), 0o755, &bytes)
+        };
+        for program in programs {
+            let name = program.file_name().context("a program without a name")?;
+            push(&name.to_string_lossy(), program)?;
+            if let Some(library) = tree.libraries_of(program)?.get(LIBRARY) {
+                push(LIBRARY, library)?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads a file of the guest.

@@ -19,7 +19,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use common::{Disks, boot_with_device, json, push_programs, run, run_for};
+use common::{Disks, boot_with_device, json, run, run_for};
 use harness::daemon::{build, program};
 use harness::process::Process;
 use harness::progress::{say, skip};
@@ -353,7 +353,7 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
             _ => builder.vfio_user(path(name)),
         };
         let guest = guest.boot()?;
-        push_programs(&guest, std::slice::from_ref(&soak))?;
+        guest.push_programs(std::slice::from_ref(&soak))?;
         Ok(guest)
     };
     let load = |name: &str| -> Result<Vec<u8>> {

@@ -1,6 +1,6 @@
 //! A hostile guest at a vfio-user socket: crafted and random commands, PRP lists and ranges that another thread rewrites
 //! while they are read, blocks at and over the slice's edges, nonsense in doorbells and registers, memory that goes away.
-//! It expects nothing of the server but that the next reset works.
+//! It expects nothing of the server but that every command to a queue that is in order ends, and that the next reset works.
 
 use crate::pattern::Random;
 use crate::support::host::{BAR0, CONFIG, Host, RAM_BASE, RAM_SIZE};
@@ -54,6 +54,7 @@ pub fn run(socket: &Path, end: Instant) -> Outcome {
         counts.served > 0 && counts.refused > 0 && counts.rewrites > 0,
         "some of it was not tried",
     )?;
+    ensure(counts.unanswered == 0, "commands that never ended")?;
     // Memory that is not there any more, under commands in flight.
     for _ in 0..BURST {
         let command = attack(&host, &mut Random(7), blocks);

@@ -13,6 +13,8 @@
 mod block;
 mod hostile;
 mod nvme;
+#[path = "../../../crates/driver/examples/vfio_selftest/outcome.rs"]
+mod outcome;
 #[path = "../../../crates/driver/examples/vfio_selftest/pattern.rs"]
 #[allow(dead_code)]
 mod pattern;
@@ -22,30 +24,13 @@ mod virtio;
 #[allow(dead_code)]
 mod worker;
 
+use outcome::{Outcome, ensure};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// What a client ends with.
-type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
-
-/// An error unless `condition` holds.
-fn ensure(condition: bool, otherwise: impl Into<Box<dyn std::error::Error>>) -> Outcome {
-    if condition {
-        Ok(())
-    } else {
-        Err(otherwise.into())
-    }
-}
-
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("soak: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome::exit("soak", run())
 }
 
 fn run() -> Outcome {

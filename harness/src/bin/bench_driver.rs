@@ -5,13 +5,11 @@
 //! pay for mappings that ours does not make either.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use harness::image::Image;
 use harness::progress::say;
-use harness::{BenchOptions, Cache, Guest};
+use harness::{BenchOptions, Guest};
 use serde_json::{Value, json};
 
 /// Size of the null devices in bytes.
@@ -76,16 +74,7 @@ fn boot() -> Result<Guest> {
         .append("iommu.passthrough=1")
         .qemu_args(args)
         .boot()?;
-    let push = |path: &str, file: &Path| -> Result<()> {
-        let bytes = fs::read(file).with_context(|| file.display().to_string())?;
-        guest.push_file(path, 0o755, &bytes)
-    };
-    let program = harness::daemon::program()?;
-    push("/tmp/vnvme", &program)?;
-    let libraries = Image::get(&Cache::open()?)?.tree.libraries_of(&program)?;
-    if let Some(library) = libraries.get("libgcc_s.so.1") {
-        push("/tmp/libgcc_s.so.1", library)?;
-    }
+    guest.push_programs(&[harness::daemon::program()?])?;
     guest.run_for(
         Duration::from_secs(60),
         &format!("{FIND}\n/tmp/vnvme bind $(bdf vfio)"),

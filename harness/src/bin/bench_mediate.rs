@@ -10,9 +10,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use harness::image::Image;
 use harness::progress::say;
-use harness::{BenchOptions, Cache, Guest};
+use harness::{BenchOptions, Guest};
 use serde_json::{Value, json};
 
 /// Bytes of each device.
@@ -78,16 +77,7 @@ fn boot(disk: &Path) -> Result<Guest> {
         .viommu()
         .qemu_args(args)
         .boot()?;
-    let push = |path: &str, file: &Path| -> Result<()> {
-        let bytes = fs::read(file).with_context(|| file.display().to_string())?;
-        guest.push_file(path, 0o755, &bytes)
-    };
-    let program = harness::daemon::program()?;
-    push("/tmp/vnvme", &program)?;
-    let libraries = Image::get(&Cache::open()?)?.tree.libraries_of(&program)?;
-    if let Some(library) = libraries.get("libgcc_s.so.1") {
-        push("/tmp/libgcc_s.so.1", library)?;
-    }
+    guest.push_programs(&[harness::daemon::program()?])?;
     let limit = Duration::from_secs(60);
     guest.run_for(limit, &format!("{LIB}\nbind null\nbind disk"))?;
     Ok(guest)

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use harness::image::Image;
 use harness::{Cache, Disk, Guest};
 use serde_json::Value;
 
@@ -73,9 +72,6 @@ impl Disks {
     }
 }
 
-/// What programs need beyond the tools' libraries.
-const LIBRARY: &str = "libgcc_s.so.1";
-
 /// Boots a guest with QEMU's own NVMe device on a file, behind an IOMMU, and programs of ours.
 pub fn boot_with_device(
     name: &str,
@@ -92,28 +88,8 @@ pub fn boot_with_device(
         builder = builder.kernel(kernel);
     }
     let guest = builder.boot()?;
-    push_programs(&guest, programs)?;
+    guest.push_programs(programs)?;
     Ok(guest)
-}
-
-/// Puts programs of ours into a guest's /tmp, with the library that they need beyond the tools'
-/// (`LD_LIBRARY_PATH=/tools/lib:/tmp`).
-pub fn push_programs(guest: &Guest, programs: &[PathBuf]) -> Result<()> {
-    let tree = Image::get(&Cache::open()?)?.tree;
-    let push = |name: &str, file: &Path| -> Result<()> {
-        let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
-        guest.push_file(&format!("/tmp/{name}"), 0o755, &bytes)
-    };
-    for program in programs {
-        let name = program.file_name().context("a program without a name")?;
-        push(&name.to_string_lossy(), program)?;
-        let libraries = tree.libraries_of(program)?;
-        push(
-            LIBRARY,
-            libraries.get(LIBRARY).context("no libgcc for the guest")?,
-        )?;
-    }
-    Ok(())
 }
 
 /// Bytes that a file really takes on the host's disk.

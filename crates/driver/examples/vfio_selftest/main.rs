@@ -9,6 +9,7 @@
 //! The project's guest tests run it against a controller that QEMU made (`harness/tests/vfio.rs`).
 
 mod io;
+mod outcome;
 mod pattern;
 mod transport;
 mod worker;
@@ -16,29 +17,12 @@ mod worker;
 use driver::Target;
 use driver::transport::Transport;
 use driver::vfio::{Bdf, Interface, Vfio, VfioError, VfioOptions};
+use outcome::{Outcome, ensure};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// What a check ends with.
-type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
-
-/// An error unless `condition` holds.
-fn ensure(condition: bool, otherwise: impl Into<Box<dyn std::error::Error>>) -> Outcome {
-    if condition {
-        Ok(())
-    } else {
-        Err(otherwise.into())
-    }
-}
-
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("vfio_selftest: {e}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome::exit("vfio_selftest", run())
 }
 
 fn run() -> Outcome {
