@@ -11,6 +11,9 @@ use volume::{Completion, Io, IoError, IoErrorKind, Op, Request, VolumeQueue};
 /// How long to sleep between two looks at the last flush.
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// A tag that no request of the kernel's has.
+const FLUSH_TAG: u64 = u64::MAX;
+
 /// One queue, on its own thread.
 pub(crate) struct Queue<'a> {
     pub ring: QueueRing,
@@ -210,16 +213,22 @@ impl<'a> Queue<'a> {
     /// Makes everything durable, when all requests are over.
     pub(crate) fn flush(&mut self) -> Result<(), IoError> {
         let mut over = self.volume.submit(Request {
-            tag: u64::MAX,
+            tag: FLUSH_TAG,
             op: Op::Flush,
             offset: 0,
             len: 0,
             data: SegmentList::new(),
         });
         while over.is_none() {
+            // After an error of the ring, others may end still.
+            let mut look = |completion: Completion| {
+                if completion.tag == FLUSH_TAG {
+                    over = Some(completion);
+                }
+            };
             self.io.flush();
-            self.io.poll(&mut |completion| over = Some(completion));
-            self.volume.poll(&mut |completion| over = Some(completion));
+            self.io.poll(&mut look);
+            self.volume.poll(&mut look);
             if over.is_none() {
                 std::thread::sleep(PAUSE);
             }
