@@ -219,6 +219,41 @@ fn everything_is_durable_at_the_end_wherever_its_queue_was() {
     }
 }
 
+/// A device below hears of a flush from each worker that the queues were on.
+#[test]
+fn every_worker_flushes_what_went_through_it_at_the_end() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 16 << 20);
+    let path = |name| text(&place.path(name));
+    let (below, lower_control, control) = (path("below.sock"), path("below.ctl"), path("control"));
+    let lower = ["serve", "--socket", &below, "--control", &lower_control];
+    let lower = Daemon::spawn(&[&lower[..], &[&disk]].concat());
+    lower.wait_listening(below.as_ref());
+    // Blocks of another size than the device's rule the direct path out, which is for one worker.
+    let url = format!("vfio-user://{below}/1?block-size=4096");
+    let args = ["--workers", "2", "--spread", "stir", "--control", &control];
+    let upper = Daemon::serve(&place, &[&args[..], &[&url]].concat());
+    let mut host = Host::attach(&place.socket());
+    host.block = 4096;
+    ready(&mut host, true);
+    eventually("queues move", || {
+        write_all(&mut host, 1, |_| {});
+        counters(&control)["moves"].as_u64().unwrap() > 0
+    });
+    let flushes = || {
+        let told = counters(&lower_control);
+        let io = told["queues"].as_array().unwrap();
+        let io = io.iter().filter(|q| q["qid"] != 0);
+        let commands: u64 = io.map(|q| q["commands"].as_u64().unwrap()).sum();
+        let (reads, writes) = (told["host_reads"].as_u64(), told["host_writes"].as_u64());
+        commands - reads.unwrap() - writes.unwrap()
+    };
+    assert_eq!(flushes(), 0);
+    upper.end();
+    assert_eq!(flushes(), 2);
+    lower.end();
+}
+
 /// One worker copies as fast as it can, another one has nothing to do: half of the queues go over.
 #[test]
 fn a_busy_worker_gives_queues_to_an_idle_one() {
