@@ -54,12 +54,12 @@ impl Engine {
     pub fn depart(&mut self) -> Option<Box<Parcel>> {
         let cqid = self.leaving?;
         let users = self.users_of(cqid);
-        let busy = |sq: &Sq| sq.outstanding > 0 || sq.deleting;
-        let at_rest = matches!(self.cqs.get(usize::from(cqid)), Some(Some(cq)) if cq.backlog.is_empty())
-            && !users
-                .iter()
-                .any(|&q| matches!(self.sqs.get(usize::from(q)), Some(Some(sq)) if busy(sq)));
-        if !at_rest {
+        // Completions that wait for room are outstanding, too; and a queue that is being deleted is there as long as any is.
+        let busy = |sq: &Sq| sq.outstanding > 0;
+        if users
+            .iter()
+            .any(|&q| matches!(self.sqs.get(usize::from(q)), Some(Some(sq)) if busy(sq)))
+        {
             return None;
         }
         // An interrupt that is being delayed is not for the next engine to send.

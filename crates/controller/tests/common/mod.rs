@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use volume::{FaultVolume, Faults, Io, IoOptions, MemVolume, NullOptions, NullVolume, Volume};
+use volume::{
+    FaultVolume, Faults, Io, IoOptions, MemVolume, NullOptions, NullVolume, Volume, VolumeQueue,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Low window: rings and small buffers.
@@ -135,8 +137,41 @@ impl Volume for Cached {
             ..self.0.info()
         }
     }
-    fn open(&self, io: &Io) -> Result<Box<dyn volume::VolumeQueue>, volume::VolumeError> {
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, volume::VolumeError> {
         self.0.open(io)
+    }
+    fn id(&self) -> Vec<u8> {
+        self.0.id()
+    }
+}
+
+/// A volume whose requests cannot be ended early.
+#[derive(Debug)]
+pub struct Stubborn(pub Arc<dyn Volume>);
+
+struct StubbornQueue(Box<dyn VolumeQueue>);
+
+impl VolumeQueue for StubbornQueue {
+    fn submit(&mut self, request: volume::Request) -> Option<volume::Completion> {
+        self.0.submit(request)
+    }
+    fn poll(&mut self, done: &mut dyn FnMut(volume::Completion)) -> usize {
+        self.0.poll(done)
+    }
+    fn polled_in_flight(&self) -> usize {
+        self.0.polled_in_flight()
+    }
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+}
+
+impl Volume for Stubborn {
+    fn info(&self) -> volume::Info {
+        self.0.info()
+    }
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, volume::VolumeError> {
+        Ok(Box::new(StubbornQueue(self.0.open(io)?)))
     }
     fn id(&self) -> Vec<u8> {
         self.0.id()

@@ -5,6 +5,7 @@ use crate::rules::spread;
 use crate::world::{PAIRS, World, config};
 use controller::{Bell, pci};
 use nvme::Status;
+use nvme::feature::Fid;
 use std::sync::Arc;
 use volume::{Io, IoOptions};
 
@@ -151,4 +152,29 @@ fn a_late_branch_takes_no_pending_interrupt_away() {
     assert_eq!(pending(&mut h), 1 << 1);
     let _branch = seed.open(10, &Io::new(IoOptions::default())).unwrap();
     assert_eq!(pending(&mut h), 1 << 1);
+}
+
+/// An interrupt that is being held back when its queue moves is sent by the worker that leaves off.
+#[test]
+fn a_delayed_interrupt_does_not_get_lost_on_the_way() {
+    let mut w = World::new(false);
+    w.wake_all();
+    // Ten completions, or 25 ms.
+    let coalescing = 255 << 8 | 9;
+    let done = w.h.set_feature(Fid::INTERRUPT_COALESCING, coalescing);
+    assert_eq!(done.status(), Status::SUCCESS);
+    w.h.quiet();
+    for (done, worker) in (1..).zip([1, 2, 0]) {
+        w.submit(2, true);
+        w.wake_all();
+        w.h.until(|h| h.c.stats().queues[2].completions.get() == done);
+        w.h.run();
+        assert_eq!(w.h.vectors[2].take(), 0);
+        assert!(w.move_queue(2, worker));
+        w.wake_all();
+        w.h.run();
+        assert_eq!(w.worker_of(2), worker);
+        assert_eq!(w.h.vectors[2].take(), 1, "to {worker}");
+    }
+    w.verify();
 }

@@ -127,3 +127,24 @@ fn a_flush_from_before_a_reset_says_nothing_of_the_next_one() {
     assert_eq!(completion.status(), Status::SUCCESS);
     w.h.beside = beside;
 }
+
+/// A worker that is late gets no more orders by admin commands than so many.
+#[test]
+fn admin_commands_wait_for_a_worker_that_is_late() {
+    let mut w = World::new(false);
+    w.wake_all();
+    let beside = w.h.beside.take();
+    let features = |w: &mut World| {
+        let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
+        command.cdw10 = u32::from(Fid::VOLATILE_WRITE_CACHE.0).into();
+        command.cdw11 = 1.into();
+        w.h.submit(0, command);
+        w.step(0, true);
+        w.h.reap(0).is_some()
+    };
+    let done = (0..1000).take_while(|_| features(&mut w)).count();
+    assert!((200..300).contains(&done), "{done}");
+    w.h.beside = beside;
+    w.h.until(|h| h.reap(0).is_some());
+    assert!(features(&mut w));
+}

@@ -100,6 +100,45 @@ fn an_unmap_waits_for_a_command_on_another_worker() {
 }
 
 #[test]
+fn a_reset_waits_for_a_command_on_another_worker() {
+    let mut w = World::stubborn(true);
+    spread(&mut w);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    w.submit(2, false);
+    let rounds = |w: &mut World| {
+        for worker in (0..=OTHERS).cycle().take(100) {
+            w.step(worker, true);
+        }
+    };
+    rounds(&mut w);
+    assert_eq!(w.faults.held(), 1);
+    w.h.disable();
+    rounds(&mut w);
+    assert!(w.h.csts().rdy(), "the command is in flight");
+    w.faults.release();
+    rounds(&mut w);
+    assert!(!w.h.csts().rdy());
+}
+
+/// The process ends: each worker makes durable what went through it.
+#[test]
+fn a_branch_flushes_at_the_end() {
+    let mut w = World::new(true);
+    spread(&mut w);
+    w.submit(2, true);
+    w.settle();
+    w.wake_all();
+    w.faults.add(Fault::nth(OpKind::Flush, 1, Effect::Hold));
+    w.sides.borrow_mut()[0].branch.flush();
+    w.step(1, true);
+    assert_eq!(w.faults.held(), 1);
+    assert!(!w.sides.borrow()[0].branch.is_drained());
+    w.faults.release();
+    w.step(1, true);
+    assert!(w.sides.borrow()[0].branch.is_drained());
+}
+
+#[test]
 fn a_shutdown_flushes_on_every_worker() {
     let mut w = World::new(false);
     spread(&mut w);

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
-use volume::{Faults, Io, IoOptions};
+use volume::{Faults, Io, IoOptions, Volume};
 
 /// Workers beside the controller's own.
 pub const OTHERS: usize = 2;
@@ -59,8 +59,17 @@ pub fn config(mapped: bool) -> ControllerConfig {
 impl World {
     pub fn new(mapped: bool) -> World {
         let (volume, faults) = faulty(8 << 20);
-        let cached = Arc::new(Cached(volume));
-        let mut h = Host::with(config(mapped), vec![ns(1, cached, 512)]);
+        Self::on(Arc::new(Cached(volume)), faults, mapped)
+    }
+
+    /// Commands cannot be ended early.
+    pub fn stubborn(mapped: bool) -> World {
+        let (volume, faults) = faulty(8 << 20);
+        Self::on(Arc::new(Stubborn(volume)), faults, mapped)
+    }
+
+    fn on(volume: Arc<dyn Volume>, faults: Arc<Faults>, mapped: bool) -> World {
+        let mut h = Host::with(config(mapped), vec![ns(1, volume, 512)]);
         let wakes = Arc::<Count>::default();
         let bell = Arc::new(Bell::new(wakes.clone()));
         h.c.set_home(0, bell.clone());
