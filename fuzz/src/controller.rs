@@ -140,7 +140,7 @@ impl World {
         memory.write(MAPPABLE as usize, &canary).ok()?;
         let mut below = None;
         if direct {
-            let (device, path) = Below::new(&memory, MAPPABLE, setup >> 4)?;
+            let (device, path) = Below::new(&memory, setup >> 4)?;
             controller.set_passthrough(1, path);
             below = Some(device);
         }
@@ -360,7 +360,14 @@ impl World {
             self.controller.complete(completion);
         }
         if let Some(below) = &mut self.below {
-            below.check();
+            let windows = &self.windows;
+            below.check(|at, len| {
+                let last = at + len.max(1) - 1;
+                (at / WINDOW..=last / WINDOW).all(|w| {
+                    let window = windows.get(w as usize);
+                    window.is_some_and(|window| !matches!(window, Window::Gone(_)))
+                })
+            });
         }
         let stats = self.controller.stats();
         for (qid, queue) in stats.queues.iter().enumerate() {

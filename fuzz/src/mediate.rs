@@ -25,18 +25,12 @@ const LARGEST: u64 = 64 << 10;
 pub(crate) struct Below {
     model: Arc<Model>,
     registration: Registration,
-    /// Bytes of the memory that the guest may ever name; what lies behind is another's.
-    mappable: u64,
     commands: u64,
 }
 
 impl Below {
     /// A device with memory registered, and the way of a slice's commands to it. `how` chooses what the device can do.
-    pub(crate) fn new(
-        memory: &Memory,
-        mappable: u64,
-        how: u8,
-    ) -> Option<(Self, Box<dyn Passthrough>)> {
+    pub(crate) fn new(memory: &Memory, how: u8) -> Option<(Self, Box<dyn Passthrough>)> {
         let model = Model::new(Config {
             blocks: FIRST + BLOCKS + 40,
             sgl: how & 1 != 0,
@@ -59,15 +53,15 @@ impl Below {
         let below = Below {
             registration: device.register(memory).ok()?,
             model,
-            mappable,
             commands: 0,
         };
         below.model.take_log();
         Some((below, Box::new(path)))
     }
 
-    /// All that the device was told is the guest's, or the queue pair's own.
-    pub(crate) fn check(&mut self) {
+    /// All that the device was told is the guest's, or the queue pair's own. `is_guests` says of an offset in the memory, and a
+    /// length, whether all of that is the guest's now, or was when a command began that is in flight.
+    pub(crate) fn check(&mut self, is_guests: impl Fn(u64, u64) -> bool) {
         let region = self.registration.region();
         let (start, end) = (region.iova(), region.iova() + region.len());
         let anothers = |at: u64, len: u64| at < end && at.saturating_add(len) > start;
@@ -79,10 +73,8 @@ impl Below {
                 assert!(inside, "block {lba}+{blocks}: {seen:x?}");
             }
             for &(at, len) in &seen.data {
-                let guests = at >= start
-                    && at
-                        .checked_add(len)
-                        .is_some_and(|e| e <= start + self.mappable);
+                let inside = at >= start && at.checked_add(len).is_some_and(|e| e <= end);
+                let guests = inside && is_guests(at - start, len);
                 let copied = !anothers(at, len) && !self.model.in_a_ring(at, len);
                 assert!(guests || copied, "data {at:#x}+{len}: {seen:x?}");
             }
