@@ -154,7 +154,7 @@ impl Admin {
     pub fn look(&mut self, wanted: Option<u16>) -> Option<Completion> {
         let mut found = None;
         let mut moved = false;
-        while let Some(entry) = self.cq.take(self.head, self.phase) {
+        while let Some(entry) = self.cq.take(self.head, self.phase).map(Completion::from) {
             moved = true;
             self.head += 1;
             if self.head == ENTRIES {

@@ -1,12 +1,11 @@
 //! What is in flight on a physical queue pair, and whose it is.
 
-use dma::Pin;
 use driver::Device;
 use driver::iova::Tables;
 use nvme::Status;
 
 use crate::bounce::{Bounces, copy};
-use crate::entry::{Done, Entry};
+use crate::entry::{Copied, Done, Entry, Use};
 
 /// Looks at the physical queue pair after which one that asked for room in vain, and has not asked again, is taken to want
 /// none.
@@ -34,6 +33,8 @@ impl Client {
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub entries: Vec<Entry>,
+    /// Of entries that say so, their copies.
+    copies: Vec<Option<Copied>>,
     /// Numbers of entries that are not in use.
     pub free: Vec<u16>,
     pub tables: Tables,
@@ -45,6 +46,7 @@ impl Flight {
     pub fn new(device: &Device, depth: usize) -> Self {
         Self {
             entries: (0..depth).map(|_| Entry::new()).collect(),
+            copies: (0..depth).map(|_| None).collect(),
             free: (0..depth as u16).rev().collect(),
             tables: Tables::new(device.mapper()),
             bounces: Bounces::new(device.clone()),
@@ -52,8 +54,23 @@ impl Flight {
         }
     }
 
+    /// A command of the device's has worked: that is the end of the guest's, if it is a simple one. Whose that is.
+    #[inline(always)]
+    pub fn worked(&mut self, index: u16, dw0: u32) -> Option<(usize, Done)> {
+        let entry = self.entries.get_mut(usize::from(index))?;
+        if entry.used != Use::Simple {
+            return self.part_over(index, Status::SUCCESS, dw0, false);
+        }
+        entry.used = Use::Free;
+        entry.pin = None;
+        let done = Done::new(entry.token, Status::SUCCESS, dw0);
+        let (owner, table) = (entry.client, entry.table);
+        self.free(index, owner, table);
+        Some((owner, done))
+    }
+
     /// A part of a command is over. Whose command is over with it, if it was the last.
-    #[inline]
+    #[inline(never)]
     pub fn part_over(
         &mut self,
         index: u16,
@@ -62,7 +79,7 @@ impl Flight {
         wild: bool,
     ) -> Option<(usize, Done)> {
         let entry = self.entries.get_mut(usize::from(index))?;
-        if !entry.busy {
+        if entry.used == Use::Free {
             return None;
         }
         if !status.is_success() && entry.status.is_success() {
@@ -73,27 +90,64 @@ impl Flight {
         if entry.parts > 0 {
             return None;
         }
-        entry.busy = false;
         let pin = entry.pin.take();
-        if wild || entry.bounce.is_some() {
-            rare(entry, &mut self.bounces, pin, wild);
+        let copied = std::mem::take(&mut entry.copied)
+            .then(|| {
+                self.copies
+                    .get_mut(usize::from(index))
+                    .and_then(Option::take)
+            })
+            .flatten();
+        if wild {
+            // The device may still write there: nobody else may have that memory, ever.
+            std::mem::forget(pin);
+            std::mem::forget(copied);
+        } else if let Some((buffer, data)) = copied {
+            let wanted = entry.read && entry.status.is_success();
+            if wanted && !copy(&data, &buffer, false) {
+                entry.status = Status::DATA_TRANSFER_ERROR;
+            }
+            self.bounces.give_back(buffer);
         }
-        let done = Done {
-            token: entry.token,
-            status: entry.status,
-            dw0: entry.dw0,
-        };
-        let owner = entry.client;
-        self.tables.release(entry.table);
+        entry.used = Use::Free;
+        let done = Done::new(entry.token, entry.status, dw0);
+        let (owner, table) = (entry.client, entry.table);
+        self.free(index, owner, table);
+        Some((owner, done))
+    }
+
+    /// An entry is not in use any more.
+    #[inline(always)]
+    fn free(&mut self, index: u16, owner: usize, table: u64) {
+        self.tables.release(table);
         self.free.push(index);
         if let Some(client) = self.clients.get_mut(owner) {
             client.in_flight = client.in_flight.saturating_sub(1);
         }
-        Some((owner, done))
+    }
+
+    /// The device is to work on a copy of an entry's data.
+    pub fn keep_copy(&mut self, index: u16, copied: Copied) {
+        let at = usize::from(index);
+        if let (Some(entry), Some(place)) = (self.entries.get_mut(at), self.copies.get_mut(at)) {
+            entry.copied = true;
+            *place = Some(copied);
+        }
+    }
+
+    /// It did not begin after all.
+    pub fn drop_copy(&mut self, index: u16) {
+        let at = usize::from(index);
+        if let Some(entry) = self.entries.get_mut(at)
+            && std::mem::take(&mut entry.copied)
+            && let Some((buffer, _)) = self.copies.get_mut(at).and_then(Option::take)
+        {
+            self.bounces.give_back(buffer);
+        }
     }
 
     /// Hands a command's end to its owner: into `out` if that is `client`, else into the owner's inbox.
-    #[inline]
+    #[inline(always)]
     pub fn deliver(&mut self, owner: usize, done: Done, client: usize, out: &mut Vec<Done>) {
         if owner == client {
             out.push(done);
@@ -102,21 +156,5 @@ impl Flight {
         {
             owner.inbox.push(done);
         }
-    }
-}
-
-/// The end of a command whose data went through a copy, or whose memory the device may still write: nobody else may have
-/// that, ever.
-#[cold]
-fn rare(entry: &mut Entry, bounces: &mut Bounces, pin: Option<Pin>, wild: bool) {
-    if wild {
-        std::mem::forget(pin);
-        std::mem::forget(entry.bounce.take());
-    } else if let Some((buffer, data)) = entry.bounce.take() {
-        let wanted = entry.read && entry.status.is_success();
-        if wanted && !copy(&data, &buffer, false) {
-            entry.status = Status::DATA_TRANSFER_ERROR;
-        }
-        bounces.give_back(buffer);
     }
 }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use crate::bounce::copy;
 use crate::check::{Plan, Rules, Wants};
-use crate::entry::{Done, Parked, status_of};
+use crate::entry::{Done, Parked, Use, status_of};
 use crate::flight::{Client, Flight};
 use crate::options::DirectOptions;
 use crate::stats::QueueStats;
@@ -234,7 +234,9 @@ impl Lane {
         }
         self.flight.free.pop();
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
-            entry.busy = true;
+            // One that is in parts may have failed already, with the last of them still on the device.
+            let simple = entry.parts == 1 && !entry.copied && entry.status.is_success();
+            entry.used = if simple { Use::Simple } else { Use::Composite };
             entry.client = job.client;
             entry.token = job.token;
             entry.table = self.flight.tables.number();
@@ -265,15 +267,9 @@ impl Lane {
         let started = walk(job.map, job.guest, len, page, access, &mut self.walked)
             .and_then(|()| self.start_walked(index, plan, job, len));
         self.walked.clear();
-        if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
-            match started {
-                Ok(()) => entry.pin = Some(job.map.pin()),
-                Err(_) => {
-                    if let Some((buffer, _)) = entry.bounce.take() {
-                        self.flight.bounces.give_back(buffer);
-                    }
-                }
-            }
+        match (&started, self.flight.entries.get_mut(usize::from(index))) {
+            (Ok(()), Some(entry)) => entry.pin = Some(job.map.pin()),
+            _ => self.flight.drop_copy(index),
         }
         started
     }
@@ -301,7 +297,8 @@ impl Lane {
                 let buffer = self.flight.bounces.take(len)?;
                 let iova = buffer.iova();
                 let whole = entry.read || copy(&self.walked, &buffer, true);
-                entry.bounce = Some((buffer, std::mem::take(&mut self.walked)));
+                let walked = std::mem::take(&mut self.walked);
+                self.flight.keep_copy(index, (buffer, walked));
                 if !whole {
                     return Err(Status::DATA_TRANSFER_ERROR);
                 }
@@ -494,15 +491,15 @@ impl Lane {
                 start = Some(probes::cycles());
             }
             let index = user_data as u16;
-            let status = match result {
-                Ok(()) => Status::SUCCESS,
+            let ended = match result {
+                Ok(()) => flight.worked(index, dw0),
                 Err(CommandError::Gone) => {
                     over.push((index, status_of(result), dw0));
-                    return;
+                    None
                 }
-                Err(_) => status_of(result),
+                Err(_) => flight.part_over(index, status_of(result), dw0, false),
             };
-            if let Some((owner, done)) = flight.part_over(index, status, dw0, false) {
+            if let Some((owner, done)) = ended {
                 flight.deliver(owner, done, client, out);
             }
         });

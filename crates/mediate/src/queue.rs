@@ -215,7 +215,7 @@ impl DirectQueue {
             return 0;
         }
         for over in &self.done {
-            done(over.token, over.status, over.dw0);
+            done(over.token, over.status(), over.dw0());
         }
         self.done.clear();
         if let Some(start) = start {

@@ -96,7 +96,7 @@ impl Engine {
             let (sqid, cid, bytes, read) =
                 (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
             // It took nothing from the budget that `free_slot` gives back to.
-            self.slots.release(index);
+            self.slots.release_passed(index);
             self.count(read, bytes);
             self.finish(sqid, cid, Status::SUCCESS, result);
             if !self.flushes.is_empty() {

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicU32;
 
 impl Engine {
     /// Ends a command: its completion is posted, or kept until there is space.
+    #[inline]
     pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             return;
@@ -18,35 +19,49 @@ impl Engine {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
             return;
         };
-        let mut entry = Completion {
+        let entry = Completion {
             dw0: result.into(),
             sqhd: (sq.head as u16).into(),
             sqid: sqid.into(),
             cid: cid.into(),
+            status_phase: Completion::pack_status(status, false),
             ..Default::default()
         };
-        entry.set_status(status);
-        if cq.backlog.is_empty()
-            && post(self.id, cq, &self.doorbells, entry, &mut self.events, cqid)
+        if !cq.backlog.is_empty()
+            || !post(self.id, cq, &self.doorbells, entry, &mut self.events, cqid)
         {
-            if !std::mem::replace(&mut cq.dirty, true) {
-                self.dirty.push(cqid);
-            }
-            if let Some(stats) = self.stats.queues.get(usize::from(sqid)) {
-                stats.completions.add(1);
-            }
-        } else if !sq.deleting {
-            // Still outstanding, for its queue.
+            return self.keep(sqid, cqid, entry);
+        }
+        if !std::mem::replace(&mut cq.dirty, true) {
+            self.dirty.push(cqid);
+        }
+        if let Some(stats) = self.stats.queues.get(usize::from(sqid)) {
+            stats.completions.add(1);
+        }
+        sq.outstanding = sq.outstanding.saturating_sub(1);
+        if sq.deleting {
+            self.sq_drained(sqid);
+        }
+    }
+
+    /// The end of a command whose completion finds no space now.
+    #[cold]
+    #[inline(never)]
+    fn keep(&mut self, sqid: u16, cqid: u16, entry: Completion) {
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
+            return;
+        };
+        if sq.deleting {
+            // Nobody looks for the completions of a queue that is being deleted, see `delete_sq`.
+            sq.outstanding = sq.outstanding.saturating_sub(1);
+            return self.sq_drained(sqid);
+        }
+        // Still outstanding, for its queue.
+        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             cq.backlog.push_back(Backlogged { sqid, entry });
             if !std::mem::replace(&mut cq.blocked, true) {
                 self.blocked.push(cqid);
             }
-            return;
-        }
-        // Nobody looks for the completions of a queue that is being deleted, see `delete_sq`.
-        sq.outstanding = sq.outstanding.saturating_sub(1);
-        if sq.deleting {
-            self.sq_drained(sqid);
         }
     }
 
@@ -103,7 +118,7 @@ impl Engine {
 type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
 
 /// Posts an entry. `false` when the queue is full, or its memory gone.
-#[inline]
+#[inline(always)]
 fn post(
     controller: u16,
     cq: &mut Cq,
@@ -118,22 +133,25 @@ fn post(
             return false;
         }
     }
-    if cq.memory.ring().is_none() {
-        return false;
-    }
     // The host cannot consume further than this: up to there it need not ring.
-    if doorbells.shadowed()
-        && cq.watch.needs_park(cq.next_tail())
-        && let Some(cells) = doorbells.cells(qid, Which::CqHead)
-    {
-        let before = cq.watch.state().eventidx;
-        cq.watch.park_until(cells, cq.next_tail());
-        trace_eventidx(controller, qid, Which::CqHead, before, &cq.watch);
+    if doorbells.shadowed() && cq.watch.needs_park(cq.next_tail()) && cq.memory.ring().is_some() {
+        park(controller, cq, doorbells, qid);
     }
     cq.push(entry)
 }
 
+/// Moves EventIdx of a completion queue's head doorbell to where an entry at the tail needs it.
+#[inline(never)]
+fn park(controller: u16, cq: &mut Cq, doorbells: &Doorbells, qid: u16) {
+    if let Some(cells) = doorbells.cells(qid, Which::CqHead) {
+        let before = cq.watch.state().eventidx;
+        cq.watch.park_until(cells, cq.next_tail());
+        trace_eventidx(controller, qid, Which::CqHead, before, &cq.watch);
+    }
+}
+
 /// Reads the newest head of a completion queue.
+#[inline(never)]
 pub(super) fn refresh_head(
     cq: &mut Cq,
     cells: DoorbellCells<'_>,

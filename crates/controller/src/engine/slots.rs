@@ -196,6 +196,15 @@ impl Slots {
         }
     }
 
+    /// The same for a slot in use whose list was not ([`Slots::alloc_passed`]).
+    #[inline]
+    pub fn release_passed(&mut self, index: u16) {
+        if let Some(slot) = self.slots.get_mut(usize::from(index)) {
+            slot.used = false;
+            self.free.push(index);
+        }
+    }
+
     pub fn get(&mut self, index: u16) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(index)).filter(|s| s.used)
     }

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, RwCdw12, WriteZeroesCdw12};
-use nvme::{Command, Status, regs};
+use nvme::{Command, regs};
 
 use super::bell::Bell;
 use super::data::{self, IovaRange, Method, Shape};
 use super::nap::Nap;
-use super::request::{Completion, Look, Op, QueueCounters, Sink, Tap};
+use super::request::{Completion, Op, QueueCounters, Sink, Tap};
 use super::ring::{CqRing, Lists, SqRing};
 use super::slots::{SINGLE, Slots};
 use super::split::{Parent, Parents};
@@ -44,20 +44,20 @@ pub(crate) struct Core {
     /// The device is suspended: commands stay where they are.
     held: bool,
     /// Commands in flight, for whoever waits for all queue pairs to be idle. Stored, never added to.
-    flying: Arc<AtomicU32>,
+    pub(super) flying: Arc<AtomicU32>,
     pub qid: u16,
     pub sq: SqRing,
     pub cq: CqRing,
     pub lists: Lists,
     sq_bell: Bell,
-    cq_bell: Bell,
+    pub(super) cq_bell: Bell,
     pub vector: Option<u16>,
     pub eventfd: Option<OwnedFd>,
     /// Its owner polls, and sleeps seldom.
     pub(super) polled: bool,
     pub(super) nap: Nap,
     sq_entries: u32,
-    cq_entries: u32,
+    pub(super) cq_entries: u32,
     pub(super) tail: u32,
     rung: u32,
     pub(super) head: u32,
@@ -65,8 +65,8 @@ pub(crate) struct Core {
     /// Entries consumed that the controller has not been told of, and how many these may become. The completion queue is
     /// larger than the submission queue by that many where the controller allows it, so the head's doorbell is rung
     /// rarely.
-    untold: u32,
-    lazy: u32,
+    pub(super) untold: u32,
+    pub(super) lazy: u32,
     pub slots: Slots,
     pub parents: Parents,
     nsid: u32,
@@ -340,12 +340,19 @@ impl Core {
     #[inline]
     pub fn look(&mut self, done: &mut impl Sink, rest: bool) -> usize {
         self.ring();
-        let mut count = self.reap(done);
-        if count == 0 && (rest || self.stepped) {
-            self.shared.transport.pause();
-            if self.stepped {
-                count = self.reap(done);
+        let mut count = 0;
+        // A controller that is stepped works while this side rests: then there is a second look.
+        for look in 0..=u32::from(self.stepped) {
+            if look > 0 {
+                self.shared.transport.pause();
             }
+            count = self.reap(done);
+            if count > 0 {
+                break;
+            }
+        }
+        if count == 0 && rest && !self.stepped {
+            self.shared.transport.pause();
         }
         self.rounds = self.rounds.wrapping_add(1);
         let look = if count == 0 {
@@ -371,72 +378,6 @@ impl Core {
             self.ring();
         }
         count
-    }
-
-    /// Says how many commands are in flight.
-    #[inline]
-    fn tell_in_flight(&self) {
-        let count = self.slots.in_flight() as u32;
-        self.flying.store(count, Ordering::Release);
-    }
-
-    fn reap(&mut self, done: &mut impl Sink) -> usize {
-        let mut count = 0;
-        let mut consumed = 0;
-        while let Some(entry) = self.next_entry(&mut count, done) {
-            self.head += 1;
-            if self.head == self.cq_entries {
-                (self.head, self.phase) = (0, !self.phase);
-            }
-            consumed += 1;
-            count += usize::from(self.settle(&entry, done));
-        }
-        if consumed > 0 {
-            self.tell_in_flight();
-            self.untold += consumed;
-            if self.untold >= self.lazy {
-                self.untold = 0;
-                self.cq_bell.publish(self.head);
-            }
-        }
-        count
-    }
-
-    /// One entry's command is over. Whether it was handed out.
-    #[inline]
-    fn settle(&mut self, entry: &nvme::Completion, done: &mut impl Sink) -> bool {
-        let known = entry.sqid.get() == self.qid;
-        let Some((index, slot)) = self.slots.named(entry.cid.get()).filter(|_| known) else {
-            self.counters.stale += 1;
-            return false;
-        };
-        self.counters.completions += 1;
-        let status = entry.status();
-        let result = if status.is_success() {
-            Ok(())
-        } else if slot.aborted && status.is(Status::ABORT_REQUESTED) {
-            if slot.tries < self.shared.options.retries {
-                self.repeat(index);
-                return false;
-            }
-            Err(CommandError::TimedOut)
-        } else {
-            Err(CommandError::Status(status))
-        };
-        if slot.parent == SINGLE {
-            done.single(slot.user_data, result, entry.dw0.get(), &mut slot.hold);
-            self.slots.end(index);
-            return true;
-        }
-        let parent = slot.parent;
-        self.slots.end(index);
-        match self.part_done(parent, result) {
-            Some(completion) => {
-                done.other(completion);
-                true
-            }
-            None => false,
-        }
     }
 
     /// Submits a command again.
@@ -527,32 +468,6 @@ impl Core {
             dw0: 0,
             buffer,
         })
-    }
-
-    /// The entry at the head, if it is there.
-    #[inline]
-    fn next_entry(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<nvme::Completion> {
-        if self.tap.is_none() {
-            return self.cq.take(self.head, self.phase);
-        }
-        self.tapped(count, done)
-    }
-
-    /// The entry at the head as a tap shows it.
-    #[cold]
-    fn tapped(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<nvme::Completion> {
-        let entry = self.cq.raw(self.head)?;
-        let new = entry.phase() == self.phase;
-        match self.tap.as_mut()?.look(entry, new) {
-            Look::Nothing => None,
-            Look::Entry(entry) => Some(entry),
-            Look::Both(first, second) => {
-                *count += usize::from(self.settle(&first, done));
-                Some(second)
-            }
-            // The head moves on as for any entry; this one belongs to no queue, so to nobody.
-            Look::Lost => Some(nvme::Completion::default()),
-        }
     }
 
     /// Looks at the clock, at commands that are late, at the controller, if that is due.

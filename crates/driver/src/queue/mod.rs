@@ -14,6 +14,7 @@ pub(crate) mod core;
 pub(crate) mod data;
 mod nap;
 pub mod raw;
+mod reap;
 mod request;
 #[allow(unsafe_code)]
 pub(crate) mod ring;

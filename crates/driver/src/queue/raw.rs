@@ -127,7 +127,7 @@ impl Core {
 struct Raw<F>(F);
 
 impl<F: FnMut(u64, Result<(), CommandError>, u32)> Sink for Raw<F> {
-    #[inline]
+    #[inline(always)]
     fn single(
         &mut self,
         user_data: u64,

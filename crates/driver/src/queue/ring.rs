@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use nvme::{Command, Completion};
-use zerocopy::{IntoBytes, little_endian::U32};
+use nvme::{Command, Completion, Status};
+use zerocopy::{IntoBytes, little_endian::U16};
 
 use crate::buffer::DmaBuffer;
 
@@ -71,6 +71,60 @@ impl SqRing {
     }
 }
 
+/// A copy of a completion queue entry, as numbers: these stay in registers, where a [`Completion`], which is bytes, goes
+/// through memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cqe {
+    pub dw0: u32,
+    dw1: u32,
+    /// SQ Head Pointer, SQ Identifier.
+    dw2: u32,
+    /// Command Identifier, Phase Tag, Status.
+    dw3: u32,
+}
+
+impl Cqe {
+    #[inline(always)]
+    pub fn sqid(self) -> u16 {
+        (self.dw2 >> 16) as u16
+    }
+
+    #[inline(always)]
+    pub fn cid(self) -> u16 {
+        self.dw3 as u16
+    }
+
+    #[inline(always)]
+    pub fn status(self) -> Status {
+        Status::from_bits((self.dw3 >> 17) as u16)
+    }
+}
+
+impl From<Cqe> for Completion {
+    fn from(entry: Cqe) -> Self {
+        Self {
+            dw0: entry.dw0.into(),
+            dw1: entry.dw1.into(),
+            sqhd: (entry.dw2 as u16).into(),
+            sqid: entry.sqid().into(),
+            cid: entry.cid().into(),
+            status_phase: ((entry.dw3 >> 16) as u16).into(),
+        }
+    }
+}
+
+impl From<Completion> for Cqe {
+    fn from(entry: Completion) -> Self {
+        let pair = |low: U16, high: U16| u32::from(high.get()) << 16 | u32::from(low.get());
+        Self {
+            dw0: entry.dw0.get(),
+            dw1: entry.dw1.get(),
+            dw2: pair(entry.sqhd, entry.sqid),
+            dw3: pair(entry.cid, entry.status_phase),
+        }
+    }
+}
+
 /// A completion queue's entries.
 #[derive(Debug)]
 pub(crate) struct CqRing {
@@ -91,29 +145,29 @@ impl CqRing {
     }
 
     /// The entry if it has this phase, else nothing.
-    #[inline]
-    pub fn take(&self, index: u32, phase: bool) -> Option<Completion> {
+    #[inline(always)]
+    pub fn take(&self, index: u32, phase: bool) -> Option<Cqe> {
         let entry = self.entry(index)?;
-        let cid_status = self.dword(entry, 3, Ordering::Acquire);
-        if (cid_status >> 16 & 1 != 0) != phase {
+        let dw3 = self.dword(entry, 3, Ordering::Acquire);
+        if (dw3 >> 16 & 1 != 0) != phase {
             return None;
         }
-        Some(self.rest(entry, cid_status))
+        Some(self.rest(entry, dw3))
     }
 
     /// The entry, whatever its phase.
-    pub fn raw(&self, index: u32) -> Option<Completion> {
+    pub fn raw(&self, index: u32) -> Option<Cqe> {
         let entry = self.entry(index)?;
-        let cid_status = self.dword(entry, 3, Ordering::Acquire);
-        Some(self.rest(entry, cid_status))
+        let dw3 = self.dword(entry, 3, Ordering::Acquire);
+        Some(self.rest(entry, dw3))
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, index: u32) -> Option<usize> {
         (index < self.entries).then_some(index as usize * size_of::<Completion>())
     }
 
-    #[inline]
+    #[inline(always)]
     fn dword(&self, entry: usize, dword: usize, order: Ordering) -> u32 {
         let at = self.area.base.as_ptr().wrapping_add(entry + 4 * dword);
         // SAFETY: a dword of an entry inside the area, aligned to 4 since the area is to 64; it is accessed by atomics or
@@ -121,16 +175,13 @@ impl CqRing {
         u32::from_le(unsafe { AtomicU32::from_ptr(at.cast()) }.load(order))
     }
 
-    #[inline]
-    fn rest(&self, entry: usize, cid_status: u32) -> Completion {
-        let dw2 = self.dword(entry, 2, Ordering::Relaxed);
-        Completion {
-            dw0: U32::new(self.dword(entry, 0, Ordering::Relaxed)),
-            dw1: U32::new(self.dword(entry, 1, Ordering::Relaxed)),
-            sqhd: (dw2 as u16).into(),
-            sqid: ((dw2 >> 16) as u16).into(),
-            cid: (cid_status as u16).into(),
-            status_phase: ((cid_status >> 16) as u16).into(),
+    #[inline(always)]
+    fn rest(&self, entry: usize, dw3: u32) -> Cqe {
+        Cqe {
+            dw0: self.dword(entry, 0, Ordering::Relaxed),
+            dw1: self.dword(entry, 1, Ordering::Relaxed),
+            dw2: self.dword(entry, 2, Ordering::Relaxed),
+            dw3,
         }
     }
 

@@ -7,8 +7,10 @@ use crate::buffer::DmaBuffer;
 /// No parent.
 pub(crate) const SINGLE: u32 = u32::MAX;
 
-/// A command in flight, or room for one.
+/// A command in flight, or room for one: a cache line that is written when it is submitted and not looked at again if all
+/// goes well, and one with what its end needs.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Slot {
     /// As it was submitted, to be submitted again after a reset.
     pub command: Command,
@@ -25,6 +27,8 @@ pub(crate) struct Slot {
     pub aborted: bool,
     pub tries: u8,
 }
+
+const _: () = assert!(size_of::<Slot>() == 2 * 64);
 
 /// All slots of a queue pair.
 #[derive(Debug)]
