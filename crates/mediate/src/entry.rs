@@ -103,14 +103,13 @@ pub(crate) struct Parked {
     pub left: u64,
 }
 
-/// The status that a guest is told.
+/// The status that a guest is told of a command that failed.
 #[cold]
-pub(crate) fn status_of(result: Result<(), CommandError>) -> Status {
-    match result {
-        Ok(()) => Status::SUCCESS,
-        Err(CommandError::Status(status)) => status,
-        Err(CommandError::TimedOut | CommandError::Reset) => Status::ABORT_REQUESTED,
-        Err(CommandError::Gone) => Status::INTERNAL_ERROR.with_dnr(true),
-        Err(_) => Status::INTERNAL_ERROR,
+pub(crate) fn status_of(error: CommandError) -> Status {
+    match error {
+        CommandError::Status(status) => status,
+        CommandError::TimedOut | CommandError::Reset => Status::ABORT_REQUESTED,
+        CommandError::Gone => Status::INTERNAL_ERROR.with_dnr(true),
+        _ => Status::INTERNAL_ERROR,
     }
 }

@@ -5,7 +5,7 @@
 //! alone has all of it, and one that comes later waits only for what the first has too many of.
 
 use dma::{Access, DmaMap, SegmentList};
-use driver::raw::{IovaRange, RawData};
+use driver::raw::{Ended, IovaRange, RawData};
 use driver::{CommandError, Device, Error, QueueOptions, QueuePair, Refusal};
 use nvme::cmd::io::{DSM_MAX_RANGES, RwCdw12};
 use nvme::{Command, Status};
@@ -479,30 +479,22 @@ impl Lane {
         {
             out.append(&mut me.inbox);
         }
-        let mut start = None;
         let Self {
             queue,
             flight,
             over,
             ..
         } = self;
-        queue.look(|user_data, result, dw0| {
-            if measure && start.is_none() {
-                start = Some(probes::cycles());
-            }
-            let index = user_data as u16;
-            let ended = match result {
-                Ok(()) => flight.worked(index, dw0),
-                Err(CommandError::Gone) => {
-                    over.push((index, status_of(result), dw0));
-                    None
-                }
-                Err(_) => flight.part_over(index, status_of(result), dw0, false),
-            };
-            if let Some((owner, done)) = ended {
-                flight.deliver(owner, done, client, out);
-            }
-        });
+        let mut harvest = Harvest {
+            flight: &mut *flight,
+            over: &mut *over,
+            client,
+            out: &mut *out,
+            measure,
+            start: None,
+        };
+        queue.look(&mut harvest);
+        let start = harvest.start;
         if !over.is_empty() {
             let wild = queue.is_wild();
             for (index, status, dw0) in over.drain(..) {
@@ -523,6 +515,58 @@ impl Lane {
     /// Whether everything is over.
     fn is_idle(&self) -> bool {
         self.flight.free.len() == self.flight.entries.len()
+    }
+}
+
+/// What a look at the device's queue finds, on its way to those that it belongs to.
+struct Harvest<'a> {
+    flight: &'a mut Flight,
+    /// See [`Lane::over`].
+    over: &'a mut Vec<(u16, Status, u32)>,
+    /// Who looks, and its own part.
+    client: usize,
+    out: &'a mut Vec<Done>,
+    /// The counter of cycles is wanted,
+    measure: bool,
+    /// as it was when the first entry was seen.
+    start: Option<u64>,
+}
+
+impl Harvest<'_> {
+    #[inline(always)]
+    fn begin(&mut self) {
+        if self.measure && self.start.is_none() {
+            self.start = Some(probes::cycles());
+        }
+    }
+
+    #[inline(always)]
+    fn deliver(&mut self, ended: Option<(usize, Done)>) {
+        if let Some((owner, done)) = ended {
+            self.flight.deliver(owner, done, self.client, self.out);
+        }
+    }
+}
+
+impl Ended for Harvest<'_> {
+    #[inline(always)]
+    fn worked(&mut self, user_data: u64, dw0: u32) {
+        self.begin();
+        let ended = self.flight.worked(user_data as u16, dw0);
+        self.deliver(ended);
+    }
+
+    #[inline(never)]
+    fn failed(&mut self, user_data: u64, error: CommandError, dw0: u32) {
+        self.begin();
+        let (index, status) = (user_data as u16, status_of(error));
+        if error == CommandError::Gone {
+            // Whether the device may still write is known after the look.
+            self.over.push((index, status, dw0));
+            return;
+        }
+        let ended = self.flight.part_over(index, status, dw0, false);
+        self.deliver(ended);
     }
 }
 

@@ -43,7 +43,7 @@ impl Engine {
                 // It took nothing from the budget that `free_slot` gives back to.
                 self.slots.release(index);
                 self.count(read, bytes);
-                self.finish(sqid, cid, Status::SUCCESS, 0);
+                self.finish_here(sqid, cid, Status::SUCCESS, 0);
                 if !self.flushes.is_empty() {
                     self.start_flushes();
                 }

@@ -98,7 +98,7 @@ impl Engine {
             // It took nothing from the budget that `free_slot` gives back to.
             self.slots.release_passed(index);
             self.count(read, bytes);
-            self.finish(sqid, cid, Status::SUCCESS, result);
+            self.finish_here(sqid, cid, Status::SUCCESS, result);
             if !self.flushes.is_empty() {
                 self.start_flushes();
             }

@@ -1,17 +1,22 @@
 //! From ended commands to completion queue entries.
 
 use super::doorbells::{Doorbells, Which, trace_eventidx};
-use super::queue::{Backlogged, Cq};
+use super::queue::{Backlogged, Cq, Entry};
 use super::{Engine, Event};
 use doorbell::{Cells, Invalid};
-use nvme::{Completion, Status};
+use nvme::Status;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
 impl Engine {
     /// Ends a command: its completion is posted, or kept until there is space.
-    #[inline]
     pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+        self.finish_here(sqid, cid, status, result);
+    }
+
+    /// The same, compiled into the caller: for those that end most commands.
+    #[inline(always)]
+    pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             return;
         };
@@ -19,14 +24,7 @@ impl Engine {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
             return;
         };
-        let entry = Completion {
-            dw0: result.into(),
-            sqhd: (sq.head as u16).into(),
-            sqid: sqid.into(),
-            cid: cid.into(),
-            status_phase: Completion::pack_status(status, false),
-            ..Default::default()
-        };
+        let entry = Entry::new(sqid, cid, status, result).with_sqhd(sq.head);
         if !cq.backlog.is_empty()
             || !post(self.id, cq, &self.doorbells, entry, &mut self.events, cqid)
         {
@@ -47,7 +45,7 @@ impl Engine {
     /// The end of a command whose completion finds no space now.
     #[cold]
     #[inline(never)]
-    fn keep(&mut self, sqid: u16, cqid: u16, entry: Completion) {
+    fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             return;
         };
@@ -94,7 +92,7 @@ impl Engine {
             let mut sq = self.sqs.get_mut(usize::from(sqid)).and_then(Option::as_mut);
             if let Some(sq) = &sq {
                 // As of now, not as of when the command ended.
-                entry.sqhd = (sq.head as u16).into();
+                entry = entry.with_sqhd(sq.head);
             }
             if !post(self.id, cq, &self.doorbells, entry, &mut self.events, qid) {
                 break;
@@ -123,7 +121,7 @@ fn post(
     controller: u16,
     cq: &mut Cq,
     doorbells: &Doorbells,
-    entry: Completion,
+    entry: Entry,
     events: &mut VecDeque<Event>,
     qid: u16,
 ) -> bool {

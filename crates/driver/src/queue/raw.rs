@@ -123,10 +123,19 @@ impl Core {
     }
 }
 
-/// Who is told of raw commands: they have no buffers.
-struct Raw<F>(F);
+/// Who is told of raw commands that are over.
+pub trait Ended {
+    /// One has worked. Dword 0 is of its completion.
+    fn worked(&mut self, user_data: u64, dw0: u32);
 
-impl<F: FnMut(u64, Result<(), CommandError>, u32)> Sink for Raw<F> {
+    /// One has failed.
+    fn failed(&mut self, user_data: u64, error: CommandError, dw0: u32);
+}
+
+/// Raw commands have no buffers.
+struct Raw<'a, E>(&'a mut E);
+
+impl<E: Ended> Sink for Raw<'_, E> {
     #[inline(always)]
     fn single(
         &mut self,
@@ -135,11 +144,19 @@ impl<F: FnMut(u64, Result<(), CommandError>, u32)> Sink for Raw<F> {
         dw0: u32,
         _hold: &mut Option<DmaBuffer>,
     ) {
-        (self.0)(user_data, result, dw0);
+        match result {
+            Ok(()) => self.0.worked(user_data, dw0),
+            Err(error) => self.0.failed(user_data, error, dw0),
+        }
     }
 
     fn other(&mut self, completion: Completion) {
-        (self.0)(completion.user_data, completion.result, completion.dw0);
+        self.single(
+            completion.user_data,
+            completion.result,
+            completion.dw0,
+            &mut None,
+        );
     }
 }
 
@@ -163,11 +180,11 @@ impl QueuePair {
     }
 
     /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks at other things too, and
-    /// whose commands are raw. `done` is told the user data, the result and dword 0 of the completion.
+    /// whose commands are raw.
     #[inline]
-    pub fn look(&mut self, done: impl FnMut(u64, Result<(), CommandError>, u32)) -> usize {
+    pub fn look(&mut self, ended: &mut impl Ended) -> usize {
         match self.core.as_deref_mut() {
-            Some(core) => core.look(&mut Raw(done), false),
+            Some(core) => core.look(&mut Raw(ended), false),
             None => 0,
         }
     }

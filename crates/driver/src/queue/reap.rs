@@ -80,7 +80,7 @@ impl Core {
         self.counters.completions += 1;
         // What nearly every entry says takes a short way, with nothing on it but that.
         if !entry.status().is_success() || slot.parent != SINGLE {
-            return self.settle_otherwise(index, entry, done);
+            return self.settle_otherwise(index, entry.status(), entry.dw0, done);
         }
         done.single(slot.user_data, Ok(()), entry.dw0, &mut slot.hold);
         self.slots.end(index);
@@ -89,11 +89,16 @@ impl Core {
 
     /// The end of a command that failed, or that is a part of a request.
     #[inline(never)]
-    fn settle_otherwise(&mut self, index: u16, entry: Cqe, done: &mut impl Sink) -> bool {
+    fn settle_otherwise(
+        &mut self,
+        index: u16,
+        status: Status,
+        dw0: u32,
+        done: &mut impl Sink,
+    ) -> bool {
         let Some(slot) = self.slots.get(index) else {
             return false;
         };
-        let status = entry.status();
         let result = if status.is_success() {
             Ok(())
         } else if slot.aborted && status.is(Status::ABORT_REQUESTED) {
@@ -106,7 +111,7 @@ impl Core {
             Err(CommandError::Status(status))
         };
         if slot.parent == SINGLE {
-            done.single(slot.user_data, result, entry.dw0, &mut slot.hold);
+            done.single(slot.user_data, result, dw0, &mut slot.hold);
             self.slots.end(index);
             return true;
         }
