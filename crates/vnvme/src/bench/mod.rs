@@ -2,7 +2,8 @@
 //!
 //! One job: [`job`] says what to do, [`pattern`] where and with what data, [`load`] runs a thread for each queue on a
 //! [`lane::Target`], [`stats`] is what comes out, [`fio`] its layout. Targets: [`device`] (an NVMe controller through our
-//! driver: VFIO, a vfio-user socket, or a controller in this process) and [`uring`] (a file, straight).
+//! driver: VFIO, a vfio-user socket, or a controller in this process) [`virtio`] (a
+//! vhost-user-blk export), and [`uring`] (a file, straight).
 //!
 //! Suites: [`suite`] runs jobs against `vnvme serve` processes, interleaved and repeated; [`results`] keeps the figures;
 //! [`report`] shows them beside those of the documents that this project follows.
@@ -20,6 +21,7 @@ mod stats;
 mod suite;
 mod target;
 mod uring;
+mod virtio;
 
 use anyhow::{Result, ensure};
 use clap::Args;

@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Serve {
     /// A volume for each controller.
     pub volumes: Vec<String>,
+    /// A volume for each vhost-user-blk export.
+    pub exports: Vec<String>,
     /// Doorbells in a mapped page instead of by message.
     pub mapped: bool,
     pub workers: usize,
@@ -37,6 +39,7 @@ impl Serve {
     pub fn one(volume: &str, mapped: bool, cpus: &[usize]) -> Self {
         Self {
             volumes: vec![volume.to_owned()],
+            exports: Vec::new(),
             mapped,
             workers: 1,
             cpus: cpus.to_vec(),
@@ -75,6 +78,13 @@ impl Server {
                 writeln!(config, "path = \"{path}\"")?;
             }
         }
+        for (i, volume) in serve.exports.iter().enumerate() {
+            let socket = export(&dir, i);
+            writeln!(
+                config,
+                "[[vhost-user-blk]]\nsocket = {socket:?}\nvolume = {volume:?}"
+            )?;
+        }
         let path = dir.path().join("config.toml");
         std::fs::write(&path, config)?;
         let log = File::create(dir.path().join("log"))?;
@@ -112,6 +122,7 @@ impl Server {
         loop {
             if let Ok(stats) = control::stats(&server.dir.path().join("control"))
                 && stats.controllers.len() == server.controllers
+                && stats.vhost_user_blk.len() == serve.exports.len()
             {
                 return Ok(server);
             }
@@ -128,6 +139,11 @@ impl Server {
     /// Controller `index`'s first namespace, for the driver.
     pub fn url(&self, index: usize) -> String {
         format!("vfio-user://{}/1", socket(&self.dir, index).display())
+    }
+
+    /// The socket of vhost-user-blk export `index`.
+    pub fn export(&self, index: usize) -> PathBuf {
+        export(&self.dir, index)
     }
 
     /// Stops the process where it is, or lets it go on: for servers that poll on the same CPU in turn.
@@ -171,6 +187,10 @@ impl Server {
 
 fn socket(dir: &TempDir, index: usize) -> PathBuf {
     dir.path().join(format!("{index}.sock"))
+}
+
+fn export(dir: &TempDir, index: usize) -> PathBuf {
+    dir.path().join(format!("export-{index}.sock"))
 }
 
 impl Drop for Server {

@@ -8,6 +8,7 @@ use super::super::job::Job;
 use super::super::load;
 use super::super::results::Case;
 use super::super::stats::Measured;
+use super::super::virtio::VirtioTarget;
 use super::server::{Serve, Server};
 use super::{Outcome, Plan};
 use anyhow::{Result, anyhow};
@@ -24,62 +25,119 @@ const RAMP: Duration = Duration::from_millis(1500);
 const LIMIT: u32 = 2000;
 const LIMIT_TIME: Duration = Duration::from_secs(10);
 
+/// Who has a slice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Client {
+    /// A guest with an NVMe driver.
+    Nvme,
+    /// A guest with a virtio driver.
+    Virtio,
+}
+
+use Client::{Nvme, Virtio};
+
 /// Who shares a device.
 struct Share {
     name: &'static str,
+    clients: [Client; 2],
     /// Options of each slice.
     options: [&'static str; 2],
     depths: [u16; 2],
 }
 
-const SHARES: [Share; 4] = [
+const SHARES: [Share; 6] = [
     Share {
         name: "equal",
+        clients: [Nvme, Nvme],
         options: ["weight=100", "weight=100"],
         depths: [4, 64],
     },
     Share {
         name: "equal without weights",
+        clients: [Nvme, Nvme],
         options: ["", ""],
         depths: [4, 64],
     },
     Share {
         name: "weights 1:3",
+        clients: [Nvme, Nvme],
         options: ["weight=100", "weight=300"],
         depths: [64, 64],
     },
     Share {
         name: "weights 1:3, unequal load",
+        clients: [Nvme, Nvme],
         options: ["weight=100", "weight=300"],
         depths: [64, 16],
     },
+    Share {
+        name: "equal, NVMe and virtio",
+        clients: [Nvme, Virtio],
+        options: ["weight=100", "weight=100"],
+        depths: [4, 64],
+    },
+    Share {
+        name: "equal, virtio and NVMe",
+        clients: [Virtio, Nvme],
+        options: ["weight=100", "weight=100"],
+        depths: [4, 64],
+    },
 ];
+
+impl Share {
+    fn has_virtio(&self) -> bool {
+        self.clients.contains(&Virtio)
+    }
+}
 
 fn slice(device: &str, number: usize, options: &str) -> String {
     let sign = if options.is_empty() { "" } else { "&" };
     format!("{device}&offset={number}G&length=1G{sign}{options}")
 }
 
-fn serve(volumes: Vec<String>, workers: usize) -> Result<Server> {
+fn serve(volumes: Vec<String>, exports: Vec<String>, workers: usize) -> Result<Server> {
     Server::start(&Serve {
         volumes,
+        exports,
         workers,
         idle_window: Some(0),
         ..Serve::one("", false, &[])
     })
 }
 
-/// Loads several controllers of a server at the same time.
-fn together(server: &Server, jobs: &[(usize, Job)]) -> Result<Vec<Measured>> {
-    let open = |(index, job): &(usize, Job)| -> Result<(DeviceTarget, Job)> {
-        Ok((DeviceTarget::open(&server.url(*index), job)?, job.clone()))
+/// A slice, ready to be loaded.
+enum Loaded {
+    Nvme(DeviceTarget),
+    Virtio(VirtioTarget),
+}
+
+impl Loaded {
+    /// Slice `index` of those that such clients have.
+    fn open(server: &Server, client: Client, index: usize, job: &Job) -> Result<Self> {
+        Ok(match client {
+            Nvme => Loaded::Nvme(DeviceTarget::open(&server.url(index), job)?),
+            Virtio => Loaded::Virtio(VirtioTarget::open(&server.export(index), job)?),
+        })
+    }
+
+    fn run(&self, job: &Job) -> Result<Measured> {
+        match self {
+            Loaded::Nvme(target) => load::run(target, job, &mut ()),
+            Loaded::Virtio(target) => load::run(target, job, &mut ()),
+        }
+    }
+}
+
+/// Loads several slices of a server at the same time.
+fn together(server: &Server, jobs: &[(Client, usize, Job)]) -> Result<Vec<Measured>> {
+    let open = |(client, index, job): &(Client, usize, Job)| -> Result<(Loaded, Job)> {
+        Ok((Loaded::open(server, *client, *index, job)?, job.clone()))
     };
     let targets = jobs.iter().map(open).collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
-        let run = |(target, job): &'_ (DeviceTarget, Job)| load::run(target, job, &mut ());
         let threads: Vec<_> = targets
             .iter()
-            .map(|one| scope.spawn(move || run(one)))
+            .map(|(target, job)| scope.spawn(move || target.run(job)))
             .collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
             let ended = thread.join();
@@ -116,7 +174,15 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for (workers, words) in [(1, "one worker"), (2, "two workers")] {
             for share in &SHARES {
-                shares(plan, &mut outcome, share, workers, words)?;
+                if share.has_virtio() {
+                    // An export has a thread of its own, so there is one way to do it.
+                    if workers == 1 {
+                        shares(plan, &mut outcome, share, workers, share.name)?;
+                    }
+                    continue;
+                }
+                let name = format!("{}, {words}", share.name);
+                shares(plan, &mut outcome, share, workers, &name)?;
             }
         }
         limits(plan, &mut outcome)?;
@@ -130,20 +196,25 @@ fn shares(
     outcome: &mut Outcome,
     share: &Share,
     workers: usize,
-    words: &str,
+    name: &str,
 ) -> Result<()> {
-    let volumes = share.options.iter().enumerate();
-    let volumes = volumes.map(|(i, options)| slice(NARROW, i, options));
-    let server = serve(volumes.collect(), workers)?;
-    let depths = share.depths.iter().copied();
-    let jobs: Vec<(usize, Job)> = depths.map(|depth| job(plan, depth)).enumerate().collect();
+    let (mut volumes, mut exports, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, client) in share.clients.iter().enumerate() {
+        let (options, depth) = (share.options[number], share.depths[number]);
+        let list = match client {
+            Nvme => &mut volumes,
+            Virtio => &mut exports,
+        };
+        jobs.push((*client, list.len(), job(plan, depth)));
+        list.push(slice(NARROW, number, options));
+    }
+    let server = serve(volumes, exports, workers)?;
     let measured = together(&server, &jobs)?;
     let rates: Vec<f64> = measured.iter().map(Measured::iops).collect();
     let all: f64 = rates.iter().sum();
-    let name = format!("{}, {words}", share.name);
     let c = &mut outcome.collector;
     if let Some(first) = rates.first() {
-        let case = case(&name, share.depths[0]);
+        let case = case(name, share.depths[0]);
         c.add(case, "share", "ratio", first / all.max(1e-9));
         c.add(case, "iops", "1/s", all);
     }
@@ -154,7 +225,7 @@ fn shares(
 fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let limited = format!("weight=100&iops={LIMIT}");
     let volumes = vec![slice(WIDE, 0, "weight=100"), slice(WIDE, 1, &limited)];
-    let server = serve(volumes, 2)?;
+    let server = serve(volumes, Vec::new(), 2)?;
     let neighbour = job(plan, 4);
     let long = Job {
         runtime: plan.runtime.max(LIMIT_TIME),
@@ -164,9 +235,9 @@ fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         depth: 64,
         ..long.clone()
     };
-    let before = together(&server, &[(0, neighbour.clone())])?;
-    let both = together(&server, &[(0, long), (1, greedy)])?;
-    let after = together(&server, &[(0, neighbour)])?;
+    let before = together(&server, &[(Nvme, 0, neighbour.clone())])?;
+    let both = together(&server, &[(Nvme, 0, long), (Nvme, 1, greedy)])?;
+    let after = together(&server, &[(Nvme, 0, neighbour)])?;
     let alone: Vec<f64> = before.iter().chain(&after).map(p99).collect();
     let alone = alone.iter().sum::<f64>() / alone.len().max(1) as f64;
     let c = &mut outcome.collector;

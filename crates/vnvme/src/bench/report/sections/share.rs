@@ -22,18 +22,23 @@ pub fn share(results: &Results) -> Section {
         ("weights 1:3", 64, Some(0.25)),
         ("weights 1:3, unequal load", 64, Some(0.25)),
     ];
+    let mut add = |case: String, depth, due: Option<f64>| {
+        let at = |metric| view.get(&case, (depth, 1), metric);
+        let share = at("share").map(percent);
+        let due = share.as_ref().and(due).map(percent);
+        let cells = vec![due, share, at("iops").map(quantity)];
+        shares.row(case.as_str(), false, cells);
+    };
     for placement in ["one worker", "two workers"] {
         for (name, depth, due) in cases {
-            let case = format!("{name}, {placement}");
-            let at = |metric| view.get(&case, (depth, 1), metric);
-            let share = at("share").map(percent);
-            let due = share.as_ref().and(due).map(percent);
-            let cells = vec![due, share, at("iops").map(quantity)];
-            shares.row(case.as_str(), false, cells);
+            add(format!("{name}, {placement}"), depth, due);
         }
     }
+    for case in ["equal, NVMe and virtio", "equal, virtio and NVMe"] {
+        add(case.to_owned(), 4, Some(0.5));
+    }
     shares.note =
-        "Equal: 4 I/Os in flight against 64. Weights: 64 against 64, and 64 against 16.".into();
+        "Equal: 4 I/Os in flight against 64. Weights: 64 against 64, and 64 against 16. Virtio: a vhost-user-blk export.".into();
     let mut limit = Table::new(
         "A slice limited to 2,000 IOPS for ten seconds, and its neighbour",
         ["IOPS", "of the limit", "neighbour's p99", "without it"],
