@@ -11,6 +11,7 @@ mod pin;
 #[cfg(test)]
 pub(super) use pin::why_not_pinned;
 
+use super::burst::Burst;
 use super::entry::{self, Sources, Target};
 use super::fixed::FixedTable;
 use super::job::{Job, Next};
@@ -63,6 +64,8 @@ pub(super) struct Core {
     unsent: usize,
     /// Entries were written since the last system call.
     fresh: bool,
+    /// Requests that begin while none is in flight.
+    burst: Burst,
     /// Some of them continue requests: they are sent without waiting for the worker to ask.
     urgent: bool,
     /// The last system call failed in an unexpected way, and that has been said.
@@ -106,6 +109,7 @@ impl Core {
             ready: VecDeque::with_capacity(capacity as usize),
             unsent: 0,
             fresh: false,
+            burst: Burst::default(),
             urgent: false,
             troubled: false,
             files: Vec::new(),
@@ -260,6 +264,18 @@ impl Core {
             }
         }
         self.unsent == 0
+    }
+
+    /// A request was taken: an idle device gets the first of a burst at once. A thread of the kernel takes them anyway.
+    pub(super) fn start_burst(&mut self) {
+        if self.burst.started(self.busy(), self.unsent) && self.mode != Mode::Polled {
+            self.send();
+        }
+    }
+
+    /// What was taken for now is all.
+    pub(super) fn end_burst(&mut self) {
+        self.burst.ended(self.busy());
     }
 
     /// One system call: sends, and lets the kernel do what it has put off.

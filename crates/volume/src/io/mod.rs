@@ -1,5 +1,6 @@
 //! A worker's own io_uring, shared by the volumes that the worker has opened.
 
+mod burst;
 mod core;
 mod entry;
 mod fixed;
@@ -119,8 +120,8 @@ impl Io {
         self.ring.get().map_or(0, |ring| ring.in_flight())
     }
 
-    /// Sends everything that was started since the last call to the kernel, in one system call; none when there is
-    /// nothing to send. `false` when the kernel could not take everything for now: call again before sleeping.
+    /// Ends a round: sends everything that was started since the last call to the kernel, in one system call; none when
+    /// there is nothing to send. A device that had nothing to do got the first of it when it was started. `false` when the kernel could not take everything for now: call again before sleeping.
     pub fn flush(&self) -> bool {
         self.ring.get().is_none_or(|ring| ring.flush())
     }

@@ -114,7 +114,10 @@ impl Ring {
 
     /// Starts a request on a file. `Some`: it could not be started.
     pub(crate) fn submit(&self, file: usize, request: Request) -> Option<Completion> {
-        self.core.borrow_mut().begin(file, request)
+        let core = &mut *self.core.borrow_mut();
+        let refused = core.begin(file, request);
+        core.start_burst();
+        refused
     }
 
     /// Tries to end a request early.
@@ -149,7 +152,9 @@ impl Ring {
 
     /// Sends what has been started. `true` when all of it has been taken.
     pub(crate) fn flush(&self) -> bool {
-        self.core.borrow_mut().send()
+        let core = &mut *self.core.borrow_mut();
+        core.end_burst();
+        core.send()
     }
 
     /// Hands out completions.

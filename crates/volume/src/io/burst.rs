@@ -1,0 +1,79 @@
+//! When a device that has nothing to do gets its first requests.
+//!
+//! A round's requests go to the kernel in one call. A device that is at work does not mind; one that is idle would wait until
+//! the last of them is prepared and has passed through the kernel's layers. So it gets a part of them in a call of its own,
+//! and works on that while the rest is prepared. The part is not so small that it is over before the rest arrives: then it
+//! would interrupt the worker for every few requests.
+
+/// That part of a burst, as a divisor. With 4 KiB random writes on a virtio disk, at depth 8 and 32: without it 0.84 and
+/// 0.98 of what a bare ring does, with an eighth 1.00 and 0.97, with a quarter 1.10 and 1.03.
+const PART: usize = 4;
+
+/// The requests of a round that began with none in flight.
+#[derive(Debug, Default)]
+pub(super) struct Burst {
+    /// How many the last one had.
+    last: usize,
+    /// One is being started.
+    open: bool,
+}
+
+impl Burst {
+    /// A request was put into the ring; with it `busy` are in flight, of which the kernel has not seen `unsent`. Whether
+    /// to send them now.
+    #[inline]
+    pub(super) fn started(&mut self, busy: usize, unsent: usize) -> bool {
+        self.open |= busy == 1;
+        self.open && busy == self.last / PART && unsent == busy
+    }
+
+    /// The round is over, with so many in flight.
+    #[inline]
+    pub(super) fn ended(&mut self, busy: usize) {
+        if std::mem::take(&mut self.open) {
+            self.last = busy;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Starts so many requests with `busy` in flight; after which of them something is sent, before the round's end.
+    fn round(burst: &mut Burst, busy: usize, count: usize) -> Option<usize> {
+        let (mut sent, mut early) = (busy, None);
+        for now in busy + 1..=busy + count {
+            if burst.started(now, now - sent) {
+                assert_eq!(early, None, "twice");
+                early = Some(now - busy);
+                sent = now;
+            }
+        }
+        burst.ended(busy + count);
+        early
+    }
+
+    #[test]
+    fn an_idle_device_gets_a_quarter_of_what_it_got_last_time() {
+        let mut burst = Burst::default();
+        assert_eq!(round(&mut burst, 0, 32), None, "nothing is known yet");
+        assert_eq!(round(&mut burst, 0, 32), Some(8));
+        assert_eq!(round(&mut burst, 0, 5), None, "fewer came");
+        assert_eq!(round(&mut burst, 0, 5), Some(1));
+        assert_eq!(round(&mut burst, 0, 3), Some(1));
+        for _ in 0..3 {
+            assert_eq!(round(&mut burst, 0, 3), None, "not worth a call");
+        }
+    }
+
+    #[test]
+    fn a_device_at_work_gets_all_in_one_call() {
+        let mut burst = Burst::default();
+        round(&mut burst, 0, 32);
+        assert_eq!(round(&mut burst, 12, 20), None);
+        assert_eq!(round(&mut burst, 0, 0), None);
+        // What it got while it was at work says nothing of the next burst.
+        assert_eq!(round(&mut burst, 0, 32), Some(8));
+    }
+}
