@@ -50,7 +50,8 @@ pub trait Volume: Send + Sync + Debug {
 /// [`VolumeQueue::poll`]).
 pub trait VolumeQueue {
     /// Starts a request. `Some` when it is already done (memory, null, refused requests); otherwise its completion
-    /// comes out of [`Io::poll`] or [`VolumeQueue::poll`]. Does no system call: [`Io::flush`] sends what was started.
+    /// comes out of [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] sends what was started: a system call
+    /// is done here for one request of a burst at most.
     ///
     /// Requests may be executed in any order. A flush covers the writes whose completions have been handed out.
     fn submit(&mut self, request: Request) -> Option<Completion>;

@@ -65,6 +65,10 @@ pub struct BenchArgs {
     /// How often a suite measures each case; the figure is the median
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
     runs: u32,
+    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, beside, vnvme, pinned. What no word is
+    /// given for is done in full. The results then hold nothing else of it
+    #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
+    only: Vec<String>,
     /// Write the report of the results that there are
     #[arg(long, conflicts_with = "target")]
     report: bool,
@@ -89,7 +93,9 @@ impl BenchArgs {
                 job.ios.is_none() && !job.verify,
                 "a suite chooses the load itself"
             );
+            name.check_only(&self.only)?;
             let plan = suite::Plan {
+                only: self.only.clone(),
                 runtime: job.runtime,
                 ramp: job.ramp,
                 runs: self.runs,

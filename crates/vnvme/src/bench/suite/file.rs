@@ -8,7 +8,7 @@ use super::super::stats::Measured;
 use super::super::uring::UringTarget;
 use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,12 @@ const SUITE: &str = "file";
 const DEPTHS: [u16; 3] = [1, 8, 32];
 const SIZE: u64 = 512 << 20;
 /// `TMPFS_MAGIC`, statfs(2).
-const TMPFS: i64 = 0x0102_1994;
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const TMPFS: &str = "tmpfs";
+const DISK: &str = "disk";
+const MEDIA: [&str; 2] = [TMPFS, DISK];
+const DIRECTIONS: [Rw; 2] = [Rw::RandRead, Rw::RandWrite];
+const WAYS: [&str; 4] = ["bare", "beside", "vnvme", "pinned"];
 
 struct Medium {
     word: &'static str,
@@ -93,26 +98,50 @@ fn beside_a_poller<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<T
     })
 }
 
+/// Refuses words that choose nothing.
+pub fn check_only(only: &[String]) -> Result<()> {
+    let known = [&MEDIA[..], &WAYS, &DIRECTIONS.map(Rw::word)].concat();
+    for word in only {
+        ensure!(
+            known.contains(&word.as_str()) || DEPTHS.iter().any(|d| d.to_string() == *word),
+            "--only {word}: the suite file has no such cases"
+        );
+    }
+    Ok(())
+}
+
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let cores = Cores::pair()?;
     let mut outcome = Outcome::default();
     let mut media = Vec::new();
-    for (word, dir, wants_tmpfs) in [
-        ("tmpfs", Path::new("/dev/shm"), true),
-        ("disk", plan.output.as_path(), false),
-    ] {
-        match medium(word, dir, wants_tmpfs) {
+    for word in plan.chosen(&MEDIA) {
+        let dir = match word {
+            TMPFS => Path::new("/dev/shm"),
+            _ => plan.output.as_path(),
+        };
+        match medium(word, dir) {
             Ok(medium) => media.push(medium),
             Err(error) => outcome.leave_out(word, format!("{error:#}")),
         }
     }
+    let words = plan.chosen(&DIRECTIONS.map(Rw::word));
+    let directions: Vec<Rw> = DIRECTIONS
+        .into_iter()
+        .filter(|rw| words.contains(&rw.word()))
+        .collect();
+    let words = DEPTHS.map(|depth| depth.to_string());
+    let words = plan.chosen(&words.each_ref().map(String::as_str));
+    let depths: Vec<u16> = DEPTHS
+        .into_iter()
+        .filter(|depth| words.contains(&depth.to_string().as_str()))
+        .collect();
     let mut disturbed = 0;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for medium in &media {
             let ways = ways(medium, &cores, plan)?;
-            for rw in [Rw::RandRead, Rw::RandWrite] {
-                for depth in DEPTHS {
+            for rw in directions.iter().copied() {
+                for depth in depths.iter().copied() {
                     let job = Job {
                         rw,
                         runtime: plan.runtime / SLICES,
@@ -149,24 +178,28 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 /// first.
 fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str, Way)>> {
     let cpus = cores.server.get(..1).unwrap_or_default();
-    let target = UringTarget::open(&medium.path, true)?;
-    let mut ways = vec![("bare", Way::Bare(target, cpus.to_vec()))];
-    let target = UringTarget::open(&medium.path, true)?;
-    let beside = Way::Beside(target, cpus.to_vec(), cores.client.clone());
-    ways.push(("beside", beside));
-    let volume = format!("{}?lock=off", medium.path.display());
-    let mut servers = vec![("vnvme", false)];
-    if medium.word != "tmpfs" {
-        // On a tmpfs nothing goes through a ring.
-        servers.push(("pinned", true));
-    }
-    for (word, pin_memory) in servers {
-        let server = Server::start(&Serve {
-            pin_memory,
-            ..Serve::one(&volume, false, cpus)
-        })?;
-        let target = DeviceTarget::open(&server.url(0), &plan.job(1, &cores.client))?;
-        ways.push((word, Way::Served(target, server, cores.client.clone())));
+    let mut ways = Vec::new();
+    for word in plan.chosen(&WAYS) {
+        let pin_memory = word == "pinned";
+        if pin_memory && medium.word == TMPFS {
+            // Nothing goes through a ring there.
+            continue;
+        }
+        let bare = || UringTarget::open(&medium.path, true);
+        let way = match word {
+            "bare" => Way::Bare(bare()?, cpus.to_vec()),
+            "beside" => Way::Beside(bare()?, cpus.to_vec(), cores.client.clone()),
+            _ => {
+                let volume = format!("{}?lock=off", medium.path.display());
+                let server = Server::start(&Serve {
+                    pin_memory,
+                    ..Serve::one(&volume, false, cpus)
+                })?;
+                let target = DeviceTarget::open(&server.url(0), &plan.job(1, &cores.client))?;
+                Way::Served(target, server, cores.client.clone())
+            }
+        };
+        ways.push((word, way));
     }
     Ok(ways)
 }
@@ -204,17 +237,18 @@ fn turns(ways: &[(&'static str, Way)], job: &Job) -> Result<(Vec<Measured>, u32)
 }
 
 /// A file full of data, not of holes, where the word says.
-fn medium(word: &'static str, dir: &Path, wants_tmpfs: bool) -> Result<Medium> {
+fn medium(word: &'static str, dir: &Path) -> Result<Medium> {
+    let wants_tmpfs = word == TMPFS;
     let statfs = rustix::fs::statfs(dir).with_context(|| format!("{}", dir.display()))?;
-    let is_tmpfs = statfs.f_type as i64 == TMPFS;
-    anyhow::ensure!(
+    let is_tmpfs = statfs.f_type as i64 == TMPFS_MAGIC;
+    ensure!(
         is_tmpfs == wants_tmpfs,
         "{} is {}on a tmpfs",
         dir.display(),
         if is_tmpfs { "" } else { "not " }
     );
     let free = statfs.f_bavail.saturating_mul(statfs.f_bsize as u64);
-    anyhow::ensure!(
+    ensure!(
         free > 2 * SIZE,
         "{} has less than {} MiB free",
         dir.display(),

@@ -43,6 +43,15 @@ pub enum Name {
 }
 
 impl Name {
+    /// Whether the suite has the cases that these words choose, see [`Plan::only`].
+    pub fn check_only(self, only: &[String]) -> Result<()> {
+        match self {
+            _ if only.is_empty() => Ok(()),
+            Name::File => file::check_only(only),
+            _ => bail!("--only chooses from the suite file"),
+        }
+    }
+
     fn word(self) -> &'static str {
         match self {
             Name::Limit => "limit",
@@ -73,6 +82,8 @@ impl Name {
 /// How suites measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Words that choose cases, see [`Plan::chosen`].
+    pub only: Vec<String>,
     /// Of one run of one case.
     pub runtime: Duration,
     pub ramp: Duration,
@@ -84,6 +95,17 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Of the words that one part of a case's name may be, those that were asked for; all, when none of them was.
+    fn chosen<'a>(&self, words: &[&'a str]) -> Vec<&'a str> {
+        let asked = |word: &&&str| self.only.iter().any(|only| only == **word);
+        let chosen: Vec<&str> = words.iter().filter(asked).copied().collect();
+        if chosen.is_empty() {
+            words.to_vec()
+        } else {
+            chosen
+        }
+    }
+
     /// A job of this plan.
     fn job(&self, depth: u16, cpus: &[usize]) -> Job {
         Job {
@@ -220,4 +242,29 @@ fn command() -> String {
     let mut words = vec!["vnvme".to_owned()];
     words.extend(std::env::args().skip(1));
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_choose_cases_and_unknown_ones_are_refused() {
+        let plan = |only: &[&str]| Plan {
+            only: only.iter().map(|word| (*word).to_owned()).collect(),
+            runtime: Duration::ZERO,
+            ramp: Duration::ZERO,
+            runs: 1,
+            output: PathBuf::new(),
+            ceilings: PathBuf::new(),
+        };
+        let some = plan(&["32", "disk", "1"]);
+        assert_eq!(some.chosen(&["1", "8", "32"]), ["1", "32"]);
+        assert_eq!(some.chosen(&["tmpfs", "disk"]), ["disk"]);
+        assert_eq!(some.chosen(&["bare", "vnvme"]), ["bare", "vnvme"]);
+        assert!(Name::File.check_only(&some.only).is_ok());
+        assert!(Name::File.check_only(&plan(&["disk", "7"]).only).is_err());
+        assert!(Name::Limit.check_only(&some.only).is_err());
+        assert!(Name::Limit.check_only(&[]).is_ok());
+    }
 }
