@@ -20,6 +20,8 @@ mod info;
 mod limits;
 mod open;
 mod peers;
+#[cfg(test)]
+mod readme;
 mod rings;
 mod serve;
 mod signals;
