@@ -5,6 +5,7 @@
 mod common;
 mod histories;
 mod interrupts;
+mod late;
 mod pressure;
 mod rules;
 mod side;

@@ -13,6 +13,8 @@ pub struct Side {
     pub bell: Arc<Bell>,
     pub wakes: Arc<Count>,
     pub asleep: bool,
+    /// It could not sleep, and has to make a round before it tries again.
+    pub raced: bool,
 }
 
 impl Side {
@@ -31,6 +33,7 @@ impl Side {
             }
             self.wake_up();
         }
+        self.raced = false;
         let mut worked = hear && self.bell.take() && self.branch.hear();
         worked |= self.branch.poll(now);
         self.io.flush();
@@ -45,13 +48,14 @@ impl Side {
     }
 
     pub fn sleep(&mut self) {
-        if self.asleep {
+        if self.asleep || self.raced {
             return;
         }
         let mut raced = self.bell.doze();
         raced |= self.branch.needs_polling();
         raced |= self.branch.arm();
         raced |= self.branch.recheck();
+        self.raced = raced;
         if raced {
             self.bell.awake();
         } else {

@@ -38,6 +38,8 @@ pub struct World {
     pub bell: Arc<Bell>,
     pub wakes: Arc<Count>,
     pub asleep: bool,
+    /// See [`Side::raced`].
+    pub raced: bool,
     pub faults: Arc<Faults>,
     pub waiting: BTreeMap<(u16, u16), Waiting>,
     /// What is on the volume.
@@ -89,6 +91,7 @@ impl World {
                 bell,
                 wakes,
                 asleep: false,
+                raced: false,
             });
         }
         let sides = Rc::new(RefCell::new(sides));
@@ -109,6 +112,7 @@ impl World {
             bell,
             wakes,
             asleep: false,
+            raced: false,
             faults,
             waiting: BTreeMap::new(),
             model: BTreeMap::new(),

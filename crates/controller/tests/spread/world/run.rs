@@ -24,6 +24,7 @@ impl World {
             self.wake_up();
         }
         let beside = self.h.beside.take();
+        self.raced = false;
         let mut worked = hear && self.bell.take() && self.h.c.hear();
         worked |= self.h.round();
         self.h.beside = beside;
@@ -41,13 +42,14 @@ impl World {
         if worker > 0 {
             return self.sides.borrow_mut()[worker - 1].sleep();
         }
-        if self.asleep {
+        if self.asleep || self.raced {
             return;
         }
         let mut raced = self.bell.doze();
         raced |= self.h.c.needs_polling();
         raced |= self.h.c.arm();
         raced |= self.h.c.recheck();
+        self.raced = raced;
         if raced {
             self.bell.awake();
         } else {
