@@ -7,6 +7,7 @@ use controller::{Bell, pci};
 use nvme::Status;
 use nvme::feature::Fid;
 use std::sync::Arc;
+use std::time::Duration;
 use volume::{Io, IoOptions};
 
 /// The pending bit array's first byte.
@@ -177,4 +178,20 @@ fn a_delayed_interrupt_does_not_get_lost_on_the_way() {
         assert_eq!(w.h.vectors[2].take(), 1, "to {worker}");
     }
     w.verify();
+}
+
+/// A worker that has nothing else to do sleeps until a delayed interrupt is due.
+#[test]
+fn a_delayed_interrupt_is_sent_in_time_by_a_worker_that_sleeps() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.wake_all();
+    let done = w.h.set_feature(Fid::INTERRUPT_COALESCING, 255 << 8 | 9);
+    assert_eq!(done.status(), Status::SUCCESS);
+    w.h.quiet();
+    w.submit(2, true);
+    let before = w.h.now;
+    w.settle();
+    assert_eq!(w.h.vectors[2].take(), 1);
+    assert_eq!(w.h.now - before, Duration::from_micros(25_500));
 }

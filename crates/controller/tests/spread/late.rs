@@ -125,37 +125,41 @@ fn a_reset_that_a_worker_has_not_heard_of_rings_no_doorbell() {
     w.verify();
 }
 
-/// Memory is taken away while a queue is between two workers: the next one does not find its rings.
+/// Memory is taken away under a queue on another worker, or between two: whoever has it does not find its rings.
 #[test]
-fn a_queue_on_its_way_loses_rings_that_are_unmapped() {
-    let mut w = World::new(true);
-    spread(&mut w);
-    w.settle();
-    w.wake_all();
-    assert_eq!(w.worker_of(2), 1);
-    assert!(w.move_queue(2, 2));
-    // It has left, and its next worker does not have it yet.
-    (0..4).for_each(|_| {
-        w.step(1, true);
-    });
-    w.h.c.dma_unmap(LOW, LOW_SIZE).unwrap();
-    let all = |w: &mut World| {
-        for worker in (0..=OTHERS).cycle().take(100) {
-            w.step(worker, true);
+fn a_queue_loses_rings_that_are_unmapped_wherever_it_is() {
+    for moves in [false, true] {
+        let mut w = World::new(true);
+        spread(&mut w);
+        w.settle();
+        w.wake_all();
+        assert_eq!(w.worker_of(2), 1);
+        if moves {
+            assert!(w.move_queue(2, 2));
+            // It has left, and its next worker does not have it yet.
+            (0..4).for_each(|_| {
+                w.step(1, true);
+            });
         }
-    };
-    all(&mut w);
-    assert!(w.h.c.dma_quiesced());
-    assert_eq!(w.worker_of(2), 2);
-    let before = w.h.c.stats().queues[2].commands.get();
-    w.submit(2, false);
-    all(&mut w);
-    assert_eq!(w.h.c.stats().queues[2].commands.get(), before);
-    let memory = w.h.low.clone();
-    w.h.c
-        .dma_map(LOW, LOW_SIZE, Some((memory, 0)), dma::Prot::RW)
-        .unwrap();
-    w.verify();
+        w.h.c.dma_unmap(LOW, LOW_SIZE).unwrap();
+        let all = |w: &mut World| {
+            for worker in (0..=OTHERS).cycle().take(100) {
+                w.step(worker, true);
+            }
+        };
+        all(&mut w);
+        assert!(w.h.c.dma_quiesced());
+        assert_eq!(w.worker_of(2), 1 + u16::from(moves));
+        let before = w.h.c.stats().queues[2].commands.get();
+        w.submit(2, false);
+        all(&mut w);
+        assert_eq!(w.h.c.stats().queues[2].commands.get(), before);
+        let memory = w.h.low.clone();
+        w.h.c
+            .dma_map(LOW, LOW_SIZE, Some((memory, 0)), dma::Prot::RW)
+            .unwrap();
+        w.verify();
+    }
 }
 
 /// A VMM that has gone leaves no descriptor behind, on any worker.
