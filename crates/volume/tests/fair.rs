@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use simulated::{Device, Load, Simulated, Way, run};
-use volume::{FairGroup, FairVolume, Io, IoErrorKind, LimitVolume, Limits, Op, Rates, Volume};
+use volume::{
+    FairGroup, FairVolume, Io, IoErrorKind, LimitVolume, Limits, NullOptions, NullVolume, Op,
+    Rates, Volume,
+};
 
 const LATENCY: Duration = Duration::from_micros(100);
 const TIME: Duration = Duration::from_millis(300);
@@ -204,6 +207,57 @@ fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
     assert_eq!(second.poll(&mut |_| ()), 0);
     first.poll(&mut |_| ());
     assert_eq!(first.polled_in_flight(), 1);
+}
+
+#[test]
+fn threads_give_places_to_each_other_and_none_sleeps_for_ever() {
+    const REQUESTS: u64 = 1000;
+    let group = FairGroup::new(2);
+    let start = std::time::Instant::now();
+    let load = |weight: u32| {
+        let options = NullOptions {
+            size: 1 << 20,
+            latency: Duration::from_micros(50),
+            ..NullOptions::default()
+        };
+        let volume = Arc::new(NullVolume::new(options).unwrap());
+        let volume = FairVolume::new(volume, group.clone(), weight);
+        let io = Io::new(Default::default());
+        let (mut begun, mut over) = (0, 0);
+        // Threads come and go: each round is a queue of its own.
+        for round in 1..=4 {
+            let mut queue = volume.open(&io).unwrap();
+            while over < round * REQUESTS / 4 {
+                while begun < round * REQUESTS / 4 && begun - over < 8 {
+                    begun += 1;
+                    let request = volume::Request {
+                        tag: begun,
+                        op: Op::Flush,
+                        offset: 0,
+                        len: 0,
+                        data: dma::SegmentList::new(),
+                    };
+                    assert!(queue.submit(request).is_none());
+                }
+                let before = over;
+                queue.poll(&mut |_| over += 1);
+                if over == before && queue.polled_in_flight() == 0 {
+                    let deadline = queue.next_deadline().expect("nothing wakes it");
+                    std::thread::sleep(
+                        deadline.saturating_duration_since(std::time::Instant::now()),
+                    );
+                }
+                assert!(start.elapsed() < Duration::from_secs(60), "{over}");
+            }
+        }
+        assert_eq!(over, REQUESTS);
+    };
+    std::thread::scope(|scope| {
+        for weight in [1, 100, 100, 3000] {
+            let load = &load;
+            scope.spawn(move || load(weight));
+        }
+    });
 }
 
 /// How two slices of a device of so many units get on, the loads' depths, weights, and whether one thread serves both:
