@@ -76,7 +76,7 @@ impl Engine {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
         let slba = command.slba();
-        if slba.checked_add(blocks).is_none_or(|end| end > ns.blocks) {
+        if !ns.covers(slba, blocks) {
             return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
         }
         Ok(Extent {

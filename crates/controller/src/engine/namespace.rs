@@ -31,6 +31,13 @@ impl Namespace {
         self.queue.polled_in_flight() > 0 || passthrough.is_some_and(|p| p.needs_polling())
     }
 
+    /// The namespace has these blocks. Where it has grown, the host may know that before this worker, which is told by a
+    /// message: before anything is refused, the volume is asked.
+    pub fn covers(&self, slba: u64, blocks: u64) -> bool {
+        let within = |size| slba.checked_add(blocks).is_some_and(|end| end <= size);
+        within(self.blocks) || within(self.config.volume.info().size >> self.shift)
+    }
+
     /// When to look at them next, though nothing wakes the worker.
     pub fn deadline(&self) -> Option<Instant> {
         let passed = self.passthrough.as_ref().and_then(|p| p.deadline());

@@ -25,7 +25,7 @@ impl Engine {
         if attributes.ad() && ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
-        let (shift, blocks) = (ns.shift, ns.blocks);
+        let shift = ns.shift;
         let mut bytes = [0u8; nvme::cmd::io::DSM_MAX_RANGES * 16];
         let bytes = bytes.get_mut(..count * 16).ok_or(Status::INTERNAL_ERROR)?;
         let mut list = SegmentList::new();
@@ -36,7 +36,7 @@ impl Engine {
         for raw in bytes.chunks_exact(16) {
             let range = DsmRange::read_from_bytes(raw).map_err(|_| Status::INTERNAL_ERROR)?;
             let (slba, nlb) = (range.slba.get(), u64::from(range.nlb.get()));
-            if slba.checked_add(nlb).is_none_or(|end| end > blocks) {
+            if !ns.covers(slba, nlb) {
                 return Err(Status::LBA_OUT_OF_RANGE.with_dnr(true));
             }
             if attributes.ad() && nlb > 0 {

@@ -1,7 +1,7 @@
 //! Random histories of what the host, the owner and the workers do.
 
 use crate::common::*;
-use crate::world::{OTHERS, PAIRS, World};
+use crate::world::{OTHERS, PAIRS, PLACES, World};
 use nvme::Status;
 use nvme::feature::Fid;
 use proptest::prelude::*;
@@ -46,6 +46,9 @@ enum Deed {
     Feature {
         value: bool,
     },
+    Resize {
+        places: u64,
+    },
     Reset,
 }
 
@@ -66,6 +69,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => Just(Deed::Map),
         1 => Just(Deed::Shadow),
         1 => any::<bool>().prop_map(|value| Deed::Feature { value }),
+        2 => prop_oneof![1..32u64, Just(PLACES)].prop_map(|places| Deed::Resize { places }),
         1 => Just(Deed::Reset),
     ]
 }
@@ -108,6 +112,7 @@ fn play(mapped: bool, deeds: Vec<Deed>) {
                 let completion = w.h.set_feature(Fid::VOLATILE_WRITE_CACHE, value.into());
                 assert_eq!(completion.status(), Status::SUCCESS);
             }
+            Deed::Resize { places } => w.resize(places),
             Deed::Reset => w.reset(),
         }
     }

@@ -7,6 +7,7 @@ mod histories;
 mod interrupts;
 mod late;
 mod pressure;
+mod resize;
 mod rules;
 mod side;
 mod world;

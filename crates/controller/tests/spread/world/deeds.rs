@@ -30,6 +30,7 @@ impl World {
             place,
             read: !write,
             wrote: write.then_some(bytes),
+            inside: Some(place < self.size),
         };
         assert!(self.waiting.insert((qid, cid), waiting).is_none());
     }
@@ -52,7 +53,12 @@ impl World {
             assert!(u32::from(completion.sqhd.get()) < ENTRIES);
             self.used.remove(&waiting.place);
             let status = completion.status();
+            if status.is(Status::LBA_OUT_OF_RANGE) {
+                assert_ne!(waiting.inside, Some(true), "{key:?}: refused");
+                continue;
+            }
             if status == Status::SUCCESS {
+                assert_ne!(waiting.inside, Some(false), "{key:?}: behind the end");
                 if waiting.read {
                     let wanted = self.model.get(&waiting.place).cloned();
                     let found = self.h.read(DATA + waiting.place * 4096, 4096);
@@ -121,6 +127,19 @@ impl World {
         }
         self.h.pairs.clear();
         self.up();
+    }
+
+    /// The volume gets another size, and the controller notices. What is behind the end is there again when it grows.
+    pub fn resize(&mut self, places: u64) {
+        self.wake_up();
+        for waiting in self.waiting.values_mut() {
+            if (waiting.place < self.size) != (waiting.place < places) {
+                waiting.inside = None;
+            }
+        }
+        self.volume.resize(places * 4096);
+        assert_eq!(self.h.c.check_sizes(), places != self.size);
+        self.size = places;
     }
 
     /// Takes the data's window away, in the middle of everything; after the answer nothing touches it.

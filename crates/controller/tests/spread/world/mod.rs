@@ -4,6 +4,7 @@ mod deeds;
 mod run;
 
 use crate::common::*;
+use crate::resize::Resizable;
 use crate::side::Side;
 use controller::{Bell, ControllerConfig};
 use dma::Prot;
@@ -30,6 +31,8 @@ pub struct Waiting {
     pub read: bool,
     /// What a write leaves.
     pub wrote: Option<Vec<u8>>,
+    /// The namespace had its place when the command was submitted; none when it was resized since.
+    pub inside: Option<bool>,
 }
 
 pub struct World {
@@ -46,6 +49,9 @@ pub struct World {
     pub model: BTreeMap<u64, Vec<u8>>,
     pub used: BTreeSet<u64>,
     pub mapped: bool,
+    pub volume: Arc<Resizable>,
+    /// Places that the namespace has.
+    pub size: u64,
     pub seed: u64,
 }
 
@@ -71,7 +77,8 @@ impl World {
     }
 
     fn on(volume: Arc<dyn Volume>, faults: Arc<Faults>, mapped: bool) -> World {
-        let mut h = Host::with(config(mapped), vec![ns(1, volume, 512)]);
+        let volume = Arc::new(Resizable::new(volume, PLACES * 4096));
+        let mut h = Host::with(config(mapped), vec![ns(1, volume.clone(), 512)]);
         let wakes = Arc::<Count>::default();
         let bell = Arc::new(Bell::new(wakes.clone()));
         h.c.set_home(0, bell.clone());
@@ -118,6 +125,8 @@ impl World {
             model: BTreeMap::new(),
             used: BTreeSet::new(),
             mapped: true,
+            volume,
+            size: PLACES,
             seed: 1,
         };
         world.up();

@@ -1,6 +1,6 @@
 //! The workers at work: rounds in any order, sleep, and what wakes them.
 
-use super::{OTHERS, PAIRS, WINDOW, World};
+use super::{OTHERS, PAIRS, PLACES, WINDOW, World};
 use crate::common::*;
 use nvme::{NvmOpcode, Status};
 
@@ -120,6 +120,7 @@ impl World {
     /// What is on the volume is what was written, each place's last write last.
     pub fn verify(&mut self) {
         self.finish();
+        self.resize(PLACES);
         let places: Vec<u64> = self.model.keys().copied().collect();
         for place in places {
             if self.used.contains(&place) {

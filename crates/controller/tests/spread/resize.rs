@@ -1,0 +1,143 @@
+//! Namespaces that are resized while their queues are on several workers.
+
+use crate::rules::spread;
+use crate::world::{OTHERS, PAIRS, PLACES, WINDOW, World};
+use nvme::{NvmOpcode, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use volume::{Completion, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue};
+
+/// The first part of another volume: its owner says how much of it.
+#[derive(Debug)]
+pub struct Resizable {
+    volume: Arc<dyn Volume>,
+    bytes: Arc<AtomicU64>,
+    asked: AtomicU64,
+}
+
+impl Resizable {
+    pub fn new(volume: Arc<dyn Volume>, bytes: u64) -> Self {
+        Resizable {
+            volume,
+            bytes: Arc::new(AtomicU64::new(bytes)),
+            asked: AtomicU64::new(0),
+        }
+    }
+
+    /// How often it was asked for its size.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    pub fn resize(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Volume for Resizable {
+    fn info(&self) -> Info {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let size = self.bytes.load(Ordering::Relaxed);
+        Info {
+            size,
+            ..self.volume.info()
+        }
+    }
+
+    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+        let (queue, bytes) = (self.volume.open(io)?, self.bytes.clone());
+        Ok(Box::new(Queue { queue, bytes }))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.volume.id()
+    }
+}
+
+struct Queue {
+    queue: Box<dyn VolumeQueue>,
+    bytes: Arc<AtomicU64>,
+}
+
+impl VolumeQueue for Queue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        let end = request.offset + request.len;
+        if request.op != Op::Flush && end > self.bytes.load(Ordering::Relaxed) {
+            return Some(request.complete(Err(IoErrorKind::OutOfRange.into())));
+        }
+        self.queue.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.queue.poll(done)
+    }
+
+    fn polled_in_flight(&self) -> usize {
+        self.queue.polled_in_flight()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.queue.cancel(tag);
+    }
+}
+
+/// Reads a page of the volume in every queue; the workers hear of what they were told before, or do not.
+fn read_everywhere(w: &mut World, place: u64, hear: bool) {
+    let inside = place < w.size;
+    for qid in 1..=PAIRS {
+        let at = WINDOW + place % PLACES * 4096;
+        let command = w.h.rw(NvmOpcode::READ, 1, place * 8, 8, at);
+        w.h.submit(qid, command);
+        for worker in 0..=OTHERS {
+            w.step(worker, hear);
+        }
+        let status = w.h.reap(qid).unwrap().status();
+        let right = if inside {
+            status == Status::SUCCESS
+        } else {
+            status.is(Status::LBA_OUT_OF_RANGE)
+        };
+        assert!(
+            right,
+            "{place} of {}, queue {qid}, hear: {hear}: {status}",
+            w.size
+        );
+    }
+}
+
+/// The host knows the new size as soon as the controller does: it holds in every queue, however late a worker hears of it.
+#[test]
+fn a_new_size_holds_on_every_worker_at_once() {
+    let mut w = World::new(false);
+    spread(&mut w);
+    w.wake_all();
+    for size in [PLACES / 2, PLACES, 1, 2, PLACES] {
+        let before = w.size;
+        w.resize(size);
+        for hear in [false, true] {
+            for place in [0, size - 1, before - 1, size, before, PLACES] {
+                read_everywhere(&mut w, place, hear);
+            }
+        }
+    }
+    w.verify();
+}
+
+/// A worker that has heard of the new size need not ask the volume.
+#[test]
+fn every_worker_hears_of_the_new_size() {
+    let mut w = World::new(true);
+    spread(&mut w);
+    // More than its branch was opened with.
+    w.resize(2 * PLACES);
+    w.wake_all();
+    w.h.run();
+    let asked = w.volume.asked();
+    read_everywhere(&mut w, 2 * PLACES - 1, true);
+    assert_eq!(w.volume.asked(), asked);
+    w.verify();
+}
