@@ -90,7 +90,7 @@ fn plan(mut busy: Vec<f64>, mut queues: Vec<Queue>) -> Vec<(u16, usize)> {
 struct Snapshot {
     at: Instant,
     busy: Vec<u64>,
-    commands: Vec<u64>,
+    commands: Arc<[u64]>,
     /// Of this controller's queues.
     queues: Vec<u64>,
 }
@@ -174,7 +174,7 @@ impl Balance {
         Snapshot {
             at: now,
             busy: self.peers.busy(),
-            commands: self.peers.commands(),
+            commands: self.peers.commands(now),
             queues: self.stats.queues.iter().map(|q| q.commands.get()).collect(),
         }
     }

@@ -26,11 +26,22 @@ struct Load {
     busy_ns: AtomicU64,
 }
 
+/// How old a count of commands may be: each of many controllers asks for it.
+const FRESH: Duration = Duration::from_millis(20);
+
+/// Commands that each worker had fetched at a time.
+struct Count {
+    at: Instant,
+    commands: Arc<[u64]>,
+}
+
 /// All workers that serve controllers.
 pub struct Peers {
     all: Vec<Peer>,
     /// Counters of all controllers.
     stats: Mutex<Vec<Arc<ControllerStats>>>,
+    /// The last one.
+    count: Mutex<Option<Count>>,
     start: Instant,
     /// When queues were last moved, in nanoseconds since the start: one worker at a time decides.
     decided: AtomicU64,
@@ -58,6 +69,7 @@ impl Peers {
         Ok(Peers {
             all: (0..workers).map(peer).collect::<Result<_>>()?,
             stats: Mutex::default(),
+            count: Mutex::default(),
             start: Instant::now(),
             decided: AtomicU64::new(0),
         })
@@ -106,8 +118,23 @@ impl Peers {
     }
 
     /// Commands that each worker has fetched so far, of all controllers, as far as queues are where they were: so only
-    /// differences over a short time mean something.
-    pub fn commands(&self) -> Vec<u64> {
+    /// differences over a short time mean something. As of some milliseconds ago, if others have asked.
+    pub fn commands(&self, now: Instant) -> Arc<[u64]> {
+        let mut count = lock(&self.count);
+        if let Some(count) = &*count
+            && now.saturating_duration_since(count.at) < FRESH
+        {
+            return count.commands.clone();
+        }
+        let commands: Arc<[u64]> = self.count_commands().into();
+        *count = Some(Count {
+            at: now,
+            commands: commands.clone(),
+        });
+        commands
+    }
+
+    fn count_commands(&self) -> Vec<u64> {
         let mut commands = vec![0u64; self.all.len()];
         for stats in lock(&self.stats).iter() {
             for queue in &stats.queues {
@@ -231,6 +258,22 @@ mod tests {
         (0..10).for_each(|_| meter.round(true));
         meter.tick(at(1002), 1, &peers);
         assert_eq!(peers.busy(), [0, 3500]);
+    }
+
+    #[test]
+    fn commands_are_counted_once_for_many_who_ask() {
+        let peers = Peers::new(2).unwrap();
+        let stats = Arc::new(ControllerStats::new(2, 2));
+        peers.enter(stats.clone());
+        let at = |millis: u64| peers.start + Duration::from_millis(millis);
+        for (queue, worker) in stats.queues.iter().zip([0, 1, 1]) {
+            queue.worker.set(worker);
+            queue.commands.add(5);
+        }
+        assert_eq!(*peers.commands(at(0)), [5, 10]);
+        stats.queues.iter().for_each(|queue| queue.commands.add(1));
+        assert_eq!(*peers.commands(at(19)), [5, 10]);
+        assert_eq!(*peers.commands(at(20)), [6, 12]);
     }
 
     #[test]

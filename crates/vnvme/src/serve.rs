@@ -380,6 +380,15 @@ fn go<T>(
     }
 }
 
+/// Ends all threads when it is dropped: they are not left waiting for one that has failed.
+struct EndAll<'a>(&'a Stop);
+
+impl Drop for EndAll<'_> {
+    fn drop(&mut self) {
+        self.0.now();
+    }
+}
+
 /// Serves until SIGTERM or SIGINT.
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     raise_descriptor_limit();
@@ -399,7 +408,10 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         peers,
         controllers: specs.controllers.len(),
     };
+    let stop = &stop;
     let result = std::thread::scope(|scope| {
+        // Also where a thread cannot be started.
+        let _end = EndAll(stop);
         let (started, starts) = mpsc::channel::<Result<()>>();
         let mut threads = Vec::new();
         for (i, share) in shares.iter().enumerate() {
@@ -412,10 +424,14 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
                 if let Err(error) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
                     tracing::debug!(%error, "timers stay as late as they are");
                 }
+                // When one fails, or panics, the others are to end well: queues of theirs may be here.
+                let end = EndAll(stop);
                 match cpu.map_or(Ok(()), pin) {
                     Ok(()) => share.run(descriptor, crew, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),
-                }
+                }?;
+                std::mem::forget(end);
+                Ok(())
             };
             let builder = std::thread::Builder::new().name(share.thread_name(i));
             threads.push(builder.spawn_scoped(scope, run).context("worker thread")?);
@@ -437,7 +453,6 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
             let end = thread
                 .join()
                 .map_err(|_| anyhow!("a worker ended by a bug"))?;
-            // When one fails, the others are to end well.
             stop.now();
             result = result.and(end);
         }
