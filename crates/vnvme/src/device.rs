@@ -11,7 +11,7 @@ use vfio_user::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
     Outcome, RegionInfo, RegionMmap, SetIrqs,
 };
-use volume::{PinnedMemory, Pinner};
+use volume::{PinnedWindows, Pinner};
 
 const REGIONS: u32 = 9;
 const REGION_BAR0: u32 = 0;
@@ -55,9 +55,7 @@ pub struct NvmeDevice {
     /// Of a client that has gone: kept until no command of it is in flight.
     leaving: Vec<(Memory, Vec<Registration>)>,
     /// Pins guest memory for the worker's requests, where that was asked for.
-    pinner: Option<Pinner>,
-    /// What it pinned, by window: first address and length.
-    pinned: Vec<(u64, u64, PinnedMemory)>,
+    pinned: PinnedWindows,
     mapped_doorbells: bool,
     warned_not_shared: bool,
     /// Log lines about refused memory that this client may still cause.
@@ -74,8 +72,7 @@ impl NvmeDevice {
             backends,
             registered: Vec::new(),
             leaving: Vec::new(),
-            pinner: None,
-            pinned: Vec::new(),
+            pinned: PinnedWindows::default(),
             warned_not_shared: false,
             refusals_to_log: REFUSALS_TO_LOG,
         }
@@ -83,7 +80,7 @@ impl NvmeDevice {
 
     /// Pins windows of guest memory that are mapped from now on.
     pub fn set_pinner(&mut self, pinner: Option<Pinner>) {
-        self.pinner = pinner;
+        self.pinned = PinnedWindows::new(pinner);
     }
 
     /// What the VMM waits for is over.
@@ -301,10 +298,8 @@ impl Device for NvmeDevice {
                 tracing::debug!(iova = format_args!("{iova:#x}"), size, %error, "DMA map refused");
                 errno(error)
             })?;
-        if let (Some(pinner), Some((memory, offset))) = (&self.pinner, backing)
-            && let Some(pinned) = pinner.pin(&memory, offset, size)
-        {
-            self.pinned.push((iova, size, pinned));
+        if let Some((memory, offset)) = backing {
+            self.pinned.mapped(iova, size, &memory, offset);
         }
         Ok(())
     }
@@ -314,9 +309,8 @@ impl Device for NvmeDevice {
         match unmap {
             DmaUnmapping::Range { iova, size } => {
                 self.controller.dma_unmap(iova, size).map_err(errno)?;
-                // A window goes whole. Requests in flight keep their pages, and the answer waits for them.
-                self.pinned
-                    .retain(|&(start, ..)| start.checked_sub(iova).is_none_or(|at| at >= size));
+                // Requests in flight keep their pages, and the answer waits for them.
+                self.pinned.unmapped(iova, size);
             }
             DmaUnmapping::All => {
                 self.controller.dma_unmap_all();

@@ -54,7 +54,9 @@ pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, MAX_WEIGHT,
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume};
 pub use info::{Info, Kind};
-pub use io::{Armed, Io, IoCounters, IoOptions, IoStats, PinnedMemory, Pinner, Watcher};
+pub use io::{
+    Armed, Io, IoCounters, IoOptions, IoStats, PinnedMemory, PinnedWindows, Pinner, Watcher,
+};
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};

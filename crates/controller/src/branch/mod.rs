@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::Instant;
+use volume::{PinnedWindows, Pinner};
 
 /// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need is bounded by this.
 const EVENTS_WAITING: usize = 64;
@@ -53,10 +54,12 @@ pub struct Branch {
     unmapping: bool,
     /// The last flush that was asked for.
     flush: u64,
+    /// Guest memory that the kernel has pinned for this worker.
+    pinned: PinnedWindows,
 }
 
 impl Branch {
-    fn new(engine: Engine, parts: Parts) -> Self {
+    fn new(engine: Engine, parts: Parts, pinner: Option<Pinner>) -> Self {
         Branch {
             engine,
             orders: parts.orders,
@@ -69,6 +72,7 @@ impl Branch {
             handled: 0,
             unmapping: false,
             flush: 0,
+            pinned: PinnedWindows::new(pinner),
         }
     }
 
@@ -125,8 +129,15 @@ impl Branch {
             } => {
                 // The control half's map took it. One that this map refuses (its file shrank meanwhile) is missing here:
                 // commands that need it fail.
-                if let Err(error) = engine.dma.map(iova, len, backing, prot) {
-                    tracing::debug!(iova, len, %error, "window missing on a worker");
+                match engine.dma.map(iova, len, backing.clone(), prot) {
+                    Ok(_) => {
+                        if let Some((memory, offset)) = backing {
+                            self.pinned.mapped(iova, len, &memory, offset);
+                        }
+                    }
+                    Err(error) => {
+                        tracing::debug!(iova, len, %error, "window missing on a worker");
+                    }
                 }
                 engine.mapped();
             }
@@ -134,11 +145,14 @@ impl Branch {
                 // Not found: see above.
                 let _ = engine.dma.unmap(iova, len);
                 engine.unmapped(iova, len);
+                // Requests in flight keep their pages, and what is told of the unmap waits for them.
+                self.pinned.unmapped(iova, len);
                 self.unmapping = true;
             }
             Order::UnmapAll => {
                 engine.dma.unmap_all();
                 engine.unmapped(0, u64::MAX);
+                self.pinned.clear();
                 self.unmapping = true;
             }
             Order::Resized { index, blocks } => {

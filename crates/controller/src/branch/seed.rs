@@ -46,7 +46,7 @@ impl BranchSeed {
         let (progress, home) = (parts.progress.clone(), parts.home.clone());
         let branch = opened.map(|namespaces| {
             let engine = Engine::new(EngineConfig { id, ..config }, namespaces);
-            let mut branch = Branch::new(engine, parts);
+            let mut branch = Branch::new(engine, parts, io.pinner());
             branch.hear();
             branch
         });

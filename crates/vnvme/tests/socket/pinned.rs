@@ -64,6 +64,48 @@ fn memory_is_pinned_while_it_is_mapped() {
     daemon.end();
 }
 
+/// Queues go from worker to worker all the time: each has the memory pinned for itself, and lets it go in time.
+#[test]
+fn memory_is_pinned_on_every_worker_that_has_queues() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let control = text(&place.path("control"));
+    let mut args = vec!["--workers", "2", "--spread", "stir", "--pin-memory"];
+    args.extend(["--control", &control, &disk]);
+    let daemon = Daemon::serve(&place, &args);
+    let mut host = Host::up(&place.socket());
+    host.use_shadow_doorbells();
+    let through_both = |host: &mut Host| {
+        let data = pattern(7, 4096);
+        host.write(1, 0, &data);
+        assert!(host.read(1, 0, data.len()) == data);
+        let all = all_stats(&control);
+        let rings = all["rings"].as_array().unwrap();
+        let fixed = rings.iter().map(|ring| ring["fixed"].as_u64().unwrap());
+        rings.len() == 2 && fixed.min() > Some(0)
+    };
+    eventually("both workers use it", || through_both(&mut host));
+    let alone = pinned(&daemon);
+    assert!(alone >= 2 * (RAM_SIZE >> 10), "{alone}");
+    let ram = host.ram.try_clone().unwrap();
+    for _ in 0..20 {
+        host.client
+            .dma_map(SECOND, Some(std::os::fd::AsFd::as_fd(&ram)))
+            .unwrap();
+        eventually("both have the window", || {
+            through_both(&mut host) && pinned(&daemon) == alone + 2 * (SECOND.size >> 10)
+        });
+        let (iova, size) = (SECOND.iova, SECOND.size);
+        let unmap = DmaUnmapping::Range { iova, size };
+        host.client.dma_unmap(unmap).unwrap();
+        // Answered means that both have let go.
+        assert_eq!(pinned(&daemon), alone);
+    }
+    drop(host);
+    eventually("nothing stays pinned", || pinned(&daemon) == 0);
+    daemon.end();
+}
+
 #[test]
 fn nothing_is_pinned_unasked() {
     let place = Place::new();

@@ -10,6 +10,7 @@ mod pool;
 pub(crate) mod ring;
 mod setup;
 mod stats;
+mod windows;
 
 use crate::{Completion, VolumeError};
 use dma::Memory;
@@ -22,6 +23,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+pub use windows::PinnedWindows;
 
 /// Most requests in flight that can be asked for.
 pub(crate) const MAX_CAPACITY: u32 = 16384;

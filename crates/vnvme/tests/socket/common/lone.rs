@@ -74,10 +74,14 @@ impl Lone {
 
 /// The figures of a controller, as `vnvme stats` shows them.
 pub fn stats(control: &str) -> serde_json::Value {
+    all_stats(control)["controllers"][0].clone()
+}
+
+/// All that `vnvme stats` tells.
+pub fn all_stats(control: &str) -> serde_json::Value {
     let stats = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(["stats", "--json", control])
         .output()
         .unwrap();
-    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
-    stats["controllers"][0].clone()
+    serde_json::from_slice(&stats.stdout).unwrap()
 }

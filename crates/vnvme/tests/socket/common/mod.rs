@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 pub use daemon::Daemon;
 pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd, new_eventfd};
-pub use lone::{Lone, stats};
+pub use lone::{Lone, all_stats, stats};
 
 /// No single step takes longer than this on any machine; what is waited for this long has failed.
 pub const LIMIT: Duration = Duration::from_secs(30);
