@@ -6,12 +6,13 @@
 //! controller dead resets it; whoever comes second finds the epoch changed and is done.
 
 mod life;
+mod ready;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nvme::aen::{EventType, Notice};
 use nvme::cmd::admin::{
@@ -21,11 +22,11 @@ use nvme::cmd::admin::{
 use nvme::feature::{AsyncEventConfig, Fid, NumberOfQueues};
 use nvme::identify::{IdentifyController, IdentifyNamespace, NsidList};
 use nvme::log::Lid;
-use nvme::regs::{self, Cap, Cc, CcCss, Crto, Shn, Shst};
+use nvme::regs::{self, Cap};
 use nvme::{AdminOpcode, Command};
 use zerocopy::{FromBytes, FromZeros};
 
-use crate::admin::{Admin, csts, relax};
+use crate::admin::{Admin, csts};
 use crate::buffer::Heap;
 use crate::error::Error;
 use crate::iova::Mapper;
@@ -253,6 +254,9 @@ impl Shared {
         }
         tracing::warn!(why, "resetting the controller");
         self.resets.fetch_add(1, Ordering::Relaxed);
+        // Of a function that somebody else is resetting the kernel answers this when that is over, and memory space is on
+        // then. Interrupts that are set up meanwhile would put back what they found: memory space off.
+        let _ = self.transport.set_bus_master(true);
         let result = match control.disable(&*self.transport) {
             Ok(()) => {
                 // Nothing of the life before is at work any more.
@@ -342,126 +346,6 @@ impl Drop for Shared {
 }
 
 impl Control {
-    fn ready_limit(&self, transport: &dyn Transport) -> Duration {
-        let mut units = u32::from(self.cap.to());
-        if self.cap.crwms()
-            && let Ok(crto) = transport.read32(regs::CRTO)
-            && crto != u32::MAX
-        {
-            units = units.max(u32::from(Crto::from_bits(crto).crwmt()));
-        }
-        Duration::from_millis(500) * units.max(1)
-    }
-
-    /// Waits until CSTS.RDY is `ready`.
-    fn await_ready(&self, transport: &dyn Transport, ready: bool) -> Result<(), Error> {
-        let limit = self.ready_limit(transport);
-        let deadline = Instant::now() + limit;
-        let mut round = 0;
-        loop {
-            let csts = csts(transport)?;
-            if csts.rdy() == ready {
-                return Ok(());
-            }
-            if csts.cfs() && ready {
-                return Err(Error::Fatal {
-                    csts: csts.into_bits(),
-                });
-            }
-            if Instant::now() >= deadline {
-                return Err(Error::Ready {
-                    enabling: ready,
-                    limit,
-                });
-            }
-            relax(transport, round);
-            round += 1;
-        }
-    }
-
-    /// Disables the controller. When this succeeds, it touches no memory.
-    fn disable(&mut self, transport: &dyn Transport) -> Result<(), Error> {
-        self.shadow_live = false;
-        let result = self.disable_by_cc(transport);
-        if let Err(Error::Ready { .. } | Error::Fatal { .. }) = result {
-            tracing::warn!("the controller ignores CC.EN; resetting the function");
-            transport.reset()?;
-            transport.set_bus_master(true)?;
-            return self.await_ready(transport, false);
-        }
-        result
-    }
-
-    fn disable_by_cc(&mut self, transport: &dyn Transport) -> Result<(), Error> {
-        csts(transport)?;
-        let cc = Cc::from_bits(transport.read32(regs::CC)?);
-        if cc.en() {
-            // It must not be disabled before it is ready, or has failed (NVMe Base 2.1, 3.1.4.5).
-            match self.await_ready(transport, true) {
-                Ok(()) | Err(Error::Fatal { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            let off = cc.with_en(false).with_shn(Shn::NONE);
-            transport.write32(regs::CC, off.into_bits())?;
-        }
-        self.await_ready(transport, false)
-    }
-
-    fn shut_down(&mut self, transport: &dyn Transport) -> Result<(), Error> {
-        let status = csts(transport)?;
-        if !status.rdy() || status.cfs() {
-            return Ok(());
-        }
-        let cc = Cc::from_bits(transport.read32(regs::CC)?);
-        transport.write32(regs::CC, cc.with_shn(Shn::NORMAL).into_bits())?;
-        let limit = self.ready_limit(transport).max(Duration::from_secs(5));
-        let deadline = Instant::now() + limit;
-        let mut round = 0;
-        while csts(transport)?.shst() != Shst::COMPLETE && Instant::now() < deadline {
-            relax(transport, round);
-            round += 1;
-        }
-        Ok(())
-    }
-
-    /// From disabled to ready, with the Admin queues.
-    fn enable(&self, transport: &dyn Transport) -> Result<(), Error> {
-        let (aqa, asq, acq) = self.admin.registers();
-        let css = if self.cap.css().ncss() {
-            CcCss::NVM
-        } else {
-            CcCss::ALL_SUPPORTED
-        };
-        let cc = Cc::new()
-            .with_css(css)
-            .with_mps(self.cap.mpsmin())
-            .with_iosqes(Command::SIZE_LOG2)
-            .with_iocqes(nvme::Completion::SIZE_LOG2);
-        let limit = self.ready_limit(transport);
-        let deadline = Instant::now() + limit;
-        let mut round = 0;
-        // While somebody else resets the function, its registers are not there for a while, and writes are lost.
-        loop {
-            transport.write32(regs::AQA, aqa)?;
-            if transport.read32(regs::AQA)? != 0 {
-                break;
-            }
-            if Instant::now() >= deadline {
-                return Err(Error::Ready {
-                    enabling: true,
-                    limit,
-                });
-            }
-            relax(transport, round);
-            round += 1;
-        }
-        transport.write64(regs::ASQ, asq)?;
-        transport.write64(regs::ACQ, acq)?;
-        transport.write32(regs::CC, cc.into_bits())?;
-        transport.write32(regs::CC, cc.with_en(true).into_bits())?;
-        self.await_ready(transport, true)
-    }
-
     /// From disabled to ready for I/O queues. Returns how many of these the controller allows.
     fn bring_up(
         &mut self,

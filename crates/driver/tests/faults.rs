@@ -237,6 +237,10 @@ struct Sick {
     csts_or: AtomicU32,
     /// Accesses for which the registers are not there: they read 0, and writes are lost.
     away: AtomicU32,
+    /// The same until the function's memory space is switched on.
+    off: AtomicBool,
+    /// Times that somebody resets the function right after it was enabled.
+    forgets: AtomicU32,
     resets: AtomicU32,
     mapped: Mutex<Vec<(u64, u64)>>,
     maps: AtomicU64,
@@ -250,6 +254,8 @@ impl Sick {
             unmaps_fail: AtomicBool::new(false),
             csts_or: AtomicU32::new(0),
             away: AtomicU32::new(0),
+            off: AtomicBool::new(false),
+            forgets: AtomicU32::new(0),
             resets: AtomicU32::new(0),
             mapped: Mutex::default(),
             maps: AtomicU64::new(0),
@@ -258,7 +264,7 @@ impl Sick {
     fn is_away(&self) -> bool {
         let less = |left: u32| left.checked_sub(1);
         let order = Ordering::Relaxed;
-        self.away.fetch_update(order, order, less).is_ok()
+        self.off.load(order) || self.away.fetch_update(order, order, less).is_ok()
     }
     fn check(&self) -> Result<(), TransportError> {
         if self.gone.load(Ordering::Relaxed) {
@@ -294,7 +300,16 @@ impl Transport for Sick {
         if offset == regs::CC && value & 1 == 0 {
             self.csts_or.store(0, Ordering::Relaxed);
         }
-        self.inner.write32(offset, value)
+        self.inner.write32(offset, value)?;
+        let (order, less) = (Ordering::Relaxed, |left: u32| left.checked_sub(1));
+        if offset == regs::CC
+            && value & 1 != 0
+            && self.forgets.fetch_update(order, order, less).is_ok()
+        {
+            self.inner.reset()?;
+            self.inner.set_bus_master(true)?;
+        }
+        Ok(())
     }
     fn doorbell(&self, _: u64) -> Option<DoorbellCell> {
         None
@@ -326,6 +341,7 @@ impl Transport for Sick {
     }
     fn set_bus_master(&self, on: bool) -> Result<(), TransportError> {
         self.check()?;
+        self.off.store(false, Ordering::Relaxed);
         self.inner.set_bus_master(on)
     }
     fn reset(&self) -> Result<(), TransportError> {
@@ -439,8 +455,8 @@ fn a_controller_that_fails_fatally_is_reset_and_goes_on() {
     assert!(device.resets() >= 3, "{:?}", queue.counters());
 }
 
-#[test]
-fn a_function_that_somebody_else_resets_is_brought_up_when_its_registers_are_back() {
+/// The function is reset by somebody else now and then; `also` happens to it besides. It is brought up without another reset.
+fn reset_by_somebody_else(also: impl Fn(&Sick)) {
     let (transport, device) = sick(2 * MIB);
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
     let mut model = Exerciser::new(2 * MIB, 512, 64 << 10, 4);
@@ -450,13 +466,28 @@ fn a_function_that_somebody_else_resets_is_brought_up_when_its_registers_are_bac
             next = done + 30;
             transport.inner.reset().unwrap();
             transport.inner.set_bus_master(true).unwrap();
-            transport.away.store(100, Ordering::Relaxed);
+            also(&transport);
         }
     });
     model.verify(&mut queue);
     assert!(device.resets() >= 3, "{:?}", queue.counters());
     let resets = transport.resets.load(Ordering::Relaxed);
     assert_eq!(resets, 0, "it was reset once more");
+}
+
+#[test]
+fn a_function_that_somebody_else_resets_is_brought_up_when_its_registers_are_back() {
+    reset_by_somebody_else(|transport| transport.away.store(100, Ordering::Relaxed));
+}
+
+#[test]
+fn a_function_whose_registers_stay_away_is_switched_on() {
+    reset_by_somebody_else(|transport| transport.off.store(true, Ordering::Relaxed));
+}
+
+#[test]
+fn a_function_that_is_reset_while_it_comes_up_is_enabled_again() {
+    reset_by_somebody_else(|transport| transport.forgets.store(2, Ordering::Relaxed));
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! A controller's way from disabled to ready and back (NVMe Base 2.1, 3.5.1 and 3.6), also under the hands of somebody else
+//! who resets the function.
+
+use std::time::{Duration, Instant};
+
+use nvme::Command;
+use nvme::regs::{self, Cc, CcCss, Crto, Shn, Shst};
+
+use super::Control;
+use crate::admin::{csts, relax};
+use crate::error::Error;
+use crate::transport::Transport;
+
+/// Rounds of waiting for registers that are not there, between two attempts to switch them on.
+const ROUNDS_PER_WAKE: u32 = 1024;
+
+impl Control {
+    fn ready_limit(&self, transport: &dyn Transport) -> Duration {
+        let mut units = u32::from(self.cap.to());
+        if self.cap.crwms()
+            && let Ok(crto) = transport.read32(regs::CRTO)
+            && crto != u32::MAX
+        {
+            units = units.max(u32::from(Crto::from_bits(crto).crwmt()));
+        }
+        Duration::from_millis(500) * units.max(1)
+    }
+
+    /// Waits until a controller that was disabled is not ready any more.
+    fn await_disabled(&self, transport: &dyn Transport) -> Result<(), Error> {
+        let limit = self.ready_limit(transport);
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        while csts(transport)?.rdy() {
+            if Instant::now() >= deadline {
+                return Err(Error::Ready {
+                    enabling: false,
+                    limit,
+                });
+            }
+            relax(transport, round);
+            round += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits until a controller that was enabled is ready. `false`: it is not enabled any more, for somebody else has reset
+    /// the function.
+    fn await_enabled(&self, transport: &dyn Transport, deadline: Instant) -> Result<bool, Error> {
+        let mut round = 0;
+        loop {
+            let csts = csts(transport)?;
+            if csts.rdy() {
+                return Ok(true);
+            }
+            if csts.cfs() {
+                return Err(Error::Fatal {
+                    csts: csts.into_bits(),
+                });
+            }
+            if !Cc::from_bits(transport.read32(regs::CC)?).en() {
+                return Ok(false);
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Ready {
+                    enabling: true,
+                    limit: self.ready_limit(transport),
+                });
+            }
+            relax(transport, round);
+            round += 1;
+        }
+    }
+
+    /// Disables the controller. When this succeeds, it touches no memory.
+    pub(super) fn disable(&mut self, transport: &dyn Transport) -> Result<(), Error> {
+        self.shadow_live = false;
+        let result = self.disable_by_cc(transport);
+        if let Err(Error::Ready { .. } | Error::Fatal { .. }) = result {
+            tracing::warn!("the controller ignores CC.EN; resetting the function");
+            transport.reset()?;
+            transport.set_bus_master(true)?;
+            return self.await_disabled(transport);
+        }
+        result
+    }
+
+    fn disable_by_cc(&mut self, transport: &dyn Transport) -> Result<(), Error> {
+        csts(transport)?;
+        let cc = Cc::from_bits(transport.read32(regs::CC)?);
+        if cc.en() {
+            // It must not be disabled before it is ready, or has failed (NVMe Base 2.1, 3.1.4.5).
+            let deadline = Instant::now() + self.ready_limit(transport);
+            match self.await_enabled(transport, deadline) {
+                Ok(_) | Err(Error::Fatal { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let off = cc.with_en(false).with_shn(Shn::NONE);
+            transport.write32(regs::CC, off.into_bits())?;
+        }
+        self.await_disabled(transport)
+    }
+
+    pub(super) fn shut_down(&mut self, transport: &dyn Transport) -> Result<(), Error> {
+        let status = csts(transport)?;
+        if !status.rdy() || status.cfs() {
+            return Ok(());
+        }
+        let cc = Cc::from_bits(transport.read32(regs::CC)?);
+        transport.write32(regs::CC, cc.with_shn(Shn::NORMAL).into_bits())?;
+        let limit = self.ready_limit(transport).max(Duration::from_secs(5));
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        while csts(transport)?.shst() != Shst::COMPLETE && Instant::now() < deadline {
+            relax(transport, round);
+            round += 1;
+        }
+        Ok(())
+    }
+
+    /// From disabled to ready, with the Admin queues.
+    pub(super) fn enable(&self, transport: &dyn Transport) -> Result<(), Error> {
+        let (aqa, asq, acq) = self.admin.registers();
+        let css = if self.cap.css().ncss() {
+            CcCss::NVM
+        } else {
+            CcCss::ALL_SUPPORTED
+        };
+        let cc = Cc::new()
+            .with_css(css)
+            .with_mps(self.cap.mpsmin())
+            .with_iosqes(Command::SIZE_LOG2)
+            .with_iocqes(nvme::Completion::SIZE_LOG2);
+        let limit = self.ready_limit(transport);
+        let deadline = Instant::now() + limit;
+        let mut round = 0;
+        // While somebody else resets the function, its registers are not there for a while, and writes are lost; what was
+        // written before is forgotten. Then all of it is written again.
+        loop {
+            transport.write32(regs::AQA, aqa)?;
+            if transport.read32(regs::AQA)? != 0 {
+                transport.write64(regs::ASQ, asq)?;
+                transport.write64(regs::ACQ, acq)?;
+                transport.write32(regs::CC, cc.into_bits())?;
+                transport.write32(regs::CC, cc.with_en(true).into_bits())?;
+                if self.await_enabled(transport, deadline)? {
+                    return Ok(());
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Ready {
+                    enabling: true,
+                    limit,
+                });
+            }
+            if round % ROUNDS_PER_WAKE == 0 {
+                // They may have been switched off for good.
+                let _ = transport.set_bus_master(true);
+            }
+            relax(transport, round);
+            round += 1;
+        }
+    }
+}
