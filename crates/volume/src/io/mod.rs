@@ -123,7 +123,8 @@ impl Io {
     }
 
     /// Ends a round: sends everything that was started since the last call to the kernel, in one system call; none when
-    /// there is nothing to send. A device that had nothing to do got the first of it when it was started. `false` when the kernel could not take everything for now: call again before sleeping.
+    /// there is nothing to send. A device that had nothing to do got the first of it when it was started. `false` when the kernel
+    /// could not take everything for now: call again before sleeping.
     pub fn flush(&self) -> bool {
         self.ring.get().is_none_or(|ring| ring.flush())
     }
