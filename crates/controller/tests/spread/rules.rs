@@ -78,19 +78,25 @@ fn a_queue_with_a_slow_command_stays() {
     w.verify();
 }
 
+fn rounds(w: &mut World) {
+    for worker in (0..=OTHERS).cycle().take(100) {
+        w.step(worker, true);
+    }
+}
+
+/// A command of another worker's queue is in flight, until its volume lets it go.
+fn one_held_elsewhere(w: &mut World) {
+    spread(w);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    w.submit(2, false);
+    rounds(w);
+    assert_eq!(w.faults.held(), 1);
+}
+
 #[test]
 fn an_unmap_waits_for_a_command_on_another_worker() {
     let mut w = World::new(true);
-    spread(&mut w);
-    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
-    w.submit(2, false);
-    let rounds = |w: &mut World| {
-        for worker in (0..=OTHERS).cycle().take(100) {
-            w.step(worker, true);
-        }
-    };
-    rounds(&mut w);
-    assert_eq!(w.faults.held(), 1);
+    one_held_elsewhere(&mut w);
     w.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
     rounds(&mut w);
     assert!(!w.h.c.dma_quiesced(), "the command is in flight");
@@ -102,16 +108,7 @@ fn an_unmap_waits_for_a_command_on_another_worker() {
 #[test]
 fn a_reset_waits_for_a_command_on_another_worker() {
     let mut w = World::stubborn(true);
-    spread(&mut w);
-    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
-    w.submit(2, false);
-    let rounds = |w: &mut World| {
-        for worker in (0..=OTHERS).cycle().take(100) {
-            w.step(worker, true);
-        }
-    };
-    rounds(&mut w);
-    assert_eq!(w.faults.held(), 1);
+    one_held_elsewhere(&mut w);
     w.h.disable();
     rounds(&mut w);
     assert!(w.h.csts().rdy(), "the command is in flight");
