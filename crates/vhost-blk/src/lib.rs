@@ -42,10 +42,11 @@ mod session;
 mod stats;
 mod stream;
 mod virtio;
-mod wire;
+pub mod wire;
 
 pub use disk::DiskOptions;
 pub use error::Error;
 pub use memory::Attach;
 pub use server::{Export, Server, ServerOptions};
 pub use stats::{Counter, QueueStats, Stats};
+pub use virtio::{feature, kind};

@@ -7,32 +7,34 @@ use zerocopy::{Immutable, IntoBytes};
 pub(crate) const SECTOR: u64 = 512;
 
 /// Feature bits.
-pub(crate) mod feature {
-    pub(crate) const SIZE_MAX: u64 = 1 << 1;
-    pub(crate) const SEG_MAX: u64 = 1 << 2;
-    pub(crate) const RO: u64 = 1 << 5;
-    pub(crate) const BLK_SIZE: u64 = 1 << 6;
-    pub(crate) const FLUSH: u64 = 1 << 9;
-    pub(crate) const TOPOLOGY: u64 = 1 << 10;
-    pub(crate) const CONFIG_WCE: u64 = 1 << 11;
-    pub(crate) const MQ: u64 = 1 << 12;
-    pub(crate) const DISCARD: u64 = 1 << 13;
-    pub(crate) const WRITE_ZEROES: u64 = 1 << 14;
-    pub(crate) const INDIRECT_DESC: u64 = 1 << 28;
-    pub(crate) const EVENT_IDX: u64 = 1 << 29;
+#[allow(missing_docs)] // Names and meanings are the standard's.
+pub mod feature {
+    pub const SIZE_MAX: u64 = 1 << 1;
+    pub const SEG_MAX: u64 = 1 << 2;
+    pub const RO: u64 = 1 << 5;
+    pub const BLK_SIZE: u64 = 1 << 6;
+    pub const FLUSH: u64 = 1 << 9;
+    pub const TOPOLOGY: u64 = 1 << 10;
+    pub const CONFIG_WCE: u64 = 1 << 11;
+    pub const MQ: u64 = 1 << 12;
+    pub const DISCARD: u64 = 1 << 13;
+    pub const WRITE_ZEROES: u64 = 1 << 14;
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    pub const EVENT_IDX: u64 = 1 << 29;
     /// VHOST_USER_F_PROTOCOL_FEATURES: never seen by the guest.
-    pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
-    pub(crate) const VERSION_1: u64 = 1 << 32;
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+    pub const VERSION_1: u64 = 1 << 32;
 }
 
 /// Request types (5.2.6).
-pub(crate) mod kind {
-    pub(crate) const IN: u32 = 0;
-    pub(crate) const OUT: u32 = 1;
-    pub(crate) const FLUSH: u32 = 4;
-    pub(crate) const GET_ID: u32 = 8;
-    pub(crate) const DISCARD: u32 = 11;
-    pub(crate) const WRITE_ZEROES: u32 = 13;
+#[allow(missing_docs)] // Names and meanings are the standard's.
+pub mod kind {
+    pub const IN: u32 = 0;
+    pub const OUT: u32 = 1;
+    pub const FLUSH: u32 = 4;
+    pub const GET_ID: u32 = 8;
+    pub const DISCARD: u32 = 11;
+    pub const WRITE_ZEROES: u32 = 13;
 }
 
 /// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.

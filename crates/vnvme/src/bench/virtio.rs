@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
+use vhost_blk::kind;
 
 const SECTOR: u64 = 512;
 const PAGE: usize = 4096;
@@ -30,11 +31,9 @@ const STATUS: usize = 32;
 /// A status that no device writes.
 const NO_STATUS: u32 = 0xff;
 
-// Virtio 1.2, 2.7.5 and 5.2.6.
+// Virtio 1.2, 2.7.5.
 const DESC_NEXT: u32 = 1;
 const DESC_WRITE: u32 = 2;
-const BLK_IN: u32 = 0;
-const BLK_OUT: u32 = 1;
 
 /// An export behind a vhost-user socket.
 pub struct VirtioTarget {
@@ -228,13 +227,13 @@ impl Lane for VirtioLane {
     fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()> {
         let (area, first) = (&self.area, slot * EACH);
         let head = self.layout.head(slot);
-        let (kind, flags) = if write {
-            (BLK_OUT, DESC_NEXT)
+        let (what, flags) = if write {
+            (kind::OUT, DESC_NEXT)
         } else {
-            (BLK_IN, DESC_NEXT | DESC_WRITE)
+            (kind::IN, DESC_NEXT | DESC_WRITE)
         };
         let sector = offset / SECTOR;
-        area.store32(head, kind);
+        area.store32(head, what);
         area.store32(head + 8, sector as u32);
         area.store32(head + 12, (sector >> 32) as u32);
         area.store32(head + STATUS, NO_STATUS);

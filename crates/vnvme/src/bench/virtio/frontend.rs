@@ -10,32 +10,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
+use vhost_blk::feature;
+use vhost_blk::wire::{
+    ConfigHeader, HEADER_SIZE, Header, MAX_PAYLOAD, Region, TableHeader, VringAddr, VringState,
+    flags, protocol, request,
+};
+use zerocopy::{FromBytes, IntoBytes};
 
-const GET_FEATURES: u32 = 1;
-const SET_FEATURES: u32 = 2;
-const SET_OWNER: u32 = 3;
-const SET_MEM_TABLE: u32 = 5;
-const SET_VRING_NUM: u32 = 8;
-const SET_VRING_ADDR: u32 = 9;
-const SET_VRING_BASE: u32 = 10;
-const SET_VRING_KICK: u32 = 12;
-const SET_VRING_CALL: u32 = 13;
-const GET_PROTOCOL_FEATURES: u32 = 15;
-const SET_PROTOCOL_FEATURES: u32 = 16;
-const SET_VRING_ENABLE: u32 = 18;
-const GET_CONFIG: u32 = 24;
-
-/// Header flags: the protocol's version.
-const VERSION: u32 = 1;
-/// Bytes of a header, and of a reply's payload at most.
-const HEADER: usize = 12;
-const MAX_REPLY: usize = 4096;
-
-const F_EVENT_IDX: u64 = 1 << 29;
-const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-const F_VERSION_1: u64 = 1 << 32;
-const FEATURES: u64 = F_EVENT_IDX | F_PROTOCOL_FEATURES | F_VERSION_1;
-const PROTOCOL_CONFIG: u64 = 1 << 9;
+const FEATURES: u64 = feature::EVENT_IDX | feature::PROTOCOL_FEATURES | feature::VERSION_1;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -59,51 +41,74 @@ impl Frontend {
             .with_context(|| format!("connecting to {}", socket.display()))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut frontend = Self(stream);
-        frontend.send(SET_OWNER, &[], &[])?;
-        let offered = frontend.number(GET_FEATURES)?;
+        frontend.send(request::SET_OWNER, &[], &[])?;
+        let offered = frontend.number(request::GET_FEATURES)?;
         ensure!(
             offered & FEATURES == FEATURES,
             "features are missing: {offered:#x}"
         );
-        frontend.send(SET_FEATURES, &words(&[FEATURES]), &[])?;
-        let offered = frontend.number(GET_PROTOCOL_FEATURES)?;
-        ensure!(offered & PROTOCOL_CONFIG != 0, "no configuration space");
-        frontend.send(SET_PROTOCOL_FEATURES, &words(&[PROTOCOL_CONFIG]), &[])?;
+        frontend.send(request::SET_FEATURES, FEATURES.as_bytes(), &[])?;
+        let offered = frontend.number(request::GET_PROTOCOL_FEATURES)?;
+        let wanted = protocol::CONFIG;
+        ensure!(offered & wanted != 0, "no configuration space");
+        frontend.send(request::SET_PROTOCOL_FEATURES, wanted.as_bytes(), &[])?;
         Ok(frontend)
     }
 
     /// The disk's capacity in sectors of 512 bytes: the configuration space's first field (virtio 1.2, 5.2.4).
     pub fn capacity(&mut self) -> Result<u64> {
-        // Offset, size, flags; space for the answer.
-        let mut asked = halves(&[0, 8, 0]);
-        asked.extend([0; 8]);
-        self.send(GET_CONFIG, &asked, &[])?;
-        let answer = self.reply(GET_CONFIG)?;
+        let header = ConfigHeader {
+            offset: 0,
+            size: 8,
+            flags: 0,
+        };
+        // With space for the answer.
+        let asked = [header.as_bytes(), &[0; 8]].concat();
+        self.send(request::GET_CONFIG, &asked, &[])?;
+        let answer = self.reply(request::GET_CONFIG)?;
         let (_, capacity) = answer.split_last_chunk().context("a short answer")?;
         Ok(u64::from_le_bytes(*capacity))
     }
 
     /// Shares the memory, all of it, from address 0 on.
     pub fn share(&mut self, memory: &Memory) -> Result<()> {
-        // One region: guest address, size, address of the front-end's own, offset in the file.
-        let mut table = halves(&[1, 0]);
-        table.extend(words(&[0, memory.len() as u64, 0, 0]));
-        self.send(SET_MEM_TABLE, &table, &[memory.fd()])
+        let header = TableHeader {
+            regions: 1,
+            padding: 0,
+        };
+        let region = Region {
+            guest_address: 0,
+            size: memory.len() as u64,
+            user_address: 0,
+            mmap_offset: 0,
+        };
+        let table = [header.as_bytes(), region.as_bytes()].concat();
+        self.send(request::SET_MEM_TABLE, &table, &[memory.fd()])
     }
 
     /// Starts the queue.
     pub fn start(&mut self, vring: &Vring<'_>) -> Result<()> {
-        self.send(SET_VRING_NUM, &halves(&[0, vring.size.into()]), &[])?;
-        self.send(SET_VRING_BASE, &halves(&[0, 0]), &[])?;
-        // Index and flags; descriptors, used, available, log.
-        let mut addresses = halves(&[0, 0]);
-        addresses.extend(words(&[0, vring.used, vring.available, 0]));
-        self.send(SET_VRING_ADDR, &addresses, &[])?;
-        self.send(SET_VRING_CALL, &words(&[0]), &[vring.call.as_fd()])?;
-        self.send(SET_VRING_KICK, &words(&[0]), &[vring.kick.as_fd()])?;
-        self.send(SET_VRING_ENABLE, &halves(&[0, 1]), &[])?;
+        // Its index is 0.
+        let state = |num| VringState { index: 0, num };
+        let size = state(vring.size.into());
+        self.send(request::SET_VRING_NUM, size.as_bytes(), &[])?;
+        self.send(request::SET_VRING_BASE, state(0).as_bytes(), &[])?;
+        let addresses = VringAddr {
+            index: 0,
+            flags: 0,
+            descriptor: 0,
+            used: vring.used,
+            available: vring.available,
+            log: 0,
+        };
+        self.send(request::SET_VRING_ADDR, addresses.as_bytes(), &[])?;
+        let index = 0u64;
+        let (call, kick) = (vring.call.as_fd(), vring.kick.as_fd());
+        self.send(request::SET_VRING_CALL, index.as_bytes(), &[call])?;
+        self.send(request::SET_VRING_KICK, index.as_bytes(), &[kick])?;
+        self.send(request::SET_VRING_ENABLE, state(1).as_bytes(), &[])?;
         // An export that was told of something it does not take hangs up: then this is not answered.
-        self.number(GET_FEATURES).map(drop)
+        self.number(request::GET_FEATURES).map(drop)
     }
 
     fn number(&mut self, request: u32) -> Result<u64> {
@@ -114,8 +119,12 @@ impl Frontend {
     }
 
     fn send(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let mut message = halves(&[request, VERSION, payload.len() as u32]);
-        message.extend(payload);
+        let header = Header {
+            request,
+            flags: flags::VERSION,
+            size: payload.len() as u32,
+        };
+        let message = [header.as_bytes(), payload].concat();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
@@ -131,27 +140,16 @@ impl Frontend {
     }
 
     fn reply(&mut self, request: u32) -> Result<Vec<u8>> {
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_SIZE];
         let read = self.0.read_exact(&mut header);
         read.context("the export does not answer")?;
-        let (of, size) = (header.first_chunk(), header.last_chunk());
-        let (of, size) = of.zip(size).context("a short header")?;
-        ensure!(
-            u32::from_ne_bytes(*of) == request,
-            "an answer to something else"
-        );
-        let size = u32::from_ne_bytes(*size) as usize;
-        ensure!(size <= MAX_REPLY, "an answer of {size} bytes");
+        let header = Header::read_from_bytes(&header).ok();
+        let header = header.context("a short header")?;
+        ensure!(header.request == request, "an answer to something else");
+        let size = header.size as usize;
+        ensure!(size <= MAX_PAYLOAD, "an answer of {size} bytes");
         let mut payload = vec![0; size];
         self.0.read_exact(&mut payload)?;
         Ok(payload)
     }
-}
-
-fn halves(values: &[u32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
-}
-
-fn words(values: &[u64]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
 }
