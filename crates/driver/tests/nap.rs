@@ -91,8 +91,7 @@ fn polled(device: &Device) -> QueuePair {
     device.queue(1, options).unwrap()
 }
 
-/// A read, submitted and polled for.
-fn read(queue: &mut QueuePair, buffer: DmaBuffer) -> DmaBuffer {
+fn submit(queue: &mut QueuePair, buffer: DmaBuffer) {
     let request = Request {
         op: Op::Read,
         lba: 0,
@@ -101,6 +100,11 @@ fn read(queue: &mut QueuePair, buffer: DmaBuffer) -> DmaBuffer {
         user_data: 0,
     };
     queue.submit(request).unwrap();
+}
+
+/// A read, submitted and polled for.
+fn read(queue: &mut QueuePair, buffer: DmaBuffer) -> DmaBuffer {
+    submit(queue, buffer);
     drain(queue).remove(0).buffer.unwrap()
 }
 
@@ -149,14 +153,7 @@ fn an_interrupt_that_was_let_go_of_after_anothers_reset_is_taken_back() {
             buffer = read(&mut queue, buffer);
         }
         queue.set_tap(None);
-        let request = Request {
-            op: Op::Read,
-            lba: 0,
-            blocks: 8,
-            buffer: Some(buffer),
-            user_data: 0,
-        };
-        queue.submit(request).unwrap();
+        submit(&mut queue, buffer);
         // Whether it is over before or not: who sleeps now is woken.
         queue.arm();
         let vector = usize::from(queue.qid());

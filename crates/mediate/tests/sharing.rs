@@ -151,8 +151,8 @@ fn completions_find_their_owner_whoever_polls() {
     assert_eq!(one.queue.room(), 32);
 }
 
-#[test]
-fn a_split_command_waits_for_room_and_can_be_called_off() {
+/// A guest with so many places on a device that takes no more than 8 KiB at a time.
+fn splitting(depth: u32) -> (std::sync::Arc<Model>, Guest) {
     let model = Model::new(Config {
         mdts: 1,
         ..Config::default()
@@ -160,8 +160,14 @@ fn a_split_command_waits_for_room_and_can_be_called_off() {
     let device = open(&model, Options::default());
     let slice = Slice::whole(&device.namespace(1).unwrap(), false).unwrap();
     let mut options = DirectOptions::new(1, slice);
-    options.depth = 4;
-    let mut guest = Guest::with(&device, options, MEMORY);
+    options.depth = depth;
+    let guest = Guest::with(&device, options, MEMORY);
+    (model, guest)
+}
+
+#[test]
+fn a_split_command_waits_for_room_and_can_be_called_off() {
+    let (model, mut guest) = splitting(4);
     // 32 parts of 8 KiB, four at a time.
     let mut write = rw(NvmOpcode::WRITE, 16, 512, 0, 0);
     let bytes: Vec<u8> = (0..512 * 512u32).map(|i| ((i * 7) >> 4) as u8).collect();
@@ -198,15 +204,7 @@ fn a_split_command_waits_for_room_and_can_be_called_off() {
 
 #[test]
 fn a_batch_of_split_commands_fits_where_there_was_said_to_be_room() {
-    let model = Model::new(Config {
-        mdts: 1,
-        ..Config::default()
-    });
-    let device = open(&model, Options::default());
-    let slice = Slice::whole(&device.namespace(1).unwrap(), false).unwrap();
-    let mut options = DirectOptions::new(1, slice);
-    options.depth = 6;
-    let mut guest = Guest::with(&device, options, MEMORY);
+    let (model, mut guest) = splitting(6);
     // Each large one is 8 parts of 8 KiB: more than there is place for all together.
     let mut batch = Vec::new();
     for n in 0..3 {

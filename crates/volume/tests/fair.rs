@@ -125,6 +125,17 @@ fn a_limited_slice_leaves_the_rest_to_the_others() {
     assert!(loads[1].requests > 770_000, "{}", loads[1].requests);
 }
 
+/// Without data, but with work for the device.
+fn request(tag: u64) -> volume::Request {
+    volume::Request {
+        tag,
+        op: Op::Deallocate,
+        offset: 0,
+        len: 4096,
+        data: dma::SegmentList::new(),
+    }
+}
+
 #[test]
 fn queues_come_and_go_and_requests_are_cancelled() {
     let clock = Simulated::new();
@@ -132,13 +143,6 @@ fn queues_come_and_go_and_requests_are_cancelled() {
     let group = FairGroup::with_clock(2, clock.clone());
     let io = Io::new(Default::default());
     let volume = FairVolume::new(Arc::new(Way(device.clone())), group, 1);
-    let request = |tag| volume::Request {
-        tag,
-        op: Op::Deallocate,
-        offset: 0,
-        len: 4096,
-        data: dma::SegmentList::new(),
-    };
     let mut first = volume.open(&io).unwrap();
     let second = volume.open(&io).unwrap();
     for tag in 0..4 {
@@ -180,13 +184,6 @@ fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
     let volume = || FairVolume::new(Arc::new(Way(device.clone())), group.clone(), 100);
     let (first, second) = (volume(), volume());
     let (first_io, second_io) = (Io::new(Default::default()), Io::new(Default::default()));
-    let request = |tag| volume::Request {
-        tag,
-        op: Op::Deallocate,
-        offset: 0,
-        len: 4096,
-        data: dma::SegmentList::new(),
-    };
     let mut first = first.open(&first_io).unwrap();
     assert_eq!(first.poll(&mut |_| ()), 0);
     // Another thread comes, when this one has looked around.
