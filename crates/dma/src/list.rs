@@ -54,7 +54,18 @@ impl Inner {
         self.bytes = 0;
         self.writable = true;
         self.tail = 0;
-        self.hold = Hold::Nothing;
+        self.release();
+    }
+
+    /// Lets go of what kept the segments.
+    #[inline]
+    fn release(&mut self) {
+        // Looked at one after the other: what a list holds is nothing or a pin, nearly always.
+        match std::mem::replace(&mut self.hold, Hold::Nothing) {
+            Hold::Nothing => {}
+            Hold::Map(pin) => drop(pin),
+            other => drop(other),
+        }
     }
 
     /// Appends memory that the attached map has just translated.
@@ -138,6 +149,27 @@ impl SegmentList {
         let inner = self.inner();
         inner.clear();
         inner.hold = Hold::Map(map.pin());
+    }
+
+    /// Starts a new transfer on `map`, as [`SegmentList::begin`] does, of `len` bytes at `iova` that lie in one piece: the
+    /// most frequent one. `false` when they do not, or may not be accessed: the list is then empty.
+    #[inline(always)]
+    pub fn begin_piece(&mut self, map: &DmaMap, iova: u64, len: u64, access: Access) -> bool {
+        let inner = self.inner();
+        inner.clear();
+        match map.translate(iova, access) {
+            Ok(run) if run.len >= len => {
+                // Nothing is there to be dropped.
+                std::mem::forget(std::mem::replace(&mut inner.hold, Hold::Map(map.pin())));
+                inner.bytes = len;
+                inner.writable = access == Access::Write;
+                inner.tail = std::ptr::from_ref(run.slot).addr();
+                // Not longer than the run, which lies in this process's address space.
+                inner.segments.push(Segment::new(run.ptr, len as usize));
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Makes sure that the list keeps `map`'s memory, for the caller to append to; none when it keeps something else.

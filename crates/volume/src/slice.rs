@@ -4,7 +4,7 @@ use crate::{
     Completion, Extent, Info, Io, IoError, IoErrorKind, LimitHandle, Op, Request, ShareHandle,
     Volume, VolumeError, VolumeQueue,
 };
-use dma::View;
+use dma::{SegmentList, View};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -120,6 +120,21 @@ impl VolumeQueue for SliceQueue {
             }
         }
         self.whole.submit(request)
+    }
+
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        match self.place(offset, data.len_bytes()) {
+            Ok(offset) => self.whole.start(tag, op, offset, data),
+            Err(error) => Some(Completion {
+                tag,
+                result: Err(error),
+                data,
+            }),
+        }
+    }
+
+    fn push(&mut self) {
+        self.whole.push();
     }
 
     fn is_immediate(&self) -> bool {

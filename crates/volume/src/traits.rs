@@ -3,7 +3,7 @@
 use crate::{
     Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, ShareHandle, VolumeError,
 };
-use dma::View;
+use dma::{SegmentList, View};
 use std::fmt::Debug;
 use std::time::Instant;
 
@@ -50,11 +50,28 @@ pub trait Volume: Send + Sync + Debug {
 /// [`VolumeQueue::poll`]).
 pub trait VolumeQueue {
     /// Starts a request. `Some` when it is already done (memory, null, refused requests); otherwise its completion
-    /// comes out of [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] sends what was started: a system call
-    /// is done here for one request of a burst at most.
+    /// comes out of [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] and [`VolumeQueue::push`] send what was started: a
+    /// system call is done here for one request of a burst at most.
     ///
     /// Requests may be executed in any order. A flush covers the writes whose completions have been handed out.
     fn submit(&mut self, request: Request) -> Option<Completion>;
+
+    /// [`VolumeQueue::submit`] of a read or write of all of `data`, without a request to be moved from hand to hand on the
+    /// way: for those who start many.
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        let len = data.len_bytes();
+        self.submit(Request {
+            tag,
+            op,
+            offset,
+            len,
+            data,
+        })
+    }
+
+    /// What was started is a batch, and all of it for now. A device that had nothing to do gets it at once; what is for a
+    /// device at work goes with [`Io::flush`].
+    fn push(&mut self) {}
 
     /// Whether [`VolumeQueue::try_now`] does something. Does not change.
     fn is_immediate(&self) -> bool {

@@ -27,27 +27,33 @@ pub(super) fn status_of(error: IoError, write: bool) -> Status {
 
 impl Engine {
     /// A request came back from a volume. Stale tags are ignored.
-    pub fn complete(&mut self, mut completion: volume::Completion) {
-        let Some(index) = self.slots.of_tag(completion.tag) else {
+    #[inline(never)]
+    pub fn complete(&mut self, completion: volume::Completion) {
+        let Some((index, slot)) = self.slots.tagged(completion.tag) else {
             return;
         };
+        let plain = slot.is_plain() && matches!(slot.work, Work::Single);
+        if !plain || completion.result.is_err() {
+            return self.complete_other(index, completion);
+        }
+        let (sqid, cid, bytes, read) = (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
+        // First of all the host is told; the rest can be done while it does something about it.
+        self.finish_here(sqid, cid, Status::SUCCESS, 0);
+        self.count(read, bytes);
+        // It took nothing from the budget that `free_slot` gives back to.
+        self.slots.give_back(index, completion.data);
+        if !self.flushes.is_empty() {
+            self.start_flushes();
+        }
+    }
+
+    /// What is more than the end of a plain read or write without an error.
+    #[inline(never)]
+    fn complete_other(&mut self, index: u16, mut completion: volume::Completion) {
         let Some(slot) = self.slots.get(index) else {
             return;
         };
-        let plain = slot.is_plain();
         match &mut slot.work {
-            Work::Single if plain && completion.result.is_ok() => {
-                slot.list = completion.data;
-                let (sqid, cid, bytes, read) =
-                    (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
-                // It took nothing from the budget that `free_slot` gives back to.
-                self.slots.release(index);
-                self.count(read, bytes);
-                self.finish_here(sqid, cid, Status::SUCCESS, 0);
-                if !self.flushes.is_empty() {
-                    self.start_flushes();
-                }
-            }
             Work::Single => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);

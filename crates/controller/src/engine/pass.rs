@@ -96,7 +96,7 @@ impl Engine {
             let (sqid, cid, bytes, read) =
                 (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
             // It took nothing from the budget that `free_slot` gives back to.
-            self.slots.release_passed(index);
+            self.slots.release_empty(index);
             self.count(read, bytes);
             self.finish_here(sqid, cid, Status::SUCCESS, result);
             if !self.flushes.is_empty() {

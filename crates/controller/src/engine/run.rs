@@ -18,7 +18,7 @@ use nvme::cmd::io::RwCdw12;
 use nvme::cmd::{Flags, Fuse, Psdt};
 use nvme::{Command, Completion, NvmOpcode, Status};
 use std::collections::VecDeque;
-use volume::{Op, Request};
+use volume::Op;
 
 /// Entries copied from a ring at a time.
 pub(super) const BATCH: usize = 32;
@@ -115,7 +115,16 @@ impl Batch<'_> {
         }
     }
 
+    /// Where the command's data is, when it lies in one page, and PRPs say where (and the command is not fused).
+    #[inline(always)]
+    fn page(&self, command: &Command, len: u64) -> Option<u64> {
+        let prp1 = command.prp1();
+        let in_page = len <= self.page_size - (prp1 & (self.page_size - 1)) && prp1 & 3 == 0;
+        (in_page && command.flags == Flags::new()).then_some(prp1)
+    }
+
     /// Finds the command's data; `false` when the general way has to say what is wrong with it.
+    #[inline(never)]
     fn walk(&mut self, command: &Command, plain: &ReadWrite) -> bool {
         let (list, dma) = (&mut *self.list, self.dma);
         list.begin(dma);
@@ -192,10 +201,7 @@ impl Batch<'_> {
                 break;
             };
             let ReadWrite { op, len, .. } = plain;
-            let prp1 = command.prp1();
-            let in_page = len <= self.page_size - (prp1 & (self.page_size - 1)) && prp1 & 3 == 0;
-            // PRPs, and not fused.
-            let done = if in_page && command.flags == Flags::new() {
+            let done = if let Some(prp1) = self.page(command, len) {
                 match self.dma.piece(prp1, len, plain.access) {
                     Ok(Some(piece)) => self.ns.queue.try_now(op, plain.offset, piece.view()),
                     _ => None,
@@ -235,6 +241,7 @@ impl Batch<'_> {
     }
 
     /// Starts the entries on any other volume. Returns how many were fetched.
+    #[inline(never)]
     fn start(&mut self, slots: &mut Slots) -> (u32, Next) {
         let mut fetched = 0;
         for entry in self.entries {
@@ -246,7 +253,15 @@ impl Batch<'_> {
             let Some(plain) = self.plain(command) else {
                 return (fetched, Next::General(*command));
             };
-            if !self.walk(command, &plain) {
+            let found = match self.page(command, plain.len) {
+                Some(prp1) => {
+                    let Batch { list, dma, .. } = self;
+                    list.begin_piece(dma, prp1, plain.len, plain.access)
+                        || self.walk(command, &plain)
+                }
+                None => self.walk(command, &plain),
+            };
+            if !found {
                 return (fetched, Next::General(*command));
             }
             let ReadWrite {
@@ -273,14 +288,7 @@ impl Batch<'_> {
                 self.list.clear();
                 return (fetched, Next::General(*command));
             };
-            let request = Request {
-                tag,
-                op,
-                offset,
-                len,
-                data,
-            };
-            if let Some(over) = self.ns.queue.submit(request) {
+            if let Some(over) = self.ns.queue.start(tag, op, offset, data) {
                 return (fetched, Next::Over(over));
             }
         }
@@ -406,7 +414,12 @@ impl Engine {
         } else if immediate {
             batch.answer(sq, &places, cq.phase, &mut tally)
         } else {
-            batch.start(&mut self.slots)
+            let started = batch.start(&mut self.slots);
+            // Completions that nobody was told of yet come first.
+            if self.dirty.is_empty() {
+                batch.ns.queue.push();
+            }
+            started
         };
         if self.busy_since.is_none() && self.slots.in_use() > 0 {
             self.busy_since = Some(self.now);

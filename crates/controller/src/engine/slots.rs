@@ -196,9 +196,20 @@ impl Slots {
         }
     }
 
-    /// The same for a slot in use whose list was not ([`Slots::alloc_passed`]).
+    /// The same for a slot in use that gets back the list that it gave away.
     #[inline]
-    pub fn release_passed(&mut self, index: u16) {
+    pub fn give_back(&mut self, index: u16, mut list: SegmentList) {
+        if let Some(slot) = self.slots.get_mut(usize::from(index)) {
+            list.clear();
+            slot.list = list;
+            slot.used = false;
+            self.free.push(index);
+        }
+    }
+
+    /// The same for a slot in use whose list is empty.
+    #[inline]
+    pub fn release_empty(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
             slot.used = false;
             self.free.push(index);

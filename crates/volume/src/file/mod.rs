@@ -13,7 +13,7 @@ use crate::{
     Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError,
     VolumeQueue,
 };
-use dma::View;
+use dma::{SegmentList, View};
 use open::Opened;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -275,6 +275,24 @@ impl VolumeQueue for FileQueue {
         self.is_immediate().then(|| self.transfer(op, offset, data))
     }
 
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        let shared = &*self.shared;
+        let size = shared.size.load(Ordering::Acquire);
+        let len = data.len_bytes();
+        let range = check_range(op, offset, len, size, shared.block_size, shared.read_only);
+        let refused = range.and_then(|()| check_data(op, len, data.view())).err();
+        if refused.is_none() && len > 0 && op.has_data() {
+            return self.ring.transfer(self.file, tag, op, offset, data);
+        }
+        self.submit(Request {
+            tag,
+            op,
+            offset,
+            len,
+            data,
+        })
+    }
+
     fn submit(&mut self, request: Request) -> Option<Completion> {
         let shared = &*self.shared;
         let size = shared.size.load(Ordering::Acquire);
@@ -291,6 +309,10 @@ impl VolumeQueue for FileQueue {
             }
             _ => self.ring.submit(self.file, request),
         }
+    }
+
+    fn push(&mut self) {
+        self.ring.push();
     }
 
     fn in_flight(&self) -> usize {

@@ -12,15 +12,15 @@ mod pin;
 pub(super) use pin::why_not_pinned;
 
 use super::burst::Burst;
-use super::entry::{self, Sources, Target};
+use super::entry::{self, Sources, Target, Transfer};
 use super::fixed::FixedTable;
 use super::job::{Job, Next};
 use super::pool::BouncePool;
 use super::ring::RingFile;
 use super::setup::Mode;
 use super::{IoCounters, IoOptions, IoStats, MAX_CAPACITY};
-use crate::{Completion, IoError, IoErrorKind, Request};
-use dma::Buffer;
+use crate::{Completion, IoError, IoErrorKind, Op, Request};
+use dma::{Buffer, SegmentList};
 use io_uring::{IoUring, opcode, squeue};
 use std::collections::VecDeque;
 use std::io;
@@ -40,6 +40,25 @@ struct OpenFile {
     registered: Option<u32>,
     /// Slots that work on it.
     busy: usize,
+}
+
+/// What [`Core::reap`] found.
+pub(super) enum Arrival {
+    /// A request that ended as it should: made a [`Completion`] of only where it is handed out, so that it is not copied.
+    Plain { tag: u64, data: SegmentList },
+    /// Any other end.
+    Other(Completion),
+}
+
+impl OpenFile {
+    /// How the kernel finds it.
+    #[inline]
+    fn target(&self) -> Target {
+        match self.registered {
+            Some(place) => Target::Place(place),
+            None => Target::Descriptor(self.file.fd.as_raw_fd()),
+        }
+    }
 }
 
 /// A place for one request in flight.
@@ -190,6 +209,7 @@ impl Core {
     }
 
     /// Takes a request; `Some` when it could not be started.
+    #[inline(never)]
     pub(super) fn begin(&mut self, file: usize, request: Request) -> Option<Completion> {
         let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) else {
             return Some(request.complete(Err(IoErrorKind::Gone.into())));
@@ -209,6 +229,64 @@ impl Core {
         }
     }
 
+    /// [`Core::begin`] of a read or write of all of `data`: the shortest way for one piece of memory that the kernel can be
+    /// handed as it is. What is taken here comes in registers and goes to its place at once.
+    #[inline]
+    pub(super) fn begin_transfer(
+        &mut self,
+        file: usize,
+        tag: u64,
+        op: Op,
+        offset: u64,
+        data: SegmentList,
+    ) -> Option<Completion> {
+        let len = data.len_bytes();
+        let open = self.files.get_mut(file).and_then(Option::as_mut);
+        if let Some(open) = open
+            && let &[piece] = data.segments()
+            && open.file.takes(&piece)
+            && let Some(bytes) = entry::in_one(len)
+            && let Some(&index) = self.free.last()
+            && let Some(slot) = self.slots.get_mut(index as usize)
+            && slot.job.is_none()
+        {
+            let generation = slot.generation.wrapping_add(1);
+            let place = self.fixed.find(piece.as_ptr().addr(), piece.len());
+            let transfer = Transfer {
+                at: piece.as_ptr(),
+                bytes,
+                offset,
+                op,
+                place,
+            };
+            let entry = transfer
+                .entry(open.target())
+                .user_data(name(index as usize, generation));
+            // SAFETY: the entry points to the memory of `data`, which the slot has from here on until the completion has
+            // been seen; see the module's documentation.
+            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
+                self.free.pop();
+                slot.generation = generation;
+                slot.job = Some(Job::transfer(tag, op, offset, len, data, file));
+                open.busy += 1;
+                self.counters.requests += 1;
+                self.counters.operations += 1;
+                self.counters.fixed += u64::from(place.is_some());
+                self.unsent += 1;
+                self.fresh = true;
+                return None;
+            }
+        }
+        let request = Request {
+            tag,
+            op,
+            offset,
+            len,
+            data,
+        };
+        self.begin(file, request)
+    }
+
     /// Puts the operation that a slot needs next into the ring.
     fn operate(&mut self, index: usize) -> Result<(), IoErrorKind> {
         let Slot {
@@ -222,10 +300,7 @@ impl Core {
             .get(job.file)
             .and_then(Option::as_ref)
             .ok_or(IoErrorKind::Gone)?;
-        let target = match open.registered {
-            Some(place) => Target::Place(place),
-            None => Target::Descriptor(open.file.fd.as_raw_fd()),
-        };
+        let target = open.target();
         let user_data = name(index, *generation);
         let sources = Sources {
             bounce: &mut self.bounce,
@@ -254,14 +329,17 @@ impl Core {
     }
 
     /// Sends what is unsent. `true` when nothing is left.
+    #[inline]
     pub(super) fn send(&mut self) -> bool {
-        if self.unsent > 0 {
-            if self.fresh || self.mode != Mode::Polled {
-                self.enter();
-            } else {
-                // The kernel's thread knows of them, and looks once more before it sleeps.
-                self.sent(Ok(()));
-            }
+        self.unsent == 0 || self.send_now()
+    }
+
+    fn send_now(&mut self) -> bool {
+        if self.fresh || self.mode != Mode::Polled {
+            self.enter();
+        } else {
+            // The kernel's thread knows of them, and looks once more before it sleeps.
+            self.sent(Ok(()));
         }
         self.unsent == 0
     }
@@ -270,6 +348,14 @@ impl Core {
     pub(super) fn start_burst(&mut self) {
         if self.burst.started(self.busy(), self.unsent) && self.mode != Mode::Polled {
             self.send();
+        }
+    }
+
+    /// Sends what is unsent to a device that has nothing else to do.
+    #[inline]
+    pub(super) fn push_idle(&mut self) {
+        if self.unsent > 0 && self.unsent == self.busy() && self.mode != Mode::Polled {
+            self.send_now();
         }
     }
 
@@ -318,6 +404,7 @@ impl Core {
     }
 
     /// The kernel waits for a system call before it can post completions.
+    #[inline]
     pub(super) fn kernel_has_work(&mut self) -> bool {
         let submission = self.uring.submission();
         submission.taskrun() || submission.cq_overflow()
@@ -358,8 +445,15 @@ impl Core {
     }
 
     /// Completions can be had without a system call.
+    #[inline]
     pub(super) fn has_arrivals(&mut self) -> bool {
         !self.ready.is_empty() || !self.uring.completion().is_empty()
+    }
+
+    /// There is nothing to be done but to wait: for the kernel, or for requests.
+    #[inline]
+    pub(super) fn is_quiet(&mut self) -> bool {
+        !self.has_arrivals() && !self.urgent && !self.kernel_has_work()
     }
 
     /// Sends operations that continue requests, without waiting for the worker to ask.
@@ -370,14 +464,18 @@ impl Core {
     }
 
     /// The next completion that has arrived.
-    pub(super) fn reap(&mut self) -> Option<Completion> {
-        if let Some(completion) = self.ready.pop_front() {
-            return Some(completion);
+    #[inline(always)]
+    pub(super) fn reap(&mut self) -> Option<Arrival> {
+        if !self.ready.is_empty() {
+            return self.ready.pop_front().map(Arrival::Other);
         }
         loop {
             let (user_data, result) = self.posted()?;
+            if let Some((tag, data)) = self.over(user_data, result) {
+                return Some(Arrival::Plain { tag, data });
+            }
             if let Some(completion) = self.answer(user_data, result) {
-                return Some(completion);
+                return Some(Arrival::Other(completion));
             }
         }
     }
@@ -388,7 +486,26 @@ impl Core {
         Some((entry.user_data(), entry.result()))
     }
 
+    /// The request that this answer of the kernel ends without more ado, its tag and its data; none: [`Core::answer`]
+    /// finds out.
+    #[inline(always)]
+    fn over(&mut self, user_data: u64, answer: i32) -> Option<(u64, SegmentList)> {
+        let index = user_data as u32 as usize;
+        let slot = self.slots.get_mut(index)?;
+        if user_data == NOBODY || name(index, slot.generation) != user_data {
+            return None;
+        }
+        let job = slot.job.as_mut().filter(|job| job.is_done_by(answer))?;
+        let (tag, file) = (job.request.tag, job.file);
+        let data = std::mem::take(&mut job.request.data);
+        // It has no bounce buffer, and its data is taken: nothing is left to be dropped.
+        std::mem::forget(slot.job.take());
+        self.vacate(index, file);
+        Some((tag, data))
+    }
+
     /// The kernel's answer to one operation: the request's end, or its next operation.
+    #[inline(never)]
     fn answer(&mut self, user_data: u64, answer: i32) -> Option<Completion> {
         let index = user_data as u32 as usize;
         let slot = self.slots.get_mut(index)?;
@@ -414,16 +531,23 @@ impl Core {
     }
 
     /// Empties a slot.
+    #[inline(never)]
     fn end(&mut self, index: usize, result: Result<(), IoError>) -> Option<Completion> {
         let mut job = self.slots.get_mut(index)?.job.take()?;
         if let Some(buffer) = job.bounce.take() {
             self.bounce.put(buffer);
         }
+        self.vacate(index, job.file);
+        Some(job.request.complete(result))
+    }
+
+    /// A slot is free again, which worked on that file.
+    #[inline]
+    fn vacate(&mut self, index: usize, file: usize) {
         self.free.push(index as u32);
-        if let Some(open) = self.files.get_mut(job.file).and_then(Option::as_mut) {
+        if let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) {
             open.busy -= 1;
         }
-        Some(job.request.complete(result))
     }
 
     /// Tries to end a request early.

@@ -39,25 +39,28 @@ pub(super) fn entry(
         .offset
         .checked_add(job.done)
         .ok_or(IoErrorKind::OutOfRange)?;
-    let (write, flags) = match job.request.op {
-        Op::Read => (false, 0),
-        Op::Write { fua: true } => (true, libc::RWF_DSYNC),
-        _ => (true, 0),
-    };
+    let (write, flags) = direction(job.request.op);
     Ok(match job.step {
         Step::Data => {
             let data = &job.request.data;
             match data.segments() {
-                [one] if job.done == 0 => {
-                    if let Some(place) = sources.fixed.find(one.as_ptr().addr(), one.len())
-                        && one.len() as u64 <= MAX_BYTES
-                    {
-                        sources.counters.fixed += 1;
-                        let len = one.len() as u32;
-                        return Ok(target.fixed(write, one.as_ptr(), len, place, offset, flags));
+                [one] if job.done == 0 => match in_one(one.len() as u64) {
+                    Some(bytes) => {
+                        let at = one.as_ptr();
+                        let place = sources.fixed.find(at.addr(), one.len());
+                        sources.counters.fixed += u64::from(place.is_some());
+                        let op = job.request.op;
+                        let transfer = Transfer {
+                            at,
+                            bytes,
+                            offset,
+                            op,
+                            place,
+                        };
+                        transfer.entry(target)
                     }
-                    target.contiguous(write, one.as_ptr(), one.len() as u64, offset, flags)
-                }
+                    None => target.contiguous(write, one.as_ptr(), MAX_BYTES, offset, flags),
+                },
                 many if job.done == 0 && many.len() <= MAX_SEGMENTS => {
                     target.transfer(write, data.as_iovecs(), many.len(), offset, flags)
                 }
@@ -93,6 +96,54 @@ pub(super) fn entry(
         ),
         Step::Sync => target.sync(),
     })
+}
+
+/// `len` as the length of one operation, if one operation can move that much.
+#[inline(always)]
+pub(super) fn in_one(len: u64) -> Option<u32> {
+    // At most MAX_BYTES.
+    (len <= MAX_BYTES).then_some(len as u32)
+}
+
+/// A read or write of one piece of memory in one operation.
+pub(super) struct Transfer {
+    pub(super) at: *mut u8,
+    /// As [`in_one`] gives it.
+    pub(super) bytes: u32,
+    pub(super) offset: u64,
+    /// Read or write.
+    pub(super) op: Op,
+    /// The fixed buffer that all of it lies in.
+    pub(super) place: Option<u16>,
+}
+
+impl Transfer {
+    /// The entry for it.
+    #[inline(always)]
+    pub(super) fn entry(self, target: Target) -> squeue::Entry {
+        let Self {
+            at,
+            bytes,
+            offset,
+            op,
+            place,
+        } = self;
+        let (write, flags) = direction(op);
+        match place {
+            Some(place) => target.fixed(write, at, bytes, place, offset, flags),
+            None => target.contiguous(write, at, bytes.into(), offset, flags),
+        }
+    }
+}
+
+/// Whether the operation writes, and its flags.
+#[inline(always)]
+fn direction(op: Op) -> (bool, i32) {
+    match op {
+        Op::Read => (false, 0),
+        Op::Write { fua: true } => (true, libc::RWF_DSYNC),
+        _ => (true, 0),
+    }
 }
 
 /// Makes `vectors` what remains of `segments` after `done` bytes.

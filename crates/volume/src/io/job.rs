@@ -3,7 +3,7 @@
 //! No system call happens here, so that every way a kernel can answer is tested without one.
 
 use crate::{IoError, IoErrorKind, Op, Request};
-use dma::Buffer;
+use dma::{Buffer, SegmentList};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How often an operation is repeated that the kernel could not carry out for now.
@@ -102,6 +102,42 @@ impl Job {
             cancelled: false,
             retries: 0,
         }
+    }
+
+    /// A read or write of memory that the kernel can be handed as it is.
+    #[inline(always)]
+    pub(crate) fn transfer(
+        tag: u64,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: SegmentList,
+        file: usize,
+    ) -> Self {
+        Self {
+            request: Request {
+                tag,
+                op,
+                offset,
+                len,
+                data,
+            },
+            file,
+            step: Step::Data,
+            done: 0,
+            bounce: None,
+            cancelled: false,
+            retries: 0,
+        }
+    }
+
+    /// The kernel's first answer ends the request: all of its data has moved. The same as [`Job::advance`] says, for what
+    /// nearly all answers are.
+    #[inline(always)]
+    pub(crate) fn is_done_by(&self, answer: i32) -> bool {
+        self.step == Step::Data
+            && self.done == 0
+            && u64::try_from(answer).is_ok_and(|moved| moved == self.request.len)
     }
 
     /// Bytes of the range that remain.

@@ -135,6 +135,12 @@ impl Io {
         self.ring.get().map_or(0, |ring| ring.poll(done))
     }
 
+    /// Whether [`Io::poll`] would find something: for a short look between two rounds.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        self.ring.get().is_some_and(|ring| ring.has_news())
+    }
+
     /// A descriptor for `epoll`, that becomes readable when completions arrive after [`Io::arm`]; `None` while no
     /// volume uses the ring. It stays the same once there is one, and needs no reading: [`Io::poll`] resets it.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {

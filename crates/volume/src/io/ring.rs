@@ -1,11 +1,11 @@
 //! A worker's ring as the queues on it see it.
 
-use super::core::Core;
+use super::core::{Arrival, Core};
 use super::job::Abilities;
 use super::setup::{self, Mode};
 use super::{IoCounters, IoStats};
-use crate::{Completion, IoOptions, Request, VolumeError};
-use dma::Memory;
+use crate::{Completion, IoOptions, Op, Request, VolumeError};
+use dma::{Memory, Segment, SegmentList};
 use io_uring::IoUring;
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -34,17 +34,20 @@ pub(crate) struct Alignment {
 }
 
 impl RingFile {
-    /// The request's memory can be handed to the kernel as it is.
-    pub(super) fn reaches(&self, request: &Request) -> bool {
+    /// That piece of memory can be handed to the kernel as it is.
+    #[inline(always)]
+    pub(super) fn takes(&self, piece: &Segment) -> bool {
         let Some(Alignment { memory, block }) = self.direct else {
             return true;
         };
         let (memory, block) = (memory as usize - 1, block as usize - 1);
-        request
-            .data
-            .segments()
-            .iter()
-            .all(|segment| segment.as_ptr().addr() & memory == 0 && segment.len() & block == 0)
+        piece.as_ptr().addr() & memory == 0 && piece.len() & block == 0
+    }
+
+    /// The request's memory can be handed to the kernel as it is.
+    pub(super) fn reaches(&self, request: &Request) -> bool {
+        let segments = request.data.segments();
+        segments.iter().all(|segment| self.takes(segment))
     }
 
     /// Granularity of access in bytes.
@@ -120,6 +123,28 @@ impl Ring {
         refused
     }
 
+    /// Starts a read or write of all of `data`, likewise.
+    #[inline]
+    pub(crate) fn transfer(
+        &self,
+        file: usize,
+        tag: u64,
+        op: Op,
+        offset: u64,
+        data: SegmentList,
+    ) -> Option<Completion> {
+        let core = &mut *self.core.borrow_mut();
+        let refused = core.begin_transfer(file, tag, op, offset, data);
+        core.start_burst();
+        refused
+    }
+
+    /// What was started is sent, if nothing else is in flight.
+    #[inline]
+    pub(crate) fn push(&self) {
+        self.core.borrow_mut().push_idle();
+    }
+
     /// Tries to end a request early.
     pub(crate) fn cancel(&self, file: usize, tag: u64) {
         self.core.borrow_mut().cancel_tag(file, tag);
@@ -151,6 +176,7 @@ impl Ring {
     }
 
     /// Sends what has been started. `true` when all of it has been taken.
+    #[inline]
     pub(crate) fn flush(&self) -> bool {
         let core = &mut *self.core.borrow_mut();
         core.end_burst();
@@ -158,11 +184,25 @@ impl Ring {
     }
 
     /// Hands out completions.
+    #[inline]
     pub(crate) fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
         if self.armed.take() {
             self.core.borrow_mut().signal(false);
             self.drain();
         }
+        if self.core.borrow_mut().is_quiet() {
+            return 0;
+        }
+        self.hand_out(done)
+    }
+
+    /// There is something to hand out, or to be done about what is in flight.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        !self.core.borrow_mut().is_quiet()
+    }
+
+    fn hand_out(&self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut asked = false;
         let mut count = 0;
         // `done` may start requests that are finished before this loop is: a bound keeps it from going on for ever.
@@ -171,7 +211,15 @@ impl Ring {
             // The borrow ends with the statement: `done` may come back here by `submit`.
             let next = self.core.borrow_mut().reap();
             match next {
-                Some(completion) => {
+                Some(Arrival::Plain { tag, data }) => {
+                    count += 1;
+                    done(Completion {
+                        tag,
+                        result: Ok(()),
+                        data,
+                    });
+                }
+                Some(Arrival::Other(completion)) => {
                     count += 1;
                     done(completion);
                 }

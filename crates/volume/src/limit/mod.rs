@@ -327,6 +327,10 @@ impl VolumeQueue for LimitQueue {
         None
     }
 
+    fn push(&mut self) {
+        self.queue.push();
+    }
+
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = self.queue.poll(done);
         for request in self.aborted.drain(..) {
