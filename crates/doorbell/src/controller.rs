@@ -229,6 +229,20 @@ impl Watch {
         self.look(cells, Step::PollShadow, Step::PollRegister)
     }
 
+    /// Whether [`Watch::poll`] would find a value that it has not seen. No more than a hint for when to call it.
+    #[inline]
+    #[must_use]
+    pub fn has_news<C: Cell>(&self, cells: Cells<'_, C>) -> bool {
+        let register = || cells.register.load(Step::PollRegister) != self.s.last_register;
+        match cells.shadow {
+            Some(shadow) => {
+                shadow.doorbell.load(Step::PollShadow) != self.s.last_shadow
+                    || (!self.s.shadow_live && register())
+            }
+            None => self.s.shadow_live || register(),
+        }
+    }
+
     /// Keeps EventIdx where a host does not ring, not even when the ring wraps, while the controller polls. To be
     /// called after each [`Watch::poll`] that found something new; for SQ tails.
     ///

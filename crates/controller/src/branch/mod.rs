@@ -267,6 +267,16 @@ impl Branch {
         (self.mapped_doorbells && self.engine.any_io_queue()) || self.engine.polled_in_flight()
     }
 
+    /// As [`Controller::has_news`](crate::Controller::has_news).
+    pub fn has_news(&self) -> bool {
+        self.engine.has_news()
+    }
+
+    /// As [`Controller::is_polled_below`](crate::Controller::is_polled_below).
+    pub fn is_polled_below(&self) -> bool {
+        self.engine.polled_in_flight()
+    }
+
     /// As [`Controller::is_busy`](crate::Controller::is_busy).
     pub fn is_busy(&self) -> bool {
         self.engine.in_flight()

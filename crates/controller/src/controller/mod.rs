@@ -331,6 +331,17 @@ impl Controller {
         (self.config.mapped_doorbells && self.csts.rdy()) || self.engine.polled_in_flight()
     }
 
+    /// Commands are in flight in a volume or device that tells of their end only when it is polled.
+    pub fn is_polled_below(&self) -> bool {
+        self.engine.polled_in_flight()
+    }
+
+    /// The host has rung for a queue that was busy lately: [`Controller::poll`] would find it. A short look between two
+    /// rounds; it need not be made.
+    pub fn has_news(&self) -> bool {
+        self.engine.has_news()
+    }
+
     /// Commands are in flight, and may end any moment.
     pub fn is_busy(&self) -> bool {
         self.engine.in_flight()

@@ -3,6 +3,7 @@
 use super::doorbells::{Which, trace_eventidx};
 use super::post::refresh_head;
 use super::queue::Sq;
+use super::run::Next;
 use super::{Engine, Event};
 use doorbell::{Armed, Cells, Invalid};
 use nvme::{Command, Status};
@@ -15,7 +16,7 @@ const FETCH_BATCH: u32 = super::run::BATCH as u32;
 /// Rounds without work after which a queue is not looked at in each round any more.
 const COOL_AFTER: u32 = 1024;
 /// Rounds in which every idle queue has been looked at once, while others are busy.
-const COLD_TURNS: usize = 16;
+pub(super) const COLD_TURNS: usize = 16;
 
 /// Admin commands that may be without an answer before no more are fetched: they take room where they wait, and no host has
 /// more in the few entries of its queue.
@@ -108,7 +109,11 @@ impl Engine {
         let share = if self.hot == 0 {
             cold
         } else {
-            cold.div_ceil(COLD_TURNS)
+            // A part of a queue is kept for the next round.
+            self.cold_due += cold;
+            let share = self.cold_due / COLD_TURNS;
+            self.cold_due %= COLD_TURNS;
+            share
         };
         for _ in 0..share {
             // Those that were found busy are not among the cold any more.
@@ -127,6 +132,29 @@ impl Engine {
             }
         }
         worked
+    }
+
+    /// Whether a queue that was busy lately has new entries, without fetching them: for a look between two rounds, which look
+    /// at everything.
+    pub fn has_news(&self) -> bool {
+        self.active
+            .iter()
+            .take(self.hot)
+            .any(|&qid| self.sq_has_news(qid))
+    }
+
+    #[inline]
+    fn sq_has_news(&self, qid: u16) -> bool {
+        let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else {
+            return false;
+        };
+        let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {
+            return false;
+        };
+        if let Some(ring) = sq.memory.ring() {
+            ring.prefetch(sq.head);
+        }
+        sq.watch.has_news(cells)
     }
 
     /// Whether a queue without work has been so for long.
@@ -181,8 +209,9 @@ impl Engine {
             while fetched < FETCH_BATCH {
                 let (count, next) = self.run(qid, FETCH_BATCH - fetched);
                 fetched += count;
+                let more = !matches!(next, Next::Idle);
                 self.after_batch(qid, next);
-                if count == 0 {
+                if count == 0 || !(more || self.has_entries(qid)) {
                     break;
                 }
             }
@@ -193,6 +222,12 @@ impl Engine {
             stats.commands.add(fetched.into());
         }
         fetched
+    }
+
+    /// There are entries in the queue that were not fetched.
+    #[inline]
+    fn has_entries(&self, qid: u16) -> bool {
+        matches!(self.sqs.get(usize::from(qid)), Some(Some(sq)) if !sq.is_empty())
     }
 
     /// Hands admin commands to the control half.

@@ -125,6 +125,8 @@ pub(crate) struct Engine {
     hot: usize,
     /// Where among the others the next round looks first.
     next_cold: usize,
+    /// Looks at them that are due, in parts of a look: [`fetch::COLD_TURNS`] are one.
+    cold_due: usize,
     /// Completion queues with entries that no interrupt has told of yet.
     dirty: Vec<u16>,
     /// Completion queues with completions that found no space.
@@ -175,6 +177,7 @@ impl Engine {
             active: Vec::with_capacity(usize::from(queues)),
             hot: 0,
             next_cold: 0,
+            cold_due: 0,
             dirty: Vec::with_capacity(usize::from(queues)),
             blocked: Vec::with_capacity(usize::from(queues)),
             slots: Slots::new(config.id, config.max_in_flight),

@@ -24,6 +24,8 @@ use crate::options::QueueOptions;
 
 /// Blocks of one command at most (NLB has 16 bits, zero-based).
 const MAX_BLOCKS: u64 = 1 << 16;
+/// Short looks at the completion queue between two long ones.
+const GLANCES: u32 = 8;
 
 /// Where a command's data is.
 pub(crate) enum Data<'a> {
@@ -352,7 +354,7 @@ impl Core {
             }
         }
         if count == 0 && rest && !self.stepped {
-            self.shared.transport.pause();
+            self.rest();
         }
         self.rounds = self.rounds.wrapping_add(1);
         let look = if count == 0 {
@@ -378,6 +380,17 @@ impl Core {
             self.ring();
         }
         count
+    }
+
+    /// A moment, with an eye on the next entry: it ends when that is there.
+    #[inline]
+    fn rest(&self) {
+        for _ in 0..GLANCES {
+            self.shared.transport.pause();
+            if self.cq.take(self.head, self.phase).is_some() {
+                return;
+            }
+        }
     }
 
     /// Submits a command again.
