@@ -19,6 +19,7 @@ pub struct UringTarget {
     path: PathBuf,
     size: u64,
     direct: bool,
+    register: bool,
 }
 
 impl UringTarget {
@@ -49,7 +50,16 @@ impl UringTarget {
             path: path.to_owned(),
             size,
             direct,
+            register: true,
         })
+    }
+
+    /// The same without registered buffers: the kernel looks the pages of each I/O up.
+    pub fn unregistered(self) -> Self {
+        Self {
+            register: false,
+            ..self
+        }
     }
 }
 
@@ -69,7 +79,7 @@ impl Target for UringTarget {
     }
 
     fn lane(&self, _index: u16, depth: u16, bytes: usize) -> Result<UringLane> {
-        UringLane::new(self.file.try_clone()?, depth, bytes)
+        UringLane::new(self.file.try_clone()?, depth, bytes, self.register)
     }
 }
 
@@ -87,7 +97,7 @@ pub struct UringLane {
 }
 
 impl UringLane {
-    fn new(file: File, depth: u16, bytes: usize) -> Result<Self> {
+    fn new(file: File, depth: u16, bytes: usize, register: bool) -> Result<Self> {
         let entries = u32::from(depth).next_power_of_two().max(8);
         let best = IoUring::builder()
             .setup_single_issuer()
@@ -108,7 +118,7 @@ impl UringLane {
             iov_len: buffers.len(),
         };
         // SAFETY: the buffers stay in place as long as the ring: `Drop` waits for all I/Os, and the ring is dropped first.
-        let fixed = unsafe { submitter.register_buffers(&[vector]) }.is_ok();
+        let fixed = register && unsafe { submitter.register_buffers(&[vector]) }.is_ok();
         Ok(Self {
             ring,
             _file: file,
@@ -251,9 +261,12 @@ mod tests {
     fn a_file_is_written_and_verified() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let target = UringTarget::open(file.path(), true).unwrap();
-        assert_eq!(target.geometry().size, 1 << 20);
-        for interrupt in [false, true] {
+        for (interrupt, register) in [(false, true), (true, true), (false, false)] {
+            let mut target = UringTarget::open(file.path(), true).unwrap();
+            assert_eq!(target.geometry().size, 1 << 20);
+            if !register {
+                target = target.unregistered();
+            }
             let job = Job {
                 rw: Rw::RandMixed,
                 depth: 9,

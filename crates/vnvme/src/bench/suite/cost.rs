@@ -3,14 +3,18 @@
 //!
 //! Each case runs twice in one process with driver and controller on one thread, with few and with many I/Os; the difference
 //! leaves out what it takes to begin and to end. `null read` and the like count the controller only, from finding the doorbell
-//! to the completion; `whole null read` counts driver, controller and load.
+//! to the completion; `whole null read` counts driver, controller and load. How often a controller looks in vain for what a
+//! disk has not done yet is no constant, so a file has two cases: `file read, start` from the entry in hand to that of the
+//! ring, `file read, end` from the end of the request to the completion.
 
 use super::super::results::Case;
 use super::{Outcome, Plan};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use tempfile::NamedTempFile;
 
 const SUITE: &str = "cost";
 /// I/Os of the two runs.
@@ -19,22 +23,39 @@ const MANY: u64 = 12_000;
 const DEPTH: u16 = 32;
 
 /// The function below which a controller in this process works, doorbell to completion.
-const CONTROLLER: &str = "driver::in_process::Host::step";
+const CONTROLLER: Option<&str> = Some("driver::in_process::Host::step");
+/// That in which a controller starts a batch of commands on a volume that does not answer at once.
+const START: Option<&str> = Some("controller::engine::run::Batch::start");
+/// That in which it ends one of them.
+const END: Option<&str> =
+    Some("controller::engine::complete::<impl controller::engine::Engine>::complete");
+/// Stands for a file that the suite makes.
+const FILE: &str = "";
+const FILE_SIZE: usize = 16 << 20;
 
 struct Cost {
     case: &'static str,
     target: &'static str,
     rw: &'static str,
     bs: &'static str,
-    controller_only: bool,
+    /// The function whose instructions count, with what it calls; all do, when none is named.
+    function: Option<&'static str>,
 }
 
-const CASES: [Cost; 5] = [
-    cost("null read", "null://1T", "randread", "4k", true),
-    cost("null write", "null://1T", "randwrite", "4k", true),
-    cost("memory read", "mem://64M", "randread", "4k", true),
-    cost("null read 128k", "null://1T", "randread", "128k", true),
-    cost("whole null read", "null://1T", "randread", "4k", false),
+const CASES: [Cost; 7] = [
+    cost("null read", "null://1T", "randread", "4k", CONTROLLER),
+    cost("null write", "null://1T", "randwrite", "4k", CONTROLLER),
+    cost("memory read", "mem://64M", "randread", "4k", CONTROLLER),
+    cost(
+        "null read 128k",
+        "null://1T",
+        "randread",
+        "128k",
+        CONTROLLER,
+    ),
+    cost("whole null read", "null://1T", "randread", "4k", None),
+    cost("file read, start", FILE, "randread", "4k", START),
+    cost("file read, end", FILE, "randread", "4k", END),
 ];
 
 const fn cost(
@@ -42,14 +63,14 @@ const fn cost(
     target: &'static str,
     rw: &'static str,
     bs: &'static str,
-    controller_only: bool,
+    function: Option<&'static str>,
 ) -> Cost {
     Cost {
         case,
         target,
         rw,
         bs,
-        controller_only,
+        function,
     }
 }
 
@@ -64,8 +85,13 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     }
     let ceilings = ceilings(&plan.ceilings)?;
     let mut above = Vec::new();
+    let file = file(&plan.output)?;
     for cost in &CASES {
-        let value = match instructions(cost) {
+        let target = match cost.target {
+            FILE => format!("file://{}", file.path().canonicalize()?.display()),
+            other => other.to_owned(),
+        };
+        let value = match instructions(cost, &target) {
             Ok(value) => value,
             Err(error) => {
                 outcome.leave_out(cost.case, format!("{error:#}"));
@@ -98,6 +124,14 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// A file that holds data, on a disk if the output is.
+fn file(dir: &Path) -> Result<NamedTempFile> {
+    let mut file = NamedTempFile::new_in(dir)?;
+    file.write_all(&vec![1; FILE_SIZE])?;
+    file.as_file().sync_all()?;
+    Ok(file)
+}
+
 fn has_valgrind() -> bool {
     let mut command = Command::new("valgrind");
     command
@@ -116,8 +150,11 @@ fn ceilings(path: &Path) -> Result<BTreeMap<String, f64>> {
     }
 }
 
-fn instructions(cost: &Cost) -> Result<f64> {
-    let (few, many) = (collected(cost, FEW)?, collected(cost, MANY)?);
+fn instructions(cost: &Cost, target: &str) -> Result<f64> {
+    let (few, many) = (
+        collected(cost, target, FEW)?,
+        collected(cost, target, MANY)?,
+    );
     ensure!(
         many > few,
         "callgrind counted {few} instructions, then {many}"
@@ -126,24 +163,16 @@ fn instructions(cost: &Cost) -> Result<f64> {
 }
 
 /// Instructions of a run with that many I/Os.
-fn collected(cost: &Cost, ios: u64) -> Result<u64> {
+fn collected(cost: &Cost, target: &str, ios: u64) -> Result<u64> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    if cost.controller_only {
-        command.arg(format!("--toggle-collect={CONTROLLER}"));
+    if let Some(function) = cost.function {
+        command.arg(format!("--toggle-collect={function}"));
     }
     command
         .arg(std::env::current_exe()?)
         .args([
-            "bench",
-            cost.target,
-            "--rw",
-            cost.rw,
-            "--bs",
-            cost.bs,
-            "--seed",
-            "1",
-            "--json",
+            "bench", target, "--rw", cost.rw, "--bs", cost.bs, "--seed", "1", "--json",
         ])
         .args(["--iodepth", &DEPTH.to_string()])
         .args(["--ios", &ios.to_string()]);

@@ -24,7 +24,7 @@ const TMPFS: &str = "tmpfs";
 const DISK: &str = "disk";
 const MEDIA: [&str; 2] = [TMPFS, DISK];
 const DIRECTIONS: [Rw; 2] = [Rw::RandRead, Rw::RandWrite];
-const WAYS: [&str; 4] = ["bare", "beside", "vnvme", "pinned"];
+const WAYS: [&str; 5] = ["bare", "beside", "plain", "vnvme", "pinned"];
 
 struct Medium {
     word: &'static str,
@@ -34,7 +34,7 @@ struct Medium {
 
 /// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a disk that is slow for a
 /// while is slow for all of them.
-const SLICES: u32 = 4;
+const SLICES: u32 = 20;
 /// A slice is measured again when a thread of it had to wait for a CPU for more than this share of it: somebody else had the
 /// CPU, and the way that needs two of them suffers more than the way that needs one.
 const DISTURBED: f64 = 0.15;
@@ -43,7 +43,7 @@ const RETRIES: u32 = 3;
 
 /// A way to the file.
 enum Way {
-    /// io_uring straight on it, by a thread on the CPU that the worker has otherwise: the disk's interrupts, and what the
+    /// io_uring straight on it, with registered buffers or without, by a thread on the CPU that the worker has otherwise: the disk's interrupts, and what the
     /// kernel does after them, meet the same thread on both ways.
     Bare(UringTarget, Vec<usize>),
     /// The same, while the client's CPU polls for nothing, as it polls on the way through a controller: where CPUs share what
@@ -181,13 +181,14 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
     let mut ways = Vec::new();
     for word in plan.chosen(&WAYS) {
         let pin_memory = word == "pinned";
-        if pin_memory && medium.word == TMPFS {
-            // Nothing goes through a ring there.
+        if matches!(word, "pinned" | "plain") && medium.word == TMPFS {
+            // Nothing goes through a ring there, and no page is looked up.
             continue;
         }
         let bare = || UringTarget::open(&medium.path, true);
         let way = match word {
             "bare" => Way::Bare(bare()?, cpus.to_vec()),
+            "plain" => Way::Bare(bare()?.unregistered(), cpus.to_vec()),
             "beside" => Way::Beside(bare()?, cpus.to_vec(), cores.client.clone()),
             _ => {
                 let volume = format!("{}?lock=off", medium.path.display());

@@ -279,12 +279,22 @@ pub fn file(results: &Results) -> Section {
                 "iops",
             );
             if medium != "tmpfs" {
+                let plain = format!("{rw} plain {medium}");
+                let name = format!("{rw} bare {medium}, buffers not registered");
+                view.row(&mut table, &name, &plain, &points, "iops", quantity);
+                view.ratio(
+                    &mut table,
+                    &format!("{rw}: vnvme \u{f7} bare, neither with registered buffers"),
+                    (&ours, &plain),
+                    &points,
+                    "iops",
+                );
                 let pinned = format!("{rw} pinned {medium}");
                 let name = format!("{rw} vnvme --pin-memory {medium}");
                 view.row(&mut table, &name, &pinned, &points, "iops", quantity);
                 view.ratio(
                     &mut table,
-                    &format!("{rw}: vnvme --pin-memory \u{f7} bare"),
+                    &format!("{rw}: vnvme --pin-memory \u{f7} bare, both with registered buffers"),
                     (&pinned, &bare),
                     &points,
                     "iops",
