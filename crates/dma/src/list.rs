@@ -152,13 +152,15 @@ impl SegmentList {
     }
 
     /// Starts a new transfer on `map`, as [`SegmentList::begin`] does, of `len` bytes at `iova` that lie in one piece: the
-    /// most frequent one. `false` when they do not, or may not be accessed: the list is then empty.
+    /// most frequent one. `false` when they do not, may not be accessed, or are none: the list is then empty and keeps
+    /// nothing.
     #[inline(always)]
     pub fn begin_piece(&mut self, map: &DmaMap, iova: u64, len: u64, access: Access) -> bool {
         let inner = self.inner();
         inner.clear();
         match map.translate(iova, access) {
-            Ok(run) if run.len >= len => {
+            // At least one byte, at most the run: no segment is empty.
+            Ok(run) if len.wrapping_sub(1) < run.len => {
                 // Nothing is there to be dropped.
                 std::mem::forget(std::mem::replace(&mut inner.hold, Hold::Map(map.pin())));
                 inner.bytes = len;

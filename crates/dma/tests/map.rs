@@ -142,6 +142,15 @@ impl Model {
         Ok(())
     }
 
+    /// The range is not empty, and one window's.
+    fn in_one_window(&self, iova: u64, len: u64) -> bool {
+        let bytes = (iova..iova + len).map(|i| self.bytes.get(i as usize).copied().flatten());
+        let mut windows = bytes.map(|byte| byte.map(|byte| byte.window));
+        windows
+            .next()
+            .is_some_and(|first| first.is_some() && windows.all(|window| window == first))
+    }
+
     /// The places of a range as far as it can be accessed, and the error that ends it.
     fn places(
         &self,
@@ -193,6 +202,7 @@ fn run(base: u64, ops: Vec<Op>) {
         content,
     };
     let mut list = SegmentList::new();
+    let mut piece = SegmentList::new();
     for op in ops {
         let generation = map.generation();
         let mut changed = false;
@@ -265,7 +275,24 @@ fn run(base: u64, ops: Vec<Op>) {
                 let content: Vec<u8> = places.iter().map(|&(m, o)| model.content[m][o]).collect();
                 assert_eq!(buf, content);
                 assert!(list.equals(0, &content));
+                // Found without a walk: the same, and exactly where one window has all of it.
+                let whole = expected.is_ok() && model.in_one_window(iova, len);
+                assert_eq!(piece.begin_piece(&map, base + iova, len, access), whole);
+                if whole {
+                    assert_eq!(piece.segments(), list.segments());
+                    assert_eq!(piece.is_writable(), list.is_writable());
+                    assert!(piece.equals(0, &content));
+                } else {
+                    assert!(piece.is_empty() && piece.is_writable());
+                    // It keeps nothing: others may use it.
+                    let mut other = DmaMap::new();
+                    let backing = Some((memories[0].clone(), 0));
+                    other.map(0, MEMORY, backing, Prot::RW).unwrap();
+                    assert_eq!(other.segments(0, 1, access, &mut piece), Ok(()));
+                }
+                assert_eq!(piece.len_bytes(), if whole { len } else { 1 });
                 list.clear();
+                piece.clear();
             }
         }
         assert_eq!(map.generation(), generation + u64::from(changed));
@@ -380,6 +407,32 @@ fn lists_refuse_memory_that_they_do_not_keep() {
         one.segments(0, 16, Access::Read, &mut list),
         Err(DmaError::ForeignList)
     );
+}
+
+#[test]
+fn a_piece_is_a_list_as_any_other() {
+    let memories = [(); 2].map(|()| Memory::anonymous(4096).unwrap());
+    let mut map = DmaMap::new();
+    for (at, memory) in [0, 4096].into_iter().zip(&memories) {
+        map.map(at, 4096, Some((memory.clone(), 0)), Prot::RW)
+            .unwrap();
+    }
+    // One that has been used for something else.
+    let mut list = SegmentList::owned(Buffer::new(16));
+    assert!(list.begin_piece(&map, 100, 50, Access::Read));
+    assert!(list.buffer().is_none() && !list.is_writable());
+    // What follows in the same mapping belongs to the same piece; what comes from another one does not.
+    map.segments(150, 50, Access::Read, &mut list).unwrap();
+    assert_eq!((list.count(), list.len_bytes()), (1, 100));
+    map.segments(4096, 50, Access::Read, &mut list).unwrap();
+    assert_eq!((list.count(), list.len_bytes()), (2, 150));
+    // Nothing is left of it.
+    assert!(list.begin_piece(&map, 4096, 4096, Access::Write));
+    assert_eq!((list.count(), list.len_bytes()), (1, 4096));
+    assert!(list.is_writable());
+    assert!(!list.begin_piece(&map, 4095, 2, Access::Read));
+    assert!(!list.begin_piece(&map, 0, 0, Access::Read));
+    assert!(list.is_empty());
 }
 
 #[test]

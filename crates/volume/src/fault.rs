@@ -235,6 +235,10 @@ impl VolumeQueue for FaultQueue {
         }
     }
 
+    fn push(&mut self) {
+        self.queue.push();
+    }
+
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = self.queue.poll(done);
         for request in self.aborted.drain(..) {

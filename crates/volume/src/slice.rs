@@ -125,6 +125,8 @@ impl VolumeQueue for SliceQueue {
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         match self.place(offset, data.len_bytes()) {
             Ok(offset) => self.whole.start(tag, op, offset, data),
+            // It has no range, whatever is said.
+            Err(_) if op == Op::Flush => self.whole.start(tag, op, offset, data),
             Err(error) => Some(Completion {
                 tag,
                 result: Err(error),

@@ -69,8 +69,8 @@ pub trait VolumeQueue {
         })
     }
 
-    /// What was started is a batch, and all of it for now. A device that had nothing to do gets it at once; what is for a
-    /// device at work goes with [`Io::flush`].
+    /// What was started is a batch, and all of it for now. It is sent at once when the worker's ring has nothing else in
+    /// flight; what is for a device at work goes with [`Io::flush`].
     fn push(&mut self) {}
 
     /// Whether [`VolumeQueue::try_now`] does something. Does not change.

@@ -33,18 +33,34 @@ fn without_commands_an_unmap_is_over_at_once() {
 
 #[test]
 fn an_unmap_waits_for_the_commands_before_it() {
-    let (mut map, memory) = map_of(1);
+    let ways: [fn(&mut SegmentList, &DmaMap); 2] = [
+        |list, map| {
+            list.begin(map);
+            map.segments(100, 50, Access::Write, list).unwrap();
+        },
+        |list, map| assert!(list.begin_piece(map, 100, 50, Access::Write)),
+    ];
+    let ends: [fn(&mut SegmentList); 3] = [
+        SegmentList::clear,
+        |list| drop(std::mem::take(list)),
+        // The next command, and there is nothing at that address.
+        |list| assert!(!list.begin_piece(&DmaMap::new(), 0, 1, Access::Read)),
+    ];
     let mut list = SegmentList::new();
-    list.begin(&map);
-    map.segments(100, 50, Access::Write, &mut list).unwrap();
-    map.unmap(0, 4096).unwrap();
-    assert!(!map.quiesced());
-    assert!(alive(&memory[0]));
-    assert_eq!(list.copy_from(0, &[9; 50]), 50);
-    assert!(list.equals(0, &[9; 50]));
-    list.clear();
-    assert!(!alive(&memory[0]));
-    assert!(map.quiesced());
+    for begin in ways {
+        for end in ends {
+            let (mut map, memory) = map_of(1);
+            begin(&mut list, &map);
+            map.unmap(0, 4096).unwrap();
+            assert!(!map.quiesced());
+            assert!(alive(&memory[0]));
+            assert_eq!(list.copy_from(0, &[9; 50]), 50);
+            assert!(list.equals(0, &[9; 50]));
+            end(&mut list);
+            assert!(!alive(&memory[0]));
+            assert!(map.quiesced());
+        }
+    }
 }
 
 #[test]

@@ -180,6 +180,10 @@ impl VolumeQueue for FairQueue {
         self.scheduler.borrow_mut().submit(self.flow, request)
     }
 
+    fn push(&mut self) {
+        self.scheduler.borrow_mut().push(self.flow);
+    }
+
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         // The scheduler is let go before anybody else's code runs.
         let mut over = self.scheduler.borrow_mut().poll(self.flow);

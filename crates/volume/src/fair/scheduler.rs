@@ -131,6 +131,13 @@ impl Scheduler {
         }
     }
 
+    /// What a flow's queue was given so far is a batch.
+    pub(super) fn push(&mut self, index: usize) {
+        if let Some(flow) = self.flow_mut(index) {
+            flow.queue.push();
+        }
+    }
+
     /// Gives back the places of those that are over.
     pub(super) fn settle(&mut self) {
         let flows = self.flows.iter().flatten();

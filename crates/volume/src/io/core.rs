@@ -222,9 +222,11 @@ impl Core {
         slot.generation = slot.generation.wrapping_add(1);
         slot.job = Some(Job::new(request, file, reachable, &open.file.abilities));
         open.busy += 1;
-        self.counters.requests += 1;
         match self.operate(index as usize) {
-            Ok(()) => None,
+            Ok(()) => {
+                self.counters.requests += 1;
+                None
+            }
             Err(kind) => self.end(index as usize, Err(kind.into())),
         }
     }
@@ -309,8 +311,9 @@ impl Core {
             counters: &mut self.counters,
         };
         let entry = entry::entry(job, vectors, target, sources)?.user_data(user_data);
+        self.push(&entry)?;
         self.counters.operations += 1;
-        self.push(&entry)
+        Ok(())
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> Result<(), IoErrorKind> {
@@ -366,16 +369,18 @@ impl Core {
 
     /// One system call: sends, and lets the kernel do what it has put off.
     pub(super) fn enter(&mut self) {
-        if std::mem::take(&mut self.fresh) {
-            self.counters.batches += 1;
-        }
+        self.count_batch();
         // The kernel's thread that polls takes entries by itself while it is awake.
         if self.mode != Mode::Polled || self.needs_call() {
             self.counters.system_calls += 1;
         }
         let result = self.uring.submit();
         self.sent(result.map(drop));
-        self.stats.publish(&self.counters);
+    }
+
+    /// What was written since the last system call goes with this one.
+    fn count_batch(&mut self) {
+        self.counters.batches += u64::from(std::mem::take(&mut self.fresh));
     }
 
     /// There is something that a kernel thread, which takes entries by itself, has to be called for.
@@ -389,6 +394,7 @@ impl Core {
     fn sent(&mut self, result: io::Result<()>) {
         self.unsent = self.uring.submission().len();
         self.urgent &= self.unsent > 0;
+        self.stats.publish(&self.counters);
         match result {
             Ok(()) => self.troubled = false,
             Err(error) => match error.raw_os_error() {
@@ -521,9 +527,12 @@ impl Core {
             Next::Done(result) => self.end(index, result),
             Next::Again => {
                 self.counters.continued += 1;
-                self.urgent = true;
                 match self.operate(index) {
-                    Ok(()) => None,
+                    Ok(()) => {
+                        // Only now: a call that made room for it has sent what was urgent before.
+                        self.urgent = true;
+                        None
+                    }
                     Err(kind) => self.end(index, Err(kind.into())),
                 }
             }
@@ -586,6 +595,7 @@ impl Core {
         }
         let mut failures = 0;
         while self.slots.iter().any(concerns) {
+            self.count_batch();
             self.counters.system_calls += 1;
             let result = self.uring.submitter().submit_and_wait(1);
             failures = if result.is_ok() { 0 } else { failures + 1 };
