@@ -331,8 +331,9 @@ pub fn file(results: &Results) -> Section {
     Section {
         id: "file",
         title: "A file behind a controller".into(),
-        intro: "4 KiB random I/O on one file: straight through io_uring on one core, and the same load through a controller on \
-                that file, with the controller on a second core."
+        intro: "4 KiB random I/O on one file: straight through io_uring on one core (\u{201c}bare\u{201d}: its buffers registered, \
+                unless it says otherwise), and the same load through a controller on that file, with the controller on a \
+                second core. What is like bare with registered buffers is a controller with --pin-memory."
             .into(),
         tables,
         charts,
