@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Worker, bytes, disk, sparse};
+use common::{WAYS, Worker, bytes, disk, sparse};
 use dma::SegmentList;
 use std::sync::Arc;
 use std::time::Duration;
@@ -166,43 +166,45 @@ fn workers_that_race_on_the_same_bytes_do_no_harm() {
 
 #[test]
 fn slices_keep_inside() {
-    let whole: Arc<dyn Volume> = Arc::new(MemVolume::new(MIB).unwrap());
-    let mut around = Worker::new(&*whole);
-    around.write(0, &vec![7; MIB as usize]).unwrap();
-    let slice = SliceVolume::new(whole.clone(), 4096, Some(8192)).unwrap();
-    assert_eq!(slice.info().size, 8192);
-    assert_ne!(slice.id(), whole.id());
-    let mut worker = Worker::new(&slice);
-    assert_eq!(worker.write(0, &[1; 8192]), Ok(()));
-    assert_eq!(
-        worker.without_data(
-            Op::WriteZeroes {
-                deallocate: true,
-                fua: false
-            },
-            4096,
-            4096
-        ),
-        Ok(())
-    );
-    assert_eq!(worker.without_data(Op::Flush, 0, 0), Ok(()));
-    for (offset, len) in [
-        (8192, 1),
-        (4096, 4097),
-        (u64::MAX, 1),
-        (u64::MAX - 4095, 1),
-        (0, 8193),
-    ] {
+    for way in WAYS {
+        let whole: Arc<dyn Volume> = Arc::new(MemVolume::new(MIB).unwrap());
+        let mut around = Worker::by(way, &*whole);
+        around.write(0, &vec![7; MIB as usize]).unwrap();
+        let slice = SliceVolume::new(whole.clone(), 4096, Some(8192)).unwrap();
+        assert_eq!(slice.info().size, 8192);
+        assert_ne!(slice.id(), whole.id());
+        let mut worker = Worker::by(way, &slice);
+        assert_eq!(worker.write(0, &[1; 8192]), Ok(()));
         assert_eq!(
-            worker.read(offset, len),
-            Err(IoErrorKind::OutOfRange.into()),
-            "{offset}+{len}"
+            worker.without_data(
+                Op::WriteZeroes {
+                    deallocate: true,
+                    fua: false
+                },
+                4096,
+                4096
+            ),
+            Ok(())
         );
+        assert_eq!(worker.without_data(Op::Flush, 0, 0), Ok(()));
+        for (offset, len) in [
+            (8192, 1),
+            (4096, 4097),
+            (u64::MAX, 1),
+            (u64::MAX - 4095, 1),
+            (0, 8193),
+        ] {
+            assert_eq!(
+                worker.read(offset, len),
+                Err(IoErrorKind::OutOfRange.into()),
+                "{offset}+{len}"
+            );
+        }
+        assert_eq!(around.read(0, 4096), Ok(vec![7; 4096]));
+        assert_eq!(around.read(4096, 4096), Ok(vec![1; 4096]));
+        assert_eq!(around.read(8192, 4096), Ok(vec![0; 4096]));
+        assert_eq!(around.read(12288, 4096), Ok(vec![7; 4096]));
     }
-    assert_eq!(around.read(0, 4096), Ok(vec![7; 4096]));
-    assert_eq!(around.read(4096, 4096), Ok(vec![1; 4096]));
-    assert_eq!(around.read(8192, 4096), Ok(vec![0; 4096]));
-    assert_eq!(around.read(12288, 4096), Ok(vec![7; 4096]));
 }
 
 #[test]
@@ -241,141 +243,147 @@ fn slices_of_files_lie_on_blocks() {
 
 #[test]
 fn faults_fail_what_they_name() {
-    let volume = FaultVolume::new(Arc::new(MemVolume::new(MIB).unwrap()));
-    let faults = volume.faults();
-    let mut worker = Worker::new(&volume);
-    let full = IoError::from_errno(28, true);
-    assert_eq!(full.kind, IoErrorKind::NoSpace);
-    faults.add(Fault::nth(OpKind::Write, 2, Effect::Fail(full)));
-    assert_eq!(worker.write(0, &[1; 512]), Ok(()));
-    assert_eq!(worker.read(0, 512), Ok(vec![1; 512]));
-    assert_eq!(worker.write(0, &[2; 512]), Err(full));
-    assert_eq!(
-        worker.read(0, 512),
-        Ok(vec![1; 512]),
-        "a failed write never reached the volume"
-    );
-    assert_eq!(worker.write(0, &[3; 512]), Ok(()));
+    for way in WAYS {
+        let volume = FaultVolume::new(Arc::new(MemVolume::new(MIB).unwrap()));
+        let faults = volume.faults();
+        let mut worker = Worker::by(way, &volume);
+        let full = IoError::from_errno(28, true);
+        assert_eq!(full.kind, IoErrorKind::NoSpace);
+        faults.add(Fault::nth(OpKind::Write, 2, Effect::Fail(full)));
+        assert_eq!(worker.write(0, &[1; 512]), Ok(()));
+        assert_eq!(worker.read(0, 512), Ok(vec![1; 512]));
+        assert_eq!(worker.write(0, &[2; 512]), Err(full));
+        assert_eq!(
+            worker.read(0, 512),
+            Ok(vec![1; 512]),
+            "a failed write never reached the volume"
+        );
+        assert_eq!(worker.write(0, &[3; 512]), Ok(()));
 
-    let bad = IoError::new(IoErrorKind::MediaRead);
-    faults.add(Fault {
-        range: Some(4096..4097),
-        ..Fault::always(OpKind::Read, Effect::Fail(bad))
-    });
-    assert_eq!(
-        worker.read(0, 4096),
-        Ok([vec![3; 512], vec![0; 3584]].concat())
-    );
-    assert_eq!(worker.read(4000, 97), Err(bad));
-    assert_eq!(worker.read(4096, 1), Err(bad));
-    assert_eq!(worker.read(4097, 1), Ok(vec![0]));
-    faults.clear();
-    assert_eq!(worker.read(4096, 1), Ok(vec![0]));
+        let bad = IoError::new(IoErrorKind::MediaRead);
+        faults.add(Fault {
+            range: Some(4096..4097),
+            ..Fault::always(OpKind::Read, Effect::Fail(bad))
+        });
+        assert_eq!(
+            worker.read(0, 4096),
+            Ok([vec![3; 512], vec![0; 3584]].concat())
+        );
+        assert_eq!(worker.read(4000, 97), Err(bad));
+        assert_eq!(worker.read(4096, 1), Err(bad));
+        assert_eq!(worker.read(4097, 1), Ok(vec![0]));
+        faults.clear();
+        assert_eq!(worker.read(4096, 1), Ok(vec![0]));
+    }
 }
 
 #[test]
 fn faults_hold_and_delay() {
-    let directory = disk();
-    let file = FileVolume::open(sparse(&directory, MIB), FileOptions::default()).unwrap();
-    let volume = FaultVolume::new(Arc::new(file));
-    let faults = volume.faults();
-    let mut worker = Worker::new(&volume);
-    faults.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
-    faults.add(Fault::nth(OpKind::Read, 2, Effect::Hold));
-    // Elsewhere than what is read meanwhile: the request's memory is the guest's.
-    let data = worker.guest.holding(MIB, &[5; 4096]);
-    let (write, at_once) = worker.start(WRITE, 0, 4096, data);
-    assert!(at_once.is_none());
-    assert_eq!(
-        worker.read(0, 4096),
-        Ok(vec![0; 4096]),
-        "held, so not written"
-    );
-    let data = worker.guest.list(&[(0, 4096)]);
-    let (read, at_once) = worker.start(Op::Read, 0, 4096, data);
-    assert!(at_once.is_none());
-    assert_eq!((faults.held(), worker.queue.polled_in_flight()), (2, 2));
-    worker.queue.cancel(read);
-    let cancelled = worker.wait(1).pop().unwrap();
-    assert_eq!(
-        (cancelled.tag, cancelled.result),
-        (read, Err(IoErrorKind::Aborted.into()))
-    );
-    faults.release();
-    let written = worker.wait(1).pop().unwrap();
-    assert_eq!((written.tag, written.result), (write, Ok(())));
-    assert_eq!(faults.held(), 0);
-    faults.add(Fault::always(
-        OpKind::Any,
-        Effect::Delay(Duration::from_millis(1)),
-    ));
-    let data = worker.guest.list(&[(0, 4096)]);
-    let completion = worker.run(Op::Read, 0, 4096, data);
-    assert_eq!(completion.result, Ok(()));
-    assert_eq!(bytes(&completion.data), vec![5; 4096]);
+    for way in WAYS {
+        let directory = disk();
+        let file = FileVolume::open(sparse(&directory, MIB), FileOptions::default()).unwrap();
+        let volume = FaultVolume::new(Arc::new(file));
+        let faults = volume.faults();
+        let mut worker = Worker::by(way, &volume);
+        faults.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
+        faults.add(Fault::nth(OpKind::Read, 2, Effect::Hold));
+        // Elsewhere than what is read meanwhile: the request's memory is the guest's.
+        let data = worker.guest.holding(MIB, &[5; 4096]);
+        let (write, at_once) = worker.start(WRITE, 0, 4096, data);
+        assert!(at_once.is_none());
+        assert_eq!(
+            worker.read(0, 4096),
+            Ok(vec![0; 4096]),
+            "held, so not written"
+        );
+        let data = worker.guest.list(&[(0, 4096)]);
+        let (read, at_once) = worker.start(Op::Read, 0, 4096, data);
+        assert!(at_once.is_none());
+        assert_eq!((faults.held(), worker.queue.polled_in_flight()), (2, 2));
+        worker.queue.cancel(read);
+        let cancelled = worker.wait(1).pop().unwrap();
+        assert_eq!(
+            (cancelled.tag, cancelled.result),
+            (read, Err(IoErrorKind::Aborted.into()))
+        );
+        faults.release();
+        let written = worker.wait(1).pop().unwrap();
+        assert_eq!((written.tag, written.result), (write, Ok(())));
+        assert_eq!(faults.held(), 0);
+        faults.add(Fault::always(
+            OpKind::Any,
+            Effect::Delay(Duration::from_millis(1)),
+        ));
+        let data = worker.guest.list(&[(0, 4096)]);
+        let completion = worker.run(Op::Read, 0, 4096, data);
+        assert_eq!(completion.result, Ok(()));
+        assert_eq!(bytes(&completion.data), vec![5; 4096]);
 
-    faults.clear();
-    faults.add(Fault::always(OpKind::Flush, Effect::Hold));
-    assert!(
-        worker
-            .start(Op::Flush, 0, 0, SegmentList::new())
-            .1
-            .is_none()
-    );
-    assert_eq!(faults.held(), 1);
-    drop(worker);
-    assert_eq!(faults.held(), 0);
+        faults.clear();
+        faults.add(Fault::always(OpKind::Flush, Effect::Hold));
+        assert!(
+            worker
+                .start(Op::Flush, 0, 0, SegmentList::new())
+                .1
+                .is_none()
+        );
+        assert_eq!(faults.held(), 1);
+        drop(worker);
+        assert_eq!(faults.held(), 0);
+    }
 }
 
 #[test]
 fn a_file_behind_a_scheduler_does_everything_in_small_batches() {
-    let directory = disk();
-    let path = sparse(&directory, MIB);
-    let url = |half: &str| format!("{}?{half}&weight=1&share-depth=2", path.display());
-    let open = |half| volume::open_url(&url(half), volume::OpenOptions::default()).unwrap();
-    let (first, second) = (open("length=512K"), open("offset=512K"));
-    let mut worker = Worker::new(&*first);
-    let mut other = second.open(&worker.io).unwrap();
-    let mut over = 0;
-    for block in 0..48 {
-        let data = worker.guest.holding(block * 8192, &[block as u8 + 1; 8192]);
-        over += usize::from(worker.start(WRITE, block * 8192, 8192, data).1.is_some());
-        let request = volume::Request {
-            tag: 1000 + block,
-            op: WRITE,
-            offset: block * 8192,
-            len: 8192,
-            data: worker
-                .guest
-                .holding(MIB + block * 8192, &[block as u8 + 101; 8192]),
-        };
-        over += usize::from(other.submit(request).is_some());
-    }
-    assert_eq!(over, 0);
-    let most = worker.io.in_flight();
-    assert!(most <= 2, "{most} in the kernel");
-    let mut left = 96;
-    while left > 0 {
-        // As a worker does it: the ring, then every queue.
-        let done = worker.wait(1);
-        left -= done.len();
-        assert!(done.iter().all(|completion| completion.result.is_ok()));
-        left -= other.poll(&mut |completion| completion.result.unwrap());
-        assert!(worker.io.in_flight() <= 2);
-    }
-    drop((worker, other));
-    let all = std::fs::read(&path).unwrap();
-    for block in 0..48 {
-        assert!(
-            all[block * 8192..][..8192]
-                .iter()
-                .all(|&byte| byte == block as u8 + 1)
-        );
-        let at = (512 << 10) + block * 8192;
-        assert!(
-            all[at..][..8192]
-                .iter()
-                .all(|&byte| byte == block as u8 + 101)
-        );
+    for way in WAYS {
+        let directory = disk();
+        let path = sparse(&directory, MIB);
+        let url = |half: &str| format!("{}?{half}&weight=1&share-depth=2", path.display());
+        let open = |half| volume::open_url(&url(half), volume::OpenOptions::default()).unwrap();
+        let (first, second) = (open("length=512K"), open("offset=512K"));
+        let mut worker = Worker::by(way, &*first);
+        let mut other = second.open(&worker.io).unwrap();
+        let mut over = 0;
+        for block in 0..48 {
+            let data = worker.guest.holding(block * 8192, &[block as u8 + 1; 8192]);
+            over += usize::from(worker.start(WRITE, block * 8192, 8192, data).1.is_some());
+            let request = volume::Request {
+                tag: 1000 + block,
+                op: WRITE,
+                offset: block * 8192,
+                len: 8192,
+                data: worker
+                    .guest
+                    .holding(MIB + block * 8192, &[block as u8 + 101; 8192]),
+            };
+            over += usize::from(way.begin(&mut *other, request).is_some());
+        }
+        assert_eq!(over, 0);
+        let most = worker.io.in_flight();
+        assert!(most <= 2, "{most} in the kernel");
+        let mut left = 96;
+        while left > 0 {
+            // As a worker does it: the ring, then every queue.
+            let done = worker.wait(1);
+            left -= done.len();
+            assert!(done.iter().all(|completion| completion.result.is_ok()));
+            left -= other.poll(&mut |completion| completion.result.unwrap());
+            assert!(worker.io.in_flight() <= 2);
+        }
+        drop((worker, other));
+        let all = std::fs::read(&path).unwrap();
+        for block in 0..48 {
+            assert!(
+                all[block * 8192..][..8192]
+                    .iter()
+                    .all(|&byte| byte == block as u8 + 1)
+            );
+            let at = (512 << 10) + block * 8192;
+            assert!(
+                all[at..][..8192]
+                    .iter()
+                    .all(|&byte| byte == block as u8 + 101)
+            );
+        }
     }
 }

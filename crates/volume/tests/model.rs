@@ -2,12 +2,14 @@
 
 mod common;
 
-use common::{Guest, Worker, bytes, disk, memory, sparse};
+use common::{Guest, Way, Worker, bytes, disk, memory, sparse};
 use dma::SegmentList;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::Arc;
-use volume::{Direct, FileOptions, FileVolume, IoErrorKind, MemVolume, Op, SliceVolume, Volume};
+use volume::{
+    Completion, Direct, FileOptions, FileVolume, IoErrorKind, MemVolume, Op, SliceVolume, Volume,
+};
 
 /// Size of the volumes in bytes.
 const SIZE: u64 = 2 << 20;
@@ -90,6 +92,9 @@ fn pattern(seed: u8, len: u64) -> Vec<u8> {
         .collect()
 }
 
+/// A request from start to end.
+type Run = fn(&mut Worker, Op, u64, u64, SegmentList) -> Completion;
+
 /// Runs the steps; afterwards the volume holds what the model holds.
 fn check(volume: &dyn Volume, unit: u64, steps: &[Step]) {
     let mut worker = Worker::new(volume);
@@ -110,11 +115,12 @@ fn check(volume: &dyn Volume, unit: u64, steps: &[Step]) {
         let len = (step.blocks * unit).min(SIZE - offset);
         let range = offset as usize..(offset + len) as usize;
         let fua = step.seed & 1 == 1;
-        let run = if step.seed & 4 == 0 {
-            Worker::run
-        } else {
-            Worker::run_now
+        let (way, run): (Way, Run) = match step.seed >> 2 & 3 {
+            0 | 1 => (Way::Start, Worker::run),
+            2 => (Way::Submit, Worker::run),
+            _ => (Way::Submit, Worker::run_now),
         };
+        worker.way = way;
         match step.kind {
             0..=4 => {
                 let data = pattern(step.seed, len);

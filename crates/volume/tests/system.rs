@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Worker, disk, sparse};
+use common::{WAYS, Worker, disk, sparse};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use volume::{FileOptions, FileVolume, IoErrorKind, Kind, Op, Volume, VolumeError};
@@ -82,147 +82,153 @@ impl Drop for Loop {
 
 #[test]
 fn a_full_filesystem_is_no_space() {
-    let directory = disk();
-    let mounted = match Small::mount(directory.path()) {
-        Ok(mounted) => mounted,
-        Err(why) => return println!("skipped: {why}"),
-    };
-    let path = sparse(&directory, 4 * MIB);
-    let volume = FileVolume::open(&path, FileOptions::default()).unwrap();
-    let mut worker = Worker::new(&volume);
-    let error = worker
-        .write(0, &vec![1; 2 << 20])
-        .expect_err("more than fits");
-    assert_eq!((error.kind, error.errno), (IoErrorKind::NoSpace, 28));
-    let zeroes = Op::WriteZeroes {
-        deallocate: false,
-        fua: false,
-    };
-    assert_eq!(
-        worker
-            .without_data(zeroes, 0, 4 * MIB)
-            .map_err(|error| error.kind),
-        Err(IoErrorKind::NoSpace)
-    );
-    // The volume lives on: what is there can be read, and space that is given back can be used.
-    assert!(worker.read(0, 4096).is_ok());
-    assert_eq!(worker.without_data(Op::Deallocate, 0, 4 * MIB), Ok(()));
-    assert_eq!(worker.write(2 * MIB, &[7; 4096]), Ok(()));
-    assert_eq!(worker.read(2 * MIB, 4096), Ok(vec![7; 4096]));
-    drop((worker, volume, mounted));
+    for way in WAYS {
+        let directory = disk();
+        let mounted = match Small::mount(directory.path()) {
+            Ok(mounted) => mounted,
+            Err(why) => return println!("skipped: {why}"),
+        };
+        let path = sparse(&directory, 4 * MIB);
+        let volume = FileVolume::open(&path, FileOptions::default()).unwrap();
+        let mut worker = Worker::by(way, &volume);
+        let error = worker
+            .write(0, &vec![1; 2 << 20])
+            .expect_err("more than fits");
+        assert_eq!((error.kind, error.errno), (IoErrorKind::NoSpace, 28));
+        let zeroes = Op::WriteZeroes {
+            deallocate: false,
+            fua: false,
+        };
+        assert_eq!(
+            worker
+                .without_data(zeroes, 0, 4 * MIB)
+                .map_err(|error| error.kind),
+            Err(IoErrorKind::NoSpace)
+        );
+        // The volume lives on: what is there can be read, and space that is given back can be used.
+        assert!(worker.read(0, 4096).is_ok());
+        assert_eq!(worker.without_data(Op::Deallocate, 0, 4 * MIB), Ok(()));
+        assert_eq!(worker.write(2 * MIB, &[7; 4096]), Ok(()));
+        assert_eq!(worker.read(2 * MIB, 4096), Ok(vec![7; 4096]));
+        drop((worker, volume, mounted));
+    }
 }
 
 #[test]
 fn block_device() {
-    let directory = disk();
-    let backing = sparse(&directory, 8 * MIB);
-    let device = match Loop::attach(&backing, &[]) {
-        Ok(device) => device,
-        Err(why) => return println!("skipped: {why}"),
-    };
-    let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
-    let info = volume.info();
-    println!("{info:?}");
-    assert_eq!(
-        (info.kind, info.size, info.block_size),
-        (Kind::BlockDevice, 8 * MIB, 512)
-    );
-    assert!(volume.is_direct());
-    let error = FileVolume::open(&device.0, FileOptions::default()).expect_err("two writers");
-    assert!(matches!(error, VolumeError::Locked { .. }), "{error}");
-
-    let mut worker = Worker::new(&volume);
-    let data: Vec<u8> = (0..MIB).map(|index| (index % 253) as u8).collect();
-    let before = device.flushes();
-    assert_eq!(worker.write(MIB, &data), Ok(()));
-    assert_eq!(
-        device.flushes(),
-        before,
-        "a plain write makes nothing durable"
-    );
-    assert_eq!(worker.without_data(Op::Flush, 0, 0), Ok(()));
-    assert_eq!(device.flushes(), before + 1, "a flush reaches the device");
-    let list = worker.guest.holding(0, &data[..4096]);
-    assert_eq!(
-        worker.run(Op::Write { fua: true }, 4096, 4096, list).result,
-        Ok(())
-    );
-    assert_eq!(
-        device.flushes(),
-        before + 2,
-        "a forced write reaches the device's medium"
-    );
-    assert!(worker.read(MIB, MIB).unwrap() == data);
-    assert_eq!(
-        worker.without_data(
-            Op::WriteZeroes {
-                deallocate: false,
-                fua: true
-            },
-            MIB,
-            65536
-        ),
-        Ok(())
-    );
-    assert_eq!(device.flushes(), before + 3);
-    if info.deallocate {
+    for way in WAYS {
+        let directory = disk();
+        let backing = sparse(&directory, 8 * MIB);
+        let device = match Loop::attach(&backing, &[]) {
+            Ok(device) => device,
+            Err(why) => return println!("skipped: {why}"),
+        };
+        let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
+        let info = volume.info();
+        println!("{info:?}");
         assert_eq!(
-            worker.without_data(Op::Deallocate, MIB + 65536, 65536),
+            (info.kind, info.size, info.block_size),
+            (Kind::BlockDevice, 8 * MIB, 512)
+        );
+        assert!(volume.is_direct());
+        let error = FileVolume::open(&device.0, FileOptions::default()).expect_err("two writers");
+        assert!(matches!(error, VolumeError::Locked { .. }), "{error}");
+
+        let mut worker = Worker::by(way, &volume);
+        let data: Vec<u8> = (0..MIB).map(|index| (index % 253) as u8).collect();
+        let before = device.flushes();
+        assert_eq!(worker.write(MIB, &data), Ok(()));
+        assert_eq!(
+            device.flushes(),
+            before,
+            "a plain write makes nothing durable"
+        );
+        assert_eq!(worker.without_data(Op::Flush, 0, 0), Ok(()));
+        assert_eq!(device.flushes(), before + 1, "a flush reaches the device");
+        let list = worker.guest.holding(0, &data[..4096]);
+        assert_eq!(
+            worker.run(Op::Write { fua: true }, 4096, 4096, list).result,
             Ok(())
         );
-        assert!(
-            worker
-                .read(MIB, 131072)
-                .unwrap()
-                .iter()
-                .all(|&byte| byte == 0)
+        assert_eq!(
+            device.flushes(),
+            before + 2,
+            "a forced write reaches the device's medium"
         );
-    } else {
-        assert!(
-            worker
-                .read(MIB, 65536)
-                .unwrap()
-                .iter()
-                .all(|&byte| byte == 0)
+        assert!(worker.read(MIB, MIB).unwrap() == data);
+        assert_eq!(
+            worker.without_data(
+                Op::WriteZeroes {
+                    deallocate: false,
+                    fua: true
+                },
+                MIB,
+                65536
+            ),
+            Ok(())
         );
-        println!("no deallocation on {}", device.0);
+        assert_eq!(device.flushes(), before + 3);
+        if info.deallocate {
+            assert_eq!(
+                worker.without_data(Op::Deallocate, MIB + 65536, 65536),
+                Ok(())
+            );
+            assert!(
+                worker
+                    .read(MIB, 131072)
+                    .unwrap()
+                    .iter()
+                    .all(|&byte| byte == 0)
+            );
+        } else {
+            assert!(
+                worker
+                    .read(MIB, 65536)
+                    .unwrap()
+                    .iter()
+                    .all(|&byte| byte == 0)
+            );
+            println!("no deallocation on {}", device.0);
+        }
+        assert!(worker.read(MIB + 131072, MIB - 131072).unwrap() == data[131072..]);
     }
-    assert!(worker.read(MIB + 131072, MIB - 131072).unwrap() == data[131072..]);
 }
 
 #[test]
 fn device_with_large_blocks() {
-    let directory = disk();
-    let device = match Loop::attach(&sparse(&directory, 8 * MIB), &["--sector-size", "4096"]) {
-        Ok(device) => device,
-        Err(why) => return println!("skipped: {why}"),
-    };
-    let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
-    assert_eq!(volume.info().block_size, 4096);
-    let mut worker = Worker::new(&volume);
-    assert_eq!(worker.write(4096, &[9; 4096]), Ok(()));
-    assert_eq!(
-        worker.write(512, &[9; 512]),
-        Err(IoErrorKind::Invalid.into())
-    );
-    drop((worker, volume));
-    // Smaller blocks go through the page cache, when they are asked for.
-    let small = FileOptions {
-        block_size: Some(512),
-        ..FileOptions::default()
-    };
-    let volume = FileVolume::open(&device.0, small).unwrap();
-    assert!(!volume.is_direct());
-    let mut worker = Worker::new(&volume);
-    assert_eq!(worker.write(4096 + 512, &[1; 512]), Ok(()));
-    assert_eq!(worker.read(4096, 1024), Ok([[9; 512], [1; 512]].concat()));
-    drop((worker, volume));
-    let forced = FileOptions {
-        direct: volume::Direct::On,
-        ..small
-    };
-    let error = FileVolume::open(&device.0, forced).expect_err("impossible");
-    assert!(error.to_string().contains("4096"), "{error}");
+    for way in WAYS {
+        let directory = disk();
+        let device = match Loop::attach(&sparse(&directory, 8 * MIB), &["--sector-size", "4096"]) {
+            Ok(device) => device,
+            Err(why) => return println!("skipped: {why}"),
+        };
+        let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
+        assert_eq!(volume.info().block_size, 4096);
+        let mut worker = Worker::by(way, &volume);
+        assert_eq!(worker.write(4096, &[9; 4096]), Ok(()));
+        assert_eq!(
+            worker.write(512, &[9; 512]),
+            Err(IoErrorKind::Invalid.into())
+        );
+        drop((worker, volume));
+        // Smaller blocks go through the page cache, when they are asked for.
+        let small = FileOptions {
+            block_size: Some(512),
+            ..FileOptions::default()
+        };
+        let volume = FileVolume::open(&device.0, small).unwrap();
+        assert!(!volume.is_direct());
+        let mut worker = Worker::by(way, &volume);
+        assert_eq!(worker.write(4096 + 512, &[1; 512]), Ok(()));
+        assert_eq!(worker.read(4096, 1024), Ok([[9; 512], [1; 512]].concat()));
+        drop((worker, volume));
+        let forced = FileOptions {
+            direct: volume::Direct::On,
+            ..small
+        };
+        let error = FileVolume::open(&device.0, forced).expect_err("impossible");
+        assert!(error.to_string().contains("4096"), "{error}");
+    }
 }
 
 #[test]

@@ -70,6 +70,13 @@ impl Guest {
         list
     }
 
+    /// A list of one piece.
+    pub fn piece(&self, offset: u64, len: u64) -> SegmentList {
+        let mut list = SegmentList::new();
+        assert!(list.begin_piece(&self.map, offset, len, Access::Write));
+        list
+    }
+
     /// A list of one piece that holds `data`.
     pub fn holding(&self, offset: u64, data: &[u8]) -> SegmentList {
         let list = self.list(&[(offset, data.len() as u64)]);
@@ -85,11 +92,42 @@ pub fn bytes(list: &SegmentList) -> Vec<u8> {
     bytes
 }
 
+/// How reads and writes of all of their data get into a queue; everything else is submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// [`VolumeQueue::submit`].
+    Submit,
+    /// [`VolumeQueue::start`].
+    Start,
+}
+
+/// All of them.
+pub const WAYS: [Way; 2] = [Way::Submit, Way::Start];
+
+impl Way {
+    /// Starts a request this way.
+    pub fn begin(self, queue: &mut dyn VolumeQueue, request: Request) -> Option<Completion> {
+        let plain = request.op.has_data() && request.len == request.data.len_bytes();
+        if self == Self::Submit || !plain {
+            return queue.submit(request);
+        }
+        let Request {
+            tag,
+            op,
+            offset,
+            data,
+            ..
+        } = request;
+        queue.start(tag, op, offset, data)
+    }
+}
+
 /// A worker with one queue. The queue goes first: fields are dropped in order.
 pub struct Worker {
     pub queue: Box<dyn VolumeQueue>,
     pub io: Io,
     pub guest: Guest,
+    pub way: Way,
     tag: u64,
 }
 
@@ -104,7 +142,16 @@ impl Worker {
             queue,
             io,
             guest: Guest::new(8 << 20),
+            way: Way::Submit,
             tag: 0,
+        }
+    }
+
+    /// The same, whose requests get into the queue that way.
+    pub fn by(way: Way, volume: &dyn Volume) -> Self {
+        Self {
+            way,
+            ..Self::new(volume)
         }
     }
 
@@ -118,16 +165,14 @@ impl Worker {
     ) -> (u64, Option<Completion>) {
         self.tag += 1;
         let tag = self.tag;
-        (
+        let request = Request {
             tag,
-            self.queue.submit(Request {
-                tag,
-                op,
-                offset,
-                len,
-                data,
-            }),
-        )
+            op,
+            offset,
+            len,
+            data,
+        };
+        (tag, self.way.begin(&mut *self.queue, request))
     }
 
     /// Waits until `count` completions have come, sleeping as a worker does.
