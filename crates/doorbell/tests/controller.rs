@@ -455,11 +455,15 @@ proptest! {
                 }
                 armed = false;
             }
+            let news = watch.has_news(memory.cells());
+            prop_assert!(news || watch.current() == tail, "a move is no news");
             match then {
                 0 => {}
                 1 | 2 => {
                     let fresh = watch.current() != tail;
+                    let before = watch.state();
                     prop_assert_eq!(watch.poll(memory.cells()), Ok(tail));
+                    prop_assert_eq!(news, watch.state() != before);
                     if fresh || then == 2 {
                         watch.park(memory.cells());
                     }
@@ -482,6 +486,37 @@ proptest! {
             prop_assert!(state.eventidx < size && state.current < size);
             // A controller that is restarted here goes on as if nothing had happened.
             watch = Watch::from_state(state).unwrap();
+        }
+    }
+
+    /// Whatever is written wherever, and whether or not the shadow cells are there: there is news if, and only if, a poll
+    /// takes something in. Then it is news no more.
+    #[test]
+    fn news_is_what_a_poll_finds(
+        size in prop_oneof![1_u32..6, 128_u32..=128],
+        attached in any::<bool>(),
+        steps in proptest::collection::vec((0_u8..5, 0_u32..8, any::<bool>(), any::<bool>()), 1..100),
+    ) {
+        let memory = Memory::of_an_earlier_life(3);
+        let first = if attached { memory.cells() } else { memory.registers_only() };
+        let mut watch = Watch::create(size, first);
+        for (place, value, shadowed, polls) in steps {
+            match place {
+                0 | 1 => memory.entry.store(value.to_le(), Relaxed),
+                2 | 3 => memory.register.store(value.to_le(), Relaxed),
+                _ => {}
+            }
+            let cells = if shadowed { memory.cells() } else { memory.registers_only() };
+            let news = watch.has_news(cells);
+            prop_assert_eq!(watch.has_news(cells), news, "to ask changes nothing");
+            if !polls {
+                continue;
+            }
+            let before = watch.state();
+            let found = watch.poll(cells);
+            prop_assert_eq!(news, watch.state() != before, "{:?}", found);
+            prop_assert!(news || found == Ok(before.current));
+            prop_assert!(!watch.has_news(cells), "news for ever");
         }
     }
 

@@ -90,7 +90,47 @@ impl History {
     }
 }
 
+impl History {
+    /// As [`History::until_idle`], with a controller that polls only what it has glanced at.
+    fn glanced_until_idle(self) {
+        let (world, host, mut controller) = self.start();
+        let host = self.spawn(&world, host);
+        controller.glance_until_idle();
+        let host = host.join().unwrap();
+        assert!(
+            controller.fetched == host.published || host.rings > 0,
+            "lost wake-up"
+        );
+        controller.glance_until_idle();
+        assert_eq!(controller.fetched, host.published, "missed entry");
+    }
+}
+
 // ---- the protocol holds
+
+#[test]
+fn a_glance_sees_what_a_poll_finds() {
+    for behaviour in [HostBehaviour::LINUX, HostBehaviour::ALWAYS_RINGS] {
+        for turned in [0, 3] {
+            check_bounded(3, move || {
+                History {
+                    turned,
+                    behaviour,
+                    ..BASE
+                }
+                .glanced_until_idle()
+            });
+        }
+    }
+    check(|| {
+        History {
+            moves: &[1],
+            behaviour: HostBehaviour::REGISTER_ONLY,
+            ..BASE
+        }
+        .glanced_until_idle()
+    });
+}
 
 #[test]
 fn every_interleaving_of_one_move() {

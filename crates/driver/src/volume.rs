@@ -557,9 +557,10 @@ impl VolumeQueue for Queue {
             return 0;
         }
         let mut over = std::mem::take(&mut self.over);
+        // No rest: whoever calls this looks at other disks, too.
         self.queue
             .borrow_mut()
-            .poll(|completion| over.push(completion));
+            .poll_restless(|completion| over.push(completion));
         let count = over.len();
         for completion in over.drain(..) {
             if let Some(completion) = self.finish(completion) {
@@ -589,7 +590,9 @@ impl Drop for Queue {
     /// time out, and then the controller is reset, or given up.
     fn drop(&mut self) {
         while self.in_flight() > 0 {
-            self.poll(&mut |completion| drop(completion));
+            if self.poll(&mut |completion| drop(completion)) == 0 {
+                std::hint::spin_loop();
+            }
         }
     }
 }

@@ -272,14 +272,14 @@ impl Branch {
         self.engine.has_news()
     }
 
-    /// As [`Controller::is_polled_below`](crate::Controller::is_polled_below).
-    pub fn is_polled_below(&self) -> bool {
-        self.engine.polled_in_flight()
+    /// As [`Controller::in_flight`](crate::Controller::in_flight).
+    pub fn in_flight(&self) -> usize {
+        self.engine.in_flight()
     }
 
     /// As [`Controller::is_busy`](crate::Controller::is_busy).
     pub fn is_busy(&self) -> bool {
-        self.engine.in_flight()
+        self.engine.in_flight() > 0
     }
 
     /// As [`Controller::shadowed`](crate::Controller::shadowed), where it has queues.

@@ -303,8 +303,8 @@ impl Controller {
         }
     }
 
-    /// A request came back from a volume. Collect completions first, then hand them in: a completion may start the next
-    /// request.
+    /// A request came back from a volume. It may start the next request: completions of the worker's ring may be handed in
+    /// as [`Io::poll`] hands them out, others are collected first ([`Controller::poll_volumes`]).
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
     }
@@ -331,9 +331,10 @@ impl Controller {
         (self.config.mapped_doorbells && self.csts.rdy()) || self.engine.polled_in_flight()
     }
 
-    /// Commands are in flight in a volume or device that tells of their end only when it is polled.
-    pub fn is_polled_below(&self) -> bool {
-        self.engine.polled_in_flight()
+    /// Commands of the host's that are at work below, in whatever way they tell of their end; the controller's own flushes
+    /// included.
+    pub fn in_flight(&self) -> usize {
+        self.engine.in_flight()
     }
 
     /// The host has rung for a queue that was busy lately: [`Controller::poll`] would find it. A short look between two
@@ -344,7 +345,7 @@ impl Controller {
 
     /// Commands are in flight, and may end any moment.
     pub fn is_busy(&self) -> bool {
-        self.engine.in_flight()
+        self.engine.in_flight() > 0
     }
 
     /// The host uses shadow doorbells.

@@ -15,7 +15,8 @@ const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
 /// Rounds without work after which a queue is not looked at in each round any more.
 const COOL_AFTER: u32 = 1024;
-/// Rounds in which every idle queue has been looked at once, while others are busy.
+/// Rounds in which every idle queue has been looked at once, while others are busy. One that is passed over because others
+/// have become busy or idle meanwhile is looked at in the next turn.
 pub(super) const COLD_TURNS: usize = 16;
 
 /// Admin commands that may be without an answer before no more are fetched: they take room where they wait, and no host has
@@ -53,8 +54,28 @@ impl Engine {
         };
         if exists {
             self.store_doorbell(index, value);
+            if index.is_multiple_of(2) {
+                self.expect(qid);
+            }
         }
         exists
+    }
+
+    /// A queue has entries, most likely: the next round looks at it.
+    fn expect(&mut self, qid: u16) {
+        // Where none was busy lately, it looks at all of them.
+        if self.hot == 0 {
+            return;
+        }
+        let mut cold = self.active.iter().skip(self.hot);
+        let Some(at) = cold.position(|&q| q == qid) else {
+            return;
+        };
+        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) {
+            sq.idle_rounds = 0;
+        }
+        self.active.swap(self.hot + at, self.hot);
+        self.hot += 1;
     }
 
     /// As [`Engine::write_doorbell`], for a queue that exists, here or in another engine.
@@ -109,8 +130,8 @@ impl Engine {
         let share = if self.hot == 0 {
             cold
         } else {
-            // A part of a queue is kept for the next round.
-            self.cold_due += cold;
+            // A part of a queue is kept for the next round. Those of this turn that were found busy do not slow it down.
+            self.cold_due += cold.max(self.cold_turn);
             let share = self.cold_due / COLD_TURNS;
             self.cold_due %= COLD_TURNS;
             share
@@ -119,6 +140,7 @@ impl Engine {
             // Those that were found busy are not among the cold any more.
             if self.next_cold < self.hot || self.next_cold >= self.active.len() {
                 self.next_cold = self.hot;
+                self.cold_turn = self.active.len().saturating_sub(self.hot);
             }
             let at = self.next_cold;
             self.next_cold += 1;

@@ -125,6 +125,8 @@ pub(crate) struct Engine {
     hot: usize,
     /// Where among the others the next round looks first.
     next_cold: usize,
+    /// How many they were when this turn of looks at all of them began.
+    cold_turn: usize,
     /// Looks at them that are due, in parts of a look: [`fetch::COLD_TURNS`] are one.
     cold_due: usize,
     /// Completion queues with entries that no interrupt has told of yet.
@@ -177,6 +179,7 @@ impl Engine {
             active: Vec::with_capacity(usize::from(queues)),
             hot: 0,
             next_cold: 0,
+            cold_turn: 0,
             cold_due: 0,
             dirty: Vec::with_capacity(usize::from(queues)),
             blocked: Vec::with_capacity(usize::from(queues)),
@@ -326,9 +329,9 @@ impl Engine {
         self.namespaces.iter().any(Namespace::needs_polling)
     }
 
-    /// Commands of the host's are at work below.
-    pub fn in_flight(&self) -> bool {
-        self.slots.in_use() > 0
+    /// Commands of the host's that are at work below, and flushes of the controller's own.
+    pub fn in_flight(&self) -> usize {
+        self.slots.in_use()
     }
 
     /// When a volume has to be polled next, though nothing wakes the worker: requests wait for their time.

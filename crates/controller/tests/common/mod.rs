@@ -489,10 +489,11 @@ impl Host {
 
     /// One round as a worker does it.
     pub fn round(&mut self) -> bool {
-        let mut worked = self.c.poll(self.now);
+        let Host { c, io, .. } = self;
+        let mut worked = io.poll(&mut |completion| c.complete(completion)) > 0;
+        worked |= self.c.poll(self.now);
         self.io.flush();
         let mut done = Vec::new();
-        self.io.poll(&mut |completion| done.push(completion));
         self.c.poll_volumes(&mut done);
         worked |= !done.is_empty();
         for completion in done {

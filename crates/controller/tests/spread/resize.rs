@@ -92,8 +92,11 @@ fn read_everywhere(w: &mut World, place: u64, hear: bool) {
         let at = WINDOW + place % PLACES * 4096;
         let command = w.h.rw(NvmOpcode::READ, 1, place * 8, 8, at);
         w.h.submit(qid, command);
-        for worker in 0..=OTHERS {
-            w.step(worker, hear);
+        // Beside queues that were busy lately, one that was not has its turn within so many rounds.
+        for _ in 0..16 {
+            for worker in 0..=OTHERS {
+                w.step(worker, hear);
+            }
         }
         let status = w.h.reap(qid).unwrap().status();
         let right = if inside {

@@ -34,11 +34,12 @@ impl Side {
             self.wake_up();
         }
         self.raced = false;
-        let mut worked = hear && self.bell.take() && self.branch.hear();
+        let Side { branch, io, .. } = self;
+        let mut worked = io.poll(&mut |completion| branch.complete(completion)) > 0;
+        worked |= hear && self.bell.take() && self.branch.hear();
         worked |= self.branch.poll(now);
         self.io.flush();
         let mut done = Vec::new();
-        self.io.poll(&mut |completion| done.push(completion));
         self.branch.poll_volumes(&mut done);
         worked |= !done.is_empty();
         for completion in done {

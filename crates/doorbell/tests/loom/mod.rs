@@ -275,6 +275,22 @@ impl Controller {
         self.fetched != before
     }
 
+    /// Polls only where a glance says that there is news, and then finds something. Whether it did.
+    pub fn glance(&mut self) -> bool {
+        if !self.watch.has_news(self.held.cells(self.shadowed)) {
+            return false;
+        }
+        let before = self.watch.state();
+        self.poll();
+        assert_ne!(self.watch.state(), before, "news that no poll finds");
+        true
+    }
+
+    /// As [`Controller::serve_until_idle`], with glances for polls.
+    pub fn glance_until_idle(&mut self) {
+        while self.glance() || !self.arm() {}
+    }
+
     /// One look without a word to the host.
     pub fn poll_without_parking(&mut self) {
         let tail = self

@@ -382,10 +382,15 @@ impl Core {
         count
     }
 
-    /// A moment, with an eye on the next entry: it ends when that is there.
+    /// A moment, with an eye on the next entry: it ends when that is there. Without commands in flight none can come.
     #[inline]
     fn rest(&self) {
-        for _ in 0..GLANCES {
+        let glances = if self.slots.in_flight() > 0 {
+            GLANCES
+        } else {
+            1
+        };
+        for _ in 0..glances {
             self.shared.transport.pause();
             if self.cq.take(self.head, self.phase).is_some() {
                 return;

@@ -323,6 +323,16 @@ impl QueuePair {
         }
     }
 
+    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks at other things too, such as
+    /// further queue pairs.
+    #[inline]
+    pub fn poll_restless(&mut self, mut done: impl FnMut(Completion)) -> usize {
+        match self.core.as_deref_mut() {
+            Some(core) => core.look(&mut done, false),
+            None => 0,
+        }
+    }
+
     /// Polls, then sleeps, until something completes or the time is over. Polling goes on for a window that adapts: it
     /// grows while completions come soon after the thread went to sleep, and shrinks while they do not.
     ///

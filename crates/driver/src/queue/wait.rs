@@ -12,6 +12,9 @@ use super::request::Completion;
 
 /// The shortest window worth having.
 const SHORTEST: Duration = Duration::from_micros(2);
+/// Polls in vain between two looks at the clock, which costs as much as several looks at the queue; a poll in vain is
+/// nearly ten of those.
+const POLLS_PER_CLOCK: u32 = 2;
 
 /// How long a queue pair polls before it sleeps.
 #[derive(Debug)]
@@ -45,8 +48,7 @@ impl Waiter {
                 return Ok(count);
             }
             rounds = rounds.wrapping_add(1);
-            // The clock costs as much as several looks.
-            if !rounds.is_multiple_of(16) {
+            if !rounds.is_multiple_of(POLLS_PER_CLOCK) {
                 continue;
             }
             let waited = start.elapsed();

@@ -30,7 +30,7 @@ const ROUNDS_PER_CLOCK: u32 = 8;
 /// Short looks between two rounds without work.
 const GLANCES: u32 = 6;
 /// Rounds without work between two offers to let another thread run, where the worker has no CPU of its own.
-const ROUNDS_PER_YIELD: u32 = 16;
+const ROUNDS_PER_YIELD: u32 = 8;
 /// How long volumes may take to make everything durable when the process is asked to end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 
@@ -238,10 +238,11 @@ impl Worker {
     /// that were busy lately, and completions of the ring. A round takes several times as long as one such look.
     fn glance(&self) {
         let controllers = || self.slots.iter().map(|s| &s.device.controller);
-        let glances = if controllers().any(Controller::is_polled_below)
-            || self.branches.iter().any(Branch::is_polled_below)
-        {
-            // Only rounds find what these complete.
+        let in_flight = controllers().map(Controller::in_flight).sum::<usize>()
+            + self.branches.iter().map(Branch::in_flight).sum::<usize>();
+        let glances = if in_flight > self.io.in_flight() {
+            // Some are not in the ring: only rounds find what a device below has completed, polled or not, and what waits for
+            // its time.
             1
         } else {
             GLANCES
