@@ -188,7 +188,8 @@ impl Worker {
             self.io.flush();
             let came = self.io.poll(&mut |completion| done.push(completion))
                 + self.queue.poll(&mut |completion| done.push(completion));
-            if came == 0 && self.queue.polled_in_flight() == 0 && self.io.arm() {
+            let sleeps = self.queue.polled_in_flight() == 0 && self.queue.next_deadline().is_none();
+            if came == 0 && sleeps && self.io.arm() {
                 sleep(&self.io);
             }
         }
