@@ -230,13 +230,13 @@ fn memory_is_bounced_only_where_it_has_to_be() {
 /// A way to put one volume into another one.
 type Wrapper<'a> = &'a dyn Fn(Arc<dyn Volume>) -> Arc<dyn Volume>;
 
-/// All orders of them.
-fn orders<'a>(wrappers: &[Wrapper<'a>]) -> Vec<Vec<Wrapper<'a>>> {
-    if wrappers.is_empty() {
+/// All orders of these numbers.
+fn orders(numbers: &[usize]) -> Vec<Vec<usize>> {
+    if numbers.is_empty() {
         return vec![Vec::new()];
     }
-    let all = (0..wrappers.len()).flat_map(|at| {
-        let mut rest = wrappers.to_vec();
+    let all = (0..numbers.len()).flat_map(|at| {
+        let mut rest = numbers.to_vec();
         let first = rest.remove(at);
         orders(&rest).into_iter().map(move |mut order| {
             order.push(first);
@@ -272,10 +272,17 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
     let fair =
         |volume| -> Arc<dyn Volume> { Arc::new(FairVolume::new(volume, FairGroup::new(1), 1)) };
     let sliced = |volume| slice(volume, 65536, 65536);
-    for order in orders(&[&faulty, &limited, &fair, &sliced]) {
+    let names = ["fault", "limit", "fair", "slice"];
+    let wrappers: [Wrapper<'_>; 4] = [&faulty, &limited, &fair, &sliced];
+    for order in orders(&[0, 1, 2, 3]) {
         let file = open(&path, FileOptions::default());
-        let volume = order.iter().fold(file, |volume, wrap| wrap(volume));
-        let what = volume.info().description;
+        let volume = order.iter().fold(file, |volume, &at| wrappers[at](volume));
+        let what = format!(
+            "{:?} around a file",
+            order.iter().map(|&at| names[at]).collect::<Vec<_>>()
+        );
+        // What waits for the limit is not at the device: others get its place.
+        let in_turn = order.iter().position(|&at| at == 2) < order.iter().position(|&at| at == 1);
         let faults = faults.take().unwrap();
         let mut worker = Worker::by(Way::Start, &*volume);
         // A fault hits the first, which then cost nothing or its token.
@@ -289,7 +296,10 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
             assert_eq!(data.copy_from(0, &[block as u8 + 1; 4096]), 4096);
             let (_, over) = worker.start(WRITE, block * 4096, 4096, data);
             assert!(over.is_none(), "{what}");
-            assert!(worker.io.in_flight() <= 1, "{what}: not its turn");
+            assert!(
+                !in_turn || worker.io.in_flight() <= 1,
+                "{what}: not its turn"
+            );
         }
         // Those that wait for their turn come to the limit one by one.
         let mut came: Vec<Completion> = Vec::new();
@@ -303,7 +313,10 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
         worker.io.end();
         while came.len() < 4 {
             came.extend(worker.wait(1));
-            assert!(worker.io.in_flight() <= 1, "{what}: not its turn");
+            assert!(
+                !in_turn || worker.io.in_flight() <= 1,
+                "{what}: not its turn"
+            );
         }
         assert!(came.iter().all(|over| over.result.is_ok()), "{what}");
         // Slices refuse what is outside of them, and put the rest where it belongs.
