@@ -1,12 +1,19 @@
-//! Interrupts of queue pairs that are polled: whose they are, and where they are after somebody else's reset.
+//! Queue pairs that are polled: their interrupts, where these are after somebody else's reset, and their rests between two
+//! looks.
 
 mod common;
 
 use common::*;
+use dma::{Buffer, SegmentList};
 use driver::transport::{DmaLimits, DoorbellCell, Mapping, Transport, TransportError};
-use driver::{Device, DmaBuffer, Look, Op, Options, QueueOptions, QueuePair, Request, Tap};
+use driver::{
+    Device, DmaBuffer, Look, NvmeVolume, Op, Options, QueueOptions, QueuePair, Request, Tap,
+};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use volume::{Effect, Fault, FaultVolume, Faults, Io, IoOptions, OpKind, Volume};
 
 /// A transport with so many vectors, which notes those that have an eventfd.
 #[derive(Debug)]
@@ -15,6 +22,18 @@ struct Noted {
     vectors: u16,
     attached: Mutex<Vec<bool>>,
     changes: Mutex<Vec<(u16, bool)>>,
+    pauses: AtomicU32,
+    /// What happens while somebody pauses, once.
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+/// A deed of somebody else's.
+struct Meanwhile(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meanwhile")
+    }
 }
 
 impl Transport for Noted {
@@ -61,10 +80,28 @@ impl Transport for Noted {
     fn reset(&self) -> Result<(), TransportError> {
         self.inner.reset()
     }
+    fn pause(&self) {
+        self.pauses.fetch_add(1, Ordering::Relaxed);
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        if let Some(Meanwhile(deed)) = meanwhile {
+            deed();
+        }
+        self.inner.pause();
+    }
+}
+
+impl Noted {
+    /// Pauses since the last call.
+    fn paused(&self) -> u32 {
+        self.pauses.swap(0, Ordering::Relaxed)
+    }
 }
 
 fn noted(vectors: u16) -> (Arc<Noted>, Device) {
-    let volume = memory(1 << 20);
+    noted_on(memory(1 << 20), vectors)
+}
+
+fn noted_on(volume: Arc<dyn Volume>, vectors: u16) -> (Arc<Noted>, Device) {
     let made = move || {
         let namespaces = vec![namespace(1, volume, 512)];
         Ok::<_, std::convert::Infallible>(host(Default::default(), namespaces))
@@ -74,6 +111,8 @@ fn noted(vectors: u16) -> (Arc<Noted>, Device) {
         vectors,
         attached: Mutex::default(),
         changes: Mutex::default(),
+        pauses: AtomicU32::new(0),
+        meanwhile: Mutex::default(),
     });
     let options = Options {
         io_queues: 4,
@@ -160,4 +199,125 @@ fn an_interrupt_that_was_let_go_of_after_anothers_reset_is_taken_back() {
         assert!(transport.attached.lock().unwrap()[vector], "reset at {at}");
         buffer = drain(&mut queue).remove(0).buffer.unwrap();
     }
+}
+
+/// A device on a volume that holds reads.
+fn holding() -> (Arc<Noted>, Device, Arc<Faults>) {
+    let volume = FaultVolume::new(memory(1 << 20));
+    let faults = volume.faults();
+    let (transport, device) = noted_on(Arc::new(volume), 5);
+    faults.add(Fault::always(OpKind::Read, Effect::Hold));
+    (transport, device, faults)
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LIMIT, "nothing happens");
+    }
+}
+
+#[test]
+fn only_who_waits_for_one_queue_pair_rests() {
+    let (transport, device, faults) = holding();
+    let mut queue = polled(&device);
+    let buffer = device.allocate(4096).unwrap();
+    transport.paused();
+    assert_eq!(queue.poll(|_| ()), 0);
+    assert_eq!(transport.paused(), 1, "nothing can come");
+    submit(&mut queue, buffer);
+    assert_eq!(queue.poll_restless(|_| ()), 0);
+    assert_eq!(transport.paused(), 0, "it rings, and looks");
+    until(|| faults.held() == 1);
+    for _ in 0..100 {
+        assert_eq!(queue.poll_restless(|_| ()), 0);
+    }
+    assert_eq!(transport.paused(), 0, "there are others to be looked at");
+    assert_eq!(queue.poll(|_| ()), 0);
+    assert!(transport.paused() > 1);
+    faults.clear();
+    faults.release();
+    until(|| queue.poll_restless(|_| ()) == 1);
+    assert_eq!(transport.paused(), 0);
+}
+
+#[test]
+fn a_rest_ends_when_an_entry_is_there() {
+    let (transport, device, faults) = holding();
+    let mut queue = polled(&device);
+    let mut buffer = device.allocate(4096).unwrap();
+    for _ in 0..20 {
+        submit(&mut queue, buffer);
+        queue.ring();
+        until(|| faults.held() == 1);
+        let (inner, faults) = (transport.inner.clone(), faults.clone());
+        let qid = usize::from(queue.qid());
+        let completed = move || {
+            faults.release();
+            until(|| {
+                let completions = move |host: &mut driver::in_process::Host| {
+                    let stats = host.controller().stats();
+                    let queue = &stats.queues[qid];
+                    queue.commands.get() == queue.completions.get()
+                };
+                inner.with(completions).unwrap()
+            });
+        };
+        *transport.meanwhile.lock().unwrap() = Some(Meanwhile(Box::new(completed)));
+        transport.paused();
+        assert_eq!(queue.poll(|_| ()), 0);
+        assert_eq!(transport.paused(), 1, "it came in the first moment");
+        let mut done = Vec::new();
+        assert_eq!(queue.poll_restless(|completion| done.push(completion)), 1);
+        buffer = done.remove(0).buffer.unwrap();
+    }
+}
+
+#[test]
+fn a_controller_that_is_reset_while_a_queue_pair_rests_is_attended_to() {
+    let (transport, device, faults) = holding();
+    let mut queue = polled(&device);
+    let buffer = device.allocate(4096).unwrap();
+    submit(&mut queue, buffer);
+    queue.ring();
+    until(|| faults.held() == 1);
+    faults.clear();
+    let other = device.clone();
+    let reset = move || other.reset().unwrap();
+    *transport.meanwhile.lock().unwrap() = Some(Meanwhile(Box::new(reset)));
+    // The same poll that rested sees to it.
+    queue.poll(|completion| completion.result.unwrap());
+    assert_eq!(queue.counters().recreated, 1);
+    until(|| queue.poll(|completion| completion.result.unwrap()) == 1 || queue.in_flight() == 0);
+    assert_eq!(queue.counters().completions, 1);
+}
+
+#[test]
+fn a_volume_on_the_device_does_not_rest_in_its_workers_round() {
+    let (transport, device, faults) = holding();
+    let volume = NvmeVolume::new(device, 1, QueueOptions::default(), false, "test".into()).unwrap();
+    let io = Io::new(IoOptions::default());
+    let mut queue = volume.open(&io).unwrap();
+    let request = volume::Request {
+        tag: 7,
+        op: volume::Op::Read,
+        offset: 0,
+        len: 4096,
+        data: SegmentList::owned(Buffer::new(4096)),
+    };
+    assert!(queue.submit(request).is_none());
+    until(|| {
+        queue.poll(&mut |_| ());
+        faults.held() == 1
+    });
+    transport.paused();
+    for _ in 0..100 {
+        assert_eq!(queue.poll(&mut |_| ()), 0);
+    }
+    assert_eq!(transport.paused(), 0);
+    faults.clear();
+    faults.release();
+    let mut over = Vec::new();
+    until(|| queue.poll(&mut |completion| over.push(completion.tag)) == 1);
+    assert_eq!(over, [7]);
 }
