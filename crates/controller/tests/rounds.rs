@@ -304,6 +304,56 @@ fn a_queue_that_rang_by_message_has_its_turn_in_the_next_round() {
     }
 }
 
+#[test]
+fn a_round_after_a_last_look_finds_every_queue_that_has_something() {
+    for ring in RINGS_OF {
+        let mut h = host(ring, null(1 << 20), ControllerConfig::default());
+        h.ring = if ring == Ring::Shadow {
+            Ring::Register
+        } else {
+            h.ring
+        };
+        for qid in 2..=6 {
+            h.create_pair(qid, 8);
+        }
+        h.ring = ring;
+        let command = read(&h);
+        let mut seed = 7u64;
+        let mut random = move || {
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            (seed >> 33) as u16
+        };
+        for i in 0..2000 {
+            // Somewhere in the turns of the idle ones.
+            for _ in 0..random() % 40 {
+                h.submit(1, command);
+                h.c.poll(h.now);
+                h.reap_all(1);
+            }
+            for _ in 0..32 {
+                h.c.poll(h.now);
+            }
+            h.reap_all(1);
+            assert!(!h.c.arm() && !h.c.recheck(), "{ring:?} {i}");
+            let some = random() % 63 + 1;
+            let rung = |qid: &u16| some >> (qid - 1) & 1 != 0;
+            for qid in (1..=6).filter(rung) {
+                h.submit(qid, command);
+            }
+            // However often it looks before it makes a round.
+            for _ in 0..=random() % 3 {
+                assert!(h.c.arm(), "{ring:?} {i}: slept over");
+            }
+            assert!(h.c.poll(h.now));
+            for qid in (1..=6).filter(rung) {
+                assert_eq!(h.reap_all(qid).len(), 1, "{ring:?} {i}: queue {qid}");
+            }
+        }
+    }
+}
+
 // ---- batches
 
 #[test]

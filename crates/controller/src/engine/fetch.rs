@@ -128,6 +128,8 @@ impl Engine {
             return worked;
         }
         let share = if self.hot == 0 {
+            // From the first on: what is found busy changes places with one that was looked at already.
+            self.next_cold = 0;
             cold
         } else {
             // A part of a queue is kept for the next round. Those of this turn that were found busy do not slow it down.
@@ -338,6 +340,8 @@ impl Engine {
             let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
                 continue;
             };
+            // A value that an earlier last look found, and no round has taken.
+            raced |= sq.watch.current() != sq.seen;
             // What waited for room or for memory, in a queue that the last round did not look at: no doorbell tells of it.
             raced |= may_fetch
                 && !sq.is_empty()
