@@ -6,9 +6,12 @@ use super::*;
 use crate::{FileOptions, FileVolume, Op, Request, Volume, VolumeQueue};
 use dma::{Buffer, Memory, SegmentList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::time::{Duration, Instant};
 
 mod start;
 
+/// Only a hang takes this long.
+const BOUND: Duration = Duration::from_secs(60);
 /// The modes of a ring.
 const MODES: [Mode; 4] = [Mode::Deferred, Mode::Cooperative, Mode::Plain, Mode::Polled];
 
@@ -94,8 +97,9 @@ fn every_mode_completes_sleeps_and_wakes() {
                 data,
             };
             assert!(begin(&mut *queue, request).is_none());
-            let mut came = Vec::new();
+            let (began, mut came) = (Instant::now(), Vec::new());
             while came.is_empty() {
+                assert!(began.elapsed() < BOUND, "{mode:?}: nothing comes");
                 if io.arm() {
                     assert_eq!(sleep(&io, 60), 1, "{mode:?}: nobody woke the worker up");
                 } else {
@@ -145,11 +149,7 @@ fn no_signal_is_paid_for_while_polling() {
                 .is_none()
         );
     }
-    let mut came = 0;
-    while came < 16 {
-        io.flush();
-        came += io.poll(&mut |_| {});
-    }
+    assert_eq!(finish(&io, 16), [Ok(()); 16]);
     assert_eq!(sleep(&io, 0), 0);
 }
 
@@ -172,11 +172,7 @@ fn files_beyond_the_kernels_table_work_by_descriptor() {
             data,
         };
         assert!(queue.submit(request).is_none());
-        let mut came = 0;
-        while came == 0 {
-            io.flush();
-            came = io.poll(&mut |completion| assert_eq!(completion.result, Ok(())));
-        }
+        assert_eq!(finish(&io, 1), [Ok(())]);
     }
 }
 
@@ -191,11 +187,27 @@ fn pinning(directory: &tempfile::TempDir) -> (Io, Box<dyn crate::VolumeQueue>) {
     (io, queue)
 }
 
+/// Looks until so many requests are over, and sends nothing.
+fn poll_for(io: &Io, count: usize) -> Vec<Completion> {
+    let (began, mut over) = (Instant::now(), Vec::new());
+    while over.len() < count {
+        io.poll(&mut |completion| over.push(completion));
+        assert!(
+            began.elapsed() < BOUND,
+            "{} of {count} are over",
+            over.len()
+        );
+    }
+    over
+}
+
+/// Sends what there is, and waits until so many requests are over.
 fn finish(io: &Io, requests: usize) -> Vec<Result<(), crate::IoError>> {
-    let mut results = Vec::new();
+    let (began, mut results) = (Instant::now(), Vec::new());
     while results.len() < requests {
         io.flush();
         io.poll(&mut |completion| results.push(completion.result));
+        assert!(began.elapsed() < BOUND, "{} of {requests}", results.len());
     }
     results
 }
@@ -367,15 +379,16 @@ fn a_batch_is_one_system_call_and_one_more_where_the_device_is_idle() {
         assert!(io.flush(), "there is nothing left to send");
         assert_eq!(calls(&io), early + 1);
         // Completions that are there are handed out without a call.
+        let began = Instant::now();
         while !io.ring().unwrap().has_arrivals() {
             io.ring().unwrap().enter();
+            assert!(began.elapsed() < BOUND);
         }
         let calls = io.counters().system_calls;
         assert!(io.poll(&mut |completion| assert_eq!(completion.result, Ok(()))) > 0);
         assert_eq!(io.counters().system_calls, calls);
-        while io.in_flight() > 0 {
-            io.poll(&mut |completion| assert_eq!(completion.result, Ok(())));
-        }
+        let rest = poll_for(&io, io.in_flight());
+        assert!(rest.iter().all(|over| over.result.is_ok()));
         assert_eq!(io.stats().counters().requests, io.counters().requests);
     }
 }

@@ -8,12 +8,9 @@ use dma::{Access, DmaMap, Prot};
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::time::{Duration, Instant};
 
 /// Of the rings here.
 const CAPACITY: u64 = 16;
-/// Only a hang takes this long.
-const BOUND: Duration = Duration::from_secs(60);
 
 /// Guest memory of a MiB at address 0.
 fn guest() -> (Memory, DmaMap) {
@@ -33,20 +30,6 @@ fn piece(map: &DmaMap, at: u64, len: u64) -> SegmentList {
 /// Starts to read the page of that number.
 fn read(queue: &mut dyn VolumeQueue, map: &DmaMap, page: u64) -> Option<Completion> {
     queue.start(page, Op::Read, page * 4096, piece(map, page * 4096, 4096))
-}
-
-/// Looks until so many requests are over, and sends nothing.
-fn poll_for(io: &Io, count: usize) -> Vec<Completion> {
-    let (began, mut over) = (Instant::now(), Vec::new());
-    while over.len() < count {
-        io.poll(&mut |completion| over.push(completion));
-        assert!(
-            began.elapsed() < BOUND,
-            "{} of {count} are over",
-            over.len()
-        );
-    }
-    over
 }
 
 /// Looks until nothing is left to be looked at, and the worker may sleep.
