@@ -599,3 +599,23 @@ fn a_command_that_is_over_leaves_nothing_behind() {
         assert!(h.peek(1).is_some(), "{case}");
     }
 }
+
+#[test]
+fn an_abort_is_answered_though_its_command_ends_as_it_should() {
+    let (volume, faults) = faulty(1 << 20);
+    let mut h = Host::ready_with(vec![ns(1, Arc::new(Stubborn(volume)), 512)]);
+    faults.add(Fault::always(OpKind::Read, Effect::Hold));
+    let command = read(&h);
+    let cid = h.submit(1, command);
+    h.run_held(&faults, 1);
+    let mut abort = Command::new(AdminOpcode::ABORT.0, 0, 0);
+    abort.cdw10 = (u32::from(cid) << 16 | 1).into();
+    h.submit(0, abort);
+    h.run_held(&faults, 1);
+    assert!(h.reap(0).is_none(), "not before the command is over");
+    faults.release();
+    h.run();
+    assert_eq!(h.reap(1).unwrap().status(), Status::SUCCESS);
+    let answer = h.reap(0).expect("an answer");
+    assert_eq!((answer.status(), answer.dw0.get()), (Status::SUCCESS, 1));
+}
