@@ -57,6 +57,18 @@ pub struct Request {
 }
 
 impl Request {
+    /// A read or write of all of `data`.
+    #[inline]
+    pub fn transfer(tag: u64, op: Op, offset: u64, data: SegmentList) -> Self {
+        Self {
+            tag,
+            op,
+            offset,
+            len: data.len_bytes(),
+            data,
+        }
+    }
+
     /// The request ends here, with this result.
     pub fn complete(self, result: Result<(), IoError>) -> Completion {
         Completion {

@@ -59,14 +59,7 @@ pub trait VolumeQueue {
     /// [`VolumeQueue::submit`] of a read or write of all of `data`, without a request to be moved from hand to hand on the
     /// way: for those who start many.
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
-        let len = data.len_bytes();
-        self.submit(Request {
-            tag,
-            op,
-            offset,
-            len,
-            data,
-        })
+        self.submit(Request::transfer(tag, op, offset, data))
     }
 
     /// What was started is a batch, and all of it for now. It is sent at once when the worker's ring has nothing else in

@@ -284,13 +284,7 @@ impl VolumeQueue for FileQueue {
         if refused.is_none() && len > 0 && op.has_data() {
             return self.ring.transfer(self.file, tag, op, offset, data);
         }
-        self.submit(Request {
-            tag,
-            op,
-            offset,
-            len,
-            data,
-        })
+        self.submit(Request::transfer(tag, op, offset, data))
     }
 
     fn submit(&mut self, request: Request) -> Option<Completion> {

@@ -279,14 +279,7 @@ impl Core {
                 return None;
             }
         }
-        let request = Request {
-            tag,
-            op,
-            offset,
-            len,
-            data,
-        };
-        self.begin(file, request)
+        self.begin(file, Request::transfer(tag, op, offset, data))
     }
 
     /// Puts the operation that a slot needs next into the ring.
