@@ -73,7 +73,8 @@ impl AsyncQueue {
         let Inner {
             queue, requests, ..
         } = &mut *inner;
-        let count = queue.poll(|completion| {
+        // The thread has other tasks, and other queues.
+        let count = queue.poll_restless(|completion| {
             let token = completion.user_data;
             match requests.insert(token, State::Done(completion)) {
                 Some(State::Waiting(waker)) => wake.extend(waker),

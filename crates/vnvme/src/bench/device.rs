@@ -251,6 +251,13 @@ impl Lane for DeviceLane {
         Ok(self.queue.poll(|completion| end(buffers, done, completion)))
     }
 
+    #[inline]
+    fn look(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        let buffers = &mut self.buffers;
+        let done = |completion| end(buffers, done, completion);
+        Ok(self.queue.poll_restless(done))
+    }
+
     fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
         let buffers = &mut self.buffers;
         Ok(self

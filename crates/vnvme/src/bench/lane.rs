@@ -43,6 +43,11 @@ pub trait Lane {
     /// Hands out the I/Os that have ended.
     fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
 
+    /// As [`Lane::poll`], by a thread that looks at other lanes next: without a rest when nothing has ended.
+    fn look(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        self.poll(done)
+    }
+
     /// As [`Lane::poll`], but blocks until an I/O has ended, or for about `limit`.
     fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
 

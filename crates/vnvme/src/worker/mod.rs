@@ -23,11 +23,11 @@ use volume::Io;
 /// Time between two looks at the sockets while polling: a system call each.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 /// Rounds between them where commands may be announced by message.
-const ROUNDS_PER_LOOK: u32 = 16;
+const ROUNDS_PER_LOOK: u32 = 8;
 /// Rounds between two looks at the clock while polling. A round without work takes some tens of nanoseconds, and what is
 /// between two as long again.
 const ROUNDS_PER_CLOCK: u32 = 8;
-/// Short looks between two rounds without work.
+/// Short looks at a controller between two rounds without work; fewer where there are several.
 const GLANCES: u32 = 6;
 /// Rounds without work between two offers to let another thread run, where the worker has no CPU of its own.
 const ROUNDS_PER_YIELD: u32 = 8;
@@ -245,7 +245,8 @@ impl Worker {
             // its time.
             1
         } else {
-            GLANCES
+            // So that many controllers do not keep each other from their rounds.
+            GLANCES.div_ceil((self.slots.len() + self.branches.len()).max(1) as u32)
         };
         for _ in 0..glances {
             std::hint::spin_loop();

@@ -134,10 +134,13 @@ impl<L: Lane> Lane for PoolLane<L> {
 
     #[inline]
     fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        if let [(only, _)] = self.lanes.as_mut_slice() {
+            return only.poll(done);
+        }
         let mut count = 0;
         let mut base = 0;
         for (lane, _) in &mut self.lanes {
-            count += lane.poll(&mut |slot, outcome| done(base + slot, outcome))?;
+            count += lane.look(&mut |slot, outcome| done(base + slot, outcome))?;
             base += self.each;
         }
         Ok(count)
