@@ -7,7 +7,7 @@ use super::super::results::Case;
 use super::super::stats::Measured;
 use super::super::uring::UringTarget;
 use super::server::{Serve, Server};
-use super::{Cores, Outcome, Plan};
+use super::{Cores, Outcome, Plan, pingpong};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::fs::File;
 use std::io::Write;
@@ -148,7 +148,9 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         ramp: plan.ramp / SLICES,
                         ..plan.job(depth, &[])
                     };
+                    let before = round_trip(&cores)?;
                     let (all, again) = turns(&ways, &job)?;
+                    let round_trip = (before + round_trip(&cores)?) / 2.0;
                     disturbed += again;
                     for ((word, _), measured) in ways.iter().zip(all) {
                         let case = format!("{} {word} {}", rw.word(), medium.word);
@@ -163,6 +165,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         c.add(case, "iops", "1/s", measured.iops());
                         c.add(case, "p50_ns", "ns", both.percentile(50.0) as f64);
                         c.add(case, "p99_ns", "ns", both.percentile(99.0) as f64);
+                        c.add(case, "rtt_ns", "ns", round_trip);
                     }
                 }
             }
@@ -172,6 +175,16 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         eprintln!("  {disturbed} slices were measured again: something else had the CPUs");
     }
     Ok(outcome)
+}
+
+/// Nanoseconds of a cache line's way between the two CPUs and back: what a controller adds at least to each I/O.
+fn round_trip(cores: &Cores) -> Result<f64> {
+    match (cores.client.first(), cores.server.first()) {
+        (Some(&client), Some(&server)) => {
+            Ok(pingpong::measure(client, server, pingpong::SPAN)?.line)
+        }
+        _ => Err(anyhow!("it needs two CPUs")),
+    }
 }
 
 /// The ways to a file. Only one of them locks it at a time, so the second server is for a disk that can be shared with the

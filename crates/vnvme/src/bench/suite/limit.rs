@@ -12,8 +12,6 @@ use anyhow::{Context, Result};
 use std::time::Duration;
 
 const SUITE: &str = "limit";
-/// How long a ping-pong beside each case takes.
-const PINGPONG: Duration = Duration::from_millis(60);
 const VOLUMES: [(&str, &str); 2] = [("null", "null://1T"), ("memory", "mem://256M")];
 /// Bytes of the memory volume, and of each write that fills it.
 const MEMORY: u64 = 256 << 20;
@@ -54,7 +52,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             for (name, volume) in VOLUMES {
                 for mapped in [true, false] {
                     let way = if mapped { "mapped" } else { "shadow" };
-                    let before = pingpong::measure(client, server, PINGPONG)?;
+                    let before = pingpong::measure(client, server, pingpong::SPAN)?;
                     let served = Server::start(&Serve::one(volume, mapped, &[server]))?;
                     let job = Job {
                         doorbells: if mapped {
@@ -67,12 +65,12 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                     let target = DeviceTarget::open(&served.url(0), &job)?;
                     let mut copy = None;
                     if name == "memory" {
-                        copy = Some(copying.measure(server, PINGPONG)?);
+                        copy = Some(copying.measure(server, pingpong::SPAN)?);
                         load::run(&target, &written(&job), &mut ())?;
                     }
                     let measured = load::run(&target, &job, &mut ())?;
                     drop((target, served));
-                    let after = pingpong::measure(client, server, PINGPONG)?;
+                    let after = pingpong::measure(client, server, pingpong::SPAN)?;
                     let (line, entry) = (
                         (before.line + after.line) / 2.0,
                         (before.entry + after.entry) / 2.0,

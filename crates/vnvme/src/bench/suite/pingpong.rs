@@ -59,6 +59,9 @@ pub struct RoundTrip {
     pub entry: f64,
 }
 
+/// How long a measurement beside a case takes.
+pub const SPAN: Duration = Duration::from_millis(60);
+
 /// Measures for about `span` between two CPUs.
 pub fn measure(client: usize, server: usize, span: Duration) -> Result<RoundTrip> {
     Ok(RoundTrip {

@@ -316,6 +316,8 @@ pub fn file(results: &Results) -> Section {
                 "p99_ns",
                 nanos,
             );
+            let name = format!("ping-pong of a cache line beside {rw}");
+            view.row(&mut table, &name, &ours, &points, "rtt_ns", nanos);
             rate.series.push(Series {
                 quoted: true,
                 ..view.series(&format!("{rw} bare"), &bare, &points, "iops", colour)
