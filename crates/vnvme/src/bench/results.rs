@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// One figure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub suite: String,
     /// Words separated by single spaces.
@@ -164,14 +164,25 @@ impl Results {
         queues: u32,
         metric: &str,
     ) -> Option<f64> {
-        let row = self.rows.iter().find(|r| {
+        Some(self.row(suite, case, depth, queues, metric)?.value)
+    }
+
+    /// A figure with its runs.
+    pub fn row(
+        &self,
+        suite: &str,
+        case: &str,
+        depth: u32,
+        queues: u32,
+        metric: &str,
+    ) -> Option<&Row> {
+        self.rows.iter().find(|r| {
             r.suite == suite
                 && r.case == case
                 && r.depth == depth
                 && r.queues == queues
                 && r.metric == metric
-        });
-        row.map(|r| r.value)
+        })
     }
 }
 
@@ -212,6 +223,16 @@ impl Machine {
                 .unwrap_or(0.0),
         }
     }
+}
+
+/// The quotient of two figures: the median of its runs' quotients, since what a run of one is to be compared with is that
+/// run of the other, not another hour's. Of the medians, where there are not as many runs of both.
+pub fn quotient(over: &Row, under: &Row) -> f64 {
+    if over.runs.is_empty() || over.runs.len() != under.runs.len() {
+        return over.value / under.value;
+    }
+    let pairs = over.runs.iter().zip(&under.runs);
+    median(&pairs.map(|(over, under)| over / under).collect::<Vec<_>>())
 }
 
 /// The middle one, or the mean of the two in the middle.
@@ -287,6 +308,33 @@ mod tests {
         depth: 1,
         queues: 1,
     };
+
+    #[test]
+    fn quotients_are_of_runs_with_each_other() {
+        let row = |runs: &[f64]| Row {
+            value: median(runs),
+            runs: runs.to_vec(),
+            ..Row::default()
+        };
+        // 0.5, 1.2, 0.95; of the medians it would be 1.2.
+        let (over, under) = (row(&[50.0, 120.0, 190.0]), row(&[100.0, 100.0, 200.0]));
+        assert_eq!(quotient(&over, &under), 0.95);
+        assert_eq!(quotient(&row(&[50.0]), &row(&[100.0, 100.0])), 0.5);
+        let bare = Row {
+            value: 4.0,
+            ..Row::default()
+        };
+        assert_eq!(
+            quotient(
+                &Row {
+                    value: 2.0,
+                    ..bare.clone()
+                },
+                &bare
+            ),
+            0.5
+        );
+    }
 
     #[test]
     fn medians() {

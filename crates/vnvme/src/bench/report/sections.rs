@@ -7,7 +7,7 @@ mod share;
 use super::chart::{Chart, Series, Shape};
 use super::documents;
 use super::table::Table;
-use crate::bench::results::Results;
+use crate::bench::results::{Results, quotient};
 use std::collections::BTreeSet;
 
 /// One suite.
@@ -82,7 +82,7 @@ impl View<'_> {
         table.row(name, false, cells.collect());
     }
 
-    /// Quotients of two cases.
+    /// Quotients of two cases, each the median of those within the runs.
     fn ratio(
         &self,
         table: &mut Table,
@@ -92,9 +92,8 @@ impl View<'_> {
         metric: &str,
     ) {
         let cell = |p: &Point| {
-            Some(times(
-                self.get(over, *p, metric)? / self.get(under, *p, metric)?,
-            ))
+            let row = |case| self.results.row(self.suite, case, p.0, p.1, metric);
+            Some(times(quotient(row(over)?, row(under)?)))
         };
         table.row(name, false, points.iter().map(cell).collect());
     }
