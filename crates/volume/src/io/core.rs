@@ -14,7 +14,7 @@ pub(super) use pin::why_not_pinned;
 use super::burst::Burst;
 use super::entry::{self, Sources, Target, Transfer};
 use super::fixed::FixedTable;
-use super::job::{Job, Next};
+use super::job::{Job, Next, Step};
 use super::pool::BouncePool;
 use super::ring::RingFile;
 use super::setup::Mode;
@@ -269,7 +269,9 @@ impl Core {
             if unsafe { self.uring.submission().push(&entry) }.is_ok() {
                 self.free.pop();
                 slot.generation = generation;
-                slot.job = Some(Job::transfer(tag, op, offset, len, data, file));
+                // The kernel can be handed the memory as it is.
+                let request = Request::transfer(tag, op, offset, data);
+                slot.job = Some(Job::at(Step::Data, request, file));
                 open.busy += 1;
                 self.counters.requests += 1;
                 self.counters.operations += 1;

@@ -3,7 +3,7 @@
 //! No system call happens here, so that every way a kernel can answer is tested without one.
 
 use crate::{IoError, IoErrorKind, Op, Request};
-use dma::{Buffer, SegmentList};
+use dma::Buffer;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How often an operation is repeated that the kernel could not carry out for now.
@@ -93,37 +93,16 @@ impl Job {
             Op::WriteZeroes { .. } if can.zero_range() => Step::ZeroRange,
             Op::WriteZeroes { .. } => Step::Zeroes,
         };
+        Self::at(step, request, file)
+    }
+
+    /// A request at that step.
+    #[inline(always)]
+    pub(crate) fn at(step: Step, request: Request, file: usize) -> Self {
         Self {
             request,
             file,
             step,
-            done: 0,
-            bounce: None,
-            cancelled: false,
-            retries: 0,
-        }
-    }
-
-    /// A read or write of memory that the kernel can be handed as it is.
-    #[inline(always)]
-    pub(crate) fn transfer(
-        tag: u64,
-        op: Op,
-        offset: u64,
-        len: u64,
-        data: SegmentList,
-        file: usize,
-    ) -> Self {
-        Self {
-            request: Request {
-                tag,
-                op,
-                offset,
-                len,
-                data,
-            },
-            file,
-            step: Step::Data,
             done: 0,
             bounce: None,
             cancelled: false,
