@@ -215,6 +215,16 @@ fn an_idle_queue_beside_a_busy_one_is_looked_at_once_in_sixteen_rounds() {
     }
 }
 
+/// Numbers that are the same in every run.
+fn random(mut seed: u64) -> impl FnMut() -> u16 {
+    move || {
+        seed = seed
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (seed >> 33) as u16
+    }
+}
+
 #[test]
 fn idle_queues_that_become_busy_hide_no_other() {
     let config = ControllerConfig {
@@ -227,13 +237,7 @@ fn idle_queues_that_become_busy_hide_no_other() {
         h.create_pair(qid, 8);
     }
     let command = read(&h);
-    let mut seed = 1u64;
-    let mut random = move || {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (seed >> 33) as u16
-    };
+    let mut random = random(1);
     let mut waits = [None; 41];
     let mut longest = 0;
     for i in 0..20_000 {
@@ -318,13 +322,7 @@ fn a_round_after_a_last_look_finds_every_queue_that_has_something() {
         }
         h.ring = ring;
         let command = read(&h);
-        let mut seed = 7u64;
-        let mut random = move || {
-            seed = seed
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            (seed >> 33) as u16
-        };
+        let mut random = random(7);
         for i in 0..2000 {
             // Somewhere in the turns of the idle ones.
             for _ in 0..random() % 40 {

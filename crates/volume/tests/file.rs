@@ -380,20 +380,21 @@ fn zeroes_are_written_where_nothing_else_works() {
     assert_eq!(worker.io.counters().operations - before, 1);
 }
 
+fn opened(path: &Path, direct: Direct) -> FileVolume {
+    let options = FileOptions {
+        direct,
+        ..FileOptions::default()
+    };
+    FileVolume::open(path, options).unwrap()
+}
+
 #[test]
 fn a_file_that_shrinks_gives_errors_and_no_stale_data() {
     for way in WAYS {
         for direct in [Direct::Auto, Direct::Off] {
             let directory = disk();
             let path = sparse(&directory, MIB);
-            let volume = FileVolume::open(
-                &path,
-                FileOptions {
-                    direct,
-                    ..FileOptions::default()
-                },
-            )
-            .unwrap();
+            let volume = opened(&path, direct);
             let mut worker = Worker::by(way, &volume);
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_len(MIB / 2 + 100).unwrap();
@@ -647,14 +648,7 @@ fn memory_that_has_gone_is_an_error_of_its_own() {
             let directory = disk();
             let path = sparse(&directory, MIB);
             std::fs::write(&path, vec![0x77; MIB as usize]).unwrap();
-            let volume = FileVolume::open(
-                &path,
-                FileOptions {
-                    direct,
-                    ..FileOptions::default()
-                },
-            )
-            .unwrap();
+            let volume = opened(&path, direct);
             let mut worker = Worker::by(way, &volume);
             rustix::fs::ftruncate(worker.guest.memory.fd(), 0).unwrap();
             for op in [Op::Read, Op::Write { fua: false }] {
