@@ -155,18 +155,6 @@ impl Results {
         }
     }
 
-    /// A figure.
-    pub fn value(
-        &self,
-        suite: &str,
-        case: &str,
-        depth: u32,
-        queues: u32,
-        metric: &str,
-    ) -> Option<f64> {
-        Some(self.row(suite, case, depth, queues, metric)?.value)
-    }
-
     /// A figure with its runs.
     pub fn row(
         &self,
@@ -376,7 +364,8 @@ mod tests {
         let read = Results::read(&path).unwrap();
         assert_eq!(read.rows, results.rows);
         assert_eq!(read.rows.len(), 2);
-        assert_eq!(read.value("limit", "null mapped", 1, 1, "iops"), Some(2.0));
+        let row = read.row("limit", "null mapped", 1, 1, "iops");
+        assert_eq!(row.map(|row| row.value), Some(2.0));
         assert_eq!(read.about.left_out, [left]);
         assert_eq!(read.about.command, "vnvme bench --suite limit");
         let text = std::fs::read_to_string(&path).unwrap();

@@ -70,7 +70,8 @@ pub fn page(about: &About, sections: &[Section]) -> String {
     ));
     body.push_str(
         "<p>Figures are medians of several runs, interleaved, so that a machine that is slow for a while is slow for all; \
-         ratios are medians of those within each run. Compare figures of one table with each other; another machine, or another hour, gives others. Rows in \
+         ratios are medians of those within each run. Compare figures of one table with each other; another machine, \
+         or another hour, gives others. Rows in \
          <i>italics</i> are what the documents state that this project follows, on their machines.</p>\n",
     );
     body.push_str("<nav>");

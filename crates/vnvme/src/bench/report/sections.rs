@@ -7,7 +7,7 @@ mod share;
 use super::chart::{Chart, Series, Shape};
 use super::documents;
 use super::table::Table;
-use crate::bench::results::{Results, quotient};
+use crate::bench::results::{Results, Row, quotient};
 use std::collections::BTreeSet;
 
 /// One suite.
@@ -48,8 +48,12 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    fn get(&self, case: &str, (depth, queues): Point, metric: &str) -> Option<f64> {
-        self.results.value(self.suite, case, depth, queues, metric)
+    fn get(&self, case: &str, point: Point, metric: &str) -> Option<f64> {
+        Some(self.figure(case, point, metric)?.value)
+    }
+
+    fn figure(&self, case: &str, (depth, queues): Point, metric: &str) -> Option<&Row> {
+        self.results.row(self.suite, case, depth, queues, metric)
     }
 
     /// Depths and queues that there are figures for, of cases that `wanted` likes.
@@ -92,8 +96,8 @@ impl View<'_> {
         metric: &str,
     ) {
         let cell = |p: &Point| {
-            let row = |case| self.results.row(self.suite, case, p.0, p.1, metric);
-            Some(times(quotient(row(over)?, row(under)?)))
+            let figure = |case| self.figure(case, *p, metric);
+            Some(times(quotient(figure(over)?, figure(under)?)))
         };
         table.row(name, false, points.iter().map(cell).collect());
     }
