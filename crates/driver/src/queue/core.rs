@@ -342,20 +342,14 @@ impl Core {
     #[inline]
     pub fn look(&mut self, done: &mut impl Sink, rest: bool) -> usize {
         self.ring();
-        let mut count = 0;
-        // A controller that is stepped works while this side rests: then there is a second look.
-        for look in 0..=u32::from(self.stepped) {
-            if look > 0 {
-                self.shared.transport.pause();
+        let mut may_rest = rest || self.stepped;
+        let mut count = loop {
+            let count = self.reap(done);
+            // What comes during the rest is handed out at once: its submitter waits for it.
+            if count > 0 || !std::mem::take(&mut may_rest) || !self.rest() {
+                break count;
             }
-            count = self.reap(done);
-            if count > 0 {
-                break;
-            }
-        }
-        if count == 0 && rest && !self.stepped {
-            self.rest();
-        }
+        };
         self.rounds = self.rounds.wrapping_add(1);
         let look = if count == 0 {
             64
@@ -382,20 +376,24 @@ impl Core {
         count
     }
 
-    /// A moment, with an eye on the next entry: it ends when that is there. Without commands in flight none can come.
+    /// A moment, with an eye on the next entry: it ends when that is there. Whether a second look is worth while.
     #[inline]
-    fn rest(&self) {
+    fn rest(&self) -> bool {
+        // A controller that is stepped does its work now.
+        if self.stepped {
+            self.shared.transport.pause();
+            return true;
+        }
+        // Without commands in flight none can come.
         let glances = if self.slots.in_flight() > 0 {
             GLANCES
         } else {
             1
         };
-        for _ in 0..glances {
+        (0..glances).any(|_| {
             self.shared.transport.pause();
-            if self.cq.take(self.head, self.phase).is_some() {
-                return;
-            }
-        }
+            self.cq.take(self.head, self.phase).is_some()
+        })
     }
 
     /// Submits a command again.

@@ -101,6 +101,8 @@ pub(super) struct Core {
     said_not_pinned: bool,
     counters: IoCounters,
     stats: Arc<IoStats>,
+    /// The counters have moved on since others were told.
+    untold: bool,
 }
 
 impl Core {
@@ -140,6 +142,7 @@ impl Core {
             said_not_pinned: false,
             counters: IoCounters::default(),
             stats,
+            untold: false,
         }
     }
 
@@ -354,6 +357,16 @@ impl Core {
     pub(super) fn push_idle(&mut self) {
         if self.unsent > 0 && self.unsent == self.busy() && self.mode != Mode::Polled {
             self.send_now();
+            self.tell();
+        }
+    }
+
+    /// Brings the counters up to date that others read. Not at the system call itself: whoever waits for its completions comes
+    /// first.
+    #[inline]
+    pub(super) fn tell(&mut self) {
+        if std::mem::take(&mut self.untold) {
+            self.stats.publish(&self.counters);
         }
     }
 
@@ -389,7 +402,7 @@ impl Core {
     fn sent(&mut self, result: io::Result<()>) {
         self.unsent = self.uring.submission().len();
         self.urgent &= self.unsent > 0;
-        self.stats.publish(&self.counters);
+        self.untold = true;
         match result {
             Ok(()) => self.troubled = false,
             Err(error) => match error.raw_os_error() {

@@ -113,6 +113,7 @@ impl Ring {
         let core = &mut *self.core.borrow_mut();
         core.finish(Some(file));
         core.unregister(file);
+        core.tell();
     }
 
     /// Starts a request on a file. `Some`: it could not be started.
@@ -180,7 +181,9 @@ impl Ring {
     pub(crate) fn flush(&self) -> bool {
         let core = &mut *self.core.borrow_mut();
         core.end_burst();
-        core.send()
+        let all = core.send();
+        core.tell();
+        all
     }
 
     /// Hands out completions.
@@ -241,6 +244,7 @@ impl Ring {
         if !core.send() || core.has_arrivals() {
             return false;
         }
+        core.tell();
         if core.always_signals() {
             self.drain();
         }

@@ -23,7 +23,7 @@ pub struct IoCounters {
     pub continued: u64,
 }
 
-/// The counters for other threads: written by the worker at each system call, with plain stores.
+/// The counters for other threads: written by the worker at the end of each round with a system call, with plain stores.
 #[derive(Debug, Default)]
 pub struct IoStats {
     requests: AtomicU64,
@@ -49,7 +49,7 @@ impl IoStats {
         self.continued.store(counters.continued, Ordering::Relaxed);
     }
 
-    /// The counters as they were at the last system call.
+    /// The counters as they were at the end of the last round with a system call.
     pub fn counters(&self) -> IoCounters {
         IoCounters {
             requests: self.requests.load(Ordering::Relaxed),
