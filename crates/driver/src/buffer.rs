@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dma::{Memory, MemoryError};
+use dma::{MapError, Memory, MemoryError};
 
 use crate::iova::{End, MapFailure, Mapper, Region, Registration, Space};
+use crate::options::MemorySource;
 
 /// Bytes of a chunk of the heap: one mapping each.
 const CHUNK: u64 = 4 << 20;
@@ -138,6 +139,7 @@ pub struct Heap {
     /// Alignment and unit of what is given out: the device's memory page. Also where a chunk's own addresses start,
     /// for a space leaves out address 0.
     page: u64,
+    source: MemorySource,
     chunks: Mutex<Vec<Chunk>>,
 }
 
@@ -148,11 +150,13 @@ impl std::fmt::Debug for Heap {
 }
 
 impl Heap {
-    /// An empty heap on this mapper, for a device with memory pages of so many bytes (a power of two, at least 4096).
-    pub fn new(mapper: Arc<Mapper>, page: u64) -> Arc<Self> {
+    /// An empty heap on this mapper, for a device with memory pages of so many bytes (a power of two, at least 4096), of
+    /// memory from this source.
+    pub fn new(mapper: Arc<Mapper>, page: u64, source: MemorySource) -> Arc<Self> {
         Arc::new(Self {
             mapper,
             page,
+            source,
             chunks: Mutex::default(),
         })
     }
@@ -178,8 +182,15 @@ impl Heap {
                     .max(CHUNK)
                     .checked_next_multiple_of(granule)
                     .ok_or(MapFailure::Range)?;
-                let memory =
-                    Memory::anonymous(usize::try_from(size).map_err(|_| MapFailure::Range)?)?;
+                let bytes = usize::try_from(size).map_err(|_| MapFailure::Range)?;
+                let memory = self.source.make(bytes)?;
+                if !memory.is_writable() {
+                    return Err(MapError::System {
+                        call: "memory of a source",
+                        errno: rustix::io::Errno::ACCESS,
+                    }
+                    .into());
+                }
                 let region = self.mapper.map(&memory, 0, size)?;
                 let mut space = Space::new(&[self.page..=self.page + size - 1], self.page);
                 let at = space

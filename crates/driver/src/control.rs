@@ -147,7 +147,7 @@ impl Shared {
             return Err(Error::Unusable("its smallest memory page is above 64 KiB"));
         }
         let mapper = Mapper::new(transport.clone());
-        let heap = Heap::new(mapper.clone(), 4096 << cap.mpsmin());
+        let heap = Heap::new(mapper.clone(), 4096 << cap.mpsmin(), options.memory.clone());
         let admin = Admin::new(&transport, &heap, &options, cap.dstrd())?;
         let wanted = options.io_queues.max(1);
         let mut control = Control {

@@ -77,7 +77,7 @@ pub use device::Device;
 pub use error::{CommandError, Error, Refusal, Refused};
 pub use future::{AsyncQueue, Pending};
 pub use namespace::Namespace;
-pub use options::{Doorbells, Options, QueueOptions, ShadowMemory};
+pub use options::{Doorbells, MemorySource, Options, QueueOptions, ShadowMemory};
 pub use queue::raw;
 pub use queue::{
     BlockingError, Completion, Look, Op, QueueCounters, QueuePair, Request, ShadowBuffers, Tap,

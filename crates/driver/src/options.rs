@@ -1,7 +1,9 @@
 //! What a user may choose.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use dma::{MapError, Memory};
 use doorbell::HostBehaviour;
 
 /// How a [`Device`](crate::Device) is driven. The default suits a real device as well as a virtual one.
@@ -26,6 +28,8 @@ pub struct Options {
     pub status_interval: Duration,
     /// How often a command is repeated after aborts and resets before it fails.
     pub retries: u8,
+    /// Where the device's own memory comes from.
+    pub memory: MemorySource,
 }
 
 impl Default for Options {
@@ -40,7 +44,44 @@ impl Default for Options {
             admin_timeout: Duration::from_secs(30),
             status_interval: Duration::from_millis(250),
             retries: 3,
+            memory: MemorySource::default(),
         }
+    }
+}
+
+/// Where a device's own memory comes from: that of its queues, lists and doorbell buffers, and what
+/// [`Device::allocate`](crate::Device::allocate) gives out. Memfds by default; huge pages, or memory on a NUMA node of the
+/// user's choice, where that is better.
+#[derive(Clone)]
+pub struct MemorySource(Arc<Make>);
+
+type Make = dyn Fn(usize) -> Result<Memory, MapError> + Send + Sync;
+
+impl MemorySource {
+    /// Memory that `make` makes of at least so many bytes, a multiple of the page size; writable, and the device's alone. It
+    /// is asked for a few MiB at a time.
+    pub fn new(make: impl Fn(usize) -> Result<Memory, MapError> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(make))
+    }
+
+    /// Memory of so many bytes.
+    ///
+    /// # Errors
+    /// Those of whoever makes it.
+    pub fn make(&self, len: usize) -> Result<Memory, MapError> {
+        (self.0)(len)
+    }
+}
+
+impl Default for MemorySource {
+    fn default() -> Self {
+        Self::new(Memory::anonymous)
+    }
+}
+
+impl std::fmt::Debug for MemorySource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MemorySource")
     }
 }
 

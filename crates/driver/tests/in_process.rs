@@ -4,11 +4,13 @@ mod common;
 
 use common::*;
 use controller::ControllerConfig;
+use dma::{MapError, Memory};
 use driver::{
-    AsyncQueue, CommandError, Event, Op, Options, QueueOptions, Refusal, Request, in_process,
+    AsyncQueue, CommandError, Device, Event, MemorySource, Op, Options, QueueOptions, Refusal,
+    Request, in_process,
 };
 use nvme::Status;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use volume::{Effect, Fault, FaultVolume, IoErrorKind, OpKind, Volume};
 
@@ -425,4 +427,52 @@ fn a_closed_device_fails_everything_and_hangs_nothing() {
     assert!(device.is_gone() && device.health().is_err());
     let refused = queue.submit_read(0, 1, device.allocate(512).unwrap(), 1);
     assert_eq!(refused.unwrap_err().why, Refusal::Gone);
+}
+
+#[test]
+fn the_devices_own_memory_comes_from_its_source() {
+    let transport = || {
+        local(
+            ControllerConfig::default(),
+            vec![namespace(1, memory(MIB), 512)],
+        )
+    };
+    let made = Arc::new(Mutex::new(Vec::new()));
+    let source = {
+        let made = made.clone();
+        MemorySource::new(move |len| {
+            let memory = Memory::anonymous(len)?;
+            made.lock().unwrap().push(memory.clone());
+            Ok(memory)
+        })
+    };
+    let options = Options {
+        memory: source,
+        ..Options::default()
+    };
+    let device = open(&transport(), options);
+    let buffer = device.allocate(4096).unwrap();
+    let (of, at) = buffer.memory().unwrap();
+    of.write(at, b"mine").unwrap();
+    let made = made.lock().unwrap();
+    assert_eq!(made.len(), 1, "one chunk does for all this");
+    let mut found = [0; 4];
+    made[0].read(at, &mut found).unwrap();
+    assert_eq!(&found, b"mine");
+    drop(made);
+
+    let short = MemorySource::new(|len| Memory::anonymous(len / 2));
+    let gone = MemorySource::new(|_| Err(MapError::Empty));
+    let read_only = MemorySource::new(|len| {
+        let memory = Memory::anonymous(len)?;
+        Memory::from_fd(memory.fd().try_clone_to_owned().unwrap(), len as u64, false)
+    });
+    for source in [short, gone, read_only] {
+        let options = Options {
+            memory: source,
+            ..Options::default()
+        };
+        let refused = Device::open(transport(), options);
+        assert!(matches!(refused, Err(driver::Error::Map(_))), "{refused:?}");
+    }
 }

@@ -65,6 +65,7 @@ impl DeviceTarget {
         let mut options = Options {
             io_queues: job.queues,
             interrupts: job.interrupt,
+            memory: job.memory.clone(),
             ..Options::default()
         };
         options.doorbells.shadow = job.doorbells == Doorbells::Shadow;

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use driver::MemorySource;
 use std::time::Duration;
 
 /// Direction and order of the I/O, by fio's words.
@@ -129,6 +130,8 @@ pub struct Job {
     pub interrupt: bool,
     pub doorbells: Doorbells,
     pub cpus: Vec<usize>,
+    /// Where this side's memory comes from: that of the queues and of the data.
+    pub memory: MemorySource,
 }
 
 impl Default for Job {
@@ -149,6 +152,7 @@ impl Default for Job {
             interrupt: false,
             doorbells: Doorbells::Shadow,
             cpus: Vec::new(),
+            memory: MemorySource::default(),
         }
     }
 }
@@ -189,6 +193,7 @@ impl JobArgs {
             interrupt: self.interrupt && !self.poll,
             doorbells: self.doorbells,
             cpus: self.cpus.clone(),
+            memory: MemorySource::default(),
         })
     }
 }

@@ -69,6 +69,15 @@ pub struct BenchArgs {
     /// given for is done in full. The results then hold nothing else of it
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
+    /// Where a suite has the memory of queues and data
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        requires = "suite",
+        value_name = "PLACE"
+    )]
+    memory: suite::Choice,
     /// Write the report of the results that there are
     #[arg(long, conflicts_with = "target")]
     report: bool,
@@ -101,6 +110,7 @@ impl BenchArgs {
                 runs: self.runs,
                 output: self.output.clone(),
                 ceilings: self.ceilings.clone(),
+                memory: suite::place(self.memory)?,
             };
             let asked = self.job.runtime.map(|_| job.runtime);
             verdict = suite::run(name, asked, &plan);

@@ -5,7 +5,8 @@
 
 use super::lane::{Geometry, Lane, Outcome, Target};
 use anyhow::{Context, Result, bail};
-use dma::Buffer;
+use dma::Memory;
+use driver::MemorySource;
 use io_uring::{IoUring, cqueue, opcode, types};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -20,6 +21,8 @@ pub struct UringTarget {
     size: u64,
     direct: bool,
     register: bool,
+    /// Where the buffers come from.
+    memory: MemorySource,
 }
 
 impl UringTarget {
@@ -51,7 +54,13 @@ impl UringTarget {
             size,
             direct,
             register: true,
+            memory: MemorySource::default(),
         })
+    }
+
+    /// The same with buffers in memory from there.
+    pub fn with_memory(self, memory: MemorySource) -> Self {
+        Self { memory, ..self }
     }
 
     /// The same without registered buffers: the kernel looks the pages of each I/O up.
@@ -79,7 +88,13 @@ impl Target for UringTarget {
     }
 
     fn lane(&self, _index: u16, depth: u16, bytes: usize) -> Result<UringLane> {
-        UringLane::new(self.file.try_clone()?, depth, bytes, self.register)
+        UringLane::new(
+            self.file.try_clone()?,
+            depth,
+            bytes,
+            self.register,
+            &self.memory,
+        )
     }
 }
 
@@ -88,7 +103,7 @@ pub struct UringLane {
     ring: IoUring,
     /// Held for the ring: it is registered as file 0.
     _file: File,
-    buffers: Buffer,
+    buffers: Memory,
     bytes: usize,
     /// The buffers are registered.
     fixed: bool,
@@ -97,7 +112,13 @@ pub struct UringLane {
 }
 
 impl UringLane {
-    fn new(file: File, depth: u16, bytes: usize, register: bool) -> Result<Self> {
+    fn new(
+        file: File,
+        depth: u16,
+        bytes: usize,
+        register: bool,
+        memory: &MemorySource,
+    ) -> Result<Self> {
         let entries = u32::from(depth).next_power_of_two().max(8);
         let best = IoUring::builder()
             .setup_single_issuer()
@@ -108,14 +129,16 @@ impl UringLane {
             Ok(ring) => ring,
             Err(_) => IoUring::new(entries).context("io_uring")?,
         };
-        let mut buffers = Buffer::new(bytes * usize::from(depth));
+        let len = bytes * usize::from(depth);
+        let buffers = memory.make(len)?;
+        let all = buffers.segment(0, len).context("memory is too short")?;
         let submitter = ring.submitter();
         submitter
             .register_files(&[file.as_raw_fd()])
             .context("io_uring: registering the file")?;
         let vector = libc::iovec {
-            iov_base: buffers.as_mut_ptr().cast(),
-            iov_len: buffers.len(),
+            iov_base: all.as_ptr().cast(),
+            iov_len: all.len(),
         };
         // SAFETY: the buffers stay in place as long as the ring: `Drop` waits for all I/Os, and the ring is dropped first.
         let fixed = register && unsafe { submitter.register_buffers(&[vector]) }.is_ok();
@@ -130,9 +153,9 @@ impl UringLane {
         })
     }
 
-    fn range(&self, slot: u16) -> std::ops::Range<usize> {
-        let start = usize::from(slot) * self.bytes;
-        start..start + self.bytes
+    /// Where a slot's buffer begins.
+    fn at(&self, slot: u16) -> usize {
+        usize::from(slot) * self.bytes
     }
 
     fn enter(&mut self, wait: usize) -> Result<()> {
@@ -158,11 +181,10 @@ impl UringLane {
 impl Lane for UringLane {
     #[inline]
     fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()> {
-        let range = self.range(slot);
-        let Some(buffer) = self.buffers.get_mut(range) else {
+        let Some(buffer) = self.buffers.segment(self.at(slot), self.bytes) else {
             bail!("there is no buffer {slot}");
         };
-        let (at, len) = (buffer.as_mut_ptr(), buffer.len() as u32);
+        let (at, len) = (buffer.as_ptr(), buffer.len() as u32);
         let fd = types::Fixed(0);
         let entry = match (write, self.fixed) {
             (false, true) => opcode::ReadFixed::new(fd, at, len, 0)
@@ -214,16 +236,12 @@ impl Lane for UringLane {
     }
 
     fn put(&mut self, slot: u16, data: &[u8]) {
-        let range = self.range(slot);
-        if let Some(buffer) = self.buffers.get_mut(range) {
-            buffer.copy_from_slice(data);
-        }
+        // A buffer that cannot be written shows when its data is read back.
+        let _ = self.buffers.write(self.at(slot), data);
     }
 
     fn get(&self, slot: u16, data: &mut [u8]) {
-        if let Some(buffer) = self.buffers.get(self.range(slot)) {
-            data.copy_from_slice(buffer);
-        }
+        let _ = self.buffers.read(self.at(slot), data);
     }
 }
 
@@ -241,7 +259,7 @@ impl Drop for UringLane {
         while self.in_flight > 0 {
             if self.enter(1).is_err() {
                 // Nobody can tell whether the kernel still writes to the buffers: they are never freed.
-                std::mem::forget(std::mem::replace(&mut self.buffers, Buffer::new(0)));
+                std::mem::forget(self.buffers.clone());
                 return;
             }
             self.in_flight = self

@@ -34,7 +34,7 @@ struct Medium {
 
 /// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a disk that is slow for a
 /// while is slow for all of them.
-const SLICES: u32 = 20;
+const SLICES: u32 = 60;
 /// A slice is measured again when a thread of it had to wait for a CPU for more than this share of it: somebody else had the
 /// CPU, and the way that needs two of them suffers more than the way that needs one.
 const DISTURBED: f64 = 0.15;
@@ -155,9 +155,9 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         ramp: plan.ramp / SLICES,
                         ..plan.job(depth, &[])
                     };
-                    let before = round_trip(&cores)?;
+                    let before = round_trip(&cores, plan)?;
                     let (all, again) = turns(&ways, medium, &job)?;
-                    let round_trip = (before + round_trip(&cores)?) / 2.0;
+                    let round_trip = (before + round_trip(&cores, plan)?) / 2.0;
                     disturbed += again;
                     for ((word, _), measured) in ways.iter().zip(all) {
                         let case = format!("{} {word} {}", rw.word(), medium.word);
@@ -185,10 +185,11 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 }
 
 /// Nanoseconds of a cache line's way between the two CPUs and back: what a controller adds at least to each I/O.
-fn round_trip(cores: &Cores) -> Result<f64> {
+fn round_trip(cores: &Cores, plan: &Plan) -> Result<f64> {
+    let source = plan.memory.source();
     match (cores.client.first(), cores.server.first()) {
         (Some(&client), Some(&server)) => {
-            Ok(pingpong::measure(client, server, pingpong::SPAN)?.line)
+            Ok(pingpong::measure(client, server, pingpong::SPAN, &source)?.line)
         }
         _ => Err(anyhow!("it needs two CPUs")),
     }
@@ -205,7 +206,10 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
             // Nothing goes through a ring there, and no page is looked up.
             continue;
         }
-        let bare = || UringTarget::open(&medium.path, true);
+        let bare = || -> Result<UringTarget> {
+            let target = UringTarget::open(&medium.path, true)?;
+            Ok(target.with_memory(plan.memory.source()))
+        };
         let way = match word {
             "bare" => Way::Bare(bare()?, cpus.to_vec()),
             "plain" => Way::Bare(bare()?.unregistered(), cpus.to_vec()),

@@ -46,13 +46,14 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let server = *cores.server.first().context("no second CPU")?;
     let mut outcome = Outcome::default();
     let copying = Copying::new(MEMORY)?;
+    let source = plan.memory.source();
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for depth in DEPTHS {
             for (name, volume) in VOLUMES {
                 for mapped in [true, false] {
                     let way = if mapped { "mapped" } else { "shadow" };
-                    let before = pingpong::measure(client, server, pingpong::SPAN)?;
+                    let before = pingpong::measure(client, server, pingpong::SPAN, &source)?;
                     let served = Server::start(&Serve::one(volume, mapped, &[server]))?;
                     let job = Job {
                         doorbells: if mapped {
@@ -70,7 +71,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                     }
                     let measured = load::run(&target, &job, &mut ())?;
                     drop((target, served));
-                    let after = pingpong::measure(client, server, pingpong::SPAN)?;
+                    let after = pingpong::measure(client, server, pingpong::SPAN, &source)?;
                     let (line, entry) = (
                         (before.line + after.line) / 2.0,
                         (before.entry + after.entry) / 2.0,
@@ -106,6 +107,9 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                     };
                     c.add(pair, "rtt_ns", "ns", line);
                     c.add(pair, "entry_rtt_ns", "ns", entry);
+                    if let Some(far) = plan.memory.farthest() {
+                        c.add(pair, "far_rtt_ns", "ns", far);
+                    }
                 }
             }
         }

@@ -7,11 +7,14 @@ mod doorbell;
 mod file;
 mod limit;
 mod mediate;
+mod near;
 mod pingpong;
 mod pool;
 mod scale;
 mod server;
 mod share;
+
+pub use near::{Choice, Place};
 
 use super::job::Job;
 use super::results::{self, Collector, LeftOut, Machine, Results};
@@ -92,6 +95,8 @@ pub struct Plan {
     /// Where results go, and files to load.
     pub output: PathBuf,
     pub ceilings: PathBuf,
+    /// Where the memory of queues and data is.
+    pub memory: Place,
 }
 
 impl Plan {
@@ -113,6 +118,7 @@ impl Plan {
             runtime: self.runtime,
             ramp: self.ramp,
             cpus: cpus.to_vec(),
+            memory: self.memory.source(),
             ..Job::default()
         }
     }
@@ -147,6 +153,11 @@ impl Cores {
         }
         Ok(cores)
     }
+}
+
+/// Memory for a plan, as it was chosen.
+pub fn place(choice: Choice) -> Result<Place> {
+    Ok(Place::new(choice, &Cores::here()?))
 }
 
 /// What a suite made.
@@ -257,6 +268,7 @@ mod tests {
             runs: 1,
             output: PathBuf::new(),
             ceilings: PathBuf::new(),
+            memory: Place::default(),
         };
         let some = plan(&["32", "disk", "1"]);
         assert_eq!(some.chosen(&["1", "8", "32"]), ["1", "32"]);

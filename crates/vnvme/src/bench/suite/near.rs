@@ -1,0 +1,181 @@
+//! Memory whose cache lines go from one CPU to the other on the shorter way.
+//!
+//! On large machines each part of memory has a home, a socket or a part of one, and a line that two cores hand to each other
+//! takes its way past its home. Where the system knows of homes (NUMA nodes) memory is bound to one as threads are bound to
+//! CPUs. A virtual machine mostly does not know, and its memory is from here and there: so it is measured. The figures then
+//! depend on the CPUs and not on the pages that chance had for the queues.
+
+use super::{Cores, pingpong};
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use dma::Memory;
+use driver::MemorySource;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a piece, at least: neighbours have the same home, and pieces are to differ.
+const PIECE: usize = 4 << 20;
+/// Pages of a piece that are looked at: those at its start, which a device's queues are in.
+const PAGES: usize = 64;
+/// Pieces to choose from: so many in any case, so that it is known what near is, and so many at most.
+const LEAST: usize = 6;
+const MOST: usize = 16;
+/// A page is near when its lines take at most this much longer than those of the nearest one.
+const NEAR: f64 = 1.2;
+
+/// Where the queues' memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Choice {
+    /// Where lines go fast between the two CPUs, by measurement
+    #[default]
+    Near,
+    /// Wherever the system puts it
+    Any,
+}
+
+/// Memory for queues between two CPUs.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    source: MemorySource,
+    /// Nanoseconds of a round trip in every page that was looked at, where any was.
+    seen: Arc<Mutex<Vec<f64>>>,
+}
+
+impl Place {
+    /// As it was chosen.
+    pub(super) fn new(choice: Choice, cores: &Cores) -> Self {
+        let (Choice::Near, Some(&client), Some(&server)) =
+            (choice, cores.client.first(), cores.server.first())
+        else {
+            return Self::default();
+        };
+        let seen = Arc::<Mutex<Vec<f64>>>::default();
+        let source = {
+            let seen = seen.clone();
+            MemorySource::new(move |len| {
+                let mut looked = Vec::new();
+                let look = |memory: &Memory| {
+                    let pages = pingpong::pages(client, server, memory, PAGES)?;
+                    looked.extend_from_slice(&pages);
+                    Ok(pages)
+                };
+                let chosen = choose(|| piece(len), look);
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.append(&mut looked);
+                chosen.or_else(|error| {
+                    tracing::warn!("no memory near CPUs {client} and {server}: {error:#}");
+                    Memory::anonymous(len)
+                })
+            })
+        };
+        Self { source, seen }
+    }
+
+    /// Where it comes from.
+    pub fn source(&self) -> MemorySource {
+        self.source.clone()
+    }
+
+    /// Nanoseconds of a round trip in the farthest memory that was seen (the 95th percentile of all pages), where it was
+    /// looked for.
+    pub fn farthest(&self) -> Option<f64> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = seen.clone();
+        seen.sort_by(f64::total_cmp);
+        seen.get(seen.len().saturating_sub(1) * 95 / 100).copied()
+    }
+}
+
+/// A piece of memory that is there from its start on.
+fn piece(len: usize) -> Result<Memory> {
+    let memory = Memory::anonymous(len.max(PIECE))?;
+    for at in (0..PIECE).step_by(pingpong::PAGE) {
+        memory.write(at, &[0])?;
+    }
+    Ok(memory)
+}
+
+/// How many pages are not near.
+fn far(pages: &[f64], nearest: f64) -> usize {
+    pages.iter().filter(|&&page| page > nearest * NEAR).count()
+}
+
+/// The best of several pieces. `look` says how far each page of one is.
+fn choose<T>(
+    mut make: impl FnMut() -> Result<T>,
+    mut look: impl FnMut(&T) -> Result<Vec<f64>>,
+) -> Result<T> {
+    // All of them are kept until one is chosen: what is given back would come again.
+    let mut pieces: Vec<(T, Vec<f64>)> = Vec::new();
+    let mut nearest = f64::INFINITY;
+    while pieces.len() < MOST {
+        let piece = make()?;
+        let pages = look(&piece)?;
+        nearest = pages.iter().copied().fold(nearest, f64::min);
+        pieces.push((piece, pages));
+        let found = pieces.iter().any(|(_, pages)| far(pages, nearest) == 0);
+        if found && pieces.len() >= LEAST {
+            break;
+        }
+    }
+    let best = pieces
+        .into_iter()
+        .min_by_key(|(_, pages)| far(pages, nearest));
+    Ok(best.context("no memory")?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chooses among pieces whose pages are so far; which one it was, and how many were made.
+    fn chosen(pieces: &[[f64; 2]]) -> (usize, usize) {
+        let mut made = 0;
+        let make = || {
+            made += 1;
+            Ok(made - 1)
+        };
+        let piece = choose(make, |&piece: &usize| {
+            Ok(pieces[piece % pieces.len()].to_vec())
+        });
+        (piece.unwrap(), made)
+    }
+
+    #[test]
+    fn the_nearest_of_several_pieces_is_chosen() {
+        let (near, far) = ([280.0, 300.0], [420.0, 430.0]);
+        assert_eq!(chosen(&[far, far, near, far, far, far]), (2, LEAST));
+        assert_eq!(chosen(&[near, near]), (0, LEAST), "all are alike");
+        assert_eq!(chosen(&[far, far]), (0, LEAST), "all are alike");
+        let late = [far, far, far, far, far, far, far, near];
+        assert_eq!(chosen(&late), (0, LEAST), "nothing tells that it is far");
+        let mixed = [[280.0, 420.0], far, far, far, far, far, far, near];
+        assert_eq!(chosen(&mixed), (7, 8), "until one is near throughout");
+        assert_eq!(chosen(&[far, [290.0, 430.0], far]), (1, MOST), "the best");
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_an_error() {
+        assert!(choose(|| Ok(()), |()| anyhow::bail!("no")).is_err());
+        assert!(choose(|| anyhow::bail!("no"), |(): &()| Ok(Vec::new())).is_err());
+    }
+
+    #[test]
+    fn memory_is_there_wherever_it_was_looked_for() {
+        let cores = Cores::here().unwrap();
+        let any = Place::new(Choice::Any, &cores);
+        assert_eq!(any.source().make(8192).unwrap().len(), 8192);
+        assert_eq!(any.farthest(), None);
+        let near = Place::new(Choice::Near, &cores);
+        let (small, large) = (near.source().make(1), near.source().make(PIECE + 4096));
+        small.unwrap();
+        assert!(large.unwrap().len() >= PIECE + 4096);
+        assert_eq!(near.farthest().is_some(), !cores.server.is_empty());
+        // A CPU that is not there: nothing can be measured.
+        let nowhere = Cores {
+            client: vec![0],
+            server: vec![usize::MAX],
+        };
+        let memory = Place::new(Choice::Near, &nowhere).source().make(4096);
+        assert_eq!(memory.unwrap().len(), 4096);
+    }
+}
