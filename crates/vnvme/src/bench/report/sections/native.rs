@@ -99,6 +99,16 @@ pub fn limit(results: &Results) -> Section {
         false,
         vec![at("entry_rtt_ns")],
     );
+    if at("far_rtt_ns").is_some() {
+        ping.row(
+            "one word, in the farthest memory seen",
+            false,
+            vec![at("far_rtt_ns")],
+        );
+        ping.note = "Queues, data and ping-pong are in memory that is near both CPUs, by measurement (--memory near). A line \
+                     whose memory belongs to another socket, say, takes longer from core to core."
+            .into();
+    }
     tables.push(ping);
     let mut rate = chart("limit-iops", "IOPS", "depth", &points, true, Shape::Lines);
     let mut time = chart(
