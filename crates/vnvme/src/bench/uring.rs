@@ -12,6 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A file or block device.
@@ -23,7 +24,11 @@ pub struct UringTarget {
     register: bool,
     /// Where the buffers come from.
     memory: MemorySource,
+    spare: Spare,
 }
+
+/// Buffers of lanes that have ended, for the next ones: to look for memory may take long.
+type Spare = Arc<Mutex<Vec<Memory>>>;
 
 impl UringTarget {
     /// Opens it, without the page cache where its filesystem can do that.
@@ -55,7 +60,17 @@ impl UringTarget {
             direct,
             register: true,
             memory: MemorySource::default(),
+            spare: Spare::default(),
         })
+    }
+
+    /// Buffers of so many bytes.
+    fn buffers(&self, len: usize) -> Result<Memory> {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        match spare.iter().position(|memory| memory.len() >= len) {
+            Some(at) => Ok(spare.swap_remove(at)),
+            None => Ok(self.memory.make(len)?),
+        }
     }
 
     /// The same with buffers in memory from there.
@@ -93,7 +108,8 @@ impl Target for UringTarget {
             depth,
             bytes,
             self.register,
-            &self.memory,
+            self.buffers(bytes * usize::from(depth))?,
+            self.spare.clone(),
         )
     }
 }
@@ -104,6 +120,8 @@ pub struct UringLane {
     /// Held for the ring: it is registered as file 0.
     _file: File,
     buffers: Memory,
+    /// Where they go in the end.
+    spare: Spare,
     bytes: usize,
     /// The buffers are registered.
     fixed: bool,
@@ -117,7 +135,8 @@ impl UringLane {
         depth: u16,
         bytes: usize,
         register: bool,
-        memory: &MemorySource,
+        buffers: Memory,
+        spare: Spare,
     ) -> Result<Self> {
         let entries = u32::from(depth).next_power_of_two().max(8);
         let best = IoUring::builder()
@@ -130,7 +149,6 @@ impl UringLane {
             Err(_) => IoUring::new(entries).context("io_uring")?,
         };
         let len = bytes * usize::from(depth);
-        let buffers = memory.make(len)?;
         let all = buffers.segment(0, len).context("memory is too short")?;
         let submitter = ring.submitter();
         submitter
@@ -146,6 +164,7 @@ impl UringLane {
             ring,
             _file: file,
             buffers,
+            spare,
             bytes,
             fixed,
             in_flight: 0,
@@ -266,6 +285,8 @@ impl Drop for UringLane {
                 .in_flight
                 .saturating_sub(self.ring.completion().count());
         }
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.push(self.buffers.clone());
     }
 }
 
@@ -293,9 +314,13 @@ mod tests {
                 interrupt,
                 ..Job::default()
             };
-            let measured = run(&target, &job, &mut ()).unwrap();
-            assert_eq!(measured.read.ios + measured.write.ios, 2000);
-            assert!(measured.verified > 200);
+            for _ in 0..2 {
+                let measured = run(&target, &job, &mut ()).unwrap();
+                assert_eq!(measured.read.ios + measured.write.ios, 2000);
+                assert!(measured.verified > 200);
+            }
+            let spare = target.spare.lock().unwrap().len();
+            assert_eq!(spare, 1, "the second run has the buffers of the first");
         }
     }
 
