@@ -12,6 +12,7 @@ use super::stats::Measured;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// One I/O of this many is timed.
@@ -22,7 +23,7 @@ const TIMED_APART: Duration = Duration::from_micros(8);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A thread that sleeps looks this often whether the job is over.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
-/// How often the watcher looks.
+/// How often the watcher looks, if it wants to know anything.
 const TICK: Duration = Duration::from_millis(20);
 
 const RAMP: u8 = 0;
@@ -49,11 +50,20 @@ struct Shared {
 pub trait Watch {
     /// `ended` I/Os so far, `elapsed` of measuring (zero while ramping up).
     fn tick(&mut self, ended: u64, elapsed: Duration);
+
+    /// How often; none: never, and nothing wakes up for it while others measure.
+    fn interval(&self) -> Option<Duration> {
+        Some(TICK)
+    }
 }
 
 /// Nobody wants to know.
 impl Watch for () {
     fn tick(&mut self, _: u64, _: Duration) {}
+
+    fn interval(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Runs the job on the target.
@@ -85,12 +95,14 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
         open: Alone::default(),
         over: Alone::default(),
     };
+    let watcher = std::thread::current();
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for ((index, region), ended) in (0u16..).zip(&regions).zip(&shared.ended) {
             let shared = &shared;
+            let over = Over(&shared.over.0, watcher.clone());
             let body = move || {
-                let _over = CountOnDrop(&shared.over.0);
+                let _over = over;
                 pin(&job.cpus, index)?;
                 let lane = target.lane(index, job.depth, bytes);
                 // Those that wait for this queue are not to wait for ever.
@@ -131,12 +143,13 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
     })
 }
 
-/// Counts up when it goes away, however that happens.
-struct CountOnDrop<'a>(&'a AtomicU64);
+/// Counts up when it goes away, however that happens, and wakes the watcher.
+struct Over<'a>(&'a AtomicU64, Thread);
 
-impl Drop for CountOnDrop<'_> {
+impl Drop for Over<'_> {
     fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.0.fetch_add(1, Ordering::Release);
+        self.1.unpark();
     }
 }
 
@@ -172,12 +185,13 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
     }
     let mut sleep_for = |span: Duration, measuring: bool| {
         let start = Instant::now();
+        let interval = watch.interval();
         while over() == 0 {
             let left = span.saturating_sub(start.elapsed());
             if left.is_zero() {
                 break;
             }
-            std::thread::sleep(left.min(TICK));
+            std::thread::park_timeout(interval.map_or(left, |interval| left.min(interval)));
             let elapsed = if measuring {
                 start.elapsed()
             } else {
@@ -186,23 +200,20 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
             watch.tick(ended(), elapsed);
         }
     };
-    if job.ios.is_none() {
+    // What this thread itself does, it does before and after: while the others measure it takes no CPU from them.
+    let before = if job.ios.is_some() {
+        let before = cpu_time();
+        sleep_for(Duration::MAX, true);
+        before
+    } else {
         sleep_for(job.ramp, false);
+        let before = cpu_time();
         shared.phase.0.store(MEASURE, Ordering::Relaxed);
-    }
-    let before = cpu_time();
-    sleep_for(
-        if job.ios.is_some() {
-            Duration::MAX
-        } else {
-            job.runtime
-        },
-        true,
-    );
-    let after = cpu_time();
-    if job.ios.is_none() {
+        sleep_for(job.runtime, true);
         shared.phase.0.store(STOP, Ordering::Relaxed);
-    }
+        before
+    };
+    let after = cpu_time();
     (
         after.0.saturating_sub(before.0),
         after.1.saturating_sub(before.1),
