@@ -191,7 +191,7 @@ impl Io {
         self.ring.get().map_or(0, |ring| ring.pinned())
     }
 
-    /// The counters for other threads to read; [`Io::flush`] brings them up to date after system calls.
+    /// The counters for other threads to read; [`Io::flush`] and [`Io::arm`] bring them up to date after system calls.
     pub fn stats(&self) -> Arc<IoStats> {
         self.stats.clone()
     }

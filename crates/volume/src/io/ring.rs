@@ -244,7 +244,6 @@ impl Ring {
         if !core.send() || core.has_arrivals() {
             return false;
         }
-        core.tell();
         if core.always_signals() {
             self.drain();
         }
@@ -253,11 +252,13 @@ impl Ring {
         // The kernel queues the work and then looks whether to signal; this side asks for the signal and then looks
         // for work. With a full fence on both sides, one of them sees the other.
         fence(Ordering::SeqCst);
-        if core.busy() == 0 {
-            return true;
+        let idle = core.busy() == 0;
+        if !idle {
+            core.run_deferred();
         }
-        core.run_deferred();
-        !core.kernel_has_work() && !core.has_arrivals()
+        // Others may read them for as long as the worker sleeps.
+        core.tell();
+        idle || (!core.kernel_has_work() && !core.has_arrivals())
     }
 
     /// The descriptor to sleep on.

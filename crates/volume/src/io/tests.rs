@@ -101,6 +101,7 @@ fn every_mode_completes_sleeps_and_wakes() {
             while came.is_empty() {
                 assert!(began.elapsed() < BOUND, "{mode:?}: nothing comes");
                 if io.arm() {
+                    assert_eq!(io.stats().counters(), io.counters(), "asleep");
                     assert_eq!(sleep(&io, 60), 1, "{mode:?}: nobody woke the worker up");
                 } else {
                     // Whoever may not sleep has something to do, or the kernel's thread has something to take.
