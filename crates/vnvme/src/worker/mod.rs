@@ -28,7 +28,7 @@ const ROUNDS_PER_LOOK: u32 = 8;
 /// between two as long again.
 const ROUNDS_PER_CLOCK: u32 = 8;
 /// Short looks at a controller between two rounds without work; fewer where there are several.
-const GLANCES: u32 = 16;
+const GLANCES: u32 = 6;
 /// Rounds without work between two offers to let another thread run, where the worker has no CPU of its own.
 const ROUNDS_PER_YIELD: u32 = 8;
 /// How long volumes may take to make everything durable when the process is asked to end.
