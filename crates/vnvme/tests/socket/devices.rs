@@ -152,10 +152,19 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
     host.write(2, 0, &pattern(2, 4096));
     assert_eq!(std::fs::metadata(&disk).unwrap().len(), 6 << 20);
 
-    // Both are hit: what is left of the one, and nothing of the other.
+    // Both are hit: what is left of the one, and nothing of the other. Each is
+    // looked at by itself: the news may come together, or one after the other.
     expect_news(&mut host);
     file.set_len(2 << 20).unwrap();
-    assert_eq!(hear(&mut host), [1, 0, 0, 0, 2, 0, 0, 0]);
+    match hear(&mut host)[..] {
+        [1, 0, 0, 0, 2, 0, 0, 0] => {}
+        [first @ (1 | 2), 0, 0, 0, 0, 0, 0, 0] => {
+            expect_news(&mut host);
+            assert_eq!(hear(&mut host), [3 - first, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        ref other => panic!("{other:?}"),
+    }
+    assert_eq!(sizes(&mut host), [2 << 11, 0]);
     beyond(&mut host, 1, 2 << 11);
     let status = host.write_with(2, 0, &[0xee; 512], false);
     assert!(status.is(Status::LBA_OUT_OF_RANGE), "{status:?}");
