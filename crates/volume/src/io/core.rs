@@ -12,6 +12,7 @@ mod pin;
 pub(super) use pin::why_not_pinned;
 
 use super::burst::Burst;
+use super::entrance::Entrance;
 use super::entry::{self, Sources, Target, Transfer};
 use super::fixed::FixedTable;
 use super::job::{Job, Next, Step};
@@ -73,6 +74,8 @@ struct Slot {
 }
 
 pub(super) struct Core {
+    /// Goes before the ring.
+    entrance: Entrance,
     uring: IoUring,
     mode: Mode,
     slots: Vec<Slot>,
@@ -123,6 +126,7 @@ impl Core {
         let mut slots = Vec::new();
         slots.resize_with(capacity as usize, Slot::default);
         Self {
+            entrance: Entrance::new(&uring),
             uring,
             mode,
             slots,
@@ -378,12 +382,16 @@ impl Core {
     /// One system call: sends, and lets the kernel do what it has put off.
     pub(super) fn enter(&mut self) {
         self.count_batch();
-        // The kernel's thread that polls takes entries by itself while it is awake.
-        if self.mode != Mode::Polled || self.needs_call() {
+        let result = if self.mode == Mode::Polled {
+            // The kernel's thread that polls takes entries by itself while it is awake.
+            self.counters.system_calls += u64::from(self.needs_call());
+            self.uring.submit().map(drop)
+        } else {
             self.counters.system_calls += 1;
-        }
-        let result = self.uring.submit();
-        self.sent(result.map(drop));
+            let events = self.kernel_has_work();
+            self.entrance.enter(self.unsent as u32, events)
+        };
+        self.sent(result);
     }
 
     /// What was written since the last system call goes with this one.
@@ -426,18 +434,12 @@ impl Core {
 
     /// Lets the kernel run the completion work that it holds back in [`Mode::Deferred`].
     pub(super) fn run_deferred(&mut self) {
-        const GETEVENTS: u32 = 1;
         if self.mode != Mode::Deferred {
             return;
         }
         self.counters.system_calls += 1;
-        // SAFETY: nothing is submitted and nothing waited for; there is no argument that could be wrong.
-        let result = unsafe {
-            self.uring
-                .submitter()
-                .enter::<libc::sigset_t>(0, 0, GETEVENTS, None)
-        };
-        self.sent(result.map(drop));
+        let result = self.entrance.enter(0, true);
+        self.sent(result);
     }
 
     /// The event descriptor has been signalled while the worker was polling, too.

@@ -2,6 +2,7 @@
 
 mod burst;
 mod core;
+mod entrance;
 mod entry;
 mod fixed;
 pub(crate) mod job;

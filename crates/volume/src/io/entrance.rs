@@ -1,0 +1,171 @@
+//! The system call of a ring, by a registered descriptor where the kernel has room for it.
+//!
+//! A thread may register the descriptors of its rings (`IORING_REGISTER_RING_FDS`, Linux 5.18; 16 per thread): a call then
+//! names a place in the thread's own table, and the kernel need not take a reference to the ring's file and give it back.
+#![allow(unsafe_code)]
+
+use io_uring::IoUring;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+// From `linux/io_uring.h`.
+const IORING_REGISTER_RING_FDS: u32 = 20;
+const IORING_UNREGISTER_RING_FDS: u32 = 21;
+const IORING_ENTER_GETEVENTS: u32 = 1 << 0;
+const IORING_ENTER_REGISTERED_RING: u32 = 1 << 4;
+
+/// `struct io_uring_rsrc_update`.
+#[repr(C)]
+struct RsrcUpdate {
+    offset: u32,
+    resv: u32,
+    data: u64,
+}
+
+/// Where a ring is entered. Dropped before the ring, on the thread that it was made on.
+#[derive(Debug)]
+pub(super) struct Entrance {
+    /// The ring's descriptor.
+    ring: RawFd,
+    /// Its place in the thread's table.
+    place: Option<u32>,
+}
+
+impl Entrance {
+    /// That of a ring of the calling thread.
+    pub(super) fn new(uring: &IoUring) -> Self {
+        let ring = uring.as_raw_fd();
+        let mut update = RsrcUpdate {
+            // Anywhere.
+            offset: u32::MAX,
+            resv: 0,
+            data: ring as u64,
+        };
+        let place = match register(ring, IORING_REGISTER_RING_FDS, &mut update) {
+            Ok(()) => Some(update.offset),
+            Err(error) => {
+                tracing::debug!("io_uring: ring not registered ({error}), using its descriptor");
+                None
+            }
+        };
+        Self { ring, place }
+    }
+
+    /// The ring is entered by its place in the thread's table.
+    #[cfg(test)]
+    pub(super) fn is_registered(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Submits up to `count` entries; with `events`, lets the kernel post what it holds back, too. Waits for nothing.
+    #[inline]
+    pub(super) fn enter(&self, count: u32, events: bool) -> io::Result<()> {
+        let (ring, flags) = match self.place {
+            Some(place) => (place, IORING_ENTER_REGISTERED_RING),
+            None => (self.ring as u32, 0),
+        };
+        let flags = flags | if events { IORING_ENTER_GETEVENTS } else { 0 };
+        // SAFETY: there is no argument that the kernel reads or writes memory by; what the entries point to is the concern
+        // of who wrote them.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                ring,
+                count,
+                0u32,
+                flags,
+                std::ptr::null::<libc::c_void>(),
+                0usize,
+            )
+        };
+        done(result)
+    }
+}
+
+impl Drop for Entrance {
+    fn drop(&mut self) {
+        let Some(place) = self.place else { return };
+        let mut update = RsrcUpdate {
+            offset: place,
+            resv: 0,
+            data: 0,
+        };
+        if let Err(error) = register(self.ring, IORING_UNREGISTER_RING_FDS, &mut update) {
+            // The thread's end does it then.
+            tracing::debug!("io_uring: ring not unregistered: {error}");
+        }
+    }
+}
+
+/// `io_uring_register(2)` with one update.
+fn register(ring: RawFd, what: u32, update: &mut RsrcUpdate) -> io::Result<()> {
+    // SAFETY: the kernel reads and writes one structure, which is what it expects for both operations.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_register,
+            ring,
+            what,
+            std::ptr::from_mut(update),
+            1u32,
+        )
+    };
+    done(result)
+}
+
+fn done(result: libc::c_long) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use io_uring::opcode;
+
+    /// The kernel's `IO_RINGFD_REG_MAX`.
+    const PLACES: usize = 16;
+
+    fn nop(uring: &mut IoUring, entrance: &Entrance) {
+        let entry = opcode::Nop::new().build().user_data(7);
+        // SAFETY: it points to nothing.
+        unsafe { uring.submission().push(&entry) }.unwrap();
+        entrance.enter(1, true).unwrap();
+        assert_eq!(uring.completion().next().unwrap().user_data(), 7);
+    }
+
+    #[test]
+    fn a_ring_beyond_the_threads_table_is_entered_by_its_descriptor() {
+        let mut rings = Vec::new();
+        for _ in 0..PLACES + 4 {
+            let uring = IoUring::new(8).unwrap();
+            rings.push((Entrance::new(&uring), uring));
+        }
+        let registered = rings.iter().filter(|(e, _)| e.is_registered()).count();
+        assert_eq!(registered, PLACES, "needs Linux 5.18");
+        for (entrance, uring) in &mut rings {
+            nop(uring, entrance);
+        }
+    }
+
+    #[test]
+    fn a_place_is_given_back() {
+        for _ in 0..4 * PLACES {
+            let mut uring = IoUring::new(8).unwrap();
+            let entrance = Entrance::new(&uring);
+            assert!(entrance.is_registered());
+            nop(&mut uring, &entrance);
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_call_is_told() {
+        let uring = IoUring::new(8).unwrap();
+        let mut entrance = Entrance::new(&uring);
+        entrance.place = None;
+        entrance.ring = -1;
+        let error = entrance.enter(0, false).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
+}
