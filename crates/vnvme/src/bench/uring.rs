@@ -1,4 +1,6 @@
-//! A file loaded straight through io_uring, with all that makes it fast: what a controller on that file is compared with.
+//! A file loaded straight through io_uring: what a controller on that file is compared with. The ring is used as fio's engine
+//! uses it at its best (a registered file, registered buffers, deferred task work), and polled from user space, which is
+//! faster than fio's waiting in the kernel; [`Lane::wait`] waits as fio does.
 //!
 //! The one rule: the kernel writes only into the lane's own buffers, and a lane waits for its I/Os before these go away.
 #![allow(unsafe_code)]
