@@ -9,6 +9,12 @@
 /// 0.98 of what a bare ring does, with an eighth 1.00 and 0.97, with a quarter 1.10 and 1.03.
 const PART: usize = 4;
 
+/// After how many requests of a burst the device gets them, when the last burst had `last`; none: at its end. A single one is
+/// all of it, most likely, and need not wait until the worker comes back from where it was started.
+fn enough(last: usize) -> usize {
+    if last == 1 { 1 } else { last / PART }
+}
+
 /// The requests of a round that began with none in flight.
 #[derive(Debug, Default)]
 pub(super) struct Burst {
@@ -24,7 +30,7 @@ impl Burst {
     #[inline]
     pub(super) fn started(&mut self, busy: usize, unsent: usize) -> bool {
         self.open |= busy == 1;
-        self.open && busy == self.last / PART && unsent == busy
+        self.open && busy == enough(self.last) && unsent == busy
     }
 
     /// The round is over, with so many in flight.
@@ -65,6 +71,10 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(round(&mut burst, 0, 3), None, "not worth a call");
         }
+        assert_eq!(round(&mut burst, 0, 1), None);
+        assert_eq!(round(&mut burst, 0, 1), Some(1), "all of it");
+        assert_eq!(round(&mut burst, 0, 2), Some(1), "two came");
+        assert_eq!(round(&mut burst, 0, 2), None);
     }
 
     #[test]

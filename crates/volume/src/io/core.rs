@@ -381,6 +381,12 @@ impl Core {
 
     /// One system call: sends, and lets the kernel do what it has put off.
     pub(super) fn enter(&mut self) {
+        let events = self.kernel_has_work();
+        self.enter_for(events);
+    }
+
+    /// The same, when it is known whether the kernel has put something off.
+    pub(super) fn enter_for(&mut self, events: bool) {
         self.count_batch();
         let result = if self.mode == Mode::Polled {
             // The kernel's thread that polls takes entries by itself while it is awake.
@@ -388,7 +394,6 @@ impl Core {
             self.uring.submit().map(drop)
         } else {
             self.counters.system_calls += 1;
-            let events = self.kernel_has_work();
             self.entrance.enter(self.unsent as u32, events)
         };
         self.sent(result);

@@ -229,7 +229,7 @@ impl Ring {
                 // What the kernel holds back while there is enough to do goes with the next batch's call.
                 None if count == 0 && !asked && self.core.borrow_mut().kernel_has_work() => {
                     asked = true;
-                    self.core.borrow_mut().enter();
+                    self.core.borrow_mut().enter_for(true);
                 }
                 None => break,
             }

@@ -1,7 +1,7 @@
 //! Getting a ring from the kernel: the best that it offers, step by step down to the plainest.
 
 use crate::VolumeError;
-use io_uring::IoUring;
+use io_uring::{Builder, IoUring};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -58,8 +58,16 @@ pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), Volume
     })))
 }
 
-/// A ring of that mode, if the kernel has it.
+/// A ring of that mode, if the kernel has it; from Linux 6.6 on without the array of indices between the ring and its entries,
+/// which are taken in their order.
 pub(super) fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
+    match builder(mode).setup_no_sqarray().build(entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder(mode).build(entries),
+        result => result,
+    }
+}
+
+fn builder(mode: Mode) -> Builder {
     let mut builder = IoUring::builder();
     builder.dontfork();
     match mode {
@@ -82,7 +90,7 @@ pub(super) fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
         }
     }
     // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot crowd them out.
-    builder.build(entries)
+    builder
 }
 
 /// Says once per process what the kernel does not offer: every worker finds the same.
