@@ -35,11 +35,11 @@ struct Medium {
 /// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a disk that is slow for a
 /// while is slow for all of them.
 const SLICES: u32 = 60;
-/// A slice is measured again when a thread of it had to wait for a CPU for more than this share of it, beyond what it waits in
-/// the best slice of its case: somebody else had the CPU, and the way that needs two of them suffers more than the way that
-/// needs one. What the host took away counts as well. Reads wait for nobody, and nine of ten slices are below it with both ways; a thread of the kernel that looks at
-/// memory now and then takes up to 8% of a slice. For direct writes the kernel has a thread of its own that ends them, on the
-/// same CPU: all ways wait for that, 8 to 10% of the time.
+/// A slice is measured again when a thread of it had to wait for a CPU, or the host took one away, for more than this share of
+/// it, beyond the best slice of its case: somebody else had the CPU, and the way that needs two of them suffers more than the
+/// way that needs one. Reads wait for nobody, and nine of ten slices are below it on both ways; a thread of the kernel that
+/// looks at memory now and then takes up to 8% of a slice. For direct writes the kernel has a thread of its own that ends them,
+/// on the same CPU: all ways wait for that, 8 to 10% of the time.
 const DISTURBED: f64 = 0.02;
 /// How often, at most; a case takes at most twice its time for that.
 const RETRIES: u32 = 3;
