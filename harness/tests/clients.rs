@@ -153,6 +153,13 @@ name=host client block /dev/ublkb3 $seconds /tmp/host.image
 turn=0
 until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/virtio.status ] && [ -e /tmp/host.status ]; do
     kill -0 $daemon || { cat /tmp/log; exit 1; }
+    # A client that does not end: what is there to be said of it, while there is time to say it.
+    [ $turn -gt $((seconds * 3 + 60)) ] && {
+        for name in direct switching virtio host hostile; do
+            echo "--- $name: $(cat /tmp/$name.status 2>/dev/null || echo at work)"; cat /tmp/$name.out
+        done
+        /tmp/vnvme stats /tmp/ctl --json; tail -n 100 /tmp/log; exit 1
+    }
     turn=$((turn + 1))
     case $((turn % 8)) in
     1 | 5) /tmp/vnvme path /tmp/ctl generic --socket switching ;;
