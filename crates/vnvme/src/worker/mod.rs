@@ -178,7 +178,6 @@ impl Worker {
         let mut slept = false;
         let mut last_look = now;
         let mut rounds = 0u32;
-        let mut found = false;
         loop {
             rounds = rounds.wrapping_add(1);
             let mut due = false;
@@ -190,7 +189,7 @@ impl Worker {
                     self.tend(now);
                 }
             }
-            let worked = self.round(now) | std::mem::take(&mut found);
+            let worked = self.round(now);
             self.meter.round(worked);
             if worked {
                 if std::mem::take(&mut slept) {
@@ -213,7 +212,7 @@ impl Worker {
                 if self.shares_cpu && rounds.is_multiple_of(ROUNDS_PER_YIELD) {
                     rustix::thread::sched_yield();
                 }
-                found = self.glance(now);
+                self.glance();
                 continue;
             }
             if self.prepare_sleep() {
@@ -236,9 +235,8 @@ impl Worker {
     }
 
     /// A moment between two rounds without work, with an eye on what comes most often and hurries most: doorbells of queues
-    /// that were busy lately, and completions of the ring. A round takes several times as long as one such look; what a look
-    /// finds is therefore begun here, and the next round does the rest. Returns whether there was anything.
-    fn glance(&mut self, now: Instant) -> bool {
+    /// that were busy lately, and completions of the ring. A round takes several times as long as one such look.
+    fn glance(&self) {
         let controllers = || self.slots.iter().map(|s| &s.device.controller);
         let in_flight = controllers().map(Controller::in_flight).sum::<usize>()
             + self.branches.iter().map(Branch::in_flight).sum::<usize>();
@@ -252,31 +250,13 @@ impl Worker {
         };
         for _ in 0..glances {
             std::hint::spin_loop();
-            if self.io.has_news() {
-                return self.reap();
-            }
-            let mut found = false;
-            for slot in &mut self.slots {
-                let controller = &mut slot.device.controller;
-                found |= controller.has_news() && controller.poll(now);
-            }
-            for branch in &mut self.branches {
-                found |= branch.has_news() && branch.poll(now);
-            }
-            if found {
-                return true;
+            if self.io.has_news()
+                || controllers().any(Controller::has_news)
+                || self.branches.iter().any(Branch::has_news)
+            {
+                return;
             }
         }
-        false
-    }
-
-    /// Ends the commands whose requests are over.
-    fn reap(&mut self) -> bool {
-        let (slots, branches) = (&mut self.slots, &mut self.branches);
-        let over = self
-            .io
-            .poll(&mut |completion| complete(slots, branches, completion));
-        over > 0
     }
 
     /// Clients that do not use shadow doorbells, or not yet, announce their commands on the socket.
@@ -330,7 +310,11 @@ impl Worker {
     /// One round over all controllers and the ring.
     fn round(&mut self, now: Instant) -> bool {
         // What is over first: its host waits for it.
-        let mut worked = self.reap();
+        let (slots, branches) = (&mut self.slots, &mut self.branches);
+        let over = self
+            .io
+            .poll(&mut |completion| complete(slots, branches, completion));
+        let mut worked = over > 0;
         worked |= self.bell.take() && self.hear();
         for slot in &mut self.slots {
             worked |= slot.device.controller.poll(now);
