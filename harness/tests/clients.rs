@@ -154,7 +154,7 @@ turn=0
 until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/virtio.status ] && [ -e /tmp/host.status ]; do
     kill -0 $daemon || { cat /tmp/log; exit 1; }
     # A client that does not end: what is there to be said of it, while there is time to say it.
-    [ $turn -gt $((seconds * 3 + 60)) ] && {
+    [ $turn -gt $((seconds + 120)) ] && {
         for name in direct switching virtio host hostile; do
             echo "--- $name: $(cat /tmp/$name.status 2>/dev/null || echo at work)"; cat /tmp/$name.out
         done

@@ -65,8 +65,8 @@ pub struct BenchArgs {
     /// How often a suite measures each case; the figure is the median
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
     runs: u32,
-    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting, beside, plain, vnvme, pinned. What no word is
-    /// given for is done in full. The results then hold nothing else of it
+    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting, beside, plain, vnvme,
+    /// pinned. What no word is given for is done in full. The results then hold nothing else of it
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
     /// Where a suite has the memory of queues and data

@@ -6,6 +6,7 @@
 
 use io_uring::IoUring;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, RawFd};
 
 // From `linux/io_uring.h`.
@@ -22,13 +23,15 @@ struct RsrcUpdate {
     data: u64,
 }
 
-/// Where a ring is entered. Dropped before the ring, on the thread that it was made on.
+/// Where a ring is entered. Dropped before the ring. Stays on its thread: in another's table the place may be another ring's.
 #[derive(Debug)]
 pub(super) struct Entrance {
     /// The ring's descriptor.
     ring: RawFd,
     /// Its place in the thread's table.
     place: Option<u32>,
+    /// Not to be sent.
+    here: PhantomData<*const ()>,
 }
 
 impl Entrance {
@@ -48,7 +51,11 @@ impl Entrance {
                 None
             }
         };
-        Self { ring, place }
+        Self {
+            ring,
+            place,
+            here: PhantomData,
+        }
     }
 
     /// The ring is entered by its place in the thread's table.

@@ -61,6 +61,7 @@ pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), Volume
 /// A ring of that mode, if the kernel has it; from Linux 6.6 on without the array of indices between the ring and its entries,
 /// which are taken in their order.
 pub(super) fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
+    // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot crowd them out.
     match builder(mode).setup_no_sqarray().build(entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder(mode).build(entries),
         result => result,
@@ -89,7 +90,6 @@ fn builder(mode: Mode) -> Builder {
             builder.setup_sqpoll(SQPOLL_IDLE).setup_submit_all();
         }
     }
-    // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot crowd them out.
     builder
 }
 

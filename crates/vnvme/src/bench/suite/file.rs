@@ -284,7 +284,7 @@ struct Total {
     waited: f64,
     /// Slices that were measured again.
     again: u32,
-    /// The smallest of those shares.
+    /// The smallest share of waiting so far.
     usual: Option<f64>,
 }
 
