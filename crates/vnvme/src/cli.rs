@@ -96,8 +96,9 @@ For a guest with a virtio driver:
 Options of the export in its URL: queues=128 (at most), queue-size=128 (seg_max is two less), serial=..., block-size=4096,
 write-cache=off. A daemon that is started again takes up the requests that its forerunner had in flight.
 
-A VMM that goes away leaves the disk to the next one. SIGTERM makes everything durable and ends the process;
-the exit status is 0 then, 1 after an error, 2 for a command line that is wrong.";
+A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT makes everything durable and ends the
+process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the
+first, ends it at once. SIGHUP, SIGUSR1 and SIGUSR2 are logged and change nothing.";
 
 #[derive(Args)]
 struct ServeArgs {
@@ -225,6 +226,9 @@ pub fn init_logging(filter: &str) {
     };
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
+        // Else a line that cannot be written (the pipe's reader or the terminal is gone) is a panic
+        // of its thread.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     tracing_subscriber::registry()
         .with(lines.with_filter(filter))

@@ -33,6 +33,7 @@ mod window;
 mod worker;
 
 use clap::Parser;
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("vnvme: {error:#}");
+            // Nobody may be there to read it.
+            let _ = writeln!(std::io::stderr(), "vnvme: {error:#}");
             ExitCode::FAILURE
         }
     }

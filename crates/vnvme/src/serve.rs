@@ -389,7 +389,7 @@ impl Drop for EndAll<'_> {
     }
 }
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until a signal asks for the end (see [`Stop`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     raise_descriptor_limit();
     let stop = Stop::on_signals()?;

@@ -1,10 +1,39 @@
-//! SIGTERM and SIGINT become a readable descriptor in the workers' event loops.
+//! What the process does on a signal: it ends, with everything durable, or it goes on.
+//!
+//! A signal that is not handled ends a process at once, and the default of nearly all of them is
+//! that. Here each one that can come from outside has its meaning: [`ENDING`] ask for the end,
+//! [`OTHERS`] are logged and change nothing. SIGPIPE is ignored by Rust's start-up code; SIGBUS
+//! belongs to `dma`.
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{
+    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
+    SIGXCPU, SIGXFSZ,
+};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::{emulate_default_handler, signal_name};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Each of them asks for the end. SIGXCPU is among them because the kernel kills the process a
+/// little later (setrlimit(2), RLIMIT_CPU).
+const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGQUIT, SIGXCPU];
+
+/// They end nothing. SIGHUP also comes when the terminal is closed that the process was started
+/// from. SIGXFSZ comes with a write beyond the limit of files' sizes (RLIMIT_FSIZE), which a guest
+/// can cause: the write fails, and that is all.
+const OTHERS: [i32; 8] = [
+    SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
+];
+
+/// A further signal within this time after the first is the same order once more: timeout(1) sends
+/// two, one to the process and one to its group, and so does an init system beside a terminal.
+const SAME_ORDER: Duration = Duration::from_secs(1);
+
+/// Between two log lines about signals that change nothing.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The order to end, for any number of workers: each waits for its own descriptor to become readable. Nobody reads from
 /// it, so that all see it.
@@ -14,18 +43,17 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// The order comes with the first SIGTERM or SIGINT. A second signal ends the process at once, as without this.
+    /// The order comes with the first of the signals that ask for the end. One that comes more than
+    /// [`SAME_ORDER`] later is meant: it ends the process at once, by its default action. All other
+    /// signals change nothing.
     pub fn on_signals() -> Result<Stop> {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
-        for signal in [SIGTERM, SIGINT] {
-            let again = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-            // The order matters: the first handler ends the process if the second one was run before.
-            signal_hook::flag::register_conditional_default(signal, again.clone())
-                .context("signal handler")?;
-            signal_hook::flag::register(signal, again).context("signal handler")?;
-            let writer = writer.try_clone().context("socket pair for signals")?;
-            signal_hook::low_level::pipe::register(signal, writer).context("signal handler")?;
-        }
+        let signals = Signals::new(ENDING.iter().chain(&OTHERS)).context("signal handlers")?;
+        let order = writer.try_clone().context("socket pair for signals")?;
+        let builder = std::thread::Builder::new().name("signals".into());
+        builder
+            .spawn(move || answer(signals, &order))
+            .context("thread for signals")?;
         Ok(Stop { reader, writer })
     }
 
@@ -40,7 +68,59 @@ impl Stop {
 
     /// Gives the order.
     pub fn now(&self) {
-        // A full socket is readable, too.
-        let _ = (&self.writer).write(&[0]);
+        give(&self.writer);
+    }
+}
+
+fn give(mut order: &UnixStream) {
+    // A full socket is readable, too.
+    let _ = order.write(&[0]);
+}
+
+/// The thread for signals; it lives as long as the process.
+fn answer(mut signals: Signals, order: &UnixStream) {
+    let mut first: Option<Instant> = None;
+    let mut logged: Option<Instant> = None;
+    for signal in signals.forever() {
+        let name = signal_name(signal).unwrap_or("signal");
+        if !ENDING.contains(&signal) {
+            if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+                logged = Some(Instant::now());
+                tell(signal, name);
+            }
+            continue;
+        }
+        match first {
+            None => {
+                first = Some(Instant::now());
+                give(order);
+            }
+            Some(at) if at.elapsed() < SAME_ORDER => {}
+            Some(_) => {
+                tracing::warn!(
+                    "a second {name}: ending at once, what was not flushed yet may be lost with the \
+                     machine's power"
+                );
+                let _ = emulate_default_handler(signal);
+            }
+        }
+    }
+}
+
+/// Says that a signal changes nothing.
+fn tell(signal: i32, name: &str) {
+    match signal {
+        SIGHUP => tracing::info!(
+            "{name}: there is nothing that could be reloaded yet; the process goes on, \
+             SIGTERM ends it"
+        ),
+        SIGUSR1 | SIGUSR2 => {
+            tracing::info!("{name} means nothing here; \"vnvme stats\" shows the counters")
+        }
+        SIGXFSZ => tracing::warn!(
+            "a write went beyond the limit of files' sizes and failed; raise it with: \
+             ulimit -f unlimited"
+        ),
+        _ => tracing::info!("{name} means nothing here"),
     }
 }

@@ -241,7 +241,7 @@ pub struct UblkArgs {
 }
 
 impl UblkArgs {
-    /// Serves until SIGTERM or SIGINT.
+    /// Serves until a signal asks for the end.
     pub fn run(self) -> Result<()> {
         if let Some(id) = self.remove {
             return remove(id).map_err(Into::into);

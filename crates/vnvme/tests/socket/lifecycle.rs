@@ -62,8 +62,190 @@ fn commands_in_flight_are_finished_first() {
     );
 }
 
+/// A disk behind a second process, whose counters tell of every Flush that reaches the device.
+struct Observed {
+    lower: Daemon,
+    control: String,
+    url: String,
+}
+
+impl Observed {
+    fn new(place: &Place) -> Observed {
+        let socket = text(&place.path("below.sock"));
+        let control = text(&place.path("below.ctl"));
+        let disk = place.disk("disk.raw", 4 << 20);
+        let lower = Daemon::spawn(&["serve", "--control", &control, "--socket", &socket, &disk]);
+        lower.wait_listening(socket.as_ref());
+        let url = format!("vfio-user://{socket}/1");
+        Observed {
+            lower,
+            control,
+            url,
+        }
+    }
+
+    /// I/O commands that are neither reads nor writes: the driver sends Flushes only, when nothing
+    /// is zeroed or trimmed.
+    fn flushes(&self) -> u64 {
+        let all = all_stats(&self.control);
+        let counters = &all["controllers"][0];
+        let queues = counters["queues"].as_array().unwrap();
+        let io = queues.iter().filter(|queue| queue["qid"] != 0);
+        let commands: u64 = io.map(|queue| queue["commands"].as_u64().unwrap()).sum();
+        let moved = |name: &str| counters[name].as_u64().unwrap();
+        commands - moved("host_reads") - moved("host_writes")
+    }
+}
+
+/// Threads of a process, by name.
+fn has_thread(pid: u32, name: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.flatten().any(|task| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+    })
+}
+
 #[test]
-fn a_second_sigterm_ends_it_at_once() {
+fn what_the_client_did_not_flush_is_durable_after_each_signal_that_ends_it() {
+    let place = Place::new();
+    let disk = Observed::new(&place);
+    for (round, signals) in [
+        &[Signal::TERM][..],
+        &[Signal::INT],
+        &[Signal::QUIT],
+        &[Signal::XCPU],
+        // As timeout(1) does, and a terminal beside an init system.
+        &[Signal::TERM, Signal::TERM],
+        &[
+            Signal::TERM,
+            Signal::INT,
+            Signal::TERM,
+            Signal::HUP,
+            Signal::QUIT,
+        ],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let daemon = Daemon::serve(&place, &[&disk.url]);
+        let mut host = Host::up(&place.socket());
+        host.write(1, 100, &pattern(round as u64, 4096));
+        let before = disk.flushes();
+        signals.iter().for_each(|signal| daemon.signal(*signal));
+        let ended = daemon.wait();
+        assert_eq!(ended.status.code(), Some(0), "{signals:?}: {ended:#?}");
+        assert!(disk.flushes() > before, "{signals:?}: {ended:#?}");
+    }
+    disk.lower.end();
+}
+
+#[test]
+fn an_export_alone_is_made_durable_and_ended_the_same_way() {
+    let place = Place::new();
+    let disk = Observed::new(&place);
+    let socket = text(&place.path("v.sock"));
+    for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::TERM]] {
+        let daemon = Daemon::spawn(&["serve", "--vhost-user-blk", &socket, &disk.url]);
+        daemon.wait_listening(socket.as_ref());
+        daemon.signal(Signal::HUP);
+        daemon.wait_log(|line| line.contains("SIGHUP"));
+        let before = disk.flushes();
+        signals.iter().for_each(|signal| daemon.signal(*signal));
+        let ended = daemon.wait();
+        assert_eq!(ended.status.code(), Some(0), "{signals:?}: {ended:#?}");
+        assert!(disk.flushes() > before, "{signals:?}: {ended:#?}");
+    }
+    disk.lower.end();
+}
+
+#[test]
+fn other_signals_end_nothing() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    for (signal, word) in [
+        (Signal::HUP, "reloaded"),
+        (Signal::USR1, "vnvme stats"),
+        (Signal::USR2, "vnvme stats"),
+        (Signal::ALARM, "SIGALRM"),
+        (Signal::VTALARM, "SIGVTALRM"),
+        (Signal::PROF, "SIGPROF"),
+        (Signal::IO, "SIGIO"),
+        (Signal::PIPE, ""),
+    ] {
+        let daemon = Daemon::serve(&place, &[&disk]);
+        let mut host = Host::up(&place.socket());
+        for round in 0..50u64 {
+            daemon.signal(signal);
+            let data = pattern(round, 64 << 10);
+            host.write(1, 0, &data);
+            assert!(host.read(1, 0, data.len()) == data);
+        }
+        daemon.wait_log(|line| line.contains(word));
+        drop(host);
+        daemon.end();
+    }
+}
+
+#[test]
+fn signals_while_it_starts_are_kept_until_it_can_end() {
+    let place = Place::new();
+    let disk = Observed::new(&place);
+    // It cannot open its volume until the process below goes on.
+    disk.lower.signal(Signal::STOP);
+    let daemon = Daemon::spawn(&["serve", "--socket", &text(&place.socket()), &disk.url]);
+    eventually("it opens its volume", || {
+        has_thread(daemon.pid(), "worker-0")
+    });
+    daemon.signal(Signal::HUP);
+    daemon.wait_log(|line| line.contains("SIGHUP"));
+    daemon.signal(Signal::TERM);
+    daemon.signal(Signal::TERM);
+    disk.lower.signal(Signal::CONT);
+    let ended = daemon.wait();
+    assert_eq!(ended.status.code(), Some(0), "{ended:#?}");
+    assert!(disk.flushes() > 0, "{ended:#?}");
+    disk.lower.end();
+}
+
+#[test]
+fn a_log_that_nobody_reads_any_more_does_not_keep_it_from_a_clean_end() {
+    let place = Place::new();
+    let disk = Observed::new(&place);
+    let daemon = Daemon::serve(&place, &[&disk.url]);
+    daemon.close_log(|daemon| daemon.signal(Signal::HUP));
+    let mut host = Host::up(&place.socket());
+    host.write(1, 100, &pattern(1, 4096));
+    let before = disk.flushes();
+    daemon.end();
+    assert!(disk.flushes() > before);
+    disk.lower.end();
+}
+
+#[test]
+fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_nothing() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &[&disk]);
+    let mut host = Host::up(&place.socket());
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
+    let limit = rustix::process::Rlimit {
+        current: Some(1 << 20),
+        maximum: None,
+    };
+    rustix::process::prlimit(pid, rustix::process::Resource::Fsize, limit).unwrap();
+    let data = pattern(1, 4096);
+    for _ in 0..20 {
+        assert_ne!(host.write_with(1, 4096, &data, false), Status::SUCCESS);
+    }
+    assert_eq!(host.write_with(1, 0, &data, false), Status::SUCCESS);
+    assert!(host.read(1, 0, data.len()) == data);
+    daemon.wait_log(|line| line.contains("ulimit -f"));
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn a_later_second_signal_ends_it_at_once() {
     let place = Place::new();
     let daemon = Daemon::serve(&place, &["null://1G?latency=50s"]);
     let mut host = Host::up(&place.socket());
@@ -73,7 +255,11 @@ fn a_second_sigterm_ends_it_at_once() {
     host.identify_controller();
     daemon.signal(Signal::TERM);
     daemon.wait_log(|line| line.contains("ending"));
-    daemon.signal(Signal::TERM);
+    // Those that come too soon are the same order once more, so one that is meant comes.
+    eventually("a signal is taken as a second one", || {
+        daemon.signal(Signal::TERM);
+        daemon.count("a second SIGTERM") > 0
+    });
     let ended = daemon.wait();
     assert_eq!(ended.status.signal(), Some(15), "{ended:#?}");
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ use super::{LIMIT, Place, eventually, text};
 pub struct Daemon {
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
+    /// The log is read to its next line, and then closed.
+    last_line: Arc<AtomicBool>,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -41,15 +44,20 @@ impl Daemon {
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let log = Arc::new(Mutex::new(Vec::new()));
-        let lines = log.clone();
+        let last_line = Arc::new(AtomicBool::new(false));
+        let (lines, last) = (log.clone(), last_line.clone());
         let reader = std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 lines.lock().unwrap().push(line);
+                if last.load(Ordering::Acquire) {
+                    break;
+                }
             }
         });
         Daemon {
             child,
             log,
+            last_line,
             reader: Some(reader),
         }
     }
@@ -68,6 +76,15 @@ impl Daemon {
     pub fn wait_listening(&self, socket: &Path) {
         let socket = text(socket);
         self.wait_log(|line| line.contains("listening") && line.contains(&socket));
+    }
+
+    /// Closes the pipe of its log, which `say_something` makes it write to once more.
+    pub fn close_log(&self, say_something: impl FnOnce(&Daemon)) {
+        self.last_line.store(true, Ordering::Release);
+        say_something(self);
+        eventually("the log is closed", || {
+            self.reader.as_ref().unwrap().is_finished()
+        });
     }
 
     pub fn pid(&self) -> u32 {
