@@ -21,13 +21,16 @@
 //! crates that use it stay free of unsafe code.
 //!
 //! For the same reason it holds the measurement of the data path itself: [`cycles`] reads the processor's counter, and a
-//! [`Histogram`] takes what lies between two readings.
+//! [`Histogram`] takes what lies between two readings. And every front-end has log lines that its
+//! clients can cause: a [`LogLimit`] keeps them few.
 
 mod cycles;
 mod histogram;
+mod log_limit;
 
 pub use cycles::{cycles, cycles_per_second};
 pub use histogram::{Histogram, Summary};
+pub use log_limit::LogLimit;
 
 /// Which of a queue pair's doorbells a probe is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

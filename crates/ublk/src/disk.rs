@@ -217,12 +217,12 @@ impl Disk {
         !self.threads.iter().any(JoinHandle::is_finished)
     }
 
-    /// Looks whether the volume has another size, and tells the kernel. `true` when it was told of one.
+    /// Tells the kernel the volume's size, where it has another one since [`Volume::refresh`] was
+    /// called last, which is left to the caller. `true` when the kernel was told.
     ///
     /// # Errors
     /// [`UblkError`].
-    pub fn refresh(&mut self) -> Result<bool, UblkError> {
-        self.volume.refresh()?;
+    pub fn resize(&mut self) -> Result<bool, UblkError> {
         let size = self.volume.info().size;
         if size == self.size || size < 512 {
             return Ok(false);

@@ -68,6 +68,9 @@ pub(crate) enum Refusal {
     Running(u16),
     #[error("the address {0:#x} is in no memory region")]
     Address(u64),
+    /// Its memory is most likely private to the front-end, and so cannot be reached from here.
+    #[error("its memory is not among what the front-end shares")]
+    NotShared,
     #[error("memory: {0}")]
     Memory(#[from] dma::MapError),
     #[error("ring memory: {0}")]

@@ -4,6 +4,7 @@
 use crate::error::Refusal;
 use crate::wire::Region;
 use dma::{DmaMap, Memory, MemoryCache, Prot};
+use rustix::fs::fstat;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 
@@ -131,6 +132,18 @@ impl GuestMemory {
             self.leaving.clear();
         }
         quiesced
+    }
+
+    /// The address lies in a memory file in which nothing was ever stored. A driver that has a
+    /// queue has stored something: its memory is private to the front-end, which has passed the
+    /// file's descriptor all the same (QEMU before 9).
+    pub(crate) fn is_untouched(&self, user: u64) -> bool {
+        let holds = |region: &Region| {
+            let offset = user.checked_sub(region.user_address);
+            offset.is_some_and(|offset| offset < region.size)
+        };
+        let found = self.regions.iter().find(|(region, _)| holds(region));
+        found.is_some_and(|(_, memory)| fstat(memory.fd()).is_ok_and(|stat| stat.st_blocks == 0))
     }
 
     /// The guest-physical address of `len` bytes at an address of the front-end's; they lie in one region.

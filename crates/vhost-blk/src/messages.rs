@@ -53,7 +53,11 @@ impl Session {
             size = header.size,
             fds = message.fds.len()
         );
-        match self.request(message, disk) {
+        let handled = self.request(message, disk);
+        if let Err(Refusal::NotShared) = handled {
+            self.say_not_shared();
+        }
+        match handled {
             Ok(Answer::Done) => self.acknowledge(&header, Ok(())),
             Ok(Answer::Payload(payload, fd)) => self.stream.reply(header.request, &payload, fd),
             Ok(Answer::Later(pending)) => {
@@ -115,6 +119,18 @@ impl Session {
             }
             _ => Err(Refusal::Unknown),
         }
+    }
+
+    fn say_not_shared(&self) {
+        self.stats.not_shared.line(|left_out| {
+            tracing::warn!(
+                left_out,
+                "guest RAM is not shared with this process, so the guest's requests cannot be \
+                 reached and its disk hangs. Start QEMU with: -object \
+                 memory-backend-memfd,id=mem,size=...,share=on -machine memory-backend=mem (size: \
+                 the guest's RAM); Cloud Hypervisor: --memory size=...,shared=on"
+            );
+        });
     }
 
     fn needs(&self, feature: u64) -> Result<(), Refusal> {
@@ -236,6 +252,9 @@ impl Session {
     fn set_mem_table(&mut self, header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
         let (table, rest): (TableHeader, _) = prefix(payload).ok_or(Refusal::Size)?;
         let regions = self.regions(&table, rest)?;
+        if fds.is_empty() && !regions.is_empty() {
+            return Err(Refusal::NotShared);
+        }
         if regions.len() != fds.len() {
             return Err(Refusal::Fds);
         }
@@ -306,10 +325,18 @@ impl Session {
             Some(fd) => Some(Kick::new(fd, &self.epoll, kick_token(index))?),
             None => None,
         };
-        self.queue(index, disk)?.set_kick(kick);
+        let queue = self.queue(index, disk)?;
+        queue.set_kick(kick);
+        // Before the ring is read, which may store zeroes there.
+        let available = queue.available();
+        if available.is_some_and(|address| self.memory.is_untouched(address)) {
+            self.say_not_shared();
+        }
         // There is such a queue, so its number fits.
-        self.begin(index as u16)?;
-        Ok(Answer::Done)
+        match self.begin(index as u16) {
+            Err(Refusal::Address(_)) => Err(Refusal::NotShared),
+            begun => begun.map(|()| Answer::Done),
+        }
     }
 
     fn set_vring_signal(

@@ -103,6 +103,11 @@ impl Queue {
         Ok(())
     }
 
+    /// Where the driver's part of the ring lies, by an address of the front-end's.
+    pub(crate) fn available(&self) -> Option<u64> {
+        self.address.map(|address| address.available)
+    }
+
     pub(crate) fn set_kick(&mut self, kick: Option<Kick>) {
         self.start = kick.map_or(Start::Poll, Start::Kick);
     }

@@ -6,10 +6,11 @@ use crate::eventfd::Signal;
 use crate::inflight::Tracker;
 use crate::request::{Action, NoStatus, Parsed, Work, parse};
 use crate::ring::{Ring, need_event};
-use crate::stats::QueueStats;
+use crate::stats::{QueueStats, Stats};
 use crate::virtio::Status;
 use dma::{DmaMap, SegmentList};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use volume::{Completion, IoErrorKind, Op, Request};
 
@@ -67,11 +68,12 @@ pub(crate) struct Run {
     held: Vec<(u16, u32)>,
     tracker: Option<Tracker>,
     walker: Walker,
+    stats: Arc<Stats>,
 }
 
 impl Run {
     /// Begins to work on a ring. With tracking, what an earlier back-end left is taken up: then `next` is found out.
-    pub(crate) fn new(options: RunOptions, ring: Ring, stats: &crate::Stats) -> Run {
+    pub(crate) fn new(options: RunOptions, ring: Ring, stats: &Arc<Stats>) -> Run {
         let used = ring.used_idx();
         let mut run = Run {
             index: options.index,
@@ -92,6 +94,7 @@ impl Run {
             held: Vec::new(),
             tracker: options.tracker,
             walker: Walker::default(),
+            stats: stats.clone(),
         };
         run.slots.resize_with(usize::from(run.size), Slot::default);
         if let Some(tracker) = &mut run.tracker {
@@ -99,7 +102,10 @@ impl Run {
             // No more than the ring has, as each was found once.
             run.next = used.wrapping_add(run.again.len() as u16);
             if !run.again.is_empty() {
-                tracing::info!(queue = run.index, requests = run.again.len(), "begun again");
+                let (queue, requests) = (run.index, run.again.len());
+                stats
+                    .log
+                    .line(|left_out| tracing::info!(queue, requests, left_out, "begun again"));
             }
             stats.resubmitted.add(run.again.len() as u64);
         }
@@ -154,7 +160,10 @@ impl Run {
     pub(crate) fn breaks(&mut self, why: &dyn std::fmt::Display) {
         if !self.broken {
             self.broken = true;
-            tracing::warn!(queue = self.index, "the guest has broken its queue: {why}");
+            let queue = self.index;
+            self.stats.log.line(|left_out| {
+                tracing::warn!(queue, left_out, "the guest has broken its queue: {why}");
+            });
         }
     }
 

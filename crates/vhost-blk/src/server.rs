@@ -20,6 +20,8 @@ use volume::{Completion, Io, Volume};
 const ROUNDS_PER_LOOK: u32 = 64;
 /// How long the volume may take to make everything durable when the thread is asked to end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
+/// Until the front-end, whose channel was full, is told of a new size again.
+const TELL_AGAIN: Duration = Duration::from_millis(100);
 /// A tag that no request has.
 const FLUSH_TAG: u64 = u64::MAX;
 
@@ -27,26 +29,24 @@ const TOKEN_STOP: u64 = 0;
 const TOKEN_RING: u64 = 1;
 const TOKEN_LISTENER: u64 = 2;
 const TOKEN_CLIENT: u64 = 3;
+const TOKEN_SIZE: u64 = 4;
 const TOKEN_KICK: u64 = 16;
 
 pub(crate) fn kick_token(queue: u64) -> u64 {
     TOKEN_KICK + queue
 }
 
-/// How a server polls and looks after its volume.
+/// How a server polls.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
     /// Polling goes on for this long after the last work.
     pub idle_window: Duration,
-    /// How often the volume is asked whether it has been resized, while a front-end is there.
-    pub resize_check: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             idle_window: Duration::from_micros(50),
-            resize_check: Duration::from_secs(1),
         }
     }
 }
@@ -88,8 +88,10 @@ pub struct Server {
     more: bool,
     stats: Arc<Stats>,
     completions: Vec<Completion>,
-    next_resize_check: Instant,
-    refresh_failed: bool,
+    /// Readable when the volume has been resized.
+    resized: Option<Arc<OwnedFd>>,
+    /// When to try again to tell the front-end of the volume's size.
+    tell_again: Option<Instant>,
 }
 
 fn system(call: &'static str) -> impl Fn(Errno) -> Error {
@@ -120,8 +122,8 @@ impl Server {
             client_flags: epoll::EventFlags::IN,
             more: false,
             completions: Vec::with_capacity(256),
-            next_resize_check: Instant::now(),
-            refresh_failed: false,
+            resized: None,
+            tell_again: None,
         };
         server.watch(server.stop.as_fd(), TOKEN_STOP)?;
         server.watch(server.listener.as_fd(), TOKEN_LISTENER)?;
@@ -131,6 +133,17 @@ impl Server {
     /// Its counters.
     pub fn stats(&self) -> Arc<Stats> {
         self.stats.clone()
+    }
+
+    /// `resized`, an eventfd, becomes readable when the volume has been resized. This thread never
+    /// asks the volume itself, which may take a device's time.
+    ///
+    /// # Errors
+    /// [`Error::System`]: the descriptor cannot be waited for.
+    pub fn watch_size(&mut self, resized: Arc<OwnedFd>) -> Result<(), Error> {
+        self.watch(resized.as_fd(), TOKEN_SIZE)?;
+        self.resized = Some(resized);
+        Ok(())
     }
 
     fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), Error> {
@@ -151,7 +164,9 @@ impl Server {
             if worked {
                 last_work = now;
             }
-            self.check_size(now);
+            if self.tell_again.is_some_and(|at| now >= at) {
+                self.tell_size();
+            }
             if worked || self.must_poll() || now.duration_since(last_work) < self.window() {
                 rounds = rounds.wrapping_add(1);
                 if (self.more || rounds.is_multiple_of(ROUNDS_PER_LOOK))
@@ -161,8 +176,11 @@ impl Server {
                 }
                 std::hint::spin_loop();
             } else if self.prepare_sleep() {
-                let check = self.session.as_ref().map(|_| self.next_resize_check);
-                let deadline = check.into_iter().chain(self.disk.deadline()).min();
+                let deadline = self
+                    .tell_again
+                    .into_iter()
+                    .chain(self.disk.deadline())
+                    .min();
                 let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                 if self.look(timeout)? {
                     break;
@@ -235,24 +253,12 @@ impl Server {
         }
     }
 
-    /// Asks the volume for its size from time to time, and tells the front-end.
-    fn check_size(&mut self, now: Instant) {
-        if now < self.next_resize_check {
-            return;
-        }
-        self.next_resize_check = now + self.options.resize_check;
-        let Some(session) = &mut self.session else {
-            return;
-        };
-        match self.disk.volume.refresh() {
-            Ok(_) => self.refresh_failed = false,
-            Err(error) => {
-                if !std::mem::replace(&mut self.refresh_failed, true) {
-                    tracing::warn!(%error, "the volume's size cannot be found out");
-                }
-            }
-        }
-        session.announce_size(self.disk.capacity());
+    /// Tells the front-end which size the volume has now.
+    fn tell_size(&mut self) {
+        let capacity = self.disk.capacity();
+        let told = |session: &mut Session| session.announce_size(capacity);
+        let told = self.session.as_mut().is_none_or(told);
+        self.tell_again = (!told).then(|| Instant::now() + TELL_AGAIN);
     }
 
     fn must_poll(&self) -> bool {
@@ -310,7 +316,7 @@ impl Server {
             Err(Errno::INTR) => return Ok(false),
             Err(errno) => return Err(system("epoll_wait")(errno)),
         };
-        let mut connecting = false;
+        let (mut connecting, mut resized) = (false, false);
         let mut client = std::mem::take(&mut self.more);
         for event in ready.iter() {
             match event.data.u64() {
@@ -318,12 +324,19 @@ impl Server {
                 TOKEN_RING => {}
                 TOKEN_LISTENER => connecting = true,
                 TOKEN_CLIENT => client = true,
+                TOKEN_SIZE => resized = true,
                 token => {
                     if let Some(session) = &self.session {
                         session.kicked(token.saturating_sub(TOKEN_KICK) as usize);
                     }
                 }
             }
+        }
+        if resized {
+            if let Some(resized) = &self.resized {
+                let _ = rustix::io::read(resized, &mut [0; 8]);
+            }
+            self.tell_size();
         }
         if client {
             self.serve();
@@ -372,10 +385,10 @@ impl Server {
         let Some(mut session) = self.session.take() else {
             return;
         };
-        match why {
-            None => tracing::info!("front-end disconnected"),
-            Some(error) => tracing::warn!(%error, "front-end disconnected"),
-        }
+        self.stats.log.line(|left_out| match why {
+            None => tracing::info!(left_out, "front-end disconnected"),
+            Some(error) => tracing::warn!(%error, left_out, "front-end disconnected"),
+        });
         let _ = epoll::delete(&self.epoll, session.fd());
         self.more = false;
         self.stats.set_connected(false);
@@ -418,19 +431,27 @@ impl Server {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             Err(error) => {
-                tracing::warn!(%error, "accept");
+                let log = &self.stats.log;
+                log.line(|left_out| tracing::warn!(%error, left_out, "accept"));
                 return;
             }
         };
         if self.session.is_some() {
-            tracing::warn!("a second front-end was refused: this disk has one already");
+            self.stats.log.line(|left_out| {
+                tracing::warn!(
+                    left_out,
+                    "a second front-end was refused: this disk has one already"
+                );
+            });
             return;
         }
         if let Err(error) = self.watch(socket.as_fd(), TOKEN_CLIENT) {
-            tracing::warn!(%error, "front-end");
+            let log = &self.stats.log;
+            log.line(|left_out| tracing::warn!(%error, left_out, "front-end"));
             return;
         }
-        tracing::info!("front-end connected");
+        let log = &self.stats.log;
+        log.line(|left_out| tracing::info!(left_out, "front-end connected"));
         self.stats.connections.add(1);
         self.stats.set_connected(true);
         self.client_flags = epoll::EventFlags::IN;

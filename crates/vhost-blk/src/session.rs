@@ -247,14 +247,28 @@ impl Session {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match rustix::net::send(channel, header.as_bytes(), flags) {
             Ok(sent) if sent == header.as_bytes().len() => {
-                tracing::info!(sectors = capacity, "the front-end is told of the new size");
+                let say = |left_out| {
+                    tracing::info!(
+                        sectors = capacity,
+                        left_out,
+                        "the front-end is told of the new size"
+                    )
+                };
+                self.stats.log.line(say);
                 self.capacity = capacity;
                 true
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
             // In pieces, or not at all: this channel is of no use any more.
             other => {
-                tracing::warn!(?other, "the front-end cannot be told of the new size");
+                let say = |left_out| {
+                    tracing::warn!(
+                        ?other,
+                        left_out,
+                        "the front-end cannot be told of the new size"
+                    )
+                };
+                self.stats.log.line(say);
                 self.backend_channel = None;
                 true
             }
@@ -294,7 +308,9 @@ impl Session {
         match result {
             Err(why) if !wanted => Err(ClientError::Refused { request, why }),
             Err(why) => {
-                tracing::warn!(request, %why, "the front-end was refused");
+                self.stats.log.line(|left_out| {
+                    tracing::warn!(request, %why, left_out, "the front-end was refused");
+                });
                 self.stream.reply(request, 1u64.as_bytes(), None)
             }
             Ok(()) if wanted => self.stream.reply(request, 0u64.as_bytes(), None),

@@ -1,6 +1,8 @@
 //! Counters, written by the thread that serves and read from anywhere without stopping it.
 
+use probes::LogLimit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A counter with one writer: a plain load and store, no read-modify-write.
 #[derive(Debug, Default)]
@@ -47,6 +49,11 @@ pub struct Stats {
     /// Requests of an earlier connection that were taken up again.
     pub resubmitted: Counter,
     connected: AtomicBool,
+    /// For every log line that a client or a guest can cause.
+    pub(crate) log: LogLimit,
+    /// For the line about guest memory that is not shared: other lines do not keep it from being
+    /// seen.
+    pub(crate) not_shared: LogLimit,
 }
 
 impl Stats {
@@ -58,6 +65,8 @@ impl Stats {
             connections: Counter::default(),
             resubmitted: Counter::default(),
             connected: AtomicBool::new(false),
+            log: LogLimit::default(),
+            not_shared: LogLimit::new(1, Duration::from_secs(60)),
         }
     }
 

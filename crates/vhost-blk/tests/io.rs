@@ -391,7 +391,6 @@ fn woken(without: u64) {
     let dir = tempfile::tempdir().unwrap();
     let at_once = ServerOptions {
         idle_window: std::time::Duration::ZERO,
-        ..quiet()
     };
     let socket = dir.path().join("s");
     let served = Served::with(socket, mem(1), options(), at_once, Default::default());
@@ -439,7 +438,13 @@ fn a_greedy_queue_leaves_room_for_the_others() {
         capacity: 4,
         ..volume::IoOptions::default()
     };
-    let served = Served::with(dir.path().join("s"), volume, options(), quiet(), few);
+    let served = Served::with(
+        dir.path().join("s"),
+        volume,
+        options(),
+        ServerOptions::default(),
+        few,
+    );
     let mut client = Client::connect(&served, 0);
     let mut greedy = client.queue(0);
     let mut modest = client.queue(1);
@@ -511,7 +516,13 @@ fn what_the_volume_has_no_room_for_waits() {
         capacity: 2,
         ..volume::IoOptions::default()
     };
-    let served = Served::with(dir.path().join("s"), volume, options(), quiet(), few);
+    let served = Served::with(
+        dir.path().join("s"),
+        volume,
+        options(),
+        ServerOptions::default(),
+        few,
+    );
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
     for _ in 0..50 {

@@ -11,7 +11,7 @@ use vhost::vhost_user::{
     Frontend, FrontendReqHandler, HandlerResult, VhostUserFrontend, VhostUserFrontendReqHandlerMut,
 };
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
-use vhost_blk::{DiskOptions, ServerOptions};
+use vhost_blk::DiskOptions;
 use volume::{Effect, Fault, FaultVolume, Faults, MemVolume, OpKind, Volume};
 
 fn options() -> DiskOptions {
@@ -52,12 +52,11 @@ impl VhostUserFrontendReqHandlerMut for Changes {
 fn a_file_that_grows_is_announced_and_can_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let (path, volume) = file_volume(&dir, 2);
-    let often = ServerOptions {
-        resize_check: std::time::Duration::from_millis(5),
-        ..ServerOptions::default()
+    let served = Served::at(dir.path().join("s"), volume.clone(), options());
+    let resized = || {
+        assert!(volume.refresh().unwrap());
+        served.resized();
     };
-    let socket = dir.path().join("s");
-    let served = Served::with(socket, volume, options(), often, Default::default());
     let mut client = Client::connect(&served, 0);
     let handler = Arc::new(Mutex::new(Changes::default()));
     let mut channel = FrontendReqHandler::new(handler.clone()).unwrap();
@@ -76,6 +75,7 @@ fn a_file_that_grows_is_announced_and_can_be_used() {
     assert_eq!(queue.run(Req::read(4096, 512)).0, 1);
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(3 << 20).unwrap();
+    resized();
     told.recv_timeout(PATIENCE).unwrap();
     assert_eq!(handler.lock().unwrap().0.load(Ordering::SeqCst), 1);
     assert_eq!(client.capacity(), 6144);
@@ -83,11 +83,51 @@ fn a_file_that_grows_is_announced_and_can_be_used() {
     assert_eq!(queue.ok(Req::read(6143, 512)), [9; 512]);
     // It shrinks: the guest is told, and what is gone gives errors.
     file.set_len(1 << 20).unwrap();
+    resized();
     told.recv_timeout(PATIENCE).unwrap();
     assert_eq!(client.capacity(), 2048);
     assert_eq!(queue.run(Req::read(6143, 512)).0, 1);
     queue.ok(Req::read(2047, 512));
     served.stop();
+}
+
+/// A volume that counts how often it is asked for its size, which may take a device tens of
+/// seconds.
+#[derive(Debug)]
+struct Asked(Arc<dyn Volume>, AtomicU32);
+
+impl Volume for Asked {
+    fn info(&self) -> volume::Info {
+        self.0.info()
+    }
+
+    fn open(&self, io: &volume::Io) -> Result<Box<dyn volume::VolumeQueue>, volume::VolumeError> {
+        self.0.open(io)
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.0.id()
+    }
+
+    fn refresh(&self) -> Result<bool, volume::VolumeError> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.refresh()
+    }
+}
+
+#[test]
+fn the_thread_that_moves_data_never_asks_for_the_size() {
+    let volume = Arc::new(Asked(mem(), AtomicU32::new(0)));
+    let served = Served::start(volume.clone(), options());
+    let mut client = Client::connect(&served, 0);
+    let mut queue = client.queue(0);
+    for _ in 0..10 {
+        queue.ok(Req::read(5, 4096));
+        served.resized();
+        client.capacity();
+    }
+    served.stop();
+    assert_eq!(volume.1.load(Ordering::SeqCst), 0);
 }
 
 #[test]

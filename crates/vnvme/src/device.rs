@@ -5,6 +5,7 @@ use controller::{Controller, IrqSink, pci};
 use dma::{MapError, Memory, MemoryCache, Prot};
 use driver::NvmeVolume;
 use driver::iova::Registration;
+use probes::LogLimit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vfio_user::{
@@ -22,9 +23,6 @@ const IRQ_MSIX: u32 = 2;
 
 /// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or another device.
 const RAM_AT_LEAST: u64 = 16 << 20;
-
-/// Lines about refused memory that one client may cause.
-const REFUSALS_TO_LOG: u32 = 8;
 
 static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
     offset: pci::DOORBELL_OFFSET,
@@ -57,9 +55,12 @@ pub struct NvmeDevice {
     /// Pins guest memory for the worker's requests, where that was asked for.
     pinned: PinnedWindows,
     mapped_doorbells: bool,
+    /// For the log lines about guest memory that clients can cause.
+    log: LogLimit,
+    /// For the line about guest memory that is not shared: other lines do not keep it from being seen.
+    not_shared: LogLimit,
+    /// It was written, or left out, for this client.
     warned_not_shared: bool,
-    /// Log lines about refused memory that this client may still cause.
-    refusals_to_log: u32,
 }
 
 impl NvmeDevice {
@@ -73,8 +74,9 @@ impl NvmeDevice {
             registered: Vec::new(),
             leaving: Vec::new(),
             pinned: PinnedWindows::default(),
+            log: LogLimit::default(),
+            not_shared: LogLimit::default(),
             warned_not_shared: false,
-            refusals_to_log: REFUSALS_TO_LOG,
         }
     }
 
@@ -111,7 +113,9 @@ impl NvmeDevice {
             match backend.register(memory) {
                 Ok(registration) => registrations.push(registration),
                 Err(error) => {
-                    tracing::warn!(%error, "guest memory is copied on its way to a device")
+                    self.log.line(|left_out| {
+                        tracing::warn!(%error, left_out, "guest memory is copied on its way to a device");
+                    });
                 }
             }
         }
@@ -259,23 +263,25 @@ impl Device for NvmeDevice {
             && size >= RAM_AT_LEAST
             && !std::mem::replace(&mut self.warned_not_shared, true)
         {
+            self.not_shared.line(|left_out| {
             tracing::warn!(
                 iova = format_args!("{iova:#x}"),
                 size,
+                left_out,
                 "guest RAM is not shared with this process, so the guest's commands cannot be reached. Start QEMU with: \
                  -object memory-backend-memfd,id=mem,size={}M,share=on -machine memory-backend=mem (size: the guest's \
                  RAM); Cloud Hypervisor: --memory size=...,shared=on",
                 size >> 20
             );
+            });
         }
         let backing = match fd {
             Some(fd) => {
                 let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
                 let memory = self.memories.import(fd, end, write).map_err(|error| {
-                    if self.refusals_to_log > 0 {
-                        self.refusals_to_log -= 1;
-                        tracing::warn!(iova = format_args!("{iova:#x}"), size, %error, "guest memory refused");
-                    }
+                    self.log.line(|left_out| {
+                        tracing::warn!(iova = format_args!("{iova:#x}"), size, %error, left_out, "guest memory refused");
+                    });
                     errno(error)
                 })?;
                 self.register(&memory);
@@ -329,7 +335,6 @@ impl Device for NvmeDevice {
     fn disconnected(&mut self) {
         self.waiting = Waiting::No;
         self.warned_not_shared = false;
-        self.refusals_to_log = REFUSALS_TO_LOG;
         self.controller.disconnect();
         self.pinned.clear();
         self.leaving.append(&mut self.registered);

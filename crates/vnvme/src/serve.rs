@@ -342,6 +342,7 @@ impl Share {
         started: &mpsc::Sender<Result<()>>,
     ) -> Result<()> {
         let (options, opener, registry) = (crew.options, crew.opener, crew.registry);
+        let sizes = crew.sizes;
         match self {
             Share::Controllers(index, specs) => {
                 let made = worker(*index, specs, stop, crew);
@@ -351,11 +352,11 @@ impl Share {
                 let _span =
                     tracing::error_span!("export", socket = %spec.socket.display()).entered();
                 let window = options.idle_window.fixed_or(VHOST_BLK_WINDOW);
-                let made = VhostBlk::new(spec, stop, window, opener, registry);
+                let made = VhostBlk::new(spec, stop, window, opener, registry, sizes);
                 go(made, started, |mut export| export.run())
             }
             Share::Ublk(spec) => {
-                let made = Ublk::new(spec, stop, opener, registry);
+                let made = Ublk::new(spec, stop, opener, registry, sizes);
                 go(made, started, Ublk::run)
             }
         }

@@ -1,5 +1,7 @@
-//! Volumes that are resized while they are served: a thread asks them from time to time, as that may take a device's time,
-//! and wakes the worker whose controllers have to know.
+//! Volumes that are resized while they are served: a thread asks them from time to time, as that
+//! may take a device's time (tens of seconds, where it does not answer), and wakes the thread that
+//! serves them: a worker, an export's thread, a block device's. Those never ask a volume
+//! themselves.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +18,7 @@ struct Watched {
     volume: Arc<dyn Volume>,
     /// As it was told last.
     size: u64,
-    /// An eventfd of the worker that serves it.
+    /// An eventfd of the thread that serves it.
     wake: Arc<OwnedFd>,
     failed: bool,
 }
@@ -46,16 +48,22 @@ impl Sizes {
         loop {
             let mut fds = [PollFd::new(stop, PollFlags::IN)];
             match poll(&mut fds, Some(&INTERVAL)) {
-                Ok(0) => self.look(),
+                Ok(0) => self.look(stop),
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(_) | Err(_) => return,
             }
         }
     }
 
-    fn look(&self) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for watched in list.iter_mut() {
+    fn look(&self, stop: &OwnedFd) {
+        let list = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not locked while a device is asked: others come to the list when they start.
+        let mut watched = std::mem::take(&mut *list());
+        for watched in &mut watched {
+            let mut fds = [PollFd::new(stop, PollFlags::IN)];
+            if poll(&mut fds, Some(&Timespec::default())) != Ok(0) {
+                break;
+            }
             match watched.volume.refresh() {
                 Ok(_) => watched.failed = false,
                 Err(error) => {
@@ -70,5 +78,6 @@ impl Sizes {
                 let _ = rustix::io::write(watched.wake.as_fd(), &1u64.to_ne_bytes());
             }
         }
+        list().append(&mut watched);
     }
 }

@@ -2,22 +2,24 @@
 
 use crate::balance::Spread;
 use crate::control::Registry;
-use crate::open::{Opened, Opener};
+use crate::open::{Opened, Opener, is_within};
 use crate::serve::{ServeOptions, serve};
+use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, Specs, parse_namespace, volume_url};
 use crate::window::IdleWindow;
 use ::ublk::{Disk, DiskOptions, DiskStats, QueueStats, remove};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two looks at a volume's size.
-const REFRESH: Timespec = Timespec {
+/// Between two looks whether the kernel has taken the device away.
+const ALIVE: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
 };
@@ -68,7 +70,8 @@ impl UblkSpec {
         }
     }
 
-    fn start(&self, opener: &Opener) -> Result<Disk> {
+    /// The disk; `resized` becomes readable when its volume has been resized.
+    fn start(&self, opener: &Opener, sizes: &Sizes, resized: &Arc<OwnedFd>) -> Result<Disk> {
         let Opened { volume, device, .. } = opener.open(&self.namespace())?;
         let options = DiskOptions {
             id: self.id,
@@ -87,7 +90,12 @@ impl UblkSpec {
                 }
             }
         };
-        Disk::start(volume, options, &mut register).with_context(|| self.volume.clone())
+        let disk = Disk::start(volume.clone(), options, &mut register);
+        let disk = disk.with_context(|| self.volume.clone())?;
+        if !is_within(&self.volume) {
+            sizes.watch(volume, resized);
+        }
+        Ok(disk)
     }
 }
 
@@ -97,6 +105,8 @@ pub struct Ublk {
     volume: String,
     /// Readable when the process is asked to end.
     stop: OwnedFd,
+    /// Readable when the volume has been resized.
+    resized: Arc<OwnedFd>,
 }
 
 impl Ublk {
@@ -106,30 +116,37 @@ impl Ublk {
         stop: OwnedFd,
         opener: &Opener,
         registry: &Registry,
+        sizes: &Sizes,
     ) -> Result<Self> {
-        let disk = spec.start(opener)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+        let disk = spec.start(opener, sizes, &resized)?;
         registry.enter_disk(&spec.volume, disk.stats());
         Ok(Self {
             disk,
             volume: spec.volume.clone(),
             stop,
+            resized,
         })
     }
 
     /// Serves until asked to end, then takes the device away and makes everything durable. Its queues have threads of
-    /// their own; this one looks after the volume's size.
+    /// their own; this one tells the kernel when the volume has been resized.
     pub fn run(mut self) -> Result<()> {
         let id = self.disk.id();
         loop {
-            let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
-            match poll(&mut fds, Some(&REFRESH)) {
-                Ok(0) => {}
-                Ok(_) => break,
+            let fds = [&self.stop, &*self.resized];
+            let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::IN));
+            match poll(&mut fds, Some(&ALIVE)) {
+                Ok(_) if !fds[0].revents().is_empty() => break,
+                Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error).context("poll"),
             }
             ensure!(self.disk.is_alive(), "/dev/ublkb{id} is gone");
-            if let Err(error) = self.disk.refresh() {
+            if rustix::io::read(&self.resized, &mut [0; 8]).is_ok()
+                && let Err(error) = self.disk.resize()
+            {
                 tracing::warn!(volume = self.volume, %error, "size");
             }
         }

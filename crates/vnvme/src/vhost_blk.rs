@@ -2,13 +2,17 @@
 
 use crate::control::Registry;
 use crate::identity;
-use crate::open::{Opened, Opener};
+use crate::open::{Opened, Opener, is_within};
+use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, take_options, volume_url, yes};
 use anyhow::{Context, Result, bail};
+use probes::LogLimit;
+use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use vfio_user::Listener;
 use vhost_blk::{Attach, DiskOptions, Export, QueueStats, Server, ServerOptions};
@@ -90,6 +94,7 @@ impl VhostBlk {
         idle_window: Duration,
         opener: &Opener,
         registry: &Registry,
+        sizes: &Sizes,
     ) -> Result<Self> {
         // The socket comes first: whoever serves it already has the volume, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
@@ -112,21 +117,25 @@ impl VhostBlk {
             block_size: spec.block_size,
             write_cache: spec.write_cache,
         };
+        let copied = Arc::new(LogLimit::default());
         let attach = device.map(|device| -> Box<dyn Fn() -> Attach> {
             Box::new(move || {
-                let device = device.clone();
+                let (device, copied) = (device.clone(), copied.clone());
                 Box::new(move |memory| match device.register(memory) {
                     Ok(registration) => Some(Box::new(registration) as Box<dyn Any>),
                     Err(error) => {
-                        tracing::warn!(%error, "guest memory is copied on its way to a device");
+                        copied.line(|left_out| {
+                            let text = "guest memory is copied on its way to a device";
+                            tracing::warn!(%error, left_out, "{text}");
+                        });
                         None
                     }
                 })
             })
         });
         let serial = disk.serial.clone();
-        let server = Server::new(Export {
-            volume,
+        let mut server = Server::new(Export {
+            volume: volume.clone(),
             io: Io::new(IoOptions::default()),
             disk,
             server: ServerOptions {
@@ -138,6 +147,12 @@ impl VhostBlk {
             attach,
         })
         .with_context(|| spec.volume.clone())?;
+        if !is_within(&spec.volume) {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+            server.watch_size(resized.clone())?;
+            sizes.watch(volume, &resized);
+        }
         tracing::info!(serial, "listening for vhost-user-blk");
         registry.enter_vhost_blk(&spec.socket, server.stats());
         Ok(VhostBlk {

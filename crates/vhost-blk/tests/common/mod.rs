@@ -11,6 +11,7 @@ pub mod raw;
 pub use driver::{Data, Driver, Req};
 
 use dma::Memory;
+use rustix::event::EventfdFlags;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -47,18 +48,11 @@ pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Does not wake up by itself to look for a new size.
-pub fn quiet() -> ServerOptions {
-    ServerOptions {
-        resize_check: Duration::from_secs(3600),
-        ..ServerOptions::default()
-    }
-}
-
 /// A server in a thread of its own.
 pub struct Served {
     pub path: PathBuf,
     pub stats: Arc<Stats>,
+    resized: Arc<OwnedFd>,
     stop: UnixStream,
     thread: Option<JoinHandle<Result<(), Error>>>,
     _dir: Option<tempfile::TempDir>,
@@ -75,7 +69,13 @@ impl Served {
 
     /// At a path, which may be an earlier server's. Nothing wakes it up by itself.
     pub fn at(path: PathBuf, volume: Arc<dyn Volume>, disk: DiskOptions) -> Served {
-        Served::with(path, volume, disk, quiet(), IoOptions::default())
+        Served::with(
+            path,
+            volume,
+            disk,
+            ServerOptions::default(),
+            IoOptions::default(),
+        )
     }
 
     pub fn with(
@@ -89,6 +89,9 @@ impl Served {
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         let (stop, stopped) = UnixStream::pair().unwrap();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let resized = Arc::new(rustix::event::eventfd(0, flags).unwrap());
+        let watched = resized.clone();
         let (tell, told) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mut server = Server::new(Export {
@@ -100,6 +103,7 @@ impl Served {
                 stop: stopped.into(),
                 attach: None,
             })?;
+            server.watch_size(watched)?;
             tell.send(server.stats()).unwrap();
             server.run()
         });
@@ -107,10 +111,16 @@ impl Served {
         Served {
             path,
             stats,
+            resized,
             stop,
             thread: Some(thread),
             _dir: None,
         }
+    }
+
+    /// The volume has been resized.
+    pub fn resized(&self) {
+        rustix::io::write(&*self.resized, &1u64.to_ne_bytes()).unwrap();
     }
 
     /// Ends it, which must go well.

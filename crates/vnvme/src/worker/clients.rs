@@ -37,20 +37,25 @@ impl Worker {
             Ok(Some(fd)) => fd,
             Ok(None) => return,
             Err(error) => {
-                tracing::warn!(socket, %error, "accept");
+                let log = &slot.log;
+                log.line(|left_out| tracing::warn!(socket, %error, left_out, "accept"));
                 return;
             }
         };
         if slot.connection.is_some() {
-            tracing::warn!(
-                socket,
-                "a second client was refused: this disk has one already"
-            );
+            slot.log.line(|left_out| {
+                tracing::warn!(
+                    socket,
+                    left_out,
+                    "a second client was refused: this disk has one already"
+                );
+            });
             return;
         }
         let connection = Connection::new(fd);
         let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
-        tracing::info!(socket, pid, "client connected");
+        let log = &slot.log;
+        log.line(|left_out| tracing::info!(socket, pid, left_out, "client connected"));
         slot.connection = Some(connection);
         self.rewatch(index);
     }
@@ -78,7 +83,9 @@ impl Worker {
         if let Some(slot) = self.slots.get_mut(index)
             && let Some(mut connection) = slot.connection.take()
         {
-            tracing::info!(socket = %slot.listener.path().display(), "client disconnected");
+            let socket = slot.listener.path().display();
+            let log = &slot.log;
+            log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
             connection.close(&mut slot.device);
             drop(connection);
             self.rewatch(index);
@@ -108,11 +115,14 @@ impl Worker {
             Ok(Status::Open | Status::Pending) => {}
             Ok(Status::MoreWork) => slot.more = true,
             Ok(Status::Closed) => {
-                tracing::info!(%socket, "client disconnected");
+                let log = &slot.log;
+                log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
                 slot.connection = None;
             }
             Err(error) => {
-                tracing::warn!(%socket, %error, "client disconnected");
+                slot.log.line(|left_out| {
+                    tracing::warn!(%socket, %error, left_out, "client disconnected");
+                });
                 slot.connection = None;
             }
         }

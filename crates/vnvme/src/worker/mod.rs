@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use controller::{Bell, Branch, Controller, tag_owner};
 use driver::NvmeVolume;
 use events::{TOKEN_BELL, TOKEN_STOP, listener_token};
+use probes::LogLimit;
 use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -58,6 +59,8 @@ struct Slot {
     watched: Interest,
     /// The connection's budget was used up: there is more to read.
     more: bool,
+    /// For the log lines that clients cause by coming and going.
+    log: LogLimit,
 }
 
 /// How a worker polls and sleeps.
@@ -166,6 +169,7 @@ impl Worker {
                 connection: None,
                 watched: Interest::None,
                 more: false,
+                log: LogLimit::default(),
             });
         }
         Ok(worker)

@@ -143,3 +143,18 @@ fn the_next_client_need_not_wait_for_the_last() {
     }
     daemon.end();
 }
+
+#[test]
+fn clients_that_come_and_go_without_end_fill_no_disk() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    for round in 1..=60u64 {
+        drop(Host::attach(&place.socket()));
+        if round == 1 {
+            daemon.wait_log(|line| line.contains("client disconnected"));
+        }
+    }
+    let ended = daemon.end();
+    let lines = ended.log.len();
+    assert!(lines < 25, "{lines} lines: {:#?}", ended.log);
+}

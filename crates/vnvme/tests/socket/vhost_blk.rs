@@ -1,9 +1,13 @@
 //! vhost-user-blk exports beside a controller: started, counted, and ended with it.
 
 use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::common::*;
 
@@ -34,6 +38,119 @@ fn stats(control: &str) -> serde_json::Value {
         .output()
         .unwrap();
     serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A message of the front-end's, with a descriptor.
+fn send(socket: &UnixStream, request: u32, payload: &[u8], fd: Option<BorrowedFd<'_>>) {
+    let mut message = request.to_ne_bytes().to_vec();
+    message.extend(1u32.to_ne_bytes());
+    message.extend((payload.len() as u32).to_ne_bytes());
+    message.extend(payload);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fd.into_iter().collect();
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    let bytes = [std::io::IoSlice::new(&message)];
+    sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const SET_VRING_KICK: u32 = 12;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const GET_CONFIG: u32 = 24;
+/// Where a front-end says that its guest's memory is.
+const USER: u64 = 0x7f00_0000_0000;
+
+/// Starts queue 0, somewhere in the guest's memory.
+fn start_queue(socket: &UnixStream) {
+    // Index 0, 128 entries; no flags, descriptors, used ring, available ring, log; a queue that is
+    // polled.
+    send(socket, SET_VRING_NUM, &words(&[128 << 32]), None);
+    let address = [0, USER, USER + 0x2000, USER + 0x1000, 0];
+    send(socket, SET_VRING_ADDR, &words(&address), None);
+    send(socket, SET_VRING_KICK, &words(&[0x100]), None);
+}
+
+/// A disk's size, in sectors: the first field of its configuration space.
+fn capacity(socket: &UnixStream) -> u64 {
+    let mut payload = words(&[8 << 32, 0]);
+    payload.truncate(12);
+    payload.extend([0; 8]);
+    send(socket, GET_CONFIG, &payload, None);
+    let mut answer = [0; 32];
+    (&*socket).read_exact(&mut answer).unwrap();
+    u64::from_ne_bytes(answer[24..].try_into().unwrap())
+}
+
+#[test]
+fn an_export_has_the_size_that_its_file_has() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 1 << 20);
+    let socket = place.path("v.sock");
+    let daemon = Daemon::spawn(&["serve", "--vhost-user-blk", &text(&socket), &disk]);
+    daemon.wait_listening(&socket);
+    let stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    send(&stream, SET_PROTOCOL_FEATURES, &words(&[1 << 9]), None);
+    assert_eq!(capacity(&stream), 2048);
+    let file = std::fs::OpenOptions::new().write(true).open(&disk);
+    file.unwrap().set_len(4 << 20).unwrap();
+    eventually("the new size is known", || capacity(&stream) == 8192);
+    drop(stream);
+    daemon.end();
+}
+
+#[test]
+fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_disk() {
+    let place = Place::new();
+    let socket = place.path("v.sock");
+    let args = ["serve", "--vhost-user-blk", &text(&socket), "mem://1M"];
+    let daemon = Daemon::spawn(&args);
+    daemon.wait_listening(&socket);
+    for _ in 0..100 {
+        let stream = UnixStream::connect(&socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        start_queue(&stream);
+        assert_eq!((&stream).read(&mut [0; 8]).unwrap(), 0, "it is let go");
+    }
+    assert_eq!(daemon.count("share=on"), 1, "{:#?}", daemon.log());
+    let lines = daemon.log().len();
+    assert!(lines < 25, "{lines} lines: {:#?}", daemon.log());
+    daemon.end();
+}
+
+/// As QEMU before 9 does with `memory-backend-memfd,share=off`.
+#[test]
+fn memory_whose_descriptor_comes_but_not_its_contents_is_told_of() {
+    let place = Place::new();
+    for stored in [false, true] {
+        let socket = place.path("v.sock");
+        let args = ["serve", "--vhost-user-blk", &text(&socket), "mem://1M"];
+        let daemon = Daemon::spawn(&args);
+        daemon.wait_listening(&socket);
+        let stream = UnixStream::connect(&socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let ram = memfd(1 << 20);
+        if stored {
+            std::os::unix::fs::FileExt::write_all_at(&ram, &[0; 4096], 1 << 19).unwrap();
+        }
+        let table = words(&[1, 0, 1 << 20, USER, 0]);
+        send(&stream, SET_MEM_TABLE, &table, Some(ram.as_fd()));
+        start_queue(&stream);
+        // Answered after what came before.
+        ask(&stream, GET_FEATURES);
+        assert_eq!(daemon.count("share=on"), usize::from(!stored));
+        drop(stream);
+        daemon.end();
+    }
 }
 
 #[test]

@@ -1,0 +1,101 @@
+//! A limit for log lines that a client or a guest can cause, so that none of them fills the disk.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lets some log lines through at once, and then one in an interval.
+///
+/// A limit of lines per second alone would not do: a VMM that reconnects without end causes a few
+/// lines a second, for ever.
+#[derive(Debug)]
+pub struct LogLimit {
+    burst: u32,
+    interval: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Lines that may be written at once.
+    tokens: u32,
+    /// Since when the next token is on its way.
+    since: Option<Instant>,
+    left_out: u64,
+}
+
+impl Default for LogLimit {
+    /// Ten lines, then one in ten seconds.
+    fn default() -> Self {
+        Self::new(10, Duration::from_secs(10))
+    }
+}
+
+impl LogLimit {
+    /// `burst` lines, then one in each `interval`.
+    pub const fn new(burst: u32, interval: Duration) -> Self {
+        Self {
+            burst,
+            interval,
+            state: Mutex::new(State {
+                tokens: burst,
+                since: None,
+                left_out: 0,
+            }),
+        }
+    }
+
+    /// Calls `write` unless the limit is reached. It is told how many lines were left out since the
+    /// last one, if any: a field that `tracing` shows only then.
+    pub fn line(&self, write: impl FnOnce(Option<u64>)) {
+        if let Some(left_out) = self.take(Instant::now()) {
+            write((left_out > 0).then_some(left_out));
+        }
+    }
+
+    fn take(&self, now: Instant) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *state.since.get_or_insert(now);
+        let nanos = self.interval.as_nanos().max(1);
+        let earned = now.saturating_duration_since(since).as_nanos() / nanos;
+        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
+        state.tokens = state.tokens.saturating_add(earned).min(self.burst);
+        if state.tokens == self.burst {
+            state.since = Some(now);
+        } else if earned > 0 {
+            // What has passed of the next interval counts for it.
+            let passed = self.interval.checked_mul(earned);
+            state.since = Some(passed.and_then(|t| since.checked_add(t)).unwrap_or(now));
+        }
+        if state.tokens == 0 {
+            state.left_out += 1;
+            return None;
+        }
+        state.tokens -= 1;
+        Some(std::mem::take(&mut state.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_and_then_one_line_in_an_interval() {
+        let limit = LogLimit::new(3, Duration::from_secs(10));
+        let start = Instant::now();
+        let at = |seconds: u64| limit.take(start + Duration::from_secs(seconds));
+        assert_eq!([at(0), at(0), at(0)], [Some(0); 3]);
+        assert_eq!([at(0), at(1), at(9)], [None; 3]);
+        // A line each 0.3 s would be 33 in an interval; one comes through, with their number.
+        assert_eq!(at(10), Some(3));
+        assert_eq!([at(10), at(19)], [None; 2]);
+        assert_eq!(at(20), Some(2));
+        // After a long pause there is no more than a burst.
+        assert_eq!([at(1000), at(1000), at(1000)], [Some(0); 3]);
+        assert_eq!(at(1000), None);
+        assert_eq!(at(1010), Some(1));
+        let mut lines = 0;
+        limit.line(|_| lines += 1);
+        assert_eq!(lines, 0, "the time of this process is earlier");
+    }
+}
