@@ -108,6 +108,9 @@ pub enum MemoryError {
     /// The memory is mapped read-only.
     #[error("memory is read-only")]
     ReadOnly,
+    /// Its pages could not be allocated ahead of their use.
+    #[error("pages cannot be allocated")]
+    NotPopulated,
     /// The memory's file shrank, its content is lost.
     #[error("memory file shrank")]
     Poisoned,

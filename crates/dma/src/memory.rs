@@ -165,6 +165,27 @@ impl Memory {
         }
     }
 
+    /// Has the pages of a range allocated, as writes to all of them would, without changing what
+    /// they hold.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], [`MemoryError::ReadOnly`], or [`MemoryError::NotPopulated`]:
+    /// the kernel cannot (before Linux 5.14), there is no memory left, or the file has shrunk.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<(), MemoryError> {
+        if !self.0.writable {
+            return Err(MemoryError::ReadOnly);
+        }
+        let ptr = self.at(offset, len).ok_or(MemoryError::OutOfRange)?;
+        // madvise(2) wants whole pages; a mapping begins at one, and so its last page is whole,
+        // too.
+        let before = offset % rustix::param::page_size();
+        let (start, len) = (ptr.wrapping_sub(before), len + before);
+        // SAFETY: `at` checked the range against the mapping, which `self` keeps; the advice does
+        // not change its content, and reports a missing page as an error instead of a signal.
+        unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxPopulateWrite) }
+            .map_err(|_| MemoryError::NotPopulated)
+    }
+
     /// The file, for handing it on or for asking about it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd.as_fd()

@@ -12,7 +12,7 @@ use vfio_user::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
     Outcome, RegionInfo, RegionMmap, SetIrqs,
 };
-use volume::{PinnedWindows, Pinner};
+use volume::{PinPace, PinnedWindows, Pinner};
 
 const REGIONS: u32 = 9;
 const REGION_BAR0: u32 = 0;
@@ -57,7 +57,8 @@ pub struct NvmeDevice {
     mapped_doorbells: bool,
     /// For the log lines about guest memory that clients can cause.
     log: LogLimit,
-    /// For the line about guest memory that is not shared: other lines do not keep it from being seen.
+    /// For the line about guest memory that is not shared: other lines do not keep it from being
+    /// seen.
     not_shared: LogLimit,
     /// It was written, or left out, for this client.
     warned_not_shared: bool,
@@ -80,7 +81,17 @@ impl NvmeDevice {
         }
     }
 
-    /// Pins windows of guest memory that are mapped from now on.
+    /// Guest memory waits to be pinned: [`NvmeDevice::pin_on`] is to be called.
+    pub fn is_pinning(&self) -> bool {
+        self.pinned.is_pinning()
+    }
+
+    /// Pins a piece of it.
+    pub fn pin_on(&mut self, pace: &mut PinPace) {
+        pace.step(&mut self.pinned);
+    }
+
+    /// Pins windows of guest memory that are mapped from now on, after their mapping was answered.
     pub fn set_pinner(&mut self, pinner: Option<Pinner>) {
         self.pinned = PinnedWindows::new(pinner);
     }
@@ -114,7 +125,8 @@ impl NvmeDevice {
                 Ok(registration) => registrations.push(registration),
                 Err(error) => {
                     self.log.line(|left_out| {
-                        tracing::warn!(%error, left_out, "guest memory is copied on its way to a device");
+                        let text = "guest memory is copied on its way to a device";
+                        tracing::warn!(%error, left_out, "{text}");
                     });
                 }
             }
@@ -280,7 +292,8 @@ impl Device for NvmeDevice {
                 let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
                 let memory = self.memories.import(fd, end, write).map_err(|error| {
                     self.log.line(|left_out| {
-                        tracing::warn!(iova = format_args!("{iova:#x}"), size, %error, left_out, "guest memory refused");
+                        let iova = format_args!("{iova:#x}");
+                        tracing::warn!(iova, size, %error, left_out, "guest memory refused");
                     });
                     errno(error)
                 })?;

@@ -55,7 +55,8 @@ pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume};
 pub use info::{Info, Kind};
 pub use io::{
-    Armed, Io, IoCounters, IoOptions, IoStats, PinnedMemory, PinnedWindows, Pinner, Watcher,
+    Armed, Io, IoCounters, IoOptions, IoStats, PinPace, PinnedMemory, PinnedWindows, Pinner,
+    Watcher,
 };
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::Instant;
-use volume::{PinnedWindows, Pinner};
+use volume::{PinPace, PinnedWindows, Pinner};
 
 /// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need is bounded by this.
 const EVENTS_WAITING: usize = 64;
@@ -74,6 +74,16 @@ impl Branch {
             flush: 0,
             pinned: PinnedWindows::new(pinner),
         }
+    }
+
+    /// Guest memory waits to be pinned for this worker: [`Branch::pin_on`] is to be called.
+    pub fn is_pinning(&self) -> bool {
+        self.pinned.is_pinning()
+    }
+
+    /// Pins a piece of it.
+    pub fn pin_on(&mut self, pace: &mut PinPace) {
+        pace.step(&mut self.pinned);
     }
 
     /// Wakes the controller's own worker, if this one has queues of it.

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vfio_user::{Connection, Interest, Listener};
-use volume::Io;
+use volume::{Io, PinPace};
 
 /// Time between two looks at the sockets while polling: a system call each.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
@@ -95,6 +95,8 @@ pub struct Worker {
     others_watched: bool,
     window: Window,
     shares_cpu: bool,
+    /// Of guest memory that is being pinned.
+    pace: PinPace,
     completions: Vec<volume::Completion>,
 }
 
@@ -140,6 +142,7 @@ impl Worker {
             others_watched: false,
             window: Window::new(options.idle_window),
             shares_cpu: options.shares_cpu,
+            pace: PinPace::default(),
             completions: Vec::with_capacity(1024),
         };
         worker.watch(worker.stop.as_fd(), TOKEN_STOP, epoll::EventFlags::IN)?;
@@ -274,8 +277,26 @@ impl Worker {
         self.slots.iter().any(trapped)
     }
 
-    /// What is done now and then: queues go from worker to worker.
+    /// Some guest's memory is not pinned yet.
+    fn is_pinning(&self) -> bool {
+        self.slots.iter().any(|s| s.device.is_pinning())
+            || self.branches.iter().any(Branch::is_pinning)
+    }
+
+    /// Pins a piece of the first guest's memory that waits for it.
+    fn pin_on(&mut self) {
+        if let Some(slot) = self.slots.iter_mut().find(|s| s.device.is_pinning()) {
+            slot.device.pin_on(&mut self.pace);
+        } else if let Some(branch) = self.branches.iter_mut().find(|b| b.is_pinning()) {
+            branch.pin_on(&mut self.pace);
+        }
+    }
+
+    /// What is done now and then: guest memory is pinned, queues go from worker to worker.
     fn tend(&mut self, now: Instant) {
+        if now >= self.pace.next() {
+            self.pin_on();
+        }
         for slot in &mut self.slots {
             slot.balance.tend(&mut slot.device.controller, now);
         }

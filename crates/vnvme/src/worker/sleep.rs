@@ -17,6 +17,7 @@ impl Worker {
             .iter()
             .filter_map(|s| s.device.controller.deadline())
             .chain(self.branches.iter().filter_map(Branch::deadline))
+            .chain(self.is_pinning().then(|| self.pace.next()))
             .min()
     }
 

@@ -6,10 +6,12 @@
 
 use dma::Memory;
 
-/// Places in the kernel's table.
-pub(super) const PLACES: u16 = 256;
-/// Longest buffer that the kernel takes, in bytes. Tests do with less memory.
-pub(super) const LONGEST: usize = if cfg!(test) { 4 << 20 } else { 1 << 30 };
+/// Places in the kernel's table: as many as it takes (IORING_MAX_REG_BUFFERS). Tests do with less.
+pub(super) const PLACES: u16 = if cfg!(test) { 256 } else { 1 << 14 };
+/// Longest buffer that is registered, in bytes. The kernel would take 1 GiB, but pinning that takes
+/// it 10 ms and more, in which the worker serves nobody; this takes about 1 ms where the pages are
+/// there.
+pub(super) const LONGEST: usize = if cfg!(test) { 4 << 20 } else { 64 << 20 };
 
 /// A part of a memory that the kernel has pinned.
 #[derive(Debug)]
@@ -26,7 +28,10 @@ struct Fixed {
 pub(super) struct FixedTable {
     /// By address.
     entries: Vec<Fixed>,
+    /// Places that were used before.
     free: Vec<u16>,
+    /// From here on, no place was ever used.
+    unused: u16,
 }
 
 impl FixedTable {
@@ -34,13 +39,18 @@ impl FixedTable {
     pub(super) fn new() -> Self {
         Self {
             entries: Vec::new(),
-            free: (0..PLACES).rev().collect(),
+            free: Vec::new(),
+            unused: 0,
         }
     }
 
     /// A free place.
     pub(super) fn take(&mut self) -> Option<u16> {
-        self.free.pop()
+        self.free.pop().or_else(|| {
+            let place = self.unused;
+            self.unused = place.checked_add(1).filter(|next| *next <= PLACES)?;
+            Some(place)
+        })
     }
 
     /// Gives a place back that the kernel's table does not use any more.

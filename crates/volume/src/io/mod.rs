@@ -24,7 +24,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-pub use windows::PinnedWindows;
+pub use windows::{PinPace, PinnedWindows};
 
 /// Most requests in flight that can be asked for.
 pub(crate) const MAX_CAPACITY: u32 = 16384;
@@ -187,7 +187,7 @@ impl Io {
         Some(Pinner { ring: ring.clone() })
     }
 
-    /// Buffers that the kernel has pinned: parts of memories, of up to 1 GiB each.
+    /// Buffers that the kernel has pinned: parts of memories, of up to 64 MiB each.
     pub fn pinned(&self) -> usize {
         self.ring.get().map_or(0, |ring| ring.pinned())
     }
@@ -233,18 +233,34 @@ pub struct Pinner {
 impl Pinner {
     /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as the result lives. Requests into it are
     /// then spared the look-up of its pages. What cannot be pinned goes without; why is said once in the log. Takes time:
-    /// pages that are not there yet are allocated.
+    /// pages that are not there yet are allocated. [`PinnedWindows`] does it piece by piece.
     ///
     /// Dropping the result takes the memory out of the kernel's table. Requests in flight keep their own pages until they
     /// are over: when both have happened, no page is pinned any more.
     pub fn pin(&self, memory: &Memory, offset: u64, len: u64) -> Option<PinnedMemory> {
+        let mut pinned = self.begin(memory, offset, len)?;
+        loop {
+            match pinned.step(usize::MAX) {
+                Step::Allocated | Step::Pinned => {}
+                Step::Done => return Some(pinned),
+                Step::Failed => return None,
+            }
+        }
+    }
+
+    /// The same, with nothing pinned yet. Nothing when it would not be worth it.
+    fn begin(&self, memory: &Memory, offset: u64, len: u64) -> Option<PinnedMemory> {
         if len < PIN_AT_LEAST || !memory.is_writable() {
             return None;
         }
-        let places = self.ring.pin(memory, offset, len);
-        (!places.is_empty()).then(|| PinnedMemory {
+        let start = usize::try_from(offset).ok()?;
+        Some(PinnedMemory {
             ring: self.ring.clone(),
-            places,
+            memory: memory.clone(),
+            pinned_to: start,
+            allocated_to: start,
+            end: start.checked_add(usize::try_from(len).ok()?)?,
+            places: Vec::new(),
         })
     }
 }
@@ -254,7 +270,63 @@ impl Pinner {
 #[must_use = "dropping it unpins the memory"]
 pub struct PinnedMemory {
     ring: Rc<Ring>,
+    memory: Memory,
+    /// Up to here it is pinned.
+    pinned_to: usize,
+    /// Up to here its pages are there.
+    allocated_to: usize,
+    end: usize,
     places: Vec<u16>,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Some pages were allocated.
+    Allocated,
+    /// A piece was pinned; there are more.
+    Pinned,
+    /// The last one was.
+    Done,
+    /// It cannot be pinned, and nothing of it is; that was said in the log.
+    Failed,
+}
+
+impl PinnedMemory {
+    /// Goes on: allocates at most so many bytes of pages, or pins a piece whose pages are there.
+    fn step(&mut self, bytes: usize) -> Step {
+        let end = self.end.min(self.pinned_to.saturating_add(fixed::LONGEST));
+        if self.allocated_to < end {
+            let len = bytes.clamp(1, end - self.allocated_to);
+            // Where that cannot be, pinning allocates, or tells why it cannot.
+            let allocated = self.memory.populate(self.allocated_to, len).is_ok();
+            self.allocated_to = if allocated {
+                self.allocated_to + len
+            } else {
+                end
+            };
+            return Step::Allocated;
+        }
+        match self
+            .ring
+            .pin(&self.memory, self.pinned_to, end - self.pinned_to)
+        {
+            Ok(place) => {
+                self.places.push(place);
+                self.pinned_to = end;
+                if end == self.end {
+                    Step::Done
+                } else {
+                    Step::Pinned
+                }
+            }
+            Err(error) => {
+                self.ring.unpin(&std::mem::take(&mut self.places));
+                self.ring.say_not_pinned(self.end - self.pinned_to, &error);
+                Step::Failed
+            }
+        }
+    }
 }
 
 impl Drop for PinnedMemory {

@@ -151,9 +151,14 @@ impl Ring {
         self.core.borrow_mut().cancel_tag(file, tag);
     }
 
-    /// Lets the kernel pin a part of a memory; the places are for [`Ring::unpin`].
-    pub(crate) fn pin(&self, memory: &Memory, offset: u64, len: u64) -> Vec<u16> {
+    /// Lets the kernel pin a part of a memory; the place is for [`Ring::unpin`].
+    pub(crate) fn pin(&self, memory: &Memory, offset: usize, len: usize) -> std::io::Result<u16> {
         self.core.borrow_mut().pin(memory, offset, len)
+    }
+
+    /// Says why memory could not be pinned, once.
+    pub(crate) fn say_not_pinned(&self, len: usize, error: &std::io::Error) {
+        self.core.borrow_mut().say_not_pinned(len, error);
     }
 
     /// Lets the kernel unpin.

@@ -318,6 +318,49 @@ fn memory_that_shrinks_while_it_is_pinned_does_no_harm() {
 }
 
 #[test]
+fn a_window_is_pinned_in_steps_after_it_was_mapped() {
+    let directory = tempfile::tempdir().unwrap();
+    let (io, mut queue) = pinning(&directory);
+    let mut windows = PinnedWindows::new(io.pinner());
+    let memory = Memory::anonymous(32 << 20).unwrap();
+    let used = |queue: &mut dyn crate::VolumeQueue, index: usize| {
+        let before = io.counters().fixed;
+        let mut request = page(1, WRITE, &memory, index);
+        request.offset = 0;
+        assert!(queue.submit(request).is_none());
+        assert_eq!(finish(&io, 1), [Ok(())]);
+        io.counters().fixed > before
+    };
+    let pages = memory.len() / 4096;
+    // The unmap comes before anything is pinned, when some of it is, and when all is.
+    for pieces in [0, 3, memory.len() / super::fixed::LONGEST] {
+        let mut pace = PinPace::default();
+        windows.mapped(0x1000_0000, memory.len() as u64, &memory, 0);
+        assert_eq!((io.pinned(), windows.is_pinning()), (0, true));
+        assert!(!used(&mut *queue, 0));
+        let mut steps = 0;
+        while io.pinned() < pieces {
+            pace.step(&mut windows);
+            steps += 1;
+        }
+        assert!(
+            steps >= 2 * pieces,
+            "pages are allocated by steps of their own"
+        );
+        assert_eq!(used(&mut *queue, 0), pieces > 0);
+        let all = pieces == memory.len() / super::fixed::LONGEST;
+        assert_eq!(used(&mut *queue, pages - 1), all);
+        assert_eq!(windows.is_pinning(), !all);
+        windows.unmapped(0x1000_0000, memory.len() as u64);
+        assert_eq!((io.pinned(), windows.is_pinning()), (0, false));
+        // Nothing is left to be done.
+        pace.step(&mut windows);
+        assert_eq!(io.pinned(), 0);
+        assert!(!used(&mut *queue, 0));
+    }
+}
+
+#[test]
 fn what_cannot_be_pinned_goes_without() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);

@@ -10,7 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, kill_process, set_parent_process_death_signal, setrlimit,
+};
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use super::{LIMIT, Place, eventually, text};
 
@@ -34,7 +37,30 @@ pub struct Ended {
 impl Daemon {
     /// Starts `vnvme` with these arguments.
     pub fn spawn(args: &[impl AsRef<OsStr>]) -> Daemon {
+        Self::start(Command::new(env!("CARGO_BIN_EXE_vnvme")), args)
+    }
+
+    /// The same for a process that may lock only so many bytes of memory, whoever it is.
+    pub fn spawn_with_locked_memory(bytes: u64, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        // SAFETY: the closure makes two system calls and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                let limit = Rlimit {
+                    current: Some(bytes),
+                    maximum: Some(bytes),
+                };
+                setrlimit(Resource::Memlock, limit)?;
+                // Root knows no limit else. Who has no such right cannot take it away, and need
+                // not.
+                let _ = remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK);
+                Ok(())
+            });
+        }
+        Self::start(command, args)
+    }
+
+    fn start(mut command: Command, args: &[impl AsRef<OsStr>]) -> Daemon {
         command.args(args).env_remove("VNVME_LOG");
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         // SAFETY: the closure makes one system call and allocates nothing.

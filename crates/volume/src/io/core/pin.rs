@@ -9,60 +9,43 @@ use dma::Memory;
 use std::io;
 
 impl Core {
-    /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as [`Core::unpin`] is not called with the
-    /// places that come back. Nothing when it cannot be: requests work without, and once it is said why.
-    pub(in crate::io) fn pin(&mut self, memory: &Memory, offset: u64, len: u64) -> Vec<u16> {
-        let mut places = Vec::new();
-        match self.try_pin(memory, offset, len, &mut places) {
-            Ok(()) => places,
-            Err(error) => {
-                self.unpin(&places);
-                if !std::mem::replace(&mut self.said_not_pinned, true) {
-                    tracing::warn!(
-                        len,
-                        "guest memory is not pinned, each request looks its pages up: {}",
-                        why_not_pinned(&error)
-                    );
-                }
-                Vec::new()
-            }
-        }
-    }
-
-    fn try_pin(
+    /// Lets the kernel pin `len` bytes of a memory from `offset` on, at most [`fixed::LONGEST`],
+    /// until [`Core::unpin`] is called with the place that comes back.
+    pub(in crate::io) fn pin(
         &mut self,
         memory: &Memory,
-        offset: u64,
-        len: u64,
-        places: &mut Vec<u16>,
-    ) -> io::Result<()> {
+        offset: usize,
+        len: usize,
+    ) -> io::Result<u16> {
         if !self.has_table {
             let submitter = self.uring.submitter();
             submitter.register_buffers_sparse(fixed::PLACES.into())?;
             self.has_table = true;
         }
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        let start = usize::try_from(offset).map_err(|_| invalid())?;
-        let end = usize::try_from(len)
-            .ok()
-            .and_then(|len| start.checked_add(len))
-            .ok_or_else(invalid)?;
-        for at in (start..end).step_by(fixed::LONGEST) {
-            let bytes = (end - at).min(fixed::LONGEST);
-            let segment = memory.segment(at, bytes).ok_or_else(invalid)?;
-            let place = self
-                .fixed
-                .take()
-                .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))?;
-            if let Err(error) = self.set_fixed(place, segment.as_ptr(), bytes) {
-                self.fixed.give(place);
-                return Err(error);
-            }
-            let address = segment.as_ptr().addr();
-            self.fixed.enter(address, bytes, place, memory.clone());
-            places.push(place);
+        let segment = memory.segment(offset, len).ok_or_else(invalid)?;
+        let place = self
+            .fixed
+            .take()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))?;
+        if let Err(error) = self.set_fixed(place, segment.as_ptr(), len) {
+            self.fixed.give(place);
+            return Err(error);
         }
-        Ok(())
+        let address = segment.as_ptr().addr();
+        self.fixed.enter(address, len, place, memory.clone());
+        Ok(place)
+    }
+
+    /// Says why memory could not be pinned, once: requests work without.
+    pub(in crate::io) fn say_not_pinned(&mut self, len: usize, error: &io::Error) {
+        if !std::mem::replace(&mut self.said_not_pinned, true) {
+            tracing::warn!(
+                len,
+                "guest memory is not pinned, each request looks its pages up: {}",
+                why_not_pinned(error)
+            );
+        }
     }
 
     /// Ends what [`Core::pin`] began. Operations in flight keep their pages until they are over; later ones go without.
@@ -112,9 +95,12 @@ impl Core {
 pub(in crate::io) fn why_not_pinned(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => {
-            "it is more than the limit of locked memory, or than there is; raise \
-                               the limit with: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
-                .into()
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            let limit = limit.map_or("none".into(), |bytes| format!("{} KiB", bytes >> 10));
+            format!(
+                "it is more than the limit of locked memory ({limit}), or than there is; raise the \
+                 limit with: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
+            )
         }
         Some(libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL) => format!(
             "the kernel does not pin memory of this kind; take a memfd or huge pages ({error})"
