@@ -138,10 +138,7 @@ impl VhostBlk {
             volume: volume.clone(),
             io: Io::new(IoOptions::default()),
             disk,
-            server: ServerOptions {
-                idle_window,
-                ..ServerOptions::default()
-            },
+            server: ServerOptions { idle_window },
             listener: listener.as_fd().try_clone_to_owned().context("socket")?,
             stop,
             attach,
