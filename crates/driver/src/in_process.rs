@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
 use dma::SharedPages;
+use nvme::pci::command;
 use volume::{Io, IoOptions, MemVolume};
 
 use crate::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
@@ -426,14 +427,16 @@ impl Transport for InProcess {
 
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
         self.with(move |host| {
-            let mut command = [0; 2];
-            host.controller.config_read(4, &mut command);
-            command[0] = if enable {
-                command[0] | 6
-            } else {
-                command[0] & !4
-            };
-            host.controller.config_write(4, &command);
+            let mut bytes = [0; 2];
+            let at = nvme::pci::COMMAND as u64;
+            host.controller.config_read(at, &mut bytes);
+            let mut command = u16::from_le_bytes(bytes);
+            command |= command::MEMORY_SPACE | command::INTERRUPT_DISABLE;
+            match enable {
+                true => command |= command::BUS_MASTER,
+                false => command &= !command::BUS_MASTER,
+            }
+            host.controller.config_write(at, &command.to_le_bytes());
         })
     }
 

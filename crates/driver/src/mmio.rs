@@ -6,7 +6,7 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Registers that are mapped into this process: a part of BAR0, from a VFIO device or a server's shared page. Accesses
+/// Registers that are mapped into this process: a part of BAR0 of a VFIO device. Accesses
 /// are volatile, of 32 or 64 bits, and little endian on the bus. Offsets count from the start of the mapping.
 #[derive(Debug)]
 pub struct Registers {

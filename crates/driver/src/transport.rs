@@ -172,7 +172,8 @@ pub trait Transport: Send + Sync + Debug + Any {
         Err(TransportError::Unsupported("changing one vector"))
     }
 
-    /// Lets the device do DMA (or not): PCI command register, Bus Master Enable, together with Memory Space Enable.
+    /// Lets the device do DMA (or not): PCI command register, Bus Master Enable, together with Memory Space Enable and
+    /// Interrupt Disable, which are set in both cases.
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError>;
 
     /// Resets the function. Registers are as after power-on; mappings and eventfds stay.
@@ -212,7 +213,9 @@ enum Cell {
         pages: dma::SharedPages,
         index: usize,
     },
-    /// Registers of a device, or a page of a server.
+    /// A file of a server that polls it.
+    File { memory: Memory, offset: usize },
+    /// Registers of a device.
     Mapped {
         registers: Arc<mmio::Registers>,
         offset: usize,
@@ -229,6 +232,15 @@ impl DoorbellCell {
         }))
     }
 
+    /// The register at `offset` bytes in a file of another process's; `None` when it is outside or not aligned to 4.
+    pub fn in_file(memory: &Memory, offset: usize) -> Option<Self> {
+        memory.atomic_u32(offset)?;
+        Some(Self(Cell::File {
+            memory: memory.clone(),
+            offset,
+        }))
+    }
+
     /// The register at `offset` bytes in a mapped part of BAR0; `None` when it is outside or not aligned to 4.
     pub fn mapped(registers: &Arc<mmio::Registers>, offset: usize) -> Option<Self> {
         registers.is_register(offset).then(|| {
@@ -239,15 +251,26 @@ impl DoorbellCell {
         })
     }
 
-    /// Rings: queue entries written before are visible to the device when the value arrives.
+    /// Rings: queue entries written before are visible to the device when the value arrives. `false`: it cannot arrive,
+    /// for the file that holds the register has shrunk; [`Transport::write32`] may still work.
     #[inline]
-    pub fn ring(&self, value: u32) {
+    pub fn ring(&self, value: u32) -> bool {
         match &self.0 {
-            Cell::Mapped { registers, offset } => registers.write32(*offset, value),
+            Cell::Mapped { registers, offset } => {
+                registers.write32(*offset, value);
+                true
+            }
+            Cell::File { memory, offset } => {
+                if let Some(cell) = memory.atomic_u32(*offset) {
+                    cell.store(value.to_le(), Ordering::Release);
+                }
+                !memory.is_poisoned()
+            }
             Cell::Pages { pages, index } => {
                 if let Some(cell) = pages.cell(*index) {
                     AtomicU32::store(cell, value.to_le(), Ordering::Release);
                 }
+                true
             }
         }
     }

@@ -4,41 +4,108 @@
 //! mapped, else a message each, which shadow doorbells make rare.
 
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nvme::regs;
-use vfio_user::client::{Client, ClientError, Irqs};
+use controller::pci::PciIds;
+use dma::Memory;
+use nvme::{pci, regs};
+use rustix::event::{EventfdFlags, eventfd};
+use vfio_user::client::{Client, ClientError, Irqs, Region};
 use vfio_user::{DmaMapping, DmaUnmapping, Errno, IrqAction};
 
-use crate::mmio::Registers;
 use crate::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
 
 /// PCI region and interrupt indexes (linux/vfio.h).
 const BAR0: u32 = 0;
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
-/// The PCI command register, and its bits Memory Space Enable and Bus Master Enable (PCI Local Bus 3.0, 6.2.2).
-const COMMAND: u64 = 4;
-const MEMORY_SPACE: u16 = 1 << 1;
-const BUS_MASTER: u16 = 1 << 2;
+/// More capabilities than fit into a configuration space of 256 bytes: a list that is longer is a loop.
+const MAX_CAPABILITIES: usize = 48;
 
-/// A mapped part of BAR0.
+/// The parts of BAR0 that can be written by a store.
+#[derive(Debug)]
+struct Doorbells {
+    /// The server's file, mapped whole. It is the server's to shrink: `dma` survives that.
+    memory: Memory,
+    windows: Vec<Window>,
+}
+
+/// A part of BAR0 in that file.
 #[derive(Debug)]
 struct Window {
     range: RangeInclusive<u64>,
-    registers: Arc<Registers>,
+    /// Where its first byte is in the file.
+    at: u64,
+}
+
+impl Doorbells {
+    /// Maps what the server offers of the doorbells; without it doorbells are messages.
+    fn map(bar: Region) -> Option<Doorbells> {
+        let mapping = bar.mmap?;
+        let memory = match Memory::from_fd(mapping.fd, 1, true) {
+            Ok(memory) => memory,
+            Err(error) => {
+                tracing::warn!(%error, "the server's doorbells cannot be mapped");
+                return None;
+            }
+        };
+        let mut areas: Vec<(u64, u64)> = mapping.areas.iter().map(|a| (a.offset, a.size)).collect();
+        if areas.is_empty() {
+            areas.push((0, bar.size));
+        }
+        let mut windows = Vec::new();
+        for (offset, size) in areas {
+            let window = window(mapping.offset, offset, size, memory.len());
+            if window.is_none() {
+                let file = memory.len();
+                tracing::warn!(
+                    offset,
+                    size,
+                    file,
+                    "an area of BAR0 is not in the server's file"
+                );
+            }
+            // Other registers are read and written by messages: the server has to act on them.
+            windows.extend(window.filter(|window| *window.range.end() >= regs::DOORBELLS));
+        }
+        (!windows.is_empty()).then_some(Doorbells { memory, windows })
+    }
+
+    fn cell(&self, offset: u64) -> Option<DoorbellCell> {
+        let mut windows = self.windows.iter();
+        let window = windows.find(|window| window.range.contains(&offset))?;
+        let at = window.at.checked_add(offset - window.range.start())?;
+        DoorbellCell::in_file(&self.memory, usize::try_from(at).ok()?)
+    }
+}
+
+/// An area of BAR0 in a file of `file` bytes, `base` being where the file has the region's first byte; `None` where the
+/// file does not hold all of it.
+fn window(base: u64, offset: u64, size: u64, file: usize) -> Option<Window> {
+    let last = offset.checked_add(size.checked_sub(1)?)?;
+    let at = base.checked_add(offset)?;
+    let end = at.checked_add(size)?;
+    (end <= file as u64).then_some(Window {
+        range: offset..=last,
+        at,
+    })
 }
 
 /// The transport to a controller behind a socket.
 #[derive(Debug)]
 pub struct VfioUser {
     client: Mutex<Client>,
-    windows: Vec<Window>,
+    doorbells: Option<Doorbells>,
     vectors: u16,
     max_mappings: usize,
+    /// Where the MSI-X capability is in configuration space.
+    msix: Option<u64>,
+    /// An eventfd that is never read, for vectors that nothing waits for: servers on libvfio-user fail a controller whose
+    /// interrupt has no eventfd. `None` where the server is known to keep such an interrupt pending, as a device does.
+    unread: Option<OwnedFd>,
 }
 
 impl VfioUser {
@@ -53,61 +120,99 @@ impl VfioUser {
             return Err(TransportError::Unsupported("a device that is not PCI"));
         }
         let bar = client.region_info(BAR0).map_err(failed)?;
-        let mut windows = Vec::new();
-        if let Some(mapping) = bar.mmap {
-            let mut areas: Vec<(u64, u64)> =
-                mapping.areas.iter().map(|a| (a.offset, a.size)).collect();
-            if areas.is_empty() {
-                areas.push((0, bar.size));
-            }
-            for (offset, size) in areas {
-                let (Some(at), Ok(len)) =
-                    (mapping.offset.checked_add(offset), usize::try_from(size))
-                else {
-                    continue;
-                };
-                let Some(last) = size
-                    .checked_sub(1)
-                    .and_then(|size| offset.checked_add(size))
-                else {
-                    continue;
-                };
-                match Registers::map(mapping.fd.as_fd(), at, len) {
-                    Ok(registers) => windows.push(Window {
-                        range: offset..=last,
-                        registers: Arc::new(registers),
-                    }),
-                    // Without it doorbells are messages.
-                    Err(error) => tracing::warn!(%error, "the server's registers cannot be mapped"),
-                }
-            }
-        }
+        let doorbells = Doorbells::map(bar);
         let vectors = match client.irq_info(MSIX) {
-            Ok(info) if info.eventfd => u16::try_from(info.count).unwrap_or(u16::MAX).min(2048),
+            Ok(info) if info.eventfd => u16::try_from(info.count)
+                .unwrap_or(u16::MAX)
+                .min(pci::msix::MAX_ENTRIES),
             _ => 0,
+        };
+        let msix = find_capability(&mut client, pci::cap_id::MSI_X)?;
+        let unread = if keeps_pending(&mut client)? {
+            None
+        } else {
+            let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+            Some(made.map_err(|errno| TransportError::io("eventfd", errno))?)
         };
         let max_mappings = client.server_capabilities().max_dma_maps;
         Ok(Arc::new(Self {
             client: Mutex::new(client),
-            windows,
+            doorbells,
             vectors,
             max_mappings: usize::try_from(max_mappings).unwrap_or(usize::MAX),
+            msix,
+            unread,
         }))
     }
 
     /// Whether doorbells are stores.
     pub fn has_mapped_doorbells(&self) -> bool {
-        self.window(regs::DOORBELLS).is_some()
-    }
-
-    fn window(&self, offset: u64) -> Option<&Window> {
-        self.windows.iter().find(|w| w.range.contains(&offset))
+        self.doorbell(regs::DOORBELLS).is_some()
     }
 
     fn client(&self) -> MutexGuard<'_, Client> {
         // A call that panicked left the stream as an error would: the client knows that it is broken.
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// MSI-X Enable. A VMM passes it on when the guest sets it, and SPDK's target looks at it: it sends interrupts only
+    /// when it is set, or when Interrupt Disable is clear.
+    fn enable_msix(&self, client: &mut Client, enable: bool) -> Result<(), TransportError> {
+        let Some(capability) = self.msix else {
+            return Ok(());
+        };
+        let at = capability + pci::msix::CONTROL as u64;
+        let before = config16(client, at)?;
+        let bits = pci::msix::CONTROL_ENABLE | pci::msix::CONTROL_FUNCTION_MASK;
+        let wanted = if enable { pci::msix::CONTROL_ENABLE } else { 0 };
+        let control = before & !bits | wanted;
+        if control == before {
+            return Ok(());
+        }
+        let written = client.region_write(CONFIG, at, &control.to_le_bytes());
+        written.map_err(failed)
+    }
+
+    fn unread(&self) -> Option<BorrowedFd<'_>> {
+        self.unread.as_ref().map(AsFd::as_fd)
+    }
+}
+
+fn config16(client: &mut Client, offset: u64) -> Result<u16, TransportError> {
+    let mut bytes = [0; 2];
+    let read = client.region_read(CONFIG, offset, &mut bytes);
+    read.map_err(failed)?;
+    Ok(u16::from_le_bytes(bytes))
+}
+
+/// Where a capability is in configuration space (PCI Local Bus 3.0, 6.7).
+fn find_capability(client: &mut Client, id: u8) -> Result<Option<u64>, TransportError> {
+    let status = config16(client, pci::STATUS as u64)?;
+    if status & pci::status::CAPABILITIES_LIST == 0 {
+        return Ok(None);
+    }
+    let [mut at, _] = config16(client, pci::CAPABILITIES_POINTER as u64)?.to_le_bytes();
+    for _ in 0..MAX_CAPABILITIES {
+        at &= !0b11;
+        if at == 0 {
+            break;
+        }
+        let [found, next] = config16(client, at.into())?.to_le_bytes();
+        if found == id {
+            return Ok(Some(at.into()));
+        }
+        at = next;
+    }
+    Ok(None)
+}
+
+/// Whether the server is known to keep the interrupt of a vector without eventfd pending: it is this project's own. It is
+/// then spared a system call for each interrupt that nothing waits for.
+fn keeps_pending(client: &mut Client) -> Result<bool, TransportError> {
+    let own = PciIds::default();
+    let vendor = config16(client, pci::VENDOR_ID as u64)?;
+    let device = config16(client, pci::DEVICE_ID as u64)?;
+    Ok((vendor, device) == (own.vendor, own.device))
 }
 
 fn failed(error: ClientError) -> TransportError {
@@ -145,9 +250,7 @@ impl Transport for VfioUser {
     }
 
     fn doorbell(&self, offset: u64) -> Option<DoorbellCell> {
-        let window = self.window(offset)?;
-        let within = usize::try_from(offset - window.range.start()).ok()?;
-        DoorbellCell::mapped(&window.registers, within)
+        self.doorbells.as_ref()?.cell(offset)
     }
 
     fn dma_limits(&self) -> DmaLimits {
@@ -193,13 +296,25 @@ impl Transport for VfioUser {
             return Ok(());
         }
         let mut client = self.client();
+        // While eventfds come and go, nothing is sent that would lack one.
+        self.enable_msix(&mut client, false)?;
         let none = client.set_irqs(MSIX, 0, IrqAction::Trigger, Irqs::All(0));
         none.map_err(failed)?;
+        let unread = self.unread();
+        // The Admin Completion Queue always interrupts, by vector 0 (NVMe Base 2.1, 3.1.4.10).
+        let only = [unread];
+        let wanted: Vec<_> = eventfds.iter().map(|fd| fd.or(unread)).collect();
+        let given = match (wanted.is_empty(), unread) {
+            (true, None) => return Ok(()),
+            (true, Some(_)) => &only[..],
+            (false, _) => &wanted[..],
+        };
+        let set = client.set_irqs(MSIX, 0, IrqAction::Trigger, Irqs::Eventfds(given));
+        set.map_err(failed)?;
         if eventfds.is_empty() {
             return Ok(());
         }
-        let set = client.set_irqs(MSIX, 0, IrqAction::Trigger, Irqs::Eventfds(eventfds));
-        set.map_err(failed)
+        self.enable_msix(&mut client, true)
     }
 
     fn set_vector(
@@ -212,26 +327,23 @@ impl Transport for VfioUser {
             MSIX,
             vector.into(),
             IrqAction::Trigger,
-            Irqs::Eventfds(&[eventfd]),
+            Irqs::Eventfds(&[eventfd.or(self.unread())]),
         );
         set.map_err(failed)
     }
 
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
-        let mut bytes = [0; 2];
+        let at = pci::COMMAND as u64;
         let mut client = self.client();
-        client
-            .region_read(CONFIG, COMMAND, &mut bytes)
-            .map_err(failed)?;
-        let mut command = u16::from_le_bytes(bytes) | MEMORY_SPACE;
-        if enable {
-            command |= BUS_MASTER;
-        } else {
-            command &= !BUS_MASTER;
+        let mut command = config16(&mut client, at)?;
+        // Nothing here receives INTx.
+        command |= pci::command::MEMORY_SPACE | pci::command::INTERRUPT_DISABLE;
+        match enable {
+            true => command |= pci::command::BUS_MASTER,
+            false => command &= !pci::command::BUS_MASTER,
         }
-        client
-            .region_write(CONFIG, COMMAND, &command.to_le_bytes())
-            .map_err(failed)
+        let written = client.region_write(CONFIG, at, &command.to_le_bytes());
+        written.map_err(failed)
     }
 
     fn reset(&self) -> Result<(), TransportError> {

@@ -71,12 +71,24 @@ impl Bell {
             Ring::Silent => self.silent += 1,
             Ring::Register => {
                 self.registers += 1;
-                match &self.cell {
-                    Some(cell) => cell.ring(index),
-                    // A device that is gone is found by the next look at it.
-                    None => drop(self.transport.write32(self.offset, index)),
+                let stored = self.cell.as_ref().is_some_and(|cell| cell.ring(index));
+                if !stored {
+                    self.send(index);
                 }
             }
         }
+    }
+
+    /// Rings by a message, where there is no register to store into, or none any more.
+    fn send(&mut self, index: u32) {
+        if self.cell.take().is_some() {
+            let offset = self.offset;
+            tracing::error!(
+                offset,
+                "the server's doorbell file shrank; doorbells are messages"
+            );
+        }
+        // A device that is gone is found by the next look at it.
+        drop(self.transport.write32(self.offset, index));
     }
 }

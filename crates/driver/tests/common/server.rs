@@ -1,12 +1,15 @@
-//! A vfio-user server of one controller, as small as it can be: it polls everything.
+//! A vfio-user server of one controller, as small as it can be: it polls everything. It can be told to behave as servers
+//! of others do.
+#![allow(dead_code)]
 
 use super::common::{host, memory, namespace};
 use controller::{ControllerConfig, IrqSink, pci};
 use dma::{MemoryCache, Prot};
 use driver::in_process::Host;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vfio_user::{
     Connection, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo,
@@ -25,12 +28,96 @@ impl IrqSink for Signal {
     }
 }
 
+/// In what a server differs from ours.
+#[derive(Default)]
+pub struct Foreign {
+    /// It fails the controller when an interrupt has no eventfd.
+    pub strict: Option<Arc<Strict>>,
+    /// It offers this file for its doorbells.
+    pub file: Option<DoorbellFile>,
+}
+
+/// A file to be mapped in place of the controller's own page.
+pub struct DoorbellFile {
+    pub fd: OwnedFd,
+    /// Where it has BAR0's first byte, as the server says.
+    pub offset: u64,
+}
+
+/// Interrupts as SPDK's target sends them: when Interrupt Disable is clear or MSI-X Enable is set, to the vector's eventfd;
+/// without one the controller fails for good (`post_completion` in its lib/nvmf/vfio_user.c).
+#[derive(Default)]
+pub struct Strict {
+    enabled: AtomicBool,
+    eventfds: Mutex<Vec<Option<OwnedFd>>>,
+    /// Interrupts that were sent.
+    pub sent: AtomicU64,
+    /// The controller has failed.
+    pub failed: AtomicBool,
+}
+
+struct Vector(Arc<Strict>, usize);
+impl IrqSink for Vector {
+    fn signal(&self) {
+        let Vector(strict, number) = self;
+        if !strict.enabled.load(Ordering::Relaxed) {
+            return;
+        }
+        match strict.eventfds.lock().unwrap().get(*number) {
+            Some(Some(fd)) => {
+                let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+                strict.sent.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => strict.failed.store(true, Ordering::Relaxed),
+        }
+    }
+}
+
+impl Strict {
+    fn assign(&self, start: usize, fds: Vec<Option<OwnedFd>>) {
+        let mut known = self.eventfds.lock().unwrap();
+        for (vector, fd) in (start..).zip(fds) {
+            if known.len() <= vector {
+                known.resize_with(vector + 1, || None);
+            }
+            known[vector] = fd;
+        }
+    }
+}
+
 struct Server {
     host: Host,
+    foreign: Foreign,
     cache: MemoryCache,
     /// What the client waits for.
     waiting: Option<fn(&mut controller::Controller) -> bool>,
 }
+
+impl Server {
+    /// After everything that changes configuration space or receivers: the strict ones hear of each interrupt.
+    fn attend(&mut self) {
+        let Some(strict) = &self.foreign.strict else {
+            return;
+        };
+        let controller = self.host.controller();
+        let (mut command, mut control) = ([0; 2], [0; 2]);
+        controller.config_read(nvme::pci::COMMAND as u64, &mut command);
+        controller.config_read(
+            MSIX_CAPABILITY + nvme::pci::msix::CONTROL as u64,
+            &mut control,
+        );
+        let intx = u16::from_le_bytes(command) & nvme::pci::command::INTERRUPT_DISABLE == 0;
+        let msix = u16::from_le_bytes(control) & nvme::pci::msix::CONTROL_ENABLE != 0;
+        strict.enabled.store(intx || msix, Ordering::Relaxed);
+        for vector in 0..controller.vectors() {
+            let sink = Vector(strict.clone(), vector.into());
+            controller.set_msix(vector, Some(Arc::new(sink)));
+        }
+    }
+}
+
+/// Where the controller has its MSI-X capability.
+const MSIX_CAPABILITY: u64 = 0x50;
 
 impl Device for Server {
     fn info(&self) -> DeviceInfo {
@@ -43,10 +130,14 @@ impl Device for Server {
     }
     fn region(&self, index: u32) -> Option<RegionInfo<'_>> {
         let controller = self.host.controller_ref();
-        let mapped = index == 0 && controller.config().mapped_doorbells;
+        let offered = controller.config().mapped_doorbells || self.foreign.file.is_some();
+        let mapped = index == 0 && offered;
         let mmap = mapped.then(|| RegionMmap {
-            fd: controller.bar0_pages().fd(),
-            offset: 0,
+            fd: match &self.foreign.file {
+                Some(file) => file.fd.as_fd(),
+                None => controller.bar0_pages().fd(),
+            },
+            offset: self.foreign.file.as_ref().map_or(0, |file| file.offset),
             areas: &AREA,
         });
         let size = match index {
@@ -62,7 +153,12 @@ impl Device for Server {
         })
     }
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+        let failed = |strict: &Arc<Strict>| strict.failed.load(Ordering::Relaxed);
         match index {
+            0 if offset == nvme::regs::CSTS && self.foreign.strict.as_ref().is_some_and(failed) => {
+                let status = nvme::regs::Csts::new().with_rdy(true).with_cfs(true);
+                data.copy_from_slice(&status.into_bits().to_le_bytes());
+            }
             0 => self.host.controller().bar0_read(offset, data),
             _ => self.host.controller().config_read(offset, data),
         }
@@ -73,6 +169,7 @@ impl Device for Server {
             0 => self.host.controller().bar0_write(offset, data),
             _ => self.host.controller().config_write(offset, data),
         }
+        self.attend();
         Ok(())
     }
     fn irq(&self, index: u32) -> Option<IrqInfo> {
@@ -88,6 +185,13 @@ impl Device for Server {
         })
     }
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
+        if let (Some(strict), IrqAction::Trigger) = (&self.foreign.strict, irqs.action) {
+            match irqs.data {
+                IrqData::Eventfd(fds) => strict.assign(irqs.start as usize, fds),
+                _ => strict.eventfds.lock().unwrap().clear(),
+            }
+            return Ok(Outcome::Done);
+        }
         let controller = self.host.controller();
         match (irqs.action, irqs.data) {
             (IrqAction::Trigger, IrqData::None) => {
@@ -131,23 +235,48 @@ impl Device for Server {
     }
     fn reset(&mut self) -> Result<Outcome, Errno> {
         self.host.controller().reset();
+        self.attend();
         self.waiting = Some(|controller| !controller.is_resetting());
         Ok(Outcome::Pending)
     }
     fn disconnected(&mut self) {
         self.waiting = None;
         self.host.controller().disconnect();
+        self.attend();
     }
 }
 
 /// Serves clients of this socket, one after the other, as long as `go_on` says so.
 pub fn serve(path: &Path, mapped_doorbells: bool, size: u64, go_on: impl Fn() -> bool) {
-    let listener = Listener::bind(path).unwrap();
     let config = ControllerConfig {
         mapped_doorbells,
         mdts: 6,
         ..ControllerConfig::default()
     };
+    serve_with(path, config, Foreign::default(), size, go_on);
+}
+
+/// As [`serve`], for a server of others: by its identifiers it is not one of ours.
+pub fn serve_foreign(path: &Path, foreign: Foreign, size: u64, go_on: impl Fn() -> bool) {
+    let config = ControllerConfig {
+        pci: pci::PciIds {
+            vendor: 0x4e58,
+            device: 1,
+            ..pci::PciIds::default()
+        },
+        ..ControllerConfig::default()
+    };
+    serve_with(path, config, foreign, size, go_on);
+}
+
+fn serve_with(
+    path: &Path,
+    config: ControllerConfig,
+    foreign: Foreign,
+    size: u64,
+    go_on: impl Fn() -> bool,
+) {
+    let listener = Listener::bind(path).unwrap();
     let namespaces = vec![
         namespace(1, memory(size), 512),
         namespace(2, memory(size), 4096),
@@ -155,9 +284,11 @@ pub fn serve(path: &Path, mapped_doorbells: bool, size: u64, go_on: impl Fn() ->
     let host = host(config, namespaces);
     let mut server = Server {
         host,
+        foreign,
         cache: MemoryCache::new(),
         waiting: None,
     };
+    server.attend();
     let mut connection: Option<Connection> = None;
     let mut idle = 0u32;
     while go_on() {
