@@ -20,6 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use usage::Usage;
+pub use usage::users;
 
 /// Devices, and how to report.
 #[derive(Args)]
@@ -56,14 +57,15 @@ impl BindArgs {
 }
 
 /// Where the system tells about itself.
-struct Host {
-    sysfs: Sysfs,
-    proc: PathBuf,
-    dev: PathBuf,
+pub struct Host {
+    pub sysfs: Sysfs,
+    pub proc: PathBuf,
+    pub dev: PathBuf,
 }
 
 impl Host {
-    fn system() -> Host {
+    /// The running system.
+    pub fn system() -> Host {
         Host {
             sysfs: Sysfs::system(),
             proc: "/proc".into(),

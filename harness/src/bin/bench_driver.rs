@@ -98,7 +98,7 @@ fn measure(guest: &Guest, pattern: &str, depth: u32, engine: &str, runtime: u32)
     let script = if engine == "vnvme" {
         format!(
             "{FIND}\n/tmp/vnvme --log error bench nvme://$(bdf vfio)/1 --rw {pattern} --bs 4k --iodepth {depth} \
-             --runtime {runtime} --json"
+             --runtime {runtime} --destroy-data --json"
         )
     } else {
         format!(

@@ -169,7 +169,7 @@ fn check_way(way: &str, counters: &Value) -> Result<()> {
 /// Random blocks of several sizes are written, read and compared.
 fn verify(guest: &Guest, way: &str) -> Result<()> {
     for (bs, ios) in [("4k", 4000), ("256k", 200), ("2M", 40)] {
-        let what = format!("--rw randrw --bs {bs} --iodepth 8 --ios {ios} --verify");
+        let what = format!("--rw randrw --bs {bs} --iodepth 8 --ios {ios} --verify --destroy-data");
         let (_, counters) = load(guest, way, "disk", &what, 60)?;
         check_way(way, &counters)?;
     }

@@ -10,6 +10,7 @@
 
 mod device;
 mod fio;
+mod in_use;
 mod job;
 mod lane;
 mod load;
@@ -17,6 +18,7 @@ mod pattern;
 mod progress;
 mod report;
 mod results;
+mod signature;
 mod stats;
 mod suite;
 mod target;
@@ -41,7 +43,9 @@ Targets:
                               a volume behind a controller in this process, on the thread that loads it
   /disks/a.raw, /dev/vdb      a file or block device, straight through io_uring, to compare with
 
---rw=write, randwrite and randrw overwrite what is there.
+--rw=write, randwrite and randrw overwrite what is there. A target that holds something (a filesystem, a partition table, or
+anything but zeroes at its start and end) is refused without --destroy-data, and one that is in use (mounted, swapped to, part
+of another device, locked by another process) always.
 
 Latency is measured from submission until the completion is seen; at high rates of one I/O in up to 31.";
 
@@ -53,6 +57,9 @@ pub struct BenchArgs {
     target: Option<String>,
     #[command(flatten)]
     job: JobArgs,
+    /// Overwrite a target that holds something: a filesystem, a partition table, or any data at its start or end
+    #[arg(long, conflicts_with = "suite")]
+    destroy_data: bool,
     /// Print the figures in the layout of fio's JSON
     #[arg(long)]
     json: bool,
@@ -124,7 +131,12 @@ impl BenchArgs {
             return verdict;
         }
         let target = self.target.unwrap_or_default();
-        let measured = with_target(&target, &job, Single { job: &job })?;
+        let single = Single {
+            name: &target,
+            job: &job,
+            destroy_data: self.destroy_data,
+        };
+        let measured = with_target(&target, &job, single)?;
         if self.json {
             let document = fio::document(&target, &job, &measured, self.bins);
             println!("{}", serde_json::to_string_pretty(&document)?);
@@ -137,13 +149,22 @@ impl BenchArgs {
 
 /// What is done with a target of whatever type.
 struct Single<'a> {
+    name: &'a str,
     job: &'a Job,
+    destroy_data: bool,
 }
 
 impl target::Visitor for Single<'_> {
     fn visit<T: Target>(self, target: &T) -> Result<Measured> {
         let geometry = target.geometry();
         eprintln!("{}", geometry.description);
+        // These hold nothing that outlives the process.
+        let passing = ["null://", "mem://"]
+            .iter()
+            .any(|scheme| self.name.starts_with(scheme));
+        if self.job.rw.writes() && !passing {
+            signature::refuse_data(self.name, target, self.destroy_data)?;
+        }
         if self.job.verify {
             eprintln!("seed {}", self.job.seed);
         }

@@ -1,10 +1,12 @@
 //! From what a user typed to a target.
 
 use super::device::DeviceTarget;
+use super::in_use;
 use super::job::Job;
 use super::lane::Target;
 use super::stats::Measured;
 use super::uring::UringTarget;
+use crate::bind::Host;
 use anyhow::Result;
 use std::path::Path;
 
@@ -19,6 +21,13 @@ pub fn with_target<V: Visitor>(text: &str, job: &Job, visitor: V) -> Result<Meas
     if text.contains("://") && !Path::new(text).exists() {
         visitor.visit(&DeviceTarget::open(text, job)?)
     } else {
-        visitor.visit(&UringTarget::open(Path::new(text), job.rw.writes())?)
+        let path = Path::new(text);
+        // Held until the load is over. Of what a URL names, the volume or driver that opens it sees to the same.
+        let _claim = if job.rw.writes() {
+            in_use::claim(&Host::system(), path)?
+        } else {
+            None
+        };
+        visitor.visit(&UringTarget::open(path, job.rw.writes())?)
     }
 }

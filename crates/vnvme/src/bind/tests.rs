@@ -207,6 +207,23 @@ fn a_mounted_disk_is_refused_whatever_its_filesystem_calls_it() {
 }
 
 #[test]
+fn a_disk_is_in_use_when_its_partition_is_and_a_partition_not_when_another_is() {
+    let made = made();
+    let table = made.root.join("proc/self/mountinfo");
+    fs::write(&table, "30 1 259:1 / /mnt rw - ext4 /dev/nvme0n1p1 rw\n").unwrap();
+    let mounted = "/dev/nvme0n1p1 is mounted on /mnt";
+    assert_eq!(users(&made.host, "259:0").as_deref(), Some(mounted));
+    assert_eq!(users(&made.host, "259:1").as_deref(), Some(mounted));
+    let second = made.root.join(format!(
+        "sys/devices/pci0000:00/{A}/nvme/nvme0/nvme0n1/nvme0n1p2"
+    ));
+    fs::create_dir_all(&second).unwrap();
+    symlink(&second, made.root.join("sys/dev/block/259:2")).unwrap();
+    assert_eq!(users(&made.host, "259:2"), None);
+    assert_eq!(users(&made.host, "7:0"), None);
+}
+
+#[test]
 fn swap_and_holders_are_refused() {
     let made = made();
     let swaps = made.root.join("proc/swaps");

@@ -67,6 +67,14 @@ impl Usage {
     }
 }
 
+/// Who uses the block device with this number (`major:minor`) or one of its partitions, by the system's own tables.
+pub fn users(host: &Host, number: &str) -> Option<String> {
+    let device = host.sysfs.path("dev/block").join(number);
+    let disks = nodes(host, "block", &[device.canonicalize().ok()?]);
+    let checks = [mounted, swapped, held];
+    checks.into_iter().find_map(|check| check(host, &disks))
+}
+
 /// Refuses while a process has the VFIO nodes of a device open.
 pub fn vfio_users(host: &Host, device: &PciDevice) -> Result<()> {
     let vfio = host.dev.join("vfio");
