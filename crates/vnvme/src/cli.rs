@@ -15,7 +15,7 @@ use crate::spec::{
 use crate::ublk::UblkArgs;
 use crate::vhost_blk::VhostBlkSpec;
 use crate::window::IdleWindow;
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -174,6 +174,9 @@ struct ServeArgs {
     /// Unix socket to answer "vnvme stats", limits, path, suspend and resume on
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// End, as after SIGTERM, when the parent process with this number does
+    #[arg(long, hide = true, value_name = "PID")]
+    end_with_parent: Option<i32>,
 }
 
 #[derive(Args)]
@@ -278,8 +281,21 @@ impl StatsArgs {
     }
 }
 
+/// SIGTERM when the parent process ends, which is `parent` unless it has ended already. The kernel sends it when the thread
+/// ends that started this process.
+fn end_with(parent: i32) -> Result<()> {
+    let signal = Some(rustix::process::Signal::TERM);
+    rustix::process::set_parent_process_death_signal(signal).context("prctl")?;
+    let found = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    ensure!(found == Some(parent), "process {parent} is not the parent");
+    Ok(())
+}
+
 impl ServeArgs {
     fn run(self) -> Result<()> {
+        if let Some(parent) = self.end_with_parent {
+            end_with(parent)?;
+        }
         let options = ServeOptions {
             idle_window: self.idle_window,
             workers: self.workers,

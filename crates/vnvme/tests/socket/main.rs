@@ -4,6 +4,7 @@
 mod common;
 
 mod bad_messages;
+mod bench;
 mod clients;
 mod control;
 mod devices;

@@ -6,6 +6,7 @@ use super::super::load;
 use super::super::results::Case;
 use super::super::stats::Measured;
 use super::super::uring::UringTarget;
+use super::scratch::Scratch;
 use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan, pingpong};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -29,7 +30,7 @@ const WAYS: [&str; 6] = ["bare", "waiting", "beside", "plain", "vnvme", "pinned"
 struct Medium {
     word: &'static str,
     path: PathBuf,
-    _dir: tempfile::TempDir,
+    _dir: Scratch,
 }
 
 /// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a disk that is slow for a
@@ -346,9 +347,7 @@ fn medium(word: &'static str, dir: &Path) -> Result<Medium> {
         dir.display(),
         SIZE >> 19
     );
-    let temp = tempfile::Builder::new()
-        .prefix("vnvme-bench-")
-        .tempdir_in(dir)?;
+    let temp = Scratch::new_in(dir)?;
     let path = temp.path().join("disk.raw");
     let mut file = File::create(&path)?;
     let mut chunk = vec![0; 1 << 20];

@@ -11,6 +11,7 @@ mod near;
 mod pingpong;
 mod pool;
 mod scale;
+mod scratch;
 mod server;
 mod share;
 
@@ -178,6 +179,7 @@ impl Outcome {
 
 /// Runs a suite, or all, and keeps the results. `runtime` is that of each case; none: as each suite thinks best.
 pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
+    scratch::clean_up_on_signals()?;
     let one = |name: Name, plan: &Plan| {
         let runtime = runtime.unwrap_or(name.runtime());
         let plan = plan.clone();

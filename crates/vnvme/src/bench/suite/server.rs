@@ -1,6 +1,7 @@
 //! `vnvme serve` as a process of its own, from this same program.
 
 use super::super::load;
+use super::scratch::Scratch;
 use crate::control::{self, ControllerCounters};
 use crate::direct::PathChoice;
 use anyhow::{Context, Result, bail};
@@ -10,7 +11,6 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// How long it may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -53,14 +53,14 @@ impl Serve {
 /// A running server; ends when dropped.
 pub struct Server {
     child: Child,
-    dir: TempDir,
+    dir: Scratch,
     controllers: usize,
 }
 
 impl Server {
     /// Starts it and waits until it listens.
     pub fn start(serve: &Serve) -> Result<Server> {
-        let dir = tempfile::Builder::new().prefix("vnvme-bench-").tempdir()?;
+        let dir = Scratch::new()?;
         let mut config = String::new();
         for (i, volume) in serve.volumes.iter().enumerate() {
             let socket = socket(&dir, i);
@@ -95,7 +95,9 @@ impl Server {
             .arg(&path)
             .arg("--control")
             .arg(dir.path().join("control"))
-            .args(["--workers", &serve.workers.to_string()]);
+            .args(["--workers", &serve.workers.to_string()])
+            // However this process ends, its servers do too.
+            .args(["--end-with-parent", &std::process::id().to_string()]);
         if !serve.cpus.is_empty() {
             let list: Vec<String> = serve.cpus.iter().map(usize::to_string).collect();
             command.args(["--cpus", &list.join(",")]);
@@ -185,11 +187,11 @@ impl Server {
     }
 }
 
-fn socket(dir: &TempDir, index: usize) -> PathBuf {
+fn socket(dir: &Scratch, index: usize) -> PathBuf {
     dir.path().join(format!("{index}.sock"))
 }
 
-fn export(dir: &TempDir, index: usize) -> PathBuf {
+fn export(dir: &Scratch, index: usize) -> PathBuf {
     dir.path().join(format!("export-{index}.sock"))
 }
 

@@ -1,0 +1,146 @@
+//! Folders of a suite that go away with it: when they are dropped, when the process is told to end, and, where it was killed,
+//! when the next suite looks for them.
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+const PREFIX: &str = "vnvme-bench-";
+/// The file in each folder that its process has locked.
+const LOCK: &str = "lock";
+
+/// The folders of this process.
+static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A folder of this process.
+pub struct Scratch {
+    path: PathBuf,
+    /// Whoever can lock it knows that the folder's process is dead, also one of another PID namespace.
+    _lock: OwnedFd,
+}
+
+impl Scratch {
+    /// Makes one in the system's directory for such.
+    pub fn new() -> Result<Scratch> {
+        Self::new_in(&std::env::temp_dir())
+    }
+
+    /// Makes one in `parent`, and removes there what dead processes have left.
+    pub fn new_in(parent: &Path) -> Result<Scratch> {
+        remove_dead(parent);
+        loop {
+            // A signal between these would leave the folder, so it waits for the list.
+            let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+            let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
+            let path = made
+                .with_context(|| format!("{}", parent.display()))?
+                .keep();
+            // Another process that looks for dead ones may come before the lock, and takes the folder then.
+            if let Some(lock) = lock(&path, OFlags::CREATE) {
+                live.push(path.clone());
+                return Ok(Scratch { path, _lock: lock });
+            }
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        // What cannot be removed stays for the next suite.
+        let _ = std::fs::remove_dir_all(&self.path);
+        live.retain(|path| *path != self.path);
+    }
+}
+
+/// Locks a folder, if it is there and nothing else has locked it.
+fn lock(folder: &Path, create: OFlags) -> Option<OwnedFd> {
+    let path = folder.join(LOCK);
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
+    let fd = open(&path, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
+    // It may have been removed in between.
+    let (locked, named) = (rustix::fs::fstat(&fd).ok()?, std::fs::metadata(&path).ok()?);
+    (locked.st_ino == named.ino()).then_some(fd)
+}
+
+/// Removes the folders in `parent` whose processes are dead.
+fn remove_dead(parent: &Path) {
+    let uid = rustix::process::geteuid().as_raw();
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(|name| name.starts_with(PREFIX))
+            && entry
+                .metadata()
+                .is_ok_and(|meta| meta.is_dir() && meta.uid() == uid);
+        if !ours {
+            continue;
+        }
+        // What cannot be removed stays for the next one.
+        let folder = entry.path();
+        let _ = match lock(&folder, OFlags::empty()) {
+            Some(_lock) => std::fs::remove_dir_all(&folder),
+            // Locked, or not yet; without a lock it is empty.
+            None => std::fs::remove_dir(&folder),
+        };
+    }
+}
+
+/// From now on SIGTERM, SIGINT and SIGHUP end the process only after its folders are gone.
+pub fn clean_up_on_signals() -> Result<()> {
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        let (mut reader, writer) = UnixStream::pair().context("socket pair for signals")?;
+        signal_hook::low_level::pipe::register(signal, writer).context("signal handler")?;
+        let wait = move || {
+            let _ = reader.read(&mut [0]);
+            let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+            for path in live.iter() {
+                let _ = std::fs::remove_dir_all(path);
+            }
+            // The list stays locked: no folder is made any more.
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        };
+        let builder = std::thread::Builder::new().name("signals".into());
+        builder.spawn(wait).context("a thread for signals")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_the_dead_are_removed_and_no_others() {
+        let parent = tempfile::tempdir().unwrap();
+        let live = Scratch::new_in(parent.path()).unwrap();
+        let dead = parent.path().join("vnvme-bench-dead");
+        std::fs::create_dir(&dead).unwrap();
+        std::fs::write(dead.join("disk.raw"), "data").unwrap();
+        std::fs::write(dead.join(LOCK), "").unwrap();
+        let begun = parent.path().join("vnvme-bench-begun");
+        std::fs::create_dir(&begun).unwrap();
+        let other = parent.path().join("precious");
+        std::fs::create_dir(&other).unwrap();
+        // A link is not followed to what it names.
+        let link = parent.path().join("vnvme-bench-link");
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        let next = Scratch::new_in(parent.path()).unwrap();
+        assert!(!dead.exists() && !begun.exists());
+        assert!(live.path().exists() && next.path().exists() && other.exists() && link.exists());
+        let path = live.path().to_path_buf();
+        drop(live);
+        assert!(!path.exists() && next.path().exists());
+    }
+}
