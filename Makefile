@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 600
 export CARGO
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test check fuzz bench tools-build tools-guest
+.PHONY: demo test check fuzz bench tools-build tools-guest tools-bench
 
 demo: tools-guest
 	$(CARGO) build --release -p vnvme -p harness
@@ -36,7 +36,8 @@ fuzz: tools-build
 
 # Figures go to target/bench/results.json and report.html. What cannot be measured here is named, with the reason.
 BENCH = target/bench
-bench: tools-build
+bench: export PATH := $(PATH):$(CURDIR)/target/tools/bin
+bench: tools-build tools-bench
 	$(CARGO) build --release -p vnvme -p harness
 	rm -rf $(BENCH)
 	mkdir -p $(BENCH)
@@ -52,6 +53,10 @@ bench: tools-build
 # What compiling needs: a linker.
 tools-build:
 	@harness/setup.sh build
+
+# What the suite cost needs besides: valgrind.
+tools-bench:
+	@harness/setup.sh bench $(CURDIR)/target/tools
 
 # What the guest needs besides: apt-get and dpkg-deb, to fetch Debian packages into target/harness.
 tools-guest: tools-build

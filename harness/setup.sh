@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sees to it that this machine has what a make target needs: installs it when it may (as root), else prints the one line
-# that does. Usage: setup.sh build | guest | check | aarch64
+# that does. Usage: setup.sh build | guest | check | aarch64 | bench
 set -eu
 
 # have_or_install PROGRAM PACKAGE: PROGRAM is there, or becomes so.
@@ -51,6 +51,30 @@ check)
         fi
     done
     ;;
+bench)
+    # valgrind, for the suite cost: installed as root, else fetched into the directory that is named. The suite says so
+    # when it is nowhere.
+    dir=${2:?directory}
+    if command -v valgrind >/dev/null 2>&1 || [ -x "$dir/bin/valgrind" ]; then
+        exit 0
+    fi
+    if [ "$(id -u)" = 0 ] && (have_or_install valgrind valgrind); then
+        exit 0
+    fi
+    mkdir -p "$dir/bin"
+    if ! (cd "$dir" && apt-get download -qq valgrind >&2 && dpkg-deb -x valgrind_*.deb .); then
+        echo "skipped: suite cost: no valgrind; this line installs it: sudo apt-get update && sudo apt-get install -y valgrind" >&2
+        exit 0
+    fi
+    # The packaged script calls the program by its installed path.
+    program=$dir/usr/bin/valgrind.bin
+    [ -x "$program" ] || program=$dir/usr/bin/valgrind
+    cat >"$dir/bin/valgrind" <<END
+#!/bin/sh
+VALGRIND_LIB=$dir/usr/libexec/valgrind exec $program "\$@"
+END
+    chmod +x "$dir/bin/valgrind"
+    ;;
 aarch64)
     # Succeeds when the AArch64 standard library is there; else says why that check is left out.
     target=aarch64-unknown-linux-gnu
@@ -62,7 +86,7 @@ aarch64)
     exit 1
     ;;
 *)
-    echo "usage: setup.sh build | guest | check | aarch64" >&2
+    echo "usage: setup.sh build | guest | check | aarch64 | bench" >&2
     exit 2
     ;;
 esac

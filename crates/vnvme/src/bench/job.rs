@@ -86,6 +86,9 @@ pub struct JobArgs {
     /// End after this many I/Os on each queue instead, all of them measured
     #[arg(long, value_name = "N")]
     pub ios: Option<u64>,
+    /// Take the latency of one I/O in N, of none for 0 (only with --ios) [default: by the rate, of one in 1 to 31]
+    #[arg(long, value_name = "N")]
+    pub sample: Option<u32>,
     /// Use only this much of the target, from its start
     #[arg(long, value_parser = size, value_name = "SIZE")]
     pub size: Option<u64>,
@@ -124,6 +127,8 @@ pub struct Job {
     pub runtime: Duration,
     pub ramp: Duration,
     pub ios: Option<u64>,
+    /// The latency of one I/O in so many is taken; none: as the rate has it.
+    pub sample: Option<u32>,
     pub size: Option<u64>,
     pub verify: bool,
     pub seed: u64,
@@ -146,6 +151,7 @@ impl Default for Job {
             runtime: Duration::from_secs(5),
             ramp: Duration::from_millis(500),
             ios: None,
+            sample: None,
             size: None,
             verify: false,
             seed: 1,
@@ -167,6 +173,11 @@ impl JobArgs {
                 _ => bail!("--{name} {value}: a number of seconds, less than a million"),
             }
         };
+        // A job's time is over with a timed I/O.
+        ensure!(
+            self.sample != Some(0) || self.ios.is_some(),
+            "--sample 0 needs --ios"
+        );
         if self.verify && !self.rw.writes() {
             ensure!(
                 self.seed.is_some(),
@@ -187,6 +198,7 @@ impl JobArgs {
                 seconds("ramp", self.ramp)?
             },
             ios: self.ios,
+            sample: self.sample,
             size: self.size,
             verify: self.verify,
             seed: self.seed.unwrap_or_else(fresh_seed),
@@ -255,10 +267,12 @@ mod tests {
             &["--rw=trim"],
             &["--verify"],
             &["--poll", "--interrupt"],
+            &["--sample=0"],
         ] {
             assert!(job(bad).is_err(), "{bad:?}");
         }
         assert!(job(&["--verify", "--seed=3"]).is_ok());
         assert!(job(&["--verify", "--rw=write"]).is_ok());
+        assert!(job(&["--sample=0", "--ios=1"]).is_ok());
     }
 }

@@ -3,7 +3,7 @@
 //! The loop does nothing for an I/O that the target does not need: no allocation, lock or system call. It also reads no
 //! clock for most of them: at millions of I/Os a second a look at the clock is a tenth of the I/O. Latency is taken of one
 //! I/O in [`INTERVALS`], the more I/Os per second the fewer; at less than about 100,000 a second of each one. The intervals
-//! are odd, so that the timed I/Os wander through the batches.
+//! are odd, so that the timed I/Os wander through the batches. A job may state the interval instead.
 
 use super::job::Job;
 use super::lane::{Lane, Outcome, Target};
@@ -367,7 +367,7 @@ impl<'a, L: Lane> Loop<'a, L> {
         let mut waited = waited("/proc/thread-self/schedstat");
         let mut seen = RAMP;
         let mut left = self.job.ios.unwrap_or(u64::MAX);
-        let mut until_timed = 0;
+        let mut until_timed = self.first_timed();
         loop {
             let phase = self.shared.phase.0.load(Ordering::Relaxed);
             if phase != seen {
@@ -417,6 +417,15 @@ impl<'a, L: Lane> Loop<'a, L> {
         Ok(measured)
     }
 
+    /// I/Os before the first one that is timed.
+    fn first_timed(&self) -> u32 {
+        match self.job.sample {
+            // More than a queue's thread does in a life.
+            Some(0) => u32::MAX,
+            _ => 0,
+        }
+    }
+
     #[inline]
     fn kick(&mut self, submitted: u64) -> Result<()> {
         self.slots.measured.submitted += submitted;
@@ -434,12 +443,13 @@ impl<'a, L: Lane> Loop<'a, L> {
             *place = step;
         }
         if *until_timed == 0 {
-            *until_timed = INTERVALS.get(self.slots.pace).copied().unwrap_or(1);
+            let by_rate = INTERVALS.get(self.slots.pace).copied().unwrap_or(1);
+            *until_timed = self.job.sample.unwrap_or(by_rate);
             if let Some(stamp) = self.slots.stamps.get_mut(index) {
                 *stamp = Some(Instant::now());
             }
         }
-        *until_timed -= 1;
+        *until_timed = until_timed.wrapping_sub(1);
         self.lane.submit(slot, step.write, step.offset)
     }
 
@@ -515,7 +525,7 @@ impl<'a, L: Lane> Loop<'a, L> {
 
     /// Reads and compares everything that was written.
     fn read_back(&mut self) -> Result<u64> {
-        let (mut next, mut verified, mut until_timed) = (0, 0, 0);
+        let (mut next, mut verified, mut until_timed) = (0, 0, self.first_timed());
         loop {
             let mut submitted = false;
             while let Some(block) = self.slots.written.next(next)

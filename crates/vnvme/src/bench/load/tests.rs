@@ -132,6 +132,21 @@ fn each_queue_does_as_much_as_it_was_asked_for() {
 }
 
 #[test]
+fn a_job_may_say_how_many_ios_are_timed() {
+    let memory = Memory::new(1 << 20);
+    for (sample, timed) in [(0, 0), (1, 1000), (7, 143), (5000, 1)] {
+        let job = Job {
+            sample: Some(sample),
+            queues: 1,
+            ..job(Rw::RandMixed)
+        };
+        let measured = run(&&memory, &job, &mut ()).unwrap();
+        assert_eq!(measured.both().latency.len(), timed, "one in {sample}");
+        assert!(measured.verified > 0);
+    }
+}
+
+#[test]
 fn the_doorbell_is_rung_for_each_batch() {
     let memory = Memory::new(1 << 20);
     for (batch, kicks) in [(1, 2000..=2000), (2, 1000..=2000)] {
