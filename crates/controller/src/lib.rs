@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-mod bell;
 mod branch;
 mod config;
 mod controller;
@@ -21,12 +20,6 @@ mod passthrough;
 pub mod pci;
 mod stats;
 
-/// What [`bell`] stands on: its model puts loom's in this place.
-mod sync {
-    pub use std::sync::atomic::{AtomicBool, Ordering, fence};
-}
-
-pub use bell::Bell;
 pub use branch::{Branch, BranchSeed};
 pub use config::{
     ConfigError, ControllerConfig, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,

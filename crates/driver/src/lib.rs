@@ -6,7 +6,8 @@
 //!
 //! # Tour
 //!
-//! - [`transport`]: what carries a controller. [`vfio`], [`vfio_user`] and [`in_process`] are three of them.
+//! - [`transport`]: what carries a controller. [`vfio`] and [`vfio_user`] are two of them; a third, to a controller in the same
+//!   process, is crate `in-process`.
 //! - [`Device`]: a controller that was brought up. Namespaces, health, events, buffers, queue pairs.
 //! - [`QueuePair`]: one thread's own way to a namespace. Submit, ring, poll; or wait; or [`AsyncQueue`].
 //! - [`raw`]: commands that somebody else made, with addresses that they checked: for mediation.
@@ -17,7 +18,7 @@
 //! # Example
 //!
 //! ```
-//! use driver::{Device, Op, Options, QueueOptions, Request, in_process};
+//! use driver::{Device, Op, Options, QueueOptions, Request};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let transport = in_process::memory_disk(16 << 20)?;
 //! let device = Device::open(transport, Options::default())?;
@@ -58,7 +59,6 @@ mod control;
 mod device;
 mod error;
 mod future;
-pub mod in_process;
 pub mod iova;
 #[allow(unsafe_code)]
 pub mod mmio;

@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use controller::pci::PciIds;
 use dma::Memory;
 use nvme::{pci, regs};
 use rustix::event::{EventfdFlags, eventfd};
@@ -24,6 +23,9 @@ const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
 /// More capabilities than fit into a configuration space of 256 bytes: a list that is longer is a loop.
 const MAX_CAPABILITIES: usize = 48;
+
+/// PCI vendor and device ID of this project's own controllers, unless others were chosen.
+const OWN_IDS: (u16, u16) = (0x1234, 0x4e56);
 
 /// The parts of BAR0 that can be written by a store.
 #[derive(Debug)]
@@ -209,10 +211,9 @@ fn find_capability(client: &mut Client, id: u8) -> Result<Option<u64>, Transport
 /// Whether the server is known to keep the interrupt of a vector without eventfd pending: it is this project's own. It is
 /// then spared a system call for each interrupt that nothing waits for.
 fn keeps_pending(client: &mut Client) -> Result<bool, TransportError> {
-    let own = PciIds::default();
     let vendor = config16(client, pci::VENDOR_ID as u64)?;
     let device = config16(client, pci::DEVICE_ID as u64)?;
-    Ok((vendor, device) == (own.vendor, own.device))
+    Ok((vendor, device) == OWN_IDS)
 }
 
 fn failed(error: ClientError) -> TransportError {
@@ -348,5 +349,17 @@ impl Transport for VfioUser {
 
     fn reset(&self) -> Result<(), TransportError> {
         self.client().reset().map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::OWN_IDS;
+    use controller::pci::PciIds;
+
+    #[test]
+    fn own_ids_are_those_of_the_controller() {
+        let ids = PciIds::default();
+        assert_eq!(OWN_IDS, (ids.vendor, ids.device));
     }
 }

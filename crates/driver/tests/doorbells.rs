@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use controller::ControllerConfig;
 use doorbell::HostBehaviour;
-use driver::{Device, Doorbells, Options, QueueOptions, ShadowMemory, in_process};
+use driver::{Device, Doorbells, Options, QueueOptions, ShadowMemory};
 
 const MIB: u64 = 1 << 20;
 

@@ -231,7 +231,7 @@ fn a_command_that_never_ends_is_aborted_and_fails_in_time() {
 /// A transport that can be cut, and that makes the controller look sick.
 #[derive(Debug)]
 struct Sick {
-    inner: Arc<driver::in_process::InProcess>,
+    inner: Arc<in_process::InProcess>,
     gone: AtomicBool,
     unmaps_fail: AtomicBool,
     csts_or: AtomicU32,
@@ -247,7 +247,7 @@ struct Sick {
 }
 
 impl Sick {
-    fn new(inner: Arc<driver::in_process::InProcess>) -> Arc<Self> {
+    fn new(inner: Arc<in_process::InProcess>) -> Arc<Self> {
         Arc::new(Self {
             inner,
             gone: AtomicBool::new(false),

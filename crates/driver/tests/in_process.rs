@@ -7,7 +7,7 @@ use controller::ControllerConfig;
 use dma::{MapError, Memory};
 use driver::{
     AsyncQueue, CommandError, Device, Event, MemorySource, Op, Options, QueueOptions, Refusal,
-    Request, in_process,
+    Request,
 };
 use nvme::Status;
 use std::sync::{Arc, Mutex};

@@ -18,7 +18,7 @@ use volume::{Effect, Fault, FaultVolume, Faults, Io, IoOptions, OpKind, Volume};
 /// A transport with so many vectors, which notes those that have an eventfd.
 #[derive(Debug)]
 struct Noted {
-    inner: Arc<driver::in_process::InProcess>,
+    inner: Arc<in_process::InProcess>,
     vectors: u16,
     attached: Mutex<Vec<bool>>,
     changes: Mutex<Vec<(u16, bool)>>,
@@ -107,7 +107,7 @@ fn noted_on(volume: Arc<dyn Volume>, vectors: u16) -> (Arc<Noted>, Device) {
         Ok::<_, std::convert::Infallible>(host(Default::default(), namespaces))
     };
     let transport = Arc::new(Noted {
-        inner: driver::in_process::spawn(made).unwrap(),
+        inner: in_process::spawn(made).unwrap(),
         vectors,
         attached: Mutex::default(),
         changes: Mutex::default(),
@@ -255,7 +255,7 @@ fn what_comes_during_a_rest_ends_it_and_is_handed_out() {
         let completed = move || {
             faults.release();
             until(|| {
-                let completions = move |host: &mut driver::in_process::Host| {
+                let completions = move |host: &mut in_process::Host| {
                     let stats = host.controller().stats();
                     let queue = &stats.queues[qid];
                     queue.commands.get() == queue.completions.get()

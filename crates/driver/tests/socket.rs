@@ -51,7 +51,8 @@ impl Other {
             dir,
         };
         let start = Instant::now();
-        while !other.path().exists() {
+        // A socket has its name before it listens.
+        while std::os::unix::net::UnixStream::connect(other.path()).is_err() {
             assert!(start.elapsed() < LIMIT);
             std::thread::sleep(Duration::from_millis(5));
         }

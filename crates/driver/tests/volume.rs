@@ -5,7 +5,6 @@ mod common;
 use common::*;
 use controller::ControllerConfig;
 use dma::{Buffer, Memory, SegmentList};
-use driver::in_process;
 use driver::{NvmeVolume, Options, QueueOptions};
 use std::sync::Arc;
 use volume::{Completion, Io, IoErrorKind, IoOptions, Op, Request, Volume, VolumeQueue};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use dma::{DmaMap, Memory, Prot};
-use driver::in_process::{Host, spawn};
 use driver::{Device, Options};
+use in_process::{Host, spawn};
 use mediate::{DirectOptions, DirectQueue, Slice};
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode};
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             ..ControllerConfig::default()
         };
         let controller = Controller::new(0, config, vec![namespace], &io);
-        controller.map(|controller| Host::new(controller, io))
+        controller.map(|controller| Host::new(controller, io).unwrap())
     };
     let device = Device::open(spawn(made)?, Options::default())?;
     let slice = Slice::new(&device.namespace(1)?, 1 << 20, 1 << 20, false)?;

@@ -7,9 +7,9 @@ mod counting;
 
 use common::*;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
-use driver::in_process::{Host, InProcess, spawn};
 use driver::transport::{DmaLimits, DoorbellCell, Mapping, Transport, TransportError};
 use driver::{Device, Options};
+use in_process::{Host, InProcess, spawn};
 use mediate::Slice;
 use nvme::{NvmOpcode, Status};
 use std::os::fd::BorrowedFd;
@@ -32,7 +32,7 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
             nguid: [1; 16],
             eui64: [1; 8],
         };
-        Controller::new(0, config, vec![namespace], &io).map(|c| Host::new(c, io))
+        Controller::new(0, config, vec![namespace], &io).map(|c| Host::new(c, io).unwrap())
     })
     .unwrap()
 }

@@ -160,10 +160,10 @@ impl Balance {
             Some(true) => true,
             None => false,
             Some(false) => {
-                let bell = self.peers.bell(worker).cloned();
-                let seed = bell.and_then(|bell| controller.branch(worker as u16, bell));
+                let handle = self.peers.handle(worker);
+                let seed = handle.and_then(|h| controller.branch(worker as u16, h.waker()));
                 if let Some(seed) = seed {
-                    self.peers.plant(worker, seed);
+                    self.peers.open_branch(worker, seed);
                 }
                 false
             }

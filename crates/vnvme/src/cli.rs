@@ -14,7 +14,6 @@ use crate::spec::{
 };
 use crate::ublk::UblkArgs;
 use crate::vhost_blk::VhostBlkSpec;
-use crate::window::IdleWindow;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::io::IsTerminal;
@@ -23,6 +22,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use worker::IdleWindow;
 
 /// Virtual NVMe disks for virtual machines, served from an ordinary process over vfio-user.
 #[derive(Parser)]

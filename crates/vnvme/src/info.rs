@@ -248,7 +248,7 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use driver::{Options, in_process};
+    use driver::Options;
 
     #[test]
     fn a_controller_is_described() {

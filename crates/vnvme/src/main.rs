@@ -14,6 +14,7 @@ mod device;
 mod devices;
 mod direct;
 mod eventfd;
+mod front;
 mod give_back;
 mod identity;
 mod info;
@@ -29,8 +30,6 @@ mod sizes;
 mod spec;
 mod ublk;
 mod vhost_blk;
-mod window;
-mod worker;
 
 use clap::Parser;
 use std::io::Write;

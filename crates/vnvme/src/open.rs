@@ -7,8 +7,8 @@ use crate::limits::LimitRegistry;
 use crate::spec::NamespaceSpec;
 use anyhow::{Context, Result, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
-use driver::in_process::{self, Host};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
+use in_process::{self, Host};
 use mediate::Slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -136,7 +136,7 @@ fn open_within(spec: &NamespaceSpec) -> Result<Opened> {
         ..ControllerConfig::default()
     };
     let controller = Controller::new(0, config, vec![namespace], &io)?;
-    let transport = in_process::local(Host::new(controller, io));
+    let transport = in_process::local(Host::new(controller, io)?);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let below = Below {
         device: Device::open(transport, Options::default())?,

@@ -3,6 +3,7 @@
 use crate::balance::Spread;
 use crate::control::{self, Registry};
 use crate::direct::{DirectPath, PathChoice, check_block_size};
+use crate::front::{Front, Handle, NvmeFront, Served, Worker};
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
 use crate::peers::Peers;
@@ -11,8 +12,6 @@ use crate::sizes::Sizes;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
 use crate::ublk::{Ublk, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
-use crate::window::IdleWindow;
-use crate::worker::{Served, Worker, WorkerOptions};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use rustix::event::{EventfdFlags, eventfd};
@@ -21,10 +20,12 @@ use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use vfio_user::Listener;
 use volume::{Extras, Io, IoOptions, Volume};
+use worker::IdleWindow;
 
 /// Workers at most.
 const MAX_WORKERS: usize = 256;
@@ -88,8 +89,9 @@ fn served(
     opener: &Opener,
     listener: Listener,
     crew: &Crew<'_>,
-    resized: impl Fn(&Arc<dyn Volume>),
 ) -> Result<Served> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
     let paths = &crew.registry.paths;
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
     let opened = spec
@@ -118,7 +120,7 @@ fn served(
         let nsid = ns.nsid.unwrap_or(i as u32 + 1);
         let id = volume.id();
         if !is_within(&ns.volume) {
-            resized(&volume);
+            crew.sizes.watch(volume.clone(), &resized);
         }
         namespaces.push(NamespaceConfig {
             nsid,
@@ -188,6 +190,7 @@ fn served(
         listener,
         backends,
         spread,
+        resized,
     })
 }
 
@@ -209,50 +212,48 @@ fn worker(
     stop: OwnedFd,
     crew: &Crew<'_>,
 ) -> Result<Worker> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
     let options = crew.options;
+    let handle = crew
+        .peers
+        .handle(index)
+        .context("a worker without a handle")?;
     // Queues of any controller may come here.
     let controllers = match options.spread {
         Spread::Off => specs.len(),
         Spread::Auto | Spread::Stir => crew.controllers,
     };
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * controllers as u32;
-    let io = Io::new(IoOptions {
+    let io = Rc::new(Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
         fixed_buffers: options.pin_memory,
         sqpoll: options.sqpoll,
         ..IoOptions::default()
-    });
+    }));
     crew.registry.rings.enter(io.stats());
-    let mut all = Vec::new();
-    for (id, spec) in specs.iter().enumerate() {
-        let id = u16::try_from(id).context("too many controllers")?;
+    let options = worker::Options {
+        idle_window: options.idle_window,
+        shares_cpu: options.cpus.is_empty(),
+        stop: Some(stop),
+    };
+    let mut worker = Worker::new(io, handle, options)?;
+    for spec in specs {
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
-        let watch = |volume: &Arc<dyn Volume>| crew.sizes.watch(volume.clone(), &resized);
-        let one = served(id, spec, &io, crew.opener, listener, crew, watch)?;
-        tracing::info!(
-            socket = %spec.socket.display(),
-            serial = one.controller.config().serial,
-            namespaces = spec.namespaces.len(),
-            "listening"
-        );
-        crew.registry.enter(&spec.socket, one.controller.stats());
-        all.push(one);
+        let added = worker.add(|context| {
+            let (owner, io) = (context.owner, context.io);
+            let one = served(owner, spec, io, crew.opener, listener, crew)?;
+            tracing::info!(
+                socket = %spec.socket.display(),
+                serial = one.controller.config().serial,
+                namespaces = spec.namespaces.len(),
+                "listening"
+            );
+            crew.registry.enter(&spec.socket, one.controller.stats());
+            let front = NvmeFront::new(one, context, index, crew.peers).context("epoll")?;
+            Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
+        })?;
+        added.context("too many controllers")?;
     }
-    let mut worker = Worker::new(
-        all,
-        io,
-        stop,
-        WorkerOptions {
-            idle_window: options.idle_window,
-            shares_cpu: options.cpus.is_empty(),
-            index,
-        },
-        crew.peers,
-    )?;
-    worker.watch_sizes(resized)?;
     Ok(worker)
 }
 
@@ -346,7 +347,7 @@ impl Share {
         match self {
             Share::Controllers(index, specs) => {
                 let made = worker(*index, specs, stop, crew);
-                go(made, started, |mut worker| worker.run())
+                go(made, started, |mut worker| Ok(worker.run()?))
             }
             Share::VhostBlk(spec) => {
                 let _span =
@@ -396,7 +397,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let stop = Stop::on_signals()?;
     let workers = workers(specs, options);
     let shares = shares(specs, workers);
-    let peers = &Arc::new(Peers::new(workers)?);
+    let handles = (0..workers).map(|_| Handle::new());
+    let peers = &Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = &Registry::default();
     let opener = &Opener::new(registry.limits.clone(), registry.devices.clone());
     let sizes = &Sizes::default();

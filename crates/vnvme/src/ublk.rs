@@ -6,7 +6,6 @@ use crate::open::{Opened, Opener, is_within};
 use crate::serve::{ServeOptions, serve};
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, Specs, parse_namespace, volume_url};
-use crate::window::IdleWindow;
 use ::ublk::{Disk, DiskOptions, DiskStats, QueueStats, remove};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -17,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use worker::IdleWindow;
 
 /// Between two looks whether the kernel has taken the device away.
 const ALIVE: Timespec = Timespec {

@@ -23,11 +23,11 @@ pub(crate) use order::{OPEN, OPENING, Order, Progress, Report};
 pub use seed::BranchSeed;
 pub(crate) use seed::Parts;
 
-use crate::bell::Bell;
 use crate::engine::{Engine, Event};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::task::Waker;
 use std::time::Instant;
 use volume::{PinPace, PinnedWindows, Pinner};
 
@@ -35,14 +35,14 @@ use volume::{PinPace, PinnedWindows, Pinner};
 const EVENTS_WAITING: usize = 64;
 
 /// A controller's data half on a worker other than its own. Belongs to that worker's thread, which treats it as it treats a
-/// controller, and calls [`Branch::hear`] when its [`Bell`] was rung.
+/// controller, and calls [`Branch::hear`] when its worker was woken for messages.
 pub struct Branch {
     engine: Engine,
     orders: Receiver<Order>,
     reports: SyncSender<Report>,
     progress: Arc<Progress>,
     /// The control half's worker.
-    home: Arc<Bell>,
+    home: Waker,
     mapped_doorbells: bool,
     /// The controller-level reset that was last begun.
     epoch: u64,
@@ -89,7 +89,7 @@ impl Branch {
     /// Wakes the controller's own worker, if this one has queues of it.
     pub fn call_home(&self) {
         if self.engine.any_io_queue() {
-            self.home.ring();
+            self.home.wake_by_ref();
         }
     }
 
@@ -106,7 +106,7 @@ impl Branch {
         self.tell_progress();
         self.progress.handled.store(self.handled, Ordering::Release);
         self.report();
-        self.home.ring();
+        self.home.wake_by_ref();
         true
     }
 
@@ -245,7 +245,7 @@ impl Branch {
         if self.stopping || self.unmapping || !self.engine.events.is_empty() {
             let told = self.tell_progress() | self.report();
             if told {
-                self.home.ring();
+                self.home.wake_by_ref();
             }
             worked |= told;
         }

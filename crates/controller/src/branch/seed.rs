@@ -2,12 +2,12 @@
 
 use super::order::{CLOSED, OPEN};
 use super::{Branch, Order, Progress, Report};
-use crate::bell::Bell;
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::engine::{Engine, EngineConfig, Namespace};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender};
+use std::task::Waker;
 use volume::Io;
 
 /// A branch's ends of what connects it with the control half.
@@ -15,7 +15,7 @@ pub(crate) struct Parts {
     pub orders: Receiver<Order>,
     pub reports: SyncSender<Report>,
     pub progress: Arc<Progress>,
-    pub home: Arc<Bell>,
+    pub home: Waker,
     pub mapped_doorbells: bool,
     /// The last controller-level reset.
     pub epoch: u64,
@@ -51,7 +51,7 @@ impl BranchSeed {
             branch
         });
         progress.state.store(state, Ordering::Release);
-        home.ring();
+        home.wake_by_ref();
         branch
     }
 }

@@ -89,9 +89,9 @@ impl Controller {
                 if !self.has_queues() {
                     return;
                 }
-                if let Some(bell) = self.spread.bell_of(index) {
+                if let Some(waker) = self.spread.waker_of(index) {
                     self.engine.store_doorbell(index, value);
-                    bell.ring();
+                    waker.wake_by_ref();
                 } else if !self.engine.write_doorbell(index, value) {
                     self.invalid_doorbell_register(index, value);
                 }

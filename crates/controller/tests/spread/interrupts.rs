@@ -2,8 +2,9 @@
 
 use crate::common::*;
 use crate::rules::spread;
+use crate::side::wake_flag;
 use crate::world::{PAIRS, World, config};
-use controller::{Bell, pci};
+use controller::pci;
 use nvme::Status;
 use nvme::feature::Fid;
 use std::sync::Arc;
@@ -139,10 +140,10 @@ fn an_interrupt_of_a_worker_that_is_late_gets_to_its_receiver() {
 #[test]
 fn a_late_branch_takes_no_pending_interrupt_away() {
     let mut h = Host::with(config(false), vec![ns(1, mem(8 << 20), 512)]);
-    let bell = Arc::new(Bell::new(Arc::<Count>::default()));
-    h.c.set_home(0, bell.clone());
+    let flag = wake_flag(&Arc::default());
+    h.c.set_home(0, flag.clone().into());
     h.enable();
-    let seed = h.c.branch(1, bell).unwrap();
+    let seed = h.c.branch(1, flag.into()).unwrap();
     h.disable();
     h.run();
     h.enable();

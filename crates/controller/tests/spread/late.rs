@@ -2,9 +2,8 @@
 
 use crate::common::*;
 use crate::rules::spread;
-use crate::side::Side;
+use crate::side::{Side, wake_flag};
 use crate::world::{ENTRIES, OTHERS, World, config};
-use controller::Bell;
 use nvme::feature::Fid;
 use nvme::regs;
 use nvme::{Command, NvmOpcode, Status};
@@ -37,8 +36,8 @@ impl Volume for Growing {
 fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     let volume = Arc::new(Growing(mem(8 << 20), AtomicU64::new(1 << 20)));
     let mut h = Host::with(config(false), vec![ns(1, volume.clone(), 512)]);
-    let bell = Arc::new(Bell::new(Arc::<Count>::default()));
-    h.c.set_home(0, bell.clone());
+    let flag = wake_flag(&Arc::default());
+    h.c.set_home(0, flag.clone().into());
     h.enable();
     h.disable();
     h.run();
@@ -55,19 +54,19 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     assert_eq!(done.status(), Status::SUCCESS);
     h.quiet();
 
-    let theirs = Arc::new(Bell::new(Arc::<Count>::default()));
-    let seed = h.c.branch(1, theirs.clone()).unwrap();
+    let theirs = wake_flag(&Arc::default());
+    let seed = h.c.branch(1, theirs.clone().into()).unwrap();
     let io = Io::new(IoOptions::default());
     let mut side = Side {
         branch: seed.open(10, &io).unwrap(),
         io,
-        bell: theirs,
+        flag: theirs,
         wakes: Arc::default(),
         asleep: false,
         raced: false,
     };
     h.beside = Some(Box::new(move |controller, now| {
-        let worked = bell.take() && controller.hear();
+        let worked = flag.take() && controller.hear();
         side.round(true, now) | worked
     }));
     assert!(h.c.move_queue(1, 1));

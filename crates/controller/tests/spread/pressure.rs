@@ -13,7 +13,7 @@ fn a_controller_hears_a_share_of_what_it_is_told() {
     spread(&mut w);
     w.settle();
     w.wake_all();
-    w.bell.take();
+    w.flag.take();
     let worker = usize::from(w.worker_of(3));
     let errors = 3 * u64::from(ENTRIES - 1);
     for _ in 0..3 {
@@ -26,10 +26,10 @@ fn a_controller_hears_a_share_of_what_it_is_told() {
         assert_eq!(w.h.reap_all(3).len(), ENTRIES as usize - 1);
     }
     let heard = |w: &World| w.h.c.stats().error_log_entries.get();
-    assert!(w.bell.take() && w.h.c.hear());
+    assert!(w.flag.take() && w.h.c.hear());
     let first = heard(&w);
     assert!(0 < first && first < errors, "{first} of {errors} at once");
-    while w.bell.take() {
+    while w.flag.take() {
         w.h.c.hear();
     }
     assert_eq!(heard(&w), errors);

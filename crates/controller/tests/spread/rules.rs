@@ -1,8 +1,8 @@
 //! The rules of queues on other workers, one by one.
 
 use crate::common::*;
+use crate::side::wake_flag;
 use crate::world::{OTHERS, PAIRS, PLACES, WINDOW, World};
-use controller::Bell;
 use nvme::cmd::admin::AbortResult;
 use nvme::regs::{Shn, Shst};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
@@ -228,10 +228,10 @@ fn a_disconnect_leaves_nothing_behind() {
 #[test]
 fn who_cannot_have_branches_has_none() {
     let mut h = Host::ready();
-    let bell = Arc::new(Bell::new(Arc::<Count>::default()));
-    assert!(h.c.branch(1, bell.clone()).is_none(), "no home yet");
-    h.c.set_home(0, bell.clone());
-    assert!(h.c.branch(1, bell).is_none(), "made for one worker");
+    let flag = wake_flag(&Arc::default());
+    assert!(h.c.branch(1, flag.clone().into()).is_none(), "no home yet");
+    h.c.set_home(0, flag.clone().into());
+    assert!(h.c.branch(1, flag.into()).is_none(), "made for one worker");
     assert_eq!(h.c.has_branch(1), Some(false));
     assert!(!h.c.move_queue(1, 1));
     assert_eq!(h.c.completion_queues(), [(1, 0)]);

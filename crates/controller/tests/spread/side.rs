@@ -1,16 +1,23 @@
 //! A worker beside the controller's own.
 
 use crate::common::*;
-use controller::{Bell, Branch};
+use controller::{Branch, IrqSink};
 use std::sync::Arc;
 use std::time::Instant;
 use volume::Io;
+use worker::WakeFlag;
+
+/// A worker's wake flag; `wakes` counts what would end its sleep.
+pub fn wake_flag(wakes: &Arc<Count>) -> Arc<WakeFlag> {
+    let wakes = wakes.clone();
+    Arc::new(WakeFlag::new(move || wakes.signal()))
+}
 
 /// A worker that is not the controller's.
 pub struct Side {
     pub branch: Branch,
     pub io: Io,
-    pub bell: Arc<Bell>,
+    pub flag: Arc<WakeFlag>,
     pub wakes: Arc<Count>,
     pub asleep: bool,
     /// It could not sleep, and has to make a round before it tries again.
@@ -20,7 +27,7 @@ pub struct Side {
 impl Side {
     pub fn wake_up(&mut self) {
         if std::mem::take(&mut self.asleep) {
-            self.bell.awake();
+            self.flag.awake();
             self.wakes.take();
         }
     }
@@ -36,7 +43,7 @@ impl Side {
         self.raced = false;
         let Side { branch, io, .. } = self;
         let mut worked = io.poll(&mut |completion| branch.complete(completion)) > 0;
-        worked |= hear && self.bell.take() && self.branch.hear();
+        worked |= hear && self.flag.take() && self.branch.hear();
         worked |= self.branch.poll(now);
         self.io.flush();
         let mut done = Vec::new();
@@ -52,13 +59,13 @@ impl Side {
         if self.asleep || self.raced {
             return;
         }
-        let mut raced = self.bell.doze();
+        let mut raced = self.flag.prepare_sleep();
         raced |= self.branch.needs_polling();
         raced |= self.branch.arm();
         raced |= self.branch.recheck();
         self.raced = raced;
         if raced {
-            self.bell.awake();
+            self.flag.awake();
         } else {
             self.asleep = true;
         }

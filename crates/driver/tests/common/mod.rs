@@ -4,9 +4,9 @@
 pub mod random;
 
 use controller::{Controller, ControllerConfig, NamespaceConfig};
-use driver::in_process::{self, Host, InProcess};
 use driver::transport::Transport;
 use driver::{Completion, Device, DmaBuffer, Op, Options, QueuePair, Request};
+use in_process::{self, Host, InProcess};
 #[allow(unused_imports)]
 pub use random::Random;
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub fn memory(size: u64) -> Arc<dyn Volume> {
 
 pub fn host(config: ControllerConfig, namespaces: Vec<NamespaceConfig>) -> Host {
     let io = Io::new(IoOptions::default());
-    Host::new(Controller::new(0, config, namespaces, &io).unwrap(), io)
+    Host::new(Controller::new(0, config, namespaces, &io).unwrap(), io).unwrap()
 }
 
 /// A controller in this thread, stepped by the driver.

@@ -5,7 +5,7 @@
 use super::common::{host, memory, namespace};
 use controller::{ControllerConfig, IrqSink, pci};
 use dma::{MemoryCache, Prot};
-use driver::in_process::Host;
+use in_process::Host;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

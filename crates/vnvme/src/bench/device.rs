@@ -4,10 +4,10 @@ use super::job::{Doorbells, Job};
 use super::lane::{Geometry, Lane, Outcome, Target};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
-use driver::in_process::{self, Host};
 use driver::{
     Completion, Device, DmaBuffer, Namespace, Op, Options, QueueOptions, QueuePair, Request,
 };
+use in_process::{self, Host};
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
@@ -55,7 +55,7 @@ impl Local {
             volume: self.volume.clone(),
         };
         let controller = Controller::new(0, config, vec![namespace], &io)?;
-        Ok(Host::new(controller, io))
+        Ok(Host::new(controller, io)?)
     }
 }
 

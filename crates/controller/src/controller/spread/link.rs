@@ -1,17 +1,17 @@
 //! The control half's end of a branch.
 
-use crate::bell::Bell;
 use crate::branch::{OPEN, Order, Progress, Report};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
+use std::task::Waker;
 
 /// Orders go one way, reports and progress come back.
 pub(super) struct Link {
     pub worker: u16,
     pub orders: Sender<Order>,
     pub reports: Receiver<Report>,
-    pub bell: Arc<Bell>,
+    pub waker: Waker,
     pub progress: Arc<Progress>,
     /// Orders given.
     pub sent: u64,
@@ -28,7 +28,7 @@ impl Link {
         // A branch that could not be opened has no queues and hears nothing.
         if self.orders.send(order).is_ok() {
             self.sent += 1;
-            self.bell.ring();
+            self.waker.wake_by_ref();
         }
     }
 

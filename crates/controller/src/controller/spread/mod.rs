@@ -11,7 +11,6 @@ mod link;
 mod moves;
 
 use super::Controller;
-use crate::bell::Bell;
 use crate::branch::{BranchSeed, OPEN, OPENING, Order, Parts, Progress, Report};
 use crate::config::NamespaceConfig;
 use crate::engine::{EngineConfig, Event};
@@ -24,6 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
+use std::task::Waker;
 
 /// Reports of one branch that may be under way.
 const REPORTS: usize = 64;
@@ -35,7 +35,7 @@ const HEARD: usize = 32;
 pub(crate) struct Spread {
     links: Vec<Link>,
     /// This controller's own worker.
-    home: Option<(u16, Arc<Bell>)>,
+    home: Option<(u16, Waker)>,
     cqs: BTreeMap<u16, RemoteCq>,
     sqs: BTreeMap<u16, RemoteSq>,
     moving: Option<Move>,
@@ -139,14 +139,14 @@ impl Spread {
 
     /// The bell of the worker that a doorbell's queue lives on, if that is another one: to be rung after the doorbell was
     /// stored.
-    pub fn bell_of(&self, index: usize) -> Option<&Bell> {
+    pub fn waker_of(&self, index: usize) -> Option<&Waker> {
         let qid = (index / 2) as u16;
         let link = if index.is_multiple_of(2) {
             self.sqs.get(&qid)?.link
         } else {
             self.cqs.get(&qid)?.link
         };
-        Some(&self.links.get(link)?.bell)
+        Some(&self.links.get(link)?.waker)
     }
 
     /// Something goes on that wants a look in every round.
@@ -162,20 +162,20 @@ impl Spread {
 
 impl Controller {
     /// Names this controller's worker, and says how its branches wake it. To be called before any [`Controller::branch`].
-    pub fn set_home(&mut self, worker: u16, bell: Arc<Bell>) {
-        self.spread.home = Some((worker, bell));
+    pub fn set_home(&mut self, worker: u16, waker: Waker) {
+        self.spread.home = Some((worker, waker));
         for queue in &self.engine.stats.queues {
             queue.worker.set(worker.into());
         }
     }
 
-    /// Makes a branch for another worker, whose bell this is. Once it is opened there, queues may go to it. `None` when that
+    /// Makes a branch for another worker, which `waker` wakes. Once it is opened there, queues may go to it. `None` when that
     /// cannot be: no home was named, there is a branch for that worker already, [`ControllerConfig::workers`] are reached,
     /// or a namespace has a direct path to a device, which belongs to one thread.
     ///
     /// [`ControllerConfig::workers`]: crate::ControllerConfig::workers
-    pub fn branch(&mut self, worker: u16, bell: Arc<Bell>) -> Option<BranchSeed> {
-        let (home, home_bell) = self.spread.home.clone()?;
+    pub fn branch(&mut self, worker: u16, waker: Waker) -> Option<BranchSeed> {
+        let (home, home_waker) = self.spread.home.clone()?;
         let share = self.spread.links.len() + 1;
         let passing = |ns: &crate::engine::Namespace| ns.passthrough.is_some();
         if worker == home
@@ -194,7 +194,7 @@ impl Controller {
             worker,
             orders,
             reports,
-            bell,
+            waker,
             progress: progress.clone(),
             sent: 0,
             unmap: 0,
@@ -237,7 +237,7 @@ impl Controller {
                 orders: theirs,
                 reports: reporter,
                 progress,
-                home: home_bell,
+                home: home_waker,
                 mapped_doorbells: self.config.mapped_doorbells,
                 epoch: self.spread.epoch,
             },
@@ -256,7 +256,7 @@ impl Controller {
         }
     }
 
-    /// Hears the branches. To be called when this worker's [`Bell`] was rung. Returns whether there was anything.
+    /// Hears the branches. To be called when this worker was woken for messages. Returns whether there was anything.
     pub fn hear(&mut self) -> bool {
         // One that had not heard of a receiver yet has left an interrupt pending; now it has heard.
         self.engine.irqs.deliver_pending();
@@ -275,8 +275,8 @@ impl Controller {
             heard |= count > 0;
             more |= count == HEARD;
         }
-        if more && let Some((_, bell)) = &self.spread.home {
-            bell.ring();
+        if more && let Some((_, waker)) = &self.spread.home {
+            waker.wake_by_ref();
         }
         heard
     }

@@ -5,8 +5,8 @@ mod run;
 
 use crate::common::*;
 use crate::resize::Resizable;
-use crate::side::Side;
-use controller::{Bell, ControllerConfig};
+use crate::side::{Side, wake_flag};
+use controller::ControllerConfig;
 use dma::Prot;
 use nvme::Status;
 use std::cell::RefCell;
@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use volume::{Faults, Io, IoOptions, Volume};
+use worker::WakeFlag;
 
 /// Workers beside the controller's own.
 pub const OTHERS: usize = 2;
@@ -38,7 +39,7 @@ pub struct Waiting {
 pub struct World {
     pub h: Host,
     pub sides: Rc<RefCell<Vec<Side>>>,
-    pub bell: Arc<Bell>,
+    pub flag: Arc<WakeFlag>,
     pub wakes: Arc<Count>,
     pub asleep: bool,
     /// See [`Side::raced`].
@@ -80,14 +81,17 @@ impl World {
         let volume = Arc::new(Resizable::new(volume, PLACES * 4096));
         let mut h = Host::with(config(mapped), vec![ns(1, volume.clone(), 512)]);
         let wakes = Arc::<Count>::default();
-        let bell = Arc::new(Bell::new(wakes.clone()));
-        h.c.set_home(0, bell.clone());
+        let flag = wake_flag(&wakes);
+        h.c.set_home(0, flag.clone().into());
         let mut sides = Vec::new();
         for worker in 1..=OTHERS as u16 {
             let wakes = Arc::<Count>::default();
-            let bell = Arc::new(Bell::new(wakes.clone()));
-            let seed = h.c.branch(worker, bell.clone()).unwrap();
-            assert!(h.c.branch(worker, bell.clone()).is_none(), "one for each");
+            let flag = wake_flag(&wakes);
+            let seed = h.c.branch(worker, flag.clone().into()).unwrap();
+            assert!(
+                h.c.branch(worker, flag.clone().into()).is_none(),
+                "one for each"
+            );
             assert_eq!(h.c.has_branch(worker), None);
             let io = Io::new(IoOptions::default());
             let branch = seed.open(10 + worker, &io).unwrap();
@@ -95,14 +99,14 @@ impl World {
             sides.push(Side {
                 branch,
                 io,
-                bell,
+                flag,
                 wakes,
                 asleep: false,
                 raced: false,
             });
         }
         let sides = Rc::new(RefCell::new(sides));
-        let (theirs, ours) = (sides.clone(), bell.clone());
+        let (theirs, ours) = (sides.clone(), flag.clone());
         h.beside = Some(Box::new(move |controller, now| {
             let mut worked = ours.take() && controller.hear();
             for side in theirs.borrow_mut().iter_mut() {
@@ -116,7 +120,7 @@ impl World {
         let mut world = World {
             h,
             sides,
-            bell,
+            flag,
             wakes,
             asleep: false,
             raced: false,

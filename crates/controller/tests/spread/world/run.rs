@@ -7,7 +7,7 @@ use nvme::{NvmOpcode, Status};
 impl World {
     pub fn wake_up(&mut self) {
         if std::mem::take(&mut self.asleep) {
-            self.bell.awake();
+            self.flag.awake();
             self.wakes.take();
         }
     }
@@ -25,7 +25,7 @@ impl World {
         }
         let beside = self.h.beside.take();
         self.raced = false;
-        let mut worked = hear && self.bell.take() && self.h.c.hear();
+        let mut worked = hear && self.flag.take() && self.h.c.hear();
         worked |= self.h.round();
         self.h.beside = beside;
         worked
@@ -45,13 +45,13 @@ impl World {
         if self.asleep || self.raced {
             return;
         }
-        let mut raced = self.bell.doze();
+        let mut raced = self.flag.prepare_sleep();
         raced |= self.h.c.needs_polling();
         raced |= self.h.c.arm();
         raced |= self.h.c.recheck();
         self.raced = raced;
         if raced {
-            self.bell.awake();
+            self.flag.awake();
         } else {
             self.asleep = true;
         }

@@ -23,7 +23,7 @@ const MANY: u64 = 12_000;
 const DEPTH: u16 = 32;
 
 /// The function below which a controller in this process works, doorbell to completion.
-const CONTROLLER: Option<&str> = Some("driver::in_process::Host::step");
+const CONTROLLER: Option<&str> = Some("in_process::Host::step");
 /// That in which a controller starts a batch of commands on a volume that does not answer at once.
 const START: Option<&str> = Some("controller::engine::run::Batch::start");
 /// That in which it ends one of them.

@@ -1,85 +1,95 @@
 //! A controller in this very process: for tests, benchmarks and programs that embed one.
 //!
 //! [`local`] keeps the controller in the calling thread: it works only while the driver waits for it
-//! ([`Transport::pause`]), so what happens is the same in every run. [`spawn`] gives it a thread of its own, which polls
-//! while there is work. Either way the controller itself is reached with [`InProcess::with`].
+//! ([`Transport::pause`]), so what happens is the same in every run. [`spawn`] gives it a thread of its own. Either way a
+//! [`Worker`] serves it, the loop of every process; and the controller itself is reached with [`InProcess::with`].
+//!
+//! *What may be touched here.* The controller, by its own interface; the driver's transports. *What may not.* Sockets, and a
+//! loop of its own. There is no unsafe code.
+#![forbid(unsafe_code)]
 
-use std::cell::RefCell;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+mod local;
+
+pub use local::Local;
 
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
 use dma::SharedPages;
+use driver::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
 use nvme::pci::command;
+use ref_cast::RefCast;
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use volume::{Io, IoOptions, MemVolume};
+use worker::{Handle, Options, Worker};
 
-use crate::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
-
-/// Rounds without work after which a controller's thread looks for messages, and then rests.
-const RESTLESS: u32 = 4096;
-
-/// Steps between two looks at the clock, as a worker does it.
-const STEPS_PER_CLOCK: u32 = 16;
+/// The controller's number on its worker, which serves nothing else.
+const OWNER: u16 = 0;
 
 /// A controller and the ring of its volumes, in the hands of one thread.
-pub struct Host {
-    controller: Controller,
-    io: Io,
-    completions: Vec<volume::Completion>,
-    /// As of the last look at the clock.
-    now: Instant,
-    steps: u32,
-}
+#[derive(RefCast)]
+#[repr(transparent)]
+pub struct Host(Worker<Local>);
 
 impl Host {
-    /// A controller whose volumes were opened on `io`.
-    pub fn new(controller: Controller, io: Io) -> Self {
-        Self {
-            controller,
-            io,
-            completions: Vec::new(),
-            now: Instant::now(),
-            steps: 0,
+    /// A controller with the id 0, whose volumes were opened on `io`.
+    ///
+    /// # Errors
+    /// [`TransportError::Io`] when no descriptor is left.
+    pub fn new(controller: Controller, io: Io) -> Result<Self, TransportError> {
+        let handle = Handle::new().map_err(system)?;
+        Self::with_handle(controller, io, &handle)
+    }
+
+    fn with_handle(
+        controller: Controller,
+        io: Io,
+        handle: &Handle<Local>,
+    ) -> Result<Self, TransportError> {
+        let options = Options {
+            shares_cpu: true,
+            ..Options::default()
+        };
+        let mut worker = Worker::new(Rc::new(io), handle, options).map_err(system)?;
+        match worker.add(|_| Ok::<_, Infallible>(Local(controller))) {
+            Ok(_) => Ok(Self(worker)),
+            Err(never) => match never {},
         }
     }
 
     /// The controller.
     pub fn controller(&mut self) -> &mut Controller {
-        &mut self.controller
+        match self.0.front_mut(OWNER) {
+            Some(Local(controller)) => controller,
+            None => unreachable!("it is never removed"),
+        }
     }
 
     /// The controller, to look at.
     pub fn controller_ref(&self) -> &Controller {
-        &self.controller
+        match self.0.front(OWNER) {
+            Some(Local(controller)) => controller,
+            None => unreachable!("it is never removed"),
+        }
     }
 
-    /// One round: fetch, execute, complete. Whether there was anything to do.
+    /// One round of the loop: fetch, execute, complete. Whether there was anything to do.
+    #[inline(never)]
     pub fn step(&mut self) -> bool {
-        if self.steps.is_multiple_of(STEPS_PER_CLOCK) {
-            self.now = Instant::now();
-        }
-        self.steps = self.steps.wrapping_add(1);
-        let mut worked = self.controller.poll(self.now);
-        self.io.flush();
-        let completions = &mut self.completions;
-        self.io.poll(&mut |completion| completions.push(completion));
-        self.controller.poll_volumes(completions);
-        worked |= !completions.is_empty();
-        for completion in completions.drain(..) {
-            self.controller.complete(completion);
-        }
-        worked
+        self.0.step()
     }
 
     /// Steps until `over`, or for ten seconds.
     fn settle(&mut self, over: impl Fn(&mut Controller) -> bool) -> bool {
         let limit = Instant::now() + Duration::from_secs(10);
         loop {
-            if over(&mut self.controller) {
+            if over(self.controller()) {
                 return true;
             }
             if !self.step() && Instant::now() >= limit {
@@ -89,7 +99,9 @@ impl Host {
     }
 }
 
-type Job = Box<dyn FnOnce(&mut Host) + Send>;
+fn system(error: worker::Error<Infallible>) -> TransportError {
+    TransportError::io("a worker", std::io::Error::other(error))
+}
 
 thread_local! {
     /// By their numbers. One, mostly: looking for it is a part of every step.
@@ -103,8 +115,7 @@ enum Place {
     /// In the thread that made it, under this number.
     Here(u64),
     Thread {
-        /// None only inside `drop`.
-        jobs: Mutex<Option<Sender<Job>>>,
+        handle: Handle<Local>,
         thread: Mutex<Option<JoinHandle<()>>>,
     },
 }
@@ -123,9 +134,9 @@ pub struct InProcess {
 pub fn local(host: Host) -> Arc<InProcess> {
     let key = NEXT.fetch_add(1, Ordering::Relaxed);
     let made = InProcess {
-        pages: (**host.controller.bar0_pages()).clone(),
-        mapped_doorbells: host.controller.config().mapped_doorbells,
-        vectors: host.controller.vectors(),
+        pages: (**host.controller_ref().bar0_pages()).clone(),
+        mapped_doorbells: host.controller_ref().config().mapped_doorbells,
+        vectors: host.controller_ref().vectors(),
         place: Place::Here(key),
     };
     HOSTS.with_borrow_mut(|hosts| hosts.push((key, host)));
@@ -139,22 +150,25 @@ pub fn local(host: Host) -> Arc<InProcess> {
 pub fn spawn<E: Send + 'static>(
     make: impl FnOnce() -> Result<Host, E> + Send + 'static,
 ) -> Result<Arc<InProcess>, E> {
-    let (jobs, inbox) = channel();
     let (told, tell) = channel();
     let thread = std::thread::spawn(move || match make() {
-        Ok(host) => {
+        Ok(mut host) => {
             let about = (
-                (**host.controller.bar0_pages()).clone(),
-                host.controller.config().mapped_doorbells,
-                host.controller.vectors(),
+                host.0.handle().clone(),
+                (**host.controller_ref().bar0_pages()).clone(),
+                host.controller_ref().config().mapped_doorbells,
+                host.controller_ref().vectors(),
             );
-            if told.send(Ok(about)).is_ok() {
-                serve(host, &inbox);
+            if told.send(Ok(about)).is_ok()
+                && let Err(error) = host.0.serve()
+            {
+                // Who waits for an answer learns that the thread has ended.
+                eprintln!("the controller's thread has ended: {error}");
             }
         }
         Err(error) => drop(told.send(Err(error))),
     });
-    let (pages, mapped_doorbells, vectors) = match tell.recv() {
+    let (handle, pages, mapped_doorbells, vectors) = match tell.recv() {
         Ok(about) => about?,
         // The thread died while making the controller; let its panic go on here.
         Err(_) => match thread.join() {
@@ -164,7 +178,7 @@ pub fn spawn<E: Send + 'static>(
     };
     Ok(Arc::new(InProcess {
         place: Place::Thread {
-            jobs: Mutex::new(Some(jobs)),
+            handle,
             thread: Mutex::new(Some(thread)),
         },
         pages,
@@ -194,54 +208,7 @@ pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
     let config = ControllerConfig::default();
     let controller = Controller::new(0, config, vec![namespace], &io);
     let controller = controller.map_err(|error| failed(&error))?;
-    Ok(local(Host::new(controller, io)))
-}
-
-fn serve(mut host: Host, inbox: &Receiver<Job>) {
-    let mut idle = 0u32;
-    loop {
-        let worked = host.step();
-        idle = if worked { 0 } else { idle.saturating_add(1) };
-        if worked && !idle.is_multiple_of(64) {
-            continue;
-        }
-        match inbox.try_recv() {
-            Ok(job) => {
-                job(&mut host);
-                idle = 0;
-                continue;
-            }
-            Err(TryRecvError::Disconnected) => return,
-            Err(TryRecvError::Empty) => {}
-        }
-        if idle < RESTLESS {
-            std::hint::spin_loop();
-            continue;
-        }
-        let must_poll =
-            host.controller.needs_polling() || host.controller.is_busy() || host.io.in_flight() > 0;
-        if must_poll {
-            // Nothing wakes this thread: other threads may run, but not for long.
-            std::thread::yield_now();
-            continue;
-        }
-        if host.controller.arm() {
-            continue;
-        }
-        // A doorbell comes as a job. The limit is for hosts without a barrier, and for time-outs of the controller's own.
-        match inbox.recv_timeout(Duration::from_millis(1)) {
-            Ok(job) => {
-                job(&mut host);
-                idle = 0;
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                if host.controller.recheck() {
-                    idle = 0;
-                }
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-    }
+    Ok(local(Host::new(controller, io)?))
 }
 
 impl InProcess {
@@ -255,9 +222,9 @@ impl InProcess {
     ) -> Result<R, TransportError> {
         match &self.place {
             Place::Here(key) => here(*key, act),
-            Place::Thread { jobs, .. } => {
+            Place::Thread { handle, .. } => {
                 let (tell, told) = channel();
-                send(jobs, Box::new(move |host| drop(tell.send(act(host)))))?;
+                handle.post(move |worker| drop(tell.send(act(Host::ref_cast_mut(worker)))));
                 told.recv().map_err(|_| ended())
             }
         }
@@ -267,7 +234,10 @@ impl InProcess {
     fn post(&self, act: impl FnOnce(&mut Host) + Send + 'static) -> Result<(), TransportError> {
         match &self.place {
             Place::Here(key) => here(*key, act),
-            Place::Thread { jobs, .. } => send(jobs, Box::new(act)),
+            Place::Thread { handle, .. } => {
+                handle.post(move |worker| act(Host::ref_cast_mut(worker)));
+                Ok(())
+            }
         }
     }
 }
@@ -288,15 +258,6 @@ fn here<R>(key: u64, act: impl FnOnce(&mut Host) -> R) -> Result<R, TransportErr
     })
 }
 
-fn send(jobs: &Mutex<Option<Sender<Job>>>, job: Job) -> Result<(), TransportError> {
-    let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
-    let sent = jobs.as_ref().map(|jobs| jobs.send(job));
-    match sent {
-        Some(Ok(())) => Ok(()),
-        _ => Err(ended()),
-    }
-}
-
 fn ended() -> TransportError {
     TransportError::Gone("the controller's thread has ended".into())
 }
@@ -314,8 +275,8 @@ impl Drop for InProcess {
                     drop(host);
                 });
             }
-            Place::Thread { jobs, thread } => {
-                *jobs.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+            Place::Thread { handle, thread } => {
+                handle.post(|worker| worker.stop());
                 let thread = thread.get_mut().unwrap_or_else(PoisonError::into_inner);
                 if let Some(thread) = thread.take() {
                     let _ = thread.join();
@@ -348,13 +309,13 @@ impl Transport for InProcess {
     fn read32(&self, offset: u64) -> Result<u32, TransportError> {
         self.with(move |host| {
             let mut bytes = [0; 4];
-            host.controller.bar0_read(offset, &mut bytes);
+            host.controller().bar0_read(offset, &mut bytes);
             u32::from_le_bytes(bytes)
         })
     }
 
     fn write32(&self, offset: u64, value: u32) -> Result<(), TransportError> {
-        self.post(move |host| host.controller.bar0_write(offset, &value.to_le_bytes()))
+        self.post(move |host| host.controller().bar0_write(offset, &value.to_le_bytes()))
     }
 
     fn doorbell(&self, offset: u64) -> Option<DoorbellCell> {
@@ -380,13 +341,13 @@ impl Transport for InProcess {
         };
         let backing = Some((memory.clone(), offset));
         let (iova, len, prot) = (mapping.iova, mapping.len, mapping.prot);
-        self.with(move |host| host.controller.dma_map(iova, len, backing, prot))?
+        self.with(move |host| host.controller().dma_map(iova, len, backing, prot))?
             .map_err(TransportError::from)
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError> {
         let quiet = self.with(move |host| {
-            host.controller.dma_unmap(iova, len)?;
+            host.controller().dma_unmap(iova, len)?;
             Ok::<_, dma::MapError>(host.settle(Controller::dma_quiesced))
         })??;
         if quiet {
@@ -411,7 +372,7 @@ impl Transport for InProcess {
         self.with(move |host| {
             let mut sinks = sinks.into_iter();
             for vector in 0..vectors {
-                host.controller.set_msix(vector, sinks.next().flatten());
+                host.controller().set_msix(vector, sinks.next().flatten());
             }
         })
     }
@@ -422,27 +383,27 @@ impl Transport for InProcess {
         eventfd: Option<BorrowedFd<'_>>,
     ) -> Result<(), TransportError> {
         let sink = sink(eventfd)?;
-        self.with(move |host| host.controller.set_msix(vector, sink))
+        self.with(move |host| host.controller().set_msix(vector, sink))
     }
 
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
         self.with(move |host| {
             let mut bytes = [0; 2];
             let at = nvme::pci::COMMAND as u64;
-            host.controller.config_read(at, &mut bytes);
+            host.controller().config_read(at, &mut bytes);
             let mut command = u16::from_le_bytes(bytes);
             command |= command::MEMORY_SPACE | command::INTERRUPT_DISABLE;
             match enable {
                 true => command |= command::BUS_MASTER,
                 false => command &= !command::BUS_MASTER,
             }
-            host.controller.config_write(at, &command.to_le_bytes());
+            host.controller().config_write(at, &command.to_le_bytes());
         })
     }
 
     fn reset(&self) -> Result<(), TransportError> {
         let over = self.with(|host| {
-            host.controller.reset();
+            host.controller().reset();
             host.settle(|controller| !controller.is_resetting())
         })?;
         if over {

@@ -1,5 +1,5 @@
-//! A model of the bell: the production code over loom's atomics, in every order. Mutants take away one fence, or let one worker's
-//! ring hide another's; each has to fail.
+//! A model of the wake flag: the production code over loom's atomics, in every order. Mutants take
+//! away one fence, or let one sender's store hide another's; each has to fail.
 
 use loom::sync::Notify;
 use loom::sync::atomic::AtomicU32;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 enum Fault {
     None,
     /// The fence between setting the flag and the look whether the worker sleeps.
-    RingersFence,
+    SendersFence,
     /// The fence between saying that it sleeps and the last look.
     WorkersFence,
     /// The flag is set by a plain store.
@@ -59,7 +59,7 @@ mod sync {
         let faulty = if IS_WORKER.with(|is| is.get()) {
             Fault::WorkersFence
         } else {
-            Fault::RingersFence
+            Fault::SendersFence
         };
         if !has(faulty) {
             atomic::fence(order);
@@ -67,57 +67,45 @@ mod sync {
     }
 }
 
-mod irq {
-    pub trait IrqSink: Send + Sync {
-        fn signal(&self);
-    }
-}
+#[path = "../src/wake.rs"]
+mod wake;
 
-#[path = "../src/bell.rs"]
-mod bell;
-
-use bell::Bell;
 use sync::Ordering;
+use wake::WakeFlag;
 
-struct Wake(Arc<Notify>);
-impl irq::IrqSink for Wake {
-    fn signal(&self) {
-        self.0.notify();
-    }
-}
-
-/// Some workers leave something each and ring; one takes it all, and sleeps when there is nothing.
-fn model(ringers: usize, fault: Fault) {
+/// Some threads leave something each and raise the flag; one takes it all, and sleeps when there is nothing.
+fn model(senders: usize, fault: Fault) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
         *FAULT.lock().unwrap() = fault;
         IS_WORKER.with(|is| is.set(true));
         let woken = Arc::new(Notify::new());
-        let bell = Arc::new(Bell::new(Arc::new(Wake(woken.clone()))));
-        let left: Arc<Vec<AtomicU32>> = Arc::new((0..ringers).map(|_| AtomicU32::new(0)).collect());
-        let threads: Vec<_> = (0..ringers)
+        let signal = woken.clone();
+        let flag = Arc::new(WakeFlag::new(move || signal.notify()));
+        let left: Arc<Vec<AtomicU32>> = Arc::new((0..senders).map(|_| AtomicU32::new(0)).collect());
+        let threads: Vec<_> = (0..senders)
             .map(|at| {
-                let (bell, left) = (bell.clone(), left.clone());
+                let (flag, left) = (flag.clone(), left.clone());
                 loom::thread::spawn(move || {
                     left[at].store(1, Ordering::Relaxed);
-                    bell.ring();
+                    flag.raise();
                 })
             })
             .collect();
-        let mut seen = vec![false; ringers];
+        let mut seen = vec![false; senders];
         while seen.contains(&false) {
-            if bell.take() {
+            if flag.take() {
                 for (seen, left) in seen.iter_mut().zip(left.iter()) {
                     *seen |= left.load(Ordering::Relaxed) == 1;
                 }
                 continue;
             }
-            // Nobody wakes it without need: where a ring is lost, the model does not end.
-            if !bell.doze() {
+            // Nothing wakes it without need: where a wake-up is lost, the model does not end.
+            if !flag.prepare_sleep() {
                 woken.wait();
             }
-            bell.awake();
+            flag.awake();
         }
         for thread in threads {
             thread.join().unwrap();
@@ -125,23 +113,23 @@ fn model(ringers: usize, fault: Fault) {
     });
 }
 
-fn fails(ringers: usize, fault: Fault) -> bool {
-    catch_unwind(AssertUnwindSafe(|| model(ringers, fault))).is_err()
+fn fails(senders: usize, fault: Fault) -> bool {
+    catch_unwind(AssertUnwindSafe(|| model(senders, fault))).is_err()
 }
 
 #[test]
-fn no_ring_is_lost() {
+fn no_wake_up_is_lost() {
     model(1, Fault::None);
 }
 
 #[test]
-fn what_two_have_left_is_seen() {
+fn what_two_senders_left_is_seen() {
     model(2, Fault::None);
 }
 
 #[test]
 fn mutants() {
-    assert!(fails(1, Fault::RingersFence));
+    assert!(fails(1, Fault::SendersFence));
     assert!(fails(1, Fault::WorkersFence));
     assert!(fails(2, Fault::PlainStore));
 }

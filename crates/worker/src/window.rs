@@ -54,6 +54,7 @@ pub struct Window {
 }
 
 impl Window {
+    /// At first the shortest that may be chosen.
     pub fn new(asked: IdleWindow) -> Self {
         let now = match asked {
             IdleWindow::Adaptive => MIN,

@@ -1,0 +1,146 @@
+//! What this process's workers serve: every kind of front-end, in one enum, so that no call on the way of a command is
+//! virtual.
+
+mod clients;
+mod nvme;
+mod remote;
+
+pub use nvme::{NvmeFront, Served};
+pub use remote::Remote;
+
+use std::convert::Infallible;
+use std::time::Instant;
+use volume::{Completion, PinPace};
+use worker::Frontend;
+
+/// A front-end of any kind.
+pub enum Front {
+    /// An NVMe controller behind a vfio-user socket.
+    Nvme(Box<NvmeFront>),
+    /// Queues of a controller that another worker has.
+    Remote(Box<Remote>),
+}
+
+/// A worker of this process.
+pub type Worker = worker::Worker<Front>;
+/// What other threads know of one.
+pub type Handle = worker::Handle<Front>;
+
+macro_rules! each {
+    ($front:expr, $of:ident => $call:expr) => {
+        match $front {
+            Front::Nvme($of) => $call,
+            Front::Remote($of) => $call,
+        }
+    };
+}
+
+impl Frontend for Front {
+    type Error = Infallible;
+
+    #[inline]
+    fn poll(&mut self, now: Instant) -> bool {
+        each!(self, front => front.poll(now))
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: Completion) {
+        each!(self, front => front.complete(completion));
+    }
+
+    #[inline]
+    fn poll_volumes(&mut self, out: &mut Vec<Completion>) {
+        each!(self, front => front.poll_volumes(out));
+    }
+
+    #[inline]
+    fn finish_round(&mut self) -> bool {
+        each!(self, front => front.finish_round())
+    }
+
+    #[inline]
+    fn has_news(&self) -> bool {
+        each!(self, front => front.has_news())
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        each!(self, front => front.in_flight())
+    }
+
+    #[inline]
+    fn must_poll(&self) -> bool {
+        each!(self, front => front.must_poll())
+    }
+
+    #[inline]
+    fn keeps_window(&self) -> bool {
+        each!(self, front => front.keeps_window())
+    }
+
+    #[inline]
+    fn has_more(&self) -> bool {
+        each!(self, front => front.has_more())
+    }
+
+    #[inline]
+    fn is_trapped(&self) -> bool {
+        each!(self, front => front.is_trapped())
+    }
+
+    fn arm(&mut self) -> bool {
+        each!(self, front => front.arm())
+    }
+
+    fn needs_recheck(&self) -> bool {
+        each!(self, front => front.needs_recheck())
+    }
+
+    fn recheck(&mut self) -> bool {
+        each!(self, front => front.recheck())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        each!(self, front => front.deadline())
+    }
+
+    fn drain_messages(&mut self) -> bool {
+        each!(self, front => front.drain_messages())
+    }
+
+    fn housekeeping(&mut self, now: Instant) {
+        each!(self, front => front.housekeeping(now));
+    }
+
+    fn is_pinning(&self) -> bool {
+        each!(self, front => front.is_pinning())
+    }
+
+    fn pin(&mut self, pace: &mut PinPace) {
+        each!(self, front => front.pin(pace));
+    }
+
+    fn ready(&mut self, token: u32) {
+        each!(self, front => front.ready(token));
+    }
+
+    fn read_on(&mut self) {
+        each!(self, front => front.read_on());
+    }
+
+    fn flush(&mut self) {
+        each!(self, front => front.flush());
+    }
+
+    fn is_drained(&self) -> bool {
+        each!(self, front => front.is_drained())
+    }
+
+    fn close(&mut self) -> Result<(), Infallible> {
+        each!(self, front => front.close())
+    }
+
+    fn has_ended(&self) -> bool {
+        each!(self, front => front.has_ended())
+    }
+}

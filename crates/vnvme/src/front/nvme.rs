@@ -1,0 +1,218 @@
+//! An NVMe controller behind a vfio-user socket.
+
+use crate::balance::{Balance, Spread};
+use crate::device::NvmeDevice;
+use crate::peers::Peers;
+use controller::Controller;
+use driver::NvmeVolume;
+use probes::LogLimit;
+use rustix::io::Errno;
+use std::convert::Infallible;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+use vfio_user::{Connection, Interest, Listener};
+use volume::{Completion, PinPace};
+use worker::{Context, Descriptors, Frontend};
+
+/// The listening socket's token.
+pub(super) const TOKEN_LISTENER: u32 = 0;
+/// The client's.
+pub(super) const TOKEN_CLIENT: u32 = 1;
+/// A volume has been resized.
+const TOKEN_RESIZED: u32 = 2;
+
+/// A controller and the socket that it is served on.
+pub struct Served {
+    pub controller: Controller,
+    pub listener: Listener,
+    /// Devices below it, which reach guest memory themselves.
+    pub backends: Vec<Arc<NvmeVolume>>,
+    /// What becomes of its queues.
+    pub spread: Spread,
+    /// An eventfd that becomes readable when a volume of its namespaces has been resized.
+    pub resized: Arc<OwnedFd>,
+}
+
+/// A controller, its client and its place among the workers.
+pub struct NvmeFront {
+    pub(super) device: NvmeDevice,
+    balance: Balance,
+    pub(super) listener: Listener,
+    pub(super) descriptors: Descriptors,
+    resized: Arc<OwnedFd>,
+    pub(super) connection: Option<Connection>,
+    /// What the socket is in the epoll set for.
+    pub(super) watched: Interest,
+    /// The connection's budget was used up: there is more to read.
+    pub(super) more: bool,
+    /// For the log lines that clients cause by coming and going.
+    pub(super) log: LogLimit,
+}
+
+impl NvmeFront {
+    /// Serves a controller on the worker of this number.
+    ///
+    /// # Errors
+    /// The socket cannot be waited for.
+    pub fn new(
+        served: Served,
+        context: &Context<'_>,
+        worker: usize,
+        peers: &Arc<Peers>,
+    ) -> Result<Self, Errno> {
+        let Served {
+            mut controller,
+            listener,
+            backends,
+            spread,
+            resized,
+        } = served;
+        let descriptors = context.descriptors.clone();
+        descriptors.add(listener.as_fd(), TOKEN_LISTENER, worker::Interest::Readable)?;
+        descriptors.add(&resized, TOKEN_RESIZED, worker::Interest::Readable)?;
+        if let Some(handle) = peers.handle(worker) {
+            controller.set_home(worker as u16, handle.waker());
+        }
+        peers.enter(controller.stats());
+        let balance = Balance::new(spread, worker, peers.clone(), &controller);
+        let mut device = NvmeDevice::new(controller, backends);
+        device.set_pinner(context.io.pinner());
+        Ok(NvmeFront {
+            balance,
+            device,
+            listener,
+            descriptors,
+            connection: None,
+            resized,
+            watched: Interest::None,
+            more: false,
+            log: LogLimit::default(),
+        })
+    }
+
+    #[inline]
+    fn controller(&self) -> &Controller {
+        &self.device.controller
+    }
+}
+
+impl Frontend for NvmeFront {
+    type Error = Infallible;
+
+    #[inline]
+    fn poll(&mut self, now: Instant) -> bool {
+        self.device.controller.poll(now)
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: Completion) {
+        self.device.controller.complete(completion);
+    }
+
+    #[inline]
+    fn poll_volumes(&mut self, out: &mut Vec<Completion>) {
+        self.device.controller.poll_volumes(out);
+    }
+
+    #[inline]
+    fn finish_round(&mut self) -> bool {
+        self.finish_waiting()
+    }
+
+    #[inline]
+    fn has_news(&self) -> bool {
+        self.controller().has_news()
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.controller().in_flight()
+    }
+
+    #[inline]
+    fn must_poll(&self) -> bool {
+        self.controller().needs_polling()
+    }
+
+    #[inline]
+    fn keeps_window(&self) -> bool {
+        self.controller().shadowed() || self.controller().is_busy()
+    }
+
+    #[inline]
+    fn has_more(&self) -> bool {
+        self.more
+    }
+
+    /// Clients that do not use shadow doorbells, or not yet, announce their commands on the socket.
+    #[inline]
+    fn is_trapped(&self) -> bool {
+        self.connection.is_some()
+            && !self.controller().shadowed()
+            && !self.controller().config().mapped_doorbells
+    }
+
+    fn arm(&mut self) -> bool {
+        self.device.controller.arm()
+    }
+
+    fn needs_recheck(&self) -> bool {
+        self.controller().shadowed()
+    }
+
+    fn recheck(&mut self) -> bool {
+        self.device.controller.recheck()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.controller().deadline()
+    }
+
+    fn drain_messages(&mut self) -> bool {
+        self.device.controller.hear()
+    }
+
+    fn housekeeping(&mut self, now: Instant) {
+        self.balance.tend(&mut self.device.controller, now);
+    }
+
+    fn ready(&mut self, token: u32) {
+        match token {
+            TOKEN_LISTENER => self.accept(),
+            TOKEN_RESIZED => {
+                let _ = rustix::io::read(&self.resized, &mut [0; 8]);
+                self.device.controller.check_sizes();
+            }
+            _ => self.serve(),
+        }
+    }
+
+    fn read_on(&mut self) {
+        self.more = false;
+        self.serve();
+    }
+
+    fn is_pinning(&self) -> bool {
+        self.device.is_pinning()
+    }
+
+    fn pin(&mut self, pace: &mut PinPace) {
+        self.device.pin_on(pace);
+    }
+
+    fn flush(&mut self) {
+        self.device.controller.flush();
+    }
+
+    fn is_drained(&self) -> bool {
+        self.controller().is_drained()
+    }
+
+    fn close(&mut self) -> Result<(), Infallible> {
+        if let Some(mut connection) = self.connection.take() {
+            connection.close(&mut self.device);
+        }
+        Ok(())
+    }
+}

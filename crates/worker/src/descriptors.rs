@@ -1,0 +1,95 @@
+//! The epoll set of a worker, as its front-ends see it.
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+/// What a descriptor is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// It can be read.
+    Readable,
+    /// It can be written.
+    Writable,
+    /// The peer has hung up; told once.
+    HangUp,
+}
+
+impl Interest {
+    fn flags(self) -> epoll::EventFlags {
+        match self {
+            Interest::Readable => epoll::EventFlags::IN,
+            Interest::Writable => epoll::EventFlags::OUT,
+            // A hang-up is always told; once, as it would be told again and again.
+            Interest::HangUp => epoll::EventFlags::ONESHOT,
+        }
+    }
+}
+
+/// Events of the worker itself have this number in place of a front-end's.
+pub(crate) const OWN: u32 = u32::MAX;
+
+/// Who an event is for: a front-end's number and its own token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token {
+    pub front: u32,
+    pub token: u32,
+}
+
+impl Token {
+    fn to_data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(u64::from(self.front) << 32 | u64::from(self.token))
+    }
+
+    pub(crate) fn of(event: &epoll::Event) -> Self {
+        let data = event.data.u64();
+        Token {
+            front: (data >> 32) as u32,
+            token: data as u32,
+        }
+    }
+}
+
+/// A front-end's part of its worker's epoll set. [`Frontend::ready`](crate::Frontend::ready) is
+/// called with the token of a descriptor that is ready.
+#[derive(Clone, Debug)]
+pub struct Descriptors {
+    epoll: Rc<OwnedFd>,
+    front: u32,
+}
+
+impl Descriptors {
+    pub(crate) fn new(epoll: Rc<OwnedFd>, front: u32) -> Self {
+        Descriptors { epoll, front }
+    }
+
+    /// Waits for a descriptor under a token. Closing its last duplicate removes it from the set.
+    ///
+    /// # Errors
+    /// The kernel's: it is of a kind that cannot be waited for, or in the set already.
+    pub fn add(&self, fd: impl AsFd, token: u32, interest: Interest) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, self.token(token), interest.flags())
+    }
+
+    /// Waits for something else of a descriptor in the set.
+    ///
+    /// # Errors
+    /// The kernel's: it is not in the set.
+    pub fn modify(&self, fd: impl AsFd, token: u32, interest: Interest) -> Result<(), Errno> {
+        epoll::modify(&self.epoll, fd, self.token(token), interest.flags())
+    }
+
+    /// Removes a descriptor from the set.
+    ///
+    /// # Errors
+    /// The kernel's: it is not in the set.
+    pub fn remove(&self, fd: impl AsFd) -> Result<(), Errno> {
+        epoll::delete(&self.epoll, fd)
+    }
+
+    fn token(&self, token: u32) -> epoll::EventData {
+        let front = self.front;
+        Token { front, token }.to_data()
+    }
+}

@@ -1,0 +1,143 @@
+//! What other threads know of a worker.
+
+use crate::{Error, Frontend, WakeFlag, Worker};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+/// Something to be done on a worker's thread, between two rounds.
+type Job<F> = Box<dyn FnOnce(&mut Worker<F>) + Send>;
+
+/// How busy a worker is. It alone writes this.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Load {
+    busy_ns: AtomicU64,
+}
+
+impl Load {
+    /// Time in which it had work, since it began.
+    pub fn busy(&self) -> Duration {
+        Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, busy: Duration) {
+        let nanos = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX);
+        self.busy_ns.store(nanos, Ordering::Relaxed);
+    }
+}
+
+/// A flag can stand in for the standard library's waker.
+impl Wake for WakeFlag {
+    fn wake(self: Arc<Self>) {
+        self.raise();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.raise();
+    }
+}
+
+/// A worker, as other threads see it: how to wake it up, what to give it to do, how busy it is.
+/// Made before the worker; clones are the same.
+pub struct Handle<F: Frontend>(Arc<Shared<F>>);
+
+struct Shared<F: Frontend> {
+    flag: Arc<WakeFlag>,
+    /// Readable when the flag was raised while the worker slept.
+    wake: Arc<OwnedFd>,
+    /// None when the worker is gone: nobody would run them.
+    jobs: Mutex<Option<Vec<Job<F>>>>,
+    load: Load,
+}
+
+impl<F: Frontend> Clone for Handle<F> {
+    fn clone(&self) -> Self {
+        Handle(self.0.clone())
+    }
+}
+
+impl<F: Frontend> std::fmt::Debug for Handle<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle")
+            .field("load", &self.0.load)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<F: Frontend + 'static> Handle<F> {
+    /// The handle of a worker that is to be made.
+    ///
+    /// # Errors
+    /// [`Error::System`] when there is no descriptor left.
+    pub fn new() -> Result<Self, Error<F::Error>> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(eventfd(0, flags).map_err(Error::system("eventfd"))?);
+        let signal = wake.clone();
+        let flag = Arc::new(WakeFlag::new(move || {
+            // It is this process's own, and non-blocking. Full means signalled already.
+            let _ = rustix::io::write(&*signal, &1u64.to_ne_bytes());
+        }));
+        Ok(Handle(Arc::new(Shared {
+            flag,
+            wake,
+            jobs: Mutex::new(Some(Vec::new())),
+            load: Load::default(),
+        })))
+    }
+
+    /// Has the worker do something on its thread, soon; for example [`Worker::add`] a front-end.
+    /// Jobs run in the order in which they were posted. When the worker is gone the job is dropped:
+    /// a channel's end in it tells.
+    pub fn post(&self, job: impl FnOnce(&mut Worker<F>) + Send + 'static) {
+        if let Some(jobs) = &mut *self.jobs() {
+            jobs.push(Box::new(job));
+        }
+        self.0.flag.raise();
+    }
+
+    /// Wakes the worker up to look for messages.
+    pub fn waker(&self) -> Waker {
+        Waker::from(self.0.flag.clone())
+    }
+
+    /// How busy it is.
+    pub fn load(&self) -> &Load {
+        &self.0.load
+    }
+
+    pub(crate) fn flag(&self) -> &Arc<WakeFlag> {
+        &self.0.flag
+    }
+
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.0.wake.as_fd()
+    }
+
+    /// The descriptor has woken the worker: it is emptied.
+    pub(crate) fn woken(&self) {
+        // Nothing there: something else ended the sleep.
+        let _ = rustix::io::read(&*self.0.wake, &mut [0; 8]);
+    }
+
+    pub(crate) fn take_jobs(&self) -> Vec<Job<F>> {
+        self.jobs().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
+impl<F: Frontend> Handle<F> {
+    /// The worker is gone: jobs that it has not run are dropped.
+    pub(crate) fn close(&self) {
+        let left = self.jobs().take();
+        // They may post, so the lock is free by now.
+        drop(left);
+    }
+
+    /// The list is whole whichever thread panicked while it held the lock.
+    fn jobs(&self) -> MutexGuard<'_, Option<Vec<Job<F>>>> {
+        self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,78 @@
+//! The way to sleep: everything that can wake the thread is armed, and looked at once more.
+
+use crate::Frontend;
+use crate::worker_loop::{TOKEN_OTHERS, TOKEN_RING, Worker};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// Pause before the last look at the doorbells, for hosts without a barrier between shadow store and
+/// EventIdx load: a store leaves a CPU's store buffer within this time.
+const RECHECK_PAUSE: Duration = Duration::from_micros(5);
+
+impl<F: Frontend + 'static> Worker<F> {
+    /// When to wake up though nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let fronts = || self.fronts.iter().flatten();
+        let pinning = fronts().any(F::is_pinning).then(|| self.pace_of_pins.next());
+        fronts().filter_map(F::deadline).chain(pinning).min()
+    }
+
+    /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        // First, so that whatever is left after the looks below wakes this thread.
+        let mut raced = self.handle.flag().prepare_sleep();
+        let mut recheck = false;
+        for front in self.fronts.iter_mut().flatten() {
+            raced |= front.arm();
+            recheck |= front.needs_recheck();
+        }
+        if !self.ring_watched
+            && let Some(fd) = self.io.event_fd()
+        {
+            self.ring_watched = self.waits_for(fd, TOKEN_RING, "the ring");
+        }
+        if !self.others_watched
+            && let Some(fd) = self.io.others_fd()
+        {
+            self.others_watched = self.waits_for(fd, TOKEN_OTHERS, "a device");
+            raced |= !self.others_watched && self.is_busy();
+        }
+        raced |= !self.io.arm() || (self.io.in_flight() > 0 && !self.ring_watched);
+        if raced {
+            return false;
+        }
+        !(recheck && self.recheck())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.fronts.iter().flatten().any(|f| f.in_flight() > 0)
+    }
+
+    fn waits_for(&self, fd: BorrowedFd<'_>, token: u32, of: &str) -> bool {
+        match self.watch(fd, token) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "completions of {of} cannot be waited for; polling");
+                false
+            }
+        }
+    }
+
+    /// Looks at what was armed for as long as a host's store may take to be seen. `true` when
+    /// something arrived.
+    fn recheck(&mut self) -> bool {
+        let armed = Instant::now();
+        loop {
+            // The clock first: the last look is one after the whole pause.
+            let last = armed.elapsed() >= RECHECK_PAUSE;
+            let mut raced = false;
+            for front in self.fronts.iter_mut().flatten() {
+                raced |= front.recheck();
+            }
+            if raced || last {
+                return raced;
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,591 @@
+//! The loop.
+
+use crate::descriptors::{Descriptors, OWN, Token};
+use crate::meter::Meter;
+use crate::window::{IdleWindow, Window};
+use crate::{Error, Frontend, Handle};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use volume::{Completion, Io, PinPace};
+
+/// Time between two looks at the sockets while polling: a system call each.
+const LOOK_INTERVAL: Duration = Duration::from_micros(100);
+/// Rounds between them where commands may be announced by message.
+const ROUNDS_PER_LOOK: u32 = 8;
+/// Rounds between two looks at the clock while polling. A round without work takes some tens of
+/// nanoseconds, and what is between two as long again.
+const ROUNDS_PER_CLOCK: u32 = 8;
+/// Spin polls between two rounds without work; fewer where there are several front-ends.
+const SPIN_POLLS: u32 = 6;
+/// Rounds without work between two offers to let another thread run, where the worker has no CPU of
+/// its own.
+const ROUNDS_PER_YIELD: u32 = 8;
+/// How long volumes may take to make everything durable when the worker is asked to end.
+const FLUSH_LIMIT: Duration = Duration::from_secs(60);
+/// Between two rounds while that is waited for.
+const FLUSH_PAUSE: Duration = Duration::from_micros(50);
+/// Descriptors handled after one wait.
+const EVENTS: usize = 64;
+
+pub(crate) const TOKEN_STOP: u32 = 0;
+pub(crate) const TOKEN_RING: u32 = 1;
+/// Completions that do not come through the ring.
+pub(crate) const TOKEN_OTHERS: u32 = 2;
+pub(crate) const TOKEN_WAKE: u32 = 3;
+
+/// How a worker polls and sleeps.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// How long polling goes on after the last work.
+    pub idle_window: IdleWindow,
+    /// The worker has no CPU of its own: while it polls without finding anything, it lets other
+    /// threads run now and then. The next work may be waiting for just such a thread: a VMM's that
+    /// delivers an interrupt.
+    pub shares_cpu: bool,
+    /// Becomes readable when the worker is to end. [`Worker::stop`] is the other way.
+    pub stop: Option<OwnedFd>,
+}
+
+/// What a front-end is made with.
+pub struct Context<'a> {
+    /// Its number on this worker: the upper 16 bits of its volume requests' tags.
+    pub owner: u16,
+    /// The worker's ring, on which its volumes are to be opened.
+    pub io: &'a Rc<Io>,
+    /// Its part of the epoll set.
+    pub descriptors: Descriptors,
+}
+
+/// A removed front-end is gone, with this result.
+type Removed<F> = Box<dyn FnOnce(Result<(), <F as Frontend>::Error>)>;
+
+/// What the worker knows of a front-end's place in the list.
+struct Place<F: Frontend> {
+    /// Events for the front-end carry this number: another one for each that had the place.
+    number: u32,
+    /// It is being removed, and this is told when it is gone.
+    leaving: Option<Removed<F>>,
+}
+
+/// Where the loop stands between two turns.
+struct Pace {
+    now: Instant,
+    last_work: Instant,
+    last_look: Instant,
+    rounds: u32,
+    slept: bool,
+}
+
+/// A thread's loop and all that it serves. Made and used by that thread.
+pub struct Worker<F: Frontend> {
+    /// By owner.
+    pub(crate) fronts: Vec<Option<F>>,
+    /// As long as `fronts`.
+    places: Vec<Place<F>>,
+    generation: u16,
+    /// Front-ends that are being removed.
+    leaving: usize,
+    pub(crate) io: Rc<Io>,
+    pub(crate) epoll: Rc<OwnedFd>,
+    pub(crate) handle: Handle<F>,
+    stop: Option<OwnedFd>,
+    stopping: bool,
+    pub(crate) ring_watched: bool,
+    pub(crate) others_watched: bool,
+    meter: Meter,
+    window: Window,
+    shares_cpu: bool,
+    /// Of guest memory that is being pinned.
+    pub(crate) pace_of_pins: PinPace,
+    completions: Vec<Completion>,
+    pace: Pace,
+}
+
+impl<F: Frontend> Drop for Worker<F> {
+    fn drop(&mut self) {
+        self.handle.close();
+    }
+}
+
+/// A request has completed: its front-end is told.
+#[inline]
+fn complete<F: Frontend>(fronts: &mut [Option<F>], completion: Completion) {
+    let owner = (completion.tag >> 48) as usize;
+    if let Some(Some(front)) = fronts.get_mut(owner) {
+        front.complete(completion);
+    }
+}
+
+impl<F: Frontend + 'static> Worker<F> {
+    /// A worker that serves nothing yet. `io` is this thread's; `handle` was made for this worker.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn new(io: Rc<Io>, handle: &Handle<F>, options: Options) -> Result<Self, Error<F::Error>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let now = Instant::now();
+        let worker = Worker {
+            fronts: Vec::new(),
+            places: Vec::new(),
+            generation: 0,
+            leaving: 0,
+            io,
+            epoll: Rc::new(epoll.map_err(Error::system("epoll_create1"))?),
+            handle: handle.clone(),
+            stop: options.stop,
+            stopping: false,
+            ring_watched: false,
+            others_watched: false,
+            meter: Meter::new(now),
+            window: Window::new(options.idle_window),
+            shares_cpu: options.shares_cpu,
+            pace_of_pins: PinPace::default(),
+            completions: Vec::with_capacity(1024),
+            pace: Pace {
+                now,
+                last_work: now,
+                last_look: now,
+                rounds: 0,
+                slept: false,
+            },
+        };
+        if let Some(stop) = &worker.stop {
+            worker.watch(stop.as_fd(), TOKEN_STOP)?;
+        }
+        worker.watch(handle.wake_fd(), TOKEN_WAKE)?;
+        Ok(worker)
+    }
+
+    /// Waits for a descriptor of the worker's own.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: u32) -> Result<(), Error<F::Error>> {
+        let own = Descriptors::new(self.epoll.clone(), OWN);
+        let added = own.add(fd, token, crate::Interest::Readable);
+        added.map_err(Error::system("epoll_ctl"))
+    }
+
+    /// Makes a front-end and serves it from now on. Its owner number, which stays the same.
+    ///
+    /// # Errors
+    /// What `make` says. With 65,535 front-ends there is no number left, and `make` is not called:
+    /// `Ok(None)`.
+    pub fn add<E>(
+        &mut self,
+        make: impl FnOnce(&Context<'_>) -> Result<F, E>,
+    ) -> Result<Option<u16>, E> {
+        let vacant = self.fronts.iter().position(Option::is_none);
+        let at = vacant.unwrap_or(self.fronts.len());
+        let Ok(owner) = u16::try_from(at) else {
+            return Ok(None);
+        };
+        self.generation = self.generation.wrapping_add(1) & 0x7fff;
+        let number = u32::from(self.generation) << 16 | u32::from(owner);
+        let front = make(&Context {
+            owner,
+            io: &self.io,
+            descriptors: Descriptors::new(self.epoll.clone(), number),
+        })?;
+        let place = Place {
+            number,
+            leaving: None,
+        };
+        match (self.fronts.get_mut(at), self.places.get_mut(at)) {
+            (Some(empty), Some(old)) => {
+                *empty = Some(front);
+                *old = place;
+            }
+            _ => {
+                self.fronts.push(Some(front));
+                self.places.push(place);
+            }
+        }
+        Ok(Some(owner))
+    }
+
+    /// Removes a front-end: it fetches nothing more, completes what is in flight, makes everything
+    /// durable, and is closed. Rounds go on meanwhile; `removed` is told when it is gone. `false`
+    /// when there is none of this number, or it is being removed already.
+    pub fn remove(
+        &mut self,
+        owner: u16,
+        removed: impl FnOnce(Result<(), F::Error>) + 'static,
+    ) -> bool {
+        let at = usize::from(owner);
+        let (Some(Some(front)), Some(place)) = (self.fronts.get_mut(at), self.places.get_mut(at))
+        else {
+            return false;
+        };
+        if place.leaving.is_some() {
+            return false;
+        }
+        place.leaving = Some(Box::new(removed));
+        front.flush();
+        self.leaving += 1;
+        true
+    }
+
+    /// Front-ends that are served, by owner.
+    pub fn fronts(&mut self) -> impl Iterator<Item = (u16, &mut F)> {
+        let owners = 0..=u16::MAX;
+        let fronts = owners.zip(&mut self.fronts);
+        fronts.filter_map(|(owner, front)| Some((owner, front.as_mut()?)))
+    }
+
+    /// One front-end, to look at.
+    #[inline]
+    pub fn front(&self, owner: u16) -> Option<&F> {
+        self.fronts.get(usize::from(owner))?.as_ref()
+    }
+
+    /// One front-end.
+    #[inline]
+    pub fn front_mut(&mut self, owner: u16) -> Option<&mut F> {
+        self.fronts.get_mut(usize::from(owner))?.as_mut()
+    }
+
+    /// Its handle, for other threads.
+    pub fn handle(&self) -> &Handle<F> {
+        &self.handle
+    }
+
+    /// The ring that all its volumes are opened on.
+    pub fn io(&self) -> &Rc<Io> {
+        &self.io
+    }
+
+    /// The worker ends after this turn, as if the descriptor of [`Options::stop`] were readable.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Serves until asked to end, then makes everything durable and closes all front-ends.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the loop cannot go on; [`Error::NotDurable`]; the first error of a
+    /// front-end that was closed.
+    pub fn run(&mut self) -> Result<(), Error<F::Error>> {
+        self.serve()?;
+        self.finish()
+    }
+
+    /// Serves until asked to end, and leaves everything as it is then.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the loop cannot go on.
+    pub fn serve(&mut self) -> Result<(), Error<F::Error>> {
+        while !self.turn()? {}
+        Ok(())
+    }
+
+    /// One turn of the loop: a round, and what is due after it; sleep, when there is nothing to
+    /// poll for. `true` when the worker is to end.
+    #[inline]
+    fn turn(&mut self) -> Result<bool, Error<F::Error>> {
+        let due = self.tick();
+        let worked = self.round_and_measure();
+        if self.stopping {
+            return Ok(true);
+        }
+        let idle = self.pace.now.duration_since(self.pace.last_work);
+        if worked || self.must_poll() || idle < self.window() {
+            return self.poll_on(worked, due);
+        }
+        if self.prepare_sleep() {
+            let asleep = Instant::now();
+            self.measure(asleep);
+            let timeout = self.deadline().map(|d| d.saturating_duration_since(asleep));
+            if self.look(timeout)? {
+                return Ok(true);
+            }
+            self.pace.slept = true;
+        }
+        self.handle.flag().awake();
+        self.pace.now = Instant::now();
+        if self.pace.slept {
+            self.meter.skip(self.pace.now);
+            self.housekeeping();
+        }
+        Ok(false)
+    }
+
+    /// One turn without sleep, for a thread that has a loop of its own: a look at the sockets, a
+    /// round; when it found nothing, everything is armed, so that the thread may sleep. `true` when
+    /// the worker is to end, which [`Worker::run`] then does.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn poll_once(&mut self) -> Result<bool, Error<F::Error>> {
+        self.pace.now = Instant::now();
+        if self.look(Some(Duration::ZERO))? || self.stopping {
+            return Ok(true);
+        }
+        if !self.round() {
+            self.prepare_sleep();
+        }
+        self.handle.flag().awake();
+        Ok(self.stopping)
+    }
+
+    /// The part of a turn that serves commands, for a thread that polls on its own account (a
+    /// benchmark's, a test's): no look at sockets, no sleep. `true` when there was anything to do.
+    #[inline]
+    pub fn step(&mut self) -> bool {
+        self.tick();
+        self.round_and_measure()
+    }
+
+    /// Reads the clock, in one turn of several. `true` when it is time to look at the sockets.
+    #[inline]
+    fn tick(&mut self) -> bool {
+        self.pace.rounds = self.pace.rounds.wrapping_add(1);
+        if !self.pace.rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
+            return false;
+        }
+        let now = Instant::now();
+        self.pace.now = now;
+        self.measure(now);
+        let due = now.duration_since(self.pace.last_look) >= LOOK_INTERVAL;
+        if due {
+            self.housekeeping();
+        }
+        due
+    }
+
+    fn measure(&mut self, now: Instant) {
+        if let Some(busy) = self.meter.tick(now) {
+            self.handle.load().set(busy);
+        }
+    }
+
+    #[inline]
+    fn round_and_measure(&mut self) -> bool {
+        let worked = self.round();
+        self.meter.round(worked);
+        if worked {
+            let now = self.pace.now;
+            if std::mem::take(&mut self.pace.slept) {
+                self.window.woken(now.duration_since(self.pace.last_work));
+            }
+            self.pace.last_work = now;
+        }
+        worked
+    }
+
+    /// The end of a turn that is followed by another one at once.
+    #[inline]
+    fn poll_on(&mut self, worked: bool, due: bool) -> Result<bool, Error<F::Error>> {
+        let fronts = || self.fronts.iter().flatten();
+        let often = self.pace.rounds.is_multiple_of(ROUNDS_PER_LOOK);
+        let due = due || fronts().any(F::has_more) || (often && fronts().any(F::is_trapped));
+        if due {
+            self.pace.last_look = self.pace.now;
+            if self.look(Some(Duration::ZERO))? {
+                return Ok(true);
+            }
+        }
+        if !worked {
+            if self.shares_cpu && self.pace.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+                rustix::thread::sched_yield();
+            }
+            self.spin_poll();
+        }
+        Ok(false)
+    }
+
+    /// A moment between two rounds without work, with an eye on what comes most often and is most
+    /// urgent: doorbells of queues that were busy lately, and completions of the ring. A round
+    /// takes several times as long as one such look.
+    #[inline]
+    fn spin_poll(&self) {
+        let fronts = || self.fronts.iter().flatten();
+        let in_flight = fronts().map(F::in_flight).sum::<usize>();
+        let looks = if in_flight > self.io.in_flight() {
+            // Some are not in the ring: only rounds find what a device below has completed, polled
+            // or not, and what waits for its time.
+            1
+        } else {
+            // So that many front-ends do not keep each other from their rounds.
+            SPIN_POLLS.div_ceil(self.fronts.len().max(1) as u32)
+        };
+        for _ in 0..looks {
+            std::hint::spin_loop();
+            if self.io.has_news() || fronts().any(F::has_news) {
+                return;
+            }
+        }
+    }
+
+    fn housekeeping(&mut self) {
+        if self.pace.now >= self.pace_of_pins.next()
+            && let Some(front) = self.fronts.iter_mut().flatten().find(|f| f.is_pinning())
+        {
+            front.pin(&mut self.pace_of_pins);
+        }
+        for front in self.fronts.iter_mut().flatten() {
+            front.housekeeping(self.pace.now);
+        }
+    }
+
+    /// The wake flag was up: other threads have left something.
+    fn drain_messages(&mut self) -> bool {
+        let mut worked = false;
+        for job in self.handle.take_jobs() {
+            worked = true;
+            job(self);
+        }
+        for front in self.fronts.iter_mut().flatten() {
+            worked |= front.drain_messages();
+        }
+        worked
+    }
+
+    /// One round over all front-ends and the ring.
+    #[inline]
+    fn round(&mut self) -> bool {
+        // What has completed first: its host waits for it.
+        let fronts = &mut self.fronts;
+        let completed = self.io.poll(&mut |completion| complete(fronts, completion));
+        let mut worked = completed > 0;
+        worked |= self.handle.flag().take() && self.drain_messages();
+        let now = self.pace.now;
+        for front in self.fronts.iter_mut().flatten() {
+            worked |= front.poll(now);
+        }
+        self.io.flush();
+        for front in self.fronts.iter_mut().flatten() {
+            front.poll_volumes(&mut self.completions);
+        }
+        worked |= !self.completions.is_empty();
+        for completion in self.completions.drain(..) {
+            complete(&mut self.fronts, completion);
+        }
+        for front in self.fronts.iter_mut().flatten() {
+            worked |= front.finish_round();
+        }
+        worked | (self.leaving > 0 && self.finish_removals())
+    }
+
+    /// Closes front-ends that are being removed and have nothing in flight any more.
+    fn finish_removals(&mut self) -> bool {
+        let mut worked = false;
+        for (front, place) in self.fronts.iter_mut().zip(&mut self.places) {
+            if place.leaving.is_none() || !front.as_ref().is_some_and(F::is_drained) {
+                continue;
+            }
+            worked = true;
+            self.leaving -= 1;
+            let closed = front.take().map_or(Ok(()), |mut front| front.close());
+            if let Some(removed) = place.leaving.take() {
+                removed(closed);
+            }
+        }
+        worked
+    }
+
+    /// Removes front-ends that have ended by themselves.
+    pub(crate) fn remove_ended(&mut self) -> bool {
+        let ended = |f: &Option<F>| f.as_ref().is_some_and(F::has_ended);
+        let mut worked = false;
+        for at in 0..self.fronts.len() {
+            let owner = u16::try_from(at).unwrap_or(u16::MAX);
+            if self.fronts.get(at).is_some_and(ended) {
+                worked |= self.remove(owner, |_| ());
+            }
+        }
+        worked
+    }
+
+    /// The thread may not sleep: something comes without a wake-up.
+    #[inline]
+    fn must_poll(&self) -> bool {
+        let mut fronts = self.fronts.iter().flatten();
+        self.leaving > 0 || fronts.any(|front| front.must_poll() || front.has_more())
+    }
+
+    /// How long polling goes on after the last work.
+    #[inline]
+    fn window(&self) -> Duration {
+        let mut fronts = self.fronts.iter().flatten();
+        if self.io.in_flight() > 0 || fronts.any(F::keeps_window) {
+            self.window.get()
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Waits for descriptors, at most for `timeout`, and handles those that are ready. `true` when
+    /// the worker is to end.
+    fn look(&mut self, timeout: Option<Duration>) -> Result<bool, Error<F::Error>> {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: i64::from(t.subsec_nanos()) as _,
+        });
+        let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok((ready, _)) => ready,
+            Err(Errno::INTR) => return Ok(false),
+            Err(error) => return Err(Error::system("epoll_wait")(error)),
+        };
+        for front in self.fronts.iter_mut().flatten() {
+            if front.has_more() {
+                front.read_on();
+            }
+        }
+        for event in ready {
+            let Token { front, token } = Token::of(event);
+            if front != OWN {
+                self.ready(front, token);
+                continue;
+            }
+            match token {
+                TOKEN_STOP => return Ok(true),
+                TOKEN_WAKE => self.handle.woken(),
+                // The next round finds what has completed.
+                _ => {}
+            }
+        }
+        self.remove_ended();
+        Ok(false)
+    }
+
+    fn ready(&mut self, number: u32, token: u32) {
+        // In the lower half: the place. An event for a front-end that had it before is dropped.
+        let at = usize::from(number as u16);
+        if self.places.get(at).is_some_and(|p| p.number == number)
+            && let Some(Some(front)) = self.fronts.get_mut(at)
+        {
+            front.ready(token);
+        }
+    }
+
+    /// The worker is to end: clients are disconnected when everything is durable.
+    fn finish(&mut self) -> Result<(), Error<F::Error>> {
+        tracing::info!("ending: making everything durable");
+        self.io.end();
+        for (front, place) in self.fronts.iter_mut().zip(&self.places) {
+            if let (Some(front), None) = (front, &place.leaving) {
+                front.flush();
+            }
+        }
+        let limit = Instant::now() + FLUSH_LIMIT;
+        while !self.fronts.iter().flatten().all(F::is_drained) {
+            self.pace.now = Instant::now();
+            // What a front-end waits for may be announced by a descriptor.
+            self.look(Some(Duration::ZERO))?;
+            self.round();
+            if self.pace.now >= limit {
+                return Err(Error::NotDurable(FLUSH_LIMIT));
+            }
+            std::thread::sleep(FLUSH_PAUSE);
+        }
+        let mut result = Ok(());
+        for front in &mut self.fronts {
+            let closed = front.take().map_or(Ok(()), |mut front| front.close());
+            result = result.and(closed.map_err(Error::Frontend));
+        }
+        result
+    }
+}
