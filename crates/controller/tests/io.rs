@@ -129,11 +129,6 @@ fn sgls() {
     );
     bad(
         &mut h,
-        &[block(BACK, 4096), block(BACK, 1)],
-        Status::DATA_SGL_LENGTH_INVALID,
-    );
-    bad(
-        &mut h,
         &[SglDescriptor::new(SglType::KEYED_DATA_BLOCK, BACK, 4096)],
         Status::SGL_DESCRIPTOR_TYPE_INVALID,
     );
@@ -150,7 +145,7 @@ fn sgls() {
     bad(
         &mut h,
         &[block(u64::MAX, 4096)],
-        Status::DATA_TRANSFER_ERROR,
+        Status::DATA_SGL_LENGTH_INVALID,
     );
     bad(
         &mut h,
@@ -163,6 +158,78 @@ fn sgls() {
     h.write(LIST, SglDescriptor::segment(LIST, 16).as_bytes());
     read.set_sgl(SglDescriptor::segment(LIST, 16));
     assert_eq!(plain(h.io(read)), Status::INVALID_SGL_DESCRIPTOR_COUNT);
+}
+
+/// Every command with data takes an SGL that is longer, and leaves what is behind the data alone:
+/// on the general way, on the one for batches, and on a volume that answers later.
+#[test]
+fn sgls_longer_than_the_data() {
+    let (_dir, file) = file_volume();
+    let mut h = Host::ready_with(vec![ns(1, mem(8 << 20), 512), ns(2, file, 512)]);
+    let (status, page) = h.identify(1, 0, 0);
+    assert_eq!(status, Status::SUCCESS);
+    assert_eq!(page[538] & 1 << 2, 1 << 2, "SGLS bit 18");
+    let block = SglDescriptor::data_block;
+    let top = HIGH + HIGH_SIZE;
+    let data = pattern(5, 512);
+    for nsid in [1, 2] {
+        // Descriptors, and where their data lies. Behind `top` the guest has no memory.
+        let shapes: [(&[SglDescriptor], u64); 4] = [
+            (&[block(DATA, 4096)], DATA),
+            (&[block(top - 512, u32::MAX)], top - 512),
+            (&[block(DATA, 512), block(top, 512)], DATA),
+            (&[block(DATA, 0), block(DATA, 1024), block(DATA, 512)], DATA),
+        ];
+        for (descriptors, at) in shapes {
+            let command = |h: &mut Host, opcode: NvmOpcode| {
+                let mut command = h.rw(opcode, nsid, 3, 1, 0);
+                match descriptors {
+                    [one] => command.set_sgl(*one),
+                    _ => sgl(h, &mut command, LIST, descriptors),
+                }
+                h.io(command)
+            };
+            let behind = (at + 1024 <= top).then_some(at + 512);
+            let fill = |h: &mut Host| {
+                if let Some(behind) = behind {
+                    h.write(behind, &[0xa5; 512]);
+                }
+            };
+            fill(&mut h);
+            h.write(at, &data);
+            assert_eq!(command(&mut h, NvmOpcode::WRITE), Status::SUCCESS);
+            assert_eq!(command(&mut h, NvmOpcode::COMPARE), Status::SUCCESS);
+            h.write(at, &[0; 512]);
+            assert_eq!(command(&mut h, NvmOpcode::READ), Status::SUCCESS);
+            assert!(h.read(at, 512) == data, "{descriptors:?}");
+            if let Some(behind) = behind {
+                assert!(h.read(behind, 512) == [0xa5; 512], "{descriptors:?}");
+            }
+            // The block behind on the disk was not written either.
+            let next = h.rw(NvmOpcode::READ, nsid, 4, 1, BACK);
+            assert_eq!(h.io(next), Status::SUCCESS);
+            assert!(h.read(BACK, 512) == [0; 512]);
+        }
+        // One range of 16 bytes, at the start of a page.
+        let mut range = [0; 16];
+        range[4..8].copy_from_slice(&1u32.to_le_bytes());
+        range[8] = 3;
+        h.write(DATA, &range);
+        let mut trim = Command::new(NvmOpcode::DATASET_MANAGEMENT.0, 0, nsid);
+        trim.cdw11 = 4.into();
+        trim.set_sgl(block(DATA, 4096));
+        assert_eq!(h.io(trim), Status::SUCCESS);
+        let read = h.rw(NvmOpcode::READ, nsid, 3, 1, BACK);
+        assert_eq!(h.io(read), Status::SUCCESS);
+        assert!(h.read(BACK, 512) == [0; 512]);
+        trim.set_sgl(block(DATA, 15));
+        assert_eq!(plain(h.io(trim)), Status::DATA_SGL_LENGTH_INVALID);
+    }
+    // Admin commands have PRPs, whatever the length ("NVMe Base 2.1", 4.1).
+    let mut identify = Command::new(nvme::AdminOpcode::IDENTIFY.0, 0, 0);
+    identify.cdw10 = 1.into();
+    identify.set_sgl(block(DATA, 8192));
+    assert_eq!(plain(h.admin(identify).status()), Status::INVALID_FIELD);
 }
 
 #[test]

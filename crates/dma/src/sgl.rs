@@ -3,6 +3,12 @@
 //! Supported are Data Block, Segment and Last Segment descriptors, with addresses (subtype 0), without any alignment of
 //! data. Bit Buckets are not: a segment list has no place for bytes that go nowhere, and the controller does not
 //! announce them (Identify Controller, SGLS bit 16).
+//!
+//! A list may describe more than the command's data (SGLS bit 18): Linux sends passthrough commands
+//! with all of the caller's buffer. The excess is cut off; its memory is not touched and need not
+//! even be there. All descriptors of a segment that is read are checked, as NVMe Base 2.1, 4.3.2
+//! demands. A segment behind the end of the data is not read: what is not used for data transfer
+//! need not be examined (NVMe Base 2.2, 4.3.2).
 
 use crate::{Access, DmaError, DmaMap, SegmentList};
 
@@ -17,7 +23,8 @@ pub enum SglError {
     /// than [`MAX_DESCRIPTORS`] descriptors or [`MAX_SEGMENTS`] segments.
     #[error("invalid number of SGL descriptors")]
     InvalidDescriptorCount,
-    /// Data SGL Length Invalid (0Fh): the list describes less or more than the command's data.
+    /// Data SGL Length Invalid (0Fh): the list describes less than the command's data, or the range
+    /// of a descriptor wraps.
     #[error("data SGL length invalid")]
     DataLengthInvalid,
     /// SGL Descriptor Type Invalid (11h): a type or subtype that is not supported.
@@ -65,9 +72,9 @@ impl Descriptor {
 
 /// Appends the memory of `len` bytes that a command's SGL describes to `out`. `descriptor` is the command's own (SGL1).
 ///
-/// The list must describe exactly `len` bytes. Each descriptor is copied once, before it is looked at; the number of
-/// segments and of descriptors is bounded; nothing is allocated but segments in `out`. After an error `out` may hold a
-/// part.
+/// The list must describe at least `len` bytes, of which `out` gets the first `len`. Each
+/// descriptor is copied once, before it is looked at; the number of segments and of descriptors is
+/// bounded; nothing is allocated but segments in `out`. After an error `out` may hold a part.
 ///
 /// # Errors
 /// See [`SglError`].
@@ -86,7 +93,9 @@ pub fn walk(
     };
     let mut next = walk.descriptor(Descriptor::parse(descriptor), out)?;
     let mut segments = 0;
-    while let Some(segment) = next {
+    while walk.left > 0
+        && let Some(segment) = next
+    {
         segments += 1;
         if segments > MAX_SEGMENTS {
             return Err(SglError::InvalidDescriptorCount);
@@ -110,30 +119,35 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Takes one descriptor: appends a data block, or gives back a segment to follow.
+    /// Takes one descriptor: appends what the data needs of a data block, or gives back a segment
+    /// to follow.
     fn descriptor(
         &mut self,
         descriptor: Descriptor,
         out: &mut SegmentList,
     ) -> Result<Option<Descriptor>, SglError> {
+        let length = u64::from(descriptor.length);
+        // A range that ends above the address space counts as a wrong length (NVMe Base 2.1,
+        // Figures 117, 119 and 120).
+        let wraps = length > 0 && descriptor.address.checked_add(length - 1).is_none();
         match descriptor.kind {
+            Descriptor::DATA_BLOCK if wraps => Err(SglError::DataLengthInvalid),
             Descriptor::DATA_BLOCK => {
-                let length = u64::from(descriptor.length);
-                self.left = self
-                    .left
-                    .checked_sub(length)
-                    .ok_or(SglError::DataLengthInvalid)?;
+                let used = length.min(self.left);
+                self.left -= used;
                 self.map
-                    .segments(descriptor.address, length, self.access, out)?;
+                    .segments(descriptor.address, used, self.access, out)?;
                 Ok(None)
             }
             Descriptor::SEGMENT | Descriptor::LAST_SEGMENT => {
-                let length = descriptor.length;
                 if length == 0
-                    || !length.is_multiple_of(SIZE)
+                    || !length.is_multiple_of(SIZE.into())
                     || !descriptor.address.is_multiple_of(8)
                 {
                     return Err(SglError::InvalidSegmentDescriptor);
+                }
+                if wraps {
+                    return Err(SglError::DataLengthInvalid);
                 }
                 Ok(Some(descriptor))
             }
@@ -152,10 +166,6 @@ impl Walk<'_> {
         if self.descriptors > MAX_DESCRIPTORS {
             return Err(SglError::InvalidDescriptorCount);
         }
-        segment
-            .address
-            .checked_add(u64::from(segment.length) - 1)
-            .ok_or(DmaError::Overflow)?;
         let mut at = segment.address;
         let mut bytes = [0; CHUNK * SIZE as usize];
         while left > 0 {

@@ -31,7 +31,7 @@ fn fields(bytes: [u8; 16]) -> (u8, u64, u32) {
     )
 }
 
-/// What a list describes, as (address, length) of each data block.
+/// What a list describes of `len` bytes, as (address, length) of each data block.
 fn naive(space: &Space, first: [u8; 16], len: u64) -> Result<Vec<(u64, u64)>, SglError> {
     let mut pieces = Vec::new();
     let mut left = len;
@@ -43,18 +43,25 @@ fn naive(space: &Space, first: [u8; 16], len: u64) -> Result<Vec<(u64, u64)>, Sg
         let mut next = None;
         for (i, bytes) in descriptors.iter().enumerate() {
             let (this, address, length) = fields(*bytes);
+            let wraps = u128::from(address) + u128::from(length) > 1 << 64;
             match this {
                 DATA => {
-                    let length = u64::from(length);
-                    if length > left {
+                    if wraps {
                         return Err(SglError::DataLengthInvalid);
                     }
-                    space.pieces(address, length)?;
-                    left -= length;
-                    pieces.push((address, length));
+                    let used = u64::from(length).min(left);
+                    space.pieces(address, used)?;
+                    left -= used;
+                    pieces.push((address, used));
                 }
                 SEGMENT | LAST => {
-                    if length == 0 || length % 16 != 0 || address % 8 != 0 || kind == LAST {
+                    if length == 0 || length % 16 != 0 || address % 8 != 0 {
+                        return Err(SglError::InvalidSegmentDescriptor);
+                    }
+                    if wraps {
+                        return Err(SglError::DataLengthInvalid);
+                    }
+                    if kind == LAST {
                         return Err(SglError::InvalidSegmentDescriptor);
                     }
                     if i + 1 != descriptors.len() {
@@ -65,16 +72,13 @@ fn naive(space: &Space, first: [u8; 16], len: u64) -> Result<Vec<(u64, u64)>, Sg
                 other => return Err(SglError::DescriptorTypeInvalid(other)),
             }
         }
-        let Some((kind, address, length)) = next else {
+        let Some((kind, address, length)) = next.filter(|_| left > 0) else {
             break;
         };
         seen += u64::from(length / 16);
         if followed == MAX_SEGMENTS || seen > u64::from(MAX_DESCRIPTORS) {
             return Err(SglError::InvalidDescriptorCount);
         }
-        address
-            .checked_add(u64::from(length) - 1)
-            .ok_or(DmaError::Overflow)?;
         let mut descriptors = Vec::new();
         for i in 0..u64::from(length / 16) {
             // Bounded reading ahead: what cannot be read ends the walk only if it gets there.
@@ -216,13 +220,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn honest_lists(request in request()) {
+    fn honest_lists(request in request(), shorter in any::<u64>()) {
         let (space, first, len) = request.build(&[]);
         prop_assert_eq!(check(&space, first, len), Ok(()));
         prop_assert_eq!(check(&space, first, len + 1), Err(SglError::DataLengthInvalid));
-        if len > 0 {
-            prop_assert_eq!(check(&space, first, len - 1), Err(SglError::DataLengthInvalid));
-        }
+        // The list is longer than the data.
+        prop_assert_eq!(check(&space, first, len.saturating_sub(1)), Ok(()));
+        prop_assert_eq!(check(&space, first, shorter % (len + 1)), Ok(()));
     }
 
     #[test]
@@ -269,10 +273,13 @@ fn errors_have_the_standards_names() {
         walk(descriptor(DATA, 0, 511), 512),
         Err(SglError::DataLengthInvalid)
     );
-    assert_eq!(
-        walk(descriptor(DATA, 0, 513), 512),
-        Err(SglError::DataLengthInvalid)
-    );
+    assert_eq!(walk(descriptor(DATA, 0, 513), 512), Ok(()));
+    for kind in [DATA, SEGMENT, LAST] {
+        assert_eq!(
+            walk(descriptor(kind, u64::MAX - 15, 32), 512),
+            Err(SglError::DataLengthInvalid)
+        );
+    }
     assert_eq!(
         walk(descriptor(DATA, 0x8000, 512), 512),
         Err(SglError::Dma(DmaError::Unmapped { iova: 0x8000 }))
@@ -287,7 +294,7 @@ fn errors_have_the_standards_names() {
     );
     for (kind, address, length) in [(SEGMENT, 0x1000, 0), (LAST, 0x1000, 24), (LAST, 0x1004, 16)] {
         assert_eq!(
-            walk(descriptor(kind, address, length), 0),
+            walk(descriptor(kind, address, length), 512),
             Err(SglError::InvalidSegmentDescriptor)
         );
     }
@@ -311,24 +318,73 @@ fn errors_have_the_standards_names() {
         walk(descriptor(SEGMENT, 0x1000, 32), 1024),
         Err(SglError::InvalidDescriptorCount)
     );
-    // Past the end of the address space, and absurdly long.
+    // Absurdly long.
     assert_eq!(
-        walk(descriptor(LAST, u64::MAX - 7, 32), 0),
-        Err(SglError::Dma(DmaError::Overflow))
-    );
-    assert_eq!(
-        walk(descriptor(LAST, 0, 0xFFFF_FFF0), 0),
+        walk(descriptor(LAST, 0, 0xFFFF_FFF0), 512),
         Err(SglError::InvalidDescriptorCount)
     );
 }
 
-/// A segment that points to itself, without any data: the walk ends by counting.
+/// Memory behind the end of the data need not be there, nor the segments that describe it; the rest
+/// of a segment that is read is checked.
+#[test]
+fn what_is_longer_than_the_data_is_cut() {
+    let space = Space::new(0, (0..8).map(Some).collect());
+    let walk = |first| {
+        let mut list = SegmentList::new();
+        sgl::walk(&space.map, first, 600, Access::Write, &mut list).map(|()| list)
+    };
+    let put =
+        |at: u64, descriptors: &[[u8; 16]]| space.map.write(at, &descriptors.concat()).unwrap();
+    let end = 0x8000;
+    assert_places(
+        &walk(descriptor(DATA, end - 600, u32::MAX)).unwrap(),
+        &space.memory,
+        &[(0x8000 - 600, 600)],
+    );
+    let segments = |tail: [u8; 16]| {
+        put(
+            0x1000,
+            &[
+                descriptor(DATA, 0x3000, 88),
+                descriptor(DATA, end - 512, 4096),
+                descriptor(DATA, end, 512),
+                tail,
+            ],
+        );
+        walk(descriptor(SEGMENT, 0x1000, 64))
+    };
+    for tail in [
+        descriptor(DATA, 0x4000, 0),
+        descriptor(DATA, end, 1),
+        descriptor(SEGMENT, end, 16),
+        descriptor(LAST, 0x1000, 64),
+    ] {
+        let list = segments(tail).unwrap();
+        assert_places(&list, &space.memory, &[(0x3000, 88), (0x8000 - 512, 512)]);
+    }
+    for (tail, error) in [
+        (
+            descriptor(0x10, 0, 1),
+            SglError::DescriptorTypeInvalid(0x10),
+        ),
+        (
+            descriptor(SEGMENT, end, 8),
+            SglError::InvalidSegmentDescriptor,
+        ),
+        (descriptor(DATA, u64::MAX, 2), SglError::DataLengthInvalid),
+    ] {
+        assert_eq!(segments(tail).map(drop), Err(error));
+    }
+}
+
+/// A segment that points to itself, without any of the data: the walk ends by counting.
 #[test]
 fn a_circle_of_segments_ends() {
     let space = Space::new(0, (0..2).map(Some).collect());
     let this = descriptor(SEGMENT, 0x1000, 16);
     space.map.write(0x1000, &this).unwrap();
-    let walk = sgl::walk(&space.map, this, 0, Access::Read, &mut SegmentList::new());
+    let walk = sgl::walk(&space.map, this, 1, Access::Read, &mut SegmentList::new());
     assert_eq!(walk, Err(SglError::InvalidDescriptorCount));
     // And one of many empty data blocks.
     for i in 0..255 {
@@ -336,7 +392,7 @@ fn a_circle_of_segments_ends() {
     }
     let this = descriptor(SEGMENT, 0, 4096);
     space.map.write(4080, &this).unwrap();
-    let walk = sgl::walk(&space.map, this, 0, Access::Read, &mut SegmentList::new());
+    let walk = sgl::walk(&space.map, this, 1, Access::Read, &mut SegmentList::new());
     assert_eq!(walk, Err(SglError::InvalidDescriptorCount));
 }
 

@@ -142,6 +142,93 @@ fn scattered_pages_and_sgls_arrive_in_order() {
     }
 }
 
+/// Descriptors, and the address and length of each piece of memory that the data lies in.
+type Shape<'a> = (&'a [SglDescriptor], &'a [(u64, u64)]);
+
+/// An SGL that is longer than the data: the device is given the data's part of it, and nothing of
+/// what is behind.
+#[test]
+fn an_sgl_that_is_longer_is_cut() {
+    for sgl in [false, true] {
+        let config = Config {
+            sgl,
+            ..Config::default()
+        };
+        let (model, _device, mut guest) = guest_on(config, false);
+        let block = SglDescriptor::data_block;
+        let top = BASE + MEMORY;
+        let shapes: [Shape<'_>; 4] = [
+            (&[block(BASE, 8192)], &[(BASE, 4096)]),
+            // Where the guest has no memory any more.
+            (&[block(top - 4096, u32::MAX)], &[(top - 4096, 4096)]),
+            (&[block(BASE + 4, 4100)], &[(BASE + 4, 4096)]),
+            (
+                &[
+                    block(BASE, 512),
+                    block(BASE + 0x5000, 8192),
+                    block(top, 512),
+                    SglDescriptor::segment(top, 16),
+                ],
+                &[(BASE, 512), (BASE + 0x5000, 3584)],
+            ),
+        ];
+        for (descriptors, used) in shapes {
+            let command = |guest: &Guest, opcode| {
+                let mut command = rw(opcode, 8, 8, 0, 0);
+                match descriptors {
+                    [one] => command.set_sgl(*one),
+                    _ => {
+                        guest.write_memory(LIST, descriptors.as_bytes());
+                        let bytes = size_of_val(descriptors) as u32;
+                        command.set_sgl(SglDescriptor::segment(LIST, bytes));
+                    }
+                }
+                command
+            };
+            let bytes = pattern(4096, 11);
+            let put = |guest: &Guest, bytes: &[u8]| {
+                let mut rest = bytes;
+                for (at, len) in used {
+                    let (now, later) = rest.split_at(*len as usize);
+                    guest.write_memory(*at, now);
+                    rest = later;
+                }
+            };
+            let behind = used.last().map(|(at, len)| at + len).unwrap();
+            let behind = (behind < top).then_some(behind);
+            model.set_disk((FIRST * 512) as usize, &vec![0; 32 * 512]);
+            put(&guest, &bytes);
+            if let Some(behind) = behind {
+                guest.write_memory(behind, &[0xa5; 512]);
+            }
+            let write = command(&guest, NvmOpcode::WRITE);
+            assert_eq!(guest.run(&write), Status::SUCCESS, "{descriptors:?}");
+            let at = ((FIRST + 8) * 512) as usize;
+            assert!(model.disk()[at..at + 4096] == bytes);
+            assert!(model.disk()[at + 4096..at + 8192] == [0; 4096]);
+            put(&guest, &[0; 4096]);
+            let read = command(&guest, NvmOpcode::READ);
+            assert_eq!(guest.run(&read), Status::SUCCESS);
+            let got: Vec<u8> = used
+                .iter()
+                .flat_map(|(at, len)| guest.read_memory(*at, *len as usize))
+                .collect();
+            assert!(got == bytes, "{descriptors:?}");
+            if let Some(behind) = behind {
+                assert!(guest.read_memory(behind, 512) == [0xa5; 512]);
+            }
+        }
+        // The ranges of Dataset Management, likewise.
+        let mut trim = Command::new(NvmOpcode::DATASET_MANAGEMENT.0, 1, 1);
+        trim.cdw11 = DsmCdw11::new().with_ad(true).into_bits().into();
+        guest.write_memory(BASE, &[0; 16]);
+        trim.set_sgl(block(BASE, 4096));
+        assert_eq!(guest.run(&trim), Status::SUCCESS);
+        // The model compares the length of each command's data with what its PRPs or SGL describe.
+        assert!(model.faults().is_empty());
+    }
+}
+
 #[test]
 fn commands_without_data_and_their_ranges() {
     let (model, _device, mut guest) = guest_on(Config::default(), false);

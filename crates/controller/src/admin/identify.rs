@@ -132,7 +132,7 @@ impl Controller {
             .with_tss(true)
             .with_nvmvfys(true);
         page.vwc = Vwc::new().with_vwcp(volatile).with_fb(3);
-        page.sgls = Sgls::new().with_sgls(1);
+        page.sgls = Sgls::new().with_sgls(1).with_sllldts(true);
         page.mnan = config.max_namespaces.into();
         page.subnqn = Nqn::new(&self.subnqn()).unwrap_or_default();
         page.psd[0] = PowerState {
