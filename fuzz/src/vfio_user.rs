@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use vfio_user::{
     Connection, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, Interest, IrqData, IrqInfo,
-    Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status,
+    Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status, Unmapped,
 };
 
 /// Region sizes by index: BAR0, a read-only one that is huge, configuration space.
@@ -142,11 +142,12 @@ impl Device for Checker {
         Ok(())
     }
 
-    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Outcome, Errno> {
+    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {
         if let DmaUnmapping::Range { iova, size } = unmap {
             assert!(size > 0 && iova.checked_add(size - 1).is_some());
         }
-        self.outcome()
+        let outcome = self.outcome()?;
+        Ok(Unmapped { size: 0, outcome })
     }
 
     fn reset(&mut self) -> Result<Outcome, Errno> {

@@ -43,12 +43,6 @@ pub enum MapError {
         /// Start of the existing window.
         iova: u64,
     },
-    /// The range to unmap contains no window.
-    #[error("no window inside the range at {iova:#x}")]
-    NotFound {
-        /// Start of the range.
-        iova: u64,
-    },
     /// Write access was asked for memory that is mapped, or opened, read-only.
     #[error("memory is read-only")]
     ReadOnly,

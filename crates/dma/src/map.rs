@@ -70,6 +70,14 @@ struct Entry {
     prot: Prot,
 }
 
+impl Entry {
+    /// Length in bytes; `start` is the window's key.
+    fn len(&self, start: u64) -> u64 {
+        // Came in as a length, so it fits.
+        self.last - start + 1
+    }
+}
+
 /// A translation that was used lately.
 #[derive(Clone, Copy)]
 struct Cached {
@@ -186,13 +194,15 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Removes every window that lies inside the range. Their memory stays until the commands that are in flight now
-    /// are over: see [`DmaMap::quiesced`].
+    /// Removes every window that lies inside the range, and returns the sum of their lengths. Their
+    /// memory stays until the commands that are in flight now are completed: see
+    /// [`DmaMap::quiesced`]. A range without windows is no error: as in the kernel's VFIO, the sum
+    /// is then zero and nothing changes.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Bisects`] when a window lies partly inside,
-    /// [`MapError::NotFound`] when none lies inside. The map is then as before.
-    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
+    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Bisects`] when a window lies partly
+    /// inside. The map is then as before.
+    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
         let last = last(iova, len)?;
         if let Some((&start, entry)) = self.windows.range(..iova).next_back()
             && entry.last >= iova
@@ -200,29 +210,34 @@ impl DmaMap {
             return Err(MapError::Bisects { iova: start });
         }
         match self.windows.range(iova..=last).next_back() {
-            None => return Err(MapError::NotFound { iova }),
+            None => return Ok(0),
             Some((&start, entry)) if entry.last > last => {
                 return Err(MapError::Bisects { iova: start });
             }
             Some(_) => {}
         }
-        let mut removed = Vec::new();
+        let (mut removed, mut sum) = (Vec::new(), 0u64);
         while let Some((&start, _)) = self.windows.range(iova..=last).next() {
-            if let Some((memory, _)) = self.windows.remove(&start).and_then(|entry| entry.backing) {
-                removed.push(memory);
-            }
+            let Some(entry) = self.windows.remove(&start) else {
+                break;
+            };
+            sum = sum.saturating_add(entry.len(start));
+            removed.extend(entry.backing.map(|(memory, _)| memory));
         }
         self.changed();
         self.epochs.retire(removed);
-        Ok(())
+        Ok(sum)
     }
 
-    /// Removes every window. Not an error when there is none.
-    pub fn unmap_all(&mut self) {
+    /// Removes every window, and returns the sum of their lengths, as far as it fits.
+    pub fn unmap_all(&mut self) -> u64 {
         if self.windows.is_empty() {
-            return;
+            return 0;
         }
         let windows = std::mem::take(&mut self.windows);
+        let sum = windows.iter().fold(0u64, |sum, (&start, entry)| {
+            sum.saturating_add(entry.len(start))
+        });
         self.changed();
         self.epochs.retire(
             windows
@@ -230,6 +245,7 @@ impl DmaMap {
                 .filter_map(|entry| Some(entry.backing?.0))
                 .collect(),
         );
+        sum
     }
 
     /// Counts the changes; rings and caches that were resolved at another value must be resolved again.

@@ -59,6 +59,18 @@ impl TransportError {
     }
 }
 
+/// Servers and the kernel take away what is mapped in a range, if that is nothing, too, and tell
+/// how much it was. Of our own mappings it must be all of them.
+pub fn mapped_whole(unmapped: u64, len: u64) -> Result<(), TransportError> {
+    if unmapped == len {
+        return Ok(());
+    }
+    Err(TransportError::io(
+        "unmapping memory",
+        io::Error::other(format!("only {unmapped:#x} of {len:#x} bytes were mapped")),
+    ))
+}
+
 /// The memory behind a mapping, as far as transports differ in what they can reach.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {

@@ -15,7 +15,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use vfio_user::client::{Client, ClientError, Irqs, Region};
 use vfio_user::{DmaMapping, DmaUnmapping, Errno, IrqAction};
 
-use crate::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
+use crate::transport::{
+    DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError, mapped_whole,
+};
 
 /// PCI region and interrupt indexes (linux/vfio.h).
 const BAR0: u32 = 0;
@@ -285,7 +287,8 @@ impl Transport for VfioUser {
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError> {
         let range = DmaUnmapping::Range { iova, size: len };
-        self.client().dma_unmap(range).map_err(failed)
+        let unmapped = self.client().dma_unmap(range).map_err(failed)?;
+        mapped_whole(unmapped, len)
     }
 
     fn msix_vectors(&self) -> u16 {

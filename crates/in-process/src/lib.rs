@@ -14,7 +14,9 @@ pub use local::Local;
 
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
 use dma::SharedPages;
-use driver::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
+use driver::transport::{
+    DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError, mapped_whole,
+};
 use nvme::pci::command;
 use ref_cast::RefCast;
 use std::cell::RefCell;
@@ -346,12 +348,12 @@ impl Transport for InProcess {
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError> {
-        let quiet = self.with(move |host| {
-            host.controller().dma_unmap(iova, len)?;
-            Ok::<_, dma::MapError>(host.settle(Controller::dma_quiesced))
+        let (unmapped, quiet) = self.with(move |host| {
+            let unmapped = host.controller().dma_unmap(iova, len)?;
+            Ok::<_, dma::MapError>((unmapped, host.settle(Controller::dma_quiesced)))
         })??;
         if quiet {
-            Ok(())
+            mapped_whole(unmapped, len)
         } else {
             Err(TransportError::Unsupported(
                 "an unmap under endless commands",

@@ -25,13 +25,18 @@ pub struct Limits {
     pub work_per_call: u32,
 }
 
+impl Limits {
+    /// What [`Connection::new`] allows.
+    pub const DEFAULT: Self = Self {
+        max_data_xfer_size: wire::DEFAULT_MAX_DATA_XFER_SIZE,
+        max_dma_maps: 65535,
+        work_per_call: 64,
+    };
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            max_data_xfer_size: wire::DEFAULT_MAX_DATA_XFER_SIZE,
-            max_dma_maps: 65535,
-            work_per_call: 64,
-        }
+        Self::DEFAULT
     }
 }
 

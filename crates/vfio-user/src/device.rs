@@ -129,7 +129,7 @@ pub struct DmaMapping {
 /// What `VFIO_USER_DMA_UNMAP` takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaUnmapping {
-    /// One range, which the specification wants to be exactly a mapped one.
+    /// The mappings inside a range: none, one or several.
     Range {
         /// First address.
         iova: u64,
@@ -138,6 +138,15 @@ pub enum DmaUnmapping {
     },
     /// Every mapping.
     All,
+}
+
+/// What [`Device::dma_unmap`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unmapped {
+    /// Sum of the lengths of the mappings that were taken away, in bytes; 0 if there was none.
+    pub size: u64,
+    /// Whether nothing can touch that memory any more.
+    pub outcome: Outcome,
 }
 
 /// Whether an operation is finished.
@@ -180,7 +189,10 @@ pub trait Device {
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno>;
 
     /// Takes client memory away. The answer must wait until nothing can touch that memory any more.
-    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Outcome, Errno>;
+    ///
+    /// A range in which nothing is mapped is no error; one that covers a mapping in part is refused
+    /// with `EINVAL`, and takes nothing away.
+    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno>;
 
     /// Resets the device, as a PCI function-level reset does.
     fn reset(&mut self) -> Result<Outcome, Errno>;

@@ -31,7 +31,7 @@ pub mod wire;
 pub use connection::{Connection, Counters, Interest, Limits, Status};
 pub use device::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, IrqAction, IrqData, IrqInfo, MmapArea, Outcome,
-    RegionInfo, RegionMmap, SetIrqs,
+    RegionInfo, RegionMmap, SetIrqs, Unmapped,
 };
 pub use error::ConnectionError;
 pub use listener::{ListenError, Listener};

@@ -143,7 +143,7 @@ pub struct DmaUnmap {
     pub flags: u32,
     /// First DMA address (IOVA).
     pub address: u64,
-    /// Length in bytes.
+    /// Length in bytes; in the reply, of the mappings that were taken away.
     pub size: u64,
 }
 

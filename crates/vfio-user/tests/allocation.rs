@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use vfio_user::wire::flags;
 use vfio_user::{
     Connection, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqInfo, Outcome, RegionInfo,
-    SetIrqs, Status,
+    SetIrqs, Status, Unmapped,
 };
 
 struct Counting;
@@ -70,8 +70,11 @@ impl Device for Doorbells {
     fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<(), Errno> {
         Ok(())
     }
-    fn dma_unmap(&mut self, _: DmaUnmapping) -> Result<Outcome, Errno> {
-        Ok(Outcome::Done)
+    fn dma_unmap(&mut self, _: DmaUnmapping) -> Result<Unmapped, Errno> {
+        Ok(Unmapped {
+            size: 0,
+            outcome: Outcome::Done,
+        })
     }
     fn reset(&mut self) -> Result<Outcome, Errno> {
         Ok(Outcome::Done)

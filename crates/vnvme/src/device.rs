@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vfio_user::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
-    Outcome, RegionInfo, RegionMmap, SetIrqs,
+    Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
 };
 use volume::{PinPace, PinnedWindows, Pinner};
 
@@ -23,6 +23,9 @@ const IRQ_MSIX: u32 = 2;
 
 /// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or another device.
 const RAM_AT_LEAST: u64 = 16 << 20;
+
+/// Windows of one client at the same time, as it is told (`max_dma_maps`).
+const MAX_WINDOWS: usize = vfio_user::Limits::DEFAULT.max_dma_maps as usize;
 
 static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
     offset: pci::DOORBELL_OFFSET,
@@ -147,7 +150,6 @@ impl NvmeDevice {
 fn errno(error: MapError) -> Errno {
     match error {
         MapError::Overlap { .. } => Errno::EXIST,
-        MapError::NotFound { .. } => Errno::NOENT,
         MapError::System { errno, .. } => errno,
         MapError::TableFull => Errno::NOSPC,
         _ => Errno::INVAL,
@@ -287,6 +289,10 @@ impl Device for NvmeDevice {
             );
             });
         }
+        // As the kernel's VFIO answers when the mappings that it grants are used up.
+        if self.controller.dma().window_count() >= MAX_WINDOWS {
+            return Err(Errno::NOSPC);
+        }
         let backing = match fd {
             Some(fd) => {
                 let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
@@ -323,20 +329,25 @@ impl Device for NvmeDevice {
         Ok(())
     }
 
-    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Outcome, Errno> {
+    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {
         tracing::trace!(?unmap, "unmap");
-        match unmap {
+        let size = match unmap {
             DmaUnmapping::Range { iova, size } => {
-                self.controller.dma_unmap(iova, size).map_err(errno)?;
+                let sum = self.controller.dma_unmap(iova, size).map_err(errno)?;
                 // Requests in flight keep their pages, and the answer waits for them.
                 self.pinned.unmapped(iova, size);
+                sum
             }
             DmaUnmapping::All => {
-                self.controller.dma_unmap_all();
+                let sum = self.controller.dma_unmap_all();
                 self.pinned.clear();
+                sum
             }
-        }
-        Ok(self.outcome(Waiting::Unmap))
+        };
+        Ok(Unmapped {
+            size,
+            outcome: self.outcome(Waiting::Unmap),
+        })
     }
 
     fn reset(&mut self) -> Result<Outcome, Errno> {

@@ -152,7 +152,7 @@ impl Branch {
                 engine.mapped();
             }
             Order::Unmap { iova, len } => {
-                // Not found: see above.
+                // A window may be missing: see above.
                 let _ = engine.dma.unmap(iova, len);
                 engine.unmapped(iova, len);
                 // Requests in flight keep their pages, and what is told of the unmap waits for them.

@@ -235,20 +235,24 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes windows away. Answer the VMM when [`Controller::dma_quiesced`] says so: then no command in flight can
-    /// touch them any more.
-    pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<(), MapError> {
-        self.engine.dma.unmap(iova, len)?;
-        self.engine.unmapped(iova, len);
-        self.spread.unmap(|| Order::Unmap { iova, len });
-        Ok(())
+    /// Takes the windows in a range away, and returns the sum of their lengths. Answer the VMM when
+    /// [`Controller::dma_quiesced`] says so: then no command in flight can touch them any more.
+    pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
+        let sum = self.engine.dma.unmap(iova, len)?;
+        // A VMM with a virtual IOMMU takes away by the hundred what is not there.
+        if sum > 0 {
+            self.engine.unmapped(iova, len);
+            self.spread.unmap(|| Order::Unmap { iova, len });
+        }
+        Ok(sum)
     }
 
-    /// Takes all windows away.
-    pub fn dma_unmap_all(&mut self) {
-        self.engine.dma.unmap_all();
+    /// Takes all windows away, and returns the sum of their lengths.
+    pub fn dma_unmap_all(&mut self) -> u64 {
+        let sum = self.engine.dma.unmap_all();
         self.engine.unmapped(0, u64::MAX);
         self.spread.unmap(|| Order::UnmapAll);
+        sum
     }
 
     /// No command in flight can touch memory that was unmapped.

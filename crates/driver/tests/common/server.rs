@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vfio_user::{
     Connection, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo,
-    Listener, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status,
+    Listener, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status, Unmapped,
 };
 
 const AREA: [MmapArea; 1] = [MmapArea {
@@ -222,16 +222,19 @@ impl Device for Server {
             .dma_map(map.iova, map.size, backing, prot);
         mapped.map_err(|_| Errno::EXIST)
     }
-    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Outcome, Errno> {
+    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {
         let controller = self.host.controller();
-        match unmap {
+        let size = match unmap {
             DmaUnmapping::Range { iova, size } => {
-                controller.dma_unmap(iova, size).map_err(|_| Errno::INVAL)?;
+                controller.dma_unmap(iova, size).map_err(|_| Errno::INVAL)?
             }
             DmaUnmapping::All => controller.dma_unmap_all(),
-        }
+        };
         self.waiting = Some(controller::Controller::dma_quiesced);
-        Ok(Outcome::Pending)
+        Ok(Unmapped {
+            size,
+            outcome: Outcome::Pending,
+        })
     }
     fn reset(&mut self) -> Result<Outcome, Errno> {
         self.host.controller().reset();

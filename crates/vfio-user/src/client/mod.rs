@@ -160,7 +160,9 @@ impl Client {
     }
 
     /// Takes memory away from the device; when this returns, the device no longer touches it.
-    pub fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<(), ClientError> {
+    /// Returns what the server says of the size: ours tells how much was mapped, others repeat the
+    /// request.
+    pub fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<u64, ClientError> {
         let (flags, address, size) = match unmap {
             DmaUnmapping::Range { iova, size } => (0, iova, size),
             DmaUnmapping::All => (wire::dma::UNMAP_ALL, 0, 0),
@@ -172,7 +174,9 @@ impl Client {
             size,
         };
         let fds = self.call(Command::DMA_UNMAP, &[request.as_bytes()], &[])?;
-        self.no_fds(&fds)
+        self.no_fds(&fds)?;
+        let (reply, _) = self.parse::<wire::DmaUnmap>("unmapped range")?;
+        Ok(reply.size)
     }
 
     /// Resets the device.

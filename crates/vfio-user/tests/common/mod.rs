@@ -15,7 +15,7 @@ use vfio_user::client::{Frame, RawClient};
 use vfio_user::wire::{self, Command, Header};
 use vfio_user::{
     Connection, ConnectionError, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction,
-    IrqData, IrqInfo, Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status,
+    IrqData, IrqInfo, Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status, Unmapped,
 };
 use zerocopy::IntoBytes;
 
@@ -71,6 +71,8 @@ pub struct Mock {
     pub defer: bool,
     /// The next call fails.
     pub fail: Option<Errno>,
+    /// How much is mapped in any range; none for all of it.
+    pub mapped: Option<u64>,
     /// BAR0's mapping: file, offset, areas.
     pub mmap: Option<(OwnedFd, u64, Vec<MmapArea>)>,
     pub can_reset: bool,
@@ -82,6 +84,7 @@ impl Default for Mock {
             calls: Vec::new(),
             defer: false,
             fail: None,
+            mapped: None,
             mmap: None,
             can_reset: true,
         }
@@ -216,9 +219,14 @@ impl Device for Mock {
         self.result(())
     }
 
-    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Outcome, Errno> {
+    fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {
         self.calls.push(Call::Unmap(unmap));
-        self.outcome()
+        let size = self.mapped.unwrap_or(match unmap {
+            DmaUnmapping::Range { size, .. } => size,
+            DmaUnmapping::All => 0,
+        });
+        let outcome = self.outcome()?;
+        Ok(Unmapped { size, outcome })
     }
 
     fn reset(&mut self) -> Result<Outcome, Errno> {

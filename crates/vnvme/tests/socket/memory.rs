@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use nvme::Status;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vfio_user::client::{Client, ClientError, Irqs};
-use vfio_user::{DmaMapping, DmaUnmapping, IrqAction};
+use vfio_user::{DmaMapping, DmaUnmapping, Errno, IrqAction};
 
 use crate::common::*;
 
@@ -197,6 +197,93 @@ fn sealed_memory_is_taken() {
     host.create_queues(1, None);
     host.write(1, 0, &pattern(1, 4096));
     drop(host);
+    daemon.end();
+}
+
+fn errno<T>(result: Result<T, ClientError>) -> Option<Errno> {
+    match result {
+        Err(ClientError::Refused { errno, .. }) => errno,
+        _ => None,
+    }
+}
+
+/// DMA_MAP and DMA_UNMAP answer as VFIO_IOMMU_MAP_DMA and VFIO_IOMMU_UNMAP_DMA (type1 v2) do:
+/// QEMU's callers are the same. With a virtual IOMMU it takes whole address spaces away.
+#[test]
+fn maps_and_unmaps_are_answered_as_the_kernel_does() {
+    const AT: u64 = 0x40_0000_0000;
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    let ram = host.ram.try_clone().unwrap();
+    let range = |iova, size| DmaUnmapping::Range { iova, size };
+    let client = &mut host.client;
+    let map = |client: &mut Client, iova, size| {
+        let fd = (iova != AT + 0x4000).then_some(ram.as_fd());
+        client.dma_map(window(iova, size), fd)
+    };
+    // Nothing is there.
+    assert_eq!(client.dma_unmap(range(AT, 0x1000)).unwrap(), 0);
+    // Several windows, one of them without memory, with room before, between and behind.
+    for (iova, size) in [(AT + 0x1000, 0x2000), (AT + 0x4000, 0x1000)] {
+        map(client, iova, size).unwrap();
+        assert_eq!(errno(map(client, iova, size)), Some(Errno::EXIST));
+        assert_eq!(errno(map(client, iova, 0x1000)), Some(Errno::EXIST));
+    }
+    // A window is never split, and nothing is taken away then.
+    for (iova, size) in [
+        (AT + 0x1000, 0x1000),
+        (AT + 0x2000, 0x1000),
+        (AT + 0x2000, 0x8000),
+        (AT, 0x2000),
+    ] {
+        let refused = client.dma_unmap(range(iova, size));
+        assert_eq!(errno(refused), Some(Errno::INVAL), "{iova:#x}");
+    }
+    assert_eq!(client.dma_unmap(range(AT, 0x1000)).unwrap(), 0);
+    assert_eq!(client.dma_unmap(range(AT + 0x3000, 0x1000)).unwrap(), 0);
+    assert_eq!(client.dma_unmap(range(AT, 1 << 38)).unwrap(), 0x3000);
+    assert_eq!(client.dma_unmap(range(AT, 1 << 38)).unwrap(), 0);
+    // Empty, and over the end of the address space.
+    for (iova, size) in [(AT, 0), (u64::MAX - 0xfff, 0x2000)] {
+        assert_eq!(errno(map(client, iova, size)), Some(Errno::INVAL));
+        let refused = client.dma_unmap(range(iova, size));
+        assert_eq!(errno(refused), Some(Errno::INVAL), "{iova:#x}");
+    }
+    assert_eq!(client.dma_unmap(range(AT, u64::MAX - AT)).unwrap(), 0);
+    // The guest's RAM is still there, and its disk answers.
+    host.write(1, 0, &pattern(1, 4096));
+    assert_eq!(host.client.dma_unmap(DmaUnmapping::All).unwrap(), RAM_SIZE);
+    assert_eq!(host.client.dma_unmap(DmaUnmapping::All).unwrap(), 0);
+    drop(host);
+    daemon.end();
+}
+
+/// As many windows as the client was told, and no more: they cost memory of this process.
+#[test]
+fn the_number_of_windows_is_bounded() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let mut client = Client::connect(place.socket(), LIMIT).unwrap();
+    let most = client.server_capabilities().max_dma_maps;
+    let at = |i: u64| window(i * 4096, 4096);
+    for i in 0..most {
+        client.dma_map(at(i), None).unwrap();
+    }
+    assert_eq!(errno(client.dma_map(at(most), None)), Some(Errno::NOSPC));
+    let last = DmaUnmapping::Range {
+        iova: at(most - 1).iova,
+        size: 4096,
+    };
+    assert_eq!(client.dma_unmap(last).unwrap(), 4096);
+    client.dma_map(at(most), None).unwrap();
+    assert_eq!(
+        errno(client.dma_map(at(most - 1), None)),
+        Some(Errno::NOSPC)
+    );
+    let all = client.dma_unmap(DmaUnmapping::All).unwrap();
+    assert_eq!(all, most * 4096);
+    drop(client);
     daemon.end();
 }
 
