@@ -530,9 +530,38 @@ fn features_with_data_and_by_namespace() {
         Status::INVALID_FIELD,
         "DULBE"
     );
-    assert_eq!(get(&mut h, 0).0, Status::INVALID_NAMESPACE_OR_FORMAT);
-    assert_eq!(get(&mut h, 9).0, Status::INVALID_NAMESPACE_OR_FORMAT);
-    assert_eq!(get(&mut h, 2).0, Status::INVALID_FIELD);
+    // NSIDs that are none ("NVMe Base 2.1", 4.4): nothing is set, whichever value is asked for.
+    for (nsid, status) in [
+        (0, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (9, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (2, Status::INVALID_FIELD),
+    ] {
+        assert_eq!(plain(set(&mut h, Fid::ERROR_RECOVERY, nsid, 5)), status);
+        assert_eq!(get(&mut h, nsid).0, status);
+    }
+    assert_eq!(get(&mut h, u32::MAX).0, Status::INVALID_NAMESPACE_OR_FORMAT);
+    assert_eq!((get(&mut h, 1).1, get(&mut h, 5).1), (7, 7));
+    for select in [0, 1, 2] {
+        assert_eq!(
+            plain(h.get_feature(Fid::ERROR_RECOVERY, select, 0).status()),
+            Status::INVALID_NAMESPACE_OR_FORMAT
+        );
+    }
+    // Changeable, and each namespace's own.
+    let capabilities = h.get_feature(Fid::ERROR_RECOVERY, 3, 0);
+    assert_eq!(capabilities.status(), Status::SUCCESS);
+    assert_eq!(capabilities.dw0.get(), 0b110);
+    // A feature of the controller can be read by any NSID, and set by none but 0 and FFFFFFFFh.
+    for nsid in [0, 1, 2, u32::MAX] {
+        let mut read = Command::new(AdminOpcode::GET_FEATURES.0, 0, nsid);
+        read.cdw10 = u32::from(Fid::ARBITRATION.0).into();
+        assert_eq!(h.admin(read).status(), Status::SUCCESS, "{nsid:#x}");
+        let expected = match nsid {
+            0 | u32::MAX => Status::SUCCESS,
+            _ => Status::FEATURE_NOT_NAMESPACE_SPECIFIC,
+        };
+        assert_eq!(plain(set(&mut h, Fid::ARBITRATION, nsid, 5)), expected);
+    }
 }
 
 #[test]

@@ -2,6 +2,17 @@
 //!
 //! No feature is saveable: what the host sets lasts until the next controller-level reset, and "saved" reads as
 //! "default".
+//!
+//! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh, a valid
+//! NSID is Feature Not Namespace Specific; it is read whatever the NSID is. A feature of namespaces
+//! (Error Recovery) is set for one, or for all by FFFFFFFFh, and read of one only: NSID 0 and
+//! FFFFFFFFh are then Invalid Namespace or Format, as any NSID that cannot be one is, and an
+//! inactive NSID is Invalid Field ("NVMe Base 2.1", Figure 92). There is no value that could be
+//! answered for NSID 0, for each namespace has its own. QEMU's controller and drives (for one, an
+//! Optane P5800X) answer so, too. SPDK's target does not look at the NSID, as it has one value for
+//! all, and Linux's does not have this feature: hosts must bear either answer, and Linux's driver
+//! does not ask. What a feature can do (Select 011b) is the same for every namespace, and told
+//! whatever the NSID is.
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::config::ControllerConfig;
