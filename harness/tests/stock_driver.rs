@@ -6,8 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use common::{Checks, Disks, LONG, allocated, json, run, run_for};
+use common::{Checks, Disks, LONG, allocated, json, newer_kernel, run, run_for};
 use harness::Guest;
+use harness::progress::skip;
 use harness::served::{Controller, Volumes};
 
 const FIRST_MIB: u64 = 1024;
@@ -82,6 +83,54 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
     checks.check("host sees the guest's filesystem", || host_check(&second));
     checks.finish();
     Ok(())
+}
+
+/// Linux 7.x describes the whole buffer of a passthrough command by an SGL, so that the controller
+/// can tell a transfer that is longer; one that is shorter is an ordinary command.
+#[test]
+fn passthrough_commands_with_buffers_of_other_lengths() -> Result<()> {
+    const NAME: &str = "stock_driver::passthrough_commands_with_buffers_of_other_lengths";
+    if Controller::chosen()? == Controller::Qemu {
+        skip(NAME, "QEMU's controller refuses SGLs that are longer");
+        return Ok(());
+    }
+    let Some(kernel) = newer_kernel() else {
+        skip(NAME, "no newer kernel");
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let file = disks.sparse("disk.raw", 16)?;
+    let served = Volumes::file("passthrough", &file).serve()?;
+    let guest = Guest::builder("passthrough")
+        .disk(served.disk())
+        .kernel(kernel)
+        .boot()?;
+    run(
+        &guest,
+        "d=$(wait_disk 1 1); head -c 4096 /dev/urandom >/tmp/in
+         nvme io-passthru $d --opcode=1 -n 1 --write --data-len=4096 --input-file=/tmp/in --cdw10=8 --cdw12=0
+         dd if=$d bs=512 skip=8 count=8 iflag=direct of=/tmp/disk 2>/dev/null
+         cmp -n 512 /tmp/in /tmp/disk
+         [ $(tail -c +513 /tmp/disk | tr -d '\\0' | wc -c) = 0 ] || { echo more was written; exit 1; }
+         for bytes in 512 1024 4096 65536; do
+             nvme io-passthru $d --opcode=2 -n 1 --read --data-len=$bytes --prefill=165 --cdw10=8 --cdw12=0 \
+                 --raw-binary >/tmp/out
+             [ $(wc -c </tmp/out) = $bytes ]
+             cmp -n 512 /tmp/in /tmp/out
+             [ $(tail -c +513 /tmp/out | tr -d '\\245' | wc -c) = 0 ] || { echo more was read; exit 1; }
+         done",
+    )?;
+    // Here the kernel must have used an SGL: with PRPs the data would go behind the buffer.
+    let refused = run(
+        &guest,
+        "nvme io-passthru $(wait_disk 1 1) --opcode=2 -n 1 --read --data-len=512 --cdw12=7 2>&1 || true",
+    )?;
+    ensure!(
+        refused.contains("SGL") || refused.contains("0xf"),
+        "a buffer that is too short was not refused: {refused}"
+    );
+    guest.poweroff()?;
+    served.finish()
 }
 
 fn identify_controller(guest: &Guest) -> Result<()> {

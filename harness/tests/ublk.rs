@@ -5,9 +5,8 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use common::{Checks, Disks, LONG, boot_with_device, json, run, run_for};
+use common::{Checks, Disks, LONG, boot_with_device, json, newer_kernel, run, run_for};
 use harness::Guest;
-use harness::cache::checkout;
 use harness::daemon::program;
 use harness::progress::{say, skip};
 
@@ -41,14 +40,6 @@ verify() { fio --name=v --filename=$1 --ioengine=io_uring --direct=1 --rw=randrw
 
 fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
     boot_with_device(name, file, kernel, &[program()?])
-}
-
-/// A newer kernel than Debian's: the one that the environment names, or one that lies beside the checkout.
-fn newer_kernel() -> Option<PathBuf> {
-    let beside = checkout().parent()?.join("shared/guest/vmlinux");
-    let named = std::env::var_os("VNVME_KERNEL").filter(|v| !v.is_empty());
-    let kernel = named.map_or(beside, PathBuf::from);
-    kernel.is_file().then_some(kernel)
 }
 
 fn sh(guest: &Guest, script: &str) -> Result<String> {

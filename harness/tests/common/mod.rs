@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use harness::cache::checkout;
 use harness::{Cache, Disk, Guest};
 use serde_json::Value;
 
@@ -90,6 +91,15 @@ pub fn boot_with_device(
     let guest = builder.boot()?;
     guest.push_programs(programs)?;
     Ok(guest)
+}
+
+/// A newer kernel than Debian's: the one that the environment names, or one that lies beside the
+/// checkout.
+pub fn newer_kernel() -> Option<PathBuf> {
+    let beside = checkout().parent()?.join("shared/guest/vmlinux");
+    let named = std::env::var_os("VNVME_KERNEL").filter(|v| !v.is_empty());
+    let kernel = named.map_or(beside, PathBuf::from);
+    kernel.is_file().then_some(kernel)
 }
 
 /// Bytes that a file really takes on the host's disk.
