@@ -130,6 +130,11 @@ pub(super) fn supported() -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
         .filter_map(|fid| Some((fid, capabilities(fid)?)))
 }
 
+/// Whether a feature is supported.
+pub(super) fn is_supported(fid: Fid) -> bool {
+    capabilities(fid).is_some()
+}
+
 impl Controller {
     pub(super) fn get_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = GetFeaturesCdw10::from_bits(command.cdw10.get());

@@ -1,15 +1,18 @@
 //! Identify ("NVMe Base 2.1", 5.1.13; "NVM Command Set 1.1", 4.1.5).
 
-use super::{AdminResult, INVALID_FIELD, Outcome, abort, events, keep_alive, logs};
+use super::{
+    AdminResult, INVALID_FIELD, Outcome, abort, events, features, keep_alive, logs, table,
+};
 use crate::controller::Controller;
-use crate::engine::Namespace;
+use crate::engine::{self, Namespace};
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
+use nvme::feature::Fid;
 use nvme::identify::{
     Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
     IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
-    IoCommandSetVector, IoCommandSets, LbaFormat, Lpa, NamespaceDescriptors, Nqn, Nsattr, Nsfeat,
-    NsidList, Nstat, NvmController, NvmNamespace, Oacs, Oaes, Oncs, PowerState,
-    PrimaryControllerCapabilities, QueueEntrySize, SecondaryControllerList, Sgls, Vwc,
+    IoCommandSetVector, IoCommandSets, LbaFormat, NamespaceDescriptors, Nqn, Nsattr, Nsfeat,
+    NsidList, Nstat, NvmController, NvmNamespace, Oaes, PowerState, PrimaryControllerCapabilities,
+    QueueEntrySize, SecondaryControllerList, Sgls, Vwc,
 };
 use nvme::regs::Vs;
 use nvme::{Command, Completion, Status};
@@ -87,7 +90,7 @@ impl Controller {
         Ok(found.map_or(Found::Inactive, Found::Active))
     }
 
-    fn identify_controller(&self) -> IdentifyController {
+    pub(super) fn identify_controller(&self) -> IdentifyController {
         let config = &self.config;
         let capacity: u128 = self
             .engine
@@ -110,11 +113,11 @@ impl Controller {
         page.ctratt = Ctratt::new().with_hids(true);
         page.cntrltype = ControllerType::IO;
         page.nvmsr = 1; // an NVMe storage device
-        page.oacs = Oacs::new().with_dbcs(config.shadow_doorbells);
+        page.oacs = table::oacs(config);
         page.acl_z = (abort::LIMIT - 1) as u8;
         page.aerl_z = (events::LIMIT - 1) as u8;
         page.frmw = Frmw::new().with_ffsro(true).with_nofs(1);
-        page.lpa = Lpa::new().with_cses(true).with_lpeds(true).with_mlps(true);
+        page.lpa = logs::lpa();
         page.elpe_z = (logs::ERROR_ENTRIES - 1) as u8;
         page.wctemp = 343.into();
         page.cctemp = 353.into();
@@ -124,13 +127,11 @@ impl Controller {
         page.cqes = QueueEntrySize::exactly(Completion::SIZE_LOG2);
         page.maxcmd = (config.queue_entries as u16).into();
         page.nn = config.max_namespaces.into();
-        page.oncs = Oncs::new()
-            .with_nvmcmps(true)
-            .with_nvmdsmsv(true)
-            .with_nvmwzsv(true)
+        // Features have Select (and nothing can be saved); Timestamp is one.
+        let oncs = engine::commands::oncs();
+        page.oncs = oncs
             .with_ssfs(true)
-            .with_tss(true)
-            .with_nvmvfys(true);
+            .with_tss(features::is_supported(Fid::TIMESTAMP));
         page.vwc = Vwc::new().with_vwcp(volatile).with_fb(3);
         page.sgls = Sgls::new().with_sgls(1).with_sllldts(true);
         page.mnan = config.max_namespaces.into();

@@ -2,6 +2,7 @@
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;
+use nvme::Command;
 use std::time::{Duration, Instant};
 
 /// Granularity of the timer in units of 100 ms (Identify Controller, KAS).
@@ -40,7 +41,7 @@ impl KeepAlive {
 }
 
 impl Controller {
-    pub(super) fn keep_alive_command(&mut self) -> AdminResult {
+    pub(super) fn keep_alive_command(&mut self, _: &Command) -> AdminResult {
         self.admin.keep_alive.restart(self.now);
         Ok(Outcome::Done(0))
     }

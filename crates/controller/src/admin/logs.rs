@@ -1,18 +1,19 @@
 //! Get Log Page ("NVMe Base 2.1", 5.1.12), and what fills the logs.
 
-use super::{AdminResult, INVALID_FIELD, Outcome, features};
+use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
 use crate::controller::Controller;
+use crate::engine;
 use nvme::aen::{AsyncEvent, ErrorEvent, EventType, SmartEvent};
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Csi, GetLogPage};
-use nvme::identify::{Ascii, NsidList};
+use nvme::identify::{Ascii, Lpa, NsidList};
 use nvme::log::{
-    ActiveFirmware, CommandEffects, CommandsSupported, CriticalWarning, ErrorInformation,
-    FeatureEffects, FeaturesSupported, FirmwareSlot, Lid, LidSupported, ParameterErrorLocation,
-    Smart, SupportedLogPages, data_units,
+    ActiveFirmware, CommandsSupported, CriticalWarning, ErrorInformation, FeatureEffects,
+    FeaturesSupported, FirmwareSlot, Lid, LidSupported, ParameterErrorLocation, Smart,
+    SupportedLogPages, data_units,
 };
 use nvme::status::StatusCodeType;
-use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use nvme::{Command, Status};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 use zerocopy::{FromZeros, IntoBytes};
@@ -24,15 +25,74 @@ const TEMPERATURE: u16 = 310;
 /// Most bytes of one Get Log Page command: more than the largest log page.
 const LARGEST: usize = 16384;
 
-const LOG_PAGES: [Lid; 7] = [
-    Lid::SUPPORTED_LOG_PAGES,
-    Lid::ERROR_INFORMATION,
-    Lid::SMART,
-    Lid::FIRMWARE_SLOT,
-    Lid::CHANGED_NAMESPACE_LIST,
-    Lid::COMMANDS_SUPPORTED,
-    Lid::FEATURES_SUPPORTED,
+/// A log page. From its row come Get Log Page, the Supported Log Pages log page, and LPA of
+/// Identify Controller.
+struct LogPage {
+    lid: Lid,
+    /// The whole page.
+    content: fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>,
+    /// What follows when the host has read the page without Retain Asynchronous Event.
+    after: fn(&mut Controller),
+    /// The bit by which Identify Controller says that the page is there.
+    lpa: Lpa,
+}
+
+impl LogPage {
+    const fn new(
+        lid: Lid,
+        content: fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>,
+    ) -> Self {
+        LogPage {
+            lid,
+            content,
+            after: |_| {},
+            lpa: Lpa::new(),
+        }
+    }
+
+    const fn after(self, after: fn(&mut Controller)) -> Self {
+        LogPage { after, ..self }
+    }
+
+    const fn lpa(self, lpa: Lpa) -> Self {
+        LogPage { lpa, ..self }
+    }
+}
+
+/// Every log page.
+static LOG_PAGES: &[LogPage] = &[
+    LogPage::new(
+        Lid::SUPPORTED_LOG_PAGES,
+        |_, _, _| Ok(supported_log_pages()),
+    )
+    .lpa(Lpa::new().with_mlps(true)),
+    LogPage::new(Lid::ERROR_INFORMATION, |c, _, _| Ok(c.error_log()))
+        .after(|c| c.clear_events(EventType::ERROR)),
+    LogPage::new(Lid::SMART, |c, _, nsid| c.smart_log(nsid))
+        .after(|c| c.clear_events(EventType::SMART)),
+    LogPage::new(Lid::FIRMWARE_SLOT, |c, _, _| Ok(c.firmware_slots())),
+    LogPage::new(Lid::CHANGED_NAMESPACE_LIST, |c, _, _| {
+        Ok(c.changed_namespaces())
+    })
+    .after(|c| {
+        c.admin.logs.changed.clear();
+        c.clear_events(EventType::NOTICE);
+    }),
+    LogPage::new(Lid::COMMANDS_SUPPORTED, |c, get, _| {
+        Ok(c.commands_supported(get.csi))
+    })
+    .lpa(Lpa::new().with_cses(true).with_mlps(true)),
+    LogPage::new(Lid::FEATURES_SUPPORTED, |_, _, _| Ok(features_supported()))
+        .lpa(Lpa::new().with_mlps(true)),
 ];
+
+/// What Identify Controller says about the log pages.
+pub(super) fn lpa() -> Lpa {
+    // Get Log Page takes 32 bits of length, and an offset.
+    let command = Lpa::new().with_lpeds(true).into_bits();
+    let pages = LOG_PAGES.iter().map(|page| page.lpa.into_bits());
+    Lpa::from_bits(pages.fold(command, |all, bits| all | bits))
+}
 
 /// Logs that outlive a controller-level reset.
 pub(crate) struct Logs {
@@ -65,23 +125,9 @@ impl Controller {
             // Index offsets are announced by none of the pages.
             return Err(INVALID_FIELD);
         }
-        let nsid = command.nsid.get();
-        let page = match get.lid {
-            Lid::SUPPORTED_LOG_PAGES => supported_log_pages(),
-            Lid::ERROR_INFORMATION => self.error_log(),
-            // The log is the controller's (LPA bit 0 is clear).
-            Lid::SMART if nsid == 0 || nsid == NSID_BROADCAST => self.smart().as_bytes().to_vec(),
-            Lid::SMART => return Err(INVALID_FIELD),
-            Lid::FIRMWARE_SLOT => self.firmware_slots(),
-            Lid::CHANGED_NAMESPACE_LIST => {
-                NsidList::from_iter(self.admin.logs.changed.iter().copied())
-                    .as_bytes()
-                    .to_vec()
-            }
-            Lid::COMMANDS_SUPPORTED => self.commands_supported(get.csi),
-            Lid::FEATURES_SUPPORTED => features_supported(),
-            _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
-        };
+        let row = LOG_PAGES.iter().find(|row| row.lid == get.lid);
+        let row = row.ok_or(Status::INVALID_LOG_PAGE.with_dnr(true))?;
+        let page = (row.content)(self, &get, command.nsid.get())?;
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
         let offset = usize::try_from(get.lpo).map_err(|_| INVALID_FIELD)?;
         if offset % 4 != 0 || offset > page.len() {
@@ -95,15 +141,7 @@ impl Controller {
         data.resize(len, 0);
         self.write_host(command, &data)?;
         if !get.rae {
-            match get.lid {
-                Lid::ERROR_INFORMATION => self.clear_events(EventType::ERROR),
-                Lid::SMART => self.clear_events(EventType::SMART),
-                Lid::CHANGED_NAMESPACE_LIST => {
-                    self.admin.logs.changed.clear();
-                    self.clear_events(EventType::NOTICE);
-                }
-                _ => {}
-            }
+            (row.after)(self);
         }
         Ok(Outcome::Done(0))
     }
@@ -118,6 +156,19 @@ impl Controller {
             slot.copy_from_slice(entry.as_bytes());
         }
         page
+    }
+
+    fn smart_log(&self, nsid: u32) -> Result<Vec<u8>, Status> {
+        // The log is the controller's (LPA bit 0 is clear).
+        if nsid != 0 && nsid != NSID_BROADCAST {
+            return Err(INVALID_FIELD);
+        }
+        Ok(self.smart().as_bytes().to_vec())
+    }
+
+    fn changed_namespaces(&self) -> Vec<u8> {
+        let changed = self.admin.logs.changed.iter().copied();
+        NsidList::from_iter(changed).as_bytes().to_vec()
     }
 
     fn smart(&self) -> Smart {
@@ -162,45 +213,17 @@ impl Controller {
         log.as_bytes().to_vec()
     }
 
-    fn commands_supported(&self, csi: Csi) -> Vec<u8> {
+    pub(super) fn commands_supported(&self, csi: Csi) -> Vec<u8> {
         let mut log = CommandsSupported::new_zeroed();
-        let supported = CommandEffects::new().with_csupp(true);
-        for opcode in [
-            AdminOpcode::DELETE_IO_SQ,
-            AdminOpcode::CREATE_IO_SQ,
-            AdminOpcode::GET_LOG_PAGE,
-            AdminOpcode::DELETE_IO_CQ,
-            AdminOpcode::CREATE_IO_CQ,
-            AdminOpcode::IDENTIFY,
-            AdminOpcode::ABORT,
-            AdminOpcode::SET_FEATURES,
-            AdminOpcode::GET_FEATURES,
-            AdminOpcode::ASYNC_EVENT_REQUEST,
-            AdminOpcode::KEEP_ALIVE,
-        ] {
-            log.acs[usize::from(opcode.0)] = supported;
-        }
-        if self.config.shadow_doorbells {
-            log.acs[usize::from(AdminOpcode::DOORBELL_BUFFER_CONFIG.0)] = supported;
+        for (opcode, effects) in table::effects(&self.config) {
+            log.acs[usize::from(opcode.0)] = effects;
         }
         // Tools ask for every command set that could be there: of the others there is no command.
         if csi != Csi::NVM {
             return log.as_bytes().to_vec();
         }
-        for opcode in [
-            NvmOpcode::FLUSH,
-            NvmOpcode::READ,
-            NvmOpcode::COMPARE,
-            NvmOpcode::VERIFY,
-        ] {
-            log.iocs[usize::from(opcode.0)] = supported;
-        }
-        for opcode in [
-            NvmOpcode::WRITE,
-            NvmOpcode::WRITE_ZEROES,
-            NvmOpcode::DATASET_MANAGEMENT,
-        ] {
-            log.iocs[usize::from(opcode.0)] = supported.with_lbcc(true);
+        for (opcode, effects) in engine::commands::effects() {
+            log.iocs[usize::from(opcode.0)] = effects;
         }
         log.as_bytes().to_vec()
     }
@@ -268,7 +291,7 @@ fn entry(status: Status) -> ErrorInformation {
 
 fn supported_log_pages() -> Vec<u8> {
     let mut log = SupportedLogPages::new_zeroed();
-    for lid in LOG_PAGES {
+    for LogPage { lid, .. } in LOG_PAGES {
         log.lids[usize::from(lid.0)] = LidSupported::new().with_lsupp(true);
     }
     log.as_bytes().to_vec()

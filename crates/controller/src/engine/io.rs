@@ -1,7 +1,7 @@
 //! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checked, walked, handed to the volume.
 
 use super::slots::{Kind, Work};
-use super::{Engine, Event};
+use super::{Engine, Event, commands};
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::cmd::{Fuse, NSID_BROADCAST, Psdt};
@@ -40,16 +40,11 @@ fn sgl_status(error: dma::sgl::SglError) -> Status {
 impl Engine {
     /// Starts one I/O command that was fetched from `sqid`.
     pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
-        let result = match command.nvm_opcode() {
+        let result = match commands::handler(command.nvm_opcode()) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
-            NvmOpcode::READ | NvmOpcode::WRITE => self.read_write(sqid, command),
-            NvmOpcode::FLUSH => self.flush(sqid, command),
-            NvmOpcode::WRITE_ZEROES => self.write_zeroes(sqid, command),
-            NvmOpcode::DATASET_MANAGEMENT => self.dataset_management(sqid, command),
-            NvmOpcode::COMPARE => self.compare(sqid, command),
-            NvmOpcode::VERIFY => self.verify(sqid, command),
-            _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
+            Some(start) => start(self, sqid, command),
+            None => Err(Status::INVALID_OPCODE.with_dnr(true)),
         };
         if let Err(status) = result {
             let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
@@ -156,7 +151,7 @@ impl Engine {
         walked
     }
 
-    fn read_write(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+    pub(super) fn read_write(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let cdw12 = RwCdw12::from_bits(command.cdw12.get());
         let write = command.nvm_opcode() == NvmOpcode::WRITE;
         let extent = self.extent(command, cdw12.nlb().into(), write)?;
@@ -214,7 +209,7 @@ impl Engine {
         }
     }
 
-    fn flush(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+    pub(super) fn flush(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         if command.nsid.get() == NSID_BROADCAST {
             let index = self.slot_for(sqid, command, 0)?;
             if let Some(slot) = self.slots.get(index) {
@@ -267,7 +262,7 @@ impl Engine {
         }
     }
 
-    fn write_zeroes(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+    pub(super) fn write_zeroes(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let cdw12 = WriteZeroesCdw12::from_bits(command.cdw12.get());
         let extent = self.extent(command, cdw12.nlb().into(), true)?;
         let index = self.slot_for(sqid, command, extent.ns)?;

@@ -12,6 +12,7 @@
 //! or completions to post are in lists (`dirty`, `blocked`).
 
 mod abort;
+pub(crate) mod commands;
 mod complete;
 mod doorbells;
 mod fetch;

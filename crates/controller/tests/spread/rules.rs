@@ -262,6 +262,40 @@ fn shadow_buffers_are_told_of_when_every_worker_has_them() {
     w.verify();
 }
 
+/// A command about queues calls a migration off, for it has to find the queue; no other one does.
+#[test]
+fn commands_about_queues_call_a_migration_off() {
+    let mut w = World::new(false);
+    w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
+    w.submit(2, true);
+    w.step(0, true);
+    for opcode in 0..=0xff {
+        if !w.h.c.is_moving() {
+            assert!(w.move_queue(2, 1), "before {opcode:#x}");
+        }
+        // Nothing that the command could do, nor data that it could take.
+        let mut command = Command::new(opcode, 0, 0);
+        command.set_prps(1, 1);
+        w.h.submit(0, command);
+        w.step(0, true);
+        w.h.reap(0);
+        let concerns_queues = [
+            AdminOpcode::CREATE_IO_CQ,
+            AdminOpcode::CREATE_IO_SQ,
+            AdminOpcode::DELETE_IO_CQ,
+            AdminOpcode::DELETE_IO_SQ,
+            AdminOpcode::ABORT,
+            AdminOpcode::SET_FEATURES,
+            AdminOpcode::DOORBELL_BUFFER_CONFIG,
+        ]
+        .contains(&AdminOpcode(opcode));
+        assert_eq!(w.h.c.is_moving(), !concerns_queues, "{opcode:#x}");
+    }
+    assert_eq!(w.worker_of(2), 0);
+    w.faults.release();
+    w.verify();
+}
+
 /// What a worker reports of a queue that a reset took away says nothing of the queue that has its number afterwards.
 #[test]
 fn a_report_from_before_a_reset_is_not_taken_for_one_after_it() {

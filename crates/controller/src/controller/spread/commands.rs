@@ -2,10 +2,11 @@
 
 use super::Spread;
 use super::link::Link;
+use crate::admin::table;
 use crate::branch::Order;
 use crate::controller::Controller;
 use crate::engine::Sq;
-use nvme::{AdminOpcode, Command, Status};
+use nvme::{Command, Status};
 
 /// Orders of one branch that may be under way before admin commands wait for it.
 const ORDERS: u64 = 256;
@@ -79,23 +80,10 @@ impl Spread {
     }
 }
 
-/// Whether the command may look at queues, or change them.
-fn concerns_queues(command: &Command) -> bool {
-    matches!(
-        command.admin_opcode(),
-        AdminOpcode::CREATE_IO_CQ
-            | AdminOpcode::CREATE_IO_SQ
-            | AdminOpcode::DELETE_IO_CQ
-            | AdminOpcode::DELETE_IO_SQ
-            | AdminOpcode::ABORT
-            | AdminOpcode::DOORBELL_BUFFER_CONFIG
-            | AdminOpcode::SET_FEATURES
-    )
-}
-
 impl Controller {
     fn must_hold(&self, command: &Command) -> bool {
-        (self.spread.moving.is_some() && concerns_queues(command)) || self.spread.is_behind()
+        let concerns_queues = table::concerns_queues(command.admin_opcode());
+        (self.spread.moving.is_some() && concerns_queues) || self.spread.is_behind()
     }
 
     /// Runs an admin command, or holds it until no queue that it may be about is on its way.

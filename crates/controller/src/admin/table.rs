@@ -1,0 +1,143 @@
+//! The admin commands, each stated once.
+//!
+//! From a row come: dispatch, the Commands Supported and Effects log page, OACS of Identify
+//! Controller, and whether a migration of a queue is called off for the command.
+//!
+//! # To add an admin command
+//!
+//! 1. Write a module beside this one with the command's handler and its row, `COMMAND`; `toy`, which
+//!    only tests contain, is an example. The handler reaches the guest's memory by `read_host` and
+//!    `write_host`.
+//! 2. Name the module in `admin/mod.rs`.
+//! 3. Put `super::module::COMMAND` into [`COMMANDS`].
+//!
+//! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/supported.rs` compares
+//! what the controller says with what it does, for every opcode.
+
+use super::AdminResult;
+use crate::config::ControllerConfig;
+use crate::controller::Controller;
+use nvme::identify::Oacs;
+use nvme::log::CommandEffects;
+use nvme::{AdminOpcode as Op, Command};
+
+/// Effects of a command that changes nothing which the host has to know of beforehand.
+const NOTHING: CommandEffects = CommandEffects::new();
+
+/// Every admin command, by opcode.
+static COMMANDS: &[AdminCommand] = &[
+    AdminCommand::new(Op::DELETE_IO_SQ, Controller::delete_io_sq, NOTHING).concerning_queues(),
+    AdminCommand::new(Op::CREATE_IO_SQ, Controller::create_io_sq, NOTHING).concerning_queues(),
+    AdminCommand::new(Op::GET_LOG_PAGE, Controller::get_log_page, NOTHING),
+    AdminCommand::new(Op::DELETE_IO_CQ, Controller::delete_io_cq, NOTHING).concerning_queues(),
+    AdminCommand::new(Op::CREATE_IO_CQ, Controller::create_io_cq, NOTHING).concerning_queues(),
+    AdminCommand::new(Op::IDENTIFY, Controller::identify, NOTHING),
+    AdminCommand::new(Op::ABORT, Controller::abort_command, NOTHING).concerning_queues(),
+    // Number of Queues looks at the queues; interrupt coalescing and the write cache change how they
+    // work.
+    AdminCommand::new(Op::SET_FEATURES, Controller::set_features, NOTHING).concerning_queues(),
+    AdminCommand::new(Op::GET_FEATURES, Controller::get_features, NOTHING),
+    AdminCommand::new(
+        Op::ASYNC_EVENT_REQUEST,
+        Controller::async_event_request,
+        NOTHING,
+    ),
+    AdminCommand::new(Op::KEEP_ALIVE, Controller::keep_alive_command, NOTHING),
+    AdminCommand::new(
+        Op::DOORBELL_BUFFER_CONFIG,
+        Controller::doorbell_buffer_config,
+        NOTHING,
+    )
+    .concerning_queues()
+    .oacs(Oacs::new().with_dbcs(true))
+    .offered_if(|config| config.shadow_doorbells),
+    #[cfg(test)]
+    super::toy::COMMAND,
+];
+
+/// Runs a command.
+pub(super) type Handler = fn(&mut Controller, &Command) -> AdminResult;
+
+/// One admin command.
+pub(super) struct AdminCommand {
+    opcode: Op,
+    handler: Handler,
+    effects: CommandEffects,
+    concerns_queues: bool,
+    oacs: Oacs,
+    offered: fn(&ControllerConfig) -> bool,
+}
+
+impl AdminCommand {
+    /// A command that every controller has and that is about no queue. Of `effects`, "supported" is
+    /// filled in.
+    pub(super) const fn new(opcode: Op, handler: Handler, effects: CommandEffects) -> Self {
+        AdminCommand {
+            opcode,
+            handler,
+            effects,
+            concerns_queues: false,
+            oacs: Oacs::new(),
+            offered: |_| true,
+        }
+    }
+
+    /// The command looks at queues, or changes them: it waits while one migrates to another worker.
+    pub(super) const fn concerning_queues(self) -> Self {
+        AdminCommand {
+            concerns_queues: true,
+            ..self
+        }
+    }
+
+    /// The bit by which Identify Controller says that the command is there.
+    pub(super) const fn oacs(self, oacs: Oacs) -> Self {
+        AdminCommand { oacs, ..self }
+    }
+
+    /// Not every controller has the command.
+    pub(super) const fn offered_if(self, offered: fn(&ControllerConfig) -> bool) -> Self {
+        AdminCommand { offered, ..self }
+    }
+}
+
+/// What runs the command; `None` when a controller of this configuration does not have it.
+pub(super) fn handler(opcode: Op, config: &ControllerConfig) -> Option<Handler> {
+    let command = offered(config).find(|command| command.opcode == opcode)?;
+    Some(command.handler)
+}
+
+/// Whether the command looks at queues, or changes them.
+pub(crate) fn concerns_queues(opcode: Op) -> bool {
+    let mut commands = COMMANDS.iter();
+    commands.any(|command| command.opcode == opcode && command.concerns_queues)
+}
+
+/// What Identify Controller says about the commands.
+pub(super) fn oacs(config: &ControllerConfig) -> Oacs {
+    let bits = offered(config).map(|command| command.oacs.into_bits());
+    Oacs::from_bits(bits.fold(Oacs::new().into_bits(), |all, bits| all | bits))
+}
+
+/// What the Commands Supported and Effects log page says about the commands.
+pub(super) fn effects(config: &ControllerConfig) -> impl Iterator<Item = (Op, CommandEffects)> {
+    offered(config).map(|command| (command.opcode, command.effects.with_csupp(true)))
+}
+
+fn offered(config: &ControllerConfig) -> impl Iterator<Item = &'static AdminCommand> {
+    COMMANDS
+        .iter()
+        .filter(move |command| (command.offered)(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_command_has_one_row() {
+        let opcodes: BTreeSet<u8> = COMMANDS.iter().map(|command| command.opcode.0).collect();
+        assert_eq!(opcodes.len(), COMMANDS.len());
+    }
+}

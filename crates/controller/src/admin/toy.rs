@@ -1,0 +1,71 @@
+//! A command that was added by the recipe of [`table`](super::table), and that only tests contain:
+//! beside this module the recipe touched `mod.rs` and `table.rs`.
+
+use super::table::AdminCommand;
+use super::{AdminResult, Outcome};
+use crate::controller::Controller;
+use nvme::identify::Oacs;
+use nvme::log::CommandEffects;
+use nvme::{AdminOpcode, Command};
+
+/// A vendor specific opcode ("NVMe Base 2.1", 5), which moves no data.
+const OPCODE: AdminOpcode = AdminOpcode(0xc0);
+
+pub(super) const COMMAND: AdminCommand =
+    AdminCommand::new(OPCODE, double, CommandEffects::new().with_ncc(true))
+        .concerning_queues()
+        .oacs(Oacs::new().with_glss(true))
+        .offered_if(|config| config.mdts == 5);
+
+/// Completes with twice dword 10.
+fn double(_: &mut Controller, command: &Command) -> AdminResult {
+    Ok(Outcome::Done(command.cdw10.get() * 2))
+}
+
+mod tests {
+    use super::super::{Outcome, table};
+    use super::OPCODE;
+    use crate::config::ControllerConfig;
+    use crate::controller::Controller;
+    use nvme::cmd::admin::Csi;
+    use nvme::log::CommandsSupported;
+    use nvme::{AdminOpcode, Command, Status};
+    use volume::{Io, IoOptions};
+    use zerocopy::FromBytes;
+
+    fn controller(mdts: u8) -> Controller {
+        let config = ControllerConfig {
+            mdts,
+            ..ControllerConfig::default()
+        };
+        Controller::new(0, config, Vec::new(), &Io::new(IoOptions::default())).unwrap()
+    }
+
+    fn log(controller: &Controller) -> CommandsSupported {
+        CommandsSupported::read_from_bytes(&controller.commands_supported(Csi::NVM)).unwrap()
+    }
+
+    #[test]
+    fn one_row_is_enough_for_a_new_command() {
+        let mut with = controller(5);
+        let mut command = Command::new(OPCODE.0, 1, 0);
+        command.cdw10 = 21.into();
+        let done = with.dispatch(OPCODE, &command);
+        assert!(matches!(done, Ok(Outcome::Done(42))));
+        let effects = log(&with).acs[usize::from(OPCODE.0)];
+        assert!(effects.csupp() && effects.ncc() && !effects.lbcc());
+        assert!(with.identify_controller().oacs.glss());
+        assert!(with.identify_controller().oacs.dbcs());
+        assert!(table::concerns_queues(OPCODE));
+        assert!(!table::concerns_queues(AdminOpcode(OPCODE.0 + 1)));
+    }
+
+    #[test]
+    fn a_command_that_is_not_offered_is_nowhere() {
+        let mut without = controller(6);
+        let refused = without.dispatch(OPCODE, &Command::new(OPCODE.0, 1, 0));
+        assert!(matches!(refused, Err(status) if status.is(Status::INVALID_OPCODE)));
+        assert!(!log(&without).acs[usize::from(OPCODE.0)].csupp());
+        assert!(!without.identify_controller().oacs.glss());
+    }
+}
