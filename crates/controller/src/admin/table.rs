@@ -5,14 +5,14 @@
 //!
 //! # To add an admin command
 //!
-//! 1. Write a module beside this one with the command's handler and its row, `COMMAND`; `toy`, which
-//!    only tests contain, is an example. The handler reaches the guest's memory by `read_host` and
+//! 1. Write a module beside this one with the command's handler and its row, `COMMAND`; `toy`,
+//!    which only tests contain, is an example. The handler reaches the guest's memory by `read_host` and
 //!    `write_host`.
 //! 2. Name the module in `admin/mod.rs`.
 //! 3. Put `super::module::COMMAND` into [`COMMANDS`].
 //!
-//! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/supported.rs` compares
-//! what the controller says with what it does, for every opcode.
+//! `nvme::AdminOpcode` has the opcode already, unless it is a vendor's. `tests/supported.rs`
+//! compares what the controller says with what it does, for every opcode.
 
 use super::AdminResult;
 use crate::config::ControllerConfig;
@@ -33,8 +33,8 @@ static COMMANDS: &[AdminCommand] = &[
     AdminCommand::new(Op::CREATE_IO_CQ, Controller::create_io_cq, NOTHING).concerning_queues(),
     AdminCommand::new(Op::IDENTIFY, Controller::identify, NOTHING),
     AdminCommand::new(Op::ABORT, Controller::abort_command, NOTHING).concerning_queues(),
-    // Number of Queues looks at the queues; interrupt coalescing and the write cache change how they
-    // work.
+    // Number of Queues looks at the queues; interrupt coalescing and the write cache change how
+    // they work.
     AdminCommand::new(Op::SET_FEATURES, Controller::set_features, NOTHING).concerning_queues(),
     AdminCommand::new(Op::GET_FEATURES, Controller::get_features, NOTHING),
     AdminCommand::new(

@@ -1,5 +1,5 @@
-//! The I/O commands of the NVM command set, each stated once: from a row come dispatch, the Commands
-//! Supported and Effects log page, and ONCS of Identify Controller.
+//! The I/O commands of the NVM command set, each stated once: from a row come dispatch, the
+//! Commands Supported and Effects log page, and ONCS of Identify Controller.
 //!
 //! Plain reads and writes are recognised before (`run`); those that are not plain are dispatched
 //! here, too.
