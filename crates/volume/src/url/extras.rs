@@ -1,40 +1,12 @@
 //! What every volume's URL can ask for, whatever kind of volume it is: a part of it, limits, a share.
 
 use super::options::Options;
-use super::{OpenError, parse_duration, parse_size};
+use super::{OpenError, UrlOption, parse_duration, parse_size};
 use crate::gpt::{self, Which};
 use crate::{
     DEFAULT_WEIGHT, FairGroup, FairVolume, LimitVolume, Limits, SliceVolume, Volume, claim,
 };
 use std::sync::Arc;
-
-/// The options that every volume has.
-pub(super) const KEYS: &[&str] = &[
-    "offset",
-    "length",
-    "partition",
-    "partlabel",
-    "partuuid",
-    "iops",
-    "read-iops",
-    "write-iops",
-    "bps",
-    "read-bps",
-    "write-bps",
-    "burst",
-    "weight",
-    "share-depth",
-];
-/// Those that make a limit.
-const LIMITS: &[&str] = &[
-    "iops",
-    "read-iops",
-    "write-iops",
-    "bps",
-    "read-bps",
-    "write-bps",
-    "burst",
-];
 
 /// What a URL asks for beyond the volume that it names: which part of it, and how much of
 /// the device's time.
@@ -55,20 +27,54 @@ struct Share {
 }
 
 impl Extras {
-    /// Takes the options that every volume has out of a URL; returns it without them.
-    ///
-    /// | option | meaning |
-    /// |---|---|
-    /// | `partition=N` | the N-th partition of a GUID partition table |
-    /// | `partlabel=NAME` | the partition of that label; `%26` stands for an `&` in it, and so on |
-    /// | `partuuid=GUID` | the partition of that GUID |
-    /// | `offset=SIZE` | from this byte on (of the partition, if one is chosen) |
-    /// | `length=SIZE` | so many bytes |
-    /// | `iops=N`, `read-iops=N`, `write-iops=N` | requests per second at most; 0: none, but changeable |
-    /// | `bps=SIZE`, `read-bps=SIZE`, `write-bps=SIZE` | bytes per second at most |
-    /// | `burst=DURATION` | after a pause, as much at once as the limits allow in this time (50ms) |
-    /// | `weight=N` | share of the device, 1 to 10000, among its slices with a weight (100) |
-    /// | `share-depth=N` | requests of those in the device at one time, at most (32) |
+    /// The options that every volume has.
+    pub const OPTIONS: &'static [UrlOption] = &[
+        UrlOption::new(
+            "offset",
+            "SIZE",
+            "begin at this byte, of the partition if one is chosen [default: 0]",
+        ),
+        UrlOption::new("length", "SIZE", "so many bytes [default: up to the end]"),
+        UrlOption::new(
+            "partition",
+            "N",
+            "the N-th partition of the GUID partition table",
+        ),
+        UrlOption::new(
+            "partlabel",
+            "NAME",
+            "the partition with this label; %26 stands for an & in it, and so on",
+        ),
+        UrlOption::new("partuuid", "GUID", "the partition with this GUID"),
+        UrlOption::new(
+            "iops",
+            "N",
+            "requests per second at most; 0: no limit for now (see vnvme limits)",
+        ),
+        UrlOption::new("read-iops", "N", "reads per second at most"),
+        UrlOption::new("write-iops", "N", "writes per second at most"),
+        UrlOption::new("bps", "SIZE", "bytes per second at most"),
+        UrlOption::new("read-bps", "SIZE", "bytes read per second at most"),
+        UrlOption::new("write-bps", "SIZE", "bytes written per second at most"),
+        UrlOption::new(
+            "burst",
+            "DURATION",
+            "after a pause, as much at once as the limits allow in this time [default: 50ms]",
+        ),
+        UrlOption::new(
+            "weight",
+            "N",
+            "share of the device among its slices that have a weight, 1 to 10000 [default: 100]",
+        ),
+        UrlOption::new(
+            "share-depth",
+            "N",
+            "requests of these slices in the device at one time, at most [default: 32]",
+        ),
+    ];
+
+    /// Takes the options that every volume has ([`Extras::OPTIONS`]) out of a URL; returns it
+    /// without them.
     ///
     /// # Errors
     /// [`OpenError`]: an option cannot be read.
@@ -76,7 +82,7 @@ impl Extras {
         let Some((name, query)) = url.rsplit_once('?') else {
             return Ok((url.into(), Self::default()));
         };
-        let (rest, mut options) = Options::split(query, KEYS)?;
+        let (rest, mut options) = Options::split(query, Self::OPTIONS)?;
         let mut partition = None;
         let number = |text: &str| match text.parse() {
             Ok(0) | Err(_) => Err(
@@ -181,9 +187,6 @@ impl Extras {
 }
 
 fn limits(options: &mut Options) -> Result<Option<Limits>, OpenError> {
-    if !LIMITS.iter().any(|key| options.has(key)) {
-        return Ok(None);
-    }
     let mut limits = Limits::default();
     let iops = &mut limits.iops;
     let bps = &mut limits.bps;
@@ -195,13 +198,16 @@ fn limits(options: &mut Options) -> Result<Option<Limits>, OpenError> {
         ("read-bps", &mut bps.read),
         ("write-bps", &mut bps.write),
     ];
+    let mut limited = false;
     for (key, rate) in rates {
-        *rate = options.take(key, parse_size)?.unwrap_or(0);
+        if let Some(limit) = options.take(key, parse_size)? {
+            (*rate, limited) = (limit, true);
+        }
     }
     if let Some(burst) = options.take("burst", parse_duration)? {
-        limits.burst = burst;
+        (limits.burst, limited) = (burst, true);
     }
-    Ok(Some(limits))
+    Ok(limited.then_some(limits))
 }
 
 fn share(options: &mut Options) -> Result<Option<Share>, OpenError> {

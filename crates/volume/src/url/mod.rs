@@ -1,21 +1,28 @@
-//! From what a user typed to a volume: a path, `file://PATH`, `mem://SIZE` or `null://SIZE`, with `?key=value&...`.
+//! From what a user typed to a volume: a path, or a URL of a scheme in the [`Registry`], with
+//! `?key=value&...`.
 
 mod extras;
+mod mem;
+mod null;
 mod options;
 mod quantity;
+mod registry;
 
-use crate::{
-    Direct, FileOptions, FileVolume, MemVolume, NullOptions, NullVolume, Overlap, Volume,
-    VolumeError,
-};
+use crate::{Direct, FileOptions, FileVolume, Overlap, Volume, VolumeError};
 pub use extras::Extras;
-use options::Options;
+pub use options::Options;
 pub use quantity::{parse_duration, parse_size};
+pub use registry::{OpenKind, Opened, READ_ONLY, Registry, Scheme, UrlOption};
+pub use registry::{VolumeKind, VolumeUrl, Whole};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+
+/// The kinds of volumes of this crate, each in one line.
+fn kinds<X: 'static>() -> Vec<VolumeKind<X>> {
+    vec![VolumeKind::new(FILE, open_file), mem::kind(), null::kind()]
+}
 
 /// What the command line or configuration says about a volume, next to its URL.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,15 +37,18 @@ pub struct OpenOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Nothing was named.
-    #[error("no volume is named; name a raw file, a block device, mem://SIZE or null://SIZE")]
-    Nothing,
+    #[error("no volume is named; name a path, or one of {known}")]
+    Nothing {
+        /// The URLs that there are.
+        known: String,
+    },
     /// The part before `://` is not known.
-    #[error(
-        "{scheme}:// is no kind of volume; known are a path, file://PATH, mem://SIZE and null://SIZE"
-    )]
+    #[error("{scheme}:// is no kind of volume; known are a path, {known}")]
     Scheme {
         /// What was given.
         scheme: String,
+        /// The URLs that there are.
+        known: String,
     },
     /// A size could not be read.
     #[error("size \"{text}\" in {scheme}://{text}: {why}")]
@@ -73,6 +83,14 @@ pub enum OpenError {
         scheme: &'static str,
         /// The options of this kind of volume.
         known: String,
+    },
+    /// An option that the volume's kind has, but did not use.
+    #[error("option \"{key}\" has no effect on this {scheme} volume")]
+    NoEffect {
+        /// What was given.
+        key: String,
+        /// The kind of volume.
+        scheme: &'static str,
     },
     /// An option given twice.
     #[error("option \"{key}\" is given twice")]
@@ -112,53 +130,43 @@ pub enum OpenError {
     /// What was named could not be opened.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// A kind of volume that a program added could not be opened.
+    #[error(transparent)]
+    Other(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
 
-const FILE: &[&str] = &["read-only", "direct", "lock", "block-size"];
-const MEM: &[&str] = &["read-only"];
-const NULL: &[&str] = &["read-only", "read-zeroes", "latency", "units", "name"];
+const FILE: Scheme = Scheme {
+    name: "file",
+    form: "PATH",
+    example: "disk.raw, file:///disks/a.raw",
+    help: "a raw file or a block device; make one with: truncate -s 10G disk.raw",
+    options: &[
+        READ_ONLY,
+        UrlOption::new(
+            "direct",
+            "auto|on|off",
+            "past the page cache, or through it [default: auto, past it where the file allows it]",
+        ),
+        UrlOption::new(
+            "lock",
+            "on|off",
+            "lock what is used of the file against other processes [default: on]",
+        ),
+        UrlOption::new(
+            "block-size",
+            "SIZE",
+            "smallest block that requests use, a power of two from 512 to 65536",
+        ),
+    ],
+};
 
-/// Opens what `url` names.
+/// Opens what `url` names, of the kinds of this crate: see [`Registry::open`].
 ///
-/// | URL | volume | options |
-/// |---|---|---|
-/// | `PATH`, `file://PATH` | raw file or block device | `direct=auto\|on\|off`, `lock=on\|off`, `block-size=SIZE` |
-/// | `mem://SIZE` | memory | |
-/// | `null://SIZE` | nothing | `read-zeroes=on\|off`, `latency=DURATION`, `units=N` (at one time), `name=NAME` (a device of slices) |
-///
-/// All have `read-only=on|off` and the options of [`Extras::split`] (a part of the volume). A path is taken as it is when
-/// a file of that very name exists, even with a `?` in it; in `file://` URLs bytes can be written as `%` and two
-/// hexadecimal digits.
+/// # Errors
+/// [`OpenError`].
 pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenError> {
-    let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
-        let path = PathBuf::from(url);
-        (file(path, open, Options::none())?, Extras::default())
-    } else {
-        let (rest, extras) = Extras::split(url)?;
-        (open_whole(&rest, open)?, extras)
-    };
-    let volume = extras.apply(whole.volume, url)?;
-    // Locked only now that it is known which part is used; the others of this process, which have names, came first.
-    if let (Some(file), Some(part)) = (whole.to_lock, volume.extent()) {
-        file.lock(part.offset, part.len)?;
-    }
-    Ok(volume)
-}
-
-/// A volume, before the options that all volumes have.
-struct Whole {
-    volume: Arc<dyn Volume>,
-    /// The file, if it is one, which is not locked yet.
-    to_lock: Option<Arc<FileVolume>>,
-}
-
-impl Whole {
-    fn new(volume: impl Volume + 'static) -> Self {
-        Self {
-            volume: Arc::new(volume),
-            to_lock: None,
-        }
-    }
+    let opened = Registry::<()>::new().open(url, open)?;
+    Ok(opened.volume)
 }
 
 /// The scheme, empty for a path, and the rest.
@@ -169,58 +177,12 @@ fn scheme(url: &str) -> (&str, &str) {
     }
 }
 
-fn open_whole(url: &str, open: OpenOptions) -> Result<Whole, OpenError> {
-    let (scheme, rest) = scheme(url);
-    let (name, query) = match rest.rsplit_once('?') {
-        Some((name, query)) => (name, Some(query)),
-        None => (rest, None),
+fn open_file<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+    let path = match url.scheme() {
+        "" => PathBuf::from(url.name),
+        _ => unescape(url.name)?,
     };
-    match scheme {
-        "" | "file" if name.is_empty() => Err(OpenError::Nothing),
-        "" | "file" => {
-            let path = match scheme {
-                "" => PathBuf::from(name),
-                _ => unescape(name)?,
-            };
-            let options = Options::parse("file", query, FILE)?;
-            file(path, open, options)
-        }
-        "mem" => {
-            let mut options = Options::parse("mem", query, MEM)?;
-            let volume = MemVolume::new(size("mem", name)?)?;
-            let volume = if options.read_only(open)? {
-                volume.read_only()
-            } else {
-                volume
-            };
-            Ok(Whole::new(volume))
-        }
-        "null" => {
-            let mut options = Options::parse("null", query, NULL)?;
-            let volume = NullVolume::new(NullOptions {
-                size: size("null", name)?,
-                read_zeroes: options.switch("read-zeroes")?.unwrap_or(false),
-                read_only: options.read_only(open)?,
-                latency: options
-                    .take("latency", parse_duration)?
-                    .unwrap_or(Duration::ZERO),
-                units: options.take("units", units)?.unwrap_or(0),
-            })?;
-            let name = options.take("name", |name| Ok(name.to_owned()))?;
-            Ok(Whole::new(match name {
-                Some(name) => volume.named(&name),
-                None => volume,
-            }))
-        }
-        scheme => Err(OpenError::Scheme {
-            scheme: scheme.into(),
-        }),
-    }
-}
-
-fn units(text: &str) -> Result<usize, &'static str> {
-    let number = text.parse().ok().filter(|n| (1..=4096).contains(n));
-    number.ok_or("a number from 1 to 4096 is expected")
+    file(path, open, &mut url.options)
 }
 
 /// RFC 3986, 3.1. Anything else before `://` is part of a path.
@@ -239,7 +201,7 @@ fn size(scheme: &'static str, text: &str) -> Result<u64, OpenError> {
     })
 }
 
-fn file(path: PathBuf, open: OpenOptions, mut options: Options) -> Result<Whole, OpenError> {
+fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Whole<X>, OpenError> {
     let direct = |text: &str| match text {
         "auto" => Ok(Direct::Auto),
         "on" => Ok(Direct::On),
@@ -256,8 +218,8 @@ fn file(path: PathBuf, open: OpenOptions, mut options: Options) -> Result<Whole,
     };
     let file = Arc::new(FileVolume::open_unlocked(path, options)?);
     Ok(Whole {
-        volume: file.clone(),
-        to_lock: Some(file),
+        to_lock: Some(file.clone()),
+        ..Whole::new(file)
     })
 }
 

@@ -1,30 +1,31 @@
 //! The `key=value` pairs behind the `?`.
 
-use super::{OpenError, OpenOptions};
+use super::{Extras, OpenError, OpenOptions, UrlOption};
 
 /// The options of one URL; each is taken once.
-pub(super) struct Options {
+#[derive(Debug)]
+pub struct Options {
     pairs: Vec<(String, String)>,
 }
 
 impl Options {
     /// No options.
-    pub(super) fn none() -> Self {
+    pub fn none() -> Self {
         Self { pairs: Vec::new() }
     }
 
     /// Takes the options with these keys out of a query; returns the others as they were, too.
-    pub(super) fn split(query: &str, keys: &[&str]) -> Result<(String, Self), OpenError> {
+    pub(super) fn split(query: &str, known: &[UrlOption]) -> Result<(String, Self), OpenError> {
         let (mut rest, mut own) = (Vec::new(), Vec::new());
         for text in query.split('&') {
             let key = text.split_once('=').map_or(text, |(key, _)| key);
-            if keys.contains(&key) {
+            if known.iter().any(|option| option.name == key) {
                 own.push(text);
             } else {
                 rest.push(text);
             }
         }
-        let options = Self::parse("any", Some(&own.join("&")), keys)?;
+        let options = Self::parse("any", Some(&own.join("&")), known)?;
         Ok((rest.join("&"), options))
     }
 
@@ -32,7 +33,7 @@ impl Options {
     pub(super) fn parse(
         scheme: &'static str,
         query: Option<&str>,
-        known: &[&str],
+        known: &[UrlOption],
     ) -> Result<Self, OpenError> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         for text in query
@@ -43,11 +44,15 @@ impl Options {
             let (key, value) = text
                 .split_once('=')
                 .ok_or_else(|| OpenError::NoValue { text: text.into() })?;
-            if !known.contains(&key) {
+            if !known.iter().any(|option| option.name == key) {
+                let known = known.iter().chain(Extras::OPTIONS);
                 return Err(OpenError::UnknownOption {
                     key: key.into(),
                     scheme,
-                    known: [known, super::extras::KEYS].concat().join(", "),
+                    known: known
+                        .map(|option| option.name)
+                        .collect::<Vec<_>>()
+                        .join(", "),
                 });
             }
             if pairs.iter().any(|(other, _)| other == key) {
@@ -58,8 +63,22 @@ impl Options {
         Ok(Self { pairs })
     }
 
+    /// Refuses options that were not taken.
+    pub(super) fn all_taken(&self, scheme: &'static str) -> Result<(), OpenError> {
+        match self.pairs.first() {
+            None => Ok(()),
+            Some((key, _)) => Err(OpenError::NoEffect {
+                key: key.clone(),
+                scheme,
+            }),
+        }
+    }
+
     /// Takes an option's value, read by `read`.
-    pub(super) fn take<T>(
+    ///
+    /// # Errors
+    /// [`OpenError::Value`], with what `read` says is wrong.
+    pub fn take<T>(
         &mut self,
         key: &str,
         read: impl FnOnce(&str) -> Result<T, &'static str>,
@@ -74,13 +93,11 @@ impl Options {
         }
     }
 
-    /// Whether an option is there and was not taken yet.
-    pub(super) fn has(&self, key: &str) -> bool {
-        self.pairs.iter().any(|(other, _)| other == key)
-    }
-
     /// Takes a switch.
-    pub(super) fn switch(&mut self, key: &str) -> Result<Option<bool>, OpenError> {
+    ///
+    /// # Errors
+    /// [`OpenError::Value`]: it is neither on nor off.
+    pub fn switch(&mut self, key: &str) -> Result<Option<bool>, OpenError> {
         self.take(key, |text| match text {
             "on" | "true" | "yes" => Ok(true),
             "off" | "false" | "no" => Ok(false),
@@ -88,8 +105,11 @@ impl Options {
         })
     }
 
-    /// The volume may not be written: either side can say so.
-    pub(super) fn read_only(&mut self, open: OpenOptions) -> Result<bool, OpenError> {
+    /// Whether the volume may not be written: either side can say so.
+    ///
+    /// # Errors
+    /// [`OpenError::Value`]: it is neither on nor off.
+    pub fn read_only(&mut self, open: OpenOptions) -> Result<bool, OpenError> {
         Ok(self.switch("read-only")?.unwrap_or(false) || open.read_only)
     }
 }

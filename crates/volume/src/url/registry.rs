@@ -1,0 +1,245 @@
+//! The kinds of volumes that a URL can name, in a table: what a user may write, what help and errors
+//! say about it, and what opens it.
+
+use super::{Extras, OpenError, OpenOptions, Options, scheme};
+use crate::{FileVolume, Volume};
+use std::path::Path;
+use std::sync::Arc;
+
+/// An option of a URL, `name=value`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UrlOption {
+    /// What stands before the `=`.
+    pub name: &'static str,
+    /// What stands behind it, as help shows it: alternatives (`on|off`), or the kind of value in
+    /// capitals (`SIZE`, `DURATION`, `N`, `NAME`, `GUID`).
+    pub form: &'static str,
+    /// What it is for, as help says it.
+    pub help: &'static str,
+}
+
+impl UrlOption {
+    /// `name=form`, and what it is for.
+    pub const fn new(name: &'static str, form: &'static str, help: &'static str) -> Self {
+        Self { name, form, help }
+    }
+}
+
+/// The option of every kind of volume that may not be written.
+pub const READ_ONLY: UrlOption = UrlOption::new("read-only", "on|off", "refuse writes");
+
+/// What a user may write for one kind of volume, and what help says about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scheme {
+    /// What stands before `://`.
+    pub name: &'static str,
+    /// What stands behind it, as errors show it: `SIZE`.
+    pub form: &'static str,
+    /// A URL or two, as help shows them.
+    pub example: &'static str,
+    /// What the volume is, as help says it.
+    pub help: &'static str,
+    /// The options of this kind, beside those of [`Extras`]; [`READ_ONLY`] is always one.
+    pub options: &'static [UrlOption],
+}
+
+/// Opens a volume of one kind.
+pub type OpenKind<X> =
+    Box<dyn Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<Whole<X>, OpenError> + Send + Sync>;
+
+/// A kind of volume.
+pub struct VolumeKind<X = ()> {
+    /// What a user may write for it.
+    pub scheme: Scheme,
+    /// What opens it. Takes every option that is given, or the URL is refused.
+    pub open: OpenKind<X>,
+}
+
+impl<X> VolumeKind<X> {
+    /// A kind that `open` opens.
+    pub fn new(
+        scheme: Scheme,
+        open: impl Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<Whole<X>, OpenError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self {
+            scheme,
+            open: Box::new(open),
+        }
+    }
+}
+
+/// A URL of a known scheme, as its kind of volume opens it.
+#[derive(Debug)]
+pub struct VolumeUrl<'a> {
+    text: &'a str,
+    /// What stands between `://` (if there is one) and the options.
+    pub name: &'a str,
+    /// Options of the volume's kind; no others are there.
+    pub options: Options,
+}
+
+impl VolumeUrl<'_> {
+    /// What stands before `://`; empty for a path.
+    pub fn scheme(&self) -> &str {
+        scheme(self.text).0
+    }
+
+    /// The whole URL without the options that every volume has, for kinds that read it themselves,
+    /// options included.
+    pub fn take_text(&mut self) -> &str {
+        self.options = Options::none();
+        self.text
+    }
+}
+
+/// A volume of one kind, before the options that every volume has; and what a program keeps of it
+/// beside the volume.
+pub struct Whole<X = ()> {
+    pub(super) volume: Arc<dyn Volume>,
+    /// The file, if it is one, which is not locked yet.
+    pub(super) to_lock: Option<Arc<FileVolume>>,
+    pub(super) attached: Option<X>,
+}
+
+impl<X> Whole<X> {
+    /// A volume, and nothing beside it.
+    pub fn new(volume: Arc<dyn Volume>) -> Self {
+        Self {
+            volume,
+            to_lock: None,
+            attached: None,
+        }
+    }
+
+    /// A volume, and what the program keeps beside it.
+    pub fn attached(volume: Arc<dyn Volume>, attached: X) -> Self {
+        Self {
+            attached: Some(attached),
+            ..Self::new(volume)
+        }
+    }
+}
+
+/// What a URL has given.
+pub struct Opened<X = ()> {
+    /// The volume, with all that the URL asked for.
+    pub volume: Arc<dyn Volume>,
+    /// The options that every volume has; they are applied.
+    pub extras: Extras,
+    /// What the volume's kind keeps beside it.
+    pub attached: Option<X>,
+}
+
+/// The kinds of volumes that a program knows: those of this crate, and those that it adds.
+///
+/// # To add a kind of volume
+///
+/// 1. Write a module with the kind's [`Scheme`] (its options, their help), and a function that opens
+///    it; `url/mem.rs` is an example.
+/// 2. Add the kind in one line: in `kinds` of `url/mod.rs` (which also names the module) when it
+///    belongs to this crate, else by [`Registry::with`] in the program.
+///
+/// Errors that list schemes or options, and `vnvme serve --help`, know it from then on.
+///
+/// `X` is what the program keeps of a volume beside the volume itself.
+pub struct Registry<X = ()> {
+    kinds: Vec<VolumeKind<X>>,
+}
+
+impl<X: 'static> Default for Registry<X> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<X: 'static> Registry<X> {
+    /// The kinds of this crate.
+    pub fn new() -> Self {
+        Self {
+            kinds: super::kinds(),
+        }
+    }
+
+    /// One more kind. It replaces the one of the same scheme, if there is one.
+    pub fn with(mut self, kind: VolumeKind<X>) -> Self {
+        let same = |known: &&mut VolumeKind<X>| known.scheme.name == kind.scheme.name;
+        match self.kinds.iter_mut().find(same) {
+            Some(known) => *known = kind,
+            None => self.kinds.push(kind),
+        }
+        self
+    }
+
+    /// What a user may write.
+    pub fn schemes(&self) -> impl Iterator<Item = &Scheme> {
+        self.kinds.iter().map(|kind| &kind.scheme)
+    }
+
+    /// Opens what `url` names.
+    ///
+    /// A path is taken as it is when a file of that very name exists, even with a `?` in it; in
+    /// `file://` URLs bytes can be written as `%` and two hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(&self, url: &str, open: OpenOptions) -> Result<Opened<X>, OpenError> {
+        let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
+            let whole = super::file(url.into(), open, &mut Options::none())?;
+            (whole, Extras::default())
+        } else {
+            let (rest, extras) = Extras::split(url)?;
+            (self.open_whole(&rest, open)?, extras)
+        };
+        let volume = extras.apply(whole.volume, url)?;
+        // Locked only now that it is known which part is used; the others of this process, which have
+        // names, came first.
+        if let (Some(file), Some(part)) = (whole.to_lock, volume.extent()) {
+            file.lock(part.offset, part.len)?;
+        }
+        Ok(Opened {
+            volume,
+            extras,
+            attached: whole.attached,
+        })
+    }
+
+    fn open_whole(&self, text: &str, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+        let (scheme, rest) = scheme(text);
+        let (name, query) = match rest.rsplit_once('?') {
+            Some((name, query)) => (name, Some(query)),
+            None => (rest, None),
+        };
+        if name.is_empty() && matches!(scheme, "" | "file") {
+            return Err(OpenError::Nothing {
+                known: self.known(),
+            });
+        }
+        let mut kinds = self.kinds.iter();
+        let wanted = if scheme.is_empty() { "file" } else { scheme };
+        let Some(kind) = kinds.find(|kind| kind.scheme.name == wanted) else {
+            return Err(OpenError::Scheme {
+                scheme: scheme.into(),
+                known: self.known(),
+            });
+        };
+        let kind_name = kind.scheme.name;
+        let options = Options::parse(kind_name, query, kind.scheme.options)?;
+        let mut url = VolumeUrl {
+            text,
+            name,
+            options,
+        };
+        let whole = (kind.open)(&mut url, open)?;
+        url.options.all_taken(kind_name)?;
+        Ok(whole)
+    }
+
+    /// The schemes, for errors.
+    fn known(&self) -> String {
+        let schemes = self.schemes().map(|s| format!("{}://{}", s.name, s.form));
+        schemes.collect::<Vec<_>>().join(", ")
+    }
+}
