@@ -82,5 +82,5 @@ pub use queue::raw;
 pub use queue::{
     BlockingError, Completion, Look, Op, QueueCounters, QueuePair, Request, ShadowBuffers, Tap,
 };
-pub use url::{OpenError, Place, Target, open};
+pub use url::{NVME, OpenError, Place, Target, VFIO_USER, open};
 pub use volume::NvmeVolume;

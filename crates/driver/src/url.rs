@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use volume::{Scheme, UrlOption};
 
 use crate::device::Device;
 use crate::error::Error;
@@ -14,8 +15,64 @@ use crate::volume::NvmeVolume;
 /// How long each message to a server may take.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-const OPTIONS: &str = "queues, depth, max-transfer, shadow, sgl, interrupts, timeout, status-interval, \
-                       read-only";
+/// A PCI function, through VFIO: for a [`volume::Registry`], as [`VFIO_USER`].
+pub const NVME: Scheme = Scheme {
+    name: "nvme",
+    form: "ADDRESS/NSID",
+    example: "nvme://0000:44:00.0/1",
+    help: "namespace 1 of a real NVMe device, through VFIO (see vnvme bind)",
+    options: OPTIONS,
+};
+
+/// A vfio-user socket.
+pub const VFIO_USER: Scheme = Scheme {
+    name: "vfio-user",
+    form: "/SOCKET/NSID",
+    example: "vfio-user:///run/b.sock/1",
+    help: "namespace 1 of a controller behind another vfio-user socket",
+    options: OPTIONS,
+};
+
+/// The options of a device, whatever carries it.
+const OPTIONS: &[UrlOption] = &[
+    volume::READ_ONLY,
+    UrlOption::new("queues", "N", "I/O queue pairs to ask for [default: 64]"),
+    UrlOption::new(
+        "depth",
+        "N",
+        "commands in flight of each queue pair [default: 128]",
+    ),
+    UrlOption::new(
+        "max-transfer",
+        "SIZE",
+        "largest transfer of a command, if the device allows more [default: 1M]",
+    ),
+    UrlOption::new(
+        "shadow",
+        "on|off",
+        "shadow doorbells, where the device has them [default: on]",
+    ),
+    UrlOption::new(
+        "sgl",
+        "on|off",
+        "SGLs, where the device has them and they are shorter than PRP lists [default: on]",
+    ),
+    UrlOption::new(
+        "interrupts",
+        "on|off",
+        "sleep until the device interrupts; off: poll [default: on]",
+    ),
+    UrlOption::new(
+        "timeout",
+        "DURATION",
+        "when a command that was not answered is aborted [default: 30s]",
+    ),
+    UrlOption::new(
+        "status-interval",
+        "DURATION",
+        "between reads of the controller's status while commands are in flight [default: 250ms]",
+    ),
+];
 
 /// Why a URL gives no device.
 #[derive(Debug, thiserror::Error)]
@@ -90,10 +147,7 @@ impl Target {
     /// | `nvme://DDDD:BB:DD.F/NSID` | PCI function, through VFIO (also with three slashes) |
     /// | `vfio-user:///PATH/NSID` | vfio-user socket |
     ///
-    /// The namespace may be left out. Options: `queues=N` (I/O queue pairs to ask for), `depth=N` (commands in flight of
-    /// each), `max-transfer=SIZE`, `shadow=on|off` (shadow doorbells), `sgl=on|off`, `interrupts=on|off`,
-    /// `timeout=DURATION` (of a command), `status-interval=DURATION` (between looks at the controller while commands are
-    /// outstanding), `read-only=on|off`.
+    /// The namespace may be left out. The options are those of [`NVME`] and [`VFIO_USER`].
     ///
     /// # Errors
     /// [`OpenError::Form`] or [`OpenError::Option`].
@@ -116,11 +170,13 @@ impl Target {
             _ => (name, 1),
         };
         let place = match scheme {
-            "nvme" => {
+            _ if scheme == NVME.name => {
                 let address = base.strip_prefix('/').unwrap_or(base);
                 Place::Pci(address.parse().map_err(|_| form())?)
             }
-            "vfio-user" if base.starts_with('/') && base.len() > 1 => Place::Socket(base.into()),
+            _ if scheme == VFIO_USER.name && base.starts_with('/') && base.len() > 1 => {
+                Place::Socket(base.into())
+            }
             _ => return Err(form()),
         };
         let mut target = Self {
@@ -136,6 +192,12 @@ impl Target {
         Ok(target)
     }
 
+    /// Whether a URL names a device, by its scheme.
+    pub fn is_named_by(url: &str) -> bool {
+        let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+        scheme == Some(NVME.name) || scheme == Some(VFIO_USER.name)
+    }
+
     fn option(&mut self, text: &str) -> Result<(), OpenError> {
         let wrong = |why: &str| OpenError::Option {
             text: text.into(),
@@ -144,6 +206,14 @@ impl Target {
         let (key, value) = text
             .split_once('=')
             .ok_or_else(|| wrong("options are written key=value, and separated by &"))?;
+        let unknown = || {
+            let known: Vec<&str> = OPTIONS.iter().map(|option| option.name).collect();
+            wrong(&format!("unknown; there are {}", known.join(", ")))
+        };
+        // What help does not know of is not there.
+        if !OPTIONS.iter().any(|option| option.name == key) {
+            return Err(unknown());
+        }
         let switch = || match value {
             "on" => Ok(true),
             "off" => Ok(false),
@@ -177,7 +247,7 @@ impl Target {
                 }
             }
             "read-only" => self.read_only = switch()?,
-            _ => return Err(wrong(&format!("unknown; there are {OPTIONS}"))),
+            _ => return Err(unknown()),
         }
         Ok(())
     }
@@ -263,6 +333,34 @@ mod tests {
         );
     }
 
+    /// The table that help is made of, and what reads the options, agree.
+    #[test]
+    fn every_option_of_the_table_is_understood() {
+        for option in OPTIONS {
+            let values = match option.form {
+                "SIZE" => "128k",
+                "DURATION" => "20ms",
+                "N" => "2",
+                alternatives => alternatives,
+            };
+            for value in values.split('|') {
+                let url = format!("vfio-user:///a.sock/1?{}={value}", option.name);
+                let target = Target::parse(&url).unwrap();
+                let differs = format!("{target:?}") != format!("{:?}", plain());
+                let default = if option.name == "read-only" {
+                    "off"
+                } else {
+                    "on"
+                };
+                assert_eq!(differs, value != default, "{url}");
+            }
+        }
+    }
+
+    fn plain() -> Target {
+        Target::parse("vfio-user:///a.sock/1").unwrap()
+    }
+
     #[test]
     fn what_is_wrong_is_said() {
         for url in [
@@ -288,6 +386,7 @@ mod tests {
             "shadow=yes",
             "timeout=0",
             "colour=red",
+            "nsid=1",
             "max-transfer=-1",
         ] {
             let url = format!("vfio-user:///a.sock/1?{option}");
