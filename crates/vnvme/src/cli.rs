@@ -14,6 +14,7 @@ use crate::spec::{
 };
 use crate::ublk::UblkArgs;
 use crate::vhost_blk::VhostBlkSpec;
+use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::io::IsTerminal;
@@ -39,7 +40,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Serve volumes as the namespaces of a virtual NVMe controller
-    #[command(after_long_help = SERVE_HELP)]
+    #[command(after_long_help = serve_help())]
     Serve(Box<ServeArgs>),
     /// Make volumes block devices of this host, /dev/ublkbN, by the kernel's ublk driver (as root)
     Ublk(Box<UblkArgs>),
@@ -64,23 +65,11 @@ enum Command {
     Unbind(BindArgs),
 }
 
-const SERVE_HELP: &str = "\
-Volumes:
-  disk.raw, file:///disks/a.raw   a raw file or a block device; make one with: truncate -s 10G disk.raw
-  mem://1G                        memory of this process, gone when it ends
-  null://1T                       completes at once and stores nothing, for measurements; after latency=20us, if that is said
-  nvme://0000:44:00.0/1           namespace 1 of a real NVMe device, through VFIO (see vnvme bind)
-  vfio-user:///run/b.sock/1       namespace 1 of a controller behind another vfio-user socket
-  Options follow as ?key=value&...: block-size=4096, nsid=2, nguid=..., eui64=... of the namespace, path=direct|generic
-  (how its commands reach a device: as they are, or through the volume; direct where that is possible);
-  read-only=on of the volume; of a file direct=off (through the page cache), lock=off. A part of any volume: offset=1M,
-  length=1G, or a partition of its GUID partition table by partition=2, partlabel=NAME or partuuid=GUID.
-  Of an NVMe device: queues=8 and depth=128 (of each), max-transfer=128k, shadow=off, sgl=off, interrupts=off, timeout=30s,
-  status-interval=100ms.
-  Limits of any volume: iops=1000, bps=100M, of reads or writes alone read-iops, write-iops, read-bps, write-bps; burst=50ms;
-  0 for none, which can be changed later (vnvme limits).
-  weight=100 shares a device by weight among its slices, share-depth=32 requests in it at a time at most.
+fn serve_help() -> String {
+    format!("{}\n{SERVE_HELP}", volume_help())
+}
 
+const SERVE_HELP: &str = "\
 Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
   vnvme serve --socket /tmp/vm0.sock disk.raw &
   qemu-system-x86_64 -machine q35,memory-backend=mem \\

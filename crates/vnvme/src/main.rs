@@ -30,6 +30,7 @@ mod sizes;
 mod spec;
 mod ublk;
 mod vhost_blk;
+mod volume_help;
 
 use clap::Parser;
 use std::io::Write;

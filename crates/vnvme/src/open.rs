@@ -12,7 +12,8 @@ use in_process::{self, Host};
 use mediate::Slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use volume::{Extras, Io, IoOptions, OpenOptions, Volume, open_url};
+use volume::{Extras, Io, IoOptions, OpenError, OpenOptions, Registry, Scheme, Volume};
+use volume::{VolumeKind, VolumeUrl, Whole, open_url};
 
 /// An opened volume.
 pub struct Opened {
@@ -23,68 +24,92 @@ pub struct Opened {
     pub direct: Option<Direct>,
 }
 
+/// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
+/// in `registry`.
+pub fn kinds(registry: DeviceRegistry) -> Registry<Below> {
+    let devices = Arc::new(Devices {
+        registry,
+        open: Mutex::default(),
+    });
+    Registry::new()
+        .with(device_kind(driver::NVME, devices.clone()))
+        .with(device_kind(driver::VFIO_USER, devices))
+}
+
+/// Volumes on devices.
+fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<Below> {
+    let open = move |url: &str, read_only| -> Result<Below> {
+        let target = Target::parse(url)?;
+        Below::new(
+            devices.device(&target)?,
+            target.nsid,
+            target.queue,
+            read_only || target.read_only,
+            target.name(),
+        )
+        .with_context(|| url.to_owned())
+    };
+    VolumeKind::new(scheme, move |url: &mut VolumeUrl<'_>, options| {
+        let below = open(url.take_text(), options.read_only);
+        let below = below.map_err(|error| OpenError::Other(error.into()))?;
+        Ok(Whole::attached(below.volume.clone(), below))
+    })
+}
+
 /// Opens volumes for all workers of the process, so that they share what can be opened only once: a device, however many
 /// of its namespaces and slices are served, and by whichever worker.
 pub struct Opener {
     /// Where limits of volumes are entered, to be changed.
     limits: LimitRegistry,
-    /// Where devices are entered, to be suspended and resumed.
-    registry: DeviceRegistry,
-    devices: Mutex<Vec<(Place, Device, Option<Watch>)>>,
+    kinds: Registry<Below>,
 }
 
 impl Opener {
     pub fn new(limits: LimitRegistry, registry: DeviceRegistry) -> Self {
         Self {
             limits,
-            registry,
-            devices: Mutex::default(),
+            kinds: kinds(registry),
         }
     }
 
     /// Opens the volume of a namespace.
     pub fn open(&self, spec: &NamespaceSpec) -> Result<Opened> {
         let url = &spec.volume;
-        let opened = if url.starts_with("nvme://") || url.starts_with("vfio-user://") {
-            self.open_device(spec)?
-        } else if is_within(url) {
+        let opened = if is_within(url) {
             open_within(spec)?
         } else {
             let options = OpenOptions {
                 read_only: spec.read_only,
                 block_size: spec.block_size,
             };
-            Opened {
-                volume: open_url(url, options)?,
-                device: None,
-                direct: None,
+            let opened = self.kinds.open(url, options)?;
+            match opened.attached {
+                Some(below) => below.opened(spec, opened.volume, &opened.extras)?,
+                None => Opened {
+                    volume: opened.volume,
+                    device: None,
+                    direct: None,
+                },
             }
         };
         self.limits.enter(url, &*opened.volume);
         tracing::info!(volume = url, "{}", opened.volume.info().description);
         Ok(opened)
     }
+}
 
-    fn open_device(&self, spec: &NamespaceSpec) -> Result<Opened> {
-        let url = &spec.volume;
-        let (whole, extras) = Extras::split(url)?;
-        let target = Target::parse(&whole)?;
-        let (read_only, name) = (spec.read_only || target.read_only, target.name());
-        let device = self.device(&target)?;
-        let below = Below {
-            device,
-            nsid: target.nsid,
-            queue: target.queue,
-            read_only,
-            name,
-        };
-        below.open(spec, &extras)
-    }
+/// The devices that are open.
+struct Devices {
+    /// Where they are entered, to be suspended and resumed.
+    registry: DeviceRegistry,
+    open: Mutex<Vec<(Place, Device, Option<Watch>)>>,
+}
 
+impl Devices {
     /// The device, opened when it is first asked for.
     fn device(&self, target: &Target) -> Result<Device> {
         // Another worker that panicked while it held the lock left a whole list.
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, device, _)) = devices.iter().find(|(place, ..)| *place == target.place) {
             return Ok(device.clone());
         }
@@ -138,43 +163,65 @@ fn open_within(spec: &NamespaceSpec) -> Result<Opened> {
     let controller = Controller::new(0, config, vec![namespace], &io)?;
     let transport = in_process::local(Host::new(controller, io)?);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let below = Below {
-        device: Device::open(transport, Options::default())?,
-        nsid: 1,
+    let below = Below::new(
+        Device::open(transport, Options::default())?,
+        1,
         // It works only while this thread polls.
-        queue: QueueOptions {
+        QueueOptions {
             interrupts: false,
             ..QueueOptions::default()
         },
-        read_only: spec.read_only,
-        name: format!("{whole}, number {number}"),
-    };
-    below.open(spec, &extras)
+        spec.read_only,
+        format!("{whole}, number {number}"),
+    )
+    .with_context(|| spec.volume.clone())?;
+    let volume = extras.apply(below.volume.clone(), &spec.volume)?;
+    below.opened(spec, volume, &extras)
 }
 
 /// A namespace of a device.
-struct Below {
+pub struct Below {
     device: Device,
     nsid: u32,
     queue: QueueOptions,
     read_only: bool,
-    name: String,
+    /// The same as a volume.
+    volume: Arc<NvmeVolume>,
 }
 
 impl Below {
-    fn open(self, spec: &NamespaceSpec, extras: &Extras) -> Result<Opened> {
+    fn new(
+        device: Device,
+        nsid: u32,
+        queue: QueueOptions,
+        read_only: bool,
+        name: String,
+    ) -> Result<Self> {
+        let volume = NvmeVolume::new(device.clone(), nsid, queue, read_only, name)?;
+        Ok(Self {
+            device,
+            nsid,
+            queue,
+            read_only,
+            volume: Arc::new(volume),
+        })
+    }
+
+    /// With `volume`, which stands on this one: what the URL asked for.
+    fn opened(
+        self,
+        spec: &NamespaceSpec,
+        volume: Arc<dyn Volume>,
+        extras: &Extras,
+    ) -> Result<Opened> {
         let Self {
             device,
             nsid,
             queue,
             read_only,
-            name,
+            volume: below,
         } = self;
         let url = &spec.volume;
-        let below = NvmeVolume::new(device.clone(), nsid, queue, read_only, name)
-            .with_context(|| url.clone())?;
-        let below = Arc::new(below);
-        let volume = extras.apply(below.clone(), url)?;
         if extras.is_limited() {
             ensure!(
                 spec.path != Some(PathChoice::Direct),
@@ -205,5 +252,42 @@ impl Below {
             device: Some(below),
             direct: Some(direct),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(url: &str) -> String {
+        let registry = DeviceRegistry::default();
+        let opener = Opener::new(LimitRegistry::default(), registry);
+        let spec = crate::spec::parse_namespace(url, None, false).unwrap();
+        let Err(error) = opener.open(&spec) else {
+            panic!("{url} was opened");
+        };
+        format!("{error:#}")
+    }
+
+    #[test]
+    fn errors_name_every_kind_of_volume() {
+        for url in ["iscsi://host/1", "file://"] {
+            let text = error(url);
+            for scheme in ["file", "mem", "null", "nvme", "vfio-user"] {
+                assert!(text.contains(&format!("{scheme}://")), "{scheme}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn urls_of_devices_are_checked_as_all_others() {
+        let text = error("nvme://0000:ff:1f.7/1?colour=red");
+        let known = "nvme volumes have read-only, queues, depth";
+        assert!(text.contains(known) && text.contains("partlabel"), "{text}");
+        assert!(error("nvme://0000:ff:1f.7/1?depth=1&depth=2").contains("given twice"));
+        assert!(error("nvme://0000:ff:1f.7/1?depth=0").contains("from 1 to 32767"));
+        assert!(error("nvme://nowhere/1").contains("a device is named nvme://"));
+        let text = error("vfio-user:///no/such.sock/1?offset=1M");
+        assert!(text.contains("vfio-user:///no/such.sock/1: "), "{text}");
     }
 }

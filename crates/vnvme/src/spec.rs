@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use volume::UrlOption;
 
 /// How a client rings doorbells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -135,7 +136,34 @@ pub fn read_config(path: &Path) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Takes the namespace's own options (block-size, nsid, nguid, eui64, path) out of a volume's URL; the others are the volume's.
+/// Options in a volume's URL that are the namespace's.
+pub const NAMESPACE_OPTIONS: &[UrlOption] = &[
+    UrlOption::new(
+        "block-size",
+        "512|4096",
+        "logical block size in bytes [default: the volume's, 512 at least]",
+    ),
+    UrlOption::new("nsid", "N", "namespace ID [default: by position, from 1]"),
+    UrlOption::new(
+        "nguid",
+        "HEX",
+        "NGUID, 32 hexadecimal digits [default: made from serial number and volume]",
+    ),
+    UrlOption::new(
+        "eui64",
+        "HEX",
+        "EUI-64, 16 hexadecimal digits [default: made from serial number and volume]",
+    ),
+    UrlOption::new(
+        "path",
+        "direct|generic",
+        "how commands reach a device: as they are, or through the volume \
+         [default: direct where that is possible]",
+    ),
+];
+
+/// Takes the namespace's own options ([`NAMESPACE_OPTIONS`]) out of a volume's URL; the others are
+/// the volume's.
 pub fn parse_namespace(
     text: &str,
     block_size: Option<u32>,
@@ -220,6 +248,27 @@ pub fn hex<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_option_of_the_table_is_taken() {
+        for option in NAMESPACE_OPTIONS {
+            let values = match option.form {
+                "N" => "7",
+                "HEX" => "0123456789abcdef",
+                alternatives => alternatives,
+            };
+            for value in values.split('|') {
+                let text = format!("a.raw?{}={value}", option.name);
+                let spec = parse_namespace(&text, None, false).unwrap();
+                assert_eq!(spec.volume, "a.raw");
+                assert_ne!(
+                    spec,
+                    parse_namespace("a.raw", None, false).unwrap(),
+                    "{text}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn namespace_options_are_taken_out_of_the_url() {

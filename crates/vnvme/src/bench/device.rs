@@ -69,7 +69,7 @@ impl DeviceTarget {
             ..Options::default()
         };
         options.doorbells.shadow = job.doorbells == Doorbells::Shadow;
-        if url.starts_with("nvme://") || url.starts_with("vfio-user://") {
+        if driver::Target::is_named_by(url) {
             let mut target = driver::Target::parse(url)?;
             target.options = Options {
                 max_transfer: target.options.max_transfer,

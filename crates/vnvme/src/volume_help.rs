@@ -1,0 +1,96 @@
+//! What `vnvme serve --help` says about volumes: made of the registry of their kinds.
+
+use crate::devices::DeviceRegistry;
+use crate::open::kinds;
+use crate::spec::NAMESPACE_OPTIONS;
+use volume::{Extras, READ_ONLY, Scheme, UrlOption};
+
+/// Columns of a line.
+const WIDTH: usize = 100;
+/// Where what an option is for begins.
+const COLUMN: usize = 34;
+
+/// Every kind of volume, with its options, and the options of every volume and namespace.
+pub fn volume_help() -> String {
+    let kinds = kinds(DeviceRegistry::default());
+    let schemes: Vec<&Scheme> = kinds.schemes().collect();
+    let mut help = String::from("Volumes:\n");
+    for (at, scheme) in schemes.iter().enumerate() {
+        help += &entry(2, scheme.example, scheme.help);
+        // Kinds that have the same options stand together before them.
+        if schemes.get(at + 1).map(|next| next.options) != Some(scheme.options) {
+            help += &options(scheme.options.iter().filter(|option| **option != READ_ONLY));
+        }
+    }
+    help += "  Options follow as ?key=value&... Of any volume:\n";
+    help += &options([READ_ONLY].iter().chain(Extras::OPTIONS));
+    help += "  Of a volume that is a namespace:\n";
+    help += &options(NAMESPACE_OPTIONS);
+    help
+}
+
+fn options<'a>(options: impl IntoIterator<Item = &'a UrlOption>) -> String {
+    let lines = options
+        .into_iter()
+        .map(|option| entry(6, &format!("{}={}", option.name, option.form), option.help));
+    lines.collect()
+}
+
+/// A name, and beside it what it is.
+fn entry(indent: usize, name: &str, help: &str) -> String {
+    let width = COLUMN - indent - 1;
+    let mut line = format!("{:indent$}{name:<width$}", "");
+    let mut text = String::new();
+    for word in help.split(' ') {
+        if line.chars().count() + 1 + word.chars().count() > WIDTH {
+            text += &line;
+            text.push('\n');
+            line = " ".repeat(COLUMN - 1);
+        }
+        line.push(' ');
+        line += word;
+    }
+    text + &line + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_has_every_kind_and_every_option() {
+        let help = volume_help();
+        let kinds = kinds(DeviceRegistry::default());
+        let names: Vec<&str> = kinds.schemes().map(|scheme| scheme.name).collect();
+        assert_eq!(names, ["file", "mem", "null", "nvme", "vfio-user"]);
+        for scheme in kinds.schemes() {
+            assert!(scheme.options.contains(&READ_ONLY), "{}", scheme.name);
+            for example in scheme.example.split(", ") {
+                assert!(help.contains(&format!("  {}", scheme.example)), "{example}");
+            }
+            let all = scheme.options.iter().chain(Extras::OPTIONS);
+            for option in all.chain(NAMESPACE_OPTIONS) {
+                let line = format!("\n      {}={} ", option.name, option.form);
+                assert!(help.contains(&line), "{line}");
+            }
+        }
+        // A device's options stand once, though two kinds have them.
+        assert_eq!(help.matches(" status-interval=").count(), 1);
+        for line in help.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_are_broken_between_words() {
+        let help = "word ".repeat(30);
+        let lines = entry(6, &"n".repeat(40), help.trim());
+        assert_eq!(lines.split_whitespace().count(), 31);
+        assert!(lines.lines().count() > 1);
+        assert!(
+            lines
+                .lines()
+                .all(|line| line.len() <= WIDTH && line.ends_with(['d', 'n']))
+        );
+    }
+}
