@@ -83,6 +83,8 @@ struct Shared {
     device: bool,
     /// On a filesystem that is nothing but memory: nothing to wait for.
     in_memory: bool,
+    /// On a filesystem that is not of this machine's disks.
+    may_hang: bool,
     description: String,
     id: Vec<u8>,
     /// What extents of it lie in; `None` when the user wants no locks.
@@ -132,6 +134,7 @@ impl FileVolume {
                 punch_granularity: opened.punch_granularity,
                 device: opened.device,
                 in_memory: opened.in_memory,
+                may_hang: opened.may_hang,
                 description,
                 id: opened.id,
                 root: options.lock.then_some(opened.root),
@@ -211,6 +214,7 @@ impl Volume for FileVolume {
             fd: self.shared.fd.clone(),
             direct: self.shared.direct,
             abilities: self.shared.abilities.clone(),
+            may_hang: self.shared.may_hang,
         });
         Ok(Box::new(FileQueue {
             shared: self.shared.clone(),

@@ -38,6 +38,8 @@ pub(super) struct Opened {
     pub(super) device: bool,
     /// On a filesystem that is nothing but memory.
     pub(super) in_memory: bool,
+    /// On a filesystem that is not known to keep its files on disks of this machine.
+    pub(super) may_hang: bool,
     pub(super) id: Vec<u8>,
     /// Names the file or device, by whatever path it was opened.
     pub(super) root: String,
@@ -135,6 +137,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         },
         device: is_device,
         in_memory: !is_device && in_memory(fd.as_fd()),
+        may_hang: !is_device && !is_local(fd.as_fd()),
         id: identity(path, device.as_ref()),
         root: root(&now, is_device),
         exclusive,
@@ -304,12 +307,35 @@ fn alignment(fd: BorrowedFd<'_>, device: bool) -> Result<Alignment, String> {
         })
 }
 
+// Filesystems by their numbers in `linux/magic.h`, and those of bcachefs and ZFS.
+const TMPFS: u32 = 0x0102_1994;
+const RAMFS: u32 = 0x8584_58f6;
+const HUGETLBFS: u32 = 0x9584_58f6;
+const EXT: u32 = 0xef53;
+const XFS: u32 = 0x5846_5342;
+const BTRFS: u32 = 0x9123_683e;
+const F2FS: u32 = 0xf2f5_2010;
+const BCACHEFS: u32 = 0xca45_1a4e;
+const ZFS: u32 = 0x2fc1_2fc1;
+
+/// The filesystem that a file is on.
+fn filesystem(fd: BorrowedFd<'_>) -> Option<u32> {
+    // The kernel's magic numbers have 32 bits; the field may be a wider, signed type.
+    fs::fstatfs(fd).ok().map(|stat| stat.f_type as u32)
+}
+
 /// A filesystem in memory accepts O_DIRECT on newer kernels, and copies all the same.
 fn in_memory(fd: BorrowedFd<'_>) -> bool {
-    const TMPFS: u32 = 0x0102_1994;
-    const RAMFS: u32 = 0x8584_58f6;
-    // The kernel's magic numbers have 32 bits; the field may be a wider, signed type.
-    fs::fstatfs(fd).is_ok_and(|stat| matches!(stat.f_type as u32, TMPFS | RAMFS))
+    matches!(filesystem(fd), Some(TMPFS | RAMFS))
+}
+
+/// On disks of this machine, or in its memory. Others (FUSE, NFS, CIFS, Ceph and what comes after
+/// them) answer when it pleases another process or machine.
+fn is_local(fd: BorrowedFd<'_>) -> bool {
+    matches!(
+        filesystem(fd),
+        Some(TMPFS | RAMFS | HUGETLBFS | EXT | XFS | BTRFS | F2FS | BCACHEFS | ZFS)
+    )
 }
 
 /// Reads the first `block` bytes directly. A medium that cannot be read is no reason against direct I/O.
@@ -361,4 +387,22 @@ fn identity(path: &Path, device: Option<&Device>) -> Vec<u8> {
     }
     let path = path.canonicalize().unwrap_or_else(|_| path.into());
     [b"file:".as_slice(), path.as_os_str().as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_filesystems_are_local() {
+        let here = tempfile::tempfile().unwrap();
+        if filesystem(here.as_fd()) == Some(0x794c_7630) {
+            println!("skipped: the temporary directory is on overlayfs");
+        } else {
+            assert!(is_local(here.as_fd()));
+        }
+        // Neither disk nor memory: the kernel makes its contents.
+        let proc = std::fs::File::open("/proc/self/stat").unwrap();
+        assert!(!is_local(proc.as_fd()));
+    }
 }

@@ -15,6 +15,7 @@ use super::burst::Burst;
 use super::entrance::Entrance;
 use super::entry::{self, Sources, Target, Transfer};
 use super::fixed::FixedTable;
+use super::inline::{self, Inline};
 use super::job::{Job, Next, Step};
 use super::pool::BouncePool;
 use super::ring::RingFile;
@@ -27,11 +28,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Most files that get a place in the kernel's table of registered files; others go by descriptor.
 const REGISTERED_FILES: u32 = 64;
 /// Marks completions that no slot waits for.
 const NOBODY: u64 = u64::MAX;
+/// Threads that the kernel may have for requests of this ring's thread that block.
+const KERNEL_THREADS: u32 = 256;
 /// System calls in a row that may fail before the kernel is given up.
 const MAX_FAILURES: u32 = 1_000_000;
 
@@ -41,6 +45,8 @@ struct OpenFile {
     registered: Option<u32>,
     /// Slots that work on it.
     busy: usize,
+    /// Which of its requests the kernel may execute while they are submitted.
+    inline: Inline,
 }
 
 /// What [`Core::reap`] found.
@@ -88,6 +94,13 @@ pub(super) struct Core {
     fresh: bool,
     /// Requests that begin while none is in flight.
     burst: Burst,
+    /// A file that is not trusted has a request among them: the next system call is measured.
+    trying: bool,
+    /// A system call that takes longer makes the files suspects whose requests it may have
+    /// submitted; in cycles.
+    slow: u64,
+    /// The counter's rate.
+    cycles_per_second: f64,
     /// Some of them continue requests: they are sent without waiting for the worker to ask.
     urgent: bool,
     /// The last system call failed in an unexpected way, and that has been said.
@@ -123,6 +136,14 @@ impl Core {
                 Vec::new()
             }
         };
+        // Requests that block have a thread of the kernel's each, up to a number: by default four
+        // for each processor, and a slow file would have all of them, while a flush of another
+        // waits. Zero leaves the number of the other kind.
+        let mut threads = [KERNEL_THREADS.min(capacity), 0];
+        if let Err(error) = uring.submitter().register_iowq_max_workers(&mut threads) {
+            tracing::debug!("io_uring: the kernel chooses its number of threads ({error})");
+        }
+        let cycles_per_second = probes::cycles_per_second();
         let mut slots = Vec::new();
         slots.resize_with(capacity as usize, Slot::default);
         Self {
@@ -135,6 +156,9 @@ impl Core {
             unsent: 0,
             fresh: false,
             burst: Burst::default(),
+            trying: false,
+            slow: (inline::SLOW.as_secs_f64() * cycles_per_second) as u64,
+            cycles_per_second,
             urgent: false,
             troubled: false,
             files: Vec::new(),
@@ -176,6 +200,16 @@ impl Core {
         open.map_or(0, |open| open.busy)
     }
 
+    /// Requests of all files are executed in the call, however long that takes: for tests that
+    /// count.
+    #[cfg(test)]
+    pub(super) fn trust(&mut self) {
+        self.slow = u64::MAX;
+        for open in self.files.iter_mut().flatten() {
+            open.inline = Inline::always();
+        }
+    }
+
     /// Makes a file known; the result names it from now on.
     pub(super) fn register(&mut self, file: RingFile) -> usize {
         let fd = file.fd.as_raw_fd();
@@ -187,6 +221,11 @@ impl Core {
             update.is_ok()
         });
         let open = OpenFile {
+            inline: match self.mode {
+                _ if file.may_hang => Inline::never(),
+                Mode::Polled => Inline::always(),
+                _ => Inline::new(),
+            },
             file,
             registered,
             busy: 0,
@@ -254,6 +293,7 @@ impl Core {
         if let Some(open) = open
             && let &[piece] = data.segments()
             && open.file.takes(&piece)
+            && open.inline.is_trusted()
             && let Some(bytes) = entry::in_one(len)
             && let Some(&index) = self.free.last()
             && let Some(slot) = self.slots.get_mut(index as usize)
@@ -301,18 +341,29 @@ impl Core {
         let job = job.as_mut().ok_or(IoErrorKind::Gone)?;
         let open = self
             .files
-            .get(job.file)
-            .and_then(Option::as_ref)
+            .get_mut(job.file)
+            .and_then(Option::as_mut)
             .ok_or(IoErrorKind::Gone)?;
         let target = open.target();
         let user_data = name(index, *generation);
+        // The kernel gives all others to its threads by itself.
+        let moves = matches!(job.step, Step::Data | Step::Bounce | Step::Zeroes);
+        let mut threaded = false;
+        if moves && !open.inline.is_trusted() {
+            // One in each call, of whatever file: then it is known who made the thread wait.
+            threaded = self.trying || !open.inline.admit(Instant::now());
+            self.trying |= !threaded;
+        }
         let sources = Sources {
             bounce: &mut self.bounce,
             zeroes: &mut self.zeroes,
-            fixed: &self.fixed,
+            fixed: (!threaded).then_some(&self.fixed),
             counters: &mut self.counters,
         };
-        let entry = entry::entry(job, vectors, target, sources)?.user_data(user_data);
+        let mut entry = entry::entry(job, vectors, target, sources)?.user_data(user_data);
+        if threaded {
+            entry = entry.flags(squeue::Flags::ASYNC);
+        }
         self.push(&entry)?;
         self.counters.operations += 1;
         Ok(())
@@ -394,9 +445,62 @@ impl Core {
             self.uring.submit().map(drop)
         } else {
             self.counters.system_calls += 1;
-            self.entrance.enter(self.unsent as u32, events)
+            self.timed_enter(events)
         };
         self.sent(result);
+    }
+
+    /// One system call, with an eye on the clock: see [`inline`].
+    #[inline]
+    fn timed_enter(&mut self, events: bool) -> io::Result<()> {
+        if self.trying {
+            return self.measured_enter(events);
+        }
+        let before = probes::cycles();
+        let result = self.entrance.enter(self.unsent as u32, events);
+        let took = probes::cycles().wrapping_sub(before);
+        if took > self.slow {
+            self.suspect(took);
+        }
+        result
+    }
+
+    /// One system call with a request of a file that is not trusted: whether it made this thread
+    /// wait.
+    #[cold]
+    #[inline(never)]
+    fn measured_enter(&mut self, events: bool) -> io::Result<()> {
+        self.trying = false;
+        let (before, slept) = (probes::cycles(), inline::sleeps());
+        let result = self.entrance.enter(self.unsent as u32, events);
+        let took = probes::cycles().wrapping_sub(before);
+        let waited = took > self.slow && inline::sleeps() > slept;
+        let waited = waited.then(|| self.duration(took));
+        let now = Instant::now();
+        for open in self.files.iter_mut().flatten() {
+            open.inline.measured(waited, now);
+        }
+        result
+    }
+
+    fn duration(&self, cycles: u64) -> Duration {
+        Duration::try_from_secs_f64(cycles as f64 / self.cycles_per_second).unwrap_or(Duration::MAX)
+    }
+
+    /// A system call took long: any file with requests in flight may be why.
+    #[cold]
+    #[inline(never)]
+    fn suspect(&mut self, took: u64) {
+        // Without requests in it, it was not a submission that took so long.
+        if self.unsent == 0 {
+            return;
+        }
+        let (took, now) = (self.duration(took), Instant::now());
+        let suspicious = |open: &&mut OpenFile| open.busy > 0 && open.inline.is_trusted();
+        let alone = self.files.iter_mut().flatten().filter(suspicious).count() == 1;
+        for open in self.files.iter_mut().flatten().filter(suspicious) {
+            open.inline.suspect(took, alone, now);
+        }
     }
 
     /// What was written since the last system call goes with this one.

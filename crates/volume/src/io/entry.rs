@@ -21,8 +21,9 @@ pub(super) struct Sources<'a> {
     pub(super) bounce: &'a mut BouncePool,
     /// Zeroes to be written, made when they are first needed.
     pub(super) zeroes: &'a mut Option<Buffer>,
-    /// Memory that the kernel has pinned.
-    pub(super) fixed: &'a FixedTable,
+    /// Memory that the kernel has pinned; `None` for what a thread of the kernel executes. That
+    /// looks for the place when its turn comes, and the place may have been emptied by then.
+    pub(super) fixed: Option<&'a FixedTable>,
     pub(super) counters: &'a mut IoCounters,
 }
 
@@ -47,7 +48,9 @@ pub(super) fn entry(
                 [one] if job.done == 0 => match in_one(one.len() as u64) {
                     Some(bytes) => {
                         let at = one.as_ptr();
-                        let place = sources.fixed.find(at.addr(), one.len());
+                        let place = sources
+                            .fixed
+                            .and_then(|fixed| fixed.find(at.addr(), one.len()));
                         sources.counters.fixed += u64::from(place.is_some());
                         let op = job.request.op;
                         let transfer = Transfer {

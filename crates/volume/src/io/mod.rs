@@ -5,6 +5,7 @@ mod core;
 mod entrance;
 mod entry;
 mod fixed;
+mod inline;
 pub(crate) mod job;
 mod others;
 mod pool;

@@ -1,0 +1,236 @@
+//! Which requests of a file the kernel may execute within the call that submits them.
+//!
+//! The kernel carries out what it can in `io_uring_enter` itself, and gives a thread of its own
+//! (io-wq) what would block. Filesystems do not keep to that: ext4 reads blocks of a file's extent
+//! tree from the disk within the call, for reads and for writes. On a slow disk the worker, and
+//! each other volume on it, then waits for the disk. So a call that took long makes its files
+//! suspects: of a suspect one request in each call stays in the call, and is measured by the
+//! thread's voluntary context switches, which tell waiting from a processor that others used. Once
+//! one has waited, all requests of the file go to threads of the kernel for a while, then one is
+//! tried again. Nothing is measured but the time of each call while no file is suspected.
+
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+/// A call that takes longer than this, for whatever it submits, is no business of a polling worker.
+pub(super) const SLOW: Duration = Duration::from_micros(500);
+/// Requests that must not wait before a file that was only suspected is trusted again.
+const SUSPECTED: u16 = 16;
+/// The same for a file that has made the worker wait: one of many requests may meet what is not in
+/// the cache.
+const CONVICTED: u16 = 256;
+/// A single call that takes as long as this is proof enough, whether a disk or a busy processor was
+/// the reason.
+const PROOF: Duration = Duration::from_millis(20);
+/// How long requests go to threads of the kernel after one has made the worker wait: at least, so
+/// many times as long as it waited, and at most.
+const PAUSE: Duration = Duration::from_millis(50);
+const FACTOR: u32 = 32;
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A file's requests, in the calls that submit them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// All of them.
+    Trusted,
+    /// One in each call, until so many have not waited.
+    Tried { left: u16 },
+    /// None until then.
+    Banned { until: Instant },
+    /// None, ever.
+    Never,
+}
+
+/// Where the kernel executes the requests of one file.
+#[derive(Debug)]
+pub(super) struct Inline {
+    state: State,
+    /// A request of a suspect goes with the next call.
+    trying: bool,
+    pause: Duration,
+}
+
+impl Inline {
+    /// Of a file that was opened now: a suspect, for nothing of it is in the cache yet.
+    pub(super) fn new() -> Self {
+        Self::at(State::Tried { left: SUSPECTED })
+    }
+
+    /// Of a file whose requests may take any time for anything: not on a disk of this machine.
+    pub(super) fn never() -> Self {
+        Self::at(State::Never)
+    }
+
+    /// Of a file on a ring whose calls execute nothing: there is nothing to be measured.
+    pub(super) fn always() -> Self {
+        Self::at(State::Trusted)
+    }
+
+    fn at(state: State) -> Self {
+        Self {
+            state,
+            trying: false,
+            pause: PAUSE,
+        }
+    }
+
+    /// Nothing is known against it.
+    #[inline(always)]
+    pub(super) fn is_trusted(&self) -> bool {
+        self.state == State::Trusted
+    }
+
+    /// A request is to be submitted of a file that is not trusted. Whether the kernel may execute
+    /// it in the call.
+    pub(super) fn admit(&mut self, now: Instant) -> bool {
+        if let State::Banned { until } = self.state
+            && now >= until
+        {
+            self.state = State::Tried { left: CONVICTED };
+        }
+        match self.state {
+            State::Trusted => true,
+            State::Tried { .. } => !std::mem::replace(&mut self.trying, true),
+            State::Banned { .. } | State::Never => false,
+        }
+    }
+
+    /// A call took long that may have submitted requests of the file; `alone`: and of no other that
+    /// is trusted.
+    pub(super) fn suspect(&mut self, took: Duration, alone: bool, now: Instant) {
+        if self.is_trusted() {
+            self.state = State::Tried { left: SUSPECTED };
+            if alone && took >= PROOF {
+                self.ban(took, now);
+            }
+        }
+    }
+
+    fn ban(&mut self, waited: Duration, now: Instant) {
+        // Each time longer, and so long that trying again costs little.
+        let pause = self.pause.max(waited.saturating_mul(FACTOR));
+        let pause = pause.min(LONGEST_PAUSE);
+        self.state = State::Banned { until: now + pause };
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// A call was measured; `waited`: so long, if the thread slept in it and it took long.
+    pub(super) fn measured(&mut self, waited: Option<Duration>, now: Instant) {
+        if !std::mem::take(&mut self.trying) {
+            return;
+        }
+        match (&mut self.state, waited) {
+            (State::Tried { .. }, Some(waited)) => self.ban(waited, now),
+            (State::Tried { left }, None) if *left > 1 => *left -= 1,
+            (State::Tried { .. }, None) => {
+                self.state = State::Trusted;
+                self.pause = PAUSE;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How often the calling thread has gone to sleep so far (`ru_nvcsw`).
+pub(super) fn sleeps() -> i64 {
+    // SAFETY: all-zero is a valid `rusage`: plain integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills in one `rusage`, which outlives the call.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nvcsw
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn one_request_shows_whether_a_suspect_waits() {
+        let now = Instant::now();
+        let mut inline = Inline::always();
+        assert!(inline.is_trusted());
+        inline.suspect(SHORT, true, now);
+        assert!(!inline.is_trusted());
+        assert!(inline.admit(now));
+        assert!(!inline.admit(now), "one is enough to be waited for");
+        inline.measured(Some(SHORT), now);
+        assert!(!inline.admit(now));
+        // Calls without a request of its own in them say nothing.
+        inline.measured(None, now);
+        inline.suspect(SHORT, true, now);
+        assert!(!inline.admit(now + PAUSE / 2));
+        assert!(inline.admit(now + PAUSE));
+        inline.measured(Some(SHORT), now + PAUSE);
+        assert!(!inline.admit(now + PAUSE * 2), "longer each time");
+        assert!(inline.admit(now + PAUSE * 3));
+    }
+
+    #[test]
+    fn waiting_costs_a_small_part_of_the_time() {
+        let (now, long) = (Instant::now(), Duration::from_secs(1));
+        let mut inline = Inline::always();
+        inline.suspect(long, false, now);
+        assert!(inline.admit(now), "it may have been another file");
+        inline.measured(Some(long), now);
+        assert!(!inline.admit(now + long * (FACTOR - 1)));
+        assert!(inline.admit(now + long * FACTOR));
+        let mut inline = Inline::always();
+        inline.suspect(long, true, now);
+        assert!(!inline.admit(now), "there is no other");
+        assert!(!inline.admit(now + long * (FACTOR - 1)));
+        inline.suspect(Duration::MAX, true, now);
+        assert!(inline.admit(now + LONGEST_PAUSE));
+    }
+
+    #[test]
+    fn a_file_that_does_not_wait_is_trusted_again() {
+        let now = Instant::now();
+        let mut inline = Inline::new();
+        for (needed, banned) in [(SUSPECTED, false), (SUSPECTED, false), (CONVICTED, true)] {
+            if inline.is_trusted() {
+                inline.suspect(SHORT, true, now);
+            }
+            if banned {
+                assert!(inline.admit(now));
+                inline.measured(Some(SHORT), now);
+            }
+            for _ in 0..needed {
+                assert!(!inline.is_trusted());
+                assert!(inline.admit(now + PAUSE));
+                inline.measured(None, now + PAUSE);
+            }
+            assert!(inline.is_trusted(), "{needed}");
+        }
+    }
+
+    #[test]
+    fn pauses_are_bounded() {
+        let mut now = Instant::now();
+        let mut inline = Inline::always();
+        inline.suspect(SHORT, true, now);
+        for _ in 0..100 {
+            assert!(inline.admit(now));
+            inline.measured(Some(Duration::MAX), now);
+            now += LONGEST_PAUSE;
+        }
+    }
+
+    #[test]
+    fn what_may_hang_is_never_executed_in_the_call() {
+        let now = Instant::now();
+        let mut inline = Inline::never();
+        inline.measured(None, now);
+        inline.suspect(SHORT, true, now);
+        assert!(!inline.is_trusted() && !inline.admit(now + LONGEST_PAUSE * 10));
+    }
+
+    #[test]
+    fn sleeping_is_counted() {
+        let before = sleeps();
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(sleeps() > before);
+    }
+}
