@@ -137,6 +137,8 @@ fn config(device: &str, dir: &str, ublk: bool) -> String {
 /// `$limit` are seconds.
 const TURNS: &str = r#"
 export LD_LIBRARY_PATH=/tools/lib:/tmp
+# Whatever ends this early: what the server and the kernel say of it, and what memory is left.
+trap 'status=$?; [ $status = 0 ] || { tail -n 100 /tmp/log; dmesg | tail -n 40; free -m; df -m /tmp; }' EXIT
 wait_for() { for try in $(seq 1200); do eval "$1" && return 0; sleep 0.05; done; echo "never: $1" >&2; return 1; }
 # With each failed request in the log.
 VNVME_LOG=info,ublk=debug /tmp/vnvme serve --config /tmp/all.toml --workers 2 --control /tmp/ctl >/tmp/log 2>&1 & daemon=$!
