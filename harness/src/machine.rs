@@ -262,6 +262,13 @@ impl GuestBuilder {
                 append.push(' ');
                 append.push_str(words);
             }
+            // The translator's counter is the host's. On a busy host the guest, interrupted while it
+            // measures the counter's rate, finds a wrong one: then its clock runs fast, and its
+            // time-outs expire early.
+            if accel == Accel::Tcg && cfg!(target_arch = "x86_64") {
+                let khz = (probes::cycles_per_second() / 1e3) as u64;
+                append.push_str(&format!(" tsc_early_khz={khz}"));
+            }
             let (kernel, initramfs) = (image.kernel.display(), image.initramfs.display());
             add(&[
                 "-kernel",

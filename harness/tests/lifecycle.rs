@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use common::{Disks, run, run_for};
 use harness::progress::skip;
+use harness::qemu::Accel;
 use harness::served::{Controller, Volumes};
 use harness::{Daemon, Guest};
 use serde_json::json;
@@ -42,6 +43,26 @@ fn a_second_guest_after_the_first_is_killed() -> Result<()> {
     );
     second.poweroff()?;
     served.finish()
+}
+
+/// A guest that finds out for itself at what rate its counter runs is wrong on a busy host.
+#[test]
+fn an_emulated_guest_is_told_the_rate_of_its_clock() -> Result<()> {
+    let guest = Guest::builder("clock").accel(Accel::Tcg).boot()?;
+    let found = run(
+        &guest,
+        "dmesg | sed -n 's/.*tsc: Detected \\([0-9]*\\)[.].* MHz.*/\\1/p' | head -n 1",
+    )?;
+    let told = run(
+        &guest,
+        "sed -n 's/.*tsc_early_khz=\\([0-9]*\\).*/\\1/p' /proc/cmdline",
+    )?;
+    let (found, told): (u64, u64) = (found.trim().parse()?, told.trim().parse()?);
+    ensure!(
+        found == told / 1000,
+        "told {told} kHz, it takes {found} MHz"
+    );
+    guest.poweroff()
 }
 
 /// Behind an emulated IOMMU every transfer has its own short-lived mapping: the server's map changes all the time.
