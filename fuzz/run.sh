@@ -23,7 +23,8 @@ if ! compiles_cxx && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; t
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++; } >"$out/apt.log" 2>&1 || true
 fi
 if ! compiles_cxx; then
-    echo "skipped: no C++ compiler for libFuzzer: apt-get install g++ (only random inputs are tried)"
+    harness/skips.sh --skip "fuzz/run.sh: libFuzzer (only random inputs are tried)" \
+        "no C++ compiler: apt-get install g++"
     exec "$cargo" test --quiet -p fuzz
 fi
 
@@ -39,8 +40,10 @@ if [ "$seconds" = replay ]; then
     FUZZ_TARGET=${1:?which target} exec "$program" "${2:?which file}"
 fi
 
+targets=${*:-$("$program")}
+[ -n "$targets" ] || { echo "fuzz: the program names no targets" >&2; exit 1; }
 status=0
-for target in ${*:-$("$program" 2>/dev/null)}; do
+for target in $targets; do
     corpus=$out/corpus/$target
     artifacts=$out/artifacts/$target
     log=$out/$target.log

@@ -5,6 +5,8 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
+pub use testkit::skip;
+
 /// The instant that the elapsed seconds count from: the first call.
 fn start() -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
@@ -15,9 +17,4 @@ fn start() -> Instant {
 pub fn say(line: impl AsRef<str>) {
     let elapsed = start().elapsed().as_secs_f32();
     eprintln!("[{elapsed:6.1}s] {}", line.as_ref());
-}
-
-/// Says that a test or a part of it does not run here, and why. Skips are never silent.
-pub fn skip(name: &str, reason: impl AsRef<str>) {
-    eprintln!("skipped: {name}: {}", reason.as_ref());
 }

@@ -341,6 +341,10 @@ fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
         });
         run(&guest, "modprobe ublk_drv")?;
     }
+    if !locks(&guest)? {
+        let what = format!("{name}: counters, locks and overlaps of files");
+        skip(&what, "the guest's kernel has no file locks");
+    }
     checks.check("a file", || a_file(&guest));
     checks.check("killed", || killed(&guest));
     checks.check("recovered", || recovered(&guest));
@@ -369,7 +373,8 @@ fn with_a_newer_kernel() -> Result<()> {
     match newer_kernel() {
         Some(kernel) => on("ublk-newer", Some(kernel), true),
         None => {
-            skip("ublk::with_a_newer_kernel", "no newer kernel");
+            let what = "ublk::with_a_newer_kernel";
+            skip(what, "no newer kernel is given (VNVME_KERNEL)");
             Ok(())
         }
     }

@@ -222,7 +222,7 @@ fn by_group() -> Result<()> {
 fn by_iommufd() -> Result<()> {
     const NAME: &str = "vfio::by_iommufd";
     let Some(kernel) = iommufd_kernel() else {
-        skip(NAME, "kernel without iommufd");
+        skip(NAME, "no kernel with iommufd is given (VNVME_KERNEL)");
         return Ok(());
     };
     let disks = Disks::new()?;
@@ -237,7 +237,7 @@ fn by_iommufd() -> Result<()> {
         checks.check("unbind", || unbind(&guest));
         checks.check("found", || found(&guest));
     } else {
-        skip(NAME, "kernel without iommufd");
+        skip(NAME, "the kernel that is given has no iommufd");
     }
     guest.poweroff()?;
     checks.finish();

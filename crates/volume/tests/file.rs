@@ -74,7 +74,7 @@ fn what_cannot_be_opened_says_why() {
         let text = refused(&fifo, FileOptions::default());
         assert!(text.contains("FIFO"), "{text}");
     } else {
-        println!("skipped: no mkfifo");
+        testkit::skip("volume::file: a FIFO is refused", "no mkfifo");
     }
 }
 
@@ -191,7 +191,7 @@ fn unaligned_memory_is_bounced() {
         let directory = disk();
         let volume = open(&sparse(&directory, 4 * MIB));
         if !volume.is_direct() {
-            println!("skipped: {}", volume.info().description);
+            testkit::skip("volume::file::unaligned_memory_is_bounced", "no direct I/O");
             return;
         }
         let mut worker = Worker::by(way, &volume);
@@ -283,7 +283,8 @@ fn deallocation_gives_space_back() {
     let path = sparse(&directory, 4 * MIB);
     let volume = open(&path);
     if !volume.info().deallocate {
-        println!("skipped: the filesystem punches no holes");
+        let what = "volume::file::deallocation_gives_space_back";
+        testkit::skip(what, "the filesystem punches no holes");
         return;
     }
     let mut worker = Worker::new(&volume);

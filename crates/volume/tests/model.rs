@@ -190,7 +190,7 @@ fn direct_file() {
     let directory = disk();
     let volume = FileVolume::open(sparse(&directory, SIZE), FileOptions::default()).unwrap();
     if !volume.is_direct() {
-        println!("skipped: {}", volume.info().description);
+        testkit::skip("volume::model::direct_file", "no direct I/O");
         return;
     }
     run(&volume);

@@ -211,7 +211,8 @@ fn memory_is_bounced_only_where_it_has_to_be() {
     let directory = disk();
     let volume = open(&sparse(&directory, SIZE), FileOptions::default());
     if volume.info().description.contains("buffered") {
-        return println!("skipped: {}", volume.info().description);
+        let what = "volume::start::memory_is_bounced_only_where_it_has_to_be";
+        return testkit::skip(what, "no direct I/O");
     }
     for way in WAYS {
         let mut worker = Worker::by(way, &*volume);

@@ -86,7 +86,7 @@ fn a_full_filesystem_is_no_space() {
         let directory = disk();
         let mounted = match Small::mount(directory.path()) {
             Ok(mounted) => mounted,
-            Err(why) => return println!("skipped: {why}"),
+            Err(why) => return testkit::skip("volume::system::a_full_filesystem_is_no_space", why),
         };
         let path = sparse(&directory, 4 * MIB);
         let volume = FileVolume::open(&path, FileOptions::default()).unwrap();
@@ -121,7 +121,7 @@ fn block_device() {
         let backing = sparse(&directory, 8 * MIB);
         let device = match Loop::attach(&backing, &[]) {
             Ok(device) => device,
-            Err(why) => return println!("skipped: {why}"),
+            Err(why) => return testkit::skip("volume::system::block_device", why),
         };
         let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
         let info = volume.info();
@@ -200,7 +200,7 @@ fn device_with_large_blocks() {
         let directory = disk();
         let device = match Loop::attach(&sparse(&directory, 8 * MIB), &["--sector-size", "4096"]) {
             Ok(device) => device,
-            Err(why) => return println!("skipped: {why}"),
+            Err(why) => return testkit::skip("volume::system::device_with_large_blocks", why),
         };
         let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
         assert_eq!(volume.info().block_size, 4096);
@@ -236,7 +236,7 @@ fn read_only_device() {
     let directory = disk();
     let device = match Loop::attach(&sparse(&directory, 8 * MIB), &["--read-only"]) {
         Ok(device) => device,
-        Err(why) => return println!("skipped: {why}"),
+        Err(why) => return testkit::skip("volume::system::read_only_device", why),
     };
     let error = FileVolume::open(&device.0, FileOptions::default()).expect_err("not for writing");
     assert!(error.to_string().contains("--read-only"), "{error}");

@@ -132,7 +132,7 @@ mod tests {
         for (mode, _) in STEPS {
             match build(mode, 8) {
                 Ok(_) => {}
-                Err(error) => println!("skipped: {mode:?}: {error}"),
+                Err(error) => testkit::skip(&format!("volume::io::setup: {mode:?}"), error),
             }
         }
         assert!(ring(8, false).is_ok());

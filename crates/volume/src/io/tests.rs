@@ -33,7 +33,7 @@ fn io(mode: Mode) -> Option<Io> {
     let uring = match setup::build(mode, options.capacity) {
         Ok(uring) => uring,
         Err(error) => {
-            println!("skipped: {mode:?}: {error}");
+            testkit::skip(&format!("volume::io::tests: {mode:?}"), error);
             return None;
         }
     };
@@ -451,7 +451,9 @@ fn a_kernel_thread_that_polls_takes_requests_without_a_call() {
         Ok(queue) => queue,
         Err(error) => {
             assert!(error.to_string().contains("--sqpoll"), "{error}");
-            return println!("skipped: {error}");
+            let what =
+                "volume::io::tests::a_kernel_thread_that_polls_takes_requests_without_a_call";
+            return testkit::skip(what, error);
         }
     };
     let memory = Memory::anonymous(1 << 20).unwrap();
@@ -473,7 +475,8 @@ fn more_than_the_limit_of_locked_memory_goes_without() {
         .current
         .filter(|&limit| limit < 1 << 30)
     else {
-        return println!("skipped: as much memory as it wants may be locked by this process");
+        let what = "volume::io::tests::more_than_the_limit_of_locked_memory_goes_without";
+        return testkit::skip(what, "this process may lock as much memory as it wants");
     };
     // This thread's alone: who has it knows no limit.
     let mut sets = capabilities(None).unwrap();

@@ -21,7 +21,7 @@ pub fn memory() -> Option<tempfile::TempDir> {
     match tempfile::tempdir_in("/dev/shm") {
         Ok(directory) => Some(directory),
         Err(error) => {
-            println!("skipped: no tmpfs at /dev/shm: {error}");
+            testkit::skip("volume: files in /dev/shm", error);
             None
         }
     }

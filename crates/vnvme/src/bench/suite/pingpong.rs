@@ -224,7 +224,8 @@ mod tests {
     #[test]
     fn a_line_goes_there_and_back() {
         let Ok(cores) = Cores::pair() else {
-            println!("skipped: it needs two CPUs");
+            let what = "vnvme::bench::suite::pingpong::a_line_goes_there_and_back";
+            testkit::skip(what, "it needs two CPUs");
             return;
         };
         let (client, server) = (cores.client[0], cores.server[0]);

@@ -210,7 +210,8 @@ fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
     let strict = match options.custom_flags(libc::O_DIRECT).open(&path) {
         Ok(strict) => OwnedFd::from(strict),
         Err(error) => {
-            println!("skipped: no direct I/O here: {error}");
+            let what = "volume::io::tests::start: files with direct I/O";
+            testkit::skip(what, error);
             return None;
         }
     };

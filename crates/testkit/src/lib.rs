@@ -1,0 +1,113 @@
+//! How a test says that it leaves something out, so that it is seen.
+//!
+//! A test that cannot run on a machine passes all the same, and the test runner hides what it
+//! prints. So [`skip`] writes past the runner to standard error, and to the file that [`FILE`]
+//! names: `harness/skips.sh`, in which `make test` runs, empties that file first, prints it at the
+//! end, and in CI fails on a line that `.ci/skips` does not list.
+//!
+//! For tests only: a `dev-dependency`, and a dependency of the guest harness.
+#![forbid(unsafe_code)]
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The environment variable that names the file for skips. Without it they go to standard error
+/// alone.
+pub const FILE: &str = "VNVME_SKIPS";
+
+/// Says that a test, or the part of it that `what` names, does not run on this machine, and why.
+///
+/// `what` begins with the crate: `volume::system::block_device`. The list of accepted skips has
+/// patterns for whole lines "what: reason": keep out of the reason what is another in each run.
+///
+/// # Panics
+/// If the file cannot be written: a skip that is not seen is a failure.
+#[track_caller]
+pub fn skip(what: &str, reason: impl Display) {
+    let line = line(what, reason);
+    // Not by eprintln!, which the test runner hides when the test passes. If it cannot be written,
+    // the file still counts.
+    let _ = io::stderr().write_all(format!("skipped: {line}").as_bytes());
+    if let Some(file) = std::env::var_os(FILE).filter(|file| !file.is_empty()) {
+        record(Path::new(&file), &line);
+    }
+}
+
+/// One line, whatever the reason has in it.
+fn line(what: &str, reason: impl Display) -> String {
+    let reason = reason.to_string();
+    let words: Vec<&str> = reason.split_whitespace().collect();
+    format!("{what}: {}\n", words.join(" "))
+}
+
+#[track_caller]
+fn record(file: &Path, line: &str) {
+    if let Err(error) = append(file, line) {
+        panic!(
+            "{}: {error}: this skip would not be seen: {line}",
+            file.display()
+        );
+    }
+}
+
+/// Appends a line in one system call: lines of processes that write at the same time do not mix
+/// (open(2), `O_APPEND`).
+fn append(file: &Path, line: &str) -> io::Result<()> {
+    let mut file = File::options().create(true).append(true).open(file)?;
+    match file.write(line.as_bytes())? {
+        written if written == line.len() => Ok(()),
+        written => Err(io::Error::other(format!(
+            "{written} of {} bytes written",
+            line.len()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    #[test]
+    fn a_skip_is_one_whole_line_whoever_else_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("skips.txt");
+        let threads = 8;
+        let barrier = Barrier::new(threads);
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let (path, barrier) = (&path, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    for round in 0..100 {
+                        let reason = format!("line one\n  line two {}", "x".repeat(200));
+                        let what = format!("testkit::{thread}::{round}");
+                        record(path, &line(&what, &reason));
+                    }
+                });
+            }
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut found: Vec<&str> = text.lines().collect();
+        let mut wanted = Vec::new();
+        for thread in 0..threads {
+            for round in 0..100 {
+                let x = "x".repeat(200);
+                wanted.push(format!("testkit::{thread}::{round}: line one line two {x}"));
+            }
+        }
+        found.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn a_skip_that_cannot_be_written_down_fails_the_test() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("missing").join("skips.txt");
+        let result = std::panic::catch_unwind(|| record(&path, "what: why\n"));
+        assert!(result.is_err());
+    }
+}
