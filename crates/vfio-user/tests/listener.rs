@@ -108,25 +108,33 @@ fn errors_name_the_path() {
 
 #[test]
 fn many_at_once_leave_one_that_works() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("socket");
-    drop(UnixListener::bind(&path).unwrap());
-    let made: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| Listener::bind(&path)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
-    });
-    let made: Vec<_> = made.into_iter().flatten().collect();
-    assert_eq!(made.len(), 1);
-    let _stream = UnixStream::connect(&path).unwrap();
-    // Before it there may be probes of the others.
-    let mut accepted = 0;
-    while made[0].accept().unwrap().is_some() {
-        accepted += 1;
+    const THREADS: usize = 8;
+    for round in 0..100 {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        drop(UnixListener::bind(&path).unwrap());
+        // All find the stale file at the same time.
+        let barrier = std::sync::Barrier::new(THREADS);
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let bind = || {
+                barrier.wait();
+                Listener::bind(&path)
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(bind)).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let (made, refused): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);
+        assert_eq!(made.len(), 1, "round {round}: {refused:?}");
+        for error in refused.into_iter().filter_map(Result::err) {
+            assert!(matches!(error, ListenError::InUse(_)), "{error}");
+        }
+        let listener = made.into_iter().flatten().next().unwrap();
+        // Connections of the others, who looked whether the socket is live, stand before ours.
+        while listener.accept().unwrap().is_some() {}
+        let _stream = UnixStream::connect(&path).unwrap();
+        assert!(listener.accept().unwrap().is_some(), "round {round}");
     }
-    assert!(accepted >= 1);
 }
