@@ -501,6 +501,7 @@ fn a_guest_that_offers_more_than_its_queue_holds() {
     faults.add(Fault::always(OpKind::Read, Effect::Hold));
     let served = Served::start(Arc::new(volume), DiskOptions::default());
     let mut client = Client::connect(&served, 0);
+    let mut alive = client.queue(1);
     let mut queue = client.queue(0);
     queue.post(Req::read(0, 512));
     for _ in 1..SIZE {
@@ -512,7 +513,7 @@ fn a_guest_that_offers_more_than_its_queue_holds() {
         queue.offer(0);
     }
     queue.kick();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    at_the_queues(&mut alive);
     assert_eq!(faults.held(), usize::from(SIZE));
     faults.clear();
     faults.release();

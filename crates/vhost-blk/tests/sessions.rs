@@ -141,19 +141,19 @@ fn a_queue_that_is_stopped_has_answered_everything() {
     }
     queue.ring();
     eventually("held", || faults.held() == 4);
-    let release = faults.clone();
-    let later = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        let_pass(&release);
-    });
-    // The answer comes after the requests have ended.
-    assert_eq!(client.frontend.get_vring_base(0).unwrap(), 4);
+    // The answer to GET_VRING_BASE comes after the requests have ended.
+    let mut alive = client.queue(1);
+    let state = |index: u32, num: u32| [index.to_ne_bytes(), num.to_ne_bytes()].concat();
+    client.begin(11, &state(0, 0), &mut alive);
+    assert!(!client.raw.is_answered(), "answered too early");
+    assert_eq!(queue.used_idx(), 0);
+    let_pass(&faults);
+    assert_eq!(client.raw.reply().unwrap(), state(0, 4));
     assert_eq!(queue.used_idx(), 4);
-    later.join().unwrap();
     // Nothing is fetched while it is stopped; it goes on where it was.
     queue.post(Req::write(4, &[2; 512]));
     queue.kick();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    at_the_queues(&mut alive);
     assert_eq!(queue.used_idx(), 4);
     client.start(&queue, 4);
     for _ in 0..5 {
@@ -169,10 +169,11 @@ fn a_disabled_queue_stands_still() {
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
     queue.ok(Req::read(0, 512));
+    let mut alive = client.queue(1);
     client.frontend.set_vring_enable(0, false).unwrap();
     queue.post(Req::read(0, 512));
     queue.kick();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    at_the_queues(&mut alive);
     assert_eq!(queue.used_idx(), 1);
     client.frontend.set_vring_enable(0, true).unwrap();
     assert_eq!(queue.finish().1, 0);
@@ -201,17 +202,21 @@ fn memory_that_is_taken_away_is_let_go_when_no_request_can_touch_it() {
     queue.offer(0);
     queue.kick();
     eventually("held", || faults.held() == 1);
-    let release = faults.clone();
-    let done = Arc::new(AtomicU32::new(0));
-    let seen = done.clone();
-    let later = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        seen.store(1, Ordering::SeqCst);
-        let_pass(&release);
-    });
-    client.frontend.remove_mem_region(&far).unwrap();
-    assert_eq!(done.load(Ordering::SeqCst), 1, "answered too early");
-    later.join().unwrap();
+    // REM_MEM_REG: padding, and the region.
+    let words = [
+        0,
+        far.guest_phys_addr,
+        far.memory_size,
+        far.userspace_addr,
+        0,
+    ];
+    let payload: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+    let mut alive = client.queue(1);
+    client.begin(38, &payload, &mut alive);
+    assert!(!client.raw.is_answered(), "answered too early");
+    assert_eq!(queue.used_idx(), 0);
+    let_pass(&faults);
+    assert_eq!(client.raw.reply().unwrap(), [0; 8]);
     queue.wait_used(1);
     queue.seen = 1;
     // And it is gone.
@@ -426,7 +431,7 @@ fn a_reset_device_begins_anew() {
     client.frontend.reset_device().unwrap();
     queue.post(Req::read(0, 512));
     queue.kick();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    at_the_queues(&mut client.queue(1));
     assert_eq!(queue.used_idx(), 1);
     let mut queue = Driver::new(&client.memory, 0, 2 << 20, client.features);
     client.start(&queue, 0);

@@ -158,6 +158,8 @@ const PER_QUEUE: u64 = 1 << 20;
 /// A front-end with its guest's memory.
 pub struct Client {
     pub frontend: Frontend,
+    /// The front-end's own socket, for messages whose reply is not waited for at once.
+    pub raw: raw::Raw,
     pub memory: Memory,
     pub features: u64,
     pub inflight: Option<(VhostUserInflight, std::fs::File)>,
@@ -185,7 +187,8 @@ impl Client {
 
     /// Of whatever serves at a path.
     pub fn at(path: &std::path::Path, without: u64, memory: Memory) -> Client {
-        let mut frontend = Frontend::connect(path, 128).unwrap();
+        let raw = raw::Raw(UnixStream::connect(path).unwrap());
+        let mut frontend = Frontend::from_stream(raw.0.try_clone().unwrap(), 128);
         frontend.set_owner().unwrap();
         let features = frontend.get_features().unwrap() & !without;
         frontend.set_features(features).unwrap();
@@ -196,10 +199,21 @@ impl Client {
         frontend.set_mem_table(&[region(&memory)]).unwrap();
         Client {
             frontend,
+            raw,
             memory,
             features,
             inflight: None,
         }
+    }
+
+    /// Sends a message that is to be answered later, and waits until the server has taken it and was at its queues
+    /// again: an answer that comes too early is there by then. `alive` is a queue that runs.
+    pub fn begin(&self, request: u32, payload: &[u8], alive: &mut Driver) {
+        const NEED_REPLY: u32 = 8;
+        self.raw
+            .bytes(&raw::Raw::message(request, 1 | NEED_REPLY, payload), &[]);
+        eventually("the server reads the message", || self.raw.unread() == 0);
+        at_the_queues(alive);
     }
 
     pub fn config(&mut self, offset: u32, len: usize) -> Vec<u8> {
@@ -255,6 +269,13 @@ impl Client {
         let driver = Driver::new(&self.memory, index, index as u64 * PER_QUEUE, self.features);
         self.start(&driver, 0);
         driver
+    }
+}
+
+/// Waits until the server's thread has been at its queues since this call: requests of one that runs are completed.
+pub fn at_the_queues(alive: &mut Driver) {
+    for _ in 0..3 {
+        alive.ok(Req::new(driver::GET_ID, 0, Data::In(20)));
     }
 }
 

@@ -31,6 +31,20 @@ impl Raw {
         );
     }
 
+    /// Bytes that were sent and that the server has not read yet (unix(7), `SIOCOUTQ`).
+    pub fn unread(&self) -> i32 {
+        const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
+        // SAFETY: the request writes one `int`.
+        let getter = unsafe { rustix::ioctl::Getter::<SIOCOUTQ, i32>::new() };
+        // SAFETY: as above; it changes nothing.
+        unsafe { rustix::ioctl::ioctl(&self.0, getter) }.unwrap()
+    }
+
+    /// Whether bytes from the server are there to be read.
+    pub fn is_answered(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.0).unwrap() > 0
+    }
+
     pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = request.to_ne_bytes().to_vec();
         bytes.extend(flags.to_ne_bytes());
