@@ -32,6 +32,14 @@ fn counters(control: &str) -> serde_json::Value {
     all["controllers"][0].clone()
 }
 
+/// Commands that went directly to the device below, from any queue, since the upper daemon started.
+fn direct_commands(control: &str) -> u64 {
+    let told = counters(control);
+    let lanes = told["direct"][0]["lanes"].as_array().unwrap();
+    let commands = lanes.iter().map(|lane| lane["commands"].as_u64().unwrap());
+    commands.sum()
+}
+
 /// A device below, and a controller above with a slice of it.
 fn two(
     place: &Place,
@@ -183,7 +191,7 @@ fn the_path_changes_under_load_and_nobody_sees_it() {
 #[test]
 fn resets_and_another_client_under_the_direct_path() {
     let place = Place::new();
-    let (lower, upper, socket, _) = two(&place, "", &[]);
+    let (lower, upper, socket, control) = two(&place, "", &[]);
     for round in 0..4u64 {
         let mut host = Host::up(&socket);
         for i in 0..5u64 {
@@ -197,7 +205,14 @@ fn resets_and_another_client_under_the_direct_path() {
             host.client.reset().unwrap();
             host.enable();
             host.create_queues(1, None);
+            // After each reset the new queue takes the direct path again.
+            let before = direct_commands(&control);
             assert!(host.read(1, i * 200, data.len()) == data);
+            let after = direct_commands(&control);
+            assert!(
+                after > before,
+                "round {round}, reset {i}: {before}, then {after}"
+            );
         }
         // The client goes with commands in flight.
         let read = host.transfer(NvmOpcode::READ, 1, 0, 64 << 10, AT);
@@ -210,9 +225,10 @@ fn resets_and_another_client_under_the_direct_path() {
 #[test]
 fn a_device_that_goes_is_an_error_to_the_guest_and_the_daemon_lives() {
     let place = Place::new();
-    let (lower, mut upper, socket, _) = two(&place, "", &[]);
+    let (lower, mut upper, socket, control) = two(&place, "", &[]);
     let mut host = Host::up(&socket);
     host.write(1, 0, &pattern(1, 4096));
+    assert!(direct_commands(&control) > 0);
     lower.kill();
     let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, AT);
     for _ in 0..3 {

@@ -323,16 +323,45 @@ fn a_busy_worker_gives_queues_to_an_idle_one() {
 #[test]
 fn limited_volumes_stay() {
     let place = Place::new();
-    let control = text(&place.path("control"));
-    let mut args = vec!["--workers", "2", "--spread", "stir", "--control", &control];
-    args.push("mem://16M?iops=100000");
-    let daemon = Daemon::serve(&place, &args);
-    let mut host = Host::attach(&place.socket());
-    ready(&mut host, true);
-    for round in 0..5 {
-        write_all(&mut host, round, |_| {});
-    }
-    assert_eq!(counters(&control)["moves"], 0);
-    drop(host);
+    let [control, config] = ["control", "vnvme.toml"].map(|name| text(&place.path(name)));
+    // The same disk without a limit stands beside it: its queues do move meanwhile.
+    let volumes = ["mem://16M", "mem://16M?iops=100000"];
+    let sockets = ["free.sock", "limited.sock"].map(|name| place.path(name));
+    let tables = volumes.iter().zip(&sockets).map(|(volume, socket)| {
+        format!(
+            "[[controller]]\nsocket = {socket:?}\n[[controller.namespace]]\nvolume = {volume:?}\n"
+        )
+    });
+    std::fs::write(&config, tables.collect::<String>()).unwrap();
+    let args = [
+        "serve",
+        "--config",
+        &config,
+        "--workers",
+        "2",
+        "--spread",
+        "stir",
+    ];
+    let daemon = Daemon::spawn(&[&args[..], &["--control", &control]].concat());
+    let mut hosts = sockets.each_ref().map(|socket| {
+        daemon.wait_listening(socket);
+        let mut host = Host::attach(socket);
+        ready(&mut host, true);
+        host
+    });
+    let moves = || {
+        let told = all_stats(&control);
+        [0, 1].map(|at| told["controllers"][at]["moves"].as_u64().unwrap())
+    };
+    let mut round = 0;
+    eventually("the queues of the disk without a limit move", || {
+        for host in &mut hosts {
+            write_all(host, round, |_| {});
+        }
+        round += 1;
+        round >= 5 && moves()[0] > 10
+    });
+    assert_eq!(moves()[1], 0);
+    drop(hosts);
     daemon.end();
 }
