@@ -144,10 +144,19 @@ fn a_process_that_dies_under_load_is_a_device_that_is_gone() {
         }
         other.child.kill().unwrap();
         other.child.wait().unwrap();
-        for i in 40..60 {
-            let _ = queue.submit_read(i, 1, device.allocate(512).unwrap(), i);
-        }
-        for done in drain(&mut queue) {
+        let later = (40..60).filter(|&i| {
+            let buffer = device.allocate(512).unwrap();
+            queue.submit_read(i, 1, buffer, i).is_ok()
+        });
+        let submitted = 40 + later.count();
+        let done = drain(&mut queue);
+        assert_eq!(done.len(), submitted);
+        let gone = |result: &Result<(), _>| matches!(result, Err(CommandError::Gone));
+        assert!(
+            done.iter().any(|done| gone(&done.result)),
+            "all were served"
+        );
+        for done in done {
             assert!(
                 matches!(done.result, Ok(()) | Err(CommandError::Gone)),
                 "{:?}",

@@ -161,8 +161,6 @@ fn stirred(place: &Place, mapped: bool, rounds: u64) {
     }
     let told = counters(&control);
     assert!(told["moves"].as_u64().unwrap() > rounds, "{told}");
-    let io = told["queues"].as_array().unwrap();
-    assert!(io.iter().all(|q| q["worker"].as_u64().unwrap() < 2));
     drop(host);
     daemon.end();
 }
