@@ -11,7 +11,7 @@ use nvme::regs;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use volume::{Effect, Fault, FaultVolume, OpKind};
 
 const MIB: u64 = 1 << 20;
