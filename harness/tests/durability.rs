@@ -38,6 +38,9 @@ const JOBS: [Job; 2] = [
     },
 ];
 
+/// Writes of a job.
+const WRITES: u64 = (100 << 20) / BLOCK;
+
 /// The least that must be acknowledged before the kill, so that the test means something.
 const ENOUGH: u64 = 200;
 
@@ -60,6 +63,7 @@ fn what_fio_saw_flushed_is_in_the_file_after_sigkill() -> Result<()> {
     let reports = guest.events().wait(Duration::from_secs(120), |lines| {
         JOBS.iter().all(|job| acknowledged(lines, job) >= ENOUGH)
     })?;
+    run(&guest, "pidof fio || { echo fio has ended; exit 1; }")?;
     match Controller::chosen()? {
         Controller::Vnvme => served.daemon()?.kill()?,
         Controller::Qemu => guest.kill()?,
@@ -73,6 +77,11 @@ fn what_fio_saw_flushed_is_in_the_file_after_sigkill() -> Result<()> {
         eprintln!(
             "durability: {} writes of {} were acknowledged",
             count, job.name
+        );
+        ensure!(
+            count < WRITES,
+            "{} was done before the kill: nothing was cut off",
+            job.name
         );
         check(&bytes, job, count)?;
         // The check itself must be able to fail: for the last acknowledged block lost, and for one torn.
