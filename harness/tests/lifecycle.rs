@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use common::{Disks, run, run_for};
+use common::{Disks, LONG, run, run_for};
 use harness::progress::skip;
 use harness::qemu::Accel;
 use harness::served::{Controller, Volumes};
@@ -22,13 +22,18 @@ fn a_second_guest_after_the_first_is_killed() -> Result<()> {
     let file = disks.sparse("disk.raw", 256)?;
     let served = Volumes::file("second-guest", &file).serve()?;
     let first = Guest::builder("first").disk(served.disk()).boot()?;
-    let wanted = run(
+    let wanted = run_for(
         &first,
+        LONG,
         "d=$(wait_disk 1 1); head -c $((4 << 20)) /dev/urandom >/tmp/r
          dd if=/tmp/r of=$d bs=1M oflag=direct conv=fsync 2>/dev/null
          (fio --name=busy --filename=$d --rw=randwrite --bs=64k --iodepth=32 --ioengine=io_uring --direct=1 \
-             --offset=64m --size=128m --time_based --runtime=60 >/dev/null 2>&1 &) </dev/null >/dev/null 2>&1
-         sleep 2; sha256sum </tmp/r",
+             --offset=64m --size=128m --time_based --runtime=600 >/dev/null 2>&1 &) </dev/null >/dev/null 2>&1
+         writes() { set -- $(cat /sys/block/$(basename $d)/stat); echo $5; }
+         was=$(writes)
+         for try in $(seq 2000); do [ $(writes) -ge $((was + 100)) ] && break; sleep 0.05; done
+         [ $(writes) -ge $((was + 100)) ] || { echo fio does not write; exit 1; }
+         sha256sum </tmp/r",
     )?;
     first.kill()?;
     let second = Guest::builder("second").disk(served.disk()).boot()?;
