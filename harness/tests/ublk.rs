@@ -135,14 +135,17 @@ fn recovered(guest: &Guest) -> Result<()> {
          fio --name=r --directory=/tmp/m --ioengine=io_uring --direct=1 --rw=randwrite --bs=16k --size=32m --loops=6 \
              --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/fio2 2>&1 &
          load=$!
+         ios() { set -- $(cat /sys/block/ublkb2/stat); echo $(($1 + $5)); }
+         # fio is at work before each kill and after it, so each hits it in the middle.
+         works() { was=$(ios); wait_for '[ $(ios) -ge '$((was + 200))' ]' || { cat /tmp/fio2; return 1; }; }
          for round in 1 2 3; do
-             wait_for 'grep -q ublkb2 /proc/diskstats'; sleep 1
-             kill -0 $load
-             kill -9 $(cat /tmp/pid2); sleep 0.3
+             works
+             kill -9 $(cat /tmp/pid2); wait_for '[ -s /tmp/status2 ]'
              [ -b /dev/ublkb2 ]
              up 2 --recover --queues 2 /tmp/disk.raw$L
              grep -q 'recovered=true' /tmp/log2
          done
+         works
          wait $load || { cat /tmp/fio2; false; }
          umount /tmp/m; fsck.ext4 -fn /dev/ublkb2
          down 2",
@@ -151,7 +154,7 @@ fn recovered(guest: &Guest) -> Result<()> {
     sh(
         guest,
         "up 2 --recover mem://8M
-         kill -9 $(cat /tmp/pid2); sleep 0.3; [ -b /dev/ublkb2 ]
+         kill -9 $(cat /tmp/pid2); wait_for '[ -s /tmp/status2 ]'; [ -b /dev/ublkb2 ]
          /tmp/vnvme ublk --remove 2
          [ ! -e /dev/ublkb2 ] && [ ! -e /dev/ublkc2 ]",
     )

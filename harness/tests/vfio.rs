@@ -34,9 +34,17 @@ fn iommufd_kernel() -> Option<PathBuf> {
 /// The environment of the pushed programs.
 const ENV: &str = "export LD_LIBRARY_PATH=/tools/lib:/tmp\n";
 
+/// `started NAME`: waits until the last process in the background is this program, with its redirections made.
+const STARTED: &str = r#"
+started() {
+    for try in $(seq 600); do [ "$(cat /proc/$!/comm)" = $1 ] && return 0; sleep 0.05; done
+    echo "$1 does not start"; return 1
+}
+"#;
+
 /// Runs `vnvme` where it must refuse, in one line; answers the line.
 fn refused(guest: &Guest, script: &str) -> Result<String> {
-    let out = guest.sh(&format!("{}{ENV}{script}", common::LIB))?;
+    let out = guest.sh(&format!("{}{ENV}{STARTED}{script}", common::LIB))?;
     let text = out.text();
     ensure!(out.status == 1, "status {} of {script}: {text}", out.status);
     ensure!(text.trim().lines().count() == 1, "not one line: {text}");
@@ -53,13 +61,13 @@ fn refusals(guest: &Guest) -> Result<()> {
     ensure!(mounted.contains("is mounted on /mnt"), "{mounted}");
     let moved = refused(
         guest,
-        "umount /mnt; d=$(wait_disk 1 1); unshare -m sh -c \"mount $d /mnt && exec sleep 1000\" & sleep 1
+        "umount /mnt; d=$(wait_disk 1 1); unshare -m sh -c \"mount $d /mnt && exec sleep 1000\" & started sleep
          /tmp/vnvme bind $(bdf 1) 2>&1; status=$?; kill $!; exit $status",
     )?;
     ensure!(moved.contains("something holds /dev/nvme"), "{moved}");
     let opened = refused(
         guest,
-        "sleep 1; d=$(wait_disk 1 1); sleep 1000 <$d & sleep 0.5
+        "sleep 1; d=$(wait_disk 1 1); sleep 1000 <$d & started sleep
          /tmp/vnvme bind $(bdf 1) 2>&1; status=$?; kill $!; exit $status",
     )?;
     ensure!(
@@ -182,7 +190,7 @@ fn given_back(guest: &Guest) -> Result<()> {
 fn unbind(guest: &Guest) -> Result<()> {
     let busy = refused(
         guest,
-        "g=$(basename $(readlink /sys/bus/pci/devices/$(bdf 1)/iommu_group)); sleep 1000 <>/dev/vfio/$g & sleep 0.5
+        "g=$(basename $(readlink /sys/bus/pci/devices/$(bdf 1)/iommu_group)); sleep 1000 <>/dev/vfio/$g & started sleep
          /tmp/vnvme unbind $(bdf 1) 2>&1; status=$?; kill $!; exit $status",
     )?;
     ensure!(busy.contains("is open in process"), "{busy}");
