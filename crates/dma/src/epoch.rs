@@ -17,7 +17,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 struct Epoch {
     /// Identity of the map.
     map: u64,
-    /// Memory that left the map at the end of this epoch, or during it while only older epochs had pins.
+    /// Memory that left the map at the end of this epoch, or during the next one while that had no pins.
     grave: RefCell<Vec<Memory>>,
     /// The epoch after this one, which it keeps alive.
     next: OnceCell<Rc<Epoch>>,
@@ -89,28 +89,24 @@ impl Epochs {
 
     /// Takes memory that has just left the map, and ends the epoch.
     pub(crate) fn retire(&mut self, removed: Vec<Memory>) {
-        let older = self.previous.strong_count() > 0;
+        let older = self.previous.upgrade();
         // Our own reference, and the previous epoch's.
-        let pinned = Rc::strong_count(&self.current) > 1 + usize::from(older);
-        if !pinned && !older {
-            return;
-        }
-        self.current.grave.borrow_mut().extend(removed);
+        let pinned = Rc::strong_count(&self.current) > 1 + usize::from(older.is_some());
         if pinned {
+            self.current.grave.borrow_mut().extend(removed);
             let next = Epoch::new(self.current.map);
             if self.current.next.set(Rc::clone(&next)).is_ok() {
                 self.previous = Rc::downgrade(&self.current);
                 self.current = next;
             }
+        } else if let Some(older) = older {
+            // It goes with the last of the older pins, whether or not anyone asks then.
+            older.grave.borrow_mut().extend(removed);
         }
     }
 
     /// Whether no pin is older than the last [`Epochs::retire`]; then nothing is kept any longer.
-    pub(crate) fn quiesced(&mut self) -> bool {
-        if self.previous.strong_count() > 0 {
-            return false;
-        }
-        self.current.grave.take();
-        true
+    pub(crate) fn quiesced(&self) -> bool {
+        self.previous.strong_count() == 0
     }
 }

@@ -248,12 +248,18 @@ impl DmaMap {
         sum
     }
 
+    /// From now on [`DmaMap::quiesced`] speaks of the commands that are in flight at this call, as after an unmap. No memory
+    /// leaves the map.
+    pub fn fence(&mut self) {
+        self.epochs.retire(Vec::new());
+    }
+
     /// Counts the changes; rings and caches that were resolved at another value must be resolved again.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether every command that was in flight at the last unmap is over. An unmap may be answered only then; the
+    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] is over. An unmap may be answered only then; the
     /// memory that left the map is let go at the latest now. Commands that began later do not matter, so a steady load
     /// does not delay it. Rings and cells are not counted: their owner resolves them again when the generation changes.
     pub fn quiesced(&mut self) -> bool {

@@ -112,8 +112,32 @@ fn an_old_command_keeps_what_is_unmapped_later_and_in_any_order() {
     assert!(!map.quiesced());
     assert!(memory.iter().all(alive));
     drop(oldest);
-    assert!(map.quiesced());
+    // Whether or not anyone asks.
     assert!(!memory.iter().any(alive));
+    assert!(map.quiesced());
+}
+
+#[test]
+fn a_fence_speaks_of_the_commands_before_it() {
+    let (mut map, memory) = map_of(1);
+    map.fence();
+    assert!(map.quiesced());
+    let before = map.pin();
+    map.fence();
+    let after = map.pin();
+    assert!(!map.quiesced());
+    drop(after);
+    assert!(!map.quiesced());
+    // Nothing has left the map; what does so now is kept for the old command, and no longer.
+    assert!(
+        map.segments(0, 4096, Access::Write, &mut SegmentList::new())
+            .is_ok()
+    );
+    map.unmap_all();
+    assert!(alive(&memory[0]));
+    drop(before);
+    assert!(!alive(&memory[0]));
+    assert!(map.quiesced());
 }
 
 #[test]
