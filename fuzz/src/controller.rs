@@ -135,6 +135,8 @@ impl World {
             namespace(4, plain, 512),
         ];
         let mut controller = Controller::new(7, config, namespaces, &io).ok()?;
+        // Bus Master Enable and Memory Space Enable: the input may clear them.
+        controller.config_write(4, &[6, 0]);
         let memory = Memory::anonymous((MAPPABLE + CANARY) as usize).ok()?;
         let canary = vec![CANARY_BYTE; CANARY as usize];
         memory.write(MAPPABLE as usize, &canary).ok()?;

@@ -103,11 +103,11 @@ impl Device for Checker {
         Ok(())
     }
 
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
         self.called()?;
         self.check_access(index, offset, data.len());
         assert_ne!(index, 2, "read-only");
-        Ok(())
+        Ok(Outcome::Done)
     }
 
     fn irq(&self, index: u32) -> Option<IrqInfo> {

@@ -58,6 +58,9 @@ impl Pending {
 #[derive(Default)]
 struct Pin {
     sink: Option<Arc<dyn IrqSink>>,
+    /// There is something to tell: Interrupt Status (PCI status register), which Interrupt Disable does not change.
+    wanted: bool,
+    /// What the host sees of it.
     level: bool,
     masked: bool,
     /// The host's Interrupt Disable (PCI command register).
@@ -68,6 +71,8 @@ struct Pin {
 pub struct Irqs {
     vectors: Vec<Vector>,
     pending: Arc<Pending>,
+    /// Bus Master Enable: messages are writes to memory. The pin is none, and does not need it.
+    messages: bool,
     /// Vectors that have a receiver.
     receivers: u16,
     pin: Pin,
@@ -82,6 +87,7 @@ impl Irqs {
     pub fn new(vectors: u16, pending: Arc<Pending>) -> Self {
         Irqs {
             pending,
+            messages: false,
             vectors: (0..vectors).map(|_| Vector::default()).collect(),
             receivers: 0,
             pin: Pin::default(),
@@ -113,7 +119,7 @@ impl Irqs {
     /// Delivers what is pending to those that have a receiver. Only the control half's own engine does: another one may not
     /// have heard yet that a receiver is gone.
     pub fn deliver_pending(&mut self) {
-        if !self.pending.any() {
+        if !self.messages || !self.pending.any() {
             return;
         }
         for (vector, v) in (0..).zip(&self.vectors) {
@@ -124,6 +130,11 @@ impl Irqs {
                 self.delivered += 1;
             }
         }
+    }
+
+    /// Bus Master Enable. Without it nothing pending is delivered, and nobody may call [`Irqs::trigger`].
+    pub fn set_messages(&mut self, on: bool) {
+        self.messages = on;
     }
 
     /// Sets or takes away the pin's receiver.
@@ -154,7 +165,8 @@ impl Irqs {
     /// Sets the pin's level: high while any completion queue with interrupts enabled has entries that the host did not
     /// consume.
     pub fn set_level(&mut self, level: bool) {
-        let level = level && self.intms & 1 == 0 && !self.pin.disabled;
+        self.pin.wanted = level && self.intms & 1 == 0;
+        let level = self.pin.wanted && !self.pin.disabled;
         if self.pin.level != level {
             self.pin.level = level;
             self.deliver_pin();
@@ -170,6 +182,11 @@ impl Irqs {
             self.delivered += 1;
             self.pin.masked = true;
         }
+    }
+
+    /// Interrupt Status of the PCI status register: the pin is used, and has something to tell.
+    pub fn pin_status(&self) -> bool {
+        self.pin_based() && self.pin.wanted
     }
 
     /// Interrupt Disable of the PCI command register. The caller sets the level anew afterwards.
@@ -192,6 +209,7 @@ impl Irqs {
     pub fn intms_set(&mut self, bits: u32) {
         self.intms |= bits;
         if self.intms & 1 != 0 {
+            self.pin.wanted = false;
             self.pin.level = false;
         }
     }
@@ -221,6 +239,7 @@ impl Irqs {
     pub fn reset(&mut self) {
         self.pending.clear();
         self.intms = 0;
+        self.pin.wanted = false;
         self.pin.level = false;
     }
 
@@ -255,6 +274,7 @@ mod tests {
     #[test]
     fn a_vector_without_receiver_is_pending_until_it_has_one() {
         let mut irqs = Irqs::new(10, Arc::default());
+        irqs.set_messages(true);
         irqs.trigger(9);
         irqs.trigger(9);
         let mut pba = [0; 3];

@@ -4,6 +4,8 @@
 //! The space is an array of bytes beside an array of write masks. BAR sizing, which writes all ones and reads back, needs
 //! no code of its own: the mask of a BAR's size bits is zero.
 
+use nvme::pci::{command, status};
+
 /// Size of the configuration space in bytes: PCI Express, extended space included (and empty).
 pub const CONFIG_SIZE: usize = 4096;
 
@@ -19,9 +21,11 @@ pub const MSIX_TABLE_OFFSET: u64 = 0x2000;
 pub const MSIX_PBA_OFFSET: u64 = 0x3000;
 
 const COMMAND: usize = 0x04;
+const STATUS: usize = 0x06;
 const BAR0: usize = 0x10;
 const INTERRUPT_LINE: usize = 0x3c;
 const PM_CAP: usize = 0x40;
+const PM_CONTROL: usize = PM_CAP + 4;
 const MSIX_CAP: usize = 0x50;
 const PCIE_CAP: usize = 0x60;
 const MSIX_CONTROL: usize = MSIX_CAP + 2;
@@ -72,6 +76,8 @@ pub struct ConfigSpace {
     bytes: Box<[u8; CONFIG_SIZE]>,
     mask: Box<[u8; CONFIG_SIZE]>,
     pristine: Box<[u8; CONFIG_SIZE]>,
+    /// Memory Space Enable was set at some time since power-on or reset.
+    memory_was_enabled: bool,
 }
 
 impl ConfigSpace {
@@ -81,6 +87,7 @@ impl ConfigSpace {
             bytes: Box::new([0; CONFIG_SIZE]),
             mask: Box::new([0; CONFIG_SIZE]),
             pristine: Box::new([0; CONFIG_SIZE]),
+            memory_was_enabled: false,
         };
         space.header(ids);
         space.power_management();
@@ -105,7 +112,7 @@ impl ConfigSpace {
         self.set16(0x02, ids.device, 0);
         // I/O space is not decoded; memory, bus master, parity, SERR and INTx disable are the host's.
         self.set16(COMMAND, 0, 0x0546);
-        self.set16(0x06, 1 << 4, 0); // status: capability list
+        self.set16(STATUS, status::CAPABILITIES_LIST, 0);
         self.bytes[0x08] = ids.revision;
         // Class 01h (mass storage), subclass 08h (non-volatile memory), interface 02h (NVM Express I/O controller).
         self.bytes[0x09..0x0c].copy_from_slice(&[0x02, 0x08, 0x01]);
@@ -123,7 +130,7 @@ impl ConfigSpace {
     fn power_management(&mut self) {
         self.set16(PM_CAP, 0x01 | (MSIX_CAP as u16) << 8, 0);
         self.set16(PM_CAP + 2, 0x0003, 0); // version 3, no D1, no D2, no PME
-        self.set16(PM_CAP + 4, 1 << 3, 0x0003); // No_Soft_Reset; power state is the host's
+        self.set16(PM_CONTROL, 1 << 3, 0x0003); // No_Soft_Reset; power state is the host's
     }
 
     fn msix(&mut self, vectors: u16) {
@@ -172,12 +179,52 @@ impl ConfigSpace {
                 effect = ConfigEffect::FunctionLevelReset;
             }
         }
+        self.memory_was_enabled |= self.command() & command::MEMORY_SPACE != 0;
         effect
     }
 
     /// Back to the state after power-on.
     pub fn reset(&mut self) {
         self.bytes.copy_from_slice(&self.pristine[..]);
+        self.memory_was_enabled = false;
+    }
+
+    fn command(&self) -> u16 {
+        u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
+    }
+
+    /// The function is in D0. In D3hot it answers configuration accesses only, and sends nothing ("PCI Bus Power Management
+    /// Interface 1.2", 5.4.1).
+    fn is_awake(&self) -> bool {
+        self.bytes[PM_CONTROL] & 0x03 == 0
+    }
+
+    /// The function may reach the host's memory: Bus Master Enable, in D0.
+    pub fn is_bus_master(&self) -> bool {
+        self.command() & command::BUS_MASTER != 0 && self.is_awake()
+    }
+
+    /// BAR0 answers: Memory Space Enable, in D0.
+    ///
+    /// For a client that has never set the bit since power-on or reset it answers, too. Accesses come as messages that name
+    /// the region, so that no address is decoded: there are userspace drivers that set Bus Master Enable and Interrupt
+    /// Disable and leave this bit alone (SPDK's vfio-user initiator). A VMM has the bit set by its guest's firmware or driver
+    /// before the first access, and takes the BAR out of the guest's address space itself when it is cleared.
+    pub fn decodes_memory(&self) -> bool {
+        let enabled = self.command() & command::MEMORY_SPACE != 0;
+        (enabled || !self.memory_was_enabled) && self.is_awake()
+    }
+
+    /// The given bytes hold a part of the status register's Interrupt Status.
+    pub fn covers_interrupt_status(offset: u64, len: usize) -> bool {
+        let at = STATUS as u64;
+        offset <= at && at - offset < len as u64
+    }
+
+    /// Interrupt Status, which is read only.
+    pub fn set_interrupt_status(&mut self, on: bool) {
+        let bit = status::INTERRUPT as u8;
+        self.bytes[STATUS] = self.bytes[STATUS] & !bit | if on { bit } else { 0 };
     }
 
     /// MSI-X Enable and not Function Mask.
@@ -185,9 +232,9 @@ impl ConfigSpace {
         self.bytes[MSIX_CONTROL + 1] & 0xc0 == 0x80
     }
 
-    /// Interrupt Disable of the command register: INTx may not be asserted.
+    /// INTx may not be asserted: Interrupt Disable, or another power state than D0.
     pub fn intx_disabled(&self) -> bool {
-        self.bytes[COMMAND + 1] & 0x04 != 0
+        self.command() & command::INTERRUPT_DISABLE != 0 || !self.is_awake()
     }
 }
 

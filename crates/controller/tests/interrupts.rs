@@ -129,11 +129,11 @@ fn the_pin_follows_the_heads() {
     h.run();
     h.c.unmask_intx();
     // Disabled in the command register.
-    h.c.config_write(4, &[0, 4]);
+    h.c.config_write(4, &[6, 4]);
     h.submit(0, command);
     h.run();
     assert_eq!(pin.take(), 0);
-    h.c.config_write(4, &[0, 0]);
+    h.c.config_write(4, &[6, 0]);
     assert_eq!(pin.take(), 1);
     // Masked by the VMM.
     h.reap(0);

@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use controller::{ControllerConfig, pci};
+use nvme::pci::command;
 use nvme::regs::{self, Aqa, Cap, Cc, CcCss, Shn, Shst, Vs};
 use nvme::{AdminOpcode, NvmOpcode, Status};
 use std::sync::Arc;
@@ -167,6 +168,7 @@ fn larger_pages_are_used() {
     h.set64(regs::ASQ, 0x1_0000);
     h.set64(regs::ACQ, 0x2_0000);
     h.pairs.insert(0, Pair::new(0x1_0000, 0x2_0000, 32));
+    h.set_command(command::BUS_MASTER, true);
     h.set32(regs::CC, Host::cc_enabled().with_mps(4).into_bits());
     assert!(h.csts().rdy());
     // A data structure that crosses a 4 KiB boundary needs no second PRP with pages of 64 KiB.

@@ -389,7 +389,7 @@ impl Transport for InProcess {
     }
 
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
-        self.with(move |host| {
+        let settled = self.with(move |host| {
             let mut bytes = [0; 2];
             let at = nvme::pci::COMMAND as u64;
             host.controller().config_read(at, &mut bytes);
@@ -400,7 +400,15 @@ impl Transport for InProcess {
                 false => command &= !command::BUS_MASTER,
             }
             host.controller().config_write(at, &command.to_le_bytes());
-        })
+            host.settle(Controller::config_settled)
+        })?;
+        if settled {
+            Ok(())
+        } else {
+            Err(TransportError::Unsupported(
+                "bus mastering under endless commands",
+            ))
+        }
     }
 
     fn reset(&self) -> Result<(), TransportError> {

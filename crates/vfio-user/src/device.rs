@@ -174,7 +174,10 @@ pub trait Device {
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno>;
 
     /// Writes to a region. The range is inside it and `data` is not empty.
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
+    ///
+    /// Several writes of one message may follow each other although one is not finished: then
+    /// [`Connection::complete`](crate::Connection::complete) tells that all of them are.
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno>;
 
     /// An interrupt type; `None` if there is none of that index.
     fn irq(&self, index: u32) -> Option<IrqInfo>;

@@ -57,9 +57,9 @@ impl Device for Doorbells {
     fn region_read(&mut self, _: u32, _: u64, _: &mut [u8]) -> Result<(), Errno> {
         Ok(())
     }
-    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), Errno> {
+    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<Outcome, Errno> {
         self.0 += 1;
-        Ok(())
+        Ok(Outcome::Done)
     }
     fn irq(&self, _: u32) -> Option<IrqInfo> {
         None

@@ -565,3 +565,64 @@ fn messages_of_every_alignment_in_one_packet() {
         size_of::<wire::RegionAccess>()
     );
 }
+
+/// Configuration space holds bits that take effect only when commands in flight are over.
+#[test]
+fn a_write_may_take_some_time() {
+    let mut server = Server::negotiated();
+    server.device.defer = true;
+    let write = region_write(2, 0, CONFIG, 4, &[6, 0]);
+    assert_eq!(server.send(&write, &[]), Ok(Status::Pending));
+    assert!(server.silent());
+    assert_eq!(
+        server.connection.complete(&mut server.device, Ok(())),
+        Ok(Status::Open)
+    );
+    let reply = server.peer.recv().unwrap();
+    assert_eq!(
+        (reply.header.message_id, reply.header.flags),
+        (2, flags::REPLY)
+    );
+    let access = wire::RegionAccess {
+        offset: 4,
+        region: CONFIG,
+        count: 2,
+    };
+    assert_eq!(reply.payload, access.as_bytes());
+
+    // Several at once are answered together, when the device says so; a posted one holds back what is behind it.
+    let entry = |region| wire::MultiWrite {
+        offset: 4,
+        region,
+        count: 2,
+        data: [0; 8],
+    };
+    let count = 3u64.to_ne_bytes();
+    let entries = [entry(BAR0), entry(CONFIG), entry(BAR0)];
+    let several = message(
+        3,
+        Command::REGION_WRITE_MULTI,
+        0,
+        &[&count, entries.as_bytes()],
+    );
+    server.take_calls();
+    assert_eq!(server.send(&several, &[]), Ok(Status::Pending));
+    assert_eq!(server.take_calls().len(), 3);
+    assert!(server.silent());
+    assert_eq!(
+        server.connection.complete(&mut server.device, Ok(())),
+        Ok(Status::Open)
+    );
+    assert_eq!(server.peer.recv().unwrap().payload, count);
+
+    let mut posted = region_write(4, flags::NO_REPLY, CONFIG, 4, &[6, 0]);
+    posted.extend(region_read(5, CONFIG, 0, 4));
+    assert_eq!(server.send(&posted, &[]), Ok(Status::Pending));
+    assert!(server.silent());
+    assert_eq!(
+        server.connection.complete(&mut server.device, Ok(())),
+        Ok(Status::Open)
+    );
+    assert_eq!(server.peer.recv().unwrap().header.message_id, 5);
+    assert!(server.silent());
+}

@@ -43,6 +43,8 @@ pub enum Waiting {
     Reset,
     /// Other workers may still signal receivers of interrupts that were taken away.
     Receivers,
+    /// Commands in flight may still reach guest memory though Bus Master Enable was cleared.
+    BusMaster,
 }
 
 /// A controller behind a vfio-user connection.
@@ -109,6 +111,7 @@ impl NvmeDevice {
             Waiting::Unmap => self.controller.dma_quiesced(),
             Waiting::Reset => !self.controller.is_resetting(),
             Waiting::Receivers => self.controller.receivers_settled(),
+            Waiting::BusMaster => self.controller.config_settled(),
         }
     }
 
@@ -204,13 +207,22 @@ impl Device for NvmeDevice {
         Ok(())
     }
 
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
         match index {
-            REGION_BAR0 => self.controller.bar0_write(offset, data),
-            REGION_CONFIG => self.controller.config_write(offset, data),
-            _ => return Err(Errno::INVAL),
+            REGION_BAR0 => {
+                self.controller.bar0_write(offset, data);
+                Ok(Outcome::Done)
+            }
+            REGION_CONFIG => {
+                self.controller.config_write(offset, data);
+                // Another write of the same message may wait already: they are answered together.
+                if self.waiting == Waiting::BusMaster {
+                    return Ok(Outcome::Pending);
+                }
+                Ok(self.outcome(Waiting::BusMaster))
+            }
+            _ => Err(Errno::INVAL),
         }
-        Ok(())
     }
 
     fn irq(&self, index: u32) -> Option<IrqInfo> {

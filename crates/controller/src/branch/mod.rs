@@ -165,6 +165,11 @@ impl Branch {
                 self.pinned.clear();
                 self.unmapping = true;
             }
+            Order::Master { on, masterings } => {
+                engine.set_master(on, masterings);
+                self.unmapping |= !on;
+            }
+            Order::Interrupt => engine.interrupt_commands(),
             Order::Resized { index, blocks } => {
                 if let Some(ns) = engine.namespaces.get_mut(index) {
                     ns.blocks = blocks;
@@ -274,7 +279,8 @@ impl Branch {
 
     /// As [`Controller::needs_polling`](crate::Controller::needs_polling).
     pub fn needs_polling(&self) -> bool {
-        (self.mapped_doorbells && self.engine.any_io_queue()) || self.engine.polled_in_flight()
+        (self.mapped_doorbells && self.engine.is_master() && self.engine.any_io_queue())
+            || self.engine.polled_in_flight()
     }
 
     /// As [`Controller::has_news`](crate::Controller::has_news).

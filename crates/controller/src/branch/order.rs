@@ -42,6 +42,13 @@ pub(crate) enum Order {
     },
     /// As `Unmap`.
     UnmapAll,
+    /// Bus Master Enable, and how often it was set so far. Where it was cleared, as `Unmap`.
+    Master {
+        on: bool,
+        masterings: u64,
+    },
+    /// Commands in flight are to end early: Bus Master Enable was cleared a while ago.
+    Interrupt,
     /// The namespace of this index has so many blocks now.
     Resized {
         index: usize,

@@ -224,7 +224,7 @@ impl Controller {
         self.reset_registers();
         self.csts.set_nssro(false);
         self.pci.reset();
-        self.engine.irqs.disable_pin(false);
+        self.obey_command_register();
         self.begin_reset();
     }
 

@@ -1,5 +1,6 @@
 //! The control half, as its owner sees it: PCI, guest memory, interrupts, rounds.
 
+mod bus_master;
 mod lifecycle;
 mod registers;
 mod spread;
@@ -10,8 +11,9 @@ use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
 use crate::engine::{Engine, EngineConfig, Event, Namespace};
 use crate::irq::IrqSink;
 use crate::passthrough::Passthrough;
-use crate::pci::{self, ConfigEffect, ConfigSpace};
+use crate::pci::{self, ConfigSpace};
 use crate::stats::ControllerStats;
+use bus_master::Draining;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
@@ -42,6 +44,8 @@ pub struct Controller {
     aqa: Aqa,
     asq: u64,
     acq: u64,
+    /// Bus Master Enable was cleared while commands were in flight.
+    draining: Option<Draining>,
     /// When the round began.
     pub(crate) now: Instant,
     /// Faults in guest memory that this process had when the windows were last looked at.
@@ -109,6 +113,7 @@ impl Controller {
             aqa: Aqa::new(),
             asq: 0,
             acq: 0,
+            draining: None,
             now: Instant::now(),
             faults: dma::sigbus::faults(),
         };
@@ -138,29 +143,13 @@ impl Controller {
         self.engine.doorbell_page()
     }
 
-    // ---- PCI
-
-    /// Reads configuration space.
-    pub fn config_read(&self, offset: u64, data: &mut [u8]) {
-        self.pci.read(offset, data);
-    }
-
-    /// Writes configuration space. A function level reset is begun at once; it is over when
-    /// [`Controller::is_resetting`] says no.
-    pub fn config_write(&mut self, offset: u64, data: &[u8]) {
-        if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
-            self.reset();
-        }
-        self.engine.irqs.disable_pin(self.pci.intx_disabled());
-        self.engine.end_round();
-    }
-
     /// The VMM is gone: reset, and its memory and interrupt receivers are let go. The next one finds the controller as
     /// after power-on.
     pub fn disconnect(&mut self) {
         self.engine.irqs.forget_sinks();
         self.spread.tell_all(|| Order::ForgetSinks);
         self.reset();
+        self.draining = None;
         self.dma_unmap_all();
         self.engine.stats.power_cycles.add(1);
     }
@@ -332,7 +321,8 @@ impl Controller {
     /// Nothing will tell the worker of new work: doorbells are written by the client's own stores, or a volume
     /// completes by being polled.
     pub fn needs_polling(&self) -> bool {
-        (self.config.mapped_doorbells && self.csts.rdy()) || self.engine.polled_in_flight()
+        (self.config.mapped_doorbells && self.csts.rdy() && self.engine.is_master())
+            || self.engine.polled_in_flight()
     }
 
     /// Commands of the host's that are at work below, in whatever way they tell of their end; the controller's own flushes
@@ -369,6 +359,7 @@ impl Controller {
             self.engine.next_volume_deadline(),
             self.keep_alive_deadline(),
             self.move_deadline(),
+            self.draining_deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

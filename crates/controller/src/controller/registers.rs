@@ -5,8 +5,12 @@ use crate::pci;
 use nvme::regs::{self, Aqa, Cc, Crto, Csts, Vs};
 
 impl Controller {
-    /// Reads BAR0 at any offset and length. What is no register reads as zero.
+    /// Reads BAR0 at any offset and length. What is no register reads as zero; where the function does not answer, all bits
+    /// are ones.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
+        if !self.pci.decodes_memory() {
+            return data.fill(0xff);
+        }
         if (pci::MSIX_PBA_OFFSET..pci::BAR0_SIZE).contains(&offset) {
             return self
                 .engine
@@ -42,8 +46,11 @@ impl Controller {
     }
 
     /// Writes BAR0. Registers take whole dwords, one or two at a time; other writes are ignored ("NVMe over PCIe
-    /// Transport 1.1", 3.1 leaves them undefined).
+    /// Transport 1.1", 3.1 leaves them undefined), as is everything where the function does not answer.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8]) {
+        if !self.pci.decodes_memory() {
+            return;
+        }
         if !offset.is_multiple_of(4) || !matches!(data.len(), 4 | 8) {
             tracing::trace!(
                 offset,

@@ -57,7 +57,13 @@ impl Engine {
             Work::Single => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
-                    slot.status = status_of(error, write);
+                    slot.status = match error.kind {
+                        // The host has not asked for this, see `interrupt_commands`: it is to send the command again.
+                        IoErrorKind::Aborted if self.interrupting && !slot.abort => {
+                            Status::COMMAND_INTERRUPTED
+                        }
+                        _ => status_of(error, write),
+                    };
                 }
                 // A list of host memory (Verify) goes; the slot's own comes back, with its capacity.
                 if completion.data.buffer().is_none() {

@@ -12,6 +12,7 @@
 //! or completions to post are in lists (`dirty`, `blocked`).
 
 mod abort;
+mod bus_master;
 pub(crate) mod commands;
 mod complete;
 mod doorbells;
@@ -118,6 +119,12 @@ pub(crate) struct Engine {
     cqs: Vec<Option<Cq>>,
     /// Nothing is fetched any more, until the controller is enabled again.
     halted: bool,
+    /// Bus Master Enable. Without it no queue has its ring, and the shadow buffers are not there.
+    master: bool,
+    /// How often the control half has set it.
+    masterings: u64,
+    /// Commands in flight were asked to end early, because it was cleared.
+    interrupting: bool,
     /// The completion queue that is to leave for another engine.
     leaving: Option<u16>,
     /// Submission queues that are fetched from; those that were busy lately first.
@@ -176,6 +183,9 @@ impl Engine {
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
             halted: false,
+            master: false,
+            masterings: 0,
+            interrupting: false,
             leaving: None,
             active: Vec::with_capacity(usize::from(queues)),
             hot: 0,
@@ -222,11 +232,16 @@ impl Engine {
         self.slots.orphan_all();
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
         for (tag, ns) in in_flight {
-            if let Some(ns) = self.namespaces.get_mut(ns) {
-                ns.queue.cancel(tag);
-                if let Some(passthrough) = &mut ns.passthrough {
-                    passthrough.abort(tag);
-                }
+            self.cancel(tag, ns);
+        }
+    }
+
+    /// Asks that a command end early.
+    fn cancel(&mut self, tag: u64, ns: usize) {
+        if let Some(ns) = self.namespaces.get_mut(ns) {
+            ns.queue.cancel(tag);
+            if let Some(passthrough) = &mut ns.passthrough {
+                passthrough.abort(tag);
             }
         }
     }
@@ -284,6 +299,10 @@ impl Engine {
 
     /// Something was mapped: rings and buffers that had gone are looked for.
     pub fn mapped(&mut self) {
+        if !self.master {
+            // They are looked for when the bit is set.
+            return;
+        }
         let dma = &self.dma;
         self.sqs
             .iter_mut()

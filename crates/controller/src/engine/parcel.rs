@@ -13,6 +13,8 @@ pub(crate) struct Parcel {
     pub cqid: u16,
     pub cq: Cq,
     pub sqs: Vec<(u16, Sq)>,
+    /// [`Engine::masterings`] where it comes from, when it left.
+    pub masterings: u64,
 }
 
 impl Engine {
@@ -52,7 +54,8 @@ impl Engine {
 
     /// Hands the leaving queue out, if nothing of it is in flight.
     pub fn depart(&mut self) -> Option<Box<Parcel>> {
-        let cqid = self.leaving?;
+        // Without Bus Master Enable nothing is told to the host, and nothing leaves.
+        let cqid = self.leaving.filter(|_| self.master)?;
         let users = self.users_of(cqid);
         // Completions that wait for room are outstanding, too; and a queue that is being deleted is there as long as any is.
         let busy = |sq: &Sq| sq.outstanding > 0;
@@ -77,18 +80,35 @@ impl Engine {
                 sqs.push((qid, sq));
             }
         }
-        Some(Box::new(Parcel { cqid, cq, sqs }))
+        let masterings = self.masterings;
+        Some(Box::new(Parcel {
+            cqid,
+            cq,
+            sqs,
+            masterings,
+        }))
     }
 
     /// Takes queues in that have left another engine of the controller.
     pub fn adopt(&mut self, parcel: Parcel) {
-        let Parcel { cqid, mut cq, sqs } = parcel;
-        cq.memory.mapped(&self.dma);
+        let Parcel {
+            cqid,
+            mut cq,
+            sqs,
+            masterings,
+        } = parcel;
+        if self.master {
+            cq.memory.mapped(&self.dma);
+        }
         if let Some(slot) = self.cqs.get_mut(usize::from(cqid)) {
             *slot = Some(cq);
         }
         for (qid, sq) in sqs {
             self.install_sq(qid, sq);
+        }
+        // The bit was clear and was set while the queue was between two engines: neither has signalled it.
+        if self.master && masterings != self.masterings {
+            self.signal_unread(cqid);
         }
     }
 }

@@ -31,9 +31,12 @@ impl Engine {
 
     /// `false` when the queue's memory is not there, or there is no such queue.
     pub fn create_cq(&mut self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> bool {
-        let Some(memory) = QueueMemory::new(&self.dma, iova, size, 16, Access::Write) else {
+        let Some(mut memory) = QueueMemory::new(&self.dma, iova, size, 16, Access::Write) else {
             return false;
         };
+        if !self.master {
+            memory.let_go();
+        }
         let Some(cells) = self.doorbells.cells(qid, Which::CqHead) else {
             return false;
         };
@@ -63,7 +66,11 @@ impl Engine {
         let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
             return false;
         };
-        sq.memory.mapped(&self.dma);
+        if self.master {
+            sq.memory.mapped(&self.dma);
+        } else {
+            sq.memory.let_go();
+        }
         let cqid = sq.cqid;
         *slot = Some(sq);
         self.start_fetching(qid);
@@ -141,6 +148,7 @@ impl Engine {
     /// count until they are.
     pub fn follow_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
+        let found = found.filter(|_| self.master);
         self.use_shadow(shadow, eventidx, found);
     }
 

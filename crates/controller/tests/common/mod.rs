@@ -4,6 +4,7 @@
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
 use dma::{Memory, Prot};
 use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11};
+use nvme::pci::command;
 use nvme::regs::{self, Aqa, Cc, CcCss, Csts, Shn, Shst};
 use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
 use std::collections::BTreeMap;
@@ -298,8 +299,23 @@ impl Host {
             .with_iocqes(4)
     }
 
+    /// The PCI command register.
+    pub fn command_register(&mut self) -> u16 {
+        let mut bytes = [0; 2];
+        self.c.config_read(4, &mut bytes);
+        u16::from_le_bytes(bytes)
+    }
+
+    /// Sets the bits of the command register, or clears them.
+    pub fn set_command(&mut self, bits: u16, on: bool) {
+        let before = self.command_register();
+        let value = if on { before | bits } else { before & !bits };
+        self.c.config_write(4, &value.to_le_bytes());
+    }
+
     /// Starts the controller with admin queues of 32 entries.
     pub fn enable(&mut self) {
+        self.set_command(command::MEMORY_SPACE | command::BUS_MASTER, true);
         self.set32(
             regs::AQA,
             Aqa::new().with_asqs_z(31).with_acqs_z(31).into_bits(),

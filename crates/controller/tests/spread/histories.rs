@@ -50,6 +50,9 @@ enum Deed {
         places: u64,
     },
     Reset,
+    Master {
+        on: bool,
+    },
 }
 
 fn deed() -> impl Strategy<Value = Deed> {
@@ -71,6 +74,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => any::<bool>().prop_map(|value| Deed::Feature { value }),
         2 => prop_oneof![1..32u64, Just(PLACES)].prop_map(|places| Deed::Resize { places }),
         1 => Just(Deed::Reset),
+        2 => any::<bool>().prop_map(|on| Deed::Master { on }),
     ]
 }
 
@@ -101,11 +105,13 @@ fn play(mapped: bool, deeds: Vec<Deed>) {
             Deed::Map => w.map(),
             Deed::Shadow => {
                 if w.h.ring == Ring::Shadow {
+                    w.master();
                     w.wake_all();
                     assert_eq!(w.h.configure_shadow(SHADOW, EVENTIDX), Status::SUCCESS);
                 }
             }
             Deed::Feature { value } => {
+                w.master();
                 w.wake_all();
                 w.faults.clear();
                 w.faults.release();
@@ -114,6 +120,8 @@ fn play(mapped: bool, deeds: Vec<Deed>) {
             }
             Deed::Resize { places } => w.resize(places),
             Deed::Reset => w.reset(),
+            Deed::Master { on: true } => w.master(),
+            Deed::Master { on: false } => w.stop_mastering(),
         }
     }
     w.verify();

@@ -164,13 +164,13 @@ impl Device for Server {
         }
         Ok(())
     }
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
         match index {
             0 => self.host.controller().bar0_write(offset, data),
             _ => self.host.controller().config_write(offset, data),
         }
         self.attend();
-        Ok(())
+        Ok(Outcome::Done)
     }
     fn irq(&self, index: u32) -> Option<IrqInfo> {
         let count = if index == 2 {

@@ -77,9 +77,11 @@ impl Session {
             return Err(Errno::INVAL);
         }
         match header.command {
-            Command::REGION_WRITE => self.region_write(payload, device, reply)?,
+            Command::REGION_WRITE => return self.region_write(payload, device, reply),
             Command::REGION_READ => self.region_read(payload, device, reply)?,
-            Command::REGION_WRITE_MULTI => self.region_write_multi(payload, device, reply)?,
+            Command::REGION_WRITE_MULTI => {
+                return self.region_write_multi(payload, device, reply);
+            }
             Command::VERSION => self.version(payload, reply)?,
             Command::DMA_MAP => dma::dma_map(payload, fds, device)?,
             Command::DMA_UNMAP => return dma::dma_unmap(payload, device, reply),

@@ -4,8 +4,19 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::{Handled, Session, flag, split};
-use crate::device::{Device, MmapArea, RegionInfo, RegionMmap};
+use crate::device::{Device, MmapArea, Outcome, RegionInfo, RegionMmap};
 use crate::wire::{self, MULTI_DATA};
+
+/// The answer to a write: now, or when the device says so.
+fn written(outcome: Outcome, payload: &[u8], reply: &mut Vec<u8>) -> Handled {
+    match outcome {
+        Outcome::Done => {
+            reply.extend_from_slice(payload);
+            Handled::Reply(None)
+        }
+        Outcome::Pending => Handled::Deferred(payload.to_vec()),
+    }
+}
 
 impl Session {
     /// Checks an access against the negotiated limit and the region.
@@ -52,15 +63,14 @@ impl Session {
         payload: &[u8],
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
-    ) -> Result<(), Errno> {
+    ) -> Result<Handled, Errno> {
         let (access, data) = split::<wire::RegionAccess>(payload)?;
         let count = self.check_access(device, &access, true)?;
         if data.len() != count {
             return Err(Errno::INVAL);
         }
-        device.region_write(access.region, access.offset, data)?;
-        reply.extend_from_slice(access.as_bytes());
-        Ok(())
+        let outcome = device.region_write(access.region, access.offset, data)?;
+        Ok(written(outcome, access.as_bytes(), reply))
     }
 
     /// Handles the writes as if each had come by itself: a refused one does not keep the others from being done, but its
@@ -70,23 +80,28 @@ impl Session {
         payload: &[u8],
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
-    ) -> Result<(), Errno> {
+    ) -> Result<Handled, Errno> {
         let (count, entries) = split::<u64>(payload)?;
         let length = usize::try_from(count)
             .ok()
             .and_then(|count| count.checked_mul(size_of::<wire::MultiWrite>()))
             .ok_or(Errno::INVAL)?;
         let entries = entries.get(..length).ok_or(Errno::INVAL)?;
-        let mut result = Ok(());
+        let (mut outcome, mut refused) = (Outcome::Done, None);
         for entry in entries.chunks_exact(size_of::<wire::MultiWrite>()) {
-            result = result.and(self.multi_write(entry, device));
+            match self.multi_write(entry, device) {
+                Ok(Outcome::Done) => {}
+                Ok(Outcome::Pending) => outcome = Outcome::Pending,
+                Err(errno) => refused = refused.or(Some(errno)),
+            }
         }
-        result?;
-        reply.extend_from_slice(count.as_bytes());
-        Ok(())
+        match refused {
+            Some(errno) => Err(errno),
+            None => Ok(written(outcome, count.as_bytes(), reply)),
+        }
     }
 
-    fn multi_write(&self, entry: &[u8], device: &mut dyn Device) -> Result<(), Errno> {
+    fn multi_write(&self, entry: &[u8], device: &mut dyn Device) -> Result<Outcome, Errno> {
         let (entry, _) = split::<wire::MultiWrite>(entry)?;
         if entry.count as usize > MULTI_DATA {
             return Err(Errno::INVAL);

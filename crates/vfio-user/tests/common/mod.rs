@@ -158,13 +158,16 @@ impl Device for Mock {
         self.result(())
     }
 
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
         self.calls.push(Call::Write {
             index,
             offset,
             data: data.to_vec(),
         });
-        self.result(())
+        match index {
+            CONFIG => self.outcome(),
+            _ => self.result(Outcome::Done),
+        }
     }
 
     fn irq(&self, index: u32) -> Option<IrqInfo> {

@@ -5,6 +5,7 @@ mod common;
 
 mod bad_messages;
 mod bench;
+mod bus_master;
 mod clients;
 mod control;
 mod devices;

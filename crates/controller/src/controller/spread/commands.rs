@@ -83,7 +83,10 @@ impl Spread {
 impl Controller {
     fn must_hold(&self, command: &Command) -> bool {
         let concerns_queues = table::concerns_queues(command.admin_opcode());
-        (self.spread.moving.is_some() && concerns_queues) || self.spread.is_behind()
+        // Without Bus Master Enable a command's data cannot be reached.
+        (self.spread.moving.is_some() && concerns_queues)
+            || self.spread.is_behind()
+            || !self.engine.is_master()
     }
 
     /// Runs an admin command, or holds it until no queue that it may be about is on its way.

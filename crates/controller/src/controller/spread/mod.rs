@@ -90,6 +90,16 @@ impl Spread {
         }
     }
 
+    /// Tells all of them what Bus Master Enable is.
+    pub fn set_master(&mut self, on: bool, masterings: u64) {
+        for link in &mut self.links {
+            link.send(Order::Master { on, masterings });
+            if !on {
+                link.unmap = link.sent;
+            }
+        }
+    }
+
     /// No branch has a command in flight that can touch memory that was taken away.
     pub fn quiesced(&self) -> bool {
         let over = |link: &Link| link.progress.quiesced.load(Ordering::Acquire) >= link.unmap;
@@ -213,6 +223,10 @@ impl Controller {
         for (vector, sink) in self.engine.irqs.sinks() {
             link.send(Order::Vector(vector, Some(sink)));
         }
+        link.send(Order::Master {
+            on: self.engine.is_master(),
+            masterings: self.engine.masterings(),
+        });
         link.send(Order::Features {
             write_cache: self.engine.write_cache,
             coalescing: self.engine.coalescing,

@@ -81,6 +81,7 @@ impl Controller {
         let spread = &mut self.spread;
         if cqid == 0
             || spread.is_busy()
+            || !self.engine.is_master()
             || self.state != State::Ready
             || self.shutdown != Shutdown::No
         {

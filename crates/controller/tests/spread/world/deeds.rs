@@ -3,6 +3,7 @@
 use super::{ENTRIES, PLACES, WINDOW, Waiting, World};
 use crate::common::*;
 use dma::Prot;
+use nvme::pci::command::BUS_MASTER;
 use nvme::{AdminOpcode, NvmOpcode, Status};
 use std::time::{Duration, Instant};
 
@@ -185,8 +186,47 @@ impl World {
         self.wake_all();
     }
 
+    /// Clears Bus Master Enable, in the middle of everything; after the answer nothing touches memory, and nothing is
+    /// signalled.
+    pub fn stop_mastering(&mut self) {
+        self.wake_all();
+        self.h.set_command(BUS_MASTER, false);
+        let limit = Instant::now() + Duration::from_secs(10);
+        for steps in 0.. {
+            if self.h.c.config_settled() {
+                break;
+            }
+            if steps == 20 {
+                self.faults.clear();
+                self.faults.release();
+            }
+            self.step_any();
+            assert!(Instant::now() < limit, "commands in flight do not end");
+        }
+        self.wake_all();
+        let memory = self.memory();
+        self.h.quiet();
+        self.faults.clear();
+        self.faults.release();
+        for _ in 0..40 {
+            self.step_any();
+        }
+        assert!(self.memory() == memory, "memory touched without the bit");
+        assert!(
+            self.h.vectors.iter().all(|v| v.take() == 0),
+            "signalled without the bit"
+        );
+    }
+
+    /// Sets it, which is also what admin commands wait for.
+    pub fn master(&mut self) {
+        self.wake_up();
+        self.h.set_command(BUS_MASTER, true);
+    }
+
     /// Deletes a pair, wherever it lives and whatever it does, and makes it again.
     pub fn remake(&mut self, qid: u16) {
+        self.master();
         self.wake_all();
         self.faults.clear();
         self.faults.release();
@@ -223,6 +263,7 @@ impl World {
         let Some(&(sqid, cid)) = others.nth(nth) else {
             return;
         };
+        self.master();
         self.wake_all();
         self.faults.clear();
         self.faults.release();

@@ -101,6 +101,7 @@ impl World {
 
     /// Everything that was submitted comes to its end.
     pub fn finish(&mut self) {
+        self.master();
         self.faults.clear();
         self.faults.release();
         if !self.mapped {

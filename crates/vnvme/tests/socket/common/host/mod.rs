@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use dma::Memory;
 use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11};
+use nvme::pci::command;
 use nvme::regs::{Aqa, Cc, Csts, doorbell_offset};
 use nvme::{AdminOpcode, Command, Completion, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -202,8 +203,15 @@ impl Host {
         }
     }
 
+    /// Writes the PCI command register.
+    pub fn set_command(&mut self, command: u16) {
+        let command = command.to_le_bytes();
+        self.client.region_write(CONFIG, 4, &command).unwrap();
+    }
+
     /// Resets the controller and makes it ready with an admin queue.
     pub fn enable(&mut self) {
+        self.set_command(command::MEMORY_SPACE | command::BUS_MASTER);
         self.write_register(REG_CC, &0u32.to_le_bytes());
         self.wait_ready(false);
         let admin = Queue::new(0);

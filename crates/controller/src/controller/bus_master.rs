@@ -1,0 +1,108 @@
+//! Configuration space, and what the command register in it asks for.
+
+use super::Controller;
+use crate::branch::Order;
+use crate::pci::{ConfigEffect, ConfigSpace};
+use std::time::{Duration, Instant};
+
+/// So long after Bus Master Enable was cleared, commands that are still in flight are asked to end early.
+const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
+/// So long after that bit was cleared the VMM has its answer at the latest: QEMU takes one that comes after 5 s for an error.
+const ANSWER_AFTER: Duration = Duration::from_secs(3);
+
+/// Bus Master Enable was cleared: data of commands in flight is still on its way.
+pub(super) struct Draining {
+    since: Instant,
+    interrupted: bool,
+}
+
+impl Controller {
+    /// Reads configuration space.
+    pub fn config_read(&mut self, offset: u64, data: &mut [u8]) {
+        if ConfigSpace::covers_interrupt_status(offset, data.len()) {
+            // The host may have consumed entries since the last round.
+            self.engine.end_round();
+            self.pci.set_interrupt_status(self.engine.irqs.pin_status());
+        }
+        self.pci.read(offset, data);
+    }
+
+    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] says so. A function level reset is begun
+    /// at once; it is over when [`Controller::is_resetting`] says no.
+    pub fn config_write(&mut self, offset: u64, data: &[u8]) {
+        let master = self.engine.is_master();
+        if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
+            self.reset();
+        }
+        self.obey_command_register();
+        self.engine.end_round();
+        if self.engine.is_master() {
+            self.draining = None;
+        } else if master {
+            self.draining = Some(Draining {
+                since: Instant::now(),
+                interrupted: false,
+            });
+        }
+    }
+
+    pub(super) fn obey_command_register(&mut self) {
+        self.engine.irqs.disable_pin(self.pci.intx_disabled());
+        let on = self.pci.is_bus_master();
+        if on == self.engine.is_master() {
+            return;
+        }
+        let masterings = self.engine.masterings() + u64::from(on);
+        self.engine.set_master(on, masterings);
+        self.spread.set_master(on, masterings);
+        if on {
+            self.engine.irqs.deliver_pending();
+        }
+    }
+
+    /// The last write to configuration space has its whole effect: if it cleared Bus Master Enable, nothing is on its way to
+    /// the host's memory any more. A kernel that is about to give that memory to another one (kexec) relies on it, and has
+    /// often done nothing else to the device.
+    ///
+    /// Commands in flight end by themselves at first. After a second those that can are ended early; and after three the
+    /// answer is yes, whatever a volume below does: a request that the kernel or a device holds for longer can still
+    /// write to its buffer.
+    pub fn config_settled(&mut self) -> bool {
+        if self.draining.is_none() {
+            return true;
+        }
+        let quiesced = self.dma_quiesced();
+        let Some(draining) = &mut self.draining else {
+            return true;
+        };
+        let elapsed = self.now.saturating_duration_since(draining.since);
+        if quiesced || elapsed >= ANSWER_AFTER {
+            if !quiesced && let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+                tracing::warn!(
+                    left_out,
+                    "commands are in flight though bus mastering was disabled {ANSWER_AFTER:?} ago: their data may still \
+                     reach the guest's memory"
+                );
+            }
+            self.draining = None;
+            return true;
+        }
+        if elapsed >= INTERRUPT_AFTER && !std::mem::replace(&mut draining.interrupted, true) {
+            self.engine.interrupt_commands();
+            self.spread.tell_all(|| Order::Interrupt);
+        }
+        false
+    }
+
+    /// When [`Controller::config_settled`] has to be asked again though nothing happens.
+    pub(super) fn draining_deadline(&self) -> Option<Instant> {
+        let draining = self.draining.as_ref()?;
+        let after = if draining.interrupted {
+            ANSWER_AFTER
+        } else {
+            INTERRUPT_AFTER
+        };
+        // Once it has passed, whoever waits asks in each round.
+        Some(draining.since + after).filter(|at| *at > self.now)
+    }
+}

@@ -1,0 +1,99 @@
+//! Bus Master Enable: what an engine does while its function may not reach the host's memory ("PCI Local Bus 3.0", 6.2.2).
+//!
+//! It is to the queues as if their memory were not mapped, which every round looks at anyway: no entry is fetched, no
+//! completion posted, no doorbell read in memory and no EventIdx stored; a completion waits in its queue's backlog. No
+//! interrupt is sent either, for a message is a write to memory. Registers are looked at as ever.
+//!
+//! When the bit is set again the rings are found again, and each completion queue with entries that the host did not
+//! consume is signalled, those included whose interrupt was sent before: the VMM drops the messages of a function without
+//! the bit, also those that come to it a moment late.
+
+use super::Engine;
+use super::doorbells::Which;
+use super::post::refresh_head;
+
+impl Engine {
+    /// The function may reach the host's memory.
+    pub fn is_master(&self) -> bool {
+        self.master
+    }
+
+    /// How often the bit was set so far, as told by [`Engine::set_master`].
+    pub fn masterings(&self) -> u64 {
+        self.masterings
+    }
+
+    /// Bus Master Enable has this value now. Without it, data of commands in flight may still be on its way:
+    /// `self.dma.quiesced()` tells when that is over. `masterings` counts how often the control half has set it.
+    pub fn set_master(&mut self, on: bool, masterings: u64) {
+        self.masterings = masterings;
+        if self.master == on {
+            return;
+        }
+        if on {
+            self.begin_mastering();
+        } else {
+            self.end_mastering();
+        }
+    }
+
+    fn end_mastering(&mut self) {
+        if self.doorbells.shadowed() {
+            // As for buffers whose memory goes away, see `unmapped`.
+            self.look_at_all();
+            self.doorbells.let_go();
+            self.look_at_all();
+        }
+        self.master = false;
+        self.irqs.set_messages(false);
+        (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.let_go());
+        (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.let_go());
+        // Whoever has unread entries is signalled when the bit is set.
+        for qid in std::mem::take(&mut self.dirty) {
+            if let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) {
+                cq.signalled();
+            }
+        }
+        self.dma.fence();
+    }
+
+    fn begin_mastering(&mut self) {
+        self.master = true;
+        self.interrupting = false;
+        self.irqs.set_messages(true);
+        self.mapped();
+        // The next round looks at every queue.
+        self.hot = 0;
+        self.post_backlogs();
+        for qid in 0..self.cqs.len() as u16 {
+            self.signal_unread(qid);
+        }
+    }
+
+    /// Signals a completion queue that has entries which the host did not consume, whether it was told of them or not.
+    pub(super) fn signal_unread(&mut self, qid: u16) {
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
+            return;
+        };
+        let cells = self.doorbells.cells(qid, Which::CqHead);
+        refresh_head(cq, cells, &mut self.events, qid);
+        if !cq.has_unconsumed() {
+            return;
+        }
+        cq.dirty = true;
+        if self.irqs.pin_based() {
+            // The pin's level does not depend on this; its queues are looked at in each round.
+            return;
+        }
+        self.signal_now(qid);
+    }
+
+    /// Asks that commands in flight end early. Their completions are kept for the host.
+    pub fn interrupt_commands(&mut self) {
+        self.interrupting = true;
+        let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
+        for (tag, ns) in in_flight {
+            self.cancel(tag, ns);
+        }
+    }
+}
