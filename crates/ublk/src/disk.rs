@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use volume::{Io, IoOptions, Limits, Volume};
+use volume::{Io, IoOptions, Limits, PinnedMemory, Volume};
+use worker::IdleWindow;
 
 /// Largest request, in bytes: each tag has a buffer of that size.
 pub const MAX_IO: u64 = 512 << 10;
@@ -40,6 +41,12 @@ pub struct DiskOptions {
     /// When this process is killed, the disk waits for the next one that is started with the same number; it does again
     /// what this one had not finished. Without it, the disk goes with the process.
     pub recover: bool,
+    /// How long each queue's thread polls after its last request.
+    pub idle_window: IdleWindow,
+    /// The kernel pins the queues' buffers for requests to files and block devices (io_uring's fixed buffers).
+    pub pin_memory: bool,
+    /// A thread of the kernel takes each queue's requests to files and block devices (io_uring's SQPOLL).
+    pub sqpoll: bool,
 }
 
 impl Default for DiskOptions {
@@ -50,11 +57,24 @@ impl Default for DiskOptions {
             depth: 128,
             block_size: None,
             recover: false,
+            idle_window: IdleWindow::default(),
+            pin_memory: false,
+            sqpoll: false,
         }
     }
 }
 
 impl DiskOptions {
+    /// Of the ring to the volume that a queue of this depth has.
+    fn io(&self, depth: u16) -> IoOptions {
+        IoOptions {
+            capacity: u32::from(depth) + 1,
+            fixed_buffers: self.pin_memory,
+            sqpoll: self.sqpoll,
+            ..IoOptions::default()
+        }
+    }
+
     fn check(&self) -> Result<(), UblkError> {
         let what = if !QUEUES.contains(&self.queues) {
             format!("a ublk device has 1 to {} queues", QUEUES.end())
@@ -87,6 +107,7 @@ pub struct Disk {
 struct Setup {
     number: u16,
     info: DevInfo,
+    options: DiskOptions,
     device: Arc<OwnedFd>,
     memory: Memory,
     volume: Arc<dyn Volume>,
@@ -156,7 +177,7 @@ impl Disk {
             registrations: Vec::new(),
             stopped: false,
         };
-        disk.serve(&info, register)?;
+        disk.serve(&info, options, register)?;
         let threads = &disk.threads;
         let mut sensible = || !threads.iter().any(JoinHandle::is_finished);
         disk.control.start(id, recovered, &mut sensible)?;
@@ -175,6 +196,7 @@ impl Disk {
     fn serve(
         &mut self,
         info: &DevInfo,
+        options: DiskOptions,
         register: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
     ) -> Result<(), UblkError> {
         let device = Arc::new(open_device(self.id)?);
@@ -184,6 +206,7 @@ impl Disk {
             let memory = Memory::anonymous(bytes)?;
             self.registrations.push(register(&memory));
             let setup = Setup {
+                options,
                 number,
                 info: *info,
                 device: device.clone(),
@@ -333,6 +356,11 @@ pub fn remove(id: u32) -> Result<(), UblkError> {
     left_over(&mut control, id, false).map(drop)
 }
 
+/// Pins a queue's buffers for the requests of its ring, where that was asked for. Nobody has a request in them yet.
+fn pin(io: &Io, memory: &Memory) -> Option<PinnedMemory> {
+    io.pinner()?.pin(memory, 0, memory.len() as u64)
+}
+
 /// A queue's thread.
 fn serve(setup: Setup) {
     let number = setup.number;
@@ -341,15 +369,13 @@ fn serve(setup: Setup) {
     };
     let (info, ready) = (setup.info, setup.ready);
     let made = || -> Result<Queue<'_>, UblkError> {
-        let io = Io::new(IoOptions {
-            capacity: u32::from(info.queue_depth) + 1,
-            ..IoOptions::default()
-        });
+        let io = Io::new(setup.options.io(info.queue_depth));
         let volume = setup.volume.open(&io)?;
+        let pinned = pin(&io, &setup.memory);
         let bytes = u64::from(info.max_io_buf_bytes);
         let ring = QueueRing::new(setup.device, number, info.queue_depth, setup.memory, bytes);
         let ring = ring.map_err(UblkError::system("a queue's ring"))?;
-        let mut queue = Queue::new(ring, volume, io, info.queue_depth, stats);
+        let mut queue = Queue::new(ring, volume, io, pinned, info.queue_depth, stats);
         queue
             .fetch()
             .map_err(UblkError::system("its first requests"))?;
@@ -364,7 +390,7 @@ fn serve(setup: Setup) {
     };
     let _ = ready.send(Ok(()));
     drop(ready);
-    if let Err(error) = queue.run() {
+    if let Err(error) = queue.run(setup.options.idle_window) {
         tracing::error!(queue = number, %error, "ublk: the queue's ring failed");
     }
     // All requests of the device are over: the kernel waits for them before it ends the tags.
@@ -372,5 +398,43 @@ fn serve(setup: Setup) {
         && let Err(error) = queue.flush()
     {
         tracing::error!(%error, "a flush failed: completed writes may not be durable");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use volume::{FileOptions, FileVolume};
+
+    /// As a queue's thread begins, up to the device that only a kernel with ublk has.
+    #[test]
+    fn a_queues_ring_is_as_the_options_say() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let volume = FileVolume::open(file.path(), FileOptions::default()).unwrap();
+        let memory = Memory::anonymous(2 << 20).unwrap();
+        let options = DiskOptions::default();
+        let wanted = options.io(64);
+        assert_eq!((wanted.capacity, wanted.sqpoll), (65, false));
+        let io = Io::new(wanted);
+        let _queue = volume.open(&io).unwrap();
+        assert!(pin(&io, &memory).is_none());
+        let options = DiskOptions {
+            pin_memory: true,
+            sqpoll: true,
+            ..options
+        };
+        assert!(options.io(64).sqpoll);
+        let io = Io::new(IoOptions {
+            sqpoll: false,
+            ..options.io(64)
+        });
+        let _queue = volume.open(&io).unwrap();
+        let pinned = pin(&io, &memory);
+        if pinned.is_none() {
+            println!("skipped: the kernel pins nothing here (ulimit -l)");
+            return;
+        }
+        assert_eq!(io.pinned(), 1);
     }
 }

@@ -6,7 +6,8 @@ use crate::uapi::{self, IoDesc};
 use dma::SegmentList;
 use std::io;
 use std::time::{Duration, Instant};
-use volume::{Completion, Io, IoError, IoErrorKind, Op, Request, VolumeQueue};
+use volume::{Completion, Io, IoError, IoErrorKind, Op, PinnedMemory, Request, VolumeQueue};
+use worker::{IdleWindow, Pace};
 
 /// How long to sleep between two looks at the last flush.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -20,6 +21,8 @@ pub(crate) struct Queue<'a> {
     /// The volume's queue goes before the ring that it is on.
     pub volume: Box<dyn VolumeQueue>,
     pub io: Io,
+    /// The tags' buffers, pinned for the ring's requests.
+    _pinned: Option<PinnedMemory>,
     pub stats: &'a QueueStats,
     tags: Vec<Tag>,
     /// Tags that have requests, or may get some.
@@ -41,6 +44,7 @@ impl<'a> Queue<'a> {
         ring: QueueRing,
         volume: Box<dyn VolumeQueue>,
         io: Io,
+        pinned: Option<PinnedMemory>,
         depth: u16,
         stats: &'a QueueStats,
     ) -> Self {
@@ -50,6 +54,7 @@ impl<'a> Queue<'a> {
             ring,
             volume,
             io,
+            _pinned: pinned,
             stats,
             tags,
             live: usize::from(depth),
@@ -66,8 +71,10 @@ impl<'a> Queue<'a> {
     }
 
     /// Serves until the device is stopped: the kernel ends all tags then.
-    pub(crate) fn run(&mut self) -> io::Result<()> {
+    pub(crate) fn run(&mut self, idle_window: IdleWindow) -> io::Result<()> {
+        let mut pace = Pace::new(idle_window, Instant::now());
         while self.live > 0 {
+            let now = Instant::now();
             let mut worked = false;
             while let Some(arrival) = self.ring.next() {
                 worked = true;
@@ -85,11 +92,16 @@ impl<'a> Queue<'a> {
                 self.complete(completion)?;
             }
             self.done = done;
-            if worked || self.volume.polled_in_flight() > 0 {
+            if worked {
+                pace.worked(now);
+            }
+            if worked || self.volume.polled_in_flight() > 0 || pace.polls(now) {
+                // Also where nothing is to be sent: the kernel may have requests that it delivers only in a call.
                 self.ring.submit()?;
                 std::hint::spin_loop();
             } else if self.io.arm() {
                 self.sleep()?;
+                pace.slept();
             }
         }
         Ok(())

@@ -31,6 +31,7 @@ mod eventfd;
 mod inflight;
 mod memory;
 mod messages;
+mod pins;
 #[cfg(test)]
 mod properties;
 mod queue;

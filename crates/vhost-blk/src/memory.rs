@@ -2,11 +2,13 @@
 //! descriptors) and by an address of the front-end's (for the rings).
 
 use crate::error::Refusal;
+use crate::pins::Pins;
 use crate::wire::Region;
 use dma::{DmaMap, Memory, MemoryCache, Prot};
 use rustix::fs::fstat;
 use std::any::Any;
 use std::os::fd::OwnedFd;
+use volume::Pinner;
 
 /// Told of every memory file of a client, by whoever can reach it without copies (a device); what it answers is dropped
 /// when the memory is no longer in use.
@@ -21,10 +23,11 @@ pub(crate) struct GuestMemory {
     attached: Vec<(Memory, Option<Box<dyn Any>>)>,
     /// No longer mapped, but perhaps in use by requests in flight.
     leaving: Vec<Option<Box<dyn Any>>>,
+    pins: Pins,
 }
 
 impl GuestMemory {
-    pub(crate) fn new(attach: Option<Attach>) -> GuestMemory {
+    pub(crate) fn new(attach: Option<Attach>, pinner: Option<Pinner>) -> GuestMemory {
         GuestMemory {
             map: DmaMap::new(),
             files: MemoryCache::new(),
@@ -32,7 +35,18 @@ impl GuestMemory {
             attach,
             attached: Vec::new(),
             leaving: Vec::new(),
+            pins: Pins::new(pinner),
         }
+    }
+
+    /// Some of it is to be pinned for the ring: [`GuestMemory::pin_next`], when no front-end waits for an answer.
+    pub(crate) fn is_to_be_pinned(&self) -> bool {
+        self.pins.is_waiting()
+    }
+
+    /// Pins the next piece.
+    pub(crate) fn pin_next(&mut self) {
+        self.pins.pin_next();
     }
 
     pub(crate) fn map(&self) -> &DmaMap {
@@ -76,20 +90,25 @@ impl GuestMemory {
             .into_iter()
             .map(|(region, fd)| Ok((region, self.import(&region, fd)?)))
             .collect();
-        self.clear();
-        for (region, memory) in imported? {
-            if let Err(why) = self.map_one(region, memory) {
-                self.clear();
-                return Err(why);
-            }
+        // What is pinned may be part of the new memory, too.
+        self.unmap_all();
+        let mapped = imported.and_then(|table| {
+            let mut table = table.into_iter();
+            table.try_for_each(|(region, memory)| self.map_one(region, memory))
+        });
+        if mapped.is_err() {
+            self.unmap_all();
         }
-        Ok(())
+        self.pins.update(&self.regions);
+        mapped
     }
 
     /// Adds a region.
     pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), Refusal> {
         let memory = self.import(&region, fd)?;
-        self.map_one(region, memory)
+        self.map_one(region, memory)?;
+        self.pins.update(&self.regions);
+        Ok(())
     }
 
     /// Removes a region, known by its addresses and its size.
@@ -103,12 +122,18 @@ impl GuestMemory {
         let index = index.ok_or(Refusal::Address(region.guest_address))?;
         self.map.unmap(region.guest_address, region.size)?;
         self.regions.remove(index);
+        self.pins.update(&self.regions);
         self.detach_unused();
         Ok(())
     }
 
     /// Removes all.
     pub(crate) fn clear(&mut self) {
+        self.unmap_all();
+        self.pins.update(&[]);
+    }
+
+    fn unmap_all(&mut self) {
         self.regions.clear();
         self.map.unmap_all();
         self.detach_unused();
@@ -181,7 +206,7 @@ mod tests {
     #[test]
     fn addresses_of_the_front_end_are_found_in_one_region_only() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(None);
+        let mut memory = GuestMemory::new(None, None);
         let table = vec![
             (region(0x1000, 0x1000, 0x7000_0000, 0), fd()),
             (region(0x8000, 0x2000, 0x7000_1000, 0x2000), fd()),
@@ -204,7 +229,7 @@ mod tests {
     #[test]
     fn bad_tables_leave_nothing_behind() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(None);
+        let mut memory = GuestMemory::new(None, None);
         let good = region(0x1000, 0x1000, 0x1000, 0);
         for bad in [
             region(0x1800, 0x1000, 0x5000, 0),
@@ -227,7 +252,7 @@ mod tests {
     #[test]
     fn regions_come_and_go_one_by_one() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(None);
+        let mut memory = GuestMemory::new(None, None);
         let (a, b) = (
             region(0, 0x1000, 0, 0),
             region(0x1000, 0x1000, 0x1000, 0x1000),
@@ -252,10 +277,11 @@ mod tests {
             }
         }
         let handle = alive.clone();
-        let mut memory = GuestMemory::new(Some(Box::new(move |_| {
+        let attach: Attach = Box::new(move |_| {
             *handle.borrow_mut() += 1;
             Some(Box::new(Token(handle.clone())))
-        })));
+        });
+        let mut memory = GuestMemory::new(Some(attach), None);
         let (_, fd) = file(0x2000);
         memory.add(region(0, 0x1000, 0, 0), fd()).unwrap();
         memory.add(region(0x1000, 0x1000, 0x1000, 0), fd()).unwrap();

@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{Completion, Io, Volume};
+use worker::{IdleWindow, Pace};
 
 /// Rounds between two looks at the sockets while polling: a system call each.
 const ROUNDS_PER_LOOK: u32 = 64;
@@ -39,14 +40,14 @@ pub(crate) fn kick_token(queue: u64) -> u64 {
 /// How a server polls.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Polling goes on for this long after the last work.
-    pub idle_window: Duration,
+    /// How long polling goes on after the last work.
+    pub idle_window: IdleWindow,
 }
 
 impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
-            idle_window: Duration::from_micros(50),
+            idle_window: IdleWindow::Adaptive,
         }
     }
 }
@@ -55,7 +56,7 @@ impl Default for ServerOptions {
 pub struct Export {
     /// The volume.
     pub volume: Arc<dyn Volume>,
-    /// The thread's own.
+    /// The thread's own. With [`volume::IoOptions::fixed_buffers`] the guest's memory is pinned for its requests.
     pub io: Io,
     /// How the guest sees it.
     pub disk: DiskOptions,
@@ -156,18 +157,24 @@ impl Server {
     /// # Errors
     /// [`Error::System`] when the loop cannot go on, [`Error::Flush`].
     pub fn run(&mut self) -> Result<(), Error> {
-        let mut last_work = Instant::now();
+        let mut pace = Pace::new(self.options.idle_window, Instant::now());
         let mut rounds = 0u32;
         loop {
             let now = Instant::now();
             let worked = self.round();
             if worked {
-                last_work = now;
+                pace.worked(now);
             }
             if self.tell_again.is_some_and(|at| now >= at) {
                 self.tell_size();
             }
-            if worked || self.must_poll() || now.duration_since(last_work) < self.window() {
+            if self.is_to_pin() {
+                // Messages that have come meanwhile are answered first.
+                if self.look(Some(Duration::ZERO))? {
+                    break;
+                }
+                self.pin_next();
+            } else if worked || self.must_poll() || (self.is_polled() && pace.polls(now)) {
                 rounds = rounds.wrapping_add(1);
                 if (self.more || rounds.is_multiple_of(ROUNDS_PER_LOOK))
                     && self.look(Some(Duration::ZERO))?
@@ -185,6 +192,7 @@ impl Server {
                 if self.look(timeout)? {
                     break;
                 }
+                pace.slept();
             }
         }
         self.finish()
@@ -199,11 +207,29 @@ impl Server {
         if self.look(Some(Duration::ZERO))? {
             return Ok(true);
         }
-        if !self.round() {
+        let worked = self.round();
+        while self.is_to_pin() && !self.more {
+            self.pin_next();
+        }
+        if !worked {
             // Whoever polls may sleep now, with the rings armed.
             self.prepare_sleep();
         }
         Ok(false)
+    }
+
+    fn is_to_pin(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::is_to_pin)
+    }
+
+    /// Pins a piece of the guest's memory, unless there are messages to be answered.
+    fn pin_next(&mut self) {
+        if let Some(session) = &mut self.session
+            && session.is_to_pin()
+            && !self.more
+        {
+            session.memory.pin_next();
+        }
     }
 
     /// One round: fetch and start, collect and answer.
@@ -265,14 +291,9 @@ impl Server {
         self.more || self.disk.must_poll() || self.session.as_ref().is_some_and(Session::must_poll)
     }
 
-    fn window(&self) -> Duration {
-        let useful =
-            self.disk.in_flight() > 0 || self.session.as_ref().is_some_and(Session::is_fetching);
-        if useful {
-            self.options.idle_window
-        } else {
-            Duration::ZERO
-        }
+    /// Polling may find something: there are requests, or the guest may come with one at any time.
+    fn is_polled(&self) -> bool {
+        self.disk.in_flight() > 0 || self.session.as_ref().is_some_and(Session::is_fetching)
     }
 
     /// Arms everything that can wake this thread. `false` when something arrived meanwhile.

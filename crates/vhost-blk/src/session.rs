@@ -75,7 +75,7 @@ impl Session {
         Session {
             stream: Stream::new(socket),
             epoll,
-            memory: GuestMemory::new(attach),
+            memory: GuestMemory::new(attach, disk.io.pinner()),
             queues: Vec::new(),
             stats,
             features: 0,
@@ -96,6 +96,11 @@ impl Session {
     /// The socket takes no more for now: it is to be waited for.
     pub(crate) fn wants_to_write(&self) -> bool {
         self.stream.is_blocked()
+    }
+
+    /// Memory is to be pinned, and no answer is owed: those that wait come first.
+    pub(crate) fn is_to_pin(&self) -> bool {
+        self.memory.is_to_be_pinned() && self.pending.is_none() && !self.wants_to_write()
     }
 
     /// Reads and handles what has come.

@@ -390,7 +390,7 @@ fn a_volume_with_latency_is_waited_for() {
 fn woken(without: u64) {
     let dir = tempfile::tempdir().unwrap();
     let at_once = ServerOptions {
-        idle_window: std::time::Duration::ZERO,
+        idle_window: worker::IdleWindow::Fixed(std::time::Duration::ZERO),
     };
     let socket = dir.path().join("s");
     let served = Served::with(socket, mem(1), options(), at_once, Default::default());

@@ -453,3 +453,41 @@ fn ending_makes_everything_durable_and_says_when_it_could_not() {
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| served.stop()));
     assert!(ended.is_err(), "the flush at the end failed");
 }
+
+/// KiB of memory that the kernel has pinned for this process.
+fn pinned_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmPin"));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok())
+        .unwrap()
+}
+
+#[test]
+fn guest_memory_is_pinned_for_the_ring_where_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, volume) = file_volume(&dir, 4);
+    let io = volume::IoOptions {
+        fixed_buffers: true,
+        ..volume::IoOptions::default()
+    };
+    let served = Served::with(dir.path().join("s"), volume, options(), quiet(), io);
+    let all = (MEMORY >> 10) as u64;
+    for _ in 0..2 {
+        let mut client = Client::connect(&served, 0);
+        // No answer waits for it.
+        eventually("it is pinned", || pinned_kib() >= all);
+        let mut queue = client.queue(0);
+        let data = pattern(3, 64 << 10);
+        queue.ok(Req::write(0, &data));
+        assert!(queue.ok(Req::read(0, data.len())) == data);
+        // The same memory in another table stays pinned.
+        client
+            .frontend
+            .set_mem_table(&[region(&client.memory)])
+            .unwrap();
+        assert!(pinned_kib() >= all);
+        drop(client);
+        eventually("nothing stays pinned", || pinned_kib() == 0);
+    }
+    served.stop();
+}

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod merge;
+
 use crate::balance::Spread;
 use crate::bench;
 use crate::bind::BindArgs;
@@ -8,12 +10,9 @@ use crate::devices::{Action, DeviceArgs};
 use crate::direct::{PathChange, PathChoice};
 use crate::info;
 use crate::limits::LimitsArgs;
-use crate::serve::{ServeOptions, serve};
-use crate::spec::{
-    ControllerSpec, DoorbellMode, NamespaceSpec, Specs, parse_namespace, read_config,
-};
+use crate::serve::{LoopOptions, MAX_WORKERS, serve};
+use crate::spec::DoorbellMode;
 use crate::ublk::UblkArgs;
-use crate::vhost_blk::VhostBlkSpec;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -23,7 +22,6 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use worker::IdleWindow;
 
 /// Virtual NVMe disks for virtual machines, served from an ordinary process over vfio-user.
 #[derive(Parser)]
@@ -89,6 +87,7 @@ A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT
 process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the
 first, ends it at once. SIGHUP, SIGUSR1 and SIGUSR2 are logged and change nothing.";
 
+/// Options of `vnvme serve`.
 #[derive(Args)]
 struct ServeArgs {
     /// Volumes, each a namespace: paths or URLs
@@ -109,9 +108,9 @@ struct ServeArgs {
     /// Logical block size in bytes, of every namespace [default: the volume's, 512 at least]
     #[arg(long, short, value_parser = clap::value_parser!(u32), value_name = "512|4096")]
     block_size: Option<u32>,
-    /// How the client rings doorbells: by message, or in a mapped page that is polled all the time
-    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
-    doorbells: DoorbellMode,
+    /// How the client rings doorbells: by message, or in a mapped page that is polled all the time [default: trapped]
+    #[arg(long, value_enum, value_name = "MODE")]
+    doorbells: Option<DoorbellMode>,
     /// Do not offer shadow doorbells (Doorbell Buffer Config)
     #[arg(long)]
     no_shadow_doorbells: bool,
@@ -139,27 +138,18 @@ struct ServeArgs {
     /// Largest transfer of a command: 4 KiB times two to the power of this
     #[arg(long, value_name = "N")]
     mdts: Option<u8>,
-    /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to 1000 as the load has it
-    #[arg(long, default_value = "auto", value_name = "MICROSECONDS")]
-    idle_window: IdleWindow,
+    #[command(flatten)]
+    polling: LoopOptions,
     /// Worker threads: controllers are dealt out to them in turn, and the queues of one go where there is time for them
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    workers: usize,
-    /// What becomes of a controller's queues where there are several workers
-    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
-    spread: Spread,
+    /// [default: 1]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)), value_name = "N")]
+    workers: Option<u16>,
+    /// What becomes of a controller's queues where there are several workers [default: auto]
+    #[arg(long, value_enum, value_name = "MODE")]
+    spread: Option<Spread>,
     /// CPUs to pin the workers (then the vhost-user-blk threads) to, one each, like 2,3 [default: not pinned]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cpus: Vec<usize>,
-    /// Pin guests' memory for the kernel's I/O to files and block devices (io_uring's fixed buffers): less work for each
-    /// request; all of the memory is allocated at once, counts against the limit of locked memory (ulimit -l) unless root,
-    /// and must not be taken back by a balloon
-    #[arg(long)]
-    pin_memory: bool,
-    /// Let a thread of the kernel take each worker's requests to files and block devices (io_uring's SQPOLL): no system
-    /// call to submit, for one more CPU that is busy while there is work
-    #[arg(long)]
-    sqpoll: bool,
     /// Unix socket to answer "vnvme stats", limits, path, suspend and resume on
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -285,77 +275,15 @@ impl ServeArgs {
         if let Some(parent) = self.end_with_parent {
             end_with(parent)?;
         }
-        let options = ServeOptions {
-            idle_window: self.idle_window,
-            workers: self.workers,
-            spread: self.spread,
-            cpus: self.cpus.clone(),
-            control: self.control.clone(),
-            pin_memory: self.pin_memory,
-            sqpoll: self.sqpoll,
-        };
-        serve(&self.specs()?, &options)
-    }
-
-    fn specs(self) -> Result<Specs> {
-        if let Some(config) = &self.config {
-            return read_config(config);
-        }
-        let parse = |text: &String| parse_namespace(text, self.block_size, self.read_only);
-        let namespaces = self
-            .volumes
-            .iter()
-            .map(parse)
-            .collect::<Result<Vec<NamespaceSpec>>>()?;
-        let vhost_user_blk = self.vhost_user_blk()?;
-        let Some(socket) = self.socket else {
-            return Ok(Specs {
-                vhost_user_blk,
-                ..Specs::default()
-            });
-        };
-        let controller = ControllerSpec {
-            socket,
-            model: self.model,
-            serial: self.serial,
-            firmware: self.firmware,
-            subnqn: self.subnqn,
-            doorbells: self.doorbells,
-            shadow_doorbells: !self.no_shadow_doorbells,
-            write_cache: !self.no_write_cache,
-            io_queues: self.io_queues,
-            queue_entries: self.queue_entries,
-            mdts: self.mdts,
-            namespaces,
-        };
-        Ok(Specs {
-            controllers: vec![controller],
-            vhost_user_blk,
-            ..Specs::default()
-        })
-    }
-
-    /// The exports, with those options that concern every volume.
-    fn vhost_user_blk(&self) -> Result<Vec<VhostBlkSpec>> {
-        let pairs = self.vhost_user_blk.chunks_exact(2);
-        pairs
-            .map(|pair| {
-                let [socket, volume] = pair else {
-                    anyhow::bail!("--vhost-user-blk SOCKET VOLUME");
-                };
-                let mut spec = VhostBlkSpec::parse(socket, volume)?;
-                spec.read_only |= self.read_only;
-                spec.write_cache &= !self.no_write_cache;
-                spec.block_size = spec.block_size.or(self.block_size);
-                Ok(spec)
-            })
-            .collect()
+        let (specs, options) = self.merge()?;
+        serve(&specs, &options)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Specs;
     use clap::CommandFactory;
 
     #[test]
@@ -379,7 +307,7 @@ mod tests {
         let Command::Serve(args) = cli.command else {
             panic!("serve is not serve");
         };
-        let specs = args.specs().unwrap().controllers;
+        let specs = args.merge().unwrap().0.controllers;
         assert_eq!(specs[0].namespaces.len(), 2);
         assert_eq!(specs[0].namespaces[0].block_size, Some(4096));
         assert_eq!(specs[0].namespaces[1].nsid, Some(9));
@@ -401,7 +329,7 @@ mod tests {
             let Command::Serve(args) = Cli::try_parse_from(all).unwrap().command else {
                 panic!("serve is not serve");
             };
-            args.specs().unwrap()
+            args.merge().unwrap().0
         };
         let export = ["--vhost-user-blk", "/tmp/v", "a.raw?queues=2"];
         let alone = specs(&[&export[..], &["-r", "--no-write-cache"]].concat());

@@ -29,6 +29,7 @@ mod signals;
 mod sizes;
 mod spec;
 mod ublk;
+mod usage;
 mod vhost_blk;
 mod volume_help;
 
@@ -42,9 +43,12 @@ fn main() -> ExitCode {
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may be there to read it.
+            // Nobody may read it: that is no reason to end by a panic.
             let _ = writeln!(std::io::stderr(), "vnvme: {error:#}");
-            ExitCode::FAILURE
+            match error.is::<usage::Usage>() {
+                true => ExitCode::from(2),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

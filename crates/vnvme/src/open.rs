@@ -262,7 +262,7 @@ mod tests {
     fn error(url: &str) -> String {
         let registry = DeviceRegistry::default();
         let opener = Opener::new(LimitRegistry::default(), registry);
-        let spec = crate::spec::parse_namespace(url, None, false).unwrap();
+        let spec = crate::spec::NamespaceSpec::parse(url).unwrap();
         let Err(error) = opener.open(&spec) else {
             panic!("{url} was opened");
         };

@@ -13,6 +13,7 @@ use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
 use crate::ublk::{Ublk, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
 use anyhow::{Context, Result, anyhow, ensure};
+use clap::Args;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -22,37 +23,57 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 use vfio_user::Listener;
 use volume::{Extras, Io, IoOptions, Volume};
 use worker::IdleWindow;
 
 /// Workers at most.
-const MAX_WORKERS: usize = 256;
-
-/// How long a virtio queue is polled after its last request, when nothing else was asked for.
-const VHOST_BLK_WINDOW: Duration = Duration::from_micros(50);
+pub const MAX_WORKERS: u16 = 256;
 
 /// How late a sleeping worker may be woken, in nanoseconds.
 const TIMER_SLACK: u64 = 1000;
 
+/// Options of every thread that serves, whatever it serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
+pub struct LoopOptions {
+    /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to 1000 as the load has it
+    #[arg(long, default_value = "auto", value_name = "MICROSECONDS")]
+    pub idle_window: IdleWindow,
+    /// Pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block devices (io_uring's fixed buffers): less work for each
+    /// request; all of the memory is allocated at once, counts against the limit of locked memory (ulimit -l) unless root,
+    /// and must not be taken back by a balloon
+    #[arg(long)]
+    pub pin_memory: bool,
+    /// Let a thread of the kernel take each thread's requests to files and block devices (io_uring's SQPOLL): no system
+    /// call to submit, for one more CPU that is busy while there is work
+    #[arg(long)]
+    pub sqpoll: bool,
+}
+
+impl LoopOptions {
+    /// Of a thread's ring.
+    pub fn io(&self) -> IoOptions {
+        IoOptions {
+            fixed_buffers: self.pin_memory,
+            sqpoll: self.sqpoll,
+            ..IoOptions::default()
+        }
+    }
+}
+
 /// Options of the whole process.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// How long to poll after the last work.
-    pub idle_window: IdleWindow,
+    /// How each thread polls and does its I/O.
+    pub polling: LoopOptions,
     /// Worker threads; controllers are dealt out to them in turn.
-    pub workers: usize,
+    pub workers: u16,
     /// What becomes of a controller's queues where there are several.
     pub spread: Spread,
     /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
     pub cpus: Vec<usize>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
-    /// The kernel pins guest memory for the workers' requests (fixed buffers).
-    pub pin_memory: bool,
-    /// Threads of the kernel take the workers' requests without system calls.
-    pub sqpoll: bool,
 }
 
 /// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
@@ -75,7 +96,7 @@ fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
         io_queues: spec.io_queues.unwrap_or(default.io_queues),
         queue_entries: spec.queue_entries.unwrap_or(default.queue_entries),
         mdts: spec.mdts.unwrap_or(default.mdts),
-        mapped_doorbells: spec.doorbells == DoorbellMode::Mapped,
+        mapped_doorbells: spec.doorbells == Some(DoorbellMode::Mapped),
         shadow_doorbells: spec.shadow_doorbells,
         write_cache: spec.write_cache,
         ..ControllerConfig::default()
@@ -225,13 +246,11 @@ fn worker(
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * controllers as u32;
     let io = Rc::new(Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
-        fixed_buffers: options.pin_memory,
-        sqpoll: options.sqpoll,
-        ..IoOptions::default()
+        ..options.polling.io()
     }));
     crew.registry.rings.enter(io.stats());
     let options = worker::Options {
-        idle_window: options.idle_window,
+        idle_window: options.polling.idle_window,
         shares_cpu: options.cpus.is_empty(),
         stop: Some(stop),
     };
@@ -305,9 +324,9 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     let most = match (options.spread, specs.controllers.len()) {
         (_, 0) => 0,
         (Spread::Off, controllers) => controllers,
-        (Spread::Auto | Spread::Stir, _) => MAX_WORKERS,
+        (Spread::Auto | Spread::Stir, _) => usize::from(MAX_WORKERS),
     };
-    options.workers.max(1).min(most)
+    usize::from(options.workers).min(most)
 }
 
 /// Deals what is to be served out to threads: controllers to the workers in turn, each vhost-user-blk export and each
@@ -352,12 +371,11 @@ impl Share {
             Share::VhostBlk(spec) => {
                 let _span =
                     tracing::error_span!("export", socket = %spec.socket.display()).entered();
-                let window = options.idle_window.fixed_or(VHOST_BLK_WINDOW);
-                let made = VhostBlk::new(spec, stop, window, opener, registry, sizes);
+                let made = VhostBlk::new(spec, stop, options.polling, opener, registry, sizes);
                 go(made, started, |mut export| export.run())
             }
             Share::Ublk(spec) => {
-                let made = Ublk::new(spec, stop, opener, registry, sizes);
+                let made = Ublk::new(spec, stop, options.polling, opener, registry, sizes);
                 go(made, started, Ublk::run)
             }
         }

@@ -56,9 +56,8 @@ pub struct ControllerSpec {
     pub firmware: Option<String>,
     /// NVM subsystem NQN.
     pub subnqn: Option<String>,
-    /// Doorbells trapped or mapped.
-    #[serde(default)]
-    pub doorbells: DoorbellMode,
+    /// Doorbells trapped or mapped; trapped when not given.
+    pub doorbells: Option<DoorbellMode>,
     /// Offer shadow doorbells (Doorbell Buffer Config).
     #[serde(default = "yes")]
     pub shadow_doorbells: bool,
@@ -127,12 +126,16 @@ pub struct Specs {
 /// Reads a configuration file.
 pub fn read_config(path: &Path) -> Result<Specs> {
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
-    let specs: Specs = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+    let mut specs: Specs = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
     ensure!(
         !(specs.controllers.is_empty() && specs.vhost_user_blk.is_empty() && specs.ublk.is_empty()),
         "{}: no [[controller]], no [[vhost-user-blk]] and no [[ublk]]",
         path.display()
     );
+    // A volume's URL says the same here as on the command line.
+    specs
+        .take_url_options()
+        .with_context(|| format!("{}", path.display()))?;
     Ok(specs)
 }
 
@@ -162,39 +165,67 @@ pub const NAMESPACE_OPTIONS: &[UrlOption] = &[
     ),
 ];
 
-/// Takes the namespace's own options ([`NAMESPACE_OPTIONS`]) out of a volume's URL; the others are
-/// the volume's.
-pub fn parse_namespace(
-    text: &str,
-    block_size: Option<u32>,
-    read_only: bool,
-) -> Result<NamespaceSpec> {
-    let mut spec = NamespaceSpec {
-        volume: text.to_owned(),
-        nsid: None,
-        block_size,
-        read_only,
-        nguid: None,
-        eui64: None,
-        path: None,
-    };
-    spec.volume = take_options(text, |key, value| {
-        let number = || {
-            value
-                .parse::<u32>()
-                .with_context(|| format!("{text}: {key}={value}"))
-        };
-        match key {
-            "block-size" => spec.block_size = Some(number()?),
-            "nsid" => spec.nsid = Some(number()?),
-            "nguid" => spec.nguid = Some(value.to_owned()),
-            "eui64" => spec.eui64 = Some(value.to_owned()),
-            "path" => spec.path = Some(path_choice(text, value)?),
-            _ => return Ok(false),
+impl Specs {
+    fn take_url_options(&mut self) -> Result<()> {
+        let namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
+        namespaces
+            .map(NamespaceSpec::take_url_options)
+            .collect::<Result<()>>()?;
+        for export in &mut self.vhost_user_blk {
+            export.take_url_options()?;
         }
-        Ok(true)
-    })?;
-    Ok(spec)
+        for disk in &mut self.ublk {
+            disk.take_url_options()?;
+        }
+        Ok(())
+    }
+}
+
+impl NamespaceSpec {
+    /// Takes the namespace's own options ([`NAMESPACE_OPTIONS`]) out of the volume's URL; the others are
+    /// the volume's.
+    pub fn parse(text: &str) -> Result<NamespaceSpec> {
+        let mut spec = NamespaceSpec {
+            volume: text.to_owned(),
+            nsid: None,
+            block_size: None,
+            read_only: false,
+            nguid: None,
+            eui64: None,
+            path: None,
+        };
+        spec.take_url_options()?;
+        Ok(spec)
+    }
+
+    fn take_url_options(&mut self) -> Result<()> {
+        let text = self.volume.clone();
+        self.volume = take_options(&text, |key, value| {
+            let number = || {
+                let number = value.parse::<u32>();
+                number.with_context(|| format!("{text}: {key}={value}"))
+            };
+            match key {
+                "block-size" => once(&mut self.block_size, key, number()?),
+                "nsid" => once(&mut self.nsid, key, number()?),
+                "nguid" => once(&mut self.nguid, key, value.to_owned()),
+                "eui64" => once(&mut self.eui64, key, value.to_owned()),
+                "path" => once(&mut self.path, key, path_choice(&text, value)?),
+                _ => return Ok(false),
+            }?;
+            Ok(true)
+        })?;
+        Ok(())
+    }
+}
+
+/// Sets an option that may come only once: in the URL, or as a key beside it.
+pub fn once<T>(option: &mut Option<T>, key: &str, value: T) -> Result<()> {
+    ensure!(
+        option.replace(value).is_none(),
+        "option \"{key}\" is given twice"
+    );
+    Ok(())
 }
 
 /// Offers each of a URL's options, `?key=value&...`, to `take`, which says whether it is its own; returns the URL with the
@@ -203,6 +234,10 @@ pub fn take_options(
     text: &str,
     mut take: impl FnMut(&str, &str) -> Result<bool>,
 ) -> Result<String> {
+    // A path is taken as it is when a file of that very name exists.
+    if Path::new(text).exists() {
+        return Ok(text.to_owned());
+    }
     let Some((volume, query)) = text.split_once('?') else {
         return Ok(text.to_owned());
     };
@@ -259,38 +294,26 @@ mod tests {
             };
             for value in values.split('|') {
                 let text = format!("a.raw?{}={value}", option.name);
-                let spec = parse_namespace(&text, None, false).unwrap();
+                let spec = NamespaceSpec::parse(&text).unwrap();
                 assert_eq!(spec.volume, "a.raw");
-                assert_ne!(
-                    spec,
-                    parse_namespace("a.raw", None, false).unwrap(),
-                    "{text}"
-                );
+                assert_ne!(spec, NamespaceSpec::parse("a.raw").unwrap(), "{text}");
             }
         }
     }
 
     #[test]
     fn namespace_options_are_taken_out_of_the_url() {
-        let spec = parse_namespace(
-            "/d/a.raw?direct=off&block-size=4096&nsid=3&lock=off",
-            None,
-            true,
-        )
-        .unwrap();
+        let url = "/d/a.raw?direct=off&block-size=4096&nsid=3&lock=off";
+        let spec = NamespaceSpec::parse(url).unwrap();
         assert_eq!(spec.volume, "/d/a.raw?direct=off&lock=off");
+        assert_eq!((spec.block_size, spec.nsid), (Some(4096), Some(3)));
         assert_eq!(
-            (spec.block_size, spec.nsid, spec.read_only),
-            (Some(4096), Some(3), true)
-        );
-        assert_eq!(
-            parse_namespace("mem://1G?nsid=2", Some(512), false)
-                .unwrap()
-                .volume,
+            NamespaceSpec::parse("mem://1G?nsid=2").unwrap().volume,
             "mem://1G"
         );
-        assert!(parse_namespace("a?block-size=big", None, false).is_err());
-        assert!(parse_namespace("a?what", None, false).is_err());
+        for bad in ["a?block-size=big", "a?what", "a?nsid=1&nsid=1"] {
+            assert!(NamespaceSpec::parse(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]
@@ -337,7 +360,7 @@ mod tests {
         assert!(read.vhost_user_blk[0].write_cache);
         let specs = read.controllers;
         assert_eq!(specs.len(), 1);
-        assert_eq!(specs[0].doorbells, DoorbellMode::Mapped);
+        assert_eq!(specs[0].doorbells, Some(DoorbellMode::Mapped));
         assert!(specs[0].write_cache && specs[0].shadow_doorbells);
         assert_eq!(specs[0].namespaces[0].block_size, Some(4096));
         assert!(specs[0].namespaces[1].read_only);

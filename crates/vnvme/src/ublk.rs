@@ -3,9 +3,9 @@
 use crate::balance::Spread;
 use crate::control::Registry;
 use crate::open::{Opened, Opener, is_within};
-use crate::serve::{ServeOptions, serve};
+use crate::serve::{LoopOptions, ServeOptions, serve};
 use crate::sizes::Sizes;
-use crate::spec::{NamespaceSpec, Specs, parse_namespace, volume_url};
+use crate::spec::{NamespaceSpec, Specs, once, take_options, volume_url};
 use ::ublk::{Disk, DiskOptions, DiskStats, QueueStats, remove};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -15,8 +15,6 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
-use worker::IdleWindow;
 
 /// Between two looks whether the kernel has taken the device away.
 const ALIVE: Timespec = Timespec {
@@ -70,8 +68,30 @@ impl UblkSpec {
         }
     }
 
+    /// Takes the disk's own option (block-size) out of the volume's URL; the others are the volume's.
+    pub fn take_url_options(&mut self) -> Result<()> {
+        let text = self.volume.clone();
+        self.volume = take_options(&text, |key, value| {
+            if key != "block-size" {
+                return Ok(false);
+            }
+            let number = value
+                .parse()
+                .with_context(|| format!("{text}: {key}={value}"));
+            once(&mut self.block_size, key, number?)?;
+            Ok(true)
+        })?;
+        Ok(())
+    }
+
     /// The disk; `resized` becomes readable when its volume has been resized.
-    fn start(&self, opener: &Opener, sizes: &Sizes, resized: &Arc<OwnedFd>) -> Result<Disk> {
+    fn start(
+        &self,
+        polling: LoopOptions,
+        opener: &Opener,
+        sizes: &Sizes,
+        resized: &Arc<OwnedFd>,
+    ) -> Result<Disk> {
         let Opened { volume, device, .. } = opener.open(&self.namespace())?;
         let options = DiskOptions {
             id: self.id,
@@ -79,6 +99,9 @@ impl UblkSpec {
             depth: self.depth,
             block_size: self.block_size,
             recover: self.recover,
+            idle_window: polling.idle_window,
+            pin_memory: polling.pin_memory,
+            sqpoll: polling.sqpoll,
         };
         let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
             let registered = device.as_ref().map(|device| device.register(memory));
@@ -114,13 +137,14 @@ impl Ublk {
     pub fn new(
         spec: &UblkSpec,
         stop: OwnedFd,
+        polling: LoopOptions,
         opener: &Opener,
         registry: &Registry,
         sizes: &Sizes,
     ) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-        let disk = spec.start(opener, sizes, &resized)?;
+        let disk = spec.start(polling, opener, sizes, &resized)?;
         registry.enter_disk(&spec.volume, disk.stats());
         Ok(Self {
             disk,
@@ -249,6 +273,8 @@ pub struct UblkArgs {
     /// Let the devices outlive a killed process: they wait for the next one with the same --id, and so do their users
     #[arg(long, requires = "id")]
     recover: bool,
+    #[command(flatten)]
+    polling: LoopOptions,
     /// Unix socket to answer "vnvme stats" and "vnvme limits" on
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -263,32 +289,54 @@ impl UblkArgs {
         if let Some(id) = self.remove {
             return remove(id).map_err(Into::into);
         }
-        let spec = |(i, text): (usize, &String)| -> Result<UblkSpec> {
-            let namespace = parse_namespace(text, self.block_size, self.read_only)?;
-            Ok(UblkSpec {
-                volume: namespace.volume,
-                id: self.id.map(|id| id + i as u32),
-                queues: self.queues,
-                depth: self.depth,
-                block_size: namespace.block_size,
-                read_only: namespace.read_only,
-                recover: self.recover,
-            })
+        let (specs, options) = self.merge()?;
+        serve(&specs, &options)
+    }
+
+    /// What is to be served. All options are named, so that a new one does not compile until it has an effect.
+    fn merge(self) -> Result<(Specs, ServeOptions)> {
+        let UblkArgs {
+            volumes,
+            id,
+            queues,
+            depth,
+            block_size,
+            read_only,
+            recover,
+            polling,
+            control,
+            remove: _,
+        } = self;
+        let spec = |(i, volume): (usize, String)| -> Result<UblkSpec> {
+            let number = |first: u32| first.checked_add(u32::try_from(i).ok()?);
+            let mut spec = UblkSpec {
+                volume,
+                id: match id {
+                    Some(first) => Some(number(first).context("--id: the numbers are too large")?),
+                    None => None,
+                },
+                queues,
+                depth,
+                block_size: None,
+                read_only,
+                recover,
+            };
+            spec.take_url_options()?;
+            spec.block_size = spec.block_size.or(block_size);
+            Ok(spec)
         };
-        let ublk = self.volumes.iter().enumerate().map(spec);
+        let ublk = volumes.into_iter().enumerate().map(spec);
         let specs = Specs {
             ublk: ublk.collect::<Result<_>>()?,
             ..Specs::default()
         };
         let options = ServeOptions {
-            idle_window: IdleWindow::Fixed(Duration::ZERO),
+            polling,
             workers: 1,
             spread: Spread::Off,
             cpus: Vec::new(),
-            control: self.control,
-            pin_memory: false,
-            sqpoll: false,
+            control,
         };
-        serve(&specs, &options)
+        Ok((specs, options))
     }
 }

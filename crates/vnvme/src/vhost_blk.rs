@@ -3,8 +3,9 @@
 use crate::control::Registry;
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
+use crate::serve::LoopOptions;
 use crate::sizes::Sizes;
-use crate::spec::{NamespaceSpec, take_options, volume_url, yes};
+use crate::spec::{NamespaceSpec, once, take_options, volume_url, yes};
 use anyhow::{Context, Result, bail};
 use probes::LogLimit;
 use rustix::event::{EventfdFlags, eventfd};
@@ -13,10 +14,9 @@ use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use vfio_user::Listener;
 use vhost_blk::{Attach, DiskOptions, Export, QueueStats, Server, ServerOptions};
-use volume::{Io, IoOptions};
+use volume::Io;
 
 /// One export: a socket and its volume.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -57,25 +57,41 @@ impl VhostBlkSpec {
             read_only: false,
             write_cache: true,
         };
-        spec.volume = take_options(text, |key, value| {
+        spec.take_url_options()?;
+        Ok(spec)
+    }
+
+    /// Takes the export's own options out of the volume's URL.
+    pub fn take_url_options(&mut self) -> Result<()> {
+        let text = self.volume.clone();
+        self.volume = take_options(&text, |key, value| {
             let wrong = || format!("{text}: {key}={value}");
             match key {
-                "queues" => spec.queues = Some(value.parse().with_context(wrong)?),
-                "queue-size" => spec.queue_size = Some(value.parse().with_context(wrong)?),
-                "serial" => spec.serial = Some(value.to_owned()),
-                "block-size" => spec.block_size = Some(value.parse().with_context(wrong)?),
+                "queues" => once(&mut self.queues, key, value.parse().with_context(wrong)?),
+                "queue-size" => once(
+                    &mut self.queue_size,
+                    key,
+                    value.parse().with_context(wrong)?,
+                ),
+                "serial" => once(&mut self.serial, key, value.to_owned()),
+                "block-size" => once(
+                    &mut self.block_size,
+                    key,
+                    value.parse().with_context(wrong)?,
+                ),
                 "write-cache" => {
-                    spec.write_cache = match value {
-                        "on" => true,
-                        "off" => false,
+                    match value {
+                        "on" => {}
+                        "off" => self.write_cache = false,
                         _ => bail!("{}: on or off", wrong()),
                     }
+                    Ok(())
                 }
                 _ => return Ok(false),
-            }
+            }?;
             Ok(true)
         })?;
-        Ok(spec)
+        Ok(())
     }
 }
 
@@ -91,7 +107,7 @@ impl VhostBlk {
     pub fn new(
         spec: &VhostBlkSpec,
         stop: OwnedFd,
-        idle_window: Duration,
+        polling: LoopOptions,
         opener: &Opener,
         registry: &Registry,
         sizes: &Sizes,
@@ -134,11 +150,15 @@ impl VhostBlk {
             })
         });
         let serial = disk.serial.clone();
+        let io = Io::new(polling.io());
+        registry.rings.enter(io.stats());
         let mut server = Server::new(Export {
             volume: volume.clone(),
-            io: Io::new(IoOptions::default()),
+            io,
             disk,
-            server: ServerOptions { idle_window },
+            server: ServerOptions {
+                idle_window: polling.idle_window,
+            },
             listener: listener.as_fd().try_clone_to_owned().context("socket")?,
             stop,
             attach,

@@ -13,7 +13,9 @@ impl<F: Frontend + 'static> Worker<F> {
     /// When to wake up though nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let fronts = || self.fronts.iter().flatten();
-        let pinning = fronts().any(F::is_pinning).then(|| self.pace_of_pins.next());
+        let pinning = fronts()
+            .any(F::is_pinning)
+            .then(|| self.pace_of_pins.next());
         fronts().filter_map(F::deadline).chain(pinning).min()
     }
 

@@ -1,6 +1,6 @@
-//! How long a worker goes on polling after its last work, before it sleeps.
+//! How long a loop goes on polling after its last work, before it sleeps.
 //!
-//! A sleep that ends soon was a mistake: it cost the host a register write and the worker a wake-up, and a little more
+//! A sleep that ends soon was a mistake: it cost the host a register write and the loop a wake-up, and a little more
 //! polling would have spared both. A sleep that lasts was right, and the polling before it was wasted. So the window grows
 //! to cover the pauses that are seen, as long as they are short, and shrinks when they are not.
 
@@ -22,26 +22,19 @@ pub enum IdleWindow {
     Fixed(Duration),
 }
 
-impl IdleWindow {
-    /// For those that poll for the same time always: what was asked for, or this.
-    pub fn fixed_or(self, usual: Duration) -> Duration {
-        match self {
-            IdleWindow::Adaptive => usual,
-            IdleWindow::Fixed(window) => window,
-        }
-    }
-}
+/// Text that is no [`IdleWindow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("\"auto\" or a number of microseconds is wanted")]
+pub struct WindowError;
 
 impl FromStr for IdleWindow {
-    type Err = String;
+    type Err = WindowError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, WindowError> {
         if text == "auto" {
             return Ok(IdleWindow::Adaptive);
         }
-        let micros = text
-            .parse()
-            .map_err(|_| "\"auto\" or a number of microseconds is wanted".to_owned())?;
+        let micros = text.parse().map_err(|_| WindowError)?;
         Ok(IdleWindow::Fixed(Duration::from_micros(micros)))
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use crate::rules::spread;
+use crate::side::wake_flag;
 use crate::world::{PAIRS, World};
-use controller::Bell;
 use nvme::pci::command::BUS_MASTER;
 use std::sync::Arc;
 use volume::{Effect, Fault, Io, IoOptions, OpKind};
@@ -92,12 +92,12 @@ fn a_queue_between_two_workers_is_signalled_where_it_arrives() {
 #[test]
 fn a_branch_that_is_made_without_the_bit_knows() {
     let mut h = Host::with(crate::world::config(false), vec![ns(1, mem(1 << 20), 512)]);
-    h.c.set_home(0, Arc::new(Bell::new(Arc::<Count>::default())));
+    h.c.set_home(0, wake_flag(&Arc::default()).into());
     h.enable();
     h.create_pair(1, 16);
     assert!(h.use_shadow().is_success());
     h.set_command(BUS_MASTER, false);
-    let seed = h.c.branch(1, Arc::new(Bell::new(Arc::<Count>::default())));
+    let seed = h.c.branch(1, wake_flag(&Arc::default()).into());
     let io = Io::new(IoOptions::default());
     let mut branch = seed.unwrap().open(11, &io).unwrap();
     assert!(!branch.shadowed() && !branch.arm());

@@ -95,9 +95,11 @@ impl Server {
             .arg(&path)
             .arg("--control")
             .arg(dir.path().join("control"))
-            .args(["--workers", &serve.workers.to_string()])
             // However this process ends, its servers do too.
             .args(["--end-with-parent", &std::process::id().to_string()]);
+        if !serve.volumes.is_empty() {
+            command.args(["--workers", &serve.workers.to_string()]);
+        }
         if !serve.cpus.is_empty() {
             let list: Vec<String> = serve.cpus.iter().map(usize::to_string).collect();
             command.args(["--cpus", &list.join(",")]);

@@ -1,0 +1,186 @@
+//! What the kernel pins of a guest's memory for the ring's requests (fixed buffers).
+//!
+//! A message only says what is to be pinned: the loop pins it piece by piece, between messages and rounds, so that no
+//! front-end waits for it. Until a piece is pinned, requests into it go the usual way. The pieces are cut by offsets in the
+//! memory's file: a table of regions that is only cut otherwise (firmware does that often) keeps most of them.
+
+use crate::wire::Region;
+use dma::Memory;
+use std::collections::VecDeque;
+use volume::{PinnedMemory, Pinner};
+
+/// Bytes of a piece where the guest is not large: some milliseconds to pin.
+const PIECE: u64 = 64 << 20;
+/// Bytes of a piece at most, which is the kernel's limit for a fixed buffer.
+const LONGEST: u64 = 1 << 30;
+/// Pieces at most: the places of the ring's table.
+const PIECES: usize = 256;
+
+/// A part of a memory.
+#[derive(Clone, Debug)]
+struct Piece {
+    memory: Memory,
+    offset: u64,
+    len: u64,
+}
+
+impl Piece {
+    fn is_same(&self, other: &Piece) -> bool {
+        self.offset == other.offset && self.len == other.len && self.memory.is_same(&other.memory)
+    }
+}
+
+/// Pieces of a guest's memory that are pinned, and those that will be. None without a [`Pinner`].
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    pinner: Option<Pinner>,
+    /// Without a pin where the kernel refused it: it is not asked again.
+    pinned: Vec<(Piece, Option<PinnedMemory>)>,
+    waiting: VecDeque<Piece>,
+}
+
+fn pieces(regions: &[(Region, Memory)]) -> Vec<Piece> {
+    let sizes = regions.iter().map(|(region, _)| region.size);
+    let total = sizes.fold(0u64, u64::saturating_add);
+    // So that the edges of regions have places, too.
+    let len = (total / (PIECES as u64 / 2)).next_power_of_two();
+    let len = len.clamp(PIECE, LONGEST);
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (region, memory) in regions {
+        let end = region.mmap_offset.saturating_add(region.size);
+        let mut at = region.mmap_offset;
+        while at < end && pieces.len() < PIECES {
+            let next = (at / len).saturating_add(1).saturating_mul(len).min(end);
+            let piece = Piece {
+                memory: memory.clone(),
+                offset: at,
+                len: next - at,
+            };
+            if !pieces.iter().any(|known| known.is_same(&piece)) {
+                pieces.push(piece);
+            }
+            at = next;
+        }
+    }
+    pieces
+}
+
+impl Pins {
+    pub(crate) fn new(pinner: Option<Pinner>) -> Pins {
+        Pins {
+            pinner,
+            ..Pins::default()
+        }
+    }
+
+    /// The guest's memory is this now: what is no part of it is unpinned at once, what is new waits for [`Pins::pin_next`].
+    pub(crate) fn update(&mut self, regions: &[(Region, Memory)]) {
+        if self.pinner.is_none() {
+            return;
+        }
+        let wanted = pieces(regions);
+        self.pinned
+            .retain(|(piece, _)| wanted.iter().any(|new| new.is_same(piece)));
+        let known = |new: &Piece| self.pinned.iter().any(|(piece, _)| piece.is_same(new));
+        self.waiting = wanted.into_iter().filter(|new| !known(new)).collect();
+    }
+
+    /// Something is to be pinned.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Pins one piece.
+    pub(crate) fn pin_next(&mut self) {
+        let (Some(pinner), Some(piece)) = (&self.pinner, self.waiting.pop_front()) else {
+            return;
+        };
+        let pinned = pinner.pin(&piece.memory, piece.offset, piece.len);
+        self.pinned.push((piece, pinned));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use volume::{FileOptions, FileVolume, Io, IoOptions, Volume, VolumeQueue};
+
+    fn region(size: u64, offset: u64) -> Region {
+        Region {
+            guest_address: offset,
+            size,
+            user_address: offset,
+            mmap_offset: offset,
+        }
+    }
+
+    /// A ring that pins, with what keeps it.
+    fn ring() -> (Io, Box<dyn VolumeQueue>, Arc<dyn Volume>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let volume = FileVolume::open(file.path(), FileOptions::default()).unwrap();
+        let io = Io::new(IoOptions {
+            fixed_buffers: true,
+            ..IoOptions::default()
+        });
+        let queue = volume.open(&io).unwrap();
+        (io, queue, Arc::new(volume))
+    }
+
+    #[test]
+    fn a_message_pins_nothing_and_the_loop_pins_all() {
+        let (io, ..) = ring();
+        let memory = Memory::anonymous(4 << 20).unwrap();
+        let mut pins = Pins::new(io.pinner());
+        pins.update(&[(region(4 << 20, 0), memory.clone())]);
+        assert_eq!(io.pinned(), 0);
+        assert!(pins.is_waiting());
+        pins.pin_next();
+        assert!(!pins.is_waiting());
+        if io.pinned() == 0 {
+            println!("skipped: the kernel pins nothing here (ulimit -l)");
+            return;
+        }
+        // The same memory in another table stays pinned; what has left it does not.
+        pins.update(&[(region(4 << 20, 0), memory.clone())]);
+        assert!(!pins.is_waiting() && io.pinned() == 1);
+        pins.update(&[(region(2 << 20, 2 << 20), memory)]);
+        assert!(pins.is_waiting() && io.pinned() == 0);
+        pins.pin_next();
+        assert_eq!(io.pinned(), 1);
+        pins.update(&[]);
+        assert!(!pins.is_waiting() && io.pinned() == 0);
+    }
+
+    #[test]
+    fn pieces_cover_the_regions_and_are_few() {
+        let memory = Memory::anonymous(4096).unwrap();
+        let cut = |regions: &[Region]| -> Vec<(u64, u64)> {
+            let regions: Vec<_> = regions.iter().map(|r| (*r, memory.clone())).collect();
+            let pieces = pieces(&regions);
+            pieces.iter().map(|p| (p.offset, p.len)).collect()
+        };
+        assert_eq!(
+            cut(&[
+                region(0xa_0000, 0),
+                region((128 << 20) - 0xc_0000, 0xc_0000)
+            ]),
+            [(0, 0xa_0000), (0xc_0000, PIECE - 0xc_0000), (PIECE, PIECE)]
+        );
+        let large = cut(&[region(100 << 30, 0)]);
+        assert_eq!(large.len(), 100);
+        assert_eq!(large.iter().map(|(_, len)| len).sum::<u64>(), 100 << 30);
+        assert_eq!(cut(&[region(1 << 50, 0)]).len(), PIECES);
+        assert_eq!(cut(&[region(4096, 0), region(4096, 0)]), [(0, 4096)]);
+        assert!(cut(&[]).is_empty());
+    }
+
+    #[test]
+    fn without_a_pinner_nothing_waits() {
+        let mut pins = Pins::new(None);
+        let memory = Memory::anonymous(4 << 20).unwrap();
+        pins.update(&[(region(4 << 20, 0), memory)]);
+        assert!(!pins.is_waiting());
+    }
+}

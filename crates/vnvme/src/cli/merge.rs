@@ -1,0 +1,412 @@
+//! `vnvme serve`'s options and its configuration file, put together.
+//!
+//! An option concerns everything that is served, or is refused in words: none is dropped. What an entry of the file (or a
+//! volume's URL) says of itself counts more than an option that only gives a default.
+
+use super::ServeArgs;
+use crate::serve::ServeOptions;
+use crate::spec::{ControllerSpec, NamespaceSpec, Specs, read_config};
+use crate::usage::Usage;
+use crate::vhost_blk::VhostBlkSpec;
+use anyhow::Result;
+use std::path::PathBuf;
+
+impl ServeArgs {
+    /// What is to be served, and how.
+    ///
+    /// The options are taken apart without `..`: a new one does not compile until it is decided here what it does beside
+    /// `--config`.
+    pub(super) fn merge(self) -> Result<(Specs, ServeOptions)> {
+        let ServeArgs {
+            volumes,
+            socket,
+            vhost_user_blk,
+            config,
+            read_only,
+            block_size,
+            doorbells,
+            no_shadow_doorbells,
+            no_write_cache,
+            model,
+            serial,
+            firmware,
+            subnqn,
+            io_queues,
+            queue_entries,
+            mdts,
+            polling,
+            workers,
+            spread,
+            cpus,
+            control,
+            // It concerns this process, whatever it serves, and has been obeyed.
+            end_with_parent: _,
+        } = self;
+        let mut specs = match &config {
+            Some(path) => read_config(path)?,
+            None => named(&volumes, socket, &vhost_user_blk)?,
+        };
+
+        if let Some(path) = &config {
+            // Each names one controller, and a file may have many.
+            let one = [
+                ("--serial", serial.is_some()),
+                ("--subnqn", subnqn.is_some()),
+            ];
+            for (option, _) in one.iter().filter(|(_, given)| *given) {
+                let (path, key) = (path.display(), option.trim_start_matches('-'));
+                return Err(Usage::new(format!(
+                    "{option} names one controller; beside --config, write {key} = \"...\" into its [[controller]] in {path}"
+                )));
+            }
+        }
+        if specs.controllers.is_empty() {
+            let of_controllers = [
+                ("--doorbells", doorbells.is_some()),
+                ("--no-shadow-doorbells", no_shadow_doorbells),
+                ("--model", model.is_some()),
+                ("--serial", serial.is_some()),
+                ("--firmware", firmware.is_some()),
+                ("--subnqn", subnqn.is_some()),
+                ("--io-queues", io_queues.is_some()),
+                ("--queue-entries", queue_entries.is_some()),
+                ("--mdts", mdts.is_some()),
+                ("--workers", workers.is_some()),
+                ("--spread", spread.is_some()),
+            ];
+            for (option, _) in of_controllers.iter().filter(|(_, given)| *given) {
+                return Err(Usage::new(format!(
+                    "{option} concerns NVMe controllers, and none is to be served"
+                )));
+            }
+        }
+        if no_write_cache && !specs.ublk.is_empty() {
+            return Err(Usage::new(
+                "--no-write-cache: [[ublk]] devices have a write cache that cannot be turned off",
+            ));
+        }
+
+        for controller in &mut specs.controllers {
+            controller.doorbells = controller.doorbells.or(doorbells);
+            controller.shadow_doorbells &= !no_shadow_doorbells;
+            controller.write_cache &= !no_write_cache;
+            or(&mut controller.model, &model);
+            or(&mut controller.serial, &serial);
+            or(&mut controller.firmware, &firmware);
+            or(&mut controller.subnqn, &subnqn);
+            or(&mut controller.io_queues, &io_queues);
+            or(&mut controller.queue_entries, &queue_entries);
+            or(&mut controller.mdts, &mdts);
+            for namespace in &mut controller.namespaces {
+                namespace.read_only |= read_only;
+                or(&mut namespace.block_size, &block_size);
+            }
+        }
+        for export in &mut specs.vhost_user_blk {
+            export.read_only |= read_only;
+            export.write_cache &= !no_write_cache;
+            or(&mut export.block_size, &block_size);
+        }
+        for disk in &mut specs.ublk {
+            disk.read_only |= read_only;
+            or(&mut disk.block_size, &block_size);
+        }
+        let options = ServeOptions {
+            polling,
+            workers: workers.unwrap_or(1),
+            spread: spread.unwrap_or_default(),
+            cpus,
+            control,
+        };
+        Ok((specs, options))
+    }
+}
+
+/// An option that gives a default.
+fn or<T: Clone>(own: &mut Option<T>, default: &Option<T>) {
+    if own.is_none() {
+        own.clone_from(default);
+    }
+}
+
+/// What the command line names, without its options.
+fn named(volumes: &[String], socket: Option<PathBuf>, exports: &[String]) -> Result<Specs> {
+    let namespaces = volumes.iter().map(|text| NamespaceSpec::parse(text));
+    let namespaces = namespaces.collect::<Result<Vec<_>>>()?;
+    let controller = |socket| ControllerSpec {
+        socket,
+        model: None,
+        serial: None,
+        firmware: None,
+        subnqn: None,
+        doorbells: None,
+        shadow_doorbells: true,
+        write_cache: true,
+        io_queues: None,
+        queue_entries: None,
+        mdts: None,
+        namespaces,
+    };
+    let exports = exports.chunks_exact(2).map(|pair| match pair {
+        [socket, volume] => VhostBlkSpec::parse(socket, volume),
+        _ => Err(Usage::new("--vhost-user-blk SOCKET VOLUME")),
+    });
+    Ok(Specs {
+        controllers: socket.map(controller).into_iter().collect(),
+        vhost_user_blk: exports.collect::<Result<_>>()?,
+        ..Specs::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::{Cli, Command};
+    use crate::serve::ServeOptions;
+    use crate::spec::{DoorbellMode, Specs};
+    use crate::usage::Usage;
+    use clap::{CommandFactory, Parser};
+
+    const FILE: &str = r#"
+        [[controller]]
+        socket = "/run/a"
+        serial = "A"
+        [[controller.namespace]]
+        volume = "mem://1M"
+        [[controller.namespace]]
+        volume = "mem://1M?block-size=512"
+        [[controller]]
+        socket = "/run/b"
+        doorbells = "trapped"
+        io-queues = 2
+        queue-entries = 64
+        mdts = 3
+        model = "M"
+        firmware = "F"
+        [[controller.namespace]]
+        volume = "mem://1M"
+        block-size = 512
+        [[vhost-user-blk]]
+        socket = "/run/c"
+        volume = "mem://1M"
+        [[vhost-user-blk]]
+        socket = "/run/d"
+        volume = { url = "mem://1M", block-size = 512, queues = 2 }
+    "#;
+    const UBLK: &str =
+        "[[ublk]]\nvolume = \"mem://1M\"\n[[ublk]]\nvolume = \"mem://1M?block-size=512\"";
+
+    fn merge(file: &str, args: &[&str]) -> anyhow::Result<(Specs, ServeOptions)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f.toml");
+        std::fs::write(&path, file).unwrap();
+        let path = path.to_str().unwrap();
+        let all = [&["vnvme", "serve", "--config", path], args].concat();
+        let Command::Serve(args) = Cli::try_parse_from(all).unwrap().command else {
+            panic!("serve is not serve");
+        };
+        args.merge()
+    }
+
+    /// What an option changes in the file's entries: each value as text, `entry.field`.
+    type Look = fn(&Specs, &ServeOptions) -> String;
+
+    fn namespaces<T: std::fmt::Debug>(
+        specs: &Specs,
+        of: impl Fn(&crate::spec::NamespaceSpec) -> T,
+    ) -> String {
+        let all = specs.controllers.iter().flat_map(|c| &c.namespaces);
+        format!("{:?}", all.map(of).collect::<Vec<_>>())
+    }
+
+    fn controllers<T: std::fmt::Debug>(
+        specs: &Specs,
+        of: impl Fn(&crate::spec::ControllerSpec) -> T,
+    ) -> String {
+        format!("{:?}", specs.controllers.iter().map(of).collect::<Vec<_>>())
+    }
+
+    /// Every option beside `--config`: what is applied, and how.
+    #[test]
+    fn each_option_reaches_every_entry() {
+        let table: &[(&[&str], Look, &str)] = &[
+            (
+                &["--read-only"],
+                |s, _| {
+                    let exports: Vec<bool> = s.vhost_user_blk.iter().map(|e| e.read_only).collect();
+                    format!("{} {exports:?}", namespaces(s, |n| n.read_only))
+                },
+                "[true, true, true] [true, true]",
+            ),
+            (
+                &["--block-size", "4096"],
+                |s, _| {
+                    let sizes = s.vhost_user_blk.iter().map(|e| e.block_size.unwrap());
+                    let sizes: Vec<u32> = sizes.collect();
+                    format!("{} {sizes:?}", namespaces(s, |n| n.block_size.unwrap()))
+                },
+                "[4096, 512, 512] [4096, 512]",
+            ),
+            (
+                &["--no-write-cache"],
+                |s, _| {
+                    let caches: Vec<bool> =
+                        s.vhost_user_blk.iter().map(|e| e.write_cache).collect();
+                    format!("{} {caches:?}", controllers(s, |c| c.write_cache))
+                },
+                "[false, false] [false, false]",
+            ),
+            (
+                &["--doorbells", "mapped"],
+                |s, _| controllers(s, |c| c.doorbells == Some(DoorbellMode::Mapped)),
+                "[true, false]",
+            ),
+            (
+                &["--no-shadow-doorbells"],
+                |s, _| controllers(s, |c| c.shadow_doorbells),
+                "[false, false]",
+            ),
+            (
+                &["--model", "X"],
+                |s, _| controllers(s, |c| c.model.clone().unwrap()),
+                r#"["X", "M"]"#,
+            ),
+            (
+                &["--firmware", "X"],
+                |s, _| controllers(s, |c| c.firmware.clone().unwrap()),
+                r#"["X", "F"]"#,
+            ),
+            (
+                &["--io-queues", "9"],
+                |s, _| controllers(s, |c| c.io_queues.unwrap()),
+                "[9, 2]",
+            ),
+            (
+                &["--queue-entries", "128"],
+                |s, _| controllers(s, |c| c.queue_entries.unwrap()),
+                "[128, 64]",
+            ),
+            (
+                &["--mdts", "9"],
+                |s, _| controllers(s, |c| c.mdts.unwrap()),
+                "[9, 3]",
+            ),
+            (
+                &["--idle-window", "70"],
+                |_, o| format!("{:?}", o.polling.idle_window),
+                "Fixed(70µs)",
+            ),
+            (
+                &["--pin-memory"],
+                |_, o| o.polling.pin_memory.to_string(),
+                "true",
+            ),
+            (&["--sqpoll"], |_, o| o.polling.sqpoll.to_string(), "true"),
+            (&["--workers", "3"], |_, o| o.workers.to_string(), "3"),
+            (
+                &["--spread", "off"],
+                |_, o| format!("{:?}", o.spread),
+                "Off",
+            ),
+            (&["--cpus", "2,3"], |_, o| format!("{:?}", o.cpus), "[2, 3]"),
+            (
+                &["--control", "/run/ctl"],
+                |_, o| format!("{:?}", o.control.as_ref().unwrap()),
+                r#""/run/ctl""#,
+            ),
+        ];
+        for (args, look, wanted) in table {
+            let (specs, options) = merge(FILE, args).unwrap();
+            assert_eq!(look(&specs, &options), *wanted, "{args:?}");
+        }
+        // The table is whole: what is in it, what is refused, what clap refuses beside --config.
+        let others = [
+            "serial",
+            "subnqn",
+            "socket",
+            "vhost-user-blk",
+            "config",
+            "end-with-parent",
+            "help",
+        ];
+        let mut cli = Cli::command();
+        cli.build();
+        let serve = cli.find_subcommand("serve").unwrap();
+        for option in serve.get_arguments().filter_map(clap::Arg::get_long) {
+            let in_table = table
+                .iter()
+                .any(|(args, ..)| args[0] == format!("--{option}"));
+            assert!(
+                in_table || others.contains(&option) || option == "log",
+                "--{option} beside --config?"
+            );
+        }
+    }
+
+    #[test]
+    fn options_reach_block_devices_of_the_host() {
+        let (specs, _) = merge(UBLK, &["--read-only", "--block-size", "4096"]).unwrap();
+        assert!(specs.ublk.iter().all(|disk| disk.read_only));
+        let sizes: Vec<_> = specs.ublk.iter().map(|disk| disk.block_size).collect();
+        assert_eq!(sizes, [Some(4096), Some(512)]);
+    }
+
+    #[test]
+    fn what_cannot_be_applied_is_refused_in_words() {
+        let export = "[[vhost-user-blk]]\nsocket = \"/run/c\"\nvolume = \"mem://1M\"";
+        for (file, args, words) in [
+            (
+                FILE,
+                &["--serial", "S"][..],
+                "--serial names one controller",
+            ),
+            (
+                FILE,
+                &["--subnqn", "nqn.x"],
+                "--subnqn names one controller",
+            ),
+            (
+                UBLK,
+                &["--no-write-cache"],
+                "[[ublk]] devices have a write cache",
+            ),
+            (
+                export,
+                &["--model", "M"],
+                "--model concerns NVMe controllers",
+            ),
+            (export, &["--mdts", "5"], "--mdts concerns NVMe controllers"),
+            (
+                export,
+                &["--workers", "2"],
+                "--workers concerns NVMe controllers",
+            ),
+            (export, &["--spread", "off"], "--spread concerns"),
+            (export, &["--doorbells", "mapped"], "--doorbells concerns"),
+            (
+                export,
+                &["--no-shadow-doorbells"],
+                "--no-shadow-doorbells concerns",
+            ),
+        ] {
+            let error = merge(file, args).unwrap_err();
+            assert!(error.to_string().contains(words), "{args:?}: {error}");
+            assert!(error.is::<Usage>(), "exit status 2: {args:?}");
+        }
+    }
+
+    #[test]
+    fn a_url_says_the_same_in_a_file_as_on_the_command_line() {
+        let file = "[[controller]]\nsocket = \"/run/a\"\n[[controller.namespace]]\n\
+                    volume = \"mem://1M?nsid=7&block-size=4096&iops=9\"";
+        let (specs, _) = merge(file, &[]).unwrap();
+        let namespace = &specs.controllers[0].namespaces[0];
+        assert_eq!(
+            (namespace.nsid, namespace.block_size),
+            (Some(7), Some(4096))
+        );
+        assert_eq!(namespace.volume, "mem://1M?iops=9");
+        let twice = format!("{file}\nnsid = 7");
+        let error = format!("{:#}", merge(&twice, &[]).unwrap_err());
+        assert!(error.contains("\"nsid\" is given twice"), "{error}");
+    }
+}
