@@ -172,12 +172,12 @@ until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/vir
     case $((turn % 8)) in
     1 | 5) /tmp/vnvme path /tmp/ctl generic --socket switching ;;
     3 | 7) /tmp/vnvme path /tmp/ctl direct --socket switching ;;
-    2) /tmp/vnvme limits /tmp/ctl --iops 300 --bps 0 --burst 20ms ;;
-    4) /tmp/vnvme limits /tmp/ctl --iops 0 --bps 4M ;;
-    6) /tmp/vnvme limits /tmp/ctl --iops 0 --bps 0 ;;
-    0) /tmp/vnvme limits /tmp/ctl --write-iops 200 --read-iops 0 ;;
+    2) /tmp/vnvme limits /tmp/ctl --all --iops 300 --bps 0 --burst 20ms ;;
+    4) /tmp/vnvme limits /tmp/ctl --all --iops 0 --bps 4M ;;
+    6) /tmp/vnvme limits /tmp/ctl --all --iops 0 --bps 0 ;;
+    0) /tmp/vnvme limits /tmp/ctl --all --write-iops 200 --read-iops 0 ;;
     esac >/tmp/turn 2>&1 || { cat /tmp/turn /tmp/log; exit 1; }
-    [ $((turn % 8)) = 1 ] && /tmp/vnvme limits /tmp/ctl --write-iops 0 >/dev/null
+    [ $((turn % 8)) = 1 ] && /tmp/vnvme limits /tmp/ctl --all --write-iops 0 >/dev/null
     [ $((turn % 10)) = 4 ] && { echo 1 >/sys/bus/pci/devices/$b/reset; echo "reset $turn"; }
     [ $((turn % 10)) = 8 ] && {
         /tmp/vnvme suspend /tmp/ctl nvme >/dev/null; sleep 0.5
@@ -422,14 +422,14 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
             turn += 1;
             match turn % 5 {
                 1 => control(&["path", &ctl, "generic", "--socket", "switching"])?,
-                2 => control(&["limits", &ctl, "--iops", "400"])?,
+                2 => control(&["limits", &ctl, "--all", "--iops", "400"])?,
                 3 => {
                     control(&["suspend", &ctl, "vfio-user"])?;
                     std::thread::sleep(Duration::from_millis(300));
                     control(&["resume", &ctl, "vfio-user"])?;
                 }
                 4 => control(&["path", &ctl, "direct", "--socket", "switching"])?,
-                _ => control(&["limits", &ctl, "--iops", "0"])?,
+                _ => control(&["limits", &ctl, "--all", "--iops", "0"])?,
             }
             if turn == 15 {
                 // The device grows under all of them, and the last slice with it.

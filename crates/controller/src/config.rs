@@ -138,17 +138,22 @@ pub enum ConfigError {
         block_size: u32,
     },
     /// A volume could not be opened.
-    #[error("namespace {nsid}: {source}")]
+    #[error("namespace {nsid}: {error}")]
     Volume {
         /// Its namespace.
         nsid: u32,
         /// What the volume said.
-        #[source]
-        source: volume::VolumeError,
+        error: volume::VolumeError,
     },
     /// Memory for the doorbell page could not be had.
     #[error("doorbell page: {0}")]
-    Memory(#[from] dma::MapError),
+    Memory(dma::MapError),
+}
+
+impl From<dma::MapError> for ConfigError {
+    fn from(error: dma::MapError) -> Self {
+        Self::Memory(error)
+    }
 }
 
 fn text(field: &'static str, value: &str, max: usize) -> Result<(), ConfigError> {

@@ -17,7 +17,7 @@ pub enum Error {
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// Memory could not be made accessible to the device.
-    #[error("memory for the device: {0}")]
+    #[error("memory for the device")]
     Map(#[from] MapFailure),
     /// The device is gone: its registers read as all ones, or the connection to it is lost.
     #[error("the device is gone")]

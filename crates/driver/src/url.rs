@@ -93,7 +93,7 @@ pub enum OpenError {
         why: String,
     },
     /// The device could not be reached.
-    #[error("{name}: {source}")]
+    #[error("{name}: cannot be reached")]
     Transport {
         /// What was to be reached.
         name: String,
@@ -105,7 +105,7 @@ pub enum OpenError {
     #[error(transparent)]
     Vfio(#[from] crate::vfio::VfioError),
     /// The device could be reached, but not used.
-    #[error("{name}: {source}")]
+    #[error("{name}: cannot be used")]
     Device {
         /// The device.
         name: String,

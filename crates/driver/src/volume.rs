@@ -127,7 +127,7 @@ impl NvmeVolume {
         VolumeError::System {
             path: PathBuf::from(&self.name),
             what,
-            source: std::io::Error::other(error),
+            error: std::io::Error::other(error),
         }
     }
 }

@@ -4,6 +4,8 @@ use std::io;
 use volume::VolumeError;
 
 /// Why a disk cannot be made or kept, in words that tell the user what to do about it.
+///
+/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice where the chain is printed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UblkError {
@@ -50,10 +52,10 @@ pub enum UblkError {
     },
     /// The volume could not be opened for a queue.
     #[error("ublk device: {0}")]
-    Volume(#[from] VolumeError),
+    Volume(VolumeError),
     /// Memory for the queues could not be had.
     #[error("no memory for the device's queues: {0}")]
-    Memory(#[from] dma::MapError),
+    Memory(dma::MapError),
     /// A queue's thread ended while the device was made.
     #[error("ublk device {id}: a queue's thread ended too early; the log says why")]
     QueueEnded {
@@ -61,17 +63,29 @@ pub enum UblkError {
         id: u32,
     },
     /// Anything else that the system refused.
-    #[error("ublk device: {what}: {source}")]
+    #[error("ublk device: {what}: {error}")]
     System {
         /// The step that failed.
         what: &'static str,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
+}
+
+impl From<VolumeError> for UblkError {
+    fn from(error: VolumeError) -> Self {
+        Self::Volume(error)
+    }
+}
+
+impl From<dma::MapError> for UblkError {
+    fn from(error: dma::MapError) -> Self {
+        Self::Memory(error)
+    }
 }
 
 impl UblkError {
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::System { what, source }
+        move |error| Self::System { what, error }
     }
 }

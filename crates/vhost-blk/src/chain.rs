@@ -30,7 +30,13 @@ pub(crate) enum ChainError {
     #[error("readable buffer after a writable one")]
     Order,
     #[error("indirect table: {0}")]
-    Memory(#[from] DmaError),
+    Memory(DmaError),
+}
+
+impl From<DmaError> for ChainError {
+    fn from(error: DmaError) -> Self {
+        Self::Memory(error)
+    }
 }
 
 /// Walks chains; keeps its space from one to the next.

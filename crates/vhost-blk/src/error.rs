@@ -40,11 +40,7 @@ pub(crate) enum ClientError {
     #[error("too many descriptors in one message")]
     TooManyFds,
     #[error("request {request}: {why}")]
-    Refused {
-        request: u32,
-        #[source]
-        why: Refusal,
-    },
+    Refused { request: u32, why: Refusal },
 }
 
 /// Why a request of a client was refused.
@@ -72,9 +68,21 @@ pub(crate) enum Refusal {
     #[error("its memory is not among what the front-end shares")]
     NotShared,
     #[error("memory: {0}")]
-    Memory(#[from] dma::MapError),
+    Memory(dma::MapError),
     #[error("ring memory: {0}")]
-    Dma(#[from] dma::DmaError),
+    Dma(dma::DmaError),
     #[error("{call}: {errno}")]
     System { call: &'static str, errno: Errno },
+}
+
+impl From<dma::MapError> for Refusal {
+    fn from(error: dma::MapError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl From<dma::DmaError> for Refusal {
+    fn from(error: dma::DmaError) -> Self {
+        Self::Dma(error)
+    }
 }

@@ -9,6 +9,7 @@ mod usage;
 #[cfg(test)]
 mod tests;
 
+use crate::outln;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use driver::vfio::sysfs::{Group, PciDevice, Sysfs, VFIO_PCI};
@@ -46,10 +47,10 @@ impl BindArgs {
 
     fn print(&self, reports: &[Report]) -> Result<()> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(reports)?);
+            outln!("{}", serde_json::to_string_pretty(reports)?);
         } else {
             for report in reports {
-                println!("{report}");
+                outln!("{report}");
             }
         }
         Ok(())

@@ -10,16 +10,19 @@ use crate::devices::{Action, DeviceArgs};
 use crate::direct::{PathChange, PathChoice};
 use crate::info;
 use crate::limits::LimitsArgs;
+use crate::log::Filter;
+use crate::outln;
 use crate::serve::{LoopOptions, MAX_WORKERS, serve};
 use crate::spec::DoorbellMode;
 use crate::ublk::UblkArgs;
+use crate::usage::Usage;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -30,7 +33,7 @@ pub struct Cli {
     /// What to log, to standard error: error, warn, info, debug, trace, or a filter like "info,controller=trace"
     /// [default: info when serving, else warn]
     #[arg(long, global = true, env = "VNVME_LOG", value_name = "FILTER")]
-    log: Option<String>,
+    log: Option<Filter>,
     #[command(subcommand)]
     command: Command,
 }
@@ -182,6 +185,9 @@ struct PathArgs {
     /// Only of this namespace
     #[arg(long, value_name = "NSID")]
     nsid: Option<u32>,
+    /// Of all namespaces
+    #[arg(long, conflicts_with_all = ["socket", "nsid"])]
+    all: bool,
 }
 
 impl PathArgs {
@@ -190,22 +196,20 @@ impl PathArgs {
             socket: self.socket,
             nsid: self.nsid,
             path: self.path,
+            all: self.all,
         };
+        change.check().map_err(Usage::new)?;
         for (socket, nsid, path) in control::paths(&self.control, &change)? {
             let path = path.to_possible_value();
             let name = path.as_ref().map_or("", |value| value.get_name());
-            println!("{}  namespace {nsid}: {name}", socket.display());
+            outln!("{}  namespace {nsid}: {name}", socket.display());
         }
         Ok(())
     }
 }
 
 /// Sets up the log: to standard error, with colours on a terminal.
-pub fn init_logging(filter: &str) {
-    let (filter, complaint) = match filter.parse::<Targets>() {
-        Ok(filter) => (filter, None),
-        Err(error) => (Targets::new().with_default(LevelFilter::INFO), Some(error)),
-    };
+pub fn init_logging(filter: Filter) {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         // Else a line that cannot be written (the pipe's reader or the terminal is gone) is a panic
@@ -213,20 +217,17 @@ pub fn init_logging(filter: &str) {
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     tracing_subscriber::registry()
-        .with(lines.with_filter(filter))
+        .with(lines.with_filter(filter.0))
         .init();
-    if let Some(error) = complaint {
-        tracing::warn!("--log: {error}; logging at level info");
-    }
 }
 
 impl Cli {
     /// What to log.
-    pub fn log(&self) -> &str {
+    pub fn log(&self) -> Filter {
         match (&self.log, &self.command) {
-            (Some(filter), _) => filter,
-            (None, Command::Serve(_) | Command::Ublk(_)) => "info",
-            (None, _) => "warn",
+            (Some(filter), _) => filter.clone(),
+            (None, Command::Serve(_) | Command::Ublk(_)) => Filter::level(LevelFilter::INFO),
+            (None, _) => Filter::level(LevelFilter::WARN),
         }
     }
 
@@ -252,9 +253,9 @@ impl StatsArgs {
     fn run(self) -> Result<()> {
         let stats = control::stats(&self.control)?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&stats)?);
+            outln!("{}", serde_json::to_string_pretty(&stats)?);
         } else {
-            stats.print();
+            stats.print()?;
         }
         Ok(())
     }

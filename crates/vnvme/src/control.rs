@@ -1,12 +1,14 @@
 //! The control socket: asks a running `vnvme serve` for its counters.
 //!
 //! A request is one line of JSON, `{"method":"stats"}`, `{"method":"limits","volume":"a.raw","iops":1000}`,
-//! `{"method":"path","path":"generic"}` or `{"method":"device","device":"0000:44:00.0","action":"suspend"}`; the answer is one
+//! `{"method":"path","path":"generic","all":true}` or `{"method":"device","device":"0000:44:00.0","action":"suspend"}`; the answer is one
 //! line of JSON. A thread of its own answers: it reads the workers' counters and sets limits without stopping them.
 
 use crate::devices::{DeviceChange, DeviceRegistry, DeviceStatus};
 use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};
 use crate::limits::{Change, LimitRegistry, VolumeLimits};
+use crate::outln;
+use crate::output::OutputError;
 use crate::rings::{RingCounters, RingRegistry};
 use crate::ublk::DiskCounters;
 use crate::vhost_blk::VhostBlkCounters;
@@ -415,11 +417,11 @@ fn ask_for(
 
 impl Stats {
     /// For people.
-    pub fn print(&self) {
-        self.ublk.iter().for_each(DiskCounters::print);
+    pub fn print(&self) -> Result<(), OutputError> {
+        self.ublk.iter().try_for_each(DiskCounters::print)?;
         for c in &self.controllers {
-            println!("{}", c.socket.display());
-            println!(
+            outln!("{}", c.socket.display());
+            outln!(
                 "  reads {} ({} MB)   writes {} ({} MB)   errors {}   resets {}",
                 c.host_reads,
                 c.bytes_read / 1_000_000,
@@ -428,7 +430,7 @@ impl Stats {
                 c.errors,
                 c.resets
             );
-            println!(
+            outln!(
                 "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9} {:>7}",
                 "queue",
                 "commands",
@@ -442,7 +444,7 @@ impl Stats {
             );
             for q in &c.queues {
                 let per_command = q.mmio_doorbells as f64 / q.commands.max(1) as f64;
-                println!(
+                outln!(
                     "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9.3} {:>7}",
                     q.qid,
                     q.commands,
@@ -456,13 +458,16 @@ impl Stats {
                 );
             }
             for direct in &c.direct {
-                direct.print();
+                direct.print()?;
             }
         }
-        self.vhost_user_blk.iter().for_each(VhostBlkCounters::print);
-        self.volumes.iter().for_each(VolumeLimits::print);
-        self.devices.iter().for_each(DeviceStatus::print);
-        self.rings.iter().for_each(RingCounters::print);
+        self.vhost_user_blk
+            .iter()
+            .try_for_each(VhostBlkCounters::print)?;
+        self.volumes.iter().try_for_each(VolumeLimits::print)?;
+        self.devices.iter().try_for_each(DeviceStatus::print)?;
+        self.rings.iter().try_for_each(RingCounters::print)?;
+        Ok(())
     }
 }
 

@@ -1,6 +1,8 @@
 //! Devices below, as the control socket shows, suspends and resumes them.
 
 use crate::control;
+use crate::outln;
+use crate::output::OutputError;
 use anyhow::{Context, Result};
 use clap::Args;
 use driver::Device;
@@ -70,13 +72,14 @@ impl DeviceStatus {
     }
 
     /// For people.
-    pub fn print(&self) {
+    pub fn print(&self) -> Result<(), OutputError> {
         let state = match self.state {
             State::Live => "at work",
             State::Suspended => "suspended: commands wait for vnvme resume",
             State::Gone => "gone",
         };
-        println!("{}  {state}   resets {}", self.device, self.resets);
+        outln!("{}  {state}   resets {}", self.device, self.resets);
+        Ok(())
     }
 }
 
@@ -162,9 +165,9 @@ impl DeviceArgs {
         };
         let status = control::device(&self.control, &change)?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&status).context("JSON")?);
+            outln!("{}", serde_json::to_string_pretty(&status).context("JSON")?);
         } else {
-            status.print();
+            status.print()?;
         }
         Ok(())
     }

@@ -4,6 +4,8 @@
 //! queue to queue (direct). Both stand on the same blocks and may be at work at once, so that the path is changed while
 //! commands are in flight, by a flag that the worker looks at for each batch; the control socket sets it.
 
+use crate::outln;
+use crate::output::OutputError;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use controller::{Passed, Passthrough};
@@ -67,7 +69,7 @@ fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     list.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What to change, and where; what is absent means all.
+/// What to change, and where. Without a socket or an NSID, what is asked for is told of all.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PathChange {
@@ -78,6 +80,25 @@ pub struct PathChange {
     pub nsid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathChoice>,
+    /// A change is meant for all namespaces.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub all: bool,
+}
+
+impl PathChange {
+    /// A change says where, so that none reaches more guests than was meant.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn check(&self) -> Result<(), String> {
+        let target = self.all || self.socket.is_some() || self.nsid.is_some();
+        if self.path.is_some() && !target {
+            return Err(
+                "whose path is to change? Name it by --socket or --nsid, or say --all".into(),
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Cycles of one kind of work.
@@ -154,19 +175,23 @@ impl LaneCounters {
 
 impl PathCounters {
     /// For people.
-    pub fn print(&self) {
+    pub fn print(&self) -> Result<(), OutputError> {
         let path = match self.path {
             PathChoice::Direct => "direct",
             PathChoice::Generic => "generic",
         };
-        println!("  namespace {}: {path} path", self.nsid);
+        outln!("  namespace {}: {path} path", self.nsid);
         for lane in &self.lanes {
-            println!(
+            outln!(
                 "    commands {}   refused {}   split {}   copied {} ({} bytes)",
-                lane.commands, lane.refused, lane.split, lane.bounced, lane.bounced_bytes
+                lane.commands,
+                lane.refused,
+                lane.split,
+                lane.bounced,
+                lane.bounced_bytes
             );
             for (what, cycles) in [("translated", lane.translate), ("completed", lane.complete)] {
-                println!(
+                outln!(
                     "    {what:<11} avg cycles: {:.1}   avg time(usec): {:.3}   p50 {}   p99 {}   p99.9 {}   total: {}",
                     cycles.average,
                     cycles.average_ns / 1000.0,
@@ -177,6 +202,7 @@ impl PathCounters {
                 );
             }
         }
+        Ok(())
     }
 }
 
@@ -211,6 +237,7 @@ impl PathRegistry {
 
     /// Changes paths, and answers those of the namespaces that were meant. The error is a sentence for the user.
     pub fn change(&self, change: &PathChange) -> Result<Vec<(PathBuf, u32, PathChoice)>, String> {
+        change.check()?;
         let list = lock(&self.0);
         let meant = |entry: &&PathEntry| {
             let socket = entry.socket.to_string_lossy();

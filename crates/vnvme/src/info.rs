@@ -1,5 +1,7 @@
 //! `vnvme info`: what a device says about itself.
 
+use crate::outln;
+use crate::output::OutputError;
 use anyhow::{Context, Result};
 use clap::Args;
 use driver::{Device, Namespace};
@@ -88,9 +90,9 @@ impl InfoArgs {
         device.close();
         if self.json {
             let text = serde_json::to_string_pretty(&info).context("JSON")?;
-            println!("{text}");
+            outln!("{text}");
         } else {
-            info.print();
+            info.print()?;
         }
         Ok(())
     }
@@ -126,20 +128,25 @@ impl Info {
         }
     }
 
-    fn print(&self) {
+    fn print(&self) -> Result<(), OutputError> {
         let c = &self.controller;
-        println!("{}", self.url);
-        println!(
+        outln!("{}", self.url);
+        outln!(
             "  {}, serial {}, firmware {}",
-            c.model, c.serial, c.firmware
+            c.model,
+            c.serial,
+            c.firmware
         );
-        println!(
+        outln!(
             "  NVMe {}, vendor {}, controller {}, {}",
-            c.version, c.pci_vendor, c.controller_id, c.subnqn
+            c.version,
+            c.pci_vendor,
+            c.controller_id,
+            c.subnqn
         );
-        println!("  {}", c.features.join(", "));
+        outln!("  {}", c.features.join(", "));
         let q = &self.queues;
-        println!(
+        outln!(
             "  up to {} I/O queue pairs of {} entries, {} MSI-X vectors, {} KiB a command, pages of {} bytes",
             q.io_queues,
             q.entries,
@@ -148,7 +155,7 @@ impl Info {
             q.page_bytes
         );
         for ns in &self.namespaces {
-            println!(
+            outln!(
                 "  namespace {}: {:.3} GB, {} blocks of {} bytes{}, nguid {}",
                 ns.nsid,
                 ns.bytes as f64 / 1e9,
@@ -163,9 +170,9 @@ impl Info {
             );
         }
         let Some(h) = &self.health else {
-            return;
+            return Ok(());
         };
-        println!(
+        outln!(
             "  health: {}, {} \u{b0}C, {}% spare, {}% used, {} media errors, {} unsafe shutdowns",
             match h.critical_warning {
                 0 => "no warning".into(),
@@ -177,7 +184,7 @@ impl Info {
             h.media_errors,
             h.unsafe_shutdowns
         );
-        println!(
+        outln!(
             "  so far: {} reads of {:.3} GB, {} writes of {:.3} GB, {} power cycles, {} hours",
             h.host_reads,
             h.data_read_bytes as f64 / 1e9,
@@ -186,6 +193,7 @@ impl Info {
             h.power_cycles,
             h.power_on_hours
         );
+        Ok(())
     }
 }
 

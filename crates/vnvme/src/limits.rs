@@ -1,6 +1,9 @@
 //! Limits and weights of volumes as the control socket and `vnvme limits` show and change them.
 
 use crate::control;
+use crate::outln;
+use crate::output::OutputError;
+use crate::usage::Usage;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -49,10 +52,14 @@ pub struct VolumeLimits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Change {
-    /// The volume: its path or URL as vnvme serve was given it, or a part of that which only it has [default: all]
+    /// The volume: its path or URL as vnvme serve was given it, or a part of that which only it has [default: show all]
     #[arg(value_name = "VOLUME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
+    /// Change all volumes that have limits, or a weight
+    #[arg(long, conflicts_with = "volume")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub all: bool,
     /// Requests per second; 0: no limit
     #[arg(long, value_parser = parse_size, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,12 +101,24 @@ fn microseconds(text: &str) -> Result<u64, &'static str> {
 impl Change {
     /// It only asks.
     fn is_question(&self) -> bool {
-        let volume = self.volume.clone();
+        let (volume, all) = (self.volume.clone(), self.all);
         *self
             == Self {
                 volume,
+                all,
                 ..Self::default()
             }
+    }
+
+    /// A change says of which volume, so that none reaches more guests than was meant.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn check(&self) -> Result<(), String> {
+        if self.is_question() || self.all || self.volume.is_some() {
+            return Ok(());
+        }
+        Err("which volume is to change? Name it (vnvme limits PATH shows all), or say --all".into())
     }
 
     /// It is about limits, not only about the weight.
@@ -186,6 +205,7 @@ impl LimitRegistry {
     /// Changes limits and weights, and answers those of the volumes that were meant. The error is a sentence for the user;
     /// nothing was changed then.
     pub fn change(&self, change: &Change) -> Result<Vec<VolumeLimits>, String> {
+        change.check()?;
         let list = self.lock();
         let mut meant: Vec<&Entry> = list.iter().collect();
         if let Some(text) = &change.volume {
@@ -250,35 +270,37 @@ impl VolumeLimits {
     }
 
     /// For people.
-    pub fn print(&self) {
+    pub fn print(&self) -> Result<(), OutputError> {
         let l = self;
-        println!("{}", l.volume);
+        outln!("{}", l.volume);
         let rate = |rate: u64| match rate {
             0 => "-".to_owned(),
             rate => rate.to_string(),
         };
         // What has no burst has no limits that could be changed.
         if l.burst_us > 0 || l.weight.is_none() {
-            println!(
+            outln!(
                 "  requests/s {:>10}   reads {:>10}   writes {:>10}",
                 rate(l.iops),
                 rate(l.read_iops),
                 rate(l.write_iops)
             );
-            println!(
+            outln!(
                 "  bytes/s {:>13}   read {:>11}   written {:>8}",
                 rate(l.bps),
                 rate(l.read_bps),
                 rate(l.write_bps)
             );
-            println!(
+            outln!(
                 "  burst {} us   requests that waited {}",
-                l.burst_us, l.delayed
+                l.burst_us,
+                l.delayed
             );
         }
         if let (Some(weight), Some((depth, most))) = (l.weight, l.share_depth) {
-            println!("  weight {weight}   requests in the device {depth} of {most} at most");
+            outln!("  weight {weight}   requests in the device {depth} of {most} at most");
         }
+        Ok(())
     }
 }
 
@@ -298,15 +320,16 @@ pub struct LimitsArgs {
 impl LimitsArgs {
     /// Changes what was asked for and prints what there is.
     pub fn run(self) -> Result<()> {
+        self.change.check().map_err(Usage::new)?;
         let list = control::limits(&self.control, &self.change)?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&list).context("JSON")?);
+            outln!("{}", serde_json::to_string_pretty(&list).context("JSON")?);
             return Ok(());
         }
         if list.is_empty() {
-            println!("no volume has limits or a weight");
+            outln!("no volume has limits or a weight");
         }
-        list.iter().for_each(VolumeLimits::print);
+        list.iter().try_for_each(VolumeLimits::print)?;
         Ok(())
     }
 }
@@ -322,6 +345,7 @@ mod tests {
         let change = |volume: &str, iops: Option<u64>| {
             registry.change(&Change {
                 volume: (!volume.is_empty()).then(|| volume.into()),
+                all: volume.is_empty(),
                 iops,
                 ..Change::default()
             })
@@ -353,6 +377,28 @@ mod tests {
         change("", Some(3)).unwrap();
         assert!(change("", None).unwrap().iter().all(|l| l.iops == 3));
     }
+
+    #[test]
+    fn a_change_names_a_volume_or_all() {
+        let registry = LimitRegistry::default();
+        let url = "null://1M?iops=5";
+        registry.enter(url, &*open_url(url, Default::default()).unwrap());
+        let change = Change {
+            iops: Some(1),
+            ..Change::default()
+        };
+        // Also from a client that is not this program.
+        let error = registry.change(&change).unwrap_err();
+        assert!(error.contains("--all"), "{error}");
+        assert_eq!(registry.list()[0].iops, 5);
+        let all = Change {
+            all: true,
+            ..change
+        };
+        assert_eq!(registry.change(&all).unwrap()[0].iops, 1);
+        assert_eq!(registry.change(&Change::default()).unwrap().len(), 1);
+    }
+
     #[test]
     fn weights_are_changed_where_there_are_any() {
         let registry = LimitRegistry::default();
@@ -364,6 +410,7 @@ mod tests {
         let weight = |volume: Option<&str>, weight| {
             registry.change(&Change {
                 volume: volume.map(Into::into),
+                all: volume.is_none(),
                 weight: Some(weight),
                 ..Change::default()
             })

@@ -8,6 +8,7 @@
 mod balance;
 mod bench;
 mod bind;
+mod check;
 mod cli;
 mod control;
 mod device;
@@ -19,7 +20,9 @@ mod give_back;
 mod identity;
 mod info;
 mod limits;
+mod log;
 mod open;
+mod output;
 mod peers;
 #[cfg(test)]
 mod readme;
@@ -32,23 +35,38 @@ mod ublk;
 mod usage;
 mod vhost_blk;
 mod volume_help;
+#[cfg(test)]
+mod words;
 
 use clap::Parser;
 use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
-    cli::init_logging(cli.log());
-    match cli.run() {
-        Ok(()) => ExitCode::SUCCESS,
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help, or what is wrong with the command line.
         Err(error) => {
-            // Nobody may read it: that is no reason to end by a panic.
-            let _ = writeln!(std::io::stderr(), "vnvme: {error:#}");
-            match error.is::<usage::Usage>() {
-                true => ExitCode::from(2),
-                false => ExitCode::FAILURE,
-            }
+            return match error.print() {
+                Err(closed) if closed.kind() == std::io::ErrorKind::BrokenPipe => {
+                    output::end_quietly()
+                }
+                _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
+            };
         }
+    };
+    cli::init_logging(cli.log());
+    let Err(error) = cli.run() else {
+        return ExitCode::SUCCESS;
+    };
+    let closed = error.downcast_ref::<output::OutputError>();
+    if closed.is_some_and(output::OutputError::is_closed) {
+        return output::end_quietly();
+    }
+    // Nobody may read it: that is no reason to end by a panic.
+    let _ = writeln!(std::io::stderr(), "vnvme: {error:#}");
+    match error.is::<usage::Usage>() {
+        true => ExitCode::from(2),
+        false => ExitCode::FAILURE,
     }
 }

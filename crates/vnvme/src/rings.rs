@@ -1,5 +1,7 @@
 //! Counters of the workers' rings, for `vnvme stats`.
 
+use crate::outln;
+use crate::output::OutputError;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 use volume::IoStats;
@@ -62,8 +64,8 @@ pub struct RingCounters {
 
 impl RingCounters {
     /// Prints a line for people.
-    pub fn print(&self) {
-        println!(
+    pub fn print(&self) -> Result<(), OutputError> {
+        outln!(
             "{} io_uring: requests {}   batches {} ({:.1} operations each)   system calls {} ({:.2} for each batch)   \
              on pinned memory {}   bounced {}",
             self.thread,
@@ -75,5 +77,6 @@ impl RingCounters {
             self.fixed,
             self.bounced,
         );
+        Ok(())
     }
 }

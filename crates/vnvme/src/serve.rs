@@ -1,6 +1,7 @@
 //! `vnvme serve`: from a specification to running workers.
 
 use crate::balance::Spread;
+use crate::check::check;
 use crate::control::{self, Registry};
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, Handle, NvmeFront, Served, Worker};
@@ -411,6 +412,7 @@ impl Drop for EndAll<'_> {
 
 /// Serves until a signal asks for the end (see [`Stop`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
+    check(specs, options.control.as_deref())?;
     raise_descriptor_limit();
     let stop = Stop::on_signals()?;
     let workers = workers(specs, options);

@@ -3,6 +3,8 @@
 use crate::balance::Spread;
 use crate::control::Registry;
 use crate::open::{Opened, Opener, is_within};
+use crate::outln;
+use crate::output::OutputError;
 use crate::serve::{LoopOptions, ServeOptions, serve};
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, Specs, once, take_options, volume_url};
@@ -226,14 +228,22 @@ impl DiskCounters {
     }
 
     /// For people.
-    pub fn print(&self) {
-        println!("{}  ({})", self.device.display(), self.volume);
-        println!(
+    pub fn print(&self) -> Result<(), OutputError> {
+        outln!("{}  ({})", self.device.display(), self.volume);
+        outln!(
             "  {:>5} {:>12} {:>10} {:>12} {:>10} {:>9} {:>9} {:>7} {:>10}",
-            "queue", "reads", "MB", "writes", "MB", "flushes", "discards", "errors", "sleeps"
+            "queue",
+            "reads",
+            "MB",
+            "writes",
+            "MB",
+            "flushes",
+            "discards",
+            "errors",
+            "sleeps"
         );
         for (i, q) in self.queues.iter().enumerate() {
-            println!(
+            outln!(
                 "  {:>5} {:>12} {:>10} {:>12} {:>10} {:>9} {:>9} {:>7} {:>10}",
                 i,
                 q.reads,
@@ -246,6 +256,7 @@ impl DiskCounters {
                 q.sleeps
             );
         }
+        Ok(())
     }
 }
 

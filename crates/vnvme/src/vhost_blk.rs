@@ -3,6 +3,8 @@
 use crate::control::Registry;
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
+use crate::outln;
+use crate::output::OutputError;
 use crate::serve::LoopOptions;
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, once, take_options, volume_url, yes};
@@ -248,9 +250,9 @@ impl VhostBlkCounters {
     }
 
     /// For people.
-    pub fn print(&self) {
-        println!("{} (vhost-user-blk)", self.socket.display());
-        println!(
+    pub fn print(&self) -> Result<(), OutputError> {
+        outln!("{} (vhost-user-blk)", self.socket.display());
+        outln!(
             "  {}   connections {}   resubmitted {}",
             if self.connected {
                 "connected"
@@ -260,7 +262,7 @@ impl VhostBlkCounters {
             self.connections,
             self.resubmitted
         );
-        println!(
+        outln!(
             "  {:>5} {:>12} {:>10} {:>10} {:>8} {:>10} {:>10} {:>13} {:>9}",
             "queue",
             "requests",
@@ -273,7 +275,7 @@ impl VhostBlkCounters {
             "kicks/req"
         );
         for q in &self.queues {
-            println!(
+            outln!(
                 "  {:>5} {:>12} {:>10} {:>10} {:>8} {:>10} {:>10} {:>13} {:>9.3}",
                 q.queue,
                 q.requests,
@@ -286,6 +288,7 @@ impl VhostBlkCounters {
                 q.kicks as f64 / q.requests.max(1) as f64
             );
         }
+        Ok(())
     }
 }
 

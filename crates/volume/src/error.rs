@@ -104,6 +104,8 @@ impl fmt::Display for IoError {
 impl std::error::Error for IoError {}
 
 /// Why a volume could not be opened, in words that tell the user what to do about it.
+///
+/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice where the chain is printed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// There is nothing at this path.
@@ -133,6 +135,18 @@ pub enum VolumeError {
         path: PathBuf,
         /// What it is instead.
         what: &'static str,
+    },
+    /// An image of another format than raw.
+    #[error(
+        "{}: is a {format} image, and only raw disks can be served; convert it with: qemu-img convert -O raw {} {}.raw \
+         (if these bytes are a raw disk's own, written by its guest: ?format=raw)",
+        path.display(), path.display(), path.display()
+    )]
+    ImageFormat {
+        /// What was to be opened.
+        path: PathBuf,
+        /// The format's name.
+        format: &'static str,
     },
     /// A volume of no bytes.
     #[error("{}: is empty; give it a size with: truncate -s 1G {}", path.display(), path.display())]
@@ -173,12 +187,12 @@ pub enum VolumeError {
         read_only: bool,
     },
     /// The filesystem cannot lock the file.
-    #[error("{}: cannot be locked against a second user ({source}); add ?lock=off if you make sure of that yourself", path.display())]
+    #[error("{}: cannot be locked against a second user ({error}); add ?lock=off if you make sure of that yourself", path.display())]
     LockUnsupported {
         /// What was to be opened.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
     /// O_DIRECT was asked for and cannot be had.
     #[error("{}: direct I/O is not possible: {why}; use ?direct=auto or ?direct=off", path.display())]
@@ -237,21 +251,21 @@ pub enum VolumeError {
         source: io::Error,
     },
     /// Memory for the volume or for its requests could not be had.
-    #[error("no memory for {what}: {source}")]
+    #[error("no memory for {what}: {error}")]
     Memory {
         /// What it was for.
         what: &'static str,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
     /// Anything else that the system refused.
-    #[error("{}: {what}: {source}", path.display())]
+    #[error("{}: {what}: {error}", path.display())]
     System {
         /// What was to be opened.
         path: PathBuf,
         /// The step that failed.
         what: &'static str,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
 }

@@ -53,7 +53,7 @@ pub use clock::{Clock, SystemClock};
 pub use error::{IoError, IoErrorKind, VolumeError};
 pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, MAX_WEIGHT, ShareHandle};
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
-pub use file::{Direct, FileOptions, FileVolume};
+pub use file::{Direct, FileOptions, FileVolume, Format};
 pub use info::{Info, Kind};
 pub use io::{
     Armed, Io, IoCounters, IoOptions, IoStats, PinPace, PinnedMemory, PinnedWindows, Pinner,

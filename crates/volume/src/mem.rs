@@ -40,7 +40,7 @@ impl MemVolume {
             })?;
         let memory = PrivateMemory::new(len).map_err(|error| VolumeError::Memory {
             what: "a memory volume",
-            source: std::io::Error::other(error),
+            error: std::io::Error::other(error),
         })?;
         Ok(Self {
             memory,

@@ -664,3 +664,55 @@ fn memory_that_has_gone_is_an_error_of_its_own() {
         }
     }
 }
+
+#[test]
+fn images_of_other_formats_are_refused_unless_called_raw() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    let bytes = [&b"QFI\xfb\0\0\0\x03"[..], &[0; 4088]].concat();
+    std::fs::write(&path, bytes).unwrap();
+    for direct in [Direct::Auto, Direct::Off] {
+        let probed = FileOptions {
+            direct,
+            ..FileOptions::default()
+        };
+        let text = refused(&path, probed);
+        assert!(
+            text.contains("is a qcow2 image") && text.contains("?format=raw"),
+            "{text}"
+        );
+        let raw = FileOptions {
+            format: volume::Format::Raw,
+            ..probed
+        };
+        assert_eq!(FileVolume::open(&path, raw).unwrap().info().size, 4096);
+    }
+    // Whatever its size: the advice for a raw disk would spoil the image.
+    for size in [100, 1000] {
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(size)
+            .unwrap();
+        let text = refused(&path, FileOptions::default());
+        assert!(
+            text.contains("qcow2") && !text.contains("truncate"),
+            "{text}"
+        );
+    }
+    let url = |options: &str| {
+        let url = format!("file://{}{options}", path.display());
+        volume::open_url(&url, volume::OpenOptions::default()).map(drop)
+    };
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(4096)
+        .unwrap();
+    assert!(url("").unwrap_err().to_string().contains("qcow2"));
+    url("?format=raw").unwrap();
+    let wrong = url("?format=qcow2").unwrap_err().to_string();
+    assert!(wrong.contains("it is raw or probe"), "{wrong}");
+}

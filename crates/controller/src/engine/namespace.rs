@@ -50,7 +50,7 @@ impl Namespace {
         let queue = config
             .volume
             .open(io)
-            .map_err(|source| ConfigError::Volume { nsid, source })?;
+            .map_err(|error| ConfigError::Volume { nsid, error })?;
         let info = config.volume.info();
         let shift = config.block_size.trailing_zeros();
         Ok(Namespace {

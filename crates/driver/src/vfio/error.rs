@@ -112,7 +112,7 @@ pub enum VfioError {
     #[error("the kernel's answer to {0} makes no sense")]
     Malformed(&'static str),
     /// Any other refusal of the kernel.
-    #[error("{what}: {source}")]
+    #[error("{what}")]
     System {
         /// What was asked for: an ioctl's name, or a path.
         what: String,

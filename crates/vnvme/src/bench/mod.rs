@@ -25,6 +25,8 @@ mod target;
 mod uring;
 mod virtio;
 
+use crate::outln;
+use crate::output::OutputError;
 use anyhow::{Result, ensure};
 use clap::Args;
 use job::{Job, JobArgs};
@@ -139,9 +141,9 @@ impl BenchArgs {
         let measured = with_target(&target, &job, single)?;
         if self.json {
             let document = fio::document(&target, &job, &measured, self.bins);
-            println!("{}", serde_json::to_string_pretty(&document)?);
+            outln!("{}", serde_json::to_string_pretty(&document)?);
         } else {
-            print(&measured);
+            print(&measured)?;
         }
         Ok(())
     }
@@ -177,20 +179,21 @@ impl target::Visitor for Single<'_> {
 }
 
 /// The figures for people.
-fn print(measured: &Measured) {
+fn print(measured: &Measured) -> Result<(), OutputError> {
     for (name, flow) in [("read", &measured.read), ("write", &measured.write)] {
         if flow.ios > 0 {
-            print_flow(name, flow, measured);
+            print_flow(name, flow, measured)?;
         }
     }
     if measured.verified > 0 {
-        println!("verified {} blocks that were written", measured.verified);
+        outln!("verified {} blocks that were written", measured.verified);
     }
+    Ok(())
 }
 
-fn print_flow(name: &str, flow: &Flow, measured: &Measured) {
+fn print_flow(name: &str, flow: &Flow, measured: &Measured) -> Result<(), OutputError> {
     let iops = measured.rate(flow.ios);
-    println!(
+    outln!(
         "{name}: {} IOPS, {}B/s, {} I/Os in {:.2} s",
         quantity(iops),
         quantity(measured.rate(flow.bytes)),
@@ -199,9 +202,9 @@ fn print_flow(name: &str, flow: &Flow, measured: &Measured) {
     );
     let h = &flow.latency;
     if h.is_empty() {
-        return;
+        return Ok(());
     }
-    println!(
+    outln!(
         "  latency of {}: min {}, mean {}, max {}",
         if h.len() >= flow.ios {
             "each".into()
@@ -214,5 +217,6 @@ fn print_flow(name: &str, flow: &Flow, measured: &Measured) {
     );
     let shown = [50.0, 90.0, 99.0, 99.9, 99.99];
     let parts = shown.map(|p| format!("p{p} {}", nanos(flow.percentile(p) as f64)));
-    println!("  {}", parts.join(", "));
+    outln!("  {}", parts.join(", "));
+    Ok(())
 }

@@ -172,7 +172,7 @@ fn the_path_changes_under_load_and_nobody_sees_it() {
     };
     for i in 0..60 {
         let wanted = if i % 2 == 0 { "generic" } else { "direct" };
-        assert!(path(&control, &[wanted]).contains(wanted));
+        assert!(path(&control, &[wanted, "--all"]).contains(wanted));
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     assert!(load.join().unwrap() >= 300);

@@ -16,6 +16,7 @@ mod idle;
 mod lifecycle;
 mod limits;
 mod memory;
+mod mistakes;
 mod options;
 mod pinned;
 mod sleep;

@@ -59,7 +59,7 @@ fn a_limited_disk_sleeps_wakes_and_is_set_free() {
         !good && text.contains("0 volumes are called \"5M\"") && text.contains(volume),
         "{text}"
     );
-    let (good, text) = limits(&control, &["--bps", "1M"]);
+    let (good, text) = limits(&control, &["--all", "--bps", "1M"]);
     assert!(
         good && text.contains("1048576") && text.contains(volume),
         "{text}"

@@ -2,6 +2,7 @@
 
 mod device;
 mod exclusive;
+mod format;
 mod holder;
 mod open;
 mod sys;
@@ -33,6 +34,16 @@ pub enum Direct {
     Off,
 }
 
+/// What the file's first bytes may be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Those of a raw disk: a file that begins like an image of another format (qcow2, VMDK, ...) is not opened.
+    #[default]
+    Probe,
+    /// Anything: the file is served as it is.
+    Raw,
+}
+
 /// How a [`FileVolume`] is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileOptions {
@@ -44,6 +55,8 @@ pub struct FileOptions {
     pub lock: bool,
     /// Smallest block in bytes that requests will use, when the user has chosen one; a power of two from 512 to 65536.
     pub block_size: Option<u32>,
+    /// What the file's first bytes may be.
+    pub format: Format,
 }
 
 impl Default for FileOptions {
@@ -53,6 +66,7 @@ impl Default for FileOptions {
             direct: Direct::Auto,
             lock: true,
             block_size: None,
+            format: Format::Probe,
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use super::device::Device;
 use super::exclusive::{self, Refused};
+use super::format;
 use super::holder::holder;
 use super::sys;
-use super::{Direct, FileOptions};
+use super::{Direct, FileOptions, Format};
 use crate::VolumeError;
 use crate::io::ring::Alignment;
 use dma::Buffer;
@@ -20,6 +21,8 @@ const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=65536;
 /// How often a lock that somebody holds is tried again, and how far apart.
 const LOCK_RETRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Bytes of one direct read that all common blocks divide.
+const LARGEST_BLOCK: usize = 4096;
 /// The block size where nothing else is known or wanted.
 const DEFAULT_BLOCK: u32 = 512;
 
@@ -82,6 +85,15 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     if size == 0 {
         return Err(VolumeError::Empty { path: path.into() });
     }
+    // Before the size is looked at: another format may have any, and a raw disk's advice would spoil it.
+    if options.format == Format::Probe
+        && let Some(format) = format(path, fd.as_fd())
+    {
+        return Err(VolumeError::ImageFormat {
+            path: path.into(),
+            format,
+        });
+    }
     let smallest = options.block_size.unwrap_or(DEFAULT_BLOCK);
     check_size(path, size, smallest)?;
 
@@ -143,6 +155,22 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         exclusive,
         fd,
     })
+}
+
+/// The image format that the file has, if that is none that can be served. What cannot be read says nothing.
+fn format(path: &Path, fd: BorrowedFd<'_>) -> Option<&'static str> {
+    let mut head = Buffer::new(LARGEST_BLOCK);
+    let read = rustix::io::pread(fd, &mut head[..], 0).or_else(|errno| match errno {
+        // Direct I/O in blocks that are larger still.
+        Errno::INVAL => {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+            let buffered = fs::open(path, flags, Mode::empty())?;
+            rustix::io::pread(buffered, &mut head[..], 0)
+        }
+        errno => Err(errno),
+    });
+    let head = head.get(..read.ok()?.min(format::HEAD))?;
+    format::detect(head)
 }
 
 /// The current size in bytes.
@@ -231,7 +259,7 @@ fn system(path: &Path, errno: Errno, what: &'static str) -> VolumeError {
     VolumeError::System {
         path: path.into(),
         what,
-        source: errno.into(),
+        error: errno.into(),
     }
 }
 
@@ -263,9 +291,9 @@ pub(super) fn lock(
             holder: holder(path),
             read_only,
         }),
-        Err(source) => Err(VolumeError::LockUnsupported {
+        Err(error) => Err(VolumeError::LockUnsupported {
             path: path.into(),
-            source,
+            error,
         }),
     }
 }

@@ -60,10 +60,10 @@ impl std::fmt::Display for Which {
 pub enum GptError {
     /// The volume could not be opened for reading the table.
     #[error("the partition table cannot be read: {0}")]
-    Open(#[from] VolumeError),
+    Open(VolumeError),
     /// The table could not be read.
     #[error("the partition table cannot be read: {0}")]
-    Read(#[from] IoError),
+    Read(IoError),
     /// There is no GUID partition table.
     #[error("there is no GUID partition table: {what}")]
     None {
@@ -123,6 +123,18 @@ pub enum GptError {
         /// The other.
         other: u32,
     },
+}
+
+impl From<VolumeError> for GptError {
+    fn from(error: VolumeError) -> Self {
+        Self::Open(error)
+    }
+}
+
+impl From<IoError> for GptError {
+    fn from(error: IoError) -> Self {
+        Self::Read(error)
+    }
 }
 
 /// An entry in use, in blocks as the table has it.

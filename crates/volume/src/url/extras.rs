@@ -172,9 +172,9 @@ impl Extras {
     fn cut(&self, whole: Arc<dyn Volume>, name: &str) -> Result<Arc<dyn Volume>, OpenError> {
         let mut volume = whole;
         if let Some(which) = &self.partition {
-            let found = gpt::find(&*volume, which).map_err(|source| OpenError::Gpt {
+            let found = gpt::find(&*volume, which).map_err(|error| OpenError::Gpt {
                 name: name.into(),
-                source,
+                error,
             })?;
             volume = Arc::new(SliceVolume::new(volume, found.offset, Some(found.len))?);
         }

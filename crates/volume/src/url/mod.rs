@@ -8,7 +8,7 @@ mod options;
 mod quantity;
 mod registry;
 
-use crate::{Direct, FileOptions, FileVolume, Overlap, Volume, VolumeError};
+use crate::{Direct, FileOptions, FileVolume, Format, Overlap, Volume, VolumeError};
 pub use extras::Extras;
 pub use options::Options;
 pub use quantity::{parse_duration, parse_size};
@@ -117,12 +117,12 @@ pub enum OpenError {
         key: String,
     },
     /// The partition that was named cannot be had.
-    #[error("{name}: {source}")]
+    #[error("{name}: {error}")]
     Gpt {
         /// What was given.
         name: String,
         /// Why not.
-        source: crate::gpt::GptError,
+        error: crate::gpt::GptError,
     },
     /// What was named is served already.
     #[error(transparent)]
@@ -156,6 +156,11 @@ const FILE: Scheme = Scheme {
             "block-size",
             "SIZE",
             "smallest block that requests use, a power of two from 512 to 65536",
+        ),
+        UrlOption::new(
+            "format",
+            "probe|raw",
+            "raw: serve it although it begins like a qcow2, VMDK, ... image [default: probe, refuse those]",
         ),
     ],
 };
@@ -210,7 +215,13 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
     };
     let block_size =
         |text: &str| u32::try_from(parse_size(text)?).map_err(|_| "the number is too large");
+    let format = |text: &str| match text {
+        "raw" => Ok(Format::Raw),
+        "probe" => Ok(Format::Probe),
+        _ => Err("it is raw or probe"),
+    };
     let options = FileOptions {
+        format: options.take("format", format)?.unwrap_or_default(),
         read_only: options.read_only(open)?,
         direct: options.take("direct", direct)?.unwrap_or_default(),
         lock: options.switch("lock")?.unwrap_or(true),

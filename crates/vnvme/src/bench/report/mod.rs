@@ -7,6 +7,7 @@ mod sections;
 mod table;
 
 use super::results::{self, LeftOut, Results};
+use crate::outln;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -37,9 +38,9 @@ pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
     let sections = sections::all(&results);
     for section in &sections {
         if only.is_none_or(|suite| suite == section.id) {
-            println!("\n{}\n", section.title);
+            outln!("\n{}\n", section.title);
             for table in &section.tables {
-                println!("{}", table.text());
+                outln!("{}", table.text());
             }
         }
         for chart in &section.charts {
@@ -49,11 +50,11 @@ pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
     }
     let left = results.about.left_out.iter();
     for left in left.filter(|l| only.is_none_or(|suite| suite == l.suite)) {
-        println!("left out of {}: {}: {}", left.suite, left.what, left.why);
+        outln!("left out of {}: {}: {}", left.suite, left.what, left.why);
     }
     let page = output.join("report.html");
     std::fs::write(&page, html::page(&results.about, &sections))
         .with_context(|| format!("{}", page.display()))?;
-    println!("written: {}, {}", path.display(), page.display());
+    outln!("written: {}, {}", path.display(), page.display());
     Ok(())
 }

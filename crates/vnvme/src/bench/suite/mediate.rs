@@ -18,6 +18,8 @@ use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan};
 use crate::control::ControllerCounters;
 use crate::direct::{Cycles, PathChoice};
+use crate::outln;
+use crate::output::OutputError;
 use anyhow::{Context, Result};
 
 const SUITE: &str = "mediate";
@@ -200,12 +202,13 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             }
         }
     }
-    print(&outcome);
+    // Nobody may read it: the results are written to their file all the same.
+    let _ = print(&outcome);
     Ok(outcome)
 }
 
 /// The figures beside the document's.
-fn print(outcome: &Outcome) {
+fn print(outcome: &Outcome) -> Result<(), OutputError> {
     let rows = outcome.collector.clone().rows();
     let at = |case: &str, depth: u32, metric: &str| {
         let found = |r: &&super::super::results::Row| {
@@ -216,7 +219,7 @@ fn print(outcome: &Outcome) {
     let text = |value: Option<f64>, digits: usize| {
         value.map_or("-".into(), |value| format!("{value:.digits$}"))
     };
-    println!(
+    outln!(
         "{:<28} {:>10} {:>9} {:>9} {:>8} {:>11} {:>9} {:>9} {:>9}",
         "",
         "IOPS, 1",
@@ -241,7 +244,7 @@ fn print(outcome: &Outcome) {
         let iops = at(case, 1, "iops");
         let share = at(case, 1, "of_bare").map(|share| 100.0 * share);
         let added = at(case, 1, "added_ns").map(|ns| ns / 1000.0);
-        println!(
+        outln!(
             "{case:<28} {:>10} {:>8}% {:>9} {:>8} {:>11} {:>9} {:>9} {:>9}",
             text(iops, 0),
             text(share, 1),
@@ -256,7 +259,7 @@ fn print(outcome: &Outcome) {
             let base = documents::MDEV.iter().find(|stated| stated.case == bare);
             let share = base.map(|base| 100.0 * stated.iops / base.iops);
             let added = base.map(|base| stated.latency_us - base.latency_us);
-            println!(
+            outln!(
                 "{:<28} {:>10} {:>8}% {:>9} {:>8} {:>11} {:>9} {:>9} {:>9}",
                 "  nvme-mdev",
                 text(Some(stated.iops), 0),
@@ -270,4 +273,5 @@ fn print(outcome: &Outcome) {
             );
         }
     }
+    Ok(())
 }

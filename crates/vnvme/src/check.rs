@@ -1,0 +1,178 @@
+//! What must not be there twice in one process, or has to be there, before anything is opened.
+
+use crate::spec::{Specs, hex};
+use anyhow::{Result, ensure};
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::path::{Path, PathBuf};
+
+/// Refuses two of what has to be unique. What a guest or a VMM finds by it, it would find by chance.
+///
+/// Only what was said counts: serial numbers and identifiers that are made from volumes are equal where two controllers show
+/// the same file to two guests, which may be meant. The serial number of a virtio disk is a name for its guest alone ("ROOT"),
+/// and may be there again.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
+    let mut sockets = Unique::new("socket");
+    let mut serials = Unique::new("serial number");
+    let mut subnqns = Unique::new("subsystem NQN");
+    let mut nguids = Unique::new("NGUID");
+    let mut eui64s = Unique::new("EUI-64");
+    let mut disks = Unique::new("ublk device");
+    let controllers = specs.controllers.iter().map(|c| &c.socket);
+    let exports = specs.vhost_user_blk.iter().map(|e| &e.socket);
+    for socket in controllers
+        .chain(exports)
+        .map(PathBuf::as_path)
+        .chain(control)
+    {
+        sockets.enter(place(socket), &socket.display().to_string())?;
+    }
+    for controller in &specs.controllers {
+        let socket = controller.socket.display();
+        ensure!(
+            !controller.namespaces.is_empty(),
+            "{socket}: no volume to serve"
+        );
+        if let Some(serial) = &controller.serial {
+            // As the guest sees it: padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
+            serials.enter(serial.trim_end().to_owned(), serial)?;
+        }
+        if let Some(subnqn) = &controller.subnqn {
+            subnqns.enter(subnqn.clone(), subnqn)?;
+        }
+        for namespace in &controller.namespaces {
+            // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
+            if let Some(text) = &namespace.nguid {
+                let nguid = hex::<16>("nguid", text)?;
+                nguids.enter_unless(nguid == [0; 16], nguid, text)?;
+            }
+            if let Some(text) = &namespace.eui64 {
+                let eui64 = hex::<8>("eui64", text)?;
+                eui64s.enter_unless(eui64 == [0; 8], eui64, text)?;
+            }
+        }
+    }
+    for id in specs.ublk.iter().filter_map(|disk| disk.id) {
+        disks.enter(id, &id.to_string())?;
+    }
+    Ok(())
+}
+
+/// The file that a path names, by whatever links and dots.
+fn place(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => parent
+            .canonicalize()
+            .map_or_else(|_| path.clone(), |parent| parent.join(name)),
+        _ => path,
+    }
+}
+
+struct Unique<T> {
+    what: &'static str,
+    known: HashSet<T>,
+}
+
+impl<T: Eq + Hash> Unique<T> {
+    fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            known: HashSet::new(),
+        }
+    }
+
+    fn enter(&mut self, value: T, text: &str) -> Result<()> {
+        let first = self.known.insert(value);
+        ensure!(first, "the {} {text} is given twice", self.what);
+        Ok(())
+    }
+
+    fn enter_unless(&mut self, none: bool, value: T, text: &str) -> Result<()> {
+        match none {
+            true => Ok(()),
+            false => self.enter(value, text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(file: &str) -> Result<()> {
+        check(
+            &toml::from_str(file).unwrap(),
+            Some(Path::new("/run/control")),
+        )
+    }
+
+    fn two(first: &str, second: &str) -> String {
+        let one = |socket: &str, more: &str| {
+            let (of_controller, of_namespace) = more.split_once('|').unwrap_or((more, ""));
+            format!(
+                "[[controller]]\nsocket = \"{socket}\"\n{of_controller}\n[[controller.namespace]]\nvolume = \"a\"\n\
+                 {of_namespace}\n"
+            )
+        };
+        one("/run/a", first) + &one("/run/b", second)
+    }
+
+    #[test]
+    fn what_is_there_twice_is_refused() {
+        let nguid = "|nguid = \"00112233-4455-6677-8899-aabbccddeeff\"";
+        let again = "|nguid = \"00112233445566778899AABBCCDDEEFF\"";
+        let export = "[[vhost-user-blk]]\nsocket = \"/run/./a\"\nvolume = \"b\"\n";
+        let table = [
+            (two("serial = \"S\"", "serial = \"S \""), "serial number S "),
+            (
+                two("subnqn = \"nqn.x\"", "subnqn = \"nqn.x\""),
+                "subsystem NQN nqn.x",
+            ),
+            (two(nguid, again), "NGUID 00112233445566778899AABBCCDDEEFF"),
+            (
+                two(
+                    "|eui64 = \"0011223344556677\"",
+                    "|eui64 = \"0011223344556677\"",
+                ),
+                "EUI-64 0011223344556677",
+            ),
+            (two("", "") + export, "socket /run/./a"),
+            (
+                "[[vhost-user-blk]]\nsocket = \"/run/control\"\nvolume = \"b\"\n".into(),
+                "socket /run/control",
+            ),
+            (
+                "[[ublk]]\nvolume = \"a\"\nid = 3\n[[ublk]]\nvolume = \"b\"\nid = 3\n".into(),
+                "ublk device 3",
+            ),
+        ];
+        for (file, words) in table {
+            let error = checked(&file).expect_err(words).to_string();
+            let wanted = format!("the {words} is given twice");
+            assert_eq!(error, wanted, "{file}");
+        }
+    }
+
+    #[test]
+    fn what_differs_or_may_be_equal_is_not() {
+        let zeroes = "|eui64 = \"0000000000000000\"";
+        for file in [
+            two("serial = \"S\"", "serial = \"T\""),
+            two("serial = \"S\"", ""),
+            two("", ""),
+            two(zeroes, zeroes),
+            "[[ublk]]\nvolume = \"a\"\n[[ublk]]\nvolume = \"b\"\n".into(),
+            "[[vhost-user-blk]]\nsocket = \"/run/a\"\nvolume = \"a\"\nserial = \"ROOT\"\n\
+             [[vhost-user-blk]]\nsocket = \"/run/b\"\nvolume = \"b\"\nserial = \"ROOT\"\n"
+                .into(),
+        ] {
+            if let Err(error) = checked(&file) {
+                panic!("{error}: {file}");
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! `--log`: which lines are logged. A filter that selects nothing by a slip of the pen is refused.
+
+use std::str::FromStr;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
+/// The parts of the program that log, as filters name them: crates.
+const PARTS: [&str; 9] = [
+    "controller",
+    "driver",
+    "mediate",
+    "probes",
+    "ublk",
+    "vfio_user",
+    "vhost_blk",
+    "vnvme",
+    "volume",
+];
+
+/// What is logged.
+#[derive(Clone, Debug)]
+pub struct Filter(pub Targets);
+
+impl Filter {
+    /// All parts, from this level on.
+    pub fn level(level: LevelFilter) -> Self {
+        Self(Targets::new().with_default(level))
+    }
+}
+
+impl FromStr for Filter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // An empty word would be the level error.
+        let is_level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
+        // The parser takes any word for a part of the program, and then logs nothing.
+        for word in text.split(',').map(str::trim) {
+            let (part, level) = match word.split_once('=') {
+                Some((part, level)) => (part, Some(level)),
+                None if is_level(word) => continue,
+                None => (word, None),
+            };
+            let level = level.filter(|level| !is_level(level));
+            let name = part.split("::").next().unwrap_or(part);
+            if level.is_some() || !PARTS.contains(&name) {
+                return Err(format!(
+                    "\"{}\" is not known: levels are off, error, warn, info, debug and trace; PART=LEVEL is for one of {}",
+                    level.unwrap_or(part),
+                    PARTS.join(", ")
+                ));
+            }
+        }
+        text.parse().map(Filter).map_err(|error| format!("{error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_of_the_pen_are_refused() {
+        for good in [
+            "info",
+            "OFF",
+            "trace",
+            "info,controller=trace",
+            "vnvme::doorbell=trace",
+            "vhost_blk",
+            "warn, volume=debug",
+        ] {
+            assert!(good.parse::<Filter>().is_ok(), "{good}");
+        }
+        for (bad, named) in [
+            ("debg", "\"debg\""),
+            ("", "\"\""),
+            ("info,", "\"\""),
+            ("info,controler=trace", "\"controler\""),
+            ("controller=trce", "\"trce\""),
+            ("controller=", "\"\""),
+            ("info=trace", "\"info\""),
+            ("a=b=c", "\"b=c\""),
+        ] {
+            let error = bad.parse::<Filter>().unwrap_err();
+            assert!(error.starts_with(named), "{bad}: {error}");
+            assert!(error.contains("error, warn, info, debug"), "{error}");
+        }
+    }
+
+    /// Every crate of the workspace that logs is named.
+    #[test]
+    fn all_parts_are_known() {
+        let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let mut found = 0;
+        for entry in std::fs::read_dir(crates).unwrap() {
+            let manifest = entry.unwrap().path().join("Cargo.toml");
+            let text = std::fs::read_to_string(&manifest).unwrap();
+            let table: toml::Table = text.parse().unwrap();
+            if table["dependencies"].get("tracing").is_none() {
+                continue;
+            }
+            found += 1;
+            let name = table["package"]["name"].as_str().unwrap().replace('-', "_");
+            assert!(PARTS.contains(&name.as_str()), "{name} logs");
+        }
+        assert_eq!(found, PARTS.len(), "one is named that does not log");
+    }
+}

@@ -1,0 +1,78 @@
+//! Image formats of other programs, known by their first bytes: served as raw, a guest would read the format's own tables,
+//! and destroy them by its first write.
+//!
+//! The check only ever refuses. It never opens an image in the format that it finds, as programs do that probe: a guest can
+//! write any header to its own raw disk, and would choose what its host opens next. A raw disk whose guest did that (or holds
+//! an image as it is) is served with `format=raw`. Formats that guests make on whole disks themselves (LUKS, filesystems)
+//! are raw disks and not looked for.
+
+/// So many first bytes say it.
+pub(super) const HEAD: usize = 512;
+
+/// Name, place and value of the bytes by which a format is known; of those with several names for one, the version decides.
+const MAGICS: [(&str, usize, &[u8]); 11] = [
+    ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
+    ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
+    ("qcow", 0, b"QFI\xfb"),
+    ("QED", 0, b"QED\0"),
+    ("VMDK", 0, b"KDMV"),
+    ("VMDK", 0, b"COWD"),
+    ("VMDK", 0, b"# Disk DescriptorFile"),
+    // After a text for people: VDI_SIGNATURE, 0xbeda107f.
+    ("VDI", 0x40, b"\x7f\x10\xda\xbe"),
+    ("VHDX", 0, b"vhdxfile"),
+    // A dynamic one; a fixed one is a raw disk with a footer.
+    ("VHD", 0, b"conectix"),
+    ("Parallels", 0, b"WithoutFreeSpace"),
+];
+/// The extended variant of the last.
+const PARALLELS_EXTENDED: &[u8] = b"WithouFreSpacExt";
+
+/// The format that these first bytes are of, if it is one that cannot be served.
+pub(super) fn detect(head: &[u8]) -> Option<&'static str> {
+    let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    if is(0, PARALLELS_EXTENDED) {
+        return Some("Parallels");
+    }
+    let found = MAGICS.iter().find(|(_, at, magic)| is(*at, magic));
+    found.map(|(name, ..)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_known_by_their_first_bytes() {
+        let mut vdi = *b"<<< Oracle VM VirtualBox Disk Image >>>\n                        \x7f\x10\xda\xbe\x01\0\x01\0";
+        for (head, name) in [
+            (&b"QFI\xfb\0\0\0\x03 and more"[..], "qcow2"),
+            (b"QFI\xfb\0\0\0\x02", "qcow2"),
+            (b"QFI\xfb\0\0\0\x01", "qcow"),
+            (b"QED\0\0\0\x01\0", "QED"),
+            (b"KDMV\x01\0\0\0", "VMDK"),
+            (b"COWD\x01\0\0\0", "VMDK"),
+            (b"# Disk DescriptorFile\nversion=1", "VMDK"),
+            (b"vhdxfileQ\0E\0M\0U\0", "VHDX"),
+            (b"conectix\0\0\0\x02", "VHD"),
+            (b"WithoutFreeSpace\x02", "Parallels"),
+            (b"WithouFreSpacExt\x02", "Parallels"),
+            (&vdi, "VDI"),
+        ] {
+            assert_eq!(detect(head), Some(name), "{head:?}");
+        }
+        vdi[0x41] = 0;
+        let mbr = [0; HEAD];
+        for raw in [
+            &b""[..],
+            b"QFI",
+            b"QED",
+            &mbr,
+            &vdi,
+            b"LUKS\xba\xbe\0\x02",
+            b"EFI PART",
+        ] {
+            assert_eq!(detect(raw), None, "{raw:?}");
+        }
+    }
+}
