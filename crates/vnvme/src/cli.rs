@@ -198,7 +198,7 @@ impl PathArgs {
             path: self.path,
             all: self.all,
         };
-        change.check().map_err(Usage::new)?;
+        change.check().map_err(Usage::error)?;
         for (socket, nsid, path) in control::paths(&self.control, &change)? {
             let path = path.to_possible_value();
             let name = path.as_ref().map_or("", |value| value.get_name());

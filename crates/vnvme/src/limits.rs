@@ -320,7 +320,7 @@ pub struct LimitsArgs {
 impl LimitsArgs {
     /// Changes what was asked for and prints what there is.
     pub fn run(self) -> Result<()> {
-        self.change.check().map_err(Usage::new)?;
+        self.change.check().map_err(Usage::error)?;
         let list = control::limits(&self.control, &self.change)?;
         if self.json {
             outln!("{}", serde_json::to_string_pretty(&list).context("JSON")?);

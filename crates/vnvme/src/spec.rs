@@ -167,10 +167,8 @@ pub const NAMESPACE_OPTIONS: &[UrlOption] = &[
 
 impl Specs {
     fn take_url_options(&mut self) -> Result<()> {
-        let namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
-        namespaces
-            .map(NamespaceSpec::take_url_options)
-            .collect::<Result<()>>()?;
+        let mut namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
+        namespaces.try_for_each(NamespaceSpec::take_url_options)?;
         for export in &mut self.vhost_user_blk {
             export.take_url_options()?;
         }

@@ -8,7 +8,7 @@ pub struct Usage(String);
 
 impl Usage {
     /// As an error.
-    pub fn new(text: impl Into<String>) -> anyhow::Error {
+    pub fn error(text: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(Usage(text.into()))
     }
 }

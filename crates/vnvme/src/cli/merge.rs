@@ -53,9 +53,9 @@ impl ServeArgs {
                 ("--serial", serial.is_some()),
                 ("--subnqn", subnqn.is_some()),
             ];
-            for (option, _) in one.iter().filter(|(_, given)| *given) {
+            if let Some((option, _)) = one.iter().find(|(_, given)| *given) {
                 let (path, key) = (path.display(), option.trim_start_matches('-'));
-                return Err(Usage::new(format!(
+                return Err(Usage::error(format!(
                     "{option} names one controller; beside --config, write {key} = \"...\" into its [[controller]] in {path}"
                 )));
             }
@@ -74,14 +74,14 @@ impl ServeArgs {
                 ("--workers", workers.is_some()),
                 ("--spread", spread.is_some()),
             ];
-            for (option, _) in of_controllers.iter().filter(|(_, given)| *given) {
-                return Err(Usage::new(format!(
+            if let Some((option, _)) = of_controllers.iter().find(|(_, given)| *given) {
+                return Err(Usage::error(format!(
                     "{option} concerns NVMe controllers, and none is to be served"
                 )));
             }
         }
         if no_write_cache && !specs.ublk.is_empty() {
-            return Err(Usage::new(
+            return Err(Usage::error(
                 "--no-write-cache: [[ublk]] devices have a write cache that cannot be turned off",
             ));
         }
@@ -149,7 +149,7 @@ fn named(volumes: &[String], socket: Option<PathBuf>, exports: &[String]) -> Res
     };
     let exports = exports.chunks_exact(2).map(|pair| match pair {
         [socket, volume] => VhostBlkSpec::parse(socket, volume),
-        _ => Err(Usage::new("--vhost-user-blk SOCKET VOLUME")),
+        _ => Err(Usage::error("--vhost-user-blk SOCKET VOLUME")),
     });
     Ok(Specs {
         controllers: socket.map(controller).into_iter().collect(),
