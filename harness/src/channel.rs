@@ -3,10 +3,11 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use sync::Unpoisoned;
 
 /// What the guest answered to one request.
 #[derive(Clone, Debug)]
@@ -173,9 +174,7 @@ impl Events {
                 let lines = std::io::BufReader::new(stream).lines();
                 for line in lines.map_while(std::io::Result::ok) {
                     let (lock, changed) = &*collector.shared;
-                    lock.lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push(line);
+                    lock.lock().unpoisoned().push(line);
                     changed.notify_all();
                 }
             })?;
@@ -185,14 +184,14 @@ impl Events {
     /// All lines so far.
     pub fn all(&self) -> Vec<String> {
         let (lock, _) = &*self.shared;
-        lock.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock.lock().unpoisoned().clone()
     }
 
     /// Waits until `enough` says so of all lines so far; answers them.
     pub fn wait(&self, limit: Duration, enough: impl Fn(&[String]) -> bool) -> Result<Vec<String>> {
         let deadline = Instant::now() + limit;
         let (lock, changed) = &*self.shared;
-        let mut lines = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lock.lock().unpoisoned();
         loop {
             if enough(&lines) {
                 return Ok(lines.clone());
@@ -204,10 +203,7 @@ impl Events {
                     lines.last()
                 );
             };
-            lines = changed
-                .wait_timeout(lines, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            lines = changed.wait_timeout(lines, left).unpoisoned().0;
         }
     }
 }

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use crate::cache::{Cache, checkout};
 use crate::guest::tail;
 use crate::process::Process;
 use crate::progress::say;
+use sync::Unpoisoned;
 
 /// A `vnvme serve` to be.
 #[derive(Clone, Debug)]
@@ -214,7 +214,7 @@ pub fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("VNVME_BIN").filter(|v| !v.is_empty()) {
         return Ok(PathBuf::from(path));
     }
-    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut built = BUILT.lock().unpoisoned();
     if let Some(path) = &*built {
         return Ok(path.clone());
     }

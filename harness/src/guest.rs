@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -18,6 +18,7 @@ use crate::machine::GuestBuilder;
 use crate::process::Process;
 use crate::qemu::Qemu;
 use crate::qmp::Qmp;
+use sync::Unpoisoned;
 
 /// What programs of ours may need beyond the tools' libraries.
 const LIBRARY: &str = "libgcc_s.so.1";
@@ -263,7 +264,7 @@ impl Guest {
 
     /// Executes a QMP command.
     pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value> {
-        let mut qmp = self.qmp.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut qmp = self.qmp.lock().unpoisoned();
         qmp.execute(command, arguments)
             .with_context(|| self.tails())
     }
@@ -311,8 +312,7 @@ impl Guest {
     fn explain<T>(&self, action: impl FnOnce(&mut Control) -> Result<T>) -> Result<T> {
         let control = self.control.as_ref();
         let control = control.context("a guest that boots from its disk runs no scripts")?;
-        let mut control: MutexGuard<'_, Control> =
-            control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut control: MutexGuard<'_, Control> = control.lock().unpoisoned();
         action(&mut control).map_err(|e| {
             let overdue = if self.process.overdue() {
                 " (its time was over)"

@@ -8,13 +8,14 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::apt::on_path;
+use sync::Unpoisoned;
 
 /// How often the watching thread looks.
 const TICK: Duration = Duration::from_millis(10);
@@ -42,7 +43,7 @@ struct State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 }
 
@@ -80,10 +81,7 @@ impl Process {
             .spawn(move || watch(&watched, command, limit))?;
         let mut state = shared.state();
         while state.pid.is_none() && state.failed.is_none() {
-            state = shared
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = shared.changed.wait(state).unpoisoned();
         }
         if let Some(e) = state.failed.take() {
             return Err(e).with_context(|| format!("starting {}", program.to_string_lossy()));
@@ -133,12 +131,7 @@ impl Process {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 bail!("{} did not end within {} s", self.name, limit.as_secs());
             };
-            state = self
-                .shared
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.shared.changed.wait_timeout(state, left).unpoisoned().0;
         }
     }
 

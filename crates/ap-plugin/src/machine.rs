@@ -3,7 +3,7 @@
 //! What happens at the instructions that matter, on the crate `ap`. No unsafe code.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use ap::card::{Cards, Latency, Layout};
@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::cpu::{Executing, Storage, base};
 use crate::ffi::{self, Register, Vcpu};
 use crate::outside::{GuestPages, Outbox, Registry, WallClock};
+use sync::Unpoisoned;
 
 /// Instructions that are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ struct Machine {
 static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Option<Machine>> {
-    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+    MACHINE.lock().unpoisoned()
 }
 
 /// Makes the cards and gives them to the guest.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ap::card::Notify;
@@ -15,6 +15,7 @@ use ap::outside::{
 use ap::{Apqn, Subclass};
 
 use crate::ffi;
+use sync::Unpoisoned;
 
 /// Guest pages. Under QEMU they stay where they are, so a pin is only counted, and the host's address is the guest's.
 #[derive(Debug, Default)]
@@ -101,14 +102,14 @@ pub(crate) struct Outbox(Arc<Mutex<Vec<Subclass>>>);
 impl Outbox {
     /// The subclasses of the notifications since the last time.
     pub(crate) fn take(&self) -> Vec<Subclass> {
-        mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut self.0.lock().unpoisoned())
     }
 }
 
 impl Notify for Outbox {
     fn notify(&mut self, _apqn: Apqn, target: Target) {
         ffi::store_absolute(target.notification.0, &[1]);
-        let mut subclasses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subclasses = self.0.lock().unpoisoned();
         subclasses.push(target.guest);
     }
 }

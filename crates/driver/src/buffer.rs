@@ -1,11 +1,12 @@
 //! Memory that the device may reach: buffers, and the heap that they come from.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use dma::{MapError, Memory, MemoryError};
 
 use crate::iova::{End, MapFailure, Mapper, Region, Registration, Space};
 use crate::options::MemorySource;
+use sync::Unpoisoned;
 
 /// Bytes of a chunk of the heap: one mapping each.
 const CHUNK: u64 = 4 << 20;
@@ -169,7 +170,7 @@ impl Heap {
         let wanted = (len.max(1) as u64)
             .checked_next_multiple_of(self.page)
             .ok_or(MapFailure::Range)?;
-        let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chunks = self.chunks.lock().unpoisoned();
         let found = chunks
             .iter_mut()
             .enumerate()
@@ -219,7 +220,7 @@ impl Heap {
     }
 
     fn give_back(&self, chunk: usize, offset: u64, len: u64) {
-        let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chunks = self.chunks.lock().unpoisoned();
         if let Some(chunk) = chunks.get_mut(chunk) {
             let len = len.max(1).next_multiple_of(self.page);
             chunk.space.free(self.page + offset, len);

@@ -11,7 +11,7 @@ mod ready;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use nvme::aen::{EventType, Notice};
@@ -34,6 +34,7 @@ use crate::namespace::Namespace;
 use crate::options::{Options, ShadowMemory};
 use crate::queue::ring::ShadowBuffers;
 use crate::transport::Transport;
+use sync::Unpoisoned;
 
 /// Namespaces that are looked at; more than any controller we know has.
 const MAX_NAMESPACES: usize = 4096;
@@ -227,7 +228,7 @@ impl Shared {
 
     pub fn lock(&self) -> MutexGuard<'_, Control> {
         // Whatever a panic left half done, the next reset sets right.
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        self.control.lock().unpoisoned()
     }
 
     pub fn state(&self) -> State {

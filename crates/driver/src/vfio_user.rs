@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dma::Memory;
@@ -18,6 +18,7 @@ use vfio_user::{DmaMapping, DmaUnmapping, Errno, IrqAction};
 use crate::transport::{
     DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError, mapped_whole,
 };
+use sync::Unpoisoned;
 
 /// PCI region and interrupt indexes (linux/vfio.h).
 const BAR0: u32 = 0;
@@ -156,7 +157,7 @@ impl VfioUser {
 
     fn client(&self) -> MutexGuard<'_, Client> {
         // A call that panicked left the stream as an error would: the client knows that it is broken.
-        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+        self.client.lock().unpoisoned()
     }
 
     /// MSI-X Enable. A VMM passes it on when the guest sets it, and SPDK's target looks at it: it sends interrupts only

@@ -25,9 +25,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 use volume::{Io, IoOptions, MemVolume};
 use worker::{Handle, Options, Worker};
 
@@ -279,7 +280,7 @@ impl Drop for InProcess {
             }
             Place::Thread { handle, thread } => {
                 handle.post(|worker| worker.stop());
-                let thread = thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+                let thread = thread.get_mut().unpoisoned();
                 if let Some(thread) = thread.take() {
                     let _ = thread.join();
                 }

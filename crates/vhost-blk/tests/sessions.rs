@@ -470,7 +470,13 @@ fn guest_memory_is_pinned_for_the_ring_where_that_is_asked_for() {
         fixed_buffers: true,
         ..volume::IoOptions::default()
     };
-    let served = Served::with(dir.path().join("s"), volume, options(), quiet(), io);
+    let served = Served::with(
+        dir.path().join("s"),
+        volume,
+        options(),
+        vhost_blk::ServerOptions::default(),
+        io,
+    );
     let all = (MEMORY >> 10) as u64;
     for _ in 0..2 {
         let mut client = Client::connect(&served, 0);

@@ -20,6 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use sync::Unpoisoned;
 use ublk::DiskStats;
 use vfio_user::Listener;
 
@@ -54,45 +55,27 @@ impl Registry {
     /// Enters a controller under its socket.
     pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
         // A thread that panicked while it held the lock left a whole list: there is no half an entry.
-        let mut list = self
-            .controllers
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut list = self.controllers.lock().unpoisoned();
         list.push((socket.to_owned(), stats));
     }
 
     /// Enters a vhost-user-blk export under its socket.
     pub fn enter_vhost_blk(&self, socket: &Path, stats: Arc<vhost_blk::Stats>) {
-        let mut list = self
-            .vhost_blk
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut list = self.vhost_blk.lock().unpoisoned();
         list.push((socket.to_owned(), stats));
     }
 
     /// Enters a block device under the name of its volume.
     pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) {
-        let mut list = self
-            .disks
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut list = self.disks.lock().unpoisoned();
         list.push((volume.to_owned(), stats));
     }
 
     /// The counters of all controllers and exports as they are now.
     pub fn snapshot(&self) -> Stats {
-        let list = self
-            .controllers
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        let exports = self
-            .vhost_blk
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        let disks = self
-            .disks
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let list = self.controllers.lock().unpoisoned();
+        let exports = self.vhost_blk.lock().unpoisoned();
+        let disks = self.disks.lock().unpoisoned();
         Stats {
             controllers: list
                 .iter()

@@ -8,7 +8,8 @@ use clap::Args;
 use driver::Device;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 
 /// The devices that volumes stand on, under the names that the user gave them.
 #[derive(Clone, Default)]
@@ -86,13 +87,13 @@ impl DeviceStatus {
 impl DeviceRegistry {
     /// Enters a device.
     pub fn enter(&self, name: &str, device: &Device) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.0.lock().unpoisoned();
         list.push((name.to_owned(), device.clone()));
     }
 
     /// All there are.
     pub fn list(&self) -> Vec<DeviceStatus> {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.0.lock().unpoisoned();
         let all = list.iter();
         all.map(|(name, device)| DeviceStatus::of(name, device))
             .collect()
@@ -117,7 +118,7 @@ impl DeviceRegistry {
     }
 
     fn find(&self, text: &str) -> Result<(String, Device), String> {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.0.lock().unpoisoned();
         let mut meant: Vec<_> = list
             .iter()
             .filter(|(name, _)| name.contains(text))

@@ -18,8 +18,9 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
+use sync::Unpoisoned;
 use volume::{Armed, Watcher};
 
 /// Physical queue pairs that a namespace takes at most, for its virtual ones in turn: a worker's thread drives them all, so
@@ -66,7 +67,7 @@ pub struct PathRegistry(Arc<Mutex<Vec<PathEntry>>>);
 
 fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     // A thread that panicked while it held the lock left a whole list.
-    list.lock().unwrap_or_else(PoisonError::into_inner)
+    list.lock().unpoisoned()
 }
 
 /// What to change, and where. Without a socket or an NSID, what is asked for is told of all.

@@ -8,8 +8,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use sync::Unpoisoned;
 use volume::{LimitHandle, Limits, MAX_WEIGHT, ShareHandle, Volume, parse_duration, parse_size};
 
 /// The limits and weights of the volumes that have any, under the names that the user gave the volumes.
@@ -194,7 +195,7 @@ impl LimitRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 
     /// All there are.

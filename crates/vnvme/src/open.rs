@@ -11,7 +11,8 @@ use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
 use mediate::Slice;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 use volume::{Extras, Io, IoOptions, OpenError, OpenOptions, Registry, Scheme, Volume};
 use volume::{VolumeKind, VolumeUrl, Whole, open_url};
 
@@ -109,7 +110,7 @@ impl Devices {
     /// The device, opened when it is first asked for.
     fn device(&self, target: &Target) -> Result<Device> {
         // Another worker that panicked while it held the lock left a whole list.
-        let mut devices = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.open.lock().unpoisoned();
         if let Some((_, device, _)) = devices.iter().find(|(place, ..)| *place == target.place) {
             return Ok(device.clone());
         }

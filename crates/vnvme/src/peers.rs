@@ -3,8 +3,9 @@
 use crate::front::{Front, Handle, Remote};
 use controller::{BranchSeed, ControllerStats};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 
 /// How old a count of commands may be: each of many controllers asks for it.
 const FRESH: Duration = Duration::from_millis(20);
@@ -29,7 +30,7 @@ pub struct Peers {
 
 /// A list is whole whoever panicked while he held its lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unpoisoned()
 }
 
 impl Peers {

@@ -3,7 +3,8 @@
 use crate::outln;
 use crate::output::OutputError;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 use volume::IoStats;
 
 /// A thread's name and its ring.
@@ -20,13 +21,13 @@ impl RingRegistry {
     pub fn enter(&self, stats: Arc<IoStats>) {
         let name = std::thread::current().name().unwrap_or_default().to_owned();
         // A thread that panicked while it held the lock left a whole list: there is no half an entry.
-        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rings = self.rings.lock().unpoisoned();
         rings.push((name, stats));
     }
 
     /// The counters as they are now, of rings that were used.
     pub fn counters(&self) -> Vec<RingCounters> {
-        let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let rings = self.rings.lock().unpoisoned();
         let all = rings.iter().map(|(name, stats)| {
             let counters = stats.counters();
             RingCounters {

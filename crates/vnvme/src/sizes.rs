@@ -5,7 +5,8 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 use volume::{Kind, Volume};
 
 /// Between two looks at the volumes' sizes.
@@ -34,7 +35,7 @@ impl Sizes {
         if matches!(info.kind, Kind::Memory | Kind::Null) {
             return;
         }
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.0.lock().unpoisoned();
         list.push(Watched {
             volume,
             size: info.size,
@@ -56,7 +57,7 @@ impl Sizes {
     }
 
     fn look(&self, stop: &OwnedFd) {
-        let list = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = || self.0.lock().unpoisoned();
         // Not locked while a device is asked: others come to the list when they start.
         let mut watched = std::mem::take(&mut *list());
         for watched in &mut watched {

@@ -5,7 +5,8 @@
 
 use crate::Volume;
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
+use sync::Unpoisoned;
 
 /// Where the bytes of a volume lie, in something that can be opened more than once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -98,7 +99,7 @@ pub fn claim(volume: &Arc<dyn Volume>, name: &str) -> Result<(), Overlap> {
         return Ok(());
     };
     let writable = !volume.info().read_only;
-    let mut entries = ENTRIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut entries = ENTRIES.lock().unpoisoned();
     entries.retain(|entry| entry.volume.strong_count() > 0);
     for entry in entries.iter().filter(|entry| entry.writable || writable) {
         if let Some((start, end)) = entry.extent.common(&extent) {

@@ -8,8 +8,9 @@ use crate::{
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 
 /// Which operations a fault concerns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -113,18 +114,12 @@ pub struct Faults {
 impl Faults {
     /// Declares a fault; earlier ones go first.
     pub fn add(&self, fault: Fault) {
-        self.list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(fault);
+        self.list.lock().unpoisoned().push(fault);
     }
 
     /// Forgets all faults. Requests that are held stay held.
     pub fn clear(&self) {
-        self.list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.list.lock().unpoisoned().clear();
     }
 
     /// Lets the held requests go on.
@@ -139,7 +134,7 @@ impl Faults {
 
     /// What happens to this request, if anything.
     fn strike(&self, request: &Request) -> Option<Effect> {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.list.lock().unpoisoned();
         let mut struck = None;
         for fault in list.iter_mut().filter(|fault| fault.concerns(request)) {
             if fault.skip > 0 {

@@ -8,8 +8,9 @@ use crate::{
 use dma::View;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 
 /// How a [`NullVolume`] behaves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -105,7 +106,7 @@ impl NullVolume {
         let Some(mine) = &self.device else {
             return self;
         };
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = DEVICES.lock().unpoisoned();
         devices.retain(|(_, device)| device.strong_count() > 0);
         let known = devices.iter().find(|(known, _)| known == name);
         match known.and_then(|(_, device)| device.upgrade()) {

@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Shared, State};
 use crate::admin::relax;
 use crate::error::Error;
+use sync::Unpoisoned;
 
 impl Shared {
     /// Shuts the controller down in order and disables it. Queue pairs keep their commands, and take more, until
@@ -85,14 +86,14 @@ impl Shared {
     /// A cell for the number of commands that a new queue pair has in flight.
     pub fn new_cell(&self) -> Arc<AtomicU32> {
         let cell = Arc::new(AtomicU32::new(0));
-        let mut flying = self.flying.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flying = self.flying.lock().unpoisoned();
         flying.retain(|cell| cell.strong_count() > 0);
         flying.push(Arc::downgrade(&cell));
         cell
     }
 
     fn in_flight(&self) -> u64 {
-        let flying = self.flying.lock().unwrap_or_else(PoisonError::into_inner);
+        let flying = self.flying.lock().unpoisoned();
         let cells = flying.iter().filter_map(Weak::upgrade);
         cells
             .map(|cell| u64::from(cell.load(Ordering::Acquire)))

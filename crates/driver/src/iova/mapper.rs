@@ -10,12 +10,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use dma::{Memory, Prot};
 
 use super::{End, Space};
 use crate::transport::{DmaLimits, Mapping, Source, Transport, TransportError};
+use sync::Unpoisoned;
 
 /// How many unused temporary regions are unmapped at once when room is needed.
 const EVICT: usize = 16;
@@ -233,7 +234,7 @@ impl Mapper {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Every change is made whole before anything can panic.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unpoisoned()
     }
 
     /// Maps `len` bytes of a memory at `offset`, until the region is dropped.

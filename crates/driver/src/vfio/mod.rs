@@ -34,7 +34,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 use sysfs::Sysfs;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_SET_ACTION_TRIGGER,
@@ -365,7 +366,7 @@ impl Transport for Vfio {
         if eventfds.len() > usize::from(self.vectors) {
             return Err(TransportError::Unsupported("so many MSI-X vectors"));
         }
-        let mut enabled = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut enabled = self.state.lock().unpoisoned();
         if *enabled != eventfds.len() && *enabled != 0 {
             // Kernels before 6.5 cannot add vectors to those that are enabled, and none takes any away.
             self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, 0, VFIO_IRQ_SET_DATA_NONE, &[])?;
@@ -386,7 +387,7 @@ impl Transport for Vfio {
         eventfd: Option<BorrowedFd<'_>>,
     ) -> Result<(), TransportError> {
         self.held()?;
-        let enabled = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let enabled = self.state.lock().unpoisoned();
         if usize::from(vector) >= *enabled {
             return Err(TransportError::Unsupported("a vector that is not enabled"));
         }
@@ -396,7 +397,7 @@ impl Transport for Vfio {
     }
 
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError> {
-        let _serialised = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let _serialised = self.state.lock().unpoisoned();
         let mut bytes = [0; 2];
         self.read_config(pci::COMMAND, &mut bytes)?;
         let mut command = u16::from_le_bytes(bytes);
@@ -427,7 +428,7 @@ impl Transport for Vfio {
 
     fn release(&self) -> Result<(), TransportError> {
         let bus_master = self.set_bus_master(false);
-        let _serialised = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let _serialised = self.state.lock().unpoisoned();
         if self.released.swap(true, Ordering::AcqRel) {
             return Ok(());
         }

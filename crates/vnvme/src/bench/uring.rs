@@ -14,8 +14,9 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use sync::Unpoisoned;
 
 /// A file or block device.
 pub struct UringTarget {
@@ -68,7 +69,7 @@ impl UringTarget {
 
     /// Buffers of so many bytes.
     fn buffers(&self, len: usize) -> Result<Memory> {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.spare.lock().unpoisoned();
         match spare.iter().position(|memory| memory.len() >= len) {
             Some(at) => Ok(spare.swap_remove(at)),
             None => Ok(self.memory.make(len)?),
@@ -287,7 +288,7 @@ impl Drop for UringLane {
                 .in_flight
                 .saturating_sub(self.ring.completion().count());
         }
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.spare.lock().unpoisoned();
         spare.push(self.buffers.clone());
     }
 }

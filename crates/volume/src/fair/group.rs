@@ -4,8 +4,9 @@ use super::tuner::Tuner;
 use super::{DEFAULT_WEIGHT, MAX_WEIGHT};
 use crate::clock::Clock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 
 /// Cheapest request, in bytes: small ones cost the device as much as these.
 pub(super) const LEAST: u64 = 4096;
@@ -187,7 +188,7 @@ impl Group {
             waiting: AtomicU64::new(0),
             busy: AtomicU64::new(0),
         });
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock().unpoisoned();
         entries.push(entry.clone());
         self.generation.fetch_add(1, Ordering::Release);
         entry
@@ -196,7 +197,7 @@ impl Group {
     /// A thread's queue leaves. Who has seen it lets go of it at the next look.
     pub(super) fn leave(&self, entry: &Arc<Entry>) {
         entry.see_waiting(0);
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock().unpoisoned();
         entries.retain(|other| !Arc::ptr_eq(other, entry));
         self.generation.fetch_add(1, Ordering::Release);
     }
@@ -208,7 +209,7 @@ impl Group {
             return None;
         }
         *generation = newest;
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.lock().unpoisoned();
         Some(entries.clone())
     }
 

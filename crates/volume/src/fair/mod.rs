@@ -20,7 +20,8 @@ use scheduler::{Flow, Scheduler};
 use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
+use sync::Unpoisoned;
 
 /// The weight of a slice that says nothing else.
 pub const DEFAULT_WEIGHT: u32 = 100;
@@ -50,7 +51,7 @@ impl FairGroup {
     /// The group of all volumes of this process in `root` (see [`Extent::root`]). The first one decides its depth: what it
     /// asks for, or [`DEFAULT_DEPTH`].
     pub(crate) fn of(root: &str, depth: Option<usize>) -> Self {
-        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = GROUPS.lock().unpoisoned();
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(known, _)| known == root);
         if let Some(group) = known.and_then(|(_, group)| group.upgrade()) {

@@ -8,7 +8,8 @@ use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
+use sync::Unpoisoned;
 
 /// The system did not let the device be claimed.
 pub(super) struct Refused(pub(super) Errno);
@@ -17,7 +18,7 @@ static CLAIMS: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
 
 /// Claims the block device at `path`, whose number is `device`; the claim lasts as long as the descriptor.
 pub(super) fn claim(path: &Path, device: u64) -> Result<Arc<OwnedFd>, Refused> {
-    let mut claims = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut claims = CLAIMS.lock().unpoisoned();
     claims.retain(|(_, fd)| fd.strong_count() > 0);
     let known = claims.iter().find(|(number, _)| *number == device);
     if let Some(fd) = known.and_then(|(_, fd)| fd.upgrade()) {

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use dma::Memory;
 use driver::MemorySource;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 
 /// Bytes of a piece, at least: neighbours have the same home, and pieces are to differ.
 const PIECE: usize = 4 << 20;
@@ -59,7 +60,7 @@ impl Place {
                     Ok(pages)
                 };
                 let chosen = choose(|| piece(len), look);
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock().unpoisoned();
                 seen.append(&mut looked);
                 chosen.or_else(|error| {
                     tracing::warn!("no memory near CPUs {client} and {server}: {error:#}");
@@ -78,7 +79,7 @@ impl Place {
     /// Nanoseconds of a round trip in the farthest memory that was seen (the 95th percentile of all pages), where it was
     /// looked for.
     pub fn farthest(&self) -> Option<f64> {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.seen.lock().unpoisoned();
         let mut seen = seen.clone();
         seen.sort_by(f64::total_cmp);
         seen.get(seen.len().saturating_sub(1) * 95 / 100).copied()

@@ -9,7 +9,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+use sync::Unpoisoned;
 
 const PREFIX: &str = "vnvme-bench-";
 /// The file in each folder that its process has locked.
@@ -36,7 +37,7 @@ impl Scratch {
         remove_dead(parent);
         loop {
             // A signal between these would leave the folder, so it waits for the list.
-            let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut live = LIVE.lock().unpoisoned();
             let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
             let path = made
                 .with_context(|| format!("{}", parent.display()))?
@@ -57,7 +58,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = LIVE.lock().unpoisoned();
         // What cannot be removed stays for the next suite.
         let _ = std::fs::remove_dir_all(&self.path);
         live.retain(|path| *path != self.path);
@@ -104,7 +105,7 @@ pub fn clean_up_on_signals() -> Result<()> {
         signal_hook::low_level::pipe::register(signal, writer).context("signal handler")?;
         let wait = move || {
             let _ = reader.read(&mut [0]);
-            let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+            let live = LIVE.lock().unpoisoned();
             for path in live.iter() {
                 let _ = std::fs::remove_dir_all(path);
             }

@@ -1,0 +1,61 @@
+//! Locks that a panic does not take out of use.
+//!
+//! A thread that panics while it holds a lock of the standard library poisons it, and every later
+//! `lock` is an error. What this workspace keeps under locks (registries, lists of descriptors,
+//! states) is changed by single steps that leave it whole, and one client's fault must not end the
+//! service of the others: so the error is not passed on, at one place.
+#![forbid(unsafe_code)]
+
+use std::sync::{LockResult, PoisonError};
+
+/// What a lock gives, also after a thread has panicked under it.
+pub trait Unpoisoned {
+    /// A guard, a reference, or a value.
+    type Value;
+
+    /// The value, whether the lock is poisoned or not.
+    ///
+    /// ```
+    /// use std::sync::Mutex;
+    /// use sync::Unpoisoned;
+    ///
+    /// let count = Mutex::new(1);
+    /// *count.lock().unpoisoned() += 1;
+    /// assert_eq!(count.into_inner().unpoisoned(), 2);
+    /// ```
+    fn unpoisoned(self) -> Self::Value;
+}
+
+impl<T> Unpoisoned for LockResult<T> {
+    type Value = T;
+
+    fn unpoisoned(self) -> T {
+        self.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Condvar, Mutex};
+    use std::time::Duration;
+
+    #[test]
+    fn a_panic_under_the_lock_leaves_it_in_use() {
+        let (mut mutex, condvar) = (Mutex::new(1), Condvar::new());
+        let panicked = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let _guard = mutex.lock().unpoisoned();
+                panic!("under the lock");
+            });
+            thread.join().is_err()
+        });
+        assert!(panicked && mutex.is_poisoned());
+        let guard = mutex.lock().unpoisoned();
+        let (mut guard, _) = condvar.wait_timeout(guard, Duration::ZERO).unpoisoned();
+        *guard += 1;
+        drop(guard);
+        *mutex.get_mut().unpoisoned() += 1;
+        assert_eq!(mutex.into_inner().unpoisoned(), 3);
+    }
+}
