@@ -6,9 +6,8 @@ mod common;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use common::{Checks, Disks, LONG, run, run_for};
+use common::{Checks, Disks, LONG, newer_kernel, run, run_for};
 use harness::Guest;
-use harness::cache::checkout;
 use harness::progress::skip;
 use harness::served::Volumes;
 
@@ -109,14 +108,6 @@ fn on(name: &'static str, kernel: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// A newer kernel than Debian's: the one that the environment names, or one that lies beside the checkout.
-fn newer_kernel() -> Option<PathBuf> {
-    let beside = checkout().parent()?.join("shared/guest/vmlinux");
-    let named = std::env::var_os("VNVME_KERNEL").filter(|v| !v.is_empty());
-    let kernel = named.map_or(beside, PathBuf::from);
-    kernel.is_file().then_some(kernel)
-}
-
 #[test]
 fn with_debians_kernel() -> Result<()> {
     on("bus-master-debian", None)
@@ -127,7 +118,8 @@ fn with_a_newer_kernel() -> Result<()> {
     match newer_kernel() {
         Some(kernel) => on("bus-master-newer", Some(kernel)),
         None => {
-            skip("bus_master::with_a_newer_kernel", "no newer kernel");
+            let reason = "no newer kernel is given (VNVME_KERNEL)";
+            skip("bus_master::with_a_newer_kernel", reason);
             Ok(())
         }
     }

@@ -95,7 +95,7 @@ fn passthrough_commands_with_buffers_of_other_lengths() -> Result<()> {
         return Ok(());
     }
     let Some(kernel) = newer_kernel() else {
-        skip(NAME, "no newer kernel");
+        skip(NAME, "no newer kernel is given (VNVME_KERNEL)");
         return Ok(());
     };
     let disks = Disks::new()?;

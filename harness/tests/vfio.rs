@@ -6,9 +6,8 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use common::{Checks, Disks, LONG, boot_with_device, json, run, run_for};
+use common::{Checks, Disks, LONG, boot_with_device, json, newer_kernel, run, run_for};
 use harness::Guest;
-use harness::cache::checkout;
 use harness::daemon::{build, program};
 use harness::progress::{say, skip};
 
@@ -21,14 +20,6 @@ fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
         &["-p", "driver", "--example", "vfio_selftest"],
     )?;
     boot_with_device(name, file, kernel, &[program()?, selftest])
-}
-
-/// A kernel with iommufd: the one that the environment names, or one that lies beside the checkout.
-fn iommufd_kernel() -> Option<PathBuf> {
-    let beside = checkout().parent()?.join("shared/guest/vmlinux");
-    let named = std::env::var_os("VNVME_KERNEL").filter(|v| !v.is_empty());
-    let kernel = named.map_or(beside, PathBuf::from);
-    kernel.is_file().then_some(kernel)
 }
 
 /// The environment of the pushed programs.
@@ -229,7 +220,8 @@ fn by_group() -> Result<()> {
 #[test]
 fn by_iommufd() -> Result<()> {
     const NAME: &str = "vfio::by_iommufd";
-    let Some(kernel) = iommufd_kernel() else {
+    // The newer one has iommufd; Debian's has not.
+    let Some(kernel) = newer_kernel() else {
         skip(NAME, "no kernel with iommufd is given (VNVME_KERNEL)");
         return Ok(());
     };
