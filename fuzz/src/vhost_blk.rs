@@ -16,7 +16,7 @@ use std::time::Instant;
 use dma::Memory;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
-use vhost_blk::{DiskOptions, Export, Server, ServerOptions};
+use vhost_blk::{DiskOptions, Export, Server};
 use volume::{Effect, Fault, FaultVolume, Faults, Io, IoOptions, MemVolume, OpKind};
 
 /// The guest's memory lies in the middle of its file; what lies around it belongs to somebody else.
@@ -69,19 +69,22 @@ impl Bench {
         let (stop, stopped) = UnixStream::pair().unwrap();
         let volume = FaultVolume::new(Arc::new(MemVolume::new(0x1_0000).unwrap()));
         let faults = volume.faults();
-        let server = Server::new(Export {
+        let export = Export {
             volume: Arc::new(volume),
-            io: Io::new(IoOptions::default()),
             disk: DiskOptions {
                 queues: 4,
                 ..DiskOptions::default()
             },
-            server: ServerOptions::default(),
             listener: listener.into(),
-            stop: stopped.into(),
             attach: None,
-        })
-        .unwrap();
+            resized: None,
+            span: tracing::Span::none(),
+        };
+        let options = worker::Options {
+            stop: Some(stopped.into()),
+            ..worker::Options::default()
+        };
+        let server = Server::new(export, Io::new(IoOptions::default()), options).unwrap();
         let memory = Memory::anonymous(2 * BEFORE + GUEST).unwrap();
         memory.write(0, &[AROUND; BEFORE]).unwrap();
         memory.write(BEFORE + GUEST, &[AROUND; BEFORE]).unwrap();

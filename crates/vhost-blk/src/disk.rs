@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::request::Limits;
 use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 use volume::{Completion, Info, Io, Op, Request, Volume, VolumeQueue};
@@ -10,6 +11,16 @@ use zerocopy::IntoBytes;
 
 /// Most request queues: what an index of one byte can name, less the ones that no front-end has.
 pub(crate) const MAX_QUEUES: u16 = 256;
+/// Requests of one export that may be with its volume.
+const MAX_IN_FLIGHT: usize = 1024;
+/// The lower 48 bits of a tag that no request has: [`run::tag`](crate::run::tag) uses 32.
+const FLUSH_TAG: u64 = (1 << 48) - 1;
+
+/// The tag is that of [`Disk::flush`].
+pub(crate) fn is_flush(tag: u64) -> bool {
+    tag & FLUSH_TAG == FLUSH_TAG
+}
+
 /// Largest ring.
 pub(crate) const MAX_QUEUE_SIZE: u16 = 1024;
 
@@ -45,7 +56,9 @@ impl Default for DiskOptions {
 pub(crate) struct Disk {
     pub(crate) volume: Arc<dyn Volume>,
     queue: Box<dyn VolumeQueue>,
-    pub(crate) io: Io,
+    pub(crate) io: Rc<Io>,
+    /// The upper 16 bits of the tags of its requests.
+    owner: u16,
     pub(crate) shape: Shape,
     pub(crate) id: [u8; ID_BYTES],
     /// Requests that are with the volume.
@@ -59,7 +72,8 @@ pub(crate) struct Disk {
 impl Disk {
     pub(crate) fn open(
         volume: Arc<dyn Volume>,
-        io: Io,
+        io: Rc<Io>,
+        owner: u16,
         options: &DiskOptions,
     ) -> Result<Disk, Error> {
         let wrong = |text: String| Err(Error::Option(text));
@@ -116,6 +130,7 @@ impl Disk {
             volume,
             queue,
             io,
+            owner,
             shape,
             id,
             in_flight: 0,
@@ -170,12 +185,13 @@ impl Disk {
     /// The volume takes one more request.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.in_flight < self.io.capacity()
+        self.in_flight < MAX_IN_FLIGHT && self.io.in_flight() < self.io.capacity()
     }
 
     /// Starts a request; its completion, if it is already done.
     #[inline]
-    pub(crate) fn submit(&mut self, request: Request) -> Option<Completion> {
+    pub(crate) fn submit(&mut self, mut request: Request) -> Option<Completion> {
+        request.tag |= u64::from(self.owner) << 48;
         let done = self.queue.submit(request);
         if done.is_none() {
             self.in_flight += 1;
@@ -198,25 +214,22 @@ impl Disk {
         self.queue.next_deadline()
     }
 
-    /// The thread ends: what waits because of a limit waits no longer.
-    pub(crate) fn end(&self) {
-        self.io.end();
+    /// A request has completed.
+    #[inline]
+    pub(crate) fn completed(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Sends what was started, and collects what has ended.
+    /// Collects completions that do not come through the ring.
     #[inline]
     pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) {
-        let before = done.len();
-        self.io.flush();
-        self.io.poll(&mut |completion| done.push(completion));
         self.queue.poll(&mut |completion| done.push(completion));
-        self.in_flight = self.in_flight.saturating_sub(done.len() - before);
     }
 
     /// A flush of everything, under a tag that no request has.
-    pub(crate) fn flush(&mut self, tag: u64) -> Option<Completion> {
+    pub(crate) fn flush(&mut self) -> Option<Completion> {
         self.submit(Request {
-            tag,
+            tag: FLUSH_TAG,
             op: Op::Flush,
             offset: 0,
             len: 0,

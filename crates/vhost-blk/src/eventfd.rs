@@ -1,10 +1,9 @@
 //! Descriptors that a front-end sends for kicks and interrupts: eventfds, and nothing else.
 
 use crate::error::Refusal;
-use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::rc::Rc;
+use worker::{Descriptors, Interest};
 
 /// `EINVAL` for what is no eventfd: a write to anything else could block, or do who knows what.
 fn check(fd: &OwnedFd) -> Result<(), Refusal> {
@@ -38,27 +37,26 @@ impl Signal {
     }
 }
 
-/// Where kicks come from: in an epoll set for as long as this lives. It is never read: each kick is an edge of its own.
+/// Where kicks come from: in a worker's epoll set for as long as this lives. It is never read: each
+/// kick is an edge of its own.
 #[derive(Debug)]
 pub(crate) struct Kick {
     fd: OwnedFd,
-    epoll: Rc<OwnedFd>,
+    descriptors: Descriptors,
 }
 
 impl Kick {
     /// Puts the descriptor into the set, under `token`.
-    pub(crate) fn new(fd: OwnedFd, epoll: &Rc<OwnedFd>, token: u64) -> Result<Kick, Refusal> {
+    pub(crate) fn new(fd: OwnedFd, descriptors: &Descriptors, token: u32) -> Result<Kick, Refusal> {
         check(&fd)?;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(epoll, &fd, epoll::EventData::new_u64(token), flags).map_err(|errno| {
-            Refusal::System {
-                call: "epoll_ctl",
-                errno,
-            }
+        let added = descriptors.add(&fd, token, Interest::Edge);
+        added.map_err(|errno| Refusal::System {
+            call: "epoll_ctl",
+            errno,
         })?;
         Ok(Kick {
             fd,
-            epoll: epoll.clone(),
+            descriptors: descriptors.clone(),
         })
     }
 }
@@ -66,6 +64,6 @@ impl Kick {
 impl Drop for Kick {
     fn drop(&mut self) {
         // Closing alone would leave it in the set: the front-end holds the same file.
-        let _ = epoll::delete(&self.epoll, &self.fd);
+        let _ = self.descriptors.remove(&self.fd);
     }
 }

@@ -1,6 +1,7 @@
 //! Volumes as virtio block devices, for guests that have a virtio driver and a VMM that speaks vhost-user.
 //!
-//! A [`Server`] serves one [`Volume`](volume::Volume) on a Unix socket, in the thread that made it: the front-end (QEMU's
+//! A [`Backend`] serves one [`Volume`](volume::Volume) on a Unix socket, as a front-end of a [`worker::Worker`] ([`Server`] is a
+//! worker with one of them): the front-end of the protocol (QEMU's
 //! `vhost-user-blk-pci`, Cloud Hypervisor's `vhost_user=true` disks) hands over the guest's memory files and the addresses
 //! of its virtqueues; from then on requests come by memory, and data moves between the volume and the guest's memory
 //! directly.
@@ -19,11 +20,12 @@
 //! they do ends the process.
 //!
 //! The protocol is spoken by this crate itself, without threads and locks: `vhost`'s own server blocks in the middle of a
-//! message and answers at once, while here one thread polls rings, waits for completions, and answers GET_VRING_BASE or a
+//! message and answers at once, while here a worker polls rings, waits for completions, and answers GET_VRING_BASE or a
 //! new memory table only when no request in flight can touch what is being taken away. `vhost`'s front-end is what the tests
 //! speak to it with.
 #![forbid(unsafe_code)]
 
+mod backend;
 mod chain;
 mod disk;
 mod error;
@@ -45,9 +47,10 @@ mod stream;
 mod virtio;
 pub mod wire;
 
+pub use backend::{Backend, Export};
 pub use disk::DiskOptions;
 pub use error::Error;
 pub use memory::Attach;
-pub use server::{Export, Server, ServerOptions};
+pub use server::Server;
 pub use stats::{Counter, QueueStats, Stats};
 pub use virtio::{feature, kind};

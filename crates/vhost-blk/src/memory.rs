@@ -8,7 +8,7 @@ use dma::{DmaMap, Memory, MemoryCache, Prot};
 use rustix::fs::fstat;
 use std::any::Any;
 use std::os::fd::OwnedFd;
-use volume::Pinner;
+use volume::{PinPace, Pinner};
 
 /// Told of every memory file of a client, by whoever can reach it without copies (a device); what it answers is dropped
 /// when the memory is no longer in use.
@@ -39,14 +39,14 @@ impl GuestMemory {
         }
     }
 
-    /// Some of it is to be pinned for the ring: [`GuestMemory::pin_next`], when no front-end waits for an answer.
-    pub(crate) fn is_to_be_pinned(&self) -> bool {
-        self.pins.is_waiting()
+    /// Some of it is to be pinned for the ring: [`GuestMemory::pin`], when no front-end waits for an answer.
+    pub(crate) fn is_pinning(&self) -> bool {
+        self.pins.is_pinning()
     }
 
-    /// Pins the next piece.
-    pub(crate) fn pin_next(&mut self) {
-        self.pins.pin_next();
+    /// Pins a part of it.
+    pub(crate) fn pin(&mut self, pace: &mut PinPace) {
+        self.pins.pin(pace);
     }
 
     pub(crate) fn map(&self) -> &DmaMap {

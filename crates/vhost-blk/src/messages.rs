@@ -1,12 +1,12 @@
 //! The front-end's requests, one by one ("Vhost-user Protocol", Front-end message types).
 
+use crate::backend::kick_token;
 use crate::disk::{Disk, MAX_QUEUE_SIZE};
 use crate::error::{ClientError, Refusal};
 use crate::eventfd::{Kick, Signal};
 use crate::inflight::Inflight;
 use crate::queue::Queue;
 use crate::ring::RingAddress;
-use crate::server::kick_token;
 use crate::session::{Pending, Session};
 use crate::stream::Message;
 use crate::virtio::{WRITEBACK_OFFSET, feature};
@@ -321,8 +321,9 @@ impl Session {
 
     fn set_vring_kick(&mut self, payload: &[u8], fds: Vec<OwnedFd>, disk: &Disk) -> Handled {
         let (index, fd) = self.vring_fd(payload, fds)?;
+        let number = u8::try_from(index).map_err(|_| Refusal::Ring(index))?;
         let kick = match fd {
-            Some(fd) => Some(Kick::new(fd, &self.epoll, kick_token(index))?),
+            Some(fd) => Some(Kick::new(fd, &self.descriptors, kick_token(number))?),
             None => None,
         };
         let queue = self.queue(index, disk)?;

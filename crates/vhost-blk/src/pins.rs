@@ -1,13 +1,13 @@
 //! What the kernel pins of a guest's memory for the ring's requests (fixed buffers).
 //!
-//! A message only says what is to be pinned: the loop pins it piece by piece, between messages and rounds, so that no
-//! front-end waits for it. Until a piece is pinned, requests into it go the usual way. The pieces are cut by offsets in the
-//! memory's file: a table of regions that is only cut otherwise (firmware does that often) keeps most of them.
+//! A message only says what is to be pinned: the worker pins it in short steps, between messages and
+//! rounds, so that nothing waits for it. Until a piece is pinned, requests into it go the usual way.
+//! The pieces are cut by offsets in the memory's file: a table of regions that is only cut otherwise
+//! (firmware does that often) keeps most of them.
 
 use crate::wire::Region;
 use dma::Memory;
-use std::collections::VecDeque;
-use volume::{PinnedMemory, Pinner};
+use volume::{PinPace, PinnedWindows, Pinner};
 
 /// Bytes of a piece where the guest is not large: some milliseconds to pin.
 const PIECE: u64 = 64 << 20;
@@ -33,10 +33,11 @@ impl Piece {
 /// Pieces of a guest's memory that are pinned, and those that will be. None without a [`Pinner`].
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    pinner: Option<Pinner>,
-    /// Without a pin where the kernel refused it: it is not asked again.
-    pinned: Vec<(Piece, Option<PinnedMemory>)>,
-    waiting: VecDeque<Piece>,
+    pins: bool,
+    /// Each with the address that stands for it in `windows`.
+    pieces: Vec<(Piece, u64)>,
+    windows: PinnedWindows,
+    next: u64,
 }
 
 fn pieces(regions: &[(Region, Memory)]) -> Vec<Piece> {
@@ -68,35 +69,44 @@ fn pieces(regions: &[(Region, Memory)]) -> Vec<Piece> {
 impl Pins {
     pub(crate) fn new(pinner: Option<Pinner>) -> Pins {
         Pins {
-            pinner,
+            pins: pinner.is_some(),
+            windows: PinnedWindows::new(pinner),
             ..Pins::default()
         }
     }
 
-    /// The guest's memory is this now: what is no part of it is unpinned at once, what is new waits for [`Pins::pin_next`].
+    /// The guest's memory is this now: what is no part of it is unpinned at once, what is new waits for [`Pins::pin`].
     pub(crate) fn update(&mut self, regions: &[(Region, Memory)]) {
-        if self.pinner.is_none() {
+        if !self.pins {
             return;
         }
         let wanted = pieces(regions);
-        self.pinned
-            .retain(|(piece, _)| wanted.iter().any(|new| new.is_same(piece)));
-        let known = |new: &Piece| self.pinned.iter().any(|(piece, _)| piece.is_same(new));
-        self.waiting = wanted.into_iter().filter(|new| !known(new)).collect();
+        let windows = &mut self.windows;
+        self.pieces.retain(|(piece, at)| {
+            let stays = wanted.iter().any(|new| new.is_same(piece));
+            if !stays {
+                windows.unmapped(*at, 1);
+            }
+            stays
+        });
+        for new in wanted {
+            if self.pieces.iter().any(|(piece, _)| piece.is_same(&new)) {
+                continue;
+            }
+            self.next = self.next.wrapping_add(1);
+            windows.mapped(self.next, new.len, &new.memory, new.offset);
+            self.pieces.push((new, self.next));
+        }
     }
 
     /// Something is to be pinned.
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    pub(crate) fn is_pinning(&self) -> bool {
+        self.windows.is_pinning()
     }
 
-    /// Pins one piece.
-    pub(crate) fn pin_next(&mut self) {
-        let (Some(pinner), Some(piece)) = (&self.pinner, self.waiting.pop_front()) else {
-            return;
-        };
-        let pinned = pinner.pin(&piece.memory, piece.offset, piece.len);
-        self.pinned.push((piece, pinned));
+    /// Pins a part of it.
+    pub(crate) fn pin(&mut self, pace: &mut PinPace) {
+        pace.step(&mut self.windows);
     }
 }
 
@@ -128,6 +138,13 @@ mod tests {
         (io, queue, Arc::new(volume))
     }
 
+    fn pin_all(pins: &mut Pins) {
+        let mut pace = PinPace::default();
+        while pins.is_pinning() {
+            pins.pin(&mut pace);
+        }
+    }
+
     #[test]
     fn a_message_pins_nothing_and_the_loop_pins_all() {
         let (io, ..) = ring();
@@ -135,22 +152,22 @@ mod tests {
         let mut pins = Pins::new(io.pinner());
         pins.update(&[(region(4 << 20, 0), memory.clone())]);
         assert_eq!(io.pinned(), 0);
-        assert!(pins.is_waiting());
-        pins.pin_next();
-        assert!(!pins.is_waiting());
+        assert!(pins.is_pinning());
+        pin_all(&mut pins);
+        assert!(!pins.is_pinning());
         if io.pinned() == 0 {
             println!("skipped: the kernel pins nothing here (ulimit -l)");
             return;
         }
         // The same memory in another table stays pinned; what has left it does not.
         pins.update(&[(region(4 << 20, 0), memory.clone())]);
-        assert!(!pins.is_waiting() && io.pinned() == 1);
+        assert!(!pins.is_pinning() && io.pinned() == 1);
         pins.update(&[(region(2 << 20, 2 << 20), memory)]);
-        assert!(pins.is_waiting() && io.pinned() == 0);
-        pins.pin_next();
+        assert!(pins.is_pinning() && io.pinned() == 0);
+        pin_all(&mut pins);
         assert_eq!(io.pinned(), 1);
         pins.update(&[]);
-        assert!(!pins.is_waiting() && io.pinned() == 0);
+        assert!(!pins.is_pinning() && io.pinned() == 0);
     }
 
     #[test]
@@ -181,6 +198,6 @@ mod tests {
         let mut pins = Pins::new(None);
         let memory = Memory::anonymous(4 << 20).unwrap();
         pins.update(&[(region(4 << 20, 0), memory)]);
-        assert!(!pins.is_waiting());
+        assert!(!pins.is_pinning());
     }
 }

@@ -138,6 +138,12 @@ impl Queue {
         self.enabled.unwrap_or(self.enabled_at_first)
     }
 
+    /// The guest has made requests that were not fetched.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.is_enabled() && self.run.as_ref().is_some_and(Run::has_news)
+    }
+
     /// Nobody rings for it.
     pub(crate) fn must_poll(&self) -> bool {
         matches!(self.start, Start::Poll) && self.is_fetching()

@@ -14,6 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use volume::{Completion, IoErrorKind, Op, Request};
 
+/// Requests that one queue starts in a round.
+const REQUESTS_PER_ROUND: usize = 64;
+
 /// A place for one request in flight.
 #[derive(Debug, Default)]
 struct Slot {
@@ -161,13 +164,22 @@ impl Run {
         if !self.broken {
             self.broken = true;
             let queue = self.index;
-            self.stats.log.line(|left_out| {
+            self.stats.line(|left_out| {
                 tracing::warn!(queue, left_out, "the guest has broken its queue: {why}");
             });
         }
     }
 
-    /// Fetches what is available and starts it. `true` when there was something.
+    /// The guest has made requests that were not fetched, and there is room for them.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        let idle = self.stopping || self.broken || self.full;
+        let ring = self.ring.as_ref().filter(|_| !idle);
+        ring.is_some_and(|ring| ring.available_idx() != self.next)
+    }
+
+    /// Fetches what is available and starts it, up to a number of requests, so that a flood here
+    /// leaves other queues their turns. `true` when there was something.
     pub(crate) fn fetch(&mut self, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) -> bool {
         self.full = false;
         if self.stopping || self.broken {
@@ -190,7 +202,8 @@ impl Run {
         }
         self.quiet();
         let mut worked = false;
-        for _ in 0..usize::from(waiting) + self.again.len() {
+        let waiting = usize::from(waiting) + self.again.len();
+        for _ in 0..waiting.min(REQUESTS_PER_ROUND) {
             if self.free.is_empty() || !disk.has_room() {
                 self.full = true;
                 break;

@@ -11,9 +11,9 @@ use crate::stream::{Received, Stream};
 use crate::wire::{self, BACKEND_CONFIG_CHANGE, Header, protocol};
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::rc::Rc;
 use std::sync::Arc;
 use volume::Completion;
+use worker::Descriptors;
 use zerocopy::IntoBytes;
 
 /// Messages that are handled before the queues get their turn.
@@ -44,7 +44,7 @@ pub(crate) enum Status {
 /// One front-end's connection.
 pub(crate) struct Session {
     pub(crate) stream: Stream,
-    pub(crate) epoll: Rc<OwnedFd>,
+    pub(crate) descriptors: Descriptors,
     pub(crate) memory: GuestMemory,
     pub(crate) queues: Vec<Queue>,
     pub(crate) stats: Arc<Stats>,
@@ -67,14 +67,14 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(
         socket: OwnedFd,
-        epoll: Rc<OwnedFd>,
+        descriptors: Descriptors,
         attach: Option<Attach>,
         stats: Arc<Stats>,
         disk: &Disk,
     ) -> Session {
         Session {
             stream: Stream::new(socket),
-            epoll,
+            descriptors,
             memory: GuestMemory::new(attach, disk.io.pinner()),
             queues: Vec::new(),
             stats,
@@ -99,8 +99,8 @@ impl Session {
     }
 
     /// Memory is to be pinned, and no answer is owed: those that wait come first.
-    pub(crate) fn is_to_pin(&self) -> bool {
-        self.memory.is_to_be_pinned() && self.pending.is_none() && !self.wants_to_write()
+    pub(crate) fn is_pinning(&self) -> bool {
+        self.memory.is_pinning() && self.pending.is_none() && !self.wants_to_write()
     }
 
     /// Reads and handles what has come.
@@ -198,6 +198,12 @@ impl Session {
             raced |= queue.arm();
         }
         raced
+    }
+
+    /// The guest has made requests that were not fetched.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.queues.iter().any(Queue::has_news)
     }
 
     pub(crate) fn must_poll(&self) -> bool {

@@ -3,6 +3,7 @@
 use probes::LogLimit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tracing::Span;
 
 /// A counter with one writer: a plain load and store, no read-modify-write.
 #[derive(Debug, Default)]
@@ -49,6 +50,8 @@ pub struct Stats {
     /// Requests of an earlier connection that were taken up again.
     pub resubmitted: Counter,
     connected: AtomicBool,
+    /// Of its log lines.
+    pub(crate) span: Span,
     /// For every log line that a client or a guest can cause.
     pub(crate) log: LogLimit,
     /// For the line about guest memory that is not shared: other lines do not keep it from being
@@ -57,7 +60,12 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn new(queues: u16) -> Stats {
+    /// A line that a guest causes while its queues are served, where no span has been entered.
+    pub(crate) fn line(&self, write: impl FnOnce(Option<u64>)) {
+        self.span.in_scope(|| self.log.line(write));
+    }
+
+    pub(crate) fn new(queues: u16, span: Span) -> Stats {
         Stats {
             queues: std::iter::repeat_with(QueueStats::default)
                 .take(usize::from(queues))
@@ -65,6 +73,7 @@ impl Stats {
             connections: Counter::default(),
             resubmitted: Counter::default(),
             connected: AtomicBool::new(false),
+            span,
             log: LogLimit::default(),
             not_shared: LogLimit::new(1, Duration::from_secs(60)),
         }

@@ -6,8 +6,9 @@ use common::driver::{DISCARD, FLUSH, GET_ID, SLOTS, WRITE_ZEROES, segment};
 use common::*;
 use std::sync::Arc;
 use vhost::vhost_user::VhostUserFrontend;
-use vhost_blk::{DiskOptions, ServerOptions};
+use vhost_blk::DiskOptions;
 use volume::{Effect, Fault, FaultVolume, IoErrorKind, MemVolume, NullVolume, OpKind, Volume};
+use worker::IdleWindow;
 
 fn mem(mib: u64) -> Arc<dyn Volume> {
     Arc::new(MemVolume::new(mib << 20).unwrap())
@@ -389,9 +390,7 @@ fn a_volume_with_latency_is_waited_for() {
 /// The server sleeps at once, the driver comes at any moment of its falling asleep: no wake-up may be lost.
 fn woken(without: u64) {
     let dir = tempfile::tempdir().unwrap();
-    let at_once = ServerOptions {
-        idle_window: worker::IdleWindow::Fixed(std::time::Duration::ZERO),
-    };
+    let at_once = IdleWindow::Fixed(std::time::Duration::ZERO);
     let socket = dir.path().join("s");
     let served = Served::with(socket, mem(1), options(), at_once, Default::default());
     let mut client = Client::connect(&served, without);
@@ -442,7 +441,7 @@ fn a_greedy_queue_leaves_room_for_the_others() {
         dir.path().join("s"),
         volume,
         options(),
-        ServerOptions::default(),
+        IdleWindow::default(),
         few,
     );
     let mut client = Client::connect(&served, 0);
@@ -520,7 +519,7 @@ fn what_the_volume_has_no_room_for_waits() {
         dir.path().join("s"),
         volume,
         options(),
-        ServerOptions::default(),
+        IdleWindow::default(),
         few,
     );
     let mut client = Client::connect(&served, 0);

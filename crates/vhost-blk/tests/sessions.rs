@@ -474,7 +474,7 @@ fn guest_memory_is_pinned_for_the_ring_where_that_is_asked_for() {
         dir.path().join("s"),
         volume,
         options(),
-        vhost_blk::ServerOptions::default(),
+        worker::IdleWindow::default(),
         io,
     );
     let all = (MEMORY >> 10) as u64;

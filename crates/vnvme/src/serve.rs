@@ -227,13 +227,15 @@ struct Crew<'a> {
     controllers: usize,
 }
 
-/// Makes a worker's controllers, on the worker's own thread.
-fn worker(
-    index: usize,
-    specs: &[ControllerSpec],
-    stop: OwnedFd,
-    crew: &Crew<'_>,
-) -> Result<Worker> {
+/// What one worker serves.
+#[derive(Clone, Default)]
+struct Load {
+    controllers: Vec<ControllerSpec>,
+    exports: Vec<VhostBlkSpec>,
+}
+
+/// Makes a worker and what it serves, on its own thread.
+fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Worker> {
     let options = crew.options;
     let handle = crew
         .peers
@@ -241,10 +243,11 @@ fn worker(
         .context("a worker without a handle")?;
     // Queues of any controller may come here.
     let controllers = match options.spread {
-        Spread::Off => specs.len(),
+        Spread::Off => load.controllers.len(),
         Spread::Auto | Spread::Stir => crew.controllers,
     };
-    let in_flight = u32::from(ControllerConfig::default().max_in_flight) * controllers as u32;
+    let fronts = controllers + load.exports.len();
+    let in_flight = u32::from(ControllerConfig::default().max_in_flight) * fronts as u32;
     let io = Rc::new(Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
         ..options.polling.io()
@@ -256,7 +259,7 @@ fn worker(
         stop: Some(stop),
     };
     let mut worker = Worker::new(io, handle, options)?;
-    for spec in specs {
+    for spec in &load.controllers {
         // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
         let added = worker.add(|context| {
@@ -273,6 +276,14 @@ fn worker(
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
         })?;
         added.context("too many controllers")?;
+    }
+    for spec in &load.exports {
+        let added = worker.add(|context| {
+            let (opener, registry) = (crew.opener, crew.registry);
+            let export = VhostBlk::new(spec, context, opener, registry, crew.sizes)?;
+            Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
+        })?;
+        added.context("too many exports")?;
     }
     Ok(worker)
 }
@@ -315,42 +326,45 @@ fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
 /// What one thread serves.
 enum Share {
     /// And the worker's number.
-    Controllers(usize, Vec<ControllerSpec>),
-    VhostBlk(VhostBlkSpec),
+    Worker(usize, Load),
     Ublk(UblkSpec),
 }
 
-/// Workers for the controllers: not more than there are, where queues do not leave their controller's worker.
+/// How many workers there are: not more than front-ends, where queues do not leave their controller's worker.
 fn workers(specs: &Specs, options: &ServeOptions) -> usize {
+    let fronts = specs.controllers.len() + specs.vhost_user_blk.len();
     let most = match (options.spread, specs.controllers.len()) {
-        (_, 0) => 0,
-        (Spread::Off, controllers) => controllers,
+        (Spread::Off, _) | (_, 0) => fronts,
         (Spread::Auto | Spread::Stir, _) => usize::from(MAX_WORKERS),
     };
     usize::from(options.workers).min(most)
 }
 
-/// Deals what is to be served out to threads: controllers to the workers in turn, each vhost-user-blk export and each
-/// block device to a thread of its own.
+/// Assigns what is to be served to threads: controllers and exports to the workers in turn, each block device to a thread
+/// of its own.
 fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
-    let mut controllers: Vec<Vec<ControllerSpec>> = vec![Vec::new(); workers];
-    for (share, spec) in (0..workers).cycle().zip(&specs.controllers) {
-        if let Some(share) = controllers.get_mut(share) {
-            share.push(spec.clone());
+    let mut loads = vec![Load::default(); workers];
+    let mut turns = (0..workers).cycle();
+    for spec in &specs.controllers {
+        if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
+            load.controllers.push(spec.clone());
         }
     }
-    let exports = specs.vhost_user_blk.iter().cloned().map(Share::VhostBlk);
-    let controllers = controllers.into_iter().enumerate();
-    let controllers = controllers.map(|(index, specs)| Share::Controllers(index, specs));
+    for spec in &specs.vhost_user_blk {
+        if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
+            load.exports.push(spec.clone());
+        }
+    }
+    let workers = loads.into_iter().enumerate();
+    let workers = workers.map(|(index, load)| Share::Worker(index, load));
     let disks = specs.ublk.iter().cloned().map(Share::Ublk);
-    controllers.chain(exports).chain(disks).collect()
+    workers.chain(disks).collect()
 }
 
 impl Share {
     fn thread_name(&self, index: usize) -> String {
         match self {
-            Share::Controllers(..) => format!("worker-{index}"),
-            Share::VhostBlk(_) => format!("vhost-blk-{index}"),
+            Share::Worker(..) => format!("worker-{index}"),
             Share::Ublk(_) => format!("ublk-{index}"),
         }
     }
@@ -365,15 +379,9 @@ impl Share {
         let (options, opener, registry) = (crew.options, crew.opener, crew.registry);
         let sizes = crew.sizes;
         match self {
-            Share::Controllers(index, specs) => {
-                let made = worker(*index, specs, stop, crew);
+            Share::Worker(index, load) => {
+                let made = worker(*index, load, stop, crew);
                 go(made, started, |mut worker| Ok(worker.run()?))
-            }
-            Share::VhostBlk(spec) => {
-                let _span =
-                    tracing::error_span!("export", socket = %spec.socket.display()).entered();
-                let made = VhostBlk::new(spec, stop, options.polling, opener, registry, sizes);
-                go(made, started, |mut export| export.run())
             }
             Share::Ublk(spec) => {
                 let made = Ublk::new(spec, stop, options.polling, opener, registry, sizes);

@@ -1,24 +1,25 @@
-//! `vhost-user-blk` exports: a volume for a guest with a virtio driver, served by a thread of its own.
+//! `vhost-user-blk` exports: a volume for a guest with a virtio driver.
 
 use crate::control::Registry;
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
 use crate::outln;
 use crate::output::OutputError;
-use crate::serve::LoopOptions;
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, once, take_options, volume_url, yes};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context as _, Result, bail};
+use driver::NvmeVolume;
 use probes::LogLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vfio_user::Listener;
-use vhost_blk::{Attach, DiskOptions, Export, QueueStats, Server, ServerOptions};
-use volume::Io;
+use vhost_blk::{Attach, Backend, DiskOptions, Export, QueueStats};
+use worker::Context;
 
 /// One export: a socket and its volume.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -97,24 +98,25 @@ impl VhostBlkSpec {
     }
 }
 
-/// An export that is ready to be served, on the thread that made it.
+/// An export that a worker serves.
 pub struct VhostBlk {
-    server: Server,
+    backend: Backend,
     /// Its file goes when this goes.
     _listener: Listener,
 }
 
 impl VhostBlk {
-    /// Opens the volume and listens. The server ends when `stop` becomes readable.
+    /// Opens the volume and listens.
     pub fn new(
         spec: &VhostBlkSpec,
-        stop: OwnedFd,
-        polling: LoopOptions,
+        context: &Context<'_>,
         opener: &Opener,
         registry: &Registry,
         sizes: &Sizes,
     ) -> Result<Self> {
-        // The socket comes first: whoever serves it already has the volume, too, and is the better explanation.
+        let span = tracing::error_span!("export", socket = %spec.socket.display());
+        let _entered = span.clone().entered();
+        // The socket comes first: a process that serves it already has the volume, too, and is the better explanation.
         let listener = Listener::bind(&spec.socket)?;
         let Opened { volume, device, .. } = opener.open(&NamespaceSpec {
             volume: spec.volume.clone(),
@@ -135,55 +137,64 @@ impl VhostBlk {
             block_size: spec.block_size,
             write_cache: spec.write_cache,
         };
-        let copied = Arc::new(LogLimit::default());
-        let attach = device.map(|device| -> Box<dyn Fn() -> Attach> {
-            Box::new(move || {
-                let (device, copied) = (device.clone(), copied.clone());
-                Box::new(move |memory| match device.register(memory) {
-                    Ok(registration) => Some(Box::new(registration) as Box<dyn Any>),
-                    Err(error) => {
-                        copied.line(|left_out| {
-                            let text = "guest memory is copied on its way to a device";
-                            tracing::warn!(%error, left_out, "{text}");
-                        });
-                        None
-                    }
-                })
-            })
-        });
         let serial = disk.serial.clone();
-        let io = Io::new(polling.io());
-        registry.rings.enter(io.stats());
-        let mut server = Server::new(Export {
-            volume: volume.clone(),
-            io,
+        let resized = match is_within(&spec.volume) {
+            true => None,
+            false => {
+                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+                let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+                sizes.watch(volume.clone(), &resized);
+                Some(resized)
+            }
+        };
+        let export = Export {
+            volume,
             disk,
-            server: ServerOptions {
-                idle_window: polling.idle_window,
-            },
             listener: listener.as_fd().try_clone_to_owned().context("socket")?,
-            stop,
-            attach,
-        })
-        .with_context(|| spec.volume.clone())?;
-        if !is_within(&spec.volume) {
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-            server.watch_size(resized.clone())?;
-            sizes.watch(volume, &resized);
-        }
+            attach: device.map(attach),
+            resized,
+            span,
+        };
+        let backend = Backend::new(export, context).with_context(|| spec.volume.clone())?;
         tracing::info!(serial, "listening for vhost-user-blk");
-        registry.enter_vhost_blk(&spec.socket, server.stats());
+        registry.enter_vhost_blk(&spec.socket, backend.stats());
         Ok(VhostBlk {
-            server,
+            backend,
             _listener: listener,
         })
     }
+}
 
-    /// Serves until asked to end, then makes everything durable.
-    pub fn run(&mut self) -> Result<()> {
-        Ok(self.server.run()?)
+impl Deref for VhostBlk {
+    type Target = Backend;
+
+    fn deref(&self) -> &Backend {
+        &self.backend
     }
+}
+
+impl DerefMut for VhostBlk {
+    fn deref_mut(&mut self) -> &mut Backend {
+        &mut self.backend
+    }
+}
+
+/// Registers each client's memory with the device below.
+fn attach(device: Arc<NvmeVolume>) -> Box<dyn Fn() -> Attach> {
+    let copied = Arc::new(LogLimit::default());
+    Box::new(move || {
+        let (device, copied) = (device.clone(), copied.clone());
+        Box::new(move |memory| match device.register(memory) {
+            Ok(registration) => Some(Box::new(registration) as Box<dyn Any>),
+            Err(error) => {
+                copied.line(|left_out| {
+                    let text = "guest memory is copied on its way to a device";
+                    tracing::warn!(%error, left_out, "{text}");
+                });
+                None
+            }
+        })
+    })
 }
 
 /// Counters of one export since the process began.

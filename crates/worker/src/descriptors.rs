@@ -10,6 +10,8 @@ use std::rc::Rc;
 pub enum Interest {
     /// It can be read.
     Readable,
+    /// It has become readable: told once for each time (edge-triggered), without being read.
+    Edge,
     /// It can be written.
     Writable,
     /// The peer has hung up; told once.
@@ -20,6 +22,7 @@ impl Interest {
     fn flags(self) -> epoll::EventFlags {
         match self {
             Interest::Readable => epoll::EventFlags::IN,
+            Interest::Edge => epoll::EventFlags::IN | epoll::EventFlags::ET,
             Interest::Writable => epoll::EventFlags::OUT,
             // A hang-up is always told; once, as it would be told again and again.
             Interest::HangUp => epoll::EventFlags::ONESHOT,

@@ -23,9 +23,10 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
-use vhost_blk::{DiskOptions, Error, Export, Server, ServerOptions, Stats};
+use vhost_blk::{DiskOptions, Error, Export, Server, Stats};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use volume::{Io, IoOptions, Volume};
+use worker::{IdleWindow, Options};
 
 /// Long enough for anything, on however slow a machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -73,7 +74,7 @@ impl Served {
             path,
             volume,
             disk,
-            ServerOptions::default(),
+            IdleWindow::default(),
             IoOptions::default(),
         )
     }
@@ -82,7 +83,7 @@ impl Served {
         path: PathBuf,
         volume: Arc<dyn Volume>,
         disk: DiskOptions,
-        server: ServerOptions,
+        idle_window: IdleWindow,
         io: IoOptions,
     ) -> Served {
         let _ = std::fs::remove_file(&path);
@@ -94,16 +95,20 @@ impl Served {
         let watched = resized.clone();
         let (tell, told) = mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let mut server = Server::new(Export {
+            let export = Export {
                 volume,
-                io: Io::new(io),
                 disk,
-                server,
                 listener: listener.into(),
-                stop: stopped.into(),
                 attach: None,
-            })?;
-            server.watch_size(watched)?;
+                resized: Some(watched),
+                span: tracing::Span::none(),
+            };
+            let options = Options {
+                idle_window,
+                stop: Some(stopped.into()),
+                ..Options::default()
+            };
+            let mut server = Server::new(export, Io::new(io), options)?;
             tell.send(server.stats()).unwrap();
             server.run()
         });

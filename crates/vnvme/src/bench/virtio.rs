@@ -312,7 +312,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::Arc;
-    use vhost_blk::{DiskOptions, Export, Server, ServerOptions};
+    use vhost_blk::{DiskOptions, Export, Server};
     use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
 
     fn job() -> Job {
@@ -336,14 +336,18 @@ mod tests {
         let server = std::thread::spawn(move || {
             let export = Export {
                 volume,
-                io: Io::new(IoOptions::default()),
                 disk: DiskOptions::default(),
-                server: ServerOptions::default(),
                 listener: listener.into(),
-                stop: stopped.into(),
                 attach: None,
+                resized: None,
+                span: tracing::Span::none(),
             };
-            Server::new(export).unwrap().run().unwrap();
+            let options = worker::Options {
+                stop: Some(stopped.into()),
+                ..worker::Options::default()
+            };
+            let io = Io::new(IoOptions::default());
+            Server::new(export, io, options).unwrap().run().unwrap();
         });
         client(&path);
         drop(stop);

@@ -71,7 +71,6 @@ impl ServeArgs {
                 ("--io-queues", io_queues.is_some()),
                 ("--queue-entries", queue_entries.is_some()),
                 ("--mdts", mdts.is_some()),
-                ("--workers", workers.is_some()),
                 ("--spread", spread.is_some()),
             ];
             if let Some((option, _)) = of_controllers.iter().find(|(_, given)| *given) {
@@ -79,6 +78,12 @@ impl ServeArgs {
                     "{option} concerns NVMe controllers, and none is to be served"
                 )));
             }
+        }
+        let for_workers = specs.controllers.len() + specs.vhost_user_blk.len();
+        if workers.is_some() && for_workers == 0 {
+            return Err(Usage::error(
+                "--workers concerns NVMe controllers and vhost-user-blk exports, and none is to be served",
+            ));
         }
         if no_write_cache && !specs.ublk.is_empty() {
             return Err(Usage::error(
@@ -376,9 +381,9 @@ mod tests {
             ),
             (export, &["--mdts", "5"], "--mdts concerns NVMe controllers"),
             (
-                export,
+                UBLK,
                 &["--workers", "2"],
-                "--workers concerns NVMe controllers",
+                "--workers concerns NVMe controllers and vhost-user-blk exports",
             ),
             (export, &["--spread", "off"], "--spread concerns"),
             (export, &["--doorbells", "mapped"], "--doorbells concerns"),

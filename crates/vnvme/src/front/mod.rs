@@ -8,7 +8,7 @@ mod remote;
 pub use nvme::{NvmeFront, Served};
 pub use remote::Remote;
 
-use std::convert::Infallible;
+use crate::vhost_blk::VhostBlk;
 use std::time::Instant;
 use volume::{Completion, PinPace};
 use worker::Frontend;
@@ -19,6 +19,8 @@ pub enum Front {
     Nvme(Box<NvmeFront>),
     /// Queues of a controller that another worker has.
     Remote(Box<Remote>),
+    /// A vhost-user-blk export.
+    VhostBlk(Box<VhostBlk>),
 }
 
 /// A worker of this process.
@@ -31,12 +33,13 @@ macro_rules! each {
         match $front {
             Front::Nvme($of) => $call,
             Front::Remote($of) => $call,
+            Front::VhostBlk($of) => $call,
         }
     };
 }
 
 impl Frontend for Front {
-    type Error = Infallible;
+    type Error = vhost_blk::Error;
 
     #[inline]
     fn poll(&mut self, now: Instant) -> bool {
@@ -136,8 +139,12 @@ impl Frontend for Front {
         each!(self, front => front.is_drained())
     }
 
-    fn close(&mut self) -> Result<(), Infallible> {
-        each!(self, front => front.close())
+    fn close(&mut self) -> Result<(), vhost_blk::Error> {
+        match self {
+            Front::Nvme(front) => front.close().map_err(|never| match never {}),
+            Front::Remote(front) => front.close().map_err(|never| match never {}),
+            Front::VhostBlk(front) => front.close(),
+        }
     }
 
     fn has_ended(&self) -> bool {

@@ -1,0 +1,434 @@
+//! An export as a front-end of a worker: its client, its queues and its volume.
+
+use crate::disk::{Disk, DiskOptions, is_flush};
+use crate::error::{ClientError, Error};
+use crate::memory::Attach;
+use crate::session::{Session, Status};
+use crate::stats::Stats;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::Span;
+use volume::{Completion, PinPace, Volume};
+use worker::{Context, Descriptors, Frontend, Interest};
+
+/// Until the front-end, whose channel was full, is told of a new size again.
+const TELL_AGAIN: Duration = Duration::from_millis(100);
+
+const TOKEN_LISTENER: u32 = 0;
+const TOKEN_CLIENT: u32 = 1;
+const TOKEN_SIZE: u32 = 2;
+const TOKEN_KICK: u32 = 16;
+
+/// The token of a queue's kicks. There are 256 queues at most.
+pub(crate) fn kick_token(queue: u8) -> u32 {
+    TOKEN_KICK + u32::from(queue)
+}
+
+/// What is exported.
+pub struct Export {
+    /// The volume.
+    pub volume: Arc<dyn Volume>,
+    /// How the guest sees it.
+    pub disk: DiskOptions,
+    /// A listening Unix socket, non-blocking. Its file belongs to the caller.
+    pub listener: OwnedFd,
+    /// Makes what can reach a guest's memory by itself for every connection.
+    pub attach: Option<Box<dyn Fn() -> Attach>>,
+    /// An eventfd that becomes readable when the volume has been resized. The worker's thread never
+    /// asks the volume itself, which may take a device's time.
+    pub resized: Option<Arc<OwnedFd>>,
+    /// What its log lines stand in: the worker's thread serves others, too.
+    pub span: Span,
+}
+
+/// Where it stands between serving and being closed.
+enum End {
+    Serving,
+    /// Nothing more is fetched; requests are with the volume.
+    Draining,
+    /// So is the flush of everything.
+    Flushing,
+    /// The flush has completed, with this result.
+    Flushed(Result<(), Error>),
+}
+
+/// One export, on the worker that made it: the back-end of the protocol, a front-end of the worker.
+pub struct Backend {
+    disk: Disk,
+    listener: OwnedFd,
+    attach: Option<Box<dyn Fn() -> Attach>>,
+    descriptors: Descriptors,
+    session: Option<Session>,
+    /// The front-end has gone, but requests of it are with the volume: the next one waits for them.
+    leaving: Option<Session>,
+    listener_watched: bool,
+    client_interest: Interest,
+    more: bool,
+    stats: Arc<Stats>,
+    /// Readable when the volume has been resized.
+    resized: Option<Arc<OwnedFd>>,
+    /// When to try again to tell the front-end of the volume's size.
+    tell_again: Option<Instant>,
+    end: End,
+}
+
+fn system(call: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::System { call, errno }
+}
+
+impl Backend {
+    /// Opens the volume for the worker's thread.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for options that do not fit each other or the volume, [`Error::Volume`],
+    /// [`Error::System`].
+    pub fn new(export: Export, context: &Context<'_>) -> Result<Backend, Error> {
+        let (io, owner) = (context.io.clone(), context.owner);
+        let disk = Disk::open(export.volume, io, owner, &export.disk)?;
+        let backend = Backend {
+            stats: Arc::new(Stats::new(disk.shape.queues, export.span)),
+            disk,
+            listener: export.listener,
+            attach: export.attach,
+            descriptors: context.descriptors.clone(),
+            session: None,
+            leaving: None,
+            listener_watched: true,
+            client_interest: Interest::Readable,
+            more: false,
+            resized: export.resized,
+            tell_again: None,
+            end: End::Serving,
+        };
+        let watch = |fd: &OwnedFd, token| backend.descriptors.add(fd, token, Interest::Readable);
+        watch(&backend.listener, TOKEN_LISTENER).map_err(system("epoll_ctl"))?;
+        if let Some(resized) = &backend.resized {
+            watch(resized, TOKEN_SIZE).map_err(system("epoll_ctl"))?;
+        }
+        Ok(backend)
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> Arc<Stats> {
+        self.stats.clone()
+    }
+
+    /// The session that requests in flight belong to: there is none while one is leaving.
+    fn owner_of_requests(&mut self) -> (Option<&mut Session>, &mut Disk) {
+        let session = self.session.as_mut().or(self.leaving.as_mut());
+        (session, &mut self.disk)
+    }
+
+    /// Goes on with the end, when all requests have completed.
+    fn flush_everything(&mut self) -> bool {
+        if !matches!(self.end, End::Draining) || self.disk.in_flight() > 0 {
+            return false;
+        }
+        self.end = match self.disk.flush() {
+            None => End::Flushing,
+            Some(completion) => End::flushed(completion),
+        };
+        true
+    }
+
+    fn finish_pending(&mut self) -> bool {
+        let Some(session) = &mut self.session else {
+            return false;
+        };
+        match session.finish_pending(&mut self.disk) {
+            Ok(false) => false,
+            Ok(true) => {
+                // It may have sent more meanwhile.
+                self.more = true;
+                true
+            }
+            Err(error) => {
+                self.disconnect(Some(&error));
+                true
+            }
+        }
+    }
+
+    /// Tells the front-end which size the volume has now.
+    fn tell_size(&mut self) {
+        let capacity = self.disk.capacity();
+        let told = |session: &mut Session| session.announce_size(capacity);
+        let told = self.session.as_mut().is_none_or(told);
+        self.tell_again = (!told).then(|| Instant::now() + TELL_AGAIN);
+    }
+
+    fn serve(&mut self) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        match session.on_ready(&mut self.disk) {
+            Ok(Status::Open) => self.rewatch(),
+            Ok(Status::More) => self.more = true,
+            Ok(Status::Closed) => self.disconnect(None),
+            Err(error) => self.disconnect(Some(&error)),
+        }
+    }
+
+    /// Keeps the epoll set in step with what the connection waits for. While an answer waits for requests in flight
+    /// nothing is read, but a hang-up would come again and again: it is told once.
+    fn rewatch(&mut self) {
+        let Some(session) = &self.session else {
+            return;
+        };
+        let wanted = match (session.wants_to_write(), session.pending.is_some()) {
+            (true, _) => Interest::Writable,
+            (false, false) => Interest::Readable,
+            (false, true) => Interest::HangUp,
+        };
+        if wanted == self.client_interest {
+            return;
+        }
+        match self.descriptors.modify(session.fd(), TOKEN_CLIENT, wanted) {
+            Ok(()) => self.client_interest = wanted,
+            Err(error) => tracing::error!(%error, "epoll"),
+        }
+    }
+
+    /// Ends the connection.
+    fn disconnect(&mut self, why: Option<&ClientError>) {
+        let Some(mut session) = self.session.take() else {
+            return;
+        };
+        self.stats.log.line(|left_out| match why {
+            None => tracing::info!(left_out, "front-end disconnected"),
+            Some(error) => tracing::warn!(%error, left_out, "front-end disconnected"),
+        });
+        let _ = self.descriptors.remove(session.fd());
+        self.more = false;
+        self.stats.set_connected(false);
+        session.abandon();
+        self.disk.reset();
+        if session.is_busy() {
+            self.leaving = Some(session);
+            if std::mem::take(&mut self.listener_watched) {
+                let _ = self.descriptors.remove(&self.listener);
+            }
+        }
+    }
+
+    /// Waits for the next front-end again.
+    fn listen(&mut self) {
+        if self.listener_watched {
+            return;
+        }
+        let listener = &self.listener;
+        match self
+            .descriptors
+            .add(listener, TOKEN_LISTENER, Interest::Readable)
+        {
+            Ok(()) => self.listener_watched = true,
+            Err(error) => tracing::error!(%error, "no front-end can connect any more"),
+        }
+    }
+
+    fn accept(&mut self) {
+        // The old client may be gone without our having noticed yet: what it left is handled first.
+        self.serve();
+        let gone = self.session.as_ref().is_some_and(|session| {
+            let mut fds = [PollFd::from_borrowed_fd(session.fd(), PollFlags::empty())];
+            poll(&mut fds, Some(&Timespec::default())).is_ok()
+                && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+        });
+        if gone {
+            self.disconnect(None);
+        }
+        if self.leaving.is_some() {
+            return;
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+            Err(error) => {
+                let log = &self.stats.log;
+                log.line(|left_out| tracing::warn!(%error, left_out, "accept"));
+                return;
+            }
+        };
+        if self.session.is_some() {
+            self.stats.log.line(|left_out| {
+                tracing::warn!(
+                    left_out,
+                    "a second front-end was refused: this disk has one already"
+                );
+            });
+            return;
+        }
+        let watched = self
+            .descriptors
+            .add(&socket, TOKEN_CLIENT, Interest::Readable);
+        if let Err(error) = watched {
+            let log = &self.stats.log;
+            log.line(|left_out| tracing::warn!(%error, left_out, "front-end"));
+            return;
+        }
+        let log = &self.stats.log;
+        log.line(|left_out| tracing::info!(left_out, "front-end connected"));
+        self.stats.connections.add(1);
+        self.stats.set_connected(true);
+        self.client_interest = Interest::Readable;
+        let attach = self.attach.as_ref().map(|attach| attach());
+        let (descriptors, stats) = (self.descriptors.clone(), self.stats.clone());
+        self.session = Some(Session::new(socket, descriptors, attach, stats, &self.disk));
+    }
+}
+
+impl End {
+    fn flushed(completion: Completion) -> End {
+        let result = completion.result;
+        End::Flushed(result.map_err(|error| Error::Flush(error.to_string())))
+    }
+}
+
+impl Frontend for Backend {
+    type Error = Error;
+
+    #[inline]
+    fn poll(&mut self, now: Instant) -> bool {
+        if self.tell_again.is_some_and(|at| now >= at) {
+            self.tell_size();
+        }
+        let fetched = match &mut self.session {
+            Some(session) => session.fetch(&mut self.disk),
+            None => false,
+        };
+        fetched | self.flush_everything()
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: Completion) {
+        self.disk.completed();
+        if is_flush(completion.tag) {
+            self.end = End::flushed(completion);
+        } else if let (Some(session), disk) = self.owner_of_requests() {
+            session.complete(completion, disk);
+        }
+    }
+
+    #[inline]
+    fn poll_volumes(&mut self, out: &mut Vec<Completion>) {
+        self.disk.poll(out);
+    }
+
+    #[inline]
+    fn finish_round(&mut self) -> bool {
+        let mut worked = false;
+        if let Some(session) = &mut self.session {
+            session.publish();
+            if session.pending.is_some() {
+                let stats = self.stats.clone();
+                worked |= stats.span.in_scope(|| self.finish_pending());
+            }
+        }
+        if self.leaving.as_ref().is_some_and(|s| !s.is_busy()) {
+            self.leaving = None;
+            worked = true;
+            self.listen();
+        }
+        worked
+    }
+
+    #[inline]
+    fn has_news(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::has_news)
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.disk.in_flight()
+    }
+
+    #[inline]
+    fn must_poll(&self) -> bool {
+        self.disk.must_poll() || self.session.as_ref().is_some_and(Session::must_poll)
+    }
+
+    #[inline]
+    fn keeps_window(&self) -> bool {
+        self.disk.in_flight() > 0 || self.session.as_ref().is_some_and(Session::is_fetching)
+    }
+
+    #[inline]
+    fn has_more(&self) -> bool {
+        self.more
+    }
+
+    fn arm(&mut self) -> bool {
+        self.session.as_mut().is_some_and(Session::arm)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.tell_again
+            .into_iter()
+            .chain(self.disk.deadline())
+            .min()
+    }
+
+    /// Not while an answer is owed: those that wait come first.
+    fn is_pinning(&self) -> bool {
+        !self.more && self.session.as_ref().is_some_and(Session::is_pinning)
+    }
+
+    fn pin(&mut self, pace: &mut PinPace) {
+        if let Some(session) = &mut self.session {
+            session.memory.pin(pace);
+        }
+    }
+
+    fn ready(&mut self, token: u32) {
+        let stats = self.stats.clone();
+        let _span = stats.span.enter();
+        match token {
+            TOKEN_LISTENER => self.accept(),
+            TOKEN_CLIENT => self.serve(),
+            TOKEN_SIZE => {
+                if let Some(resized) = &self.resized {
+                    let _ = rustix::io::read(resized, &mut [0; 8]);
+                }
+                self.tell_size();
+            }
+            kick => {
+                if let Some(session) = &self.session {
+                    session.kicked(kick.saturating_sub(TOKEN_KICK) as usize);
+                }
+            }
+        }
+    }
+
+    fn read_on(&mut self) {
+        self.more = false;
+        let stats = self.stats.clone();
+        stats.span.in_scope(|| self.serve());
+    }
+
+    fn flush(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.stop();
+        }
+        if matches!(self.end, End::Serving) {
+            self.end = End::Draining;
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        matches!(self.end, End::Flushed(_))
+    }
+
+    fn close(&mut self) -> Result<(), Error> {
+        let stats = self.stats.clone();
+        stats.span.in_scope(|| self.disconnect(None));
+        match std::mem::replace(&mut self.end, End::Serving) {
+            End::Flushed(result) => result,
+            _ => Err(Error::Flush("it was closed before".into())),
+        }
+    }
+}
