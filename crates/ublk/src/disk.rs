@@ -1,25 +1,26 @@
 //! A disk's life: made or taken over, served, resized, stopped.
 
 use crate::control::{Control, open_device};
-use crate::queue::Queue;
+use crate::queue::{Parts, Queue, Served};
 use crate::stats::{DiskStats, QueueStats};
 use crate::sys::QueueRing;
 use crate::uapi::{self, DevInfo};
 use crate::{UblkError, params};
 use dma::Memory;
 use std::any::Any;
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
-use volume::{Io, IoOptions, Limits, PinnedMemory, Volume};
-use worker::IdleWindow;
+use volume::{Limits, PinnedWindows, Volume};
+use worker::Context;
 
 /// Largest request, in bytes: each tag has a buffer of that size.
 pub const MAX_IO: u64 = 512 << 10;
-/// Queues that a disk can have here, one thread each.
+/// Queues that a disk can have here.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=64;
 /// How long the end of a server may go unnoticed by the kernel.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -32,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct DiskOptions {
     /// Its number, N of `/dev/ublkbN`; the kernel chooses one where none is given.
     pub id: Option<u32>,
-    /// Queues, 1 to 64: one thread each.
+    /// Queues, 1 to 64.
     pub queues: u16,
     /// Requests of each queue, 1 to 4096.
     pub depth: u16,
@@ -41,12 +42,6 @@ pub struct DiskOptions {
     /// When this process is killed, the disk waits for the next one that is started with the same number; it does again
     /// what this one had not finished. Without it, the disk goes with the process.
     pub recover: bool,
-    /// How long each queue's thread polls after its last request.
-    pub idle_window: IdleWindow,
-    /// The kernel pins the queues' buffers for requests to files and block devices (io_uring's fixed buffers).
-    pub pin_memory: bool,
-    /// A thread of the kernel takes each queue's requests to files and block devices (io_uring's SQPOLL).
-    pub sqpoll: bool,
 }
 
 impl Default for DiskOptions {
@@ -57,24 +52,11 @@ impl Default for DiskOptions {
             depth: 128,
             block_size: None,
             recover: false,
-            idle_window: IdleWindow::default(),
-            pin_memory: false,
-            sqpoll: false,
         }
     }
 }
 
 impl DiskOptions {
-    /// Of the ring to the volume that a queue of this depth has.
-    fn io(&self, depth: u16) -> IoOptions {
-        IoOptions {
-            capacity: u32::from(depth) + 1,
-            fixed_buffers: self.pin_memory,
-            sqpoll: self.sqpoll,
-            ..IoOptions::default()
-        }
-    }
-
     fn check(&self) -> Result<(), UblkError> {
         let what = if !QUEUES.contains(&self.queues) {
             format!("a ublk device has 1 to {} queues", QUEUES.end())
@@ -97,27 +79,81 @@ pub struct Disk {
     /// As the kernel knows it, in bytes.
     size: u64,
     stats: Arc<DiskStats>,
-    threads: Vec<JoinHandle<()>>,
-    /// Keeps the queues' memory known to devices below, until the threads have ended.
+    served: Arc<Served>,
+    queues: usize,
+    /// Ends when all queues have gone: each has a sender.
+    gone: Receiver<Infallible>,
+    /// Keeps the queues' memory known to devices below, until the queues have gone.
     registrations: Vec<Box<dyn Any + Send>>,
     stopped: bool,
 }
 
-/// What a queue's thread needs.
-struct Setup {
+/// A queue on its way to the worker that is to serve it.
+pub struct QueueSetup {
     number: u16,
     info: DevInfo,
-    options: DiskOptions,
     device: Arc<OwnedFd>,
     memory: Memory,
     volume: Arc<dyn Volume>,
     stats: Arc<DiskStats>,
+    served: Arc<Served>,
     ready: Sender<Result<(), UblkError>>,
+    gone: Sender<Infallible>,
+}
+
+/// A queue could not be made; its disk has been told why.
+#[derive(Debug, thiserror::Error)]
+#[error("a queue of a ublk disk could not be made")]
+pub struct Told;
+
+impl QueueSetup {
+    /// Makes the queue, on the thread that is to serve it, and asks the kernel for requests.
+    ///
+    /// # Errors
+    /// [`Told`].
+    pub fn open(self, context: &Context<'_>) -> Result<Queue, Told> {
+        let ready = self.ready.clone();
+        let (made, told) = match self.make(context) {
+            Ok(queue) => (Ok(queue), Ok(())),
+            Err(error) => (Err(Told), Err(error)),
+        };
+        // The disk waits for it, unless another queue has failed.
+        let _ = ready.send(told);
+        made
+    }
+
+    fn make(self, context: &Context<'_>) -> Result<Queue, UblkError> {
+        let volume = self.volume.open(context.io)?;
+        let (info, bytes) = (self.info, u64::from(self.info.max_io_buf_bytes));
+        let mut pinned = PinnedWindows::new(context.io.pinner());
+        pinned.mapped(0, self.memory.len() as u64, &self.memory, 0);
+        let ring = QueueRing::new(
+            self.device,
+            self.number,
+            info.queue_depth,
+            self.memory,
+            bytes,
+        );
+        let parts = Parts {
+            ring: ring.map_err(UblkError::system("a queue's ring"))?,
+            volume,
+            pinned,
+            number: self.number,
+            depth: info.queue_depth,
+            owner: context.owner,
+            stats: self.stats,
+            served: self.served,
+            gone: self.gone,
+            descriptors: context.descriptors.clone(),
+        };
+        Queue::new(parts).map_err(UblkError::system("its first requests"))
+    }
 }
 
 impl Disk {
     /// Makes a disk of the volume, or takes over the one of that number whose server was killed. `register` makes a
-    /// queue's memory known to devices below the volume; what it returns is kept as long as the memory is used.
+    /// queue's memory known to devices below the volume; what it returns is kept as long as the memory is used. `serve` passes each queue to
+    /// the worker that is to serve it, on another thread: [`QueueSetup::open`] is to be called there.
     ///
     /// # Errors
     /// [`UblkError`].
@@ -125,6 +161,7 @@ impl Disk {
         volume: Arc<dyn Volume>,
         options: DiskOptions,
         register: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
+        serve: &mut dyn FnMut(QueueSetup),
     ) -> Result<Self, UblkError> {
         options.check()?;
         let told = volume.info();
@@ -162,6 +199,7 @@ impl Disk {
             }
         };
         let id = info.dev_id;
+        let (going, gone) = mpsc::channel();
         let mut disk = Self {
             id,
             size: told.size,
@@ -173,13 +211,15 @@ impl Disk {
             }),
             control,
             volume,
-            threads: Vec::new(),
+            served: Arc::default(),
+            queues: usize::from(info.nr_hw_queues),
+            gone,
             registrations: Vec::new(),
             stopped: false,
         };
-        disk.serve(&info, options, register)?;
-        let threads = &disk.threads;
-        let mut sensible = || !threads.iter().any(JoinHandle::is_finished);
+        disk.serve(&info, register, serve, going)?;
+        let served = disk.served.clone();
+        let mut sensible = || served.gone.load(Ordering::Acquire) == 0;
         disk.control.start(id, recovered, &mut sensible)?;
         tracing::info!(
             device = format_args!("/dev/ublkb{id}"),
@@ -192,12 +232,13 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Starts the queues' threads, and waits until all of them fetch.
+    /// Passes the queues on, and waits until all of them fetch.
     fn serve(
         &mut self,
         info: &DevInfo,
-        options: DiskOptions,
         register: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
+        serve: &mut dyn FnMut(QueueSetup),
+        gone: Sender<Infallible>,
     ) -> Result<(), UblkError> {
         let device = Arc::new(open_device(self.id)?);
         let (ready, readies) = mpsc::channel();
@@ -205,24 +246,25 @@ impl Disk {
             let bytes = usize::from(info.queue_depth) * info.max_io_buf_bytes as usize;
             let memory = Memory::anonymous(bytes)?;
             self.registrations.push(register(&memory));
-            let setup = Setup {
-                options,
+            serve(QueueSetup {
                 number,
                 info: *info,
                 device: device.clone(),
                 memory,
                 volume: self.volume.clone(),
                 stats: self.stats.clone(),
+                served: self.served.clone(),
                 ready: ready.clone(),
-            };
-            let builder = std::thread::Builder::new().name(format!("ublk{}-{number}", self.id));
-            let thread = builder.spawn(move || serve(setup));
-            self.threads
-                .push(thread.map_err(UblkError::system("a queue's thread"))?);
+                gone: gone.clone(),
+            });
         }
-        drop(ready);
-        // One that ends without a word is noticed when the device is started.
-        readies.into_iter().collect()
+        drop((ready, gone));
+        let told: Vec<()> = readies.into_iter().collect::<Result<_, _>>()?;
+        // One whose worker has ended says nothing.
+        match told.len() == self.queues {
+            true => Ok(()),
+            false => Err(UblkError::QueueEnded { id: self.id }),
+        }
     }
 
     /// The device's number: N of `/dev/ublkbN`.
@@ -237,7 +279,7 @@ impl Disk {
 
     /// All queues are served. They end by themselves when the kernel takes the device away, or by an error.
     pub fn is_alive(&self) -> bool {
-        !self.threads.iter().any(JoinHandle::is_finished)
+        self.served.gone.load(Ordering::Acquire) == 0
     }
 
     /// Tells the kernel the volume's size, where it has another one since [`Volume::refresh`] was
@@ -278,10 +320,9 @@ impl Disk {
             limits.set(Limits::default());
         }
         let stopped = self.control.stop(self.id);
-        let mut failed = false;
-        for thread in self.threads.drain(..) {
-            failed |= thread.join().is_err();
-        }
+        // All senders drop theirs when the kernel has ended the tags.
+        let _ = self.gone.recv();
+        let failed = self.served.clean.load(Ordering::Relaxed) != self.queues;
         self.registrations.clear();
         stopped?;
         // Others who have it open still may keep it for long: it goes when they go.
@@ -354,87 +395,4 @@ fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<Dev
 pub fn remove(id: u32) -> Result<(), UblkError> {
     let mut control = Control::open()?;
     left_over(&mut control, id, false).map(drop)
-}
-
-/// Pins a queue's buffers for the requests of its ring, where that was asked for. Nobody has a request in them yet.
-fn pin(io: &Io, memory: &Memory) -> Option<PinnedMemory> {
-    io.pinner()?.pin(memory, 0, memory.len() as u64)
-}
-
-/// A queue's thread.
-fn serve(setup: Setup) {
-    let number = setup.number;
-    let Some(stats) = setup.stats.queues.get(usize::from(number)) else {
-        return;
-    };
-    let (info, ready) = (setup.info, setup.ready);
-    let made = || -> Result<Queue<'_>, UblkError> {
-        let io = Io::new(setup.options.io(info.queue_depth));
-        let volume = setup.volume.open(&io)?;
-        let pinned = pin(&io, &setup.memory);
-        let bytes = u64::from(info.max_io_buf_bytes);
-        let ring = QueueRing::new(setup.device, number, info.queue_depth, setup.memory, bytes);
-        let ring = ring.map_err(UblkError::system("a queue's ring"))?;
-        let mut queue = Queue::new(ring, volume, io, pinned, info.queue_depth, stats);
-        queue
-            .fetch()
-            .map_err(UblkError::system("its first requests"))?;
-        Ok(queue)
-    };
-    let mut queue = match made() {
-        Ok(queue) => queue,
-        Err(error) => {
-            let _ = ready.send(Err(error));
-            return;
-        }
-    };
-    let _ = ready.send(Ok(()));
-    drop(ready);
-    if let Err(error) = queue.run(setup.options.idle_window) {
-        tracing::error!(queue = number, %error, "ublk: the queue's ring failed");
-    }
-    // All requests of the device are over: the kernel waits for them before it ends the tags.
-    if number == 0
-        && let Err(error) = queue.flush()
-    {
-        tracing::error!(%error, "a flush failed: completed writes may not be durable");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use volume::{FileOptions, FileVolume};
-
-    /// As a queue's thread begins, up to the device that only a kernel with ublk has.
-    #[test]
-    fn a_queues_ring_is_as_the_options_say() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(1 << 20).unwrap();
-        let volume = FileVolume::open(file.path(), FileOptions::default()).unwrap();
-        let memory = Memory::anonymous(2 << 20).unwrap();
-        let options = DiskOptions::default();
-        let wanted = options.io(64);
-        assert_eq!((wanted.capacity, wanted.sqpoll), (65, false));
-        let io = Io::new(wanted);
-        let _queue = volume.open(&io).unwrap();
-        assert!(pin(&io, &memory).is_none());
-        let options = DiskOptions {
-            pin_memory: true,
-            sqpoll: true,
-            ..options
-        };
-        assert!(options.io(64).sqpoll);
-        let io = Io::new(IoOptions {
-            sqpoll: false,
-            ..options.io(64)
-        });
-        let _queue = volume.open(&io).unwrap();
-        let pinned = pin(&io, &memory);
-        if pinned.is_none() {
-            println!("skipped: the kernel pins nothing here (ulimit -l)");
-            return;
-        }
-        assert_eq!(io.pinned(), 1);
-    }
 }

@@ -1,12 +1,12 @@
 //! A volume as a block device of the host, `/dev/ublkbN`, by the kernel's ublk driver.
 //!
 //! This room hands requests of the kernel's block layer to a [`Volume`](volume::Volume). The door is [`Disk`]: it makes
-//! the device, serves it with one thread for each of its queues, and takes it away again; [`remove`] takes away what a
+//! the device, passes its queues to workers (each [`Queue`] is a front-end), and removes it again; [`remove`] takes away what a
 //! killed process left. What may be touched here: `/dev/ublk-control`, `/dev/ublkcN`, io_uring. What may not: NVMe,
 //! guests. `unsafe` stays in `sys`.
 //!
 //! The library for this (libublk) was weighed and left: it brings eighty crates, generates bindings with libclang, and
-//! has an executor of its own where this needs a loop that a volume's queue fits into. The interface is small: some
+//! has an executor of its own where this needs a front-end of the worker's loop. The interface is small: some
 //! control commands, and two commands for requests (`linux/ublk_cmd.h`, `Documentation/block/ublk.rst`).
 //!
 //! # How data passes through
@@ -32,6 +32,7 @@ mod stats;
 mod sys;
 mod uapi;
 
-pub use disk::{Disk, DiskOptions, MAX_IO, remove};
+pub use disk::{Disk, DiskOptions, MAX_IO, QueueSetup, Told, remove};
 pub use error::UblkError;
+pub use queue::Queue;
 pub use stats::{DiskStats, QueueStats};

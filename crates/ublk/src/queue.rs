@@ -1,33 +1,85 @@
-//! A queue's thread: requests of the kernel become requests of the volume, completions go back.
+//! A queue as a front-end of a worker: requests of the kernel become requests of the volume, completions go back.
 
-use crate::stats::QueueStats;
+use crate::error::UblkError;
+use crate::stats::{DiskStats, QueueStats};
 use crate::sys::{Arrival, QueueRing};
 use crate::uapi::{self, IoDesc};
 use dma::SegmentList;
+use std::convert::Infallible;
 use std::io;
-use std::time::{Duration, Instant};
-use volume::{Completion, Io, IoError, IoErrorKind, Op, PinnedMemory, Request, VolumeQueue};
-use worker::{IdleWindow, Pace};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+use volume::{Completion, IoError, IoErrorKind, Op, PinPace, PinnedWindows, Request, VolumeQueue};
+use worker::{Descriptors, Frontend, Interest};
 
-/// How long to sleep between two looks at the last flush.
-const PAUSE: Duration = Duration::from_micros(100);
+/// The lower 48 bits of a tag that no request of the kernel's has.
+const FLUSH_TAG: u64 = (1 << 48) - 1;
+/// The only descriptor: the ring, readable when the kernel has put something into it.
+const TOKEN_RING: u32 = 0;
 
-/// A tag that no request of the kernel's has.
-const FLUSH_TAG: u64 = u64::MAX;
+/// The queues of a disk that have not ended, for the disk to see.
+#[derive(Debug, Default)]
+pub(crate) struct Served {
+    /// Those that are gone.
+    pub gone: AtomicUsize,
+    /// Of these, those that ended as they should.
+    pub clean: AtomicUsize,
+}
 
-/// One queue, on its own thread.
-pub(crate) struct Queue<'a> {
+/// Says that a queue is gone, however it goes.
+struct Life(Arc<Served>, #[allow(dead_code)] Sender<Infallible>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.gone.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Where a queue stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// Some tags have requests, or may get some.
+    Serving,
+    /// The kernel has ended all tags; what was written is made durable.
+    Flushing,
+    Ended,
+}
+
+/// What a queue is made of.
+pub(crate) struct Parts {
     pub ring: QueueRing,
-    /// The volume's queue goes before the ring that it is on.
     pub volume: Box<dyn VolumeQueue>,
-    pub io: Io,
-    /// The tags' buffers, pinned for the ring's requests.
-    _pinned: Option<PinnedMemory>,
-    pub stats: &'a QueueStats,
+    /// The tags' buffers, to be pinned for the volume's requests where that was asked for.
+    pub pinned: PinnedWindows,
+    pub number: u16,
+    pub depth: u16,
+    pub owner: u16,
+    pub stats: Arc<DiskStats>,
+    pub served: Arc<Served>,
+    pub gone: Sender<Infallible>,
+    pub descriptors: Descriptors,
+}
+
+/// One queue of a disk, on the worker that made it: the kernel takes a queue's commands from one
+/// thread only.
+pub struct Queue {
+    /// It waits for its requests when it goes: before the memory that they use.
+    volume: Box<dyn VolumeQueue>,
+    pinned: PinnedWindows,
+    ring: QueueRing,
+    number: u16,
+    owner: u16,
+    stats: Arc<DiskStats>,
     tags: Vec<Tag>,
     /// Tags that have requests, or may get some.
     live: usize,
-    done: Vec<Completion>,
+    /// Requests that are with the volume.
+    in_flight: usize,
+    end: End,
+    descriptors: Descriptors,
+    life: Life,
 }
 
 /// What a tag's request is, while the volume works on it.
@@ -39,86 +91,90 @@ struct Tag {
     data: SegmentList,
 }
 
-impl<'a> Queue<'a> {
-    pub(crate) fn new(
-        ring: QueueRing,
-        volume: Box<dyn VolumeQueue>,
-        io: Io,
-        pinned: Option<PinnedMemory>,
-        depth: u16,
-        stats: &'a QueueStats,
-    ) -> Self {
+impl Queue {
+    /// Asks the kernel for the first requests.
+    pub(crate) fn new(parts: Parts) -> io::Result<Self> {
         let mut tags = Vec::new();
-        tags.resize_with(depth.into(), Tag::default);
-        Self {
-            ring,
-            volume,
-            io,
-            _pinned: pinned,
-            stats,
+        tags.resize_with(parts.depth.into(), Tag::default);
+        let mut queue = Self {
+            ring: parts.ring,
+            volume: parts.volume,
+            pinned: parts.pinned,
+            number: parts.number,
+            owner: parts.owner,
+            stats: parts.stats,
             tags,
-            live: usize::from(depth),
-            done: Vec::with_capacity(depth.into()),
+            live: usize::from(parts.depth),
+            in_flight: 0,
+            end: End::Serving,
+            descriptors: parts.descriptors,
+            life: Life(parts.served, parts.gone),
+        };
+        let ring = queue.ring.fd();
+        queue
+            .descriptors
+            .add(ring, TOKEN_RING, Interest::Readable)?;
+        for tag in 0..queue.tags.len() {
+            queue.ring.fetch(tag as u16)?;
+        }
+        queue.ring.submit()?;
+        Ok(queue)
+    }
+
+    fn stats(&self) -> Option<&QueueStats> {
+        self.stats.queues.get(usize::from(self.number))
+    }
+
+    /// The ring does not do what it has to: the queue ends, and its disk with it.
+    fn fail(&mut self, error: &io::Error) {
+        if self.end != End::Ended {
+            tracing::error!(queue = self.number, %error, "ublk: the queue's ring failed");
+            self.end = End::Ended;
         }
     }
 
-    /// Asks for the first requests.
-    pub(crate) fn fetch(&mut self) -> io::Result<()> {
-        for tag in 0..self.tags.len() {
-            self.ring.fetch(tag as u16)?;
+    /// Takes what the kernel has put into the ring.
+    fn arrivals(&mut self) -> io::Result<bool> {
+        let mut worked = false;
+        while let Some(Arrival { tag, result }) = self.ring.next() {
+            worked = true;
+            self.arrived(tag, result)?;
         }
-        self.ring.submit()
+        Ok(worked)
     }
 
-    /// Serves until the device is stopped: the kernel ends all tags then.
-    pub(crate) fn run(&mut self, idle_window: IdleWindow) -> io::Result<()> {
-        let mut pace = Pace::new(idle_window, Instant::now());
-        while self.live > 0 {
-            let now = Instant::now();
-            let mut worked = false;
-            while let Some(arrival) = self.ring.next() {
-                worked = true;
-                if let Arrival::Tag(tag, result) = arrival {
-                    self.arrived(tag, result)?;
-                }
-            }
-            self.io.flush();
-            let done = &mut self.done;
-            self.io.poll(&mut |completion| done.push(completion));
-            self.volume.poll(&mut |completion| done.push(completion));
-            worked |= !self.done.is_empty();
-            let mut done = std::mem::take(&mut self.done);
-            for completion in done.drain(..) {
-                self.complete(completion)?;
-            }
-            self.done = done;
-            if worked {
-                pace.worked(now);
-            }
-            if worked || self.volume.polled_in_flight() > 0 || pace.polls(now) {
-                // Also where nothing is to be sent: the kernel may have requests that it delivers only in a call.
-                self.ring.submit()?;
-                std::hint::spin_loop();
-            } else if self.io.arm() {
-                self.sleep()?;
-                pace.slept();
-            }
+    /// All tags have ended. All requests of the device have completed then: the kernel waits for them
+    /// before it ends the tags. One queue makes them durable.
+    fn finish(&mut self) {
+        if self.end != End::Serving || self.live > 0 {
+            return;
         }
-        Ok(())
+        if self.number != 0 {
+            self.end = End::Ended;
+            return;
+        }
+        self.end = End::Flushing;
+        let request = Request {
+            tag: u64::from(self.owner) << 48 | FLUSH_TAG,
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            data: SegmentList::new(),
+        };
+        match self.volume.submit(request) {
+            Some(completion) => self.flushed(&completion),
+            None => self.in_flight += 1,
+        }
     }
 
-    fn sleep(&mut self) -> io::Result<()> {
-        // Of one volume's completions come either through the ring or otherwise.
-        if let Some(event) = self.io.event_fd().or_else(|| self.io.others_fd()) {
-            self.ring.watch(event)?;
+    fn flushed(&mut self, completion: &Completion) {
+        self.end = End::Ended;
+        if let Err(error) = completion.result {
+            tracing::error!(queue = self.number, %error, "a flush failed: completed writes may not be durable");
         }
-        self.stats.sleeps.add(1);
-        let limit = self.volume.next_deadline();
-        self.ring
-            .sleep(limit.map(|limit| limit.saturating_duration_since(Instant::now())))
     }
 
-    /// A fetch command is over: there is a request, or there will never be one again.
+    /// A fetch command has ended: there is a request, or there will never be one again.
     fn arrived(&mut self, tag: u16, result: i32) -> io::Result<()> {
         if result != uapi::RES_OK {
             if result != -libc::ENODEV {
@@ -138,7 +194,7 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Starts a request; the result, if it is over at once.
+    /// Starts a request; the result, if it has completed at once.
     fn start(&mut self, tag: u16, descriptor: IoDesc) -> Option<Result<(), IoError>> {
         let op = descriptor.op_flags as u8;
         let has = |flag| descriptor.op_flags & flag != 0;
@@ -157,7 +213,7 @@ impl<'a> Queue<'a> {
         let slot = self.tags.get_mut(usize::from(tag))?;
         (slot.op, slot.len) = (op, 0);
         let mut request = Request {
-            tag: tag.into(),
+            tag: u64::from(self.owner) << 48 | u64::from(tag),
             op: operation,
             offset: 0,
             len: 0,
@@ -177,21 +233,18 @@ impl<'a> Queue<'a> {
                 return Some(Err(IoErrorKind::Invalid.into()));
             }
         }
-        let completion = self.volume.submit(request)?;
+        let Some(completion) = self.volume.submit(request) else {
+            self.in_flight += 1;
+            return None;
+        };
         slot.data = completion.data;
         Some(completion.result)
     }
 
-    fn complete(&mut self, completion: Completion) -> io::Result<()> {
-        let tag = completion.tag as u16;
-        if let Some(slot) = self.tags.get_mut(usize::from(tag)) {
-            slot.data = completion.data;
-        }
-        self.commit(tag, completion.result)
-    }
-
     fn commit(&mut self, tag: u16, result: Result<(), IoError>) -> io::Result<()> {
-        let Some(slot) = self.tags.get_mut(usize::from(tag)) else {
+        let slot = self.tags.get_mut(usize::from(tag));
+        let stats = self.stats.queues.get(usize::from(self.number));
+        let (Some(slot), Some(stats)) = (slot, stats) else {
             return Ok(());
         };
         // Recycled, but not holding what it held.
@@ -201,51 +254,123 @@ impl<'a> Queue<'a> {
                 let bytes = u64::from(slot.len);
                 match slot.op {
                     uapi::OP_READ => {
-                        self.stats.reads.add(1);
-                        self.stats.bytes_read.add(bytes);
+                        stats.reads.add(1);
+                        stats.bytes_read.add(bytes);
                     }
                     uapi::OP_WRITE => {
-                        self.stats.writes.add(1);
-                        self.stats.bytes_written.add(bytes);
+                        stats.writes.add(1);
+                        stats.bytes_written.add(bytes);
                     }
-                    uapi::OP_FLUSH => self.stats.flushes.add(1),
-                    _ => self.stats.discards.add(1),
+                    uapi::OP_FLUSH => stats.flushes.add(1),
+                    _ => stats.discards.add(1),
                 }
                 i32::try_from(slot.len).unwrap_or(i32::MAX)
             }
             Err(error) => {
-                self.stats.errors.add(1);
+                stats.errors.add(1);
                 tracing::debug!(tag, op = slot.op, %error, "ublk: a request failed");
                 -errno(error)
             }
         };
         self.ring.commit(tag, result)
     }
+}
 
-    /// Makes everything durable, when all requests are over.
-    pub(crate) fn flush(&mut self) -> Result<(), IoError> {
-        let mut over = self.volume.submit(Request {
-            tag: FLUSH_TAG,
-            op: Op::Flush,
-            offset: 0,
-            len: 0,
-            data: SegmentList::new(),
-        });
-        while over.is_none() {
-            // After an error of the ring, others may end still.
-            let mut look = |completion: Completion| {
-                if completion.tag == FLUSH_TAG {
-                    over = Some(completion);
-                }
-            };
-            self.io.flush();
-            self.io.poll(&mut look);
-            self.volume.poll(&mut look);
-            if over.is_none() {
-                std::thread::sleep(PAUSE);
+impl Frontend for Queue {
+    type Error = UblkError;
+
+    #[inline]
+    fn poll(&mut self, _now: Instant) -> bool {
+        let worked = match self.arrivals() {
+            Ok(worked) => worked,
+            Err(error) => {
+                self.fail(&error);
+                true
             }
+        };
+        self.finish();
+        worked
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: Completion) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if completion.tag & FLUSH_TAG == FLUSH_TAG {
+            return self.flushed(&completion);
         }
-        over.map_or(Ok(()), |completion| completion.result)
+        let tag = completion.tag as u16;
+        if let Some(slot) = self.tags.get_mut(usize::from(tag)) {
+            slot.data = completion.data;
+        }
+        if let Err(error) = self.commit(tag, completion.result) {
+            self.fail(&error);
+        }
+    }
+
+    #[inline]
+    fn poll_volumes(&mut self, out: &mut Vec<Completion>) {
+        self.volume.poll(&mut |completion| out.push(completion));
+    }
+
+    /// Also where nothing is to be sent: the kernel may have requests that it delivers only in a call.
+    #[inline]
+    fn finish_round(&mut self) -> bool {
+        if let Err(error) = self.ring.submit() {
+            self.fail(&error);
+        }
+        false
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    #[inline]
+    fn must_poll(&self) -> bool {
+        self.volume.polled_in_flight() > 0
+    }
+
+    /// Its requests come as memory, as long as it is served.
+    #[inline]
+    fn keeps_window(&self) -> bool {
+        self.end != End::Ended
+    }
+
+    /// The ring is always armed: its descriptor is readable while there is something in it.
+    fn arm(&mut self) -> bool {
+        if let Some(stats) = self.stats() {
+            stats.sleeps.add(1);
+        }
+        self.ring.has_arrivals()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.volume.next_deadline()
+    }
+
+    fn is_pinning(&self) -> bool {
+        self.pinned.is_pinning()
+    }
+
+    fn pin(&mut self, pace: &mut PinPace) {
+        pace.step(&mut self.pinned);
+    }
+
+    /// Nothing to do: the disk has the kernel end all tags, and then everything is made durable.
+    fn flush(&mut self) {}
+
+    fn is_drained(&self) -> bool {
+        self.end == End::Ended
+    }
+
+    fn close(&mut self) -> Result<(), UblkError> {
+        self.life.0.clean.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.end == End::Ended
     }
 }
 

@@ -139,16 +139,12 @@ impl Drop for Descriptors {
     }
 }
 
-/// What came out of a queue's ring.
+/// What came out of a queue's ring: a fetch command of this tag has ended with this result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arrival {
-    /// A fetch command of this tag has ended with this result.
-    Tag(u16, i32),
-    /// What was to be watched is readable.
-    Readable,
+pub(crate) struct Arrival {
+    pub tag: u16,
+    pub result: i32,
 }
-
-const WATCH: u64 = u64::MAX;
 
 /// A queue's ring: fetches requests and commits their results. All of it belongs to one thread: the kernel takes a
 /// queue's commands from the one that began only.
@@ -163,7 +159,6 @@ pub(crate) struct QueueRing {
     buffer_bytes: u64,
     /// Commands that the kernel has: it may write to the memory until they are over.
     held: usize,
-    watching: bool,
 }
 
 impl QueueRing {
@@ -197,7 +192,6 @@ impl QueueRing {
             buffers,
             buffer_bytes,
             held: 0,
-            watching: false,
         })
     }
 
@@ -246,23 +240,13 @@ impl QueueRing {
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..2 {
             // SAFETY: a tag's buffer is part of `memory`, which is kept (or, in `drop`, given up) as long as the kernel has
-            // commands that name it; a watched descriptor is only looked at.
+            // commands that name it.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
             self.submit()?;
         }
         Err(io::ErrorKind::WouldBlock.into())
-    }
-
-    /// Lets the kernel say once when `fd` becomes readable; it counts as an arrival.
-    pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        if !self.watching {
-            let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), libc::POLLIN as u32).build();
-            self.push(&entry.user_data(WATCH))?;
-            self.watching = true;
-        }
-        Ok(())
     }
 
     /// Sends what was begun.
@@ -275,27 +259,25 @@ impl QueueRing {
         temporary(self.ring.submit().map(drop))
     }
 
-    /// Sends what was begun, and sleeps until something arrives or the time is over.
-    pub(crate) fn sleep(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        let Some(limit) = limit else {
-            return temporary(self.ring.submit_and_wait(1).map(drop));
-        };
-        let limit = Timespec::from(limit);
-        let args = SubmitArgs::new().timespec(&limit);
-        temporary(self.ring.submitter().submit_with_args(1, &args).map(drop))
+    /// A descriptor that is readable while something has arrived.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring keeps its descriptor open as long as it lives.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+
+    /// Something has arrived.
+    pub(crate) fn has_arrivals(&mut self) -> bool {
+        !self.ring.completion().is_empty()
     }
 
     /// The next thing that has arrived.
     pub(crate) fn next(&mut self) -> Option<Arrival> {
         loop {
             let entry = self.ring.completion().next()?;
-            if entry.user_data() == WATCH {
-                self.watching = false;
-                return Some(Arrival::Readable);
-            }
             self.held = self.held.saturating_sub(1);
             if let Ok(tag) = u16::try_from(entry.user_data()) {
-                return Some(Arrival::Tag(tag, entry.result()));
+                let result = entry.result();
+                return Some(Arrival { tag, result });
             }
         }
     }

@@ -143,14 +143,14 @@ struct ServeArgs {
     mdts: Option<u8>,
     #[command(flatten)]
     polling: LoopOptions,
-    /// Worker threads: controllers and exports are assigned to them in turn, and a controller's queues migrate to those that
-    /// have time [default: 1]
+    /// Worker threads: controllers, exports and queues of block devices are assigned to them in turn, and a controller's queues
+    /// migrate to those that have time [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)), value_name = "N")]
     workers: Option<u16>,
     /// What becomes of a controller's queues where there are several workers [default: auto]
     #[arg(long, value_enum, value_name = "MODE")]
     spread: Option<Spread>,
-    /// CPUs to pin the workers (then the ublk threads) to, one each, like 2,3 [default: not pinned]
+    /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cpus: Vec<usize>,
     /// Unix socket to answer "vnvme stats", limits, path, suspend and resume on

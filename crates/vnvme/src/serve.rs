@@ -11,8 +11,9 @@ use crate::peers::Peers;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
-use crate::ublk::{Ublk, UblkSpec};
+use crate::ublk::{Disks, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
+use ::ublk::{QueueSetup, Told};
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
@@ -225,6 +226,10 @@ struct Crew<'a> {
     peers: &'a Arc<Peers>,
     /// Controllers of all workers together.
     controllers: usize,
+    /// The worker whose turn it is after all controllers and exports.
+    turn: usize,
+    /// Queues of block devices.
+    queues: usize,
 }
 
 /// What one worker serves.
@@ -246,7 +251,8 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
         Spread::Off => load.controllers.len(),
         Spread::Auto | Spread::Stir => crew.controllers,
     };
-    let fronts = controllers + load.exports.len();
+    // So may queues of any block device.
+    let fronts = controllers + load.exports.len() + crew.queues;
     let in_flight = u32::from(ControllerConfig::default().max_in_flight) * fronts as u32;
     let io = Rc::new(Io::new(IoOptions {
         capacity: in_flight.clamp(512, 16384),
@@ -327,12 +333,14 @@ fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
 enum Share {
     /// And the worker's number.
     Worker(usize, Load),
-    Ublk(UblkSpec),
+    /// All block devices: their queues are with the workers.
+    Disks(Vec<UblkSpec>),
 }
 
 /// How many workers there are: not more than front-ends, where queues do not leave their controller's worker.
 fn workers(specs: &Specs, options: &ServeOptions) -> usize {
-    let fronts = specs.controllers.len() + specs.vhost_user_blk.len();
+    let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues));
+    let fronts = specs.controllers.len() + specs.vhost_user_blk.len() + queues.sum::<usize>();
     let most = match (options.spread, specs.controllers.len()) {
         (Spread::Off, _) | (_, 0) => fronts,
         (Spread::Auto | Spread::Stir, _) => usize::from(MAX_WORKERS),
@@ -340,8 +348,8 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     usize::from(options.workers).min(most)
 }
 
-/// Assigns what is to be served to threads: controllers and exports to the workers in turn, each block device to a thread
-/// of its own.
+/// Assigns what is to be served to threads: controllers and exports to the workers in turn; the block devices, whose queues
+/// follow, to a thread that makes and removes them.
 fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
     let mut loads = vec![Load::default(); workers];
     let mut turns = (0..workers).cycle();
@@ -357,7 +365,7 @@ fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
     }
     let workers = loads.into_iter().enumerate();
     let workers = workers.map(|(index, load)| Share::Worker(index, load));
-    let disks = specs.ublk.iter().cloned().map(Share::Ublk);
+    let disks = (!specs.ublk.is_empty()).then(|| Share::Disks(specs.ublk.clone()));
     workers.chain(disks).collect()
 }
 
@@ -365,7 +373,7 @@ impl Share {
     fn thread_name(&self, index: usize) -> String {
         match self {
             Share::Worker(..) => format!("worker-{index}"),
-            Share::Ublk(_) => format!("ublk-{index}"),
+            Share::Disks(_) => "ublk".into(),
         }
     }
 
@@ -376,18 +384,43 @@ impl Share {
         crew: &Crew<'_>,
         started: &mpsc::Sender<Result<()>>,
     ) -> Result<()> {
-        let (options, opener, registry) = (crew.options, crew.opener, crew.registry);
+        let (opener, registry) = (crew.opener, crew.registry);
         let sizes = crew.sizes;
         match self {
             Share::Worker(index, load) => {
                 let made = worker(*index, load, stop, crew);
+                if made.is_err()
+                    && let Some(handle) = crew.peers.handle(*index)
+                {
+                    // What was posted to it is not waited for.
+                    handle.close();
+                }
                 go(made, started, |mut worker| Ok(worker.run()?))
             }
-            Share::Ublk(spec) => {
-                let made = Ublk::new(spec, stop, options.polling, opener, registry, sizes);
-                go(made, started, Ublk::run)
+            Share::Disks(specs) => {
+                // After the controllers and exports, in turn.
+                let mut turns = (0..crew.peers.count()).cycle().skip(crew.turn);
+                let mut pass = |setup| {
+                    let worker = turns.next().and_then(|turn| crew.peers.handle(turn));
+                    if let Some(worker) = worker {
+                        worker.post(|worker| serve_queue(worker, setup));
+                    }
+                };
+                let made = Disks::new(specs, stop, opener, registry, sizes, &mut pass);
+                go(made, started, Disks::run)
             }
         }
+    }
+}
+
+/// Opens a queue of a block device on the worker that is to serve it. The device waits to be told how that went.
+fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
+    let added = worker.add(|context| {
+        let queue = setup.open(context)?;
+        Ok::<_, Told>(Front::Ublk(Box::new(queue)))
+    });
+    if let Ok(None) = added {
+        tracing::error!("no queue of a block device can be added to this worker: it is full");
     }
 }
 
@@ -438,6 +471,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         sizes,
         peers,
         controllers: specs.controllers.len(),
+        queues: specs.ublk.iter().map(|disk| usize::from(disk.queues)).sum(),
+        turn: (specs.controllers.len() + specs.vhost_user_blk.len()) % workers.max(1),
     };
     let stop = &stop;
     let result = std::thread::scope(|scope| {

@@ -5,10 +5,10 @@ use crate::control::Registry;
 use crate::open::{Opened, Opener, is_within};
 use crate::outln;
 use crate::output::OutputError;
-use crate::serve::{LoopOptions, ServeOptions, serve};
+use crate::serve::{LoopOptions, MAX_WORKERS, ServeOptions, serve};
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, Specs, once, take_options, volume_url};
-use ::ublk::{Disk, DiskOptions, DiskStats, QueueStats, remove};
+use ::ublk::{Disk, DiskOptions, DiskStats, QueueSetup, QueueStats, remove};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -33,7 +33,7 @@ pub struct UblkSpec {
     pub volume: String,
     /// N of `/dev/ublkbN`; the kernel's choice when not given.
     pub id: Option<u32>,
-    /// Queues, a thread each.
+    /// Queues: each is served by one worker.
     #[serde(default = "one")]
     pub queues: u16,
     /// Requests of each queue.
@@ -86,13 +86,14 @@ impl UblkSpec {
         Ok(())
     }
 
-    /// The disk; `resized` becomes readable when its volume has been resized.
+    /// The disk, its queues with the workers that `serve` passes them to; `resized` becomes readable when its volume has
+    /// been resized.
     fn start(
         &self,
-        polling: LoopOptions,
         opener: &Opener,
         sizes: &Sizes,
         resized: &Arc<OwnedFd>,
+        serve: &mut dyn FnMut(QueueSetup),
     ) -> Result<Disk> {
         let Opened { volume, device, .. } = opener.open(&self.namespace())?;
         let options = DiskOptions {
@@ -101,9 +102,6 @@ impl UblkSpec {
             depth: self.depth,
             block_size: self.block_size,
             recover: self.recover,
-            idle_window: polling.idle_window,
-            pin_memory: polling.pin_memory,
-            sqpoll: polling.sqpoll,
         };
         let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
             let registered = device.as_ref().map(|device| device.register(memory));
@@ -115,7 +113,7 @@ impl UblkSpec {
                 }
             }
         };
-        let disk = Disk::start(volume.clone(), options, &mut register);
+        let disk = Disk::start(volume.clone(), options, &mut register, serve);
         let disk = disk.with_context(|| self.volume.clone())?;
         if !is_within(&self.volume) {
             sizes.watch(volume, resized);
@@ -125,60 +123,80 @@ impl UblkSpec {
 }
 
 /// A block device that is served.
-pub struct Ublk {
+struct Ublk {
     disk: Disk,
     volume: String,
-    /// Readable when the process is asked to end.
-    stop: OwnedFd,
     /// Readable when the volume has been resized.
     resized: Arc<OwnedFd>,
 }
 
-impl Ublk {
-    /// Makes the device.
+/// All block devices of the process: their queues are with the workers; one thread makes them, tells the kernel of their
+/// sizes, and removes them.
+pub struct Disks {
+    all: Vec<Ublk>,
+    /// Readable when the process is asked to end.
+    stop: OwnedFd,
+}
+
+impl Disks {
+    /// Makes the devices; `serve` passes a queue to a worker.
     pub fn new(
-        spec: &UblkSpec,
+        specs: &[UblkSpec],
         stop: OwnedFd,
-        polling: LoopOptions,
         opener: &Opener,
         registry: &Registry,
         sizes: &Sizes,
+        serve: &mut dyn FnMut(QueueSetup),
     ) -> Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-        let disk = spec.start(polling, opener, sizes, &resized)?;
-        registry.enter_disk(&spec.volume, disk.stats());
-        Ok(Self {
-            disk,
-            volume: spec.volume.clone(),
-            stop,
-            resized,
-        })
+        let mut all = Vec::new();
+        for spec in specs {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+            let disk = spec.start(opener, sizes, &resized, serve)?;
+            registry.enter_disk(&spec.volume, disk.stats());
+            all.push(Ublk {
+                disk,
+                volume: spec.volume.clone(),
+                resized,
+            });
+        }
+        Ok(Self { all, stop })
     }
 
-    /// Serves until asked to end, then takes the device away and makes everything durable. Its queues have threads of
-    /// their own; this one tells the kernel when the volume has been resized.
+    /// Keeps them until the process is asked to end, then removes them. The workers make everything durable meanwhile.
     pub fn run(mut self) -> Result<()> {
-        let id = self.disk.id();
         loop {
-            let fds = [&self.stop, &*self.resized];
-            let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::IN));
+            let resized = self.all.iter().map(|disk| &*disk.resized);
+            let fds = std::iter::once(&self.stop).chain(resized);
+            let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             match poll(&mut fds, Some(&ALIVE)) {
-                Ok(_) if !fds[0].revents().is_empty() => break,
+                Ok(_) if fds.first().is_some_and(|stop| !stop.revents().is_empty()) => break,
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error).context("poll"),
             }
-            ensure!(self.disk.is_alive(), "/dev/ublkb{id} is gone");
-            if rustix::io::read(&self.resized, &mut [0; 8]).is_ok()
-                && let Err(error) = self.disk.resize()
+            for Ublk {
+                disk,
+                volume,
+                resized,
+            } in &mut self.all
             {
-                tracing::warn!(volume = self.volume, %error, "size");
+                ensure!(disk.is_alive(), "/dev/ublkb{} is gone", disk.id());
+                if rustix::io::read(&**resized, &mut [0; 8]).is_ok()
+                    && let Err(error) = disk.resize()
+                {
+                    tracing::warn!(volume, %error, "size");
+                }
             }
         }
-        self.disk
-            .stop()
-            .with_context(|| format!("/dev/ublkb{id} could not be removed"))
+        let mut result = Ok(());
+        for Ublk { disk, .. } in self.all {
+            let id = disk.id();
+            let stopped = disk.stop();
+            let stopped = stopped.with_context(|| format!("/dev/ublkb{id} could not be removed"));
+            result = result.and(stopped);
+        }
+        result
     }
 }
 
@@ -269,7 +287,7 @@ pub struct UblkArgs {
     /// Number of the first device, N of /dev/ublkbN; the others follow [default: any that are free]
     #[arg(long, value_name = "N")]
     id: Option<u32>,
-    /// Queues of each device, a thread each
+    /// Queues of each device
     #[arg(long, default_value_t = one(), value_name = "N")]
     queues: u16,
     /// Requests of each queue
@@ -286,6 +304,12 @@ pub struct UblkArgs {
     recover: bool,
     #[command(flatten)]
     polling: LoopOptions,
+    /// Worker threads: queues are assigned to them in turn [default: one for each queue of a device]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)), value_name = "N")]
+    workers: Option<u16>,
+    /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    cpus: Vec<usize>,
     /// Unix socket to answer "vnvme stats" and "vnvme limits" on
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -315,6 +339,8 @@ impl UblkArgs {
             read_only,
             recover,
             polling,
+            workers,
+            cpus,
             control,
             remove: _,
         } = self;
@@ -343,9 +369,9 @@ impl UblkArgs {
         };
         let options = ServeOptions {
             polling,
-            workers: 1,
+            workers: workers.unwrap_or(queues).clamp(1, MAX_WORKERS),
             spread: Spread::Off,
-            cpus: Vec::new(),
+            cpus,
             control,
         };
         Ok((specs, options))

@@ -129,8 +129,9 @@ impl<F: Frontend + 'static> Handle<F> {
 }
 
 impl<F: Frontend> Handle<F> {
-    /// The worker is gone: jobs that it has not run are dropped.
-    pub(crate) fn close(&self) {
+    /// The worker is gone, or will never be made: jobs that it has not run are dropped, and so are
+    /// those that come.
+    pub fn close(&self) {
         let left = self.jobs().take();
         // They may post, so the lock is free by now.
         drop(left);

@@ -79,12 +79,6 @@ impl ServeArgs {
                 )));
             }
         }
-        let for_workers = specs.controllers.len() + specs.vhost_user_blk.len();
-        if workers.is_some() && for_workers == 0 {
-            return Err(Usage::error(
-                "--workers concerns NVMe controllers and vhost-user-blk exports, and none is to be served",
-            ));
-        }
         if no_write_cache && !specs.ublk.is_empty() {
             return Err(Usage::error(
                 "--no-write-cache: [[ublk]] devices have a write cache that cannot be turned off",
@@ -380,11 +374,6 @@ mod tests {
                 "--model concerns NVMe controllers",
             ),
             (export, &["--mdts", "5"], "--mdts concerns NVMe controllers"),
-            (
-                UBLK,
-                &["--workers", "2"],
-                "--workers concerns NVMe controllers and vhost-user-blk exports",
-            ),
             (export, &["--spread", "off"], "--spread concerns"),
             (export, &["--doorbells", "mapped"], "--doorbells concerns"),
             (

@@ -21,6 +21,19 @@ pub enum Front {
     Remote(Box<Remote>),
     /// A vhost-user-blk export.
     VhostBlk(Box<VhostBlk>),
+    /// A queue of a ublk disk.
+    Ublk(Box<::ublk::Queue>),
+}
+
+/// Why a front-end could not end as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontError {
+    /// A vhost-user-blk export.
+    #[error(transparent)]
+    VhostBlk(#[from] vhost_blk::Error),
+    /// A queue of a ublk disk.
+    #[error(transparent)]
+    Ublk(#[from] ::ublk::UblkError),
 }
 
 /// A worker of this process.
@@ -34,12 +47,13 @@ macro_rules! each {
             Front::Nvme($of) => $call,
             Front::Remote($of) => $call,
             Front::VhostBlk($of) => $call,
+            Front::Ublk($of) => $call,
         }
     };
 }
 
 impl Frontend for Front {
-    type Error = vhost_blk::Error;
+    type Error = FrontError;
 
     #[inline]
     fn poll(&mut self, now: Instant) -> bool {
@@ -139,11 +153,12 @@ impl Frontend for Front {
         each!(self, front => front.is_drained())
     }
 
-    fn close(&mut self) -> Result<(), vhost_blk::Error> {
+    fn close(&mut self) -> Result<(), FrontError> {
         match self {
             Front::Nvme(front) => front.close().map_err(|never| match never {}),
             Front::Remote(front) => front.close().map_err(|never| match never {}),
-            Front::VhostBlk(front) => front.close(),
+            Front::VhostBlk(front) => Ok(front.close()?),
+            Front::Ublk(front) => Ok(front.close()?),
         }
     }
 
