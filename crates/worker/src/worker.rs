@@ -2,7 +2,8 @@
 
 use crate::descriptors::{Descriptors, OWN, Token};
 use crate::meter::Meter;
-use crate::window::{IdleWindow, Window};
+use crate::pace::Pace;
+use crate::window::IdleWindow;
 use crate::{Error, Frontend, Handle};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -72,12 +73,10 @@ struct Place<F: Frontend> {
 }
 
 /// Where the loop stands between two turns.
-struct Pace {
+struct Turns {
     now: Instant,
-    last_work: Instant,
     last_look: Instant,
     rounds: u32,
-    slept: bool,
 }
 
 /// A thread's loop and all that it serves. Made and used by that thread.
@@ -97,12 +96,12 @@ pub struct Worker<F: Frontend> {
     pub(crate) ring_watched: bool,
     pub(crate) others_watched: bool,
     meter: Meter,
-    window: Window,
+    pace: Pace,
     shares_cpu: bool,
     /// Of guest memory that is being pinned.
     pub(crate) pace_of_pins: PinPace,
     completions: Vec<Completion>,
-    pace: Pace,
+    turns: Turns,
 }
 
 impl<F: Frontend> Drop for Worker<F> {
@@ -141,16 +140,14 @@ impl<F: Frontend + 'static> Worker<F> {
             ring_watched: false,
             others_watched: false,
             meter: Meter::new(now),
-            window: Window::new(options.idle_window),
+            pace: Pace::new(options.idle_window, now),
             shares_cpu: options.shares_cpu,
             pace_of_pins: PinPace::default(),
             completions: Vec::with_capacity(1024),
-            pace: Pace {
+            turns: Turns {
                 now,
-                last_work: now,
                 last_look: now,
                 rounds: 0,
-                slept: false,
             },
         };
         if let Some(stop) = &worker.stop {
@@ -289,8 +286,7 @@ impl<F: Frontend + 'static> Worker<F> {
         if self.stopping {
             return Ok(true);
         }
-        let idle = self.pace.now.duration_since(self.pace.last_work);
-        if worked || self.must_poll() || idle < self.window() {
+        if worked || self.must_poll() || (self.pace.polls(self.turns.now) && self.keeps_window()) {
             return self.poll_on(worked, due);
         }
         if self.prepare_sleep() {
@@ -300,14 +296,15 @@ impl<F: Frontend + 'static> Worker<F> {
             if self.look(timeout)? {
                 return Ok(true);
             }
-            self.pace.slept = true;
+            self.pace.slept();
+            self.handle.flag().awake();
+            self.turns.now = Instant::now();
+            self.meter.skip(self.turns.now);
+            self.housekeeping();
+            return Ok(false);
         }
         self.handle.flag().awake();
-        self.pace.now = Instant::now();
-        if self.pace.slept {
-            self.meter.skip(self.pace.now);
-            self.housekeeping();
-        }
+        self.turns.now = Instant::now();
         Ok(false)
     }
 
@@ -318,7 +315,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// # Errors
     /// [`Error::System`].
     pub fn poll_once(&mut self) -> Result<bool, Error<F::Error>> {
-        self.pace.now = Instant::now();
+        self.turns.now = Instant::now();
         if self.look(Some(Duration::ZERO))? || self.stopping {
             return Ok(true);
         }
@@ -340,14 +337,14 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Reads the clock, in one turn of several. `true` when it is time to look at the sockets.
     #[inline]
     fn tick(&mut self) -> bool {
-        self.pace.rounds = self.pace.rounds.wrapping_add(1);
-        if !self.pace.rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
+        self.turns.rounds = self.turns.rounds.wrapping_add(1);
+        if !self.turns.rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
             return false;
         }
         let now = Instant::now();
-        self.pace.now = now;
+        self.turns.now = now;
         self.measure(now);
-        let due = now.duration_since(self.pace.last_look) >= LOOK_INTERVAL;
+        let due = now.duration_since(self.turns.last_look) >= LOOK_INTERVAL;
         if due {
             self.housekeeping();
         }
@@ -365,11 +362,7 @@ impl<F: Frontend + 'static> Worker<F> {
         let worked = self.round();
         self.meter.round(worked);
         if worked {
-            let now = self.pace.now;
-            if std::mem::take(&mut self.pace.slept) {
-                self.window.woken(now.duration_since(self.pace.last_work));
-            }
-            self.pace.last_work = now;
+            self.pace.worked(self.turns.now);
         }
         worked
     }
@@ -378,16 +371,16 @@ impl<F: Frontend + 'static> Worker<F> {
     #[inline]
     fn poll_on(&mut self, worked: bool, due: bool) -> Result<bool, Error<F::Error>> {
         let fronts = || self.fronts.iter().flatten();
-        let often = self.pace.rounds.is_multiple_of(ROUNDS_PER_LOOK);
+        let often = self.turns.rounds.is_multiple_of(ROUNDS_PER_LOOK);
         let due = due || fronts().any(F::has_more) || (often && fronts().any(F::is_trapped));
         if due {
-            self.pace.last_look = self.pace.now;
+            self.turns.last_look = self.turns.now;
             if self.look(Some(Duration::ZERO))? {
                 return Ok(true);
             }
         }
         if !worked {
-            if self.shares_cpu && self.pace.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+            if self.shares_cpu && self.turns.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
                 rustix::thread::sched_yield();
             }
             self.spin_poll();
@@ -419,13 +412,13 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     fn housekeeping(&mut self) {
-        if self.pace.now >= self.pace_of_pins.next()
+        if self.turns.now >= self.pace_of_pins.next()
             && let Some(front) = self.fronts.iter_mut().flatten().find(|f| f.is_pinning())
         {
             front.pin(&mut self.pace_of_pins);
         }
         for front in self.fronts.iter_mut().flatten() {
-            front.housekeeping(self.pace.now);
+            front.housekeeping(self.turns.now);
         }
     }
 
@@ -450,7 +443,7 @@ impl<F: Frontend + 'static> Worker<F> {
         let completed = self.io.poll(&mut |completion| complete(fronts, completion));
         let mut worked = completed > 0;
         worked |= self.handle.flag().take() && self.drain_messages();
-        let now = self.pace.now;
+        let now = self.turns.now;
         for front in self.fronts.iter_mut().flatten() {
             worked |= front.poll(now);
         }
@@ -505,15 +498,10 @@ impl<F: Frontend + 'static> Worker<F> {
         self.leaving > 0 || fronts.any(|front| front.must_poll() || front.has_more())
     }
 
-    /// How long polling goes on after the last work.
+    /// Polling on after the last work may spare a wake-up.
     #[inline]
-    fn window(&self) -> Duration {
-        let mut fronts = self.fronts.iter().flatten();
-        if self.io.in_flight() > 0 || fronts.any(F::keeps_window) {
-            self.window.get()
-        } else {
-            Duration::ZERO
-        }
+    fn keeps_window(&self) -> bool {
+        self.io.in_flight() > 0 || self.fronts.iter().flatten().any(F::keeps_window)
     }
 
     /// Waits for descriptors, at most for `timeout`, and handles those that are ready. `true` when
@@ -572,11 +560,11 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         let limit = Instant::now() + FLUSH_LIMIT;
         while !self.fronts.iter().flatten().all(F::is_drained) {
-            self.pace.now = Instant::now();
+            self.turns.now = Instant::now();
             // What a front-end waits for may be announced by a descriptor.
             self.look(Some(Duration::ZERO))?;
             self.round();
-            if self.pace.now >= limit {
+            if self.turns.now >= limit {
                 return Err(Error::NotDurable(FLUSH_LIMIT));
             }
             std::thread::sleep(FLUSH_PAUSE);
