@@ -76,6 +76,7 @@ impl Bench {
                 ..DiskOptions::default()
             },
             listener: listener.into(),
+            max_in_flight: 1024,
             attach: None,
             resized: None,
             span: tracing::Span::none(),

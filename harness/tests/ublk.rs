@@ -22,7 +22,7 @@ up() {
     rm -f /tmp/pid$id /tmp/status$id /tmp/log$id
     {
         /tmp/vnvme ublk --id $id "$@" >/tmp/log$id 2>&1 &
-        echo $! >/tmp/pid$id; wait $!; echo $? >/tmp/status$id
+        echo $! >/tmp/pid$id; wait $! && s=0 || s=$?; echo $s >/tmp/status$id
     } &
     wait_for '[ -s /tmp/pid'$id' ]'
     wait_for "[ -b /dev/ublkb$id ] && grep -q 'block device' /tmp/log$id || ! kill -0 $(cat /tmp/pid$id) 2>/dev/null"

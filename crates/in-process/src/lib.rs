@@ -238,8 +238,8 @@ impl InProcess {
         match &self.place {
             Place::Here(key) => here(*key, act),
             Place::Thread { handle, .. } => {
-                handle.post(move |worker| act(Host::ref_cast_mut(worker)));
-                Ok(())
+                let posted = handle.post(move |worker| act(Host::ref_cast_mut(worker)));
+                posted.then_some(()).ok_or_else(ended)
             }
         }
     }

@@ -85,6 +85,7 @@ pub struct Disk {
     gone: Receiver<Infallible>,
     /// Keeps the queues' memory known to devices below, until the queues have gone.
     registrations: Vec<Box<dyn Any + Send>>,
+    halted: bool,
     stopped: bool,
 }
 
@@ -141,6 +142,7 @@ impl QueueSetup {
             number: self.number,
             depth: info.queue_depth,
             owner: context.owner,
+            io: context.io.clone(),
             stats: self.stats,
             served: self.served,
             gone: self.gone,
@@ -215,6 +217,7 @@ impl Disk {
             queues: usize::from(info.nr_hw_queues),
             gone,
             registrations: Vec::new(),
+            halted: false,
             stopped: false,
         };
         disk.serve(&info, register, serve, going)?;
@@ -303,7 +306,27 @@ impl Disk {
         Ok(told)
     }
 
-    /// Takes the disk away: what the block layer still has is written, then everything is made durable.
+    /// Ends the disk's service: what the block layer still has is written, and made durable by the
+    /// workers that have its queues. [`Disk::stop`] removes it afterwards.
+    ///
+    /// # Errors
+    /// [`UblkError`].
+    pub fn halt(&mut self) -> Result<(), UblkError> {
+        if std::mem::replace(&mut self.halted, true) {
+            return Ok(());
+        }
+        // What the block layer still has is to be written soon.
+        if let Some(limits) = self.volume.limits() {
+            limits.set(Limits::default());
+        }
+        let stopped = self.control.stop(self.id);
+        // All senders drop theirs when the kernel has ended the tags.
+        let _ = self.gone.recv();
+        self.registrations.clear();
+        stopped
+    }
+
+    /// Takes the disk away: [`Disk::halt`], and removes it.
     ///
     /// # Errors
     /// [`UblkError`].
@@ -315,16 +338,9 @@ impl Disk {
         if std::mem::replace(&mut self.stopped, true) {
             return Ok(());
         }
-        // What the block layer still has is to be written soon.
-        if let Some(limits) = self.volume.limits() {
-            limits.set(Limits::default());
-        }
-        let stopped = self.control.stop(self.id);
-        // All senders drop theirs when the kernel has ended the tags.
-        let _ = self.gone.recv();
+        let halted = self.halt();
         let failed = self.served.clean.load(Ordering::Relaxed) != self.queues;
-        self.registrations.clear();
-        stopped?;
+        halted?;
         // Others who have it open still may keep it for long: it goes when they go.
         let deadline = Instant::now() + OTHERS;
         if !self

@@ -56,8 +56,8 @@ pub enum UblkError {
     /// Memory for the queues could not be had.
     #[error("no memory for the device's queues: {0}")]
     Memory(dma::MapError),
-    /// A queue's thread ended while the device was made.
-    #[error("ublk device {id}: a queue's thread ended too early; the log says why")]
+    /// A queue ended while the device was made.
+    #[error("ublk device {id}: a queue ended too early; the log says why")]
     QueueEnded {
         /// The device's number.
         id: u32,

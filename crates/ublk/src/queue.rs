@@ -7,11 +7,14 @@ use crate::uapi::{self, IoDesc};
 use dma::SegmentList;
 use std::convert::Infallible;
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
-use volume::{Completion, IoError, IoErrorKind, Op, PinPace, PinnedWindows, Request, VolumeQueue};
+use volume::{
+    Completion, Io, IoError, IoErrorKind, Op, PinPace, PinnedWindows, Request, VolumeQueue,
+};
 use worker::{Descriptors, Frontend, Interest};
 
 /// The lower 48 bits of a tag that no request of the kernel's has.
@@ -56,6 +59,7 @@ pub(crate) struct Parts {
     pub number: u16,
     pub depth: u16,
     pub owner: u16,
+    pub io: Rc<Io>,
     pub stats: Arc<DiskStats>,
     pub served: Arc<Served>,
     pub gone: Sender<Infallible>,
@@ -71,6 +75,7 @@ pub struct Queue {
     ring: QueueRing,
     number: u16,
     owner: u16,
+    io: Rc<Io>,
     stats: Arc<DiskStats>,
     tags: Vec<Tag>,
     /// Tags that have requests, or may get some.
@@ -102,6 +107,7 @@ impl Queue {
             pinned: parts.pinned,
             number: parts.number,
             owner: parts.owner,
+            io: parts.io,
             stats: parts.stats,
             tags,
             live: usize::from(parts.depth),
@@ -125,18 +131,27 @@ impl Queue {
         self.stats.queues.get(usize::from(self.number))
     }
 
-    /// The ring does not do what it has to: the queue ends, and its disk with it.
+    /// The ring does not do what it has to: the queue ends, and its disk with it, when what was written
+    /// is durable.
     fn fail(&mut self, error: &io::Error) {
-        if self.end != End::Ended {
-            tracing::error!(queue = self.number, %error, "ublk: the queue's ring failed");
-            self.end = End::Ended;
+        if self.live > 0 {
+            let (disk, queue) = (self.stats.id, self.number);
+            tracing::error!(disk, queue, %error, "ublk: the queue's ring failed");
+            self.live = 0;
         }
+    }
+
+    /// The ring of the volumes, which others use, too, takes no request more.
+    fn is_full(&self) -> bool {
+        self.io.in_flight() >= self.io.capacity()
     }
 
     /// Takes what the kernel has put into the ring.
     fn arrivals(&mut self) -> io::Result<bool> {
         let mut worked = false;
-        while let Some(Arrival { tag, result }) = self.ring.next() {
+        while !self.is_full()
+            && let Some(Arrival { tag, result }) = self.ring.next()
+        {
             worked = true;
             self.arrived(tag, result)?;
         }
@@ -146,7 +161,7 @@ impl Queue {
     /// All tags have ended. All requests of the device have completed then: the kernel waits for them
     /// before it ends the tags. One queue makes them durable.
     fn finish(&mut self) {
-        if self.end != End::Serving || self.live > 0 {
+        if self.end != End::Serving || self.live > 0 || self.is_full() {
             return;
         }
         if self.number != 0 {
@@ -170,7 +185,8 @@ impl Queue {
     fn flushed(&mut self, completion: &Completion) {
         self.end = End::Ended;
         if let Err(error) = completion.result {
-            tracing::error!(queue = self.number, %error, "a flush failed: completed writes may not be durable");
+            let disk = self.stats.id;
+            tracing::error!(disk, %error, "ublk: a flush failed: completed writes may not be durable");
         }
     }
 
@@ -179,9 +195,10 @@ impl Queue {
         if result != uapi::RES_OK {
             if result != -libc::ENODEV {
                 let error = io::Error::from_raw_os_error(-result);
-                tracing::warn!(tag, %error, "ublk: a request could not be fetched");
+                let disk = self.stats.id;
+                tracing::warn!(disk, tag, %error, "ublk: a request could not be fetched");
             }
-            self.live -= 1;
+            self.live = self.live.saturating_sub(1);
             return Ok(());
         }
         let started = match self.ring.descriptor(tag) {
@@ -361,7 +378,7 @@ impl Frontend for Queue {
     fn flush(&mut self) {}
 
     fn is_drained(&self) -> bool {
-        self.end == End::Ended
+        self.end == End::Ended && self.in_flight == 0
     }
 
     fn close(&mut self) -> Result<(), UblkError> {
@@ -370,7 +387,7 @@ impl Frontend for Queue {
     }
 
     fn has_ended(&self) -> bool {
-        self.end == End::Ended
+        self.is_drained()
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Export {
     pub volume: Arc<dyn Volume>,
     /// How the guest sees it.
     pub disk: DiskOptions,
+    /// Requests that may be with the volume at a time, 1 at least.
+    pub max_in_flight: usize,
     /// A listening Unix socket, non-blocking. Its file belongs to the caller.
     pub listener: OwnedFd,
     /// Makes what can reach a guest's memory by itself for every connection.
@@ -88,7 +90,7 @@ impl Backend {
     /// [`Error::System`].
     pub fn new(export: Export, context: &Context<'_>) -> Result<Backend, Error> {
         let (io, owner) = (context.io.clone(), context.owner);
-        let disk = Disk::open(export.volume, io, owner, &export.disk)?;
+        let disk = Disk::open(export.volume, io, owner, export.max_in_flight, &export.disk)?;
         let backend = Backend {
             stats: Arc::new(Stats::new(disk.shape.queues, export.span)),
             disk,
@@ -125,7 +127,8 @@ impl Backend {
 
     /// Goes on with the end, when all requests have completed.
     fn flush_everything(&mut self) -> bool {
-        if !matches!(self.end, End::Draining) || self.disk.in_flight() > 0 {
+        let busy = self.disk.in_flight() > 0 || !self.disk.has_room();
+        if !matches!(self.end, End::Draining) || busy {
             return false;
         }
         self.end = match self.disk.flush() {
@@ -295,7 +298,8 @@ impl Frontend for Backend {
     #[inline]
     fn poll(&mut self, now: Instant) -> bool {
         if self.tell_again.is_some_and(|at| now >= at) {
-            self.tell_size();
+            let stats = self.stats.clone();
+            stats.span.in_scope(|| self.tell_size());
         }
         let fetched = match &mut self.session {
             Some(session) => session.fetch(&mut self.disk),
@@ -332,7 +336,8 @@ impl Frontend for Backend {
         if self.leaving.as_ref().is_some_and(|s| !s.is_busy()) {
             self.leaving = None;
             worked = true;
-            self.listen();
+            let stats = self.stats.clone();
+            stats.span.in_scope(|| self.listen());
         }
         worked
     }

@@ -11,8 +11,6 @@ use zerocopy::IntoBytes;
 
 /// Most request queues: what an index of one byte can name, less the ones that no front-end has.
 pub(crate) const MAX_QUEUES: u16 = 256;
-/// Requests of one export that may be with its volume.
-const MAX_IN_FLIGHT: usize = 1024;
 /// The lower 48 bits of a tag that no request has: [`run::tag`](crate::run::tag) uses 32.
 const FLUSH_TAG: u64 = (1 << 48) - 1;
 
@@ -59,6 +57,7 @@ pub(crate) struct Disk {
     pub(crate) io: Rc<Io>,
     /// The upper 16 bits of the tags of its requests.
     owner: u16,
+    max_in_flight: usize,
     pub(crate) shape: Shape,
     pub(crate) id: [u8; ID_BYTES],
     /// Requests that are with the volume.
@@ -74,6 +73,7 @@ impl Disk {
         volume: Arc<dyn Volume>,
         io: Rc<Io>,
         owner: u16,
+        max_in_flight: usize,
         options: &DiskOptions,
     ) -> Result<Disk, Error> {
         let wrong = |text: String| Err(Error::Option(text));
@@ -131,6 +131,7 @@ impl Disk {
             queue,
             io,
             owner,
+            max_in_flight: max_in_flight.max(1),
             shape,
             id,
             in_flight: 0,
@@ -185,7 +186,7 @@ impl Disk {
     /// The volume takes one more request.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.in_flight < MAX_IN_FLIGHT && self.io.in_flight() < self.io.capacity()
+        self.in_flight < self.max_in_flight && self.io.in_flight() < self.io.capacity()
     }
 
     /// Starts a request; its completion, if it is already done.

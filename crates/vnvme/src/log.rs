@@ -4,7 +4,7 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The parts of the program that log, as filters name them: crates.
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     "controller",
     "driver",
     "mediate",
@@ -14,6 +14,7 @@ const PARTS: [&str; 9] = [
     "vhost_blk",
     "vnvme",
     "volume",
+    "worker",
 ];
 
 /// What is logged.

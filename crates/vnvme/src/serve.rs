@@ -32,6 +32,11 @@ use worker::IdleWindow;
 /// Workers at most.
 pub const MAX_WORKERS: u16 = 256;
 
+/// Most requests that a worker's ring takes.
+const RING_CAPACITY: usize = 16384;
+/// Requests of one export that may be with its volume, where the ring has room for all.
+const EXPORT_IN_FLIGHT: usize = 1024;
+
 /// How late a sleeping worker may be woken, in nanoseconds.
 const TIMER_SLACK: u64 = 1000;
 
@@ -228,8 +233,8 @@ struct Crew<'a> {
     controllers: usize,
     /// The worker whose turn it is after all controllers and exports.
     turn: usize,
-    /// Queues of block devices.
-    queues: usize,
+    /// Requests that all block devices may have together.
+    tags: usize,
 }
 
 /// What one worker serves.
@@ -251,11 +256,16 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
         Spread::Off => load.controllers.len(),
         Spread::Auto | Spread::Stir => crew.controllers,
     };
-    // So may queues of any block device.
-    let fronts = controllers + load.exports.len() + crew.queues;
-    let in_flight = u32::from(ControllerConfig::default().max_in_flight) * fronts as u32;
+    // So may queues of any block device. Requests that each may have in flight:
+    let room = controllers * usize::from(ControllerConfig::default().max_in_flight)
+        + load.exports.len() * EXPORT_IN_FLIGHT
+        + crew.tags;
+    let of_export = match room.div_ceil(RING_CAPACITY) {
+        0 | 1 => EXPORT_IN_FLIGHT,
+        times => EXPORT_IN_FLIGHT / times,
+    };
     let io = Rc::new(Io::new(IoOptions {
-        capacity: in_flight.clamp(512, 16384),
+        capacity: room.clamp(512, RING_CAPACITY) as u32,
         ..options.polling.io()
     }));
     crew.registry.rings.enter(io.stats());
@@ -286,7 +296,7 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
     for spec in &load.exports {
         let added = worker.add(|context| {
             let (opener, registry) = (crew.opener, crew.registry);
-            let export = VhostBlk::new(spec, context, opener, registry, crew.sizes)?;
+            let export = VhostBlk::new(spec, of_export, context, opener, registry, crew.sizes)?;
             Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
         })?;
         added.context("too many exports")?;
@@ -377,6 +387,14 @@ impl Share {
         }
     }
 
+    /// Of the worker, if this is one.
+    fn handle<'a>(&self, crew: &Crew<'a>) -> Option<&'a Handle> {
+        match self {
+            Share::Worker(index, _) => crew.peers.handle(*index),
+            Share::Disks(_) => None,
+        }
+    }
+
     /// Makes what is to be served, says how that went, and serves it.
     fn run(
         &self,
@@ -389,12 +407,6 @@ impl Share {
         match self {
             Share::Worker(index, load) => {
                 let made = worker(*index, load, stop, crew);
-                if made.is_err()
-                    && let Some(handle) = crew.peers.handle(*index)
-                {
-                    // What was posted to it is not waited for.
-                    handle.close();
-                }
                 go(made, started, |mut worker| Ok(worker.run()?))
             }
             Share::Disks(specs) => {
@@ -442,6 +454,17 @@ fn go<T>(
     }
 }
 
+/// Closes a worker's handle when it is dropped: what was posted to a worker that could not start is not waited for.
+struct Close<'a>(Option<&'a Handle>);
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0 {
+            handle.close();
+        }
+    }
+}
+
 /// Ends all threads when it is dropped: they are not left waiting for one that has failed.
 struct EndAll<'a>(&'a Stop);
 
@@ -471,7 +494,11 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         sizes,
         peers,
         controllers: specs.controllers.len(),
-        queues: specs.ublk.iter().map(|disk| usize::from(disk.queues)).sum(),
+        tags: specs
+            .ublk
+            .iter()
+            .map(|disk| usize::from(disk.queues) * (usize::from(disk.depth) + 1))
+            .sum(),
         turn: (specs.controllers.len() + specs.vhost_user_blk.len()) % workers.max(1),
     };
     let stop = &stop;
@@ -492,6 +519,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
                 }
                 // When one fails, or panics, the others are to end well: queues of theirs may be here.
                 let end = EndAll(stop);
+                let _close = Close(share.handle(crew));
                 match cpu.map_or(Ok(()), pin) {
                     Ok(()) => share.run(descriptor, crew, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),

@@ -9,7 +9,7 @@ use crate::serve::{LoopOptions, MAX_WORKERS, ServeOptions, serve};
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, Specs, once, take_options, volume_url};
 use ::ublk::{Disk, DiskOptions, DiskStats, QueueSetup, QueueStats, remove};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
@@ -189,7 +189,18 @@ impl Disks {
                 }
             }
         }
+        // At the same time: each waits for what the block layer still has to write.
+        let halted = std::thread::scope(|scope| {
+            let disks = self.all.iter_mut().map(|ublk| &mut ublk.disk);
+            let threads: Vec<_> = disks.map(|disk| scope.spawn(|| disk.halt())).collect();
+            let ends = threads.into_iter().map(|thread| thread.join());
+            ends.collect::<Vec<_>>()
+        });
         let mut result = Ok(());
+        for halted in halted {
+            let halted = halted.map_err(|_| anyhow!("a block device ended by a bug"))?;
+            result = result.and(halted.context("a block device could not be stopped"));
+        }
         for Ublk { disk, .. } in self.all {
             let id = disk.id();
             let stopped = disk.stop();

@@ -109,6 +109,7 @@ impl VhostBlk {
     /// Opens the volume and listens.
     pub fn new(
         spec: &VhostBlkSpec,
+        max_in_flight: usize,
         context: &Context<'_>,
         opener: &Opener,
         registry: &Registry,
@@ -151,6 +152,7 @@ impl VhostBlk {
             volume,
             disk,
             listener: listener.as_fd().try_clone_to_owned().context("socket")?,
+            max_in_flight,
             attach: device.map(attach),
             resized,
             span,

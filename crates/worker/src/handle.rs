@@ -2,6 +2,7 @@
 
 use crate::{Error, Frontend, WakeFlag, Worker};
 use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +51,7 @@ struct Shared<F: Frontend> {
     /// Readable when the flag was raised while the worker slept.
     wake: Arc<OwnedFd>,
     /// None when the worker is gone: nobody would run them.
-    jobs: Mutex<Option<Vec<Job<F>>>>,
+    jobs: Mutex<Option<VecDeque<Job<F>>>>,
     load: Load,
 }
 
@@ -84,7 +85,7 @@ impl<F: Frontend + 'static> Handle<F> {
         Ok(Handle(Arc::new(Shared {
             flag,
             wake,
-            jobs: Mutex::new(Some(Vec::new())),
+            jobs: Mutex::new(Some(VecDeque::new())),
             load: Load::default(),
         })))
     }
@@ -92,11 +93,17 @@ impl<F: Frontend + 'static> Handle<F> {
     /// Has the worker do something on its thread, soon; for example [`Worker::add`] a front-end.
     /// Jobs run in the order in which they were posted. When the worker is gone the job is dropped:
     /// a channel's end in it tells.
-    pub fn post(&self, job: impl FnOnce(&mut Worker<F>) + Send + 'static) {
-        if let Some(jobs) = &mut *self.jobs() {
-            jobs.push(Box::new(job));
-        }
+    /// `false` then.
+    pub fn post(&self, job: impl FnOnce(&mut Worker<F>) + Send + 'static) -> bool {
+        let posted = match &mut *self.jobs() {
+            Some(jobs) => {
+                jobs.push_back(Box::new(job));
+                true
+            }
+            None => false,
+        };
         self.0.flag.raise();
+        posted
     }
 
     /// Wakes the worker up to look for messages.
@@ -123,8 +130,8 @@ impl<F: Frontend + 'static> Handle<F> {
         let _ = rustix::io::read(&*self.0.wake, &mut [0; 8]);
     }
 
-    pub(crate) fn take_jobs(&self) -> Vec<Job<F>> {
-        self.jobs().as_mut().map(std::mem::take).unwrap_or_default()
+    pub(crate) fn next_job(&self) -> Option<Job<F>> {
+        self.jobs().as_mut()?.pop_front()
     }
 }
 
@@ -138,7 +145,7 @@ impl<F: Frontend> Handle<F> {
     }
 
     /// The list is whole whichever thread panicked while it held the lock.
-    fn jobs(&self) -> MutexGuard<'_, Option<Vec<Job<F>>>> {
+    fn jobs(&self) -> MutexGuard<'_, Option<VecDeque<Job<F>>>> {
         self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -25,7 +25,8 @@ const SPIN_POLLS: u32 = 6;
 /// Rounds without work between two offers to let another thread run, where the worker has no CPU of
 /// its own.
 const ROUNDS_PER_YIELD: u32 = 8;
-/// How long volumes may take to make everything durable when the worker is asked to end.
+/// How long nothing may complete while volumes make everything durable, when the worker is asked to
+/// end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 /// Between two rounds while that is waited for.
 const FLUSH_PAUSE: Duration = Duration::from_micros(50);
@@ -425,7 +426,8 @@ impl<F: Frontend + 'static> Worker<F> {
     /// The wake flag was up: other threads have left something.
     fn drain_messages(&mut self) -> bool {
         let mut worked = false;
-        for job in self.handle.take_jobs() {
+        // One at a time: a job that runs rounds of its own leaves the next ones their order.
+        while let Some(job) = self.handle.next_job() {
             worked = true;
             job(self);
         }
@@ -455,9 +457,12 @@ impl<F: Frontend + 'static> Worker<F> {
         for completion in self.completions.drain(..) {
             complete(&mut self.fronts, completion);
         }
+        let mut ended = false;
         for front in self.fronts.iter_mut().flatten() {
             worked |= front.finish_round();
+            ended |= front.has_ended();
         }
+        worked |= ended && self.remove_ended();
         worked | (self.leaving > 0 && self.finish_removals())
     }
 
@@ -535,7 +540,6 @@ impl<F: Frontend + 'static> Worker<F> {
                 _ => {}
             }
         }
-        self.remove_ended();
         Ok(false)
     }
 
@@ -558,12 +562,13 @@ impl<F: Frontend + 'static> Worker<F> {
                 front.flush();
             }
         }
-        let limit = Instant::now() + FLUSH_LIMIT;
+        let mut limit = Instant::now() + FLUSH_LIMIT;
         while !self.fronts.iter().flatten().all(F::is_drained) {
             self.turns.now = Instant::now();
-            // What a front-end waits for may be announced by a descriptor.
-            self.look(Some(Duration::ZERO))?;
-            self.round();
+            // Sockets are not read any more. What takes long is waited for as long as it goes on.
+            if self.round() {
+                limit = self.turns.now + FLUSH_LIMIT;
+            }
             if self.turns.now >= limit {
                 return Err(Error::NotDurable(FLUSH_LIMIT));
             }

@@ -6,6 +6,7 @@ use crate::pattern::Random;
 use crate::support::host::{BAR0, CONFIG, Host, RAM_BASE, RAM_SIZE};
 use crate::{Outcome, ensure};
 use nvme::cmd::io::RwCdw12;
+use nvme::pci;
 use nvme::regs::doorbell_offset;
 use nvme::sgl::SglDescriptor;
 use nvme::{Command, NvmOpcode};
@@ -230,6 +231,22 @@ fn burst(host: &mut Host, random: &mut Random, blocks: u64, counts: &mut Counts)
     }
 }
 
+/// Bus mastering and memory access may have been turned off, and the function put to sleep: no register
+/// answers in D3hot, also not to the driver that comes next.
+fn wake_function(host: &mut Host) {
+    // Power Management is the first capability; what is written here is nothing to any other.
+    let mut first = [0];
+    let pointer = pci::CAPABILITIES_POINTER as u64;
+    if host.client.region_read(CONFIG, pointer, &mut first).is_ok() {
+        let at = u64::from(first[0]) + pci::pm::PMCSR as u64;
+        let _ = host.client.region_write(CONFIG, at, &0u16.to_le_bytes());
+    }
+    let bits =
+        pci::command::MEMORY_SPACE | pci::command::BUS_MASTER | pci::command::INTERRUPT_DISABLE;
+    let at = pci::COMMAND as u64;
+    let _ = host.client.region_write(CONFIG, at, &bits.to_le_bytes());
+}
+
 /// What no driver does; the controller may be of no use afterwards, until it is reset.
 fn mischief(host: &mut Host, random: &mut Random) {
     for _ in 0..BURST / 2 {
@@ -275,9 +292,6 @@ fn mischief(host: &mut Host, random: &mut Random) {
             }
         }
     }
-    // Bus mastering and memory access may have been turned off.
-    let _ = host
-        .client
-        .region_write(CONFIG, 4, &0x0406u16.to_le_bytes());
+    wake_function(host);
     std::thread::sleep(Duration::from_millis(2));
 }

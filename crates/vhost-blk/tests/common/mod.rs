@@ -99,6 +99,7 @@ impl Served {
                 volume,
                 disk,
                 listener: listener.into(),
+                max_in_flight: 1024,
                 attach: None,
                 resized: Some(watched),
                 span: tracing::Span::none(),

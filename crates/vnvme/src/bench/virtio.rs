@@ -338,6 +338,7 @@ mod tests {
                 volume,
                 disk: DiskOptions::default(),
                 listener: listener.into(),
+                max_in_flight: 1024,
                 attach: None,
                 resized: None,
                 span: tracing::Span::none(),
