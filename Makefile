@@ -1,7 +1,7 @@
 # vnvme - each target is alone enough on a fresh Debian or Ubuntu machine with git, make and a Rust toolchain.
 #
 #   make demo    a disk served to a real Linux guest, end to end
-#   make test    checks, then unit, property, socket and guest tests
+#   make test    checks, then unit, property, socket and guest tests, and ten seconds of each fuzz target
 #   make check   formatting, lints, documentation, AArch64
 #   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
 #   make bench   the benchmarks

@@ -22,6 +22,7 @@
 //! | `VNVME_QEMU` | a QEMU program to use instead of searching for one |
 //! | `VNVME_ACCEL` | `kvm` or `tcg`, instead of trying KVM |
 //! | `VNVME_TEST_CONTROLLER` | `qemu`: the tests run against QEMU's own NVMe controller, which checks the tests themselves |
+//! | `VNVME_SOAK_SECONDS` | how long the tests of a shared device go on |
 //! | `VNVME_BIN` | a built `vnvme` program, instead of building one |
 #![forbid(unsafe_code)]
 

@@ -84,7 +84,7 @@ For a guest with a virtio driver:
   qemu-system-x86_64 ... -chardev socket,id=disk,path=/tmp/vm1.sock,reconnect-ms=1000 \\
     -device vhost-user-blk-pci,chardev=disk
 Options of the export in its URL: queues=128 (at most), queue-size=128 (seg_max is two less), serial=..., block-size=4096,
-write-cache=off. A daemon that is started again takes up the requests that its forerunner had in flight.
+write-cache=off. A daemon that is started again takes up the requests that the previous process had in flight.
 
 A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT makes everything durable and ends the
 process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the

@@ -46,9 +46,9 @@ pub struct LoopOptions {
     /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to 1000 as the load has it
     #[arg(long, default_value = "auto", value_name = "MICROSECONDS")]
     pub idle_window: IdleWindow,
-    /// Pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block devices (io_uring's fixed buffers): less work for each
-    /// request; all of the memory is allocated at once, counts against the limit of locked memory (ulimit -l) unless root,
-    /// and must not be taken back by a balloon
+    /// Pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block devices (io_uring's fixed
+    /// buffers): less work for each request; all of the memory is allocated soon after it was attached, counts
+    /// against the limit of locked memory (ulimit -l) unless root, and must not be reclaimed by a balloon
     #[arg(long)]
     pub pin_memory: bool,
     /// Let a thread of the kernel take each thread's requests to files and block devices (io_uring's SQPOLL): no system
@@ -73,7 +73,7 @@ impl LoopOptions {
 pub struct ServeOptions {
     /// How each thread polls and does its I/O.
     pub polling: LoopOptions,
-    /// Worker threads; controllers are dealt out to them in turn.
+    /// Worker threads: controllers, exports and queues of block devices are assigned to them in turn.
     pub workers: u16,
     /// What becomes of a controller's queues where there are several.
     pub spread: Spread,

@@ -1,6 +1,6 @@
 //! Volumes that are resized while they are served: a thread asks them from time to time, as that
 //! may take a device's time (tens of seconds, where it does not answer), and wakes the thread that
-//! serves them: a worker, an export's thread, a block device's. Those never ask a volume
+//! serves them: a worker, or the one that keeps the block devices. Those never ask a volume
 //! themselves.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

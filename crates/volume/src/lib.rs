@@ -11,7 +11,7 @@
 //! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A volume counts in
 //! bytes, knows neither namespaces nor queues nor status codes, and never looks at guest memory except through the
 //! [`SegmentList`](dma::SegmentList) that a request owns. `unsafe` stays in the modules that talk to the kernel
-//! (`io::core`, `file::sys`).
+//! (`io`, `file::sys`).
 //!
 //! # How data passes through
 //!
