@@ -225,14 +225,16 @@ fn an_image_is_a_raw_disk_where_that_is_said() {
 
 /// Starts it with a standard output that nobody reads any more.
 fn unread(args: &[&str]) -> Output {
+    // The reader is gone before the command begins, however short it is.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
     let mut child = Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(args)
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
+        .stdout(writer)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    drop(child.stdout.take());
     let mut stderr = Vec::new();
     child
         .stderr

@@ -4,12 +4,13 @@
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Duration;
 use sync::Unpoisoned;
 
 const PREFIX: &str = "vnvme-bench-";
@@ -59,9 +60,21 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let mut live = LIVE.lock().unpoisoned();
-        // What cannot be removed stays for the next suite.
-        let _ = std::fs::remove_dir_all(&self.path);
+        remove(&self.path);
         live.retain(|path| *path != self.path);
+    }
+}
+
+/// Removes a folder. A server that is about to end may make a socket in it meanwhile: it is tried
+/// again, for two seconds. What cannot be removed stays for the next suite.
+fn remove(folder: &Path) {
+    for _ in 0..200 {
+        match std::fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            _ => return,
+        }
     }
 }
 
@@ -106,9 +119,7 @@ pub fn clean_up_on_signals() -> Result<()> {
         let wait = move || {
             let _ = reader.read(&mut [0]);
             let live = LIVE.lock().unpoisoned();
-            for path in live.iter() {
-                let _ = std::fs::remove_dir_all(path);
-            }
+            live.iter().for_each(|path| remove(path));
             // The list stays locked: no folder is made any more.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         };
