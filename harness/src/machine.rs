@@ -262,8 +262,8 @@ impl GuestBuilder {
                 append.push(' ');
                 append.push_str(words);
             }
-            // The translator's counter is the host's. On a busy host the guest, interrupted while it
-            // measures the counter's rate, finds a wrong one: then its clock runs fast, and its
+            // The translator's counter is the host's. On a busy host the guest, interrupted while
+            // it measures the counter's rate, finds a wrong one: then its clock runs fast, and its
             // time-outs expire early.
             if accel == Accel::Tcg && cfg!(target_arch = "x86_64") {
                 let khz = (probes::cycles_per_second() / 1e3) as u64;

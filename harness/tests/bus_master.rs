@@ -1,5 +1,5 @@
-//! Bus Master Enable in a Linux guest, on its stock driver: cleared and set again while there is I/O, by the function's
-//! configuration space in sysfs.
+//! Bus Master Enable in a Linux guest, on its stock driver: cleared and set again while there is
+//! I/O, by the function's configuration space in sysfs.
 
 mod common;
 
@@ -11,8 +11,8 @@ use harness::Guest;
 use harness::progress::skip;
 use harness::served::Volumes;
 
-/// `command BDF`: the PCI command register. `set_command BDF N` writes it, `off BDF` and `on BDF` change Bus Master Enable
-/// alone.
+/// `command BDF`: the PCI command register. `set_command BDF N` writes it, `off BDF` and `on BDF`
+/// change Bus Master Enable alone.
 const PCI: &str = r#"
 command() { od -An -tu2 -j4 -N2 /sys/bus/pci/devices/$1/config | tr -d ' '; }
 set_command() {
@@ -23,8 +23,8 @@ off() { set_command $1 $(($(command $1) & ~4)); [ $(($(command $1) & 4)) = 0 ]; 
 on() { set_command $1 $(($(command $1) | 4)); [ $(($(command $1) & 4)) = 4 ]; }
 "#;
 
-/// Milliseconds in which a read ends once the bit is set, however busy the machine is; the driver's own time-out, which
-/// finds completions that were not signalled, is three times as long.
+/// Milliseconds in which a read ends once the bit is set, however busy the machine is; the driver's
+/// own time-out, which finds completions that were not signalled, is three times as long.
 const SOON: u64 = 10_000;
 
 /// How often the bit is cleared and set under one run of fio, at most.

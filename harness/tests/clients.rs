@@ -255,7 +255,8 @@ fn clients(guest: &Guest, seconds: u64) -> Result<()> {
             sum("commands"),
             sum("refused")
         ));
-        // How many depends on the machine: under other load a client gets through little in its seconds.
+        // How many depends on the machine: under other load a client gets through little in its
+        // seconds.
         ensure!(
             sum("commands") > 0,
             "{socket} never took the direct path: {paths}"

@@ -25,7 +25,8 @@ fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
 /// The environment of the pushed programs.
 const ENV: &str = "export LD_LIBRARY_PATH=/tools/lib:/tmp\n";
 
-/// `started NAME`: waits until the last process in the background is this program, with its redirections made.
+/// `started NAME`: waits until the last process in the background is this program, with its
+/// redirections made.
 const STARTED: &str = r#"
 started() {
     for try in $(seq 600); do [ "$(cat /proc/$!/comm)" = $1 ] && return 0; sleep 0.05; done

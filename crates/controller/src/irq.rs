@@ -58,7 +58,8 @@ impl Pending {
 #[derive(Default)]
 struct Pin {
     sink: Option<Arc<dyn IrqSink>>,
-    /// There is something to tell: Interrupt Status (PCI status register), which Interrupt Disable does not change.
+    /// There is something to tell: Interrupt Status (PCI status register), which Interrupt Disable
+    /// does not change.
     wanted: bool,
     /// What the host sees of it.
     level: bool,
@@ -132,7 +133,8 @@ impl Irqs {
         }
     }
 
-    /// Bus Master Enable. Without it nothing pending is delivered, and nobody may call [`Irqs::trigger`].
+    /// Bus Master Enable. Without it nothing pending is delivered, and nobody may call
+    /// [`Irqs::trigger`].
     pub fn set_messages(&mut self, on: bool) {
         self.messages = on;
     }

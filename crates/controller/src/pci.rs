@@ -193,8 +193,8 @@ impl ConfigSpace {
         u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
     }
 
-    /// The function is in D0. In D3hot it answers configuration accesses only, and sends nothing ("PCI Bus Power Management
-    /// Interface 1.2", 5.4.1).
+    /// The function is in D0. In D3hot it answers configuration accesses only, and sends nothing
+    /// ("PCI Bus Power Management Interface 1.2", 5.4.1).
     fn is_awake(&self) -> bool {
         self.bytes[PM_CONTROL] & 0x03 == 0
     }
@@ -206,10 +206,11 @@ impl ConfigSpace {
 
     /// BAR0 answers: Memory Space Enable, in D0.
     ///
-    /// For a client that has never set the bit since power-on or reset it answers, too. Accesses come as messages that name
-    /// the region, so that no address is decoded: there are userspace drivers that set Bus Master Enable and Interrupt
-    /// Disable and leave this bit alone (SPDK's vfio-user initiator). A VMM has the bit set by its guest's firmware or driver
-    /// before the first access, and takes the BAR out of the guest's address space itself when it is cleared.
+    /// For a client that has never set the bit since power-on or reset it answers, too. Accesses
+    /// come as messages that name the region, so that no address is decoded: there are userspace
+    /// drivers that set Bus Master Enable and Interrupt Disable and leave this bit alone (SPDK's
+    /// vfio-user initiator). A VMM has the bit set by its guest's firmware or driver before the
+    /// first access, and takes the BAR out of the guest's address space itself when it is cleared.
     pub fn decodes_memory(&self) -> bool {
         let enabled = self.command() & command::MEMORY_SPACE != 0;
         (enabled || !self.memory_was_enabled) && self.is_awake()

@@ -1,7 +1,8 @@
-//! The PCI command register and power state: Bus Master Enable, Memory Space Enable, Interrupt Disable.
+//! The PCI command register and power state: Bus Master Enable, Memory Space Enable, Interrupt
+//! Disable.
 //!
-//! Without Bus Master Enable the controller fetches, posts, stores and signals nothing; what completes meanwhile waits, and
-//! with the bit everything goes on.
+//! Without Bus Master Enable the controller fetches, posts, stores and signals nothing; what
+//! completes meanwhile waits, and with the bit everything goes on.
 
 mod common;
 

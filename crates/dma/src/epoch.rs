@@ -17,7 +17,8 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 struct Epoch {
     /// Identity of the map.
     map: u64,
-    /// Memory that left the map at the end of this epoch, or during the next one while that had no pins.
+    /// Memory that left the map at the end of this epoch, or during the next one while that had no
+    /// pins.
     grave: RefCell<Vec<Memory>>,
     /// The epoch after this one, which it keeps alive.
     next: OnceCell<Rc<Epoch>>,

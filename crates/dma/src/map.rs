@@ -248,8 +248,8 @@ impl DmaMap {
         sum
     }
 
-    /// From now on [`DmaMap::quiesced`] speaks of the commands that are in flight at this call, as after an unmap. No memory
-    /// leaves the map.
+    /// From now on [`DmaMap::quiesced`] speaks of the commands that are in flight at this call, as
+    /// after an unmap. No memory leaves the map.
     pub fn fence(&mut self) {
         self.epochs.retire(Vec::new());
     }
@@ -259,9 +259,10 @@ impl DmaMap {
         self.generation
     }
 
-    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] is over. An unmap may be answered only then; the
-    /// memory that left the map is let go at the latest now. Commands that began later do not matter, so a steady load
-    /// does not delay it. Rings and cells are not counted: their owner resolves them again when the generation changes.
+    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] is over. An
+    /// unmap may be answered only then; the memory that left the map is let go at the latest now.
+    /// Commands that began later do not matter, so a steady load does not delay it. Rings and cells
+    /// are not counted: their owner resolves them again when the generation changes.
     pub fn quiesced(&mut self) -> bool {
         self.epochs.quiesced()
     }

@@ -184,8 +184,8 @@ pub trait Transport: Send + Sync + Debug + Any {
         Err(TransportError::Unsupported("changing one vector"))
     }
 
-    /// Lets the device do DMA (or not): PCI command register, Bus Master Enable, together with Memory Space Enable and
-    /// Interrupt Disable, which are set in both cases.
+    /// Lets the device do DMA (or not): PCI command register, Bus Master Enable, together with
+    /// Memory Space Enable and Interrupt Disable, which are set in both cases.
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError>;
 
     /// Resets the function. Registers are as after power-on; mappings and eventfds stay.
@@ -244,7 +244,8 @@ impl DoorbellCell {
         }))
     }
 
-    /// The register at `offset` bytes in a file of another process's; `None` when it is outside or not aligned to 4.
+    /// The register at `offset` bytes in a file of another process's; `None` when it is outside or
+    /// not aligned to 4.
     pub fn in_file(memory: &Memory, offset: usize) -> Option<Self> {
         memory.atomic_u32(offset)?;
         Some(Self(Cell::File {
@@ -263,8 +264,9 @@ impl DoorbellCell {
         })
     }
 
-    /// Rings: queue entries written before are visible to the device when the value arrives. `false`: it cannot arrive,
-    /// for the file that holds the register has shrunk; [`Transport::write32`] may still work.
+    /// Rings: queue entries written before are visible to the device when the value arrives.
+    /// `false`: it cannot arrive, for the file that holds the register has shrunk;
+    /// [`Transport::write32`] may still work.
     #[inline]
     pub fn ring(&self, value: u32) -> bool {
         match &self.0 {

@@ -24,7 +24,8 @@ use sync::Unpoisoned;
 const BAR0: u32 = 0;
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
-/// More capabilities than fit into a configuration space of 256 bytes: a list that is longer is a loop.
+/// More capabilities than fit into a configuration space of 256 bytes: a list that is longer is a
+/// loop.
 const MAX_CAPABILITIES: usize = 48;
 
 /// PCI vendor and device ID of this project's own controllers, unless others were chosen.
@@ -87,8 +88,8 @@ impl Doorbells {
     }
 }
 
-/// An area of BAR0 in a file of `file` bytes, `base` being where the file has the region's first byte; `None` where the
-/// file does not hold all of it.
+/// An area of BAR0 in a file of `file` bytes, `base` being where the file has the region's first
+/// byte; `None` where the file does not hold all of it.
 fn window(base: u64, offset: u64, size: u64, file: usize) -> Option<Window> {
     let last = offset.checked_add(size.checked_sub(1)?)?;
     let at = base.checked_add(offset)?;
@@ -108,8 +109,9 @@ pub struct VfioUser {
     max_mappings: usize,
     /// Where the MSI-X capability is in configuration space.
     msix: Option<u64>,
-    /// An eventfd that is never read, for vectors that nothing waits for: servers on libvfio-user fail a controller whose
-    /// interrupt has no eventfd. `None` where the server is known to keep such an interrupt pending, as a device does.
+    /// An eventfd that is never read, for vectors that nothing waits for: servers on libvfio-user
+    /// fail a controller whose interrupt has no eventfd. `None` where the server is known to keep
+    /// such an interrupt pending, as a device does.
     unread: Option<OwnedFd>,
 }
 
@@ -160,8 +162,8 @@ impl VfioUser {
         self.client.lock().unpoisoned()
     }
 
-    /// MSI-X Enable. A VMM passes it on when the guest sets it, and SPDK's target looks at it: it sends interrupts only
-    /// when it is set, or when Interrupt Disable is clear.
+    /// MSI-X Enable. A VMM passes it on when the guest sets it, and SPDK's target looks at it: it
+    /// sends interrupts only when it is set, or when Interrupt Disable is clear.
     fn enable_msix(&self, client: &mut Client, enable: bool) -> Result<(), TransportError> {
         let Some(capability) = self.msix else {
             return Ok(());
@@ -211,8 +213,8 @@ fn find_capability(client: &mut Client, id: u8) -> Result<Option<u64>, Transport
     Ok(None)
 }
 
-/// Whether the server is known to keep the interrupt of a vector without eventfd pending: it is this project's own. It is
-/// then spared a system call for each interrupt that nothing waits for.
+/// Whether the server is known to keep the interrupt of a vector without eventfd pending: it is
+/// this project's own. It is then spared a system call for each interrupt that nothing waits for.
 fn keeps_pending(client: &mut Client) -> Result<bool, TransportError> {
     let vendor = config16(client, pci::VENDOR_ID as u64)?;
     let device = config16(client, pci::DEVICE_ID as u64)?;

@@ -1,4 +1,5 @@
-//! The driver against vfio-user servers of others: what they want of a client, and what they may do to one.
+//! The driver against vfio-user servers of others: what they want of a client, and what they may do
+//! to one.
 
 mod common;
 #[path = "common/server.rs"]

@@ -154,8 +154,9 @@ impl QueueSetup {
 
 impl Disk {
     /// Makes a disk of the volume, or takes over the one of that number whose server was killed. `register` makes a
-    /// queue's memory known to devices below the volume; what it returns is kept as long as the memory is used. `serve` passes each queue to
-    /// the worker that is to serve it, on another thread: [`QueueSetup::open`] is to be called there.
+    /// queue's memory known to devices below the volume; what it returns is kept as long as the
+    /// memory is used. `serve` passes each queue to the worker that is to serve it, on another
+    /// thread: [`QueueSetup::open`] is to be called there.
     ///
     /// # Errors
     /// [`UblkError`].

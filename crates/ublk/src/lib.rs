@@ -1,13 +1,14 @@
 //! A volume as a block device of the host, `/dev/ublkbN`, by the kernel's ublk driver.
 //!
 //! This room hands requests of the kernel's block layer to a [`Volume`](volume::Volume). The door is [`Disk`]: it makes
-//! the device, passes its queues to workers (each [`Queue`] is a front-end), and removes it again; [`remove`] takes away what a
-//! killed process left. What may be touched here: `/dev/ublk-control`, `/dev/ublkcN`, io_uring. What may not: NVMe,
-//! guests. `unsafe` stays in `sys`.
+//! the device, passes its queues to workers (each [`Queue`] is a front-end), and removes it again;
+//! [`remove`] takes away what a killed process left. What may be touched here: `/dev/ublk-control`,
+//! `/dev/ublkcN`, io_uring. What may not: NVMe, guests. `unsafe` stays in `sys`.
 //!
 //! The library for this (libublk) was weighed and left: it brings eighty crates, generates bindings with libclang, and
-//! has an executor of its own where this needs a front-end of the worker's loop. The interface is small: some
-//! control commands, and two commands for requests (`linux/ublk_cmd.h`, `Documentation/block/ublk.rst`).
+//! has an executor of its own where this needs a front-end of the worker's loop. The interface is
+//! small: some control commands, and two commands for requests (`linux/ublk_cmd.h`,
+//! `Documentation/block/ublk.rst`).
 //!
 //! # How data passes through
 //!

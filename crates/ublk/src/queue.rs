@@ -1,4 +1,5 @@
-//! A queue as a front-end of a worker: requests of the kernel become requests of the volume, completions go back.
+//! A queue as a front-end of a worker: requests of the kernel become requests of the volume,
+//! completions go back.
 
 use crate::error::UblkError;
 use crate::stats::{DiskStats, QueueStats};
@@ -131,8 +132,8 @@ impl Queue {
         self.stats.queues.get(usize::from(self.number))
     }
 
-    /// The ring does not do what it has to: the queue ends, and its disk with it, when what was written
-    /// is durable.
+    /// The ring does not do what it has to: the queue ends, and its disk with it, when what was
+    /// written is durable.
     fn fail(&mut self, error: &io::Error) {
         if self.live > 0 {
             let (disk, queue) = (self.stats.id, self.number);
@@ -158,8 +159,8 @@ impl Queue {
         Ok(worked)
     }
 
-    /// All tags have ended. All requests of the device have completed then: the kernel waits for them
-    /// before it ends the tags. One queue makes them durable.
+    /// All tags have ended. All requests of the device have completed then: the kernel waits for
+    /// them before it ends the tags. One queue makes them durable.
     fn finish(&mut self) {
         if self.end != End::Serving || self.live > 0 || self.is_full() {
             return;
@@ -329,7 +330,8 @@ impl Frontend for Queue {
         self.volume.poll(&mut |completion| out.push(completion));
     }
 
-    /// Also where nothing is to be sent: the kernel may have requests that it delivers only in a call.
+    /// Also where nothing is to be sent: the kernel may have requests that it delivers only in a
+    /// call.
     #[inline]
     fn finish_round(&mut self) -> bool {
         if let Err(error) = self.ring.submit() {

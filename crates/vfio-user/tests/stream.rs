@@ -590,7 +590,8 @@ fn a_write_may_take_some_time() {
     };
     assert_eq!(reply.payload, access.as_bytes());
 
-    // Several at once are answered together, when the device says so; a posted one holds back what is behind it.
+    // Several at once are answered together, when the device says so; a posted one holds back what
+    // is behind it.
     let entry = |region| wire::MultiWrite {
         offset: 4,
         region,

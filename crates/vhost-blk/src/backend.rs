@@ -176,8 +176,9 @@ impl Backend {
         }
     }
 
-    /// Keeps the epoll set in step with what the connection waits for. While an answer waits for requests in flight
-    /// nothing is read, but a hang-up would come again and again: it is told once.
+    /// Keeps the epoll set in step with what the connection waits for. While an answer waits for
+    /// requests in flight nothing is read, but a hang-up would come again and again: it is told
+    /// once.
     fn rewatch(&mut self) {
         let Some(session) = &self.session else {
             return;

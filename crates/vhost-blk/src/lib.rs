@@ -20,9 +20,9 @@
 //! they do ends the process.
 //!
 //! The protocol is spoken by this crate itself, without threads and locks: `vhost`'s own server blocks in the middle of a
-//! message and answers at once, while here a worker polls rings, waits for completions, and answers GET_VRING_BASE or a
-//! new memory table only when no request in flight can touch what is being taken away. `vhost`'s front-end is what the tests
-//! speak to it with.
+//! message and answers at once, while here a worker polls rings, waits for completions, and answers
+//! GET_VRING_BASE or a new memory table only when no request in flight can touch what is being
+//! taken away. `vhost`'s front-end is what the tests speak to it with.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -39,7 +39,8 @@ impl GuestMemory {
         }
     }
 
-    /// Some of it is to be pinned for the ring: [`GuestMemory::pin`], when no front-end waits for an answer.
+    /// Some of it is to be pinned for the ring: [`GuestMemory::pin`], when no front-end waits for
+    /// an answer.
     pub(crate) fn is_pinning(&self) -> bool {
         self.pins.is_pinning()
     }

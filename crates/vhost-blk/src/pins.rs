@@ -1,9 +1,9 @@
 //! What the kernel pins of a guest's memory for the ring's requests (fixed buffers).
 //!
-//! A message only says what is to be pinned: the worker pins it in short steps, between messages and
-//! rounds, so that nothing waits for it. Until a piece is pinned, requests into it go the usual way.
-//! The pieces are cut by offsets in the memory's file: a table of regions that is only cut otherwise
-//! (firmware does that often) keeps most of them.
+//! A message only says what is to be pinned: the worker pins it in short steps, between messages
+//! and rounds, so that nothing waits for it. Until a piece is pinned, requests into it go the usual
+//! way. The pieces are cut by offsets in the memory's file: a table of regions that is only cut
+//! otherwise (firmware does that often) keeps most of them.
 
 use crate::wire::Region;
 use dma::Memory;
@@ -75,7 +75,8 @@ impl Pins {
         }
     }
 
-    /// The guest's memory is this now: what is no part of it is unpinned at once, what is new waits for [`Pins::pin`].
+    /// The guest's memory is this now: what is no part of it is unpinned at once, what is new waits
+    /// for [`Pins::pin`].
     pub(crate) fn update(&mut self, regions: &[(Region, Memory)]) {
         if !self.pins {
             return;

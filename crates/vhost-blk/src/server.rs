@@ -1,4 +1,5 @@
-//! One export on the calling thread, with a worker of its own: for programs that serve nothing else.
+//! One export on the calling thread, with a worker of its own: for programs that serve nothing
+//! else.
 
 use crate::backend::{Backend, Export};
 use crate::error::Error;

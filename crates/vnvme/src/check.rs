@@ -6,11 +6,12 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
-/// Refuses two of what has to be unique. What a guest or a VMM finds by it, it would find by chance.
+/// Refuses two of what has to be unique. What a guest or a VMM finds by it, it would find by
+/// chance.
 ///
-/// Only what was said counts: serial numbers and identifiers that are made from volumes are equal where two controllers show
-/// the same file to two guests, which may be meant. The serial number of a virtio disk is a name for its guest alone ("ROOT"),
-/// and may be there again.
+/// Only what was said counts: serial numbers and identifiers that are made from volumes are equal
+/// where two controllers show the same file to two guests, which may be meant. The serial number of
+/// a virtio disk is a name for its guest alone ("ROOT"), and may be there again.
 ///
 /// # Errors
 /// A sentence for the user.

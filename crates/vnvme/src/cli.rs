@@ -111,7 +111,8 @@ struct ServeArgs {
     /// Logical block size in bytes, of every namespace [default: the volume's, 512 at least]
     #[arg(long, short, value_parser = clap::value_parser!(u32), value_name = "512|4096")]
     block_size: Option<u32>,
-    /// How the client rings doorbells: by message, or in a mapped page that is polled all the time [default: trapped]
+    /// How the client rings doorbells: by message, or in a mapped page that is polled all the time
+    /// [default: trapped]
     #[arg(long, value_enum, value_name = "MODE")]
     doorbells: Option<DoorbellMode>,
     /// Do not offer shadow doorbells (Doorbell Buffer Config)
@@ -143,8 +144,8 @@ struct ServeArgs {
     mdts: Option<u8>,
     #[command(flatten)]
     polling: LoopOptions,
-    /// Worker threads: controllers, exports and queues of block devices are assigned to them in turn, and a controller's queues
-    /// migrate to those that have time [default: 1]
+    /// Worker threads: controllers, exports and queues of block devices are assigned to them in
+    /// turn, and a controller's queues migrate to those that have time [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)), value_name = "N")]
     workers: Option<u16>,
     /// What becomes of a controller's queues where there are several workers [default: auto]
@@ -261,8 +262,8 @@ impl StatsArgs {
     }
 }
 
-/// SIGTERM when the parent process ends, which is `parent` unless it has ended already. The kernel sends it when the thread
-/// ends that started this process.
+/// SIGTERM when the parent process ends, which is `parent` unless it has ended already. The kernel
+/// sends it when the thread ends that started this process.
 fn end_with(parent: i32) -> Result<()> {
     let signal = Some(rustix::process::Signal::TERM);
     rustix::process::set_parent_process_death_signal(signal).context("prctl")?;

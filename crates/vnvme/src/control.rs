@@ -1,8 +1,10 @@
 //! The control socket: asks a running `vnvme serve` for its counters.
 //!
 //! A request is one line of JSON, `{"method":"stats"}`, `{"method":"limits","volume":"a.raw","iops":1000}`,
-//! `{"method":"path","path":"generic","all":true}` or `{"method":"device","device":"0000:44:00.0","action":"suspend"}`; the answer is one
-//! line of JSON. A thread of its own answers: it reads the workers' counters and sets limits without stopping them.
+//! `{"method":"path","path":"generic","all":true}` or
+//! `{"method":"device","device":"0000:44:00.0","action":"suspend"}`; the answer is one line of
+//! JSON. A thread of its own answers: it reads the workers' counters and sets limits without
+//! stopping them.
 
 use crate::devices::{DeviceChange, DeviceRegistry, DeviceStatus};
 use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};

@@ -53,7 +53,8 @@ pub struct VolumeLimits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Change {
-    /// The volume: its path or URL as vnvme serve was given it, or a part of that which only it has [default: show all]
+    /// The volume: its path or URL as vnvme serve was given it, or a part of that which only it has
+    /// [default: show all]
     #[arg(value_name = "VOLUME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,

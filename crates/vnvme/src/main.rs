@@ -1,8 +1,9 @@
 //! Virtual NVMe disks for virtual machines, served from userspace.
 //!
-//! This room is the program: command line, configuration, what its workers serve, and the glue between a controller
-//! and its vfio-user connection. Everything that a guest or a VMM sends is handled further down; here are only words for
-//! people and the order in which things are started and ended.
+//! This room is the program: command line, configuration, what its workers serve, and the glue
+//! between a controller and its vfio-user connection. Everything that a guest or a VMM sends is
+//! handled further down; here are only words for people and the order in which things are started
+//! and ended.
 #![deny(unsafe_code)]
 
 mod balance;

@@ -44,7 +44,8 @@ macro_rules! outln {
     };
 }
 
-/// Ends as a process does that writes to a pipe without a reader: by SIGPIPE, status 141 in a shell.
+/// Ends as a process does that writes to a pipe without a reader: by SIGPIPE, status 141 in a
+/// shell.
 pub fn end_quietly() -> ExitCode {
     // The runtime ignores the signal; this restores what it does by default, and raises it.
     let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);

@@ -1,4 +1,5 @@
-//! What the workers of the process know of each other: how to wake one, what to have it do, how busy it is.
+//! What the workers of the process know of each other: how to wake one, what to have it do, how
+//! busy it is.
 
 use crate::front::{Front, Handle, Remote};
 use controller::{BranchSeed, ControllerStats};

@@ -43,16 +43,19 @@ const TIMER_SLACK: u64 = 1000;
 /// Options of every thread that serves, whatever it serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub struct LoopOptions {
-    /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to 1000 as the load has it
+    /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to
+    /// 1000 as the load has it
     #[arg(long, default_value = "auto", value_name = "MICROSECONDS")]
     pub idle_window: IdleWindow,
-    /// Pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block devices (io_uring's fixed
-    /// buffers): less work for each request; all of the memory is allocated soon after it was attached, counts
-    /// against the limit of locked memory (ulimit -l) unless root, and must not be reclaimed by a balloon
+    /// Pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block devices
+    /// (io_uring's fixed buffers): less work for each request; all of the memory is allocated soon
+    /// after it was attached, counts against the limit of locked memory (ulimit -l) unless root,
+    /// and must not be reclaimed by a balloon
     #[arg(long)]
     pub pin_memory: bool,
-    /// Let a thread of the kernel take each thread's requests to files and block devices (io_uring's SQPOLL): no system
-    /// call to submit, for one more CPU that is busy while there is work
+    /// Let a thread of the kernel take each thread's requests to files and block devices
+    /// (io_uring's SQPOLL): no system call to submit, for one more CPU that is busy while there is
+    /// work
     #[arg(long)]
     pub sqpoll: bool,
 }
@@ -73,7 +76,8 @@ impl LoopOptions {
 pub struct ServeOptions {
     /// How each thread polls and does its I/O.
     pub polling: LoopOptions,
-    /// Worker threads: controllers, exports and queues of block devices are assigned to them in turn.
+    /// Worker threads: controllers, exports and queues of block devices are assigned to them in
+    /// turn.
     pub workers: u16,
     /// What becomes of a controller's queues where there are several.
     pub spread: Spread,
@@ -347,7 +351,8 @@ enum Share {
     Disks(Vec<UblkSpec>),
 }
 
-/// How many workers there are: not more than front-ends, where queues do not leave their controller's worker.
+/// How many workers there are: not more than front-ends, where queues do not leave their
+/// controller's worker.
 fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues));
     let fronts = specs.controllers.len() + specs.vhost_user_blk.len() + queues.sum::<usize>();
@@ -358,8 +363,8 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     usize::from(options.workers).min(most)
 }
 
-/// Assigns what is to be served to threads: controllers and exports to the workers in turn; the block devices, whose queues
-/// follow, to a thread that makes and removes them.
+/// Assigns what is to be served to threads: controllers and exports to the workers in turn; the
+/// block devices, whose queues follow, to a thread that makes and removes them.
 fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
     let mut loads = vec![Load::default(); workers];
     let mut turns = (0..workers).cycle();
@@ -425,7 +430,8 @@ impl Share {
     }
 }
 
-/// Opens a queue of a block device on the worker that is to serve it. The device waits to be told how that went.
+/// Opens a queue of a block device on the worker that is to serve it. The device waits to be told
+/// how that went.
 fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
     let added = worker.add(|context| {
         let queue = setup.open(context)?;
@@ -454,7 +460,8 @@ fn go<T>(
     }
 }
 
-/// Closes a worker's handle when it is dropped: what was posted to a worker that could not start is not waited for.
+/// Closes a worker's handle when it is dropped: what was posted to a worker that could not start is
+/// not waited for.
 struct Close<'a>(Option<&'a Handle>);
 
 impl Drop for Close<'_> {

@@ -180,8 +180,8 @@ impl Specs {
 }
 
 impl NamespaceSpec {
-    /// Takes the namespace's own options ([`NAMESPACE_OPTIONS`]) out of the volume's URL; the others are
-    /// the volume's.
+    /// Takes the namespace's own options ([`NAMESPACE_OPTIONS`]) out of the volume's URL; the
+    /// others are the volume's.
     pub fn parse(text: &str) -> Result<NamespaceSpec> {
         let mut spec = NamespaceSpec {
             volume: text.to_owned(),

@@ -70,7 +70,8 @@ impl UblkSpec {
         }
     }
 
-    /// Takes the disk's own option (block-size) out of the volume's URL; the others are the volume's.
+    /// Takes the disk's own option (block-size) out of the volume's URL; the others are the
+    /// volume's.
     pub fn take_url_options(&mut self) -> Result<()> {
         let text = self.volume.clone();
         self.volume = take_options(&text, |key, value| {
@@ -86,8 +87,8 @@ impl UblkSpec {
         Ok(())
     }
 
-    /// The disk, its queues with the workers that `serve` passes them to; `resized` becomes readable when its volume has
-    /// been resized.
+    /// The disk, its queues with the workers that `serve` passes them to; `resized` becomes
+    /// readable when its volume has been resized.
     fn start(
         &self,
         opener: &Opener,
@@ -130,8 +131,8 @@ struct Ublk {
     resized: Arc<OwnedFd>,
 }
 
-/// All block devices of the process: their queues are with the workers; one thread makes them, tells the kernel of their
-/// sizes, and removes them.
+/// All block devices of the process: their queues are with the workers; one thread makes them,
+/// tells the kernel of their sizes, and removes them.
 pub struct Disks {
     all: Vec<Ublk>,
     /// Readable when the process is asked to end.
@@ -163,7 +164,8 @@ impl Disks {
         Ok(Self { all, stop })
     }
 
-    /// Keeps them until the process is asked to end, then removes them. The workers make everything durable meanwhile.
+    /// Keeps them until the process is asked to end, then removes them. The workers make everything
+    /// durable meanwhile.
     pub fn run(mut self) -> Result<()> {
         loop {
             let resized = self.all.iter().map(|disk| &*disk.resized);
@@ -315,7 +317,8 @@ pub struct UblkArgs {
     recover: bool,
     #[command(flatten)]
     polling: LoopOptions,
-    /// Worker threads: queues are assigned to them in turn [default: one for each queue of a device]
+    /// Worker threads: queues are assigned to them in turn [default: one for each queue of a
+    /// device]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)), value_name = "N")]
     workers: Option<u16>,
     /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
@@ -339,7 +342,8 @@ impl UblkArgs {
         serve(&specs, &options)
     }
 
-    /// What is to be served. All options are named, so that a new one does not compile until it has an effect.
+    /// What is to be served. All options are named, so that a new one does not compile until it has
+    /// an effect.
     fn merge(self) -> Result<(Specs, ServeOptions)> {
         let UblkArgs {
             volumes,

@@ -1,4 +1,5 @@
-//! A command line that is wrong in a way that only its meaning shows: the exit status is 2, as for one that cannot be read.
+//! A command line that is wrong in a way that only its meaning shows: the exit status is 2, as for
+//! one that cannot be read.
 
 use std::fmt;
 

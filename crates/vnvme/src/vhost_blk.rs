@@ -117,7 +117,8 @@ impl VhostBlk {
     ) -> Result<Self> {
         let span = tracing::error_span!("export", socket = %spec.socket.display());
         let _entered = span.clone().entered();
-        // The socket comes first: a process that serves it already has the volume, too, and is the better explanation.
+        // The socket comes first: a process that serves it already has the volume, too, and is the
+        // better explanation.
         let listener = Listener::bind(&spec.socket)?;
         let Opened { volume, device, .. } = opener.open(&NamespaceSpec {
             volume: spec.volume.clone(),

@@ -5,8 +5,8 @@
 //! way into it), and the things behind that door: [`FileVolume`] (a raw file or block device, by io_uring),
 //! [`MemVolume`], [`NullVolume`], [`SliceVolume`] (a part of another volume), [`LimitVolume`] and [`FairVolume`] (another
 //! volume with limits, or with its share of a device), and [`FaultVolume`] (another volume with declared faults, for tests).
-//! [`gpt`] finds partitions, [`claim`] keeps exports apart. [`open_url`] finds the right one for what
-//! a user typed, in the [`Registry`] of kinds, to which a program can add its own.
+//! [`gpt`] finds partitions, [`claim`] keeps exports apart. [`open_url`] finds the right one for
+//! what a user typed, in the [`Registry`] of kinds, to which a program can add its own.
 //!
 //! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A volume counts in
 //! bytes, knows neither namespaces nor queues nor status codes, and never looks at guest memory except through the

@@ -35,8 +35,8 @@ pub trait Frontend {
         false
     }
 
-    /// A short look between two rounds, at what is most urgent: `true` when [`Frontend::poll`] would
-    /// find something. It may miss things: a round comes soon.
+    /// A short look between two rounds, at what is most urgent: `true` when [`Frontend::poll`]
+    /// would find something. It may miss things: a round comes soon.
     #[inline]
     fn has_news(&self) -> bool {
         false

@@ -5,8 +5,8 @@ use crate::worker_loop::{TOKEN_OTHERS, TOKEN_RING, Worker};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// Pause before the last look at the doorbells, for hosts without a barrier between shadow store and
-/// EventIdx load: a store leaves a CPU's store buffer within this time.
+/// Pause before the last look at the doorbells, for hosts without a barrier between shadow store
+/// and EventIdx load: a store leaves a CPU's store buffer within this time.
 const RECHECK_PAUSE: Duration = Duration::from_micros(5);
 
 impl<F: Frontend + 'static> Worker<F> {

@@ -1,8 +1,9 @@
 //! How long a loop goes on polling after its last work, before it sleeps.
 //!
-//! A sleep that ends soon was a mistake: it cost the host a register write and the loop a wake-up, and a little more
-//! polling would have spared both. A sleep that lasts was right, and the polling before it was wasted. So the window grows
-//! to cover the pauses that are seen, as long as they are short, and shrinks when they are not.
+//! A sleep that ends soon was a mistake: it cost the host a register write and the loop a wake-up,
+//! and a little more polling would have spared both. A sleep that lasts was right, and the polling
+//! before it was wasted. So the window grows to cover the pauses that are seen, as long as they are
+//! short, and shrinks when they are not.
 
 use std::str::FromStr;
 use std::time::Duration;

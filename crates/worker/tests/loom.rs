@@ -73,7 +73,8 @@ mod wake;
 use sync::Ordering;
 use wake::WakeFlag;
 
-/// Some threads leave something each and raise the flag; one takes it all, and sleeps when there is nothing.
+/// Some threads leave something each and raise the flag; one takes it all, and sleeps when there is
+/// nothing.
 fn model(senders: usize, fault: Fault) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

@@ -231,8 +231,8 @@ fn burst(host: &mut Host, random: &mut Random, blocks: u64, counts: &mut Counts)
     }
 }
 
-/// Bus mastering and memory access may have been turned off, and the function put to sleep: no register
-/// answers in D3hot, also not to the driver that comes next.
+/// Bus mastering and memory access may have been turned off, and the function put to sleep: no
+/// register answers in D3hot, also not to the driver that comes next.
 fn wake_function(host: &mut Host) {
     // Power Management is the first capability; what is written here is nothing to any other.
     let mut first = [0];

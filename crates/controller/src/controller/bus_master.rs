@@ -5,9 +5,11 @@ use crate::branch::Order;
 use crate::pci::{ConfigEffect, ConfigSpace};
 use std::time::{Duration, Instant};
 
-/// So long after Bus Master Enable was cleared, commands that are still in flight are asked to end early.
+/// So long after Bus Master Enable was cleared, commands that are still in flight are asked to end
+/// early.
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
-/// So long after that bit was cleared the VMM has its answer at the latest: QEMU takes one that comes after 5 s for an error.
+/// So long after that bit was cleared the VMM has its answer at the latest: QEMU takes one that
+/// comes after 5 s for an error.
 const ANSWER_AFTER: Duration = Duration::from_secs(3);
 
 /// Bus Master Enable was cleared: data of commands in flight is still on its way.
@@ -27,8 +29,8 @@ impl Controller {
         self.pci.read(offset, data);
     }
 
-    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] says so. A function level reset is begun
-    /// at once; it is over when [`Controller::is_resetting`] says no.
+    /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] says so. A
+    /// function level reset is begun at once; it has ended when [`Controller::is_resetting`] says no.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
         let master = self.engine.is_master();
         if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
@@ -60,13 +62,13 @@ impl Controller {
         }
     }
 
-    /// The last write to configuration space has its whole effect: if it cleared Bus Master Enable, nothing is on its way to
-    /// the host's memory any more. A kernel that is about to give that memory to another one (kexec) relies on it, and has
-    /// often done nothing else to the device.
+    /// The last write to configuration space has its whole effect: if it cleared Bus Master Enable,
+    /// nothing is on its way to the host's memory any more. A kernel that is about to give that
+    /// memory to another one (kexec) relies on it, and has often done nothing else to the device.
     ///
-    /// Commands in flight end by themselves at first. After a second those that can are ended early; and after three the
-    /// answer is yes, whatever a volume below does: a request that the kernel or a device holds for longer can still
-    /// write to its buffer.
+    /// Commands in flight end by themselves at first. After a second those that can are ended
+    /// early; and after three the answer is yes, whatever a volume below does: a request that the
+    /// kernel or a device holds for longer can still write to its buffer.
     pub fn config_settled(&mut self) -> bool {
         if self.draining.is_none() {
             return true;
@@ -102,7 +104,7 @@ impl Controller {
         } else {
             INTERRUPT_AFTER
         };
-        // Once it has passed, whoever waits asks in each round.
+        // Once it has passed, the waiting side asks in each round.
         Some(draining.since + after).filter(|at| *at > self.now)
     }
 }

@@ -5,8 +5,8 @@ use crate::pci;
 use nvme::regs::{self, Aqa, Cc, Crto, Csts, Vs};
 
 impl Controller {
-    /// Reads BAR0 at any offset and length. What is no register reads as zero; where the function does not answer, all bits
-    /// are ones.
+    /// Reads BAR0 at any offset and length. What is no register reads as zero; where the function
+    /// does not answer, all bits are ones.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         if !self.pci.decodes_memory() {
             return data.fill(0xff);
@@ -46,7 +46,8 @@ impl Controller {
     }
 
     /// Writes BAR0. Registers take whole dwords, one or two at a time; other writes are ignored ("NVMe over PCIe
-    /// Transport 1.1", 3.1 leaves them undefined), as is everything where the function does not answer.
+    /// Transport 1.1", 3.1 leaves them undefined), as is everything where the function does not
+    /// answer.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8]) {
         if !self.pci.decodes_memory() {
             return;

@@ -1,12 +1,14 @@
-//! Bus Master Enable: what an engine does while its function may not reach the host's memory ("PCI Local Bus 3.0", 6.2.2).
+//! Bus Master Enable: what an engine does while its function may not reach the host's memory ("PCI
+//! Local Bus 3.0", 6.2.2).
 //!
-//! It is to the queues as if their memory were not mapped, which every round looks at anyway: no entry is fetched, no
-//! completion posted, no doorbell read in memory and no EventIdx stored; a completion waits in its queue's backlog. No
-//! interrupt is sent either, for a message is a write to memory. Registers are looked at as ever.
+//! It is to the queues as if their memory were not mapped, which every round looks at anyway: no
+//! entry is fetched, no completion posted, no doorbell read in memory and no EventIdx stored; a
+//! completion waits in its queue's backlog. No interrupt is sent either, for a message is a write
+//! to memory. Registers are looked at as ever.
 //!
-//! When the bit is set again the rings are found again, and each completion queue with entries that the host did not
-//! consume is signalled, those included whose interrupt was sent before: the VMM drops the messages of a function without
-//! the bit, also those that come to it a moment late.
+//! When the bit is set again the rings are found again, and each completion queue with entries that
+//! the host did not consume is signalled, those included whose interrupt was sent before: the VMM
+//! drops the messages of a function without the bit, also those that come to it a moment late.
 
 use super::Engine;
 use super::doorbells::Which;
@@ -23,8 +25,9 @@ impl Engine {
         self.masterings
     }
 
-    /// Bus Master Enable has this value now. Without it, data of commands in flight may still be on its way:
-    /// `self.dma.quiesced()` tells when that is over. `masterings` counts how often the control half has set it.
+    /// Bus Master Enable has this value now. Without it, data of commands in flight may still be on
+    /// its way: `self.dma.quiesced()` tells when that is over. `masterings` counts how often the
+    /// control half has set it.
     pub fn set_master(&mut self, on: bool, masterings: u64) {
         self.masterings = masterings;
         if self.master == on {
@@ -48,7 +51,7 @@ impl Engine {
         self.irqs.set_messages(false);
         (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.let_go());
         (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.let_go());
-        // Whoever has unread entries is signalled when the bit is set.
+        // Queues with unread entries are signalled when the bit is set.
         for qid in std::mem::take(&mut self.dirty) {
             if let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) {
                 cq.signalled();
@@ -70,7 +73,8 @@ impl Engine {
         }
     }
 
-    /// Signals a completion queue that has entries which the host did not consume, whether it was told of them or not.
+    /// Signals a completion queue that has entries which the host did not consume, whether it was
+    /// told of them or not.
     pub(super) fn signal_unread(&mut self, qid: u16) {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
             return;

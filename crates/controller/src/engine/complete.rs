@@ -58,7 +58,8 @@ impl Engine {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
-                        // The host has not asked for this, see `interrupt_commands`: it is to send the command again.
+                        // The host has not asked for this, see `interrupt_commands`: it is to send
+                        // the command again.
                         IoErrorKind::Aborted if self.interrupting && !slot.abort => {
                             Status::COMMAND_INTERRUPTED
                         }

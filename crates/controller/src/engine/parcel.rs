@@ -106,7 +106,8 @@ impl Engine {
         for (qid, sq) in sqs {
             self.install_sq(qid, sq);
         }
-        // The bit was clear and was set while the queue was between two engines: neither has signalled it.
+        // The bit was clear and was set while the queue was between two engines: neither has
+        // signalled it.
         if self.master && masterings != self.masterings {
             self.signal_unread(cqid);
         }

@@ -1,5 +1,5 @@
-//! A vfio-user server of one controller, as small as it can be: it polls everything. It can be told to behave as servers
-//! of others do.
+//! A vfio-user server of one controller, as small as it can be: it polls everything. It can be told
+//! to behave as servers of others do.
 #![allow(dead_code)]
 
 use super::common::{host, memory, namespace};
@@ -44,8 +44,9 @@ pub struct DoorbellFile {
     pub offset: u64,
 }
 
-/// Interrupts as SPDK's target sends them: when Interrupt Disable is clear or MSI-X Enable is set, to the vector's eventfd;
-/// without one the controller fails for good (`post_completion` in its lib/nvmf/vfio_user.c).
+/// Interrupts as SPDK's target sends them: when Interrupt Disable is clear or MSI-X Enable is set,
+/// to the vector's eventfd; without one the controller fails for good (`post_completion` in its
+/// lib/nvmf/vfio_user.c).
 #[derive(Default)]
 pub struct Strict {
     enabled: AtomicBool,
@@ -94,7 +95,8 @@ struct Server {
 }
 
 impl Server {
-    /// After everything that changes configuration space or receivers: the strict ones hear of each interrupt.
+    /// After everything that changes configuration space or receivers: the strict ones hear of each
+    /// interrupt.
     fn attend(&mut self) {
         let Some(strict) = &self.foreign.strict else {
             return;

@@ -212,8 +212,9 @@ impl Client {
         }
     }
 
-    /// Sends a message that is to be answered later, and waits until the server has taken it and was at its queues
-    /// again: an answer that comes too early is there by then. `alive` is a queue that runs.
+    /// Sends a message that is to be answered later, and waits until the server has taken it and
+    /// was at its queues again: an answer that comes too early is there by then. `alive` is a queue
+    /// that runs.
     pub fn begin(&self, request: u32, payload: &[u8], alive: &mut Driver) {
         const NEED_REPLY: u32 = 8;
         self.raw
@@ -278,7 +279,8 @@ impl Client {
     }
 }
 
-/// Waits until the server's thread has been at its queues since this call: requests of one that runs are completed.
+/// Waits until the server's thread has been at its queues since this call: requests of one that
+/// runs are completed.
 pub fn at_the_queues(alive: &mut Driver) {
     for _ in 0..3 {
         alive.ok(Req::new(driver::GET_ID, 0, Data::In(20)));

@@ -1,5 +1,5 @@
-//! Keeps a load that writes off what is in use, as serving does: the system's users by a claim on the block device, other
-//! processes by a lock on the file.
+//! Keeps a load that writes off what is in use, as serving does: the system's users by a claim on
+//! the block device, other processes by a lock on the file.
 
 use crate::bind::{Host, users};
 use anyhow::{Context, Result, bail};
@@ -9,7 +9,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use volume::{FileOptions, FileVolume, VolumeError};
 
-/// Claims a file or block device; as long as the claim is there, nothing else can mount it, serve it or load it with writes.
+/// Claims a file or block device; as long as the claim is there, nothing else can mount it, serve
+/// it or load it with writes.
 pub fn claim(host: &Host, path: &Path) -> Result<Option<FileVolume>> {
     let meta = fs::metadata(path).with_context(|| format!("{}", path.display()))?;
     let user = if meta.file_type().is_block_device() {

@@ -86,7 +86,8 @@ pub struct JobArgs {
     /// End after this many I/Os on each queue instead, all of them measured
     #[arg(long, value_name = "N")]
     pub ios: Option<u64>,
-    /// Take the latency of one I/O in N, of none for 0 (only with --ios) [default: by the rate, of one in 1 to 31]
+    /// Take the latency of one I/O in N, of none for 0 (only with --ios) [default: by the rate, of
+    /// one in 1 to 31]
     #[arg(long, value_name = "N")]
     pub sample: Option<u32>,
     /// Use only this much of the target, from its start
@@ -173,7 +174,7 @@ impl JobArgs {
                 _ => bail!("--{name} {value}: a number of seconds, less than a million"),
             }
         };
-        // A job's time is over with a timed I/O.
+        // A job's time ends with a timed I/O.
         ensure!(
             self.sample != Some(0) || self.ios.is_some(),
             "--sample 0 needs --ios"

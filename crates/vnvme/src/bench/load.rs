@@ -3,7 +3,8 @@
 //! The loop does nothing for an I/O that the target does not need: no allocation, lock or system call. It also reads no
 //! clock for most of them: at millions of I/Os a second a look at the clock is a tenth of the I/O. Latency is taken of one
 //! I/O in [`INTERVALS`], the more I/Os per second the fewer; at less than about 100,000 a second of each one. The intervals
-//! are odd, so that the timed I/Os wander through the batches. A job may state the interval instead.
+//! are odd, so that the timed I/Os wander through the batches. A job may state the interval
+//! instead.
 
 use super::job::Job;
 use super::lane::{Lane, Outcome, Target};

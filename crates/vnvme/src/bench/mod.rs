@@ -59,7 +59,8 @@ pub struct BenchArgs {
     target: Option<String>,
     #[command(flatten)]
     job: JobArgs,
-    /// Overwrite a target that holds something: a filesystem, a partition table, or any data at its start or end
+    /// Overwrite a target that holds something: a filesystem, a partition table, or any data at its
+    /// start or end
     #[arg(long, conflicts_with = "suite")]
     destroy_data: bool,
     /// Print the figures in the layout of fio's JSON

@@ -1,6 +1,6 @@
-//! What a disk holds, as far as its first and last bytes tell: signatures of filesystems, partition tables, volume managers,
-//! encrypted and virtual disks. For the message that keeps a load from overwriting it; what has no known signature and is
-//! not all zeroes is data nevertheless.
+//! What a disk holds, as far as its first and last bytes tell: signatures of filesystems, partition
+//! tables, volume managers, encrypted and virtual disks. For the message that keeps a load from
+//! overwriting it; what has no known signature and is not all zeroes is data nevertheless.
 
 use super::lane::{Lane, Target};
 use anyhow::{Result, bail, ensure};
@@ -15,8 +15,8 @@ const CHUNK: u64 = 64 << 10;
 /// Between two looks whether a read has ended.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What it is, where, and the bytes there. What others contain, too, comes last: a filesystem's boot sector ends as a
-/// partition table does.
+/// What it is, where, and the bytes there. What others contain, too, comes last: a filesystem's
+/// boot sector ends as a partition table does.
 type Signature = (&'static str, usize, &'static [u8]);
 
 /// Offsets from the start.
@@ -89,7 +89,8 @@ const AT_END: &[Signature] = &[
 
 /// Of every version of Linux's superblocks.
 const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
-/// ZFS's uberblocks: a slot of a KiB each in the upper half of the first label, in the writer's byte order.
+/// ZFS's uberblocks: a slot of a KiB each in the upper half of the first label, in the writer's
+/// byte order.
 const ZFS: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\xb1\x0c"];
 const ZFS_FROM: usize = 128 << 10;
 
@@ -138,7 +139,8 @@ fn read<L: Lane>(lane: &mut L, offset: u64, data: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// From the first bytes of a disk of `size` bytes, and from those from byte `first` on up to its end.
+/// From the first bytes of a disk of `size` bytes, and from those from byte `first` on up to its
+/// end.
 fn identify(size: u64, start: &[u8], first: u64, end: &[u8]) -> Option<String> {
     let holds = |bytes: &[u8], at: usize, magic: &[u8]| {
         let found = at.checked_add(magic.len()).and_then(|to| bytes.get(at..to));

@@ -67,7 +67,8 @@ impl Usage {
     }
 }
 
-/// Who uses the block device with this number (`major:minor`) or one of its partitions, by the system's own tables.
+/// Who uses the block device with this number (`major:minor`) or one of its partitions, by the
+/// system's own tables.
 pub fn users(host: &Host, number: &str) -> Option<String> {
     let device = host.sysfs.path("dev/block").join(number);
     let disks = nodes(host, "block", &[device.canonicalize().ok()?]);

@@ -1,7 +1,8 @@
 //! `vnvme serve`'s options and its configuration file, put together.
 //!
-//! An option concerns everything that is served, or is refused in words: none is dropped. What an entry of the file (or a
-//! volume's URL) says of itself counts more than an option that only gives a default.
+//! An option concerns everything that is served, or is refused in words: none is dropped. What an
+//! entry of the file (or a volume's URL) says of itself counts more than an option that only gives
+//! a default.
 
 use super::ServeArgs;
 use crate::serve::ServeOptions;
@@ -14,8 +15,8 @@ use std::path::PathBuf;
 impl ServeArgs {
     /// What is to be served, and how.
     ///
-    /// The options are taken apart without `..`: a new one does not compile until it is decided here what it does beside
-    /// `--config`.
+    /// The options are taken apart without `..`: a new one does not compile until it is decided
+    /// here what it does beside `--config`.
     pub(super) fn merge(self) -> Result<(Specs, ServeOptions)> {
         let ServeArgs {
             volumes,

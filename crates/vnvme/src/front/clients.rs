@@ -54,8 +54,8 @@ impl NvmeFront {
         self.rewatch();
     }
 
-    /// Ends the connection of a client that has closed its socket: what it left there is handled first, but nothing is
-    /// waited for.
+    /// Ends the connection of a client that has closed its socket: what it left there is handled
+    /// first, but nothing is waited for.
     fn close_if_gone(&mut self) {
         let gone = self.connection.as_ref().is_some_and(|connection| {
             let mut fds = [PollFd::new(connection, PollFlags::empty())];

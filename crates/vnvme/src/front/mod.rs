@@ -1,5 +1,5 @@
-//! What this process's workers serve: every kind of front-end, in one enum, so that no call on the way of a command is
-//! virtual.
+//! What this process's workers serve: every kind of front-end, in one enum, so that no call on the
+//! way of a command is virtual.
 
 mod clients;
 mod nvme;

@@ -83,7 +83,8 @@ impl Frontend for Remote {
         self.branch.hear()
     }
 
-    /// Only the controller's own worker can migrate a queue, and it may sleep while this one has too much to do.
+    /// Only the controller's own worker can migrate a queue, and it may sleep while this one has
+    /// too much to do.
     fn housekeeping(&mut self, now: Instant) {
         if now >= self.next_call {
             self.next_call = now + CALL_INTERVAL;

@@ -21,8 +21,8 @@ fn memory(host: &Host) -> Vec<u8> {
     bytes
 }
 
-/// A kernel that starts another one (kexec) clears the bit and nothing else: what was memory of the old one's reads belongs
-/// to the new one then.
+/// A kernel that starts another one (kexec) clears the bit and nothing else: what was memory of the
+/// old one's reads belongs to the new one then.
 #[test]
 fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
     let place = Place::new();

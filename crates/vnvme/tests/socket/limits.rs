@@ -63,7 +63,8 @@ fn many_clients_leave_nothing_behind() {
     let rounds = |count: u64| {
         for round in 0..count {
             visit(&place, round);
-            // The client before is gone, so that the next is not refused. The log tells of a few only.
+            // The client before is gone, so that the next is not refused. The log tells of a few
+            // only.
             daemon.wait_descriptors(open);
         }
     };

@@ -23,7 +23,8 @@ fn repeated(message: &str) -> Vec<&str> {
     again.map(|(_, clause)| *clause).collect()
 }
 
-/// Does it; the words must stand in the last line of the message, or in all of it where the command line is explained.
+/// Does it; the words must stand in the last line of the message, or in all of it where the command
+/// line is explained.
 fn mistake(args: &[&str], status: i32, words: &[&str]) {
     let output = vnvme(args);
     let text = String::from_utf8(output.stderr).unwrap();

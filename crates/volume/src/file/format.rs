@@ -1,15 +1,17 @@
-//! Image formats of other programs, known by their first bytes: served as raw, a guest would read the format's own tables,
-//! and destroy them by its first write.
+//! Image formats of other programs, known by their first bytes: served as raw, a guest would read
+//! the format's own tables, and destroy them by its first write.
 //!
-//! The check only ever refuses. It never opens an image in the format that it finds, as programs do that probe: a guest can
-//! write any header to its own raw disk, and would choose what its host opens next. A raw disk whose guest did that (or holds
-//! an image as it is) is served with `format=raw`. Formats that guests make on whole disks themselves (LUKS, filesystems)
-//! are raw disks and not looked for.
+//! The check only ever refuses. It never opens an image in the format that it finds, as programs do
+//! that probe: a guest can write any header to its own raw disk, and would choose what its host
+//! opens next. A raw disk whose guest did that (or holds an image as it is) is served with
+//! `format=raw`. Formats that guests make on whole disks themselves (LUKS, filesystems) are raw
+//! disks and not looked for.
 
 /// So many first bytes say it.
 pub(super) const HEAD: usize = 512;
 
-/// Name, place and value of the bytes by which a format is known; of those with several names for one, the version decides.
+/// Name, place and value of the bytes by which a format is known; of those with several names for
+/// one, the version decides.
 const MAGICS: [(&str, usize, &[u8]); 11] = [
     ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
     ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),

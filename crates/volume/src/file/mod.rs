@@ -37,7 +37,8 @@ pub enum Direct {
 /// What the file's first bytes may be.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Those of a raw disk: a file that begins like an image of another format (qcow2, VMDK, ...) is not opened.
+    /// Those of a raw disk: a file that begins like an image of another format (qcow2, VMDK, ...)
+    /// is not opened.
     #[default]
     Probe,
     /// Anything: the file is served as it is.

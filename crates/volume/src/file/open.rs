@@ -85,7 +85,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     if size == 0 {
         return Err(VolumeError::Empty { path: path.into() });
     }
-    // Before the size is looked at: another format may have any, and a raw disk's advice would spoil it.
+    // Before the size is looked at: another format may have any, and a raw disk's advice would
+    // spoil it.
     if options.format == Format::Probe
         && let Some(format) = format(path, fd.as_fd())
     {
@@ -157,7 +158,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     })
 }
 
-/// The image format that the file has, if that is none that can be served. What cannot be read says nothing.
+/// The image format that the file has, if that is none that can be served. What cannot be read says
+/// nothing.
 fn format(path: &Path, fd: BorrowedFd<'_>) -> Option<&'static str> {
     let mut head = Buffer::new(LARGEST_BLOCK);
     let read = rustix::io::pread(fd, &mut head[..], 0).or_else(|errno| match errno {

@@ -179,9 +179,10 @@ impl Controller {
         }
     }
 
-    /// Makes a branch for another worker, which `waker` wakes. Once it is opened there, queues may go to it. `None` when that
-    /// cannot be: no home was named, there is a branch for that worker already, [`ControllerConfig::workers`] are reached,
-    /// or a namespace has a direct path to a device, which belongs to one thread.
+    /// Makes a branch for another worker, which `waker` wakes. Once it is opened there, queues may
+    /// go to it. `None` when that cannot be: no home was named, there is a branch for that worker
+    /// already, [`ControllerConfig::workers`] are reached, or a namespace has a direct path to a
+    /// device, which belongs to one thread.
     ///
     /// [`ControllerConfig::workers`]: crate::ControllerConfig::workers
     pub fn branch(&mut self, worker: u16, waker: Waker) -> Option<BranchSeed> {
@@ -270,7 +271,8 @@ impl Controller {
         }
     }
 
-    /// Hears the branches. To be called when this worker was woken for messages. Returns whether there was anything.
+    /// Hears the branches. To be called when this worker was woken for messages. Returns whether
+    /// there was anything.
     pub fn hear(&mut self) -> bool {
         // One that had not heard of a receiver yet has left an interrupt pending; now it has heard.
         self.engine.irqs.deliver_pending();

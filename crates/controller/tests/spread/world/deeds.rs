@@ -186,8 +186,8 @@ impl World {
         self.wake_all();
     }
 
-    /// Clears Bus Master Enable, in the middle of everything; after the answer nothing touches memory, and nothing is
-    /// signalled.
+    /// Clears Bus Master Enable, in the middle of everything; after the answer nothing touches
+    /// memory, and nothing is signalled.
     pub fn stop_mastering(&mut self) {
         self.wake_all();
         self.h.set_command(BUS_MASTER, false);

@@ -3,10 +3,11 @@
 //!
 //! Each case runs twice in one process with driver and controller on one thread, with few and with many I/Os; the difference
 //! leaves out what it takes to begin and to end. `null read` and the like count the controller only, from finding the doorbell
-//! to the completion; `whole null read` counts driver, controller and load. The load takes no latencies meanwhile: for how
-//! many I/Os it would look at the clock depends on the clock. How often a controller looks in vain for what a
-//! disk has not done yet is no constant, so a file has two cases: `file read, start` from the entry in hand to that of the
-//! ring, `file read, end` from the end of the request to the completion.
+//! to the completion; `whole null read` counts driver, controller and load. The load takes no
+//! latencies meanwhile: for how many I/Os it would look at the clock depends on the clock. How
+//! often a controller looks in vain for what a disk has not done yet is no constant, so a file has
+//! two cases: `file read, start` from the entry in hand to that of the ring, `file read, end` from
+//! the end of the request to the completion.
 
 use super::super::results::Case;
 use super::scratch::Scratch;

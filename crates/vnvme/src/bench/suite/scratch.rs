@@ -1,5 +1,5 @@
-//! Folders of a suite that go away with it: when they are dropped, when the process is told to end, and, where it was killed,
-//! when the next suite looks for them.
+//! Folders of a suite that go away with it: when they are dropped, when the process is told to end,
+//! and, where it was killed, when the next suite looks for them.
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -23,7 +23,8 @@ static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// A folder of this process.
 pub struct Scratch {
     path: PathBuf,
-    /// Whoever can lock it knows that the folder's process is dead, also one of another PID namespace.
+    /// A process that can lock it knows that the folder's process is dead, also one of another PID
+    /// namespace.
     _lock: OwnedFd,
 }
 
@@ -43,7 +44,8 @@ impl Scratch {
             let path = made
                 .with_context(|| format!("{}", parent.display()))?
                 .keep();
-            // Another process that looks for dead ones may come before the lock, and takes the folder then.
+            // Another process that looks for dead ones may come before the lock, and takes the
+            // folder then.
             if let Some(lock) = lock(&path, OFlags::CREATE) {
                 live.push(path.clone());
                 return Ok(Scratch { path, _lock: lock });
