@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::{Io, IoOptions, MemVolume};
-use worker::{Handle, Options, Worker};
+use worker::{Handle, IdleWindow, Options, Worker};
 
 /// The controller's number on its worker, which serves nothing else.
 const OWNER: u16 = 0;
@@ -47,20 +47,25 @@ impl Host {
     /// # Errors
     /// [`TransportError::Io`] when no descriptor is left.
     pub fn new(controller: Controller, io: Io) -> Result<Self, TransportError> {
-        let handle = Handle::new().map_err(system)?;
-        Self::with_handle(controller, io, &handle)
+        Self::with_idle_window(controller, io, IdleWindow::default())
     }
 
-    fn with_handle(
+    /// As [`Host::new`], and its worker polls for this long after the last work, before it sleeps.
+    ///
+    /// # Errors
+    /// As those of [`Host::new`].
+    pub fn with_idle_window(
         controller: Controller,
         io: Io,
-        handle: &Handle<Local>,
+        idle_window: IdleWindow,
     ) -> Result<Self, TransportError> {
+        let handle = Handle::new().map_err(system)?;
         let options = Options {
+            idle_window,
             shares_cpu: true,
             ..Options::default()
         };
-        let mut worker = Worker::new(Rc::new(io), handle, options).map_err(system)?;
+        let mut worker = Worker::new(Rc::new(io), &handle, options).map_err(system)?;
         match worker.add(|_| Ok::<_, Infallible>(Local(controller))) {
             Ok(_) => Ok(Self(worker)),
             Err(never) => match never {},
