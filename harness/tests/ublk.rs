@@ -109,6 +109,25 @@ fn counted(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
+/// Commands one at a time, each of which comes while the worker falls asleep or is asleep.
+fn woken(guest: &Guest) -> Result<()> {
+    let script = "up 6 --idle-window 0 --queues 1 null://64M
+         dd if=/dev/ublkb6 of=/dev/null bs=4096 count=10000 iflag=direct";
+    sh(guest, script)?;
+    if locks(guest)? {
+        let told = json(guest, &format!("{LIB}/tmp/vnvme stats --json /tmp/ctl6"))?;
+        let queue = &told["ublk"][0]["queues"][0];
+        let figure = |key: &str| queue[key].as_u64();
+        ensure!(figure("reads") >= Some(10_000), "{told}");
+        // Else nothing was shown.
+        ensure!(
+            figure("sleeps") > Some(100),
+            "the worker hardly slept: {told}"
+        );
+    }
+    sh(guest, "down 6").map(drop)
+}
+
 /// Nothing is lost but the device when the process is killed, and the number can be had again.
 fn killed(guest: &Guest) -> Result<()> {
     sh(
@@ -349,6 +368,7 @@ fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
         skip(&what, "the guest's kernel has no file locks");
     }
     checks.check("a file", || a_file(&guest));
+    checks.check("woken", || woken(&guest));
     checks.check("killed", || killed(&guest));
     checks.check("recovered", || recovered(&guest));
     checks.check("refusals", || refusals(&guest));
