@@ -42,15 +42,15 @@ fuzz: tools-build
 BENCH = target/bench
 bench: export PATH := $(PATH):$(CURDIR)/target/tools/bin
 bench: tools-build tools-bench
-	$(CARGO) build --release -p vnvme -p harness
+	$(CARGO) build --release -p vnvme -p bench -p harness
 	rm -rf $(BENCH)
 	mkdir -p $(BENCH)
 	status=0; \
-	$(CARGO) run --quiet --release -p vnvme -- bench --suite all --output $(BENCH) >/dev/null || status=1; \
+	$(CARGO) run --quiet --release -p bench -- --suite all --output $(BENCH) >/dev/null || status=1; \
 	$(CARGO) run --quiet --release -p harness --bin bench -- $(BENCH)/guest.json || status=1; \
 	$(CARGO) run --quiet --release -p harness --bin bench_driver -- $(BENCH)/driver.json || status=1; \
 	$(CARGO) run --quiet --release -p harness --bin bench_mediate -- $(BENCH)/mediate_guest.json || status=1; \
-	$(CARGO) run --quiet --release -p vnvme -- bench --report --output $(BENCH) \
+	$(CARGO) run --quiet --release -p bench -- --report --output $(BENCH) \
 		$(foreach suite,guest driver mediate_guest,--add $(BENCH)/$(suite).json) || status=1; \
 	exit $$status
 

@@ -57,7 +57,7 @@ enum Command {
     Resume(DeviceArgs),
     /// Show what an NVMe device says about itself
     Info(info::InfoArgs),
-    /// Load a disk and measure it, in the manner of fio; or run the suites of measurements
+    /// Load a disk and measure it, in the manner of fio
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::BenchArgs>),
     /// Hand NVMe devices over to vfio-pci, for nvme:// (as root; refused while a disk is in use)

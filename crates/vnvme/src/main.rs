@@ -4,7 +4,7 @@
 //! between a controller and its vfio-user connection. Everything that a guest or a VMM sends is
 //! handled further down; here are only words for people and the order in which things are started
 //! and ended.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod balance;
 mod bench;
@@ -44,6 +44,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(args) = bench::suites::wanted(std::env::args_os().skip(1)) {
+        return match bench::suites::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error),
+        };
+    }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         // Help, or what is wrong with the command line.
@@ -57,9 +63,14 @@ fn main() -> ExitCode {
         }
     };
     cli::init_logging(cli.log());
-    let Err(error) = cli.run() else {
-        return ExitCode::SUCCESS;
-    };
+    match cli.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+/// Says what went wrong.
+fn failed(error: &anyhow::Error) -> ExitCode {
     let closed = error.downcast_ref::<output::OutputError>();
     if closed.is_some_and(output::OutputError::is_closed) {
         return output::end_quietly();

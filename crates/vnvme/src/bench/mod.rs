@@ -1,39 +1,22 @@
-//! `vnvme bench`: a load generator in the manner of fio, and the suites that compare this program with others.
+//! `vnvme bench`: the load generator (crate `load`) on the target that a user names.
 //!
-//! One job: [`job`] says what to do, [`pattern`] where and with what data, [`load`] runs a thread for each queue on a
-//! [`lane::Target`], [`stats`] is what comes out, [`fio`] its layout. Targets: [`device`] (an NVMe controller through our
-//! driver: VFIO, a vfio-user socket, or a controller in this process) [`virtio`] (a
-//! vhost-user-blk export), and [`uring`] (a file, straight).
-//!
-//! Suites: [`suite`] runs jobs against `vnvme serve` processes, interleaved and repeated; [`results`] keeps the figures;
-//! [`report`] shows them beside those of the documents that this project follows.
+//! [`in_use`] keeps it off disks that others use. The suites of measurements are a program of their
+//! own, which [`suites`] runs.
 
-mod device;
-mod fio;
 mod in_use;
-mod job;
-mod lane;
-mod load;
-mod pattern;
-mod progress;
-mod report;
-mod results;
-mod signature;
-mod stats;
-mod suite;
+pub mod suites;
 mod target;
-mod uring;
-mod virtio;
 
 use crate::outln;
 use crate::output::OutputError;
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
-use job::{Job, JobArgs};
-use lane::Target;
-use progress::{Progress, nanos, quantity};
-use stats::{Flow, Measured};
-use std::path::PathBuf;
+use load::fio;
+use load::job::{Job, JobArgs};
+use load::lane::Target;
+use load::progress::{Progress, nanos, quantity};
+use load::signature;
+use load::stats::{Flow, Measured};
 use target::with_target;
 
 /// Help that comes after the options.
@@ -49,19 +32,22 @@ Targets:
 anything but zeroes at its start and end) is refused without --destroy-data, and one that is in use (mounted, swapped to, part
 of another device, locked by another process) always.
 
-Latency is measured from submission until the completion is seen; at high rates of one I/O in up to 31.";
+Latency is measured from submission until the completion is seen; at high rates of one I/O in up to 31.
+
+Suites of measurements: vnvme bench --suite NAME runs the program vnvme-bench, which lies beside this one; vnvme-bench --help
+names them.";
 
 /// Options of `vnvme bench`.
 #[derive(Args)]
 pub struct BenchArgs {
     /// What to load: a URL or a path
-    #[arg(required_unless_present_any = ["suite", "report"], value_name = "TARGET")]
-    target: Option<String>,
+    #[arg(value_name = "TARGET")]
+    target: String,
     #[command(flatten)]
     job: JobArgs,
     /// Overwrite a target that holds something: a filesystem, a partition table, or any data at its
     /// start or end
-    #[arg(long, conflicts_with = "suite")]
+    #[arg(long)]
     destroy_data: bool,
     /// Print the figures in the layout of fio's JSON
     #[arg(long)]
@@ -69,79 +55,20 @@ pub struct BenchArgs {
     /// With the histograms, as fio's json+ has them
     #[arg(long, requires = "json")]
     bins: bool,
-    /// Run a suite of measurements instead: limit, doorbell, file, scale, mediate, share, cost, or all of them
-    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "target")]
-    suite: Option<suite::Name>,
-    /// How often a suite measures each case; the figure is the median
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
-    runs: u32,
-    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting, beside, plain, vnvme,
-    /// pinned. What no word is given for is done in full. The results then hold nothing else of it
-    #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
-    only: Vec<String>,
-    /// Where a suite has the memory of queues and data
-    #[arg(
-        long,
-        value_enum,
-        default_value_t,
-        requires = "suite",
-        value_name = "PLACE"
-    )]
-    memory: suite::Choice,
-    /// Write the report of the results that there are
-    #[arg(long, conflicts_with = "target")]
-    report: bool,
-    /// Figures that another program measured, to be taken into the results: files in their form
-    #[arg(long, value_name = "FILE", requires = "report")]
-    add: Vec<PathBuf>,
-    /// Directory of results.json and report.html
-    #[arg(long, default_value = "target/bench", value_name = "DIR")]
-    output: PathBuf,
-    /// Ceilings of the suite cost; figures above them are an error
-    #[arg(long, default_value = "bench/ceilings.toml", value_name = "FILE")]
-    ceilings: PathBuf,
 }
 
 impl BenchArgs {
     /// Measures.
     pub fn run(self) -> Result<()> {
         let job = self.job.job()?;
-        let mut verdict = Ok(());
-        if let Some(name) = self.suite {
-            ensure!(
-                job.ios.is_none() && !job.verify,
-                "a suite chooses the load itself"
-            );
-            name.check_only(&self.only)?;
-            let plan = suite::Plan {
-                only: self.only.clone(),
-                runtime: job.runtime,
-                ramp: job.ramp,
-                runs: self.runs,
-                output: self.output.clone(),
-                ceilings: self.ceilings.clone(),
-                memory: suite::place(self.memory)?,
-            };
-            let asked = self.job.runtime.map(|_| job.runtime);
-            verdict = suite::run(name, asked, &plan);
-        }
-        if self.report || self.suite.is_some() {
-            report::write(
-                &self.output,
-                &self.add,
-                self.suite.and_then(suite::Name::only),
-            )?;
-            return verdict;
-        }
-        let target = self.target.unwrap_or_default();
         let single = Single {
-            name: &target,
+            name: &self.target,
             job: &job,
             destroy_data: self.destroy_data,
         };
-        let measured = with_target(&target, &job, single)?;
+        let measured = with_target(&self.target, &job, single)?;
         if self.json {
-            let document = fio::document(&target, &job, &measured, self.bins);
+            let document = fio::document(&self.target, &job, &measured, self.bins);
             outln!("{}", serde_json::to_string_pretty(&document)?);
         } else {
             print(&measured)?;

@@ -1,13 +1,13 @@
 //! From what a user typed to a target.
 
-use super::device::DeviceTarget;
 use super::in_use;
-use super::job::Job;
-use super::lane::Target;
-use super::stats::Measured;
-use super::uring::UringTarget;
 use crate::bind::Host;
 use anyhow::Result;
+use load::device::DeviceTarget;
+use load::job::Job;
+use load::lane::Target;
+use load::stats::Measured;
+use load::uring::UringTarget;
 use std::path::Path;
 
 /// Something to do with a target of whatever type.

@@ -1,12 +1,9 @@
-//! What the load generator must not destroy, and what it must not leave behind.
+//! What the load generator must not destroy, and where the suites are.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
 
 use crate::common::*;
 
@@ -73,74 +70,28 @@ fn a_disk_that_is_served_is_not_written_to() {
     assert!(free.status.success(), "{free:?}");
 }
 
-/// A suite at work, which has its folders in `temp`.
-struct Suite(Child);
-
-impl Suite {
-    fn start(place: &Place, temp: &Path) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
-        let words = "bench --suite doorbell --memory any --runs 1 --ramp 0 --runtime 600 --output";
-        command.args(words.split(' ')).arg(place.path("output"));
-        command.env("TMPDIR", temp).stderr(Stdio::null());
-        // SAFETY: the closure makes one system call and allocates nothing.
-        unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-        }
-        let suite = Suite(command.spawn().unwrap());
-        // A server that another suite has left a folder of is dead.
-        let serves = |folder: &PathBuf| folder.join("control").exists();
-        eventually("a server is there", || {
-            !processes(temp).is_empty() && folders(temp).iter().any(serves)
-        });
-        suite
-    }
-
-    fn end(mut self, signal: Signal) {
-        let pid = Pid::from_raw(self.0.id() as i32).unwrap();
-        kill_process(pid, signal).unwrap();
-        let status = self.0.wait().unwrap();
-        let by = std::os::unix::process::ExitStatusExt::signal(&status);
-        assert_eq!(by, Some(signal.as_raw()), "{status:?}");
-    }
-}
-
-fn folders(temp: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(temp).unwrap();
-    entries.map(|entry| entry.unwrap().path()).collect()
-}
-
-/// Processes whose command line names something in `temp`.
-fn processes(temp: &Path) -> Vec<String> {
-    let names = fs::read_dir("/proc").unwrap().flatten();
-    let pids = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let named = pids.filter(|pid| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(&text(temp))
-    });
-    named.collect()
-}
-
 #[test]
-fn a_suite_that_is_ended_leaves_nothing() {
-    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
-        eprintln!("skipped: a suite with a server needs two CPUs");
-        return;
-    }
+fn suites_are_run_by_the_program_beside() {
     let place = Place::new();
-    let temp = place.path("temp");
-    fs::create_dir(&temp).unwrap();
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        Suite::start(&place, &temp).end(signal);
-        assert_eq!(folders(&temp), [""; 0].map(PathBuf::from), "{signal:?}");
-        eventually("the server ends", || processes(&temp).is_empty());
-    }
-    // A killed one leaves a folder, without a server, and the next suite removes it.
-    Suite::start(&place, &temp).end(Signal::KILL);
-    let left = folders(&temp);
-    assert_eq!(left.len(), 1);
-    eventually("the server ends", || processes(&temp).is_empty());
-    let next = Suite::start(&place, &temp);
-    assert!(!left[0].exists());
-    next.end(Signal::TERM);
-    assert_eq!(folders(&temp), [""; 0].map(PathBuf::from));
+    let vnvme = place.path("vnvme");
+    fs::copy(env!("CARGO_BIN_EXE_vnvme"), &vnvme).unwrap();
+    let run = || {
+        Command::new(&vnvme)
+            .args(["bench", "--suite", "cost", "--runs=1"])
+            .output()
+            .unwrap()
+    };
+    let missing = run();
+    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert_eq!(missing.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("vnvme-bench") && said.lines().count() == 1,
+        "{said}"
+    );
+    let suites = place.path("vnvme-bench");
+    fs::write(&suites, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
+    fs::set_permissions(&suites, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = run();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!(output.stdout, b"--suite cost --runs=1\n");
 }

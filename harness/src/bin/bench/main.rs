@@ -1,7 +1,7 @@
 //! `make bench`, the part that needs a guest: suite `guest`.
 //!
 //! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes figures in the form of `results.json`, for
-//! `vnvme bench --report --add OUTPUT`.
+//! `vnvme-bench --report --add OUTPUT`.
 #![forbid(unsafe_code)]
 
 mod figures;

@@ -1,0 +1,135 @@
+//! The suites that measure `vnvme` and compare it with others, and their report.
+//!
+//! `vnvme-bench --suite NAME`, or `vnvme bench --suite NAME`, which runs this program if it lies
+//! beside it. [`suite`] runs jobs of the load generator (crate `load`) against `vnvme serve`
+//! processes, interleaved and repeated; [`results`] keeps the figures; [`report`] shows them beside
+//! those of the documents that this project follows. [`virtio`] is a guest's driver for
+//! vhost-user-blk exports.
+//!
+//! *What may be touched here.* Servers, as processes: by their sockets, their configuration and
+//! their control socket. *What may not.* The inside of the program that is measured. There is no
+//! unsafe code.
+#![forbid(unsafe_code)]
+
+mod output;
+mod report;
+mod results;
+mod suite;
+mod virtio;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use output::OutputError;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Suites of measurements: vnvme beside what it is compared with.
+#[derive(Parser)]
+#[command(name = "vnvme-bench", version, max_term_width = 120)]
+struct Options {
+    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like "warn,driver=trace"
+    #[arg(long, env = "VNVME_LOG", default_value = "warn", value_name = "FILTER")]
+    log: Targets,
+    /// The suite to run: limit, doorbell, file, scale, mediate, share, cost, or all of them
+    #[arg(
+        long,
+        value_enum,
+        required_unless_present = "report",
+        value_name = "NAME"
+    )]
+    suite: Option<suite::Name>,
+    /// How often each case is measured; the figure is the median
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
+    runs: u32,
+    /// Seconds to measure a case [default: 1, or less where there are many]
+    #[arg(long, value_parser = seconds, value_name = "SECONDS")]
+    runtime: Option<Duration>,
+    /// Seconds to run a case before measuring begins
+    #[arg(long, default_value = "0.25", value_parser = seconds, value_name = "SECONDS")]
+    ramp: Duration,
+    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting, beside, plain, vnvme,
+    /// pinned. What no word is given for is done in full. The results then hold nothing else of it
+    #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
+    only: Vec<String>,
+    /// Where a suite has the memory of queues and data
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        requires = "suite",
+        value_name = "PLACE"
+    )]
+    memory: suite::Choice,
+    /// Write the report of the results that there are
+    #[arg(long)]
+    report: bool,
+    /// Figures that another program measured, to be taken into the results: files in their form
+    #[arg(long, value_name = "FILE", requires = "report")]
+    add: Vec<PathBuf>,
+    /// Directory of results.json and report.html
+    #[arg(long, default_value = "target/bench", value_name = "DIR")]
+    output: PathBuf,
+    /// Ceilings of the suite cost; figures above them are an error
+    #[arg(long, default_value = "bench/ceilings.toml", value_name = "FILE")]
+    ceilings: PathBuf,
+}
+
+fn seconds(text: &str) -> Result<Duration> {
+    match Duration::try_from_secs_f64(text.parse()?) {
+        Ok(duration) if duration < Duration::from_secs(1_000_000) => Ok(duration),
+        _ => bail!("a number of seconds, less than a million"),
+    }
+}
+
+impl Options {
+    /// Measures, and writes the report.
+    fn run(self) -> Result<()> {
+        let mut verdict = Ok(());
+        if let Some(name) = self.suite {
+            name.check_only(&self.only)?;
+            let plan = suite::Plan {
+                only: self.only.clone(),
+                runtime: self.runtime.unwrap_or_default(),
+                ramp: self.ramp,
+                runs: self.runs,
+                output: self.output.clone(),
+                ceilings: self.ceilings.clone(),
+                memory: suite::place(self.memory)?,
+            };
+            verdict = suite::run(name, self.runtime, &plan);
+        }
+        report::write(
+            &self.output,
+            &self.add,
+            self.suite.and_then(suite::Name::only),
+        )?;
+        verdict
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
+    tracing_subscriber::registry()
+        .with(tracing_subscriber::Layer::with_filter(
+            lines,
+            options.log.clone(),
+        ))
+        .init();
+    let Err(error) = options.run() else {
+        return ExitCode::SUCCESS;
+    };
+    // A reader that has gone wants to hear no more.
+    let closed = error.downcast_ref::<OutputError>();
+    if !closed.is_some_and(OutputError::is_closed) {
+        let _ = writeln!(std::io::stderr(), "vnvme-bench: {error:#}");
+    }
+    ExitCode::FAILURE
+}

@@ -1,0 +1,256 @@
+//! What is shown of each suite: a few words, tables, plots.
+
+mod guest;
+mod native;
+mod share;
+
+use super::chart::{Chart, Series, Shape};
+use super::documents;
+use super::table::Table;
+use crate::results::{Results, Row, quotient};
+use std::collections::BTreeSet;
+
+/// One suite.
+pub struct Section {
+    pub id: &'static str,
+    pub title: String,
+    pub intro: String,
+    pub tables: Vec<Table>,
+    pub charts: Vec<Chart>,
+}
+
+/// Sections of all suites that have figures.
+pub fn all(results: &Results) -> Vec<Section> {
+    let makers: [fn(&Results) -> Section; 9] = [
+        native::limit,
+        native::doorbell,
+        guest::guest,
+        guest::driver,
+        native::file,
+        native::scale,
+        guest::mediate,
+        share::share,
+        native::cost,
+    ];
+    let sections = makers.iter().map(|make| make(results));
+    sections
+        .filter(|section| !section.tables.is_empty())
+        .collect()
+}
+
+/// A point of a series: depth and queues.
+type Point = (u32, u32);
+
+/// A look at one suite.
+struct View<'a> {
+    results: &'a Results,
+    suite: &'static str,
+}
+
+impl View<'_> {
+    fn get(&self, case: &str, point: Point, metric: &str) -> Option<f64> {
+        Some(self.figure(case, point, metric)?.value)
+    }
+
+    fn figure(&self, case: &str, (depth, queues): Point, metric: &str) -> Option<&Row> {
+        self.results.row(self.suite, case, depth, queues, metric)
+    }
+
+    /// Depths and queues that there are figures for, of cases that `wanted` likes.
+    fn points(&self, wanted: impl Fn(&str) -> bool) -> Vec<Point> {
+        let rows = self.results.rows.iter();
+        let rows = rows.filter(|r| r.suite == self.suite && wanted(&r.case));
+        let set: BTreeSet<(u32, u32)> = rows.map(|r| (r.queues, r.depth)).collect();
+        set.into_iter()
+            .map(|(queues, depth)| (depth, queues))
+            .collect()
+    }
+
+    fn has(&self, case: &str) -> bool {
+        self.results
+            .rows
+            .iter()
+            .any(|r| r.suite == self.suite && r.case == case)
+    }
+
+    fn row(
+        &self,
+        table: &mut Table,
+        name: &str,
+        case: &str,
+        points: &[Point],
+        metric: &str,
+        show: fn(f64) -> String,
+    ) {
+        let cells = points.iter().map(|p| self.get(case, *p, metric).map(show));
+        table.row(name, false, cells.collect());
+    }
+
+    /// Quotients of two cases, each the median of those within the runs.
+    fn ratio(
+        &self,
+        table: &mut Table,
+        name: &str,
+        (over, under): (&str, &str),
+        points: &[Point],
+        metric: &str,
+    ) {
+        let cell = |p: &Point| {
+            let figure = |case| self.figure(case, *p, metric);
+            Some(times(quotient(figure(over)?, figure(under)?)))
+        };
+        table.row(name, false, points.iter().map(cell).collect());
+    }
+
+    fn series(
+        &self,
+        name: &str,
+        case: &str,
+        points: &[Point],
+        metric: &str,
+        colour: usize,
+    ) -> Series {
+        Series {
+            name: name.into(),
+            quoted: false,
+            values: points.iter().map(|p| self.get(case, *p, metric)).collect(),
+            colour,
+        }
+    }
+}
+
+fn times(value: f64) -> String {
+    format!("{value:.2}\u{d7}")
+}
+
+fn per_io(value: f64) -> String {
+    match value {
+        0.0 => "0".into(),
+        v if v < 0.01 => format!("{v:.5}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+fn depth_names(points: &[Point]) -> Vec<String> {
+    let name = |&(depth, queues): &Point| match queues {
+        0 | 1 => depth.to_string(),
+        queues => format!("{depth} \u{d7} {queues}"),
+    };
+    points.iter().map(name).collect()
+}
+
+fn quote(table: &mut Table, series: &documents::Series, points: &[Point], show: fn(f64) -> String) {
+    let cells = points.iter().map(|p| quoted(series, *p).map(show));
+    table.row(series.name, true, cells.collect());
+}
+
+fn quoted(series: &documents::Series, (depth, queues): Point) -> Option<f64> {
+    let mut points = series.points.iter();
+    let found = points.find(|(d, q, _)| *d == depth && *q == queues.max(1));
+    found.map(|(_, _, value)| *value)
+}
+
+fn quoted_series(series: &documents::Series, points: &[Point], colour: usize) -> Series {
+    Series {
+        name: series.name.into(),
+        quoted: true,
+        values: points.iter().map(|p| quoted(series, *p)).collect(),
+        colour,
+    }
+}
+
+/// A document's gain, "on" over "off".
+fn quote_gain(table: &mut Table, name: &str, [off, on]: &[documents::Series; 2], points: &[Point]) {
+    let cell = |p: &Point| Some(times(quoted(on, *p)? / quoted(off, *p)?));
+    table.row(name, true, points.iter().map(cell).collect());
+}
+
+fn chart(name: &str, title: &str, axis: &str, points: &[Point], log: bool, shape: Shape) -> Chart {
+    Chart {
+        name: name.into(),
+        title: title.into(),
+        axis: axis.into(),
+        labels: depth_names(points),
+        series: Vec::new(),
+        shape,
+        log,
+        goal: None,
+    }
+}
+
+fn filled(tables: Vec<Table>) -> Vec<Table> {
+    tables.into_iter().filter(|t| !t.rows.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::{Case, Collector};
+
+    fn results(suite: &str, rows: &[(&str, u32, u32, &str, f64)]) -> Results {
+        let mut collector = Collector::default();
+        for (case, depth, queues, metric, value) in rows {
+            let case = Case {
+                suite,
+                case,
+                depth: *depth,
+                queues: *queues,
+            };
+            collector.add(case, metric, "", *value);
+        }
+        let mut results = Results::default();
+        results.replace(suite, collector.rows(), Vec::new());
+        results
+    }
+
+    #[test]
+    fn nothing_measured_is_nothing_shown() {
+        assert!(all(&Results::default()).is_empty());
+    }
+
+    #[test]
+    fn the_documents_stand_beside_our_figures_at_the_same_depth() {
+        let results = results(
+            "doorbell",
+            &[
+                ("shadow off", 4, 1, "iops", 100_000.0),
+                ("shadow on", 4, 1, "iops", 500_000.0),
+                ("shadow on", 4, 1, "mmio_per_io", 0.001),
+                ("shadow on", 32, 4, "iops", 2e6),
+            ],
+        );
+        let sections = all(&results);
+        let [section] = sections.as_slice() else {
+            panic!("{} sections", sections.len());
+        };
+        let text = section.tables[0].text();
+        let line = |name: &str| {
+            text.lines()
+                .find(|l| l.trim_start().starts_with(name))
+                .unwrap()
+                .to_owned()
+        };
+        assert!(line("gain ").contains("5.00\u{d7}"), "{text}");
+        assert!(line("QEMU series: on").contains("99.8k"), "{text}");
+        assert!(line("QEMU series: gain").contains("4.07\u{d7}"), "{text}");
+        assert!(line("Linux patch: on").contains("1.00M"), "{text}");
+        assert!(
+            !text.contains("Collabora"),
+            "no figure at depth 32 with one queue"
+        );
+        assert!(section.tables[1].text().contains("0.00100"));
+    }
+
+    #[test]
+    fn gains_of_the_driver_are_percentages() {
+        let results = results(
+            "driver",
+            &[
+                ("randread libaio", 1, 1, "iops", 1000.0),
+                ("randread vnvme", 1, 1, "iops", 1300.0),
+            ],
+        );
+        let text = all(&results)[0].tables[0].text();
+        assert!(text.contains("+30%") && text.contains("+12%"), "{text}");
+    }
+}

@@ -1,0 +1,66 @@
+//! The suite `share`.
+
+use super::super::table::Table;
+use super::{Section, View, filled};
+use crate::results::Results;
+use load::progress::{nanos, quantity};
+
+/// What a slice gets, beside what is due to it.
+pub fn share(results: &Results) -> Section {
+    let view = View {
+        results,
+        suite: "share",
+    };
+    let percent = |value: f64| format!("{:.1}%", 100.0 * value);
+    let mut shares = Table::new(
+        "The first slice's share of the device",
+        ["due", "share", "IOPS of both"],
+    );
+    let cases = [
+        ("equal without weights", 4, None),
+        ("equal", 4, Some(0.5)),
+        ("weights 1:3", 64, Some(0.25)),
+        ("weights 1:3, unequal load", 64, Some(0.25)),
+    ];
+    let mut add = |case: String, depth, due: Option<f64>| {
+        let at = |metric| view.get(&case, (depth, 1), metric);
+        let share = at("share").map(percent);
+        let due = share.as_ref().and(due).map(percent);
+        let cells = vec![due, share, at("iops").map(quantity)];
+        shares.row(case.as_str(), false, cells);
+    };
+    for placement in ["one worker", "two workers"] {
+        for (name, depth, due) in cases {
+            add(format!("{name}, {placement}"), depth, due);
+        }
+    }
+    for case in ["equal, NVMe and virtio", "equal, virtio and NVMe"] {
+        add(case.to_owned(), 4, Some(0.5));
+    }
+    shares.note =
+        "Equal: 4 I/Os in flight against 64. Weights: 64 against 64, and 64 against 16. Virtio: a vhost-user-blk export.".into();
+    let mut limit = Table::new(
+        "A slice limited to 2,000 IOPS for ten seconds, and its neighbour",
+        ["IOPS", "of the limit", "neighbour's p99", "without it"],
+    );
+    let at = |metric| view.get("limited", (4, 1), metric);
+    limit.row(
+        "limited",
+        false,
+        vec![
+            at("limited_iops").map(quantity),
+            at("of_limit").map(percent),
+            at("p99_beside_ns").map(nanos),
+            at("p99_alone_ns").map(nanos),
+        ],
+    );
+    Section {
+        id: "share",
+        title: "Shares, weights, limits".into(),
+        intro: "Two slices of one device, each behind a controller and loaded by a client of its own. The device is \
+                simulated: 250 \u{b5}s a request, two at a time for the shares, 64 for the limit."
+            .into(),
+        tables: filled(vec![shares, limit]),
+        charts: Vec::new(),
+    }
+}

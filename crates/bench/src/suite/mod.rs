@@ -1,0 +1,285 @@
+//! Suites: the same jobs against several set-ups, repeated and interleaved, so that a machine that is slow for a while is
+//! slow for all of them. The figure is the median of the runs; comparisons are ratios within one run of a suite.
+
+mod copying;
+mod cost;
+mod counters;
+mod doorbell;
+mod file;
+mod limit;
+mod mediate;
+mod near;
+mod pingpong;
+mod pool;
+mod scale;
+mod scratch;
+mod server;
+mod share;
+
+pub use near::{Choice, Place};
+
+use crate::results::{self, Collector, LeftOut, Machine, Results};
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use load::job::Job;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Name {
+    /// Null and memory volumes beside the ping-pong of a cache line between the two cores
+    Limit,
+    /// Shadow doorbells off and on: IOPS and MMIO doorbells for each I/O
+    Doorbell,
+    /// A file behind a controller, and straight through io_uring
+    File,
+    /// 1 to 16 controllers, 1 to 64 queues
+    Scale,
+    /// One device alone, and behind mediation, direct and generic
+    Mediate,
+    /// Slices of one device beside each other: shares under unequal load, weights, limits
+    Share,
+    /// Instructions for each I/O, by callgrind
+    Cost,
+    /// All of them
+    All,
+}
+
+impl Name {
+    /// Whether the suite has the cases that these words choose, see [`Plan::only`].
+    pub fn check_only(self, only: &[String]) -> Result<()> {
+        match self {
+            _ if only.is_empty() => Ok(()),
+            Name::File => file::check_only(only),
+            _ => bail!("--only chooses from the suite file"),
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Name::Limit => "limit",
+            Name::Doorbell => "doorbell",
+            Name::File => "file",
+            Name::Scale => "scale",
+            Name::Mediate => "mediate",
+            Name::Share => "share",
+            Name::Cost => "cost",
+            Name::All => "all",
+        }
+    }
+
+    /// Its word, unless it stands for all.
+    pub fn only(self) -> Option<&'static str> {
+        (self != Name::All).then(|| self.word())
+    }
+
+    /// How long it measures a case when nothing else is said: some have many.
+    fn runtime(self) -> Duration {
+        match self {
+            Name::Scale => Duration::from_millis(300),
+            _ => Duration::from_secs(1),
+        }
+    }
+}
+
+/// How suites measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Words that choose cases, see [`Plan::chosen`].
+    pub only: Vec<String>,
+    /// Of one run of one case.
+    pub runtime: Duration,
+    pub ramp: Duration,
+    /// Runs of each case.
+    pub runs: u32,
+    /// Where results go, and files to load.
+    pub output: PathBuf,
+    pub ceilings: PathBuf,
+    /// Where the memory of queues and data is.
+    pub memory: Place,
+}
+
+impl Plan {
+    /// Of the words that one part of a case's name may be, those that were asked for; all, when none of them was.
+    fn chosen<'a>(&self, words: &[&'a str]) -> Vec<&'a str> {
+        let asked = |word: &&&str| self.only.iter().any(|only| only == **word);
+        let chosen: Vec<&str> = words.iter().filter(asked).copied().collect();
+        if chosen.is_empty() {
+            words.to_vec()
+        } else {
+            chosen
+        }
+    }
+
+    /// A job of this plan.
+    fn job(&self, depth: u16, cpus: &[usize]) -> Job {
+        Job {
+            depth,
+            runtime: self.runtime,
+            ramp: self.ramp,
+            cpus: cpus.to_vec(),
+            memory: self.memory.source(),
+            ..Job::default()
+        }
+    }
+}
+
+/// Which CPUs the two ends of a measurement run on.
+#[derive(Clone, Debug)]
+struct Cores {
+    /// The loading thread's.
+    client: Vec<usize>,
+    /// The workers'.
+    server: Vec<usize>,
+}
+
+impl Cores {
+    /// The first CPU that this process may use is the client's, the others are the server's.
+    fn here() -> Result<Cores> {
+        let set = sched_getaffinity(None).context("affinity")?;
+        let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
+        let client = all.next().into_iter().collect();
+        Ok(Cores {
+            client,
+            server: all.collect(),
+        })
+    }
+
+    /// The cores when there are two at least: what polls on both sides makes no sense on one.
+    fn pair() -> Result<Cores> {
+        let cores = Cores::here()?;
+        if cores.server.is_empty() {
+            bail!("it needs two CPUs, and this process may use one");
+        }
+        Ok(cores)
+    }
+}
+
+/// Memory for a plan, as it was chosen.
+pub fn place(choice: Choice) -> Result<Place> {
+    Ok(Place::new(choice, &Cores::here()?))
+}
+
+/// What a suite made.
+#[derive(Default)]
+struct Outcome {
+    collector: Collector,
+    /// What was left out, and why.
+    left_out: Vec<(String, String)>,
+    /// Something is not as it has to be; the figures are kept nevertheless.
+    complaint: Option<String>,
+}
+
+impl Outcome {
+    fn leave_out(&mut self, what: &str, why: impl ToString) {
+        self.left_out.push((what.into(), why.to_string()));
+    }
+}
+
+/// Runs a suite, or all, and keeps the results. `runtime` is that of each case; none: as each suite thinks best.
+pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
+    scratch::clean_up_on_signals()?;
+    let one = |name: Name, plan: &Plan| {
+        let runtime = runtime.unwrap_or(name.runtime());
+        let plan = plan.clone();
+        one(name, &Plan { runtime, ..plan })
+    };
+    if name == Name::All {
+        let mut complaints = Vec::new();
+        for name in [
+            Name::Cost,
+            Name::Limit,
+            Name::Doorbell,
+            Name::File,
+            Name::Scale,
+            Name::Mediate,
+            Name::Share,
+        ] {
+            if let Err(error) = one(name, plan) {
+                complaints.push(format!("{}: {error:#}", name.word()));
+            }
+        }
+        if complaints.is_empty() {
+            return Ok(());
+        }
+        bail!("{}", complaints.join("; "));
+    }
+    one(name, plan)
+}
+
+fn one(name: Name, plan: &Plan) -> Result<()> {
+    let word = name.word();
+    let path = plan.output.join(results::FILE);
+    std::fs::create_dir_all(&plan.output).with_context(|| format!("{}", plan.output.display()))?;
+    let mut results = Results::read(&path)?;
+    let machine = Machine::here();
+    eprintln!("suite {word}");
+    let outcome = match name {
+        Name::Limit => limit::run(plan),
+        Name::Doorbell => doorbell::run(plan),
+        Name::File => file::run(plan),
+        Name::Scale => scale::run(plan),
+        Name::Mediate => mediate::run(plan),
+        Name::Share => share::run(plan),
+        Name::Cost => cost::run(plan),
+        Name::All => Ok(Outcome::default()),
+    };
+    let outcome = outcome.unwrap_or_else(|error| {
+        let mut outcome = Outcome::default();
+        outcome.leave_out("the suite", format!("{error:#}"));
+        outcome.complaint = Some(format!("{error:#}"));
+        outcome
+    });
+    let left_out = outcome.left_out.into_iter().map(|(what, why)| {
+        eprintln!("left out of {word}: {what}: {why}");
+        LeftOut {
+            suite: word.into(),
+            what,
+            why,
+        }
+    });
+    let left_out = left_out.collect();
+    results.about.machine = machine;
+    results.about.ran(&command());
+    results.replace(word, outcome.collector.rows(), left_out);
+    results.write(&path)?;
+    match outcome.complaint {
+        Some(complaint) => bail!("{complaint}"),
+        None => Ok(()),
+    }
+}
+
+/// This process's command line, with the program's name only.
+fn command() -> String {
+    let mut words = vec!["vnvme-bench".to_owned()];
+    words.extend(std::env::args().skip(1));
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_choose_cases_and_unknown_ones_are_refused() {
+        let plan = |only: &[&str]| Plan {
+            only: only.iter().map(|word| (*word).to_owned()).collect(),
+            runtime: Duration::ZERO,
+            ramp: Duration::ZERO,
+            runs: 1,
+            output: PathBuf::new(),
+            ceilings: PathBuf::new(),
+            memory: Place::default(),
+        };
+        let some = plan(&["32", "disk", "1"]);
+        assert_eq!(some.chosen(&["1", "8", "32"]), ["1", "32"]);
+        assert_eq!(some.chosen(&["tmpfs", "disk"]), ["disk"]);
+        assert_eq!(some.chosen(&["bare", "vnvme"]), ["bare", "vnvme"]);
+        assert!(Name::File.check_only(&some.only).is_ok());
+        assert!(Name::File.check_only(&plan(&["disk", "7"]).only).is_err());
+        assert!(Name::Limit.check_only(&some.only).is_err());
+        assert!(Name::Limit.check_only(&[]).is_ok());
+    }
+}

@@ -1,0 +1,254 @@
+//! How fast two cores hand a cache line to each other and back: what a command costs at least.
+//!
+//! Two ways. `line`: one word there, one word back, each on a line of its own (and the one beside it, for processors fetch
+//! pairs). `entry`: a 64-byte entry there, which is read whole, and a 16-byte completion back, as a queue pair has them.
+//!
+//! How fast that is depends on the memory, too, see [`super::near`].
+
+use crate::results::median;
+use anyhow::{Context, Result, anyhow};
+use dma::Memory;
+use driver::MemorySource;
+use load::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of memory that one ping-pong needs: a line at its start and one in its middle.
+pub const PAGE: usize = 4096;
+/// Rounds between two looks at the clock.
+const ROUNDS: u64 = 200;
+/// Rounds for a look at one page.
+const FEW: u64 = 64;
+
+/// Words of one cache line.
+struct Line<'a, const N: usize>([&'a AtomicU64; N]);
+
+impl<'a, const N: usize> Line<'a, N> {
+    fn new(memory: &'a Memory, at: usize) -> Result<Self> {
+        let words = (0..N).map(|word| memory.atomic_u64(at + word * 8));
+        let words: Option<Vec<_>> = words.collect();
+        let words = words.and_then(|words| words.try_into().ok());
+        Ok(Line(words.context("the memory is too short")?))
+    }
+
+    /// Stores N words; the last one says that the others are there.
+    #[inline]
+    fn store(&self, round: u64) {
+        let (last, rest) = match self.0.split_last() {
+            Some(parts) => parts,
+            None => return,
+        };
+        for word in rest {
+            word.store(round, Ordering::Relaxed);
+        }
+        last.store(round, Ordering::Release);
+    }
+
+    /// Waits for a round and reads all words.
+    #[inline]
+    fn wait(&self, round: u64, stop: &AtomicBool) -> bool {
+        let Some((last, rest)) = self.0.split_last() else {
+            return false;
+        };
+        let mut spins = 0u32;
+        while last.load(Ordering::Acquire) != round {
+            spins = spins.wrapping_add(1);
+            // The flag is elsewhere, and unchanged: looking costs nothing that is between the two cores. It is set after the
+            // last round, which may be the one that is waited for.
+            if spins.is_multiple_of(1024)
+                && stop.load(Ordering::Acquire)
+                && last.load(Ordering::Acquire) != round
+            {
+                return false;
+            }
+            // No pause: on some processors it takes longer than the line.
+        }
+        rest.iter()
+            .all(|word| word.load(Ordering::Relaxed) == round)
+    }
+}
+
+/// The two lines of a ping-pong, in one page.
+struct Table<'a, const THERE: usize, const BACK: usize> {
+    there: Line<'a, THERE>,
+    back: Line<'a, BACK>,
+}
+
+impl<'a, const THERE: usize, const BACK: usize> Table<'a, THERE, BACK> {
+    fn new(memory: &'a Memory, at: usize) -> Result<Self> {
+        Ok(Self {
+            there: Line::new(memory, at)?,
+            back: Line::new(memory, at + PAGE / 2)?,
+        })
+    }
+
+    /// So many rounds from this one on; none when the other side has left.
+    #[inline]
+    fn play(&self, first: u64, rounds: u64, stop: &AtomicBool) -> Option<Duration> {
+        let before = Instant::now();
+        for round in first..first + rounds {
+            self.there.store(round);
+            if !self.back.wait(round, stop) {
+                return None;
+            }
+        }
+        Some(before.elapsed())
+    }
+
+    /// Answers rounds from this one on; whether all of them came.
+    #[inline]
+    fn echo(&self, first: u64, rounds: u64, stop: &AtomicBool) -> bool {
+        (first..first.saturating_add(rounds)).all(|round| {
+            let came = self.there.wait(round, stop);
+            if came {
+                self.back.store(round);
+            }
+            came
+        })
+    }
+}
+
+/// Runs both sides, each on its CPU. Whoever ends first does not leave the other one waiting.
+fn between<T: Send>(
+    client: usize,
+    server: usize,
+    play: impl FnOnce(&AtomicBool) -> T + Send,
+    echo: impl FnOnce(&AtomicBool) + Send,
+) -> Result<T> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(|| {
+            let result = pin(&[server], 0).map(|()| echo(&stop));
+            stop.store(true, Ordering::Release);
+            result
+        });
+        let play = scope.spawn(|| {
+            let result = pin(&[client], 0).map(|()| play(&stop));
+            stop.store(true, Ordering::Release);
+            result
+        });
+        let bug = |_| anyhow!("the ping-pong ended by a bug");
+        let result = play.join().map_err(bug)?;
+        echo.join().map_err(bug)??;
+        result
+    })
+}
+
+/// Round trips in nanoseconds: medians over short stretches.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundTrip {
+    pub line: f64,
+    pub entry: f64,
+}
+
+/// How long a measurement beside a case takes.
+pub const SPAN: Duration = Duration::from_millis(60);
+
+/// Measures for about `span` between two CPUs, on memory from the same source as that of the queues beside it.
+pub fn measure(
+    client: usize,
+    server: usize,
+    span: Duration,
+    source: &MemorySource,
+) -> Result<RoundTrip> {
+    let memory = source.make(2 * PAGE)?;
+    Ok(RoundTrip {
+        line: one::<1, 1>(client, server, span / 2, &memory, 0)?,
+        entry: one::<8, 2>(client, server, span / 2, &memory, PAGE)?,
+    })
+}
+
+fn one<const THERE: usize, const BACK: usize>(
+    client: usize,
+    server: usize,
+    span: Duration,
+    memory: &Memory,
+    at: usize,
+) -> Result<f64> {
+    let table = Table::<THERE, BACK>::new(memory, at)?;
+    let play = |stop: &AtomicBool| {
+        let mut stretches = Vec::new();
+        let start = Instant::now();
+        let mut round = 1;
+        while start.elapsed() < span || stretches.len() < 8 {
+            let Some(took) = table.play(round, ROUNDS, stop) else {
+                break;
+            };
+            round += ROUNDS;
+            stretches.push(took.as_nanos() as f64 / ROUNDS as f64);
+            if start.elapsed() > span * 20 {
+                break;
+            }
+        }
+        stretches
+    };
+    let echo = |stop: &AtomicBool| {
+        table.echo(1, u64::MAX, stop);
+    };
+    Ok(median(&between(client, server, play, echo)?))
+}
+
+/// A short look at each of these pages of a memory: nanoseconds of a round trip in it, the better one of two looks.
+pub fn pages(client: usize, server: usize, memory: &Memory, count: usize) -> Result<Vec<f64>> {
+    let tables = (0..count).map(|page| Table::<1, 1>::new(memory, page * PAGE));
+    let tables = tables.collect::<Result<Vec<_>>>()?;
+    let firsts = [1, 1 + FEW];
+    let play = |stop: &AtomicBool| {
+        let mut best = vec![f64::INFINITY; tables.len()];
+        for first in firsts {
+            for (table, best) in tables.iter().zip(&mut best) {
+                let took = table.play(first, FEW, stop)?;
+                *best = best.min(took.as_nanos() as f64 / FEW as f64);
+            }
+        }
+        Some(best)
+    };
+    let echo = |stop: &AtomicBool| {
+        let all = firsts
+            .into_iter()
+            .flat_map(|first| tables.iter().map(move |t| (t, first)));
+        for (table, first) in all {
+            if !table.echo(first, FEW, stop) {
+                break;
+            }
+        }
+    };
+    between(client, server, play, echo)?.context("the other side of the ping-pong has left")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Cores;
+    use super::*;
+
+    #[test]
+    fn a_line_goes_there_and_back() {
+        let Ok(cores) = Cores::pair() else {
+            let what = "vnvme::bench::suite::pingpong::a_line_goes_there_and_back";
+            testkit::skip(what, "it needs two CPUs");
+            return;
+        };
+        let (client, server) = (cores.client[0], cores.server[0]);
+        let source = MemorySource::default();
+        let trip = measure(client, server, Duration::from_millis(10), &source).unwrap();
+        assert!(trip.line > 1.0 && trip.entry > 1.0, "{trip:?}");
+        let memory = source.make(3 * PAGE).unwrap();
+        let pages = pages(client, server, &memory, 3).unwrap();
+        assert!(pages.iter().all(|&page| page > 1.0), "{pages:?}");
+        assert_eq!(pages.len(), 3);
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_there_is_an_error() {
+        let source = MemorySource::default();
+        for (client, server) in [(0, usize::MAX), (usize::MAX, 0)] {
+            assert!(measure(client, server, Duration::from_millis(1), &source).is_err());
+        }
+    }
+
+    #[test]
+    fn memory_that_is_too_short_is_an_error() {
+        let memory = Memory::anonymous(PAGE).unwrap();
+        assert!(pages(0, 1, &memory, 2).is_err());
+    }
+}

@@ -1,0 +1,169 @@
+//! Many queues on one thread: lanes of several controllers, or several of one, loaded as if they were one.
+
+use anyhow::{Context, Result};
+use load::device::DeviceTarget;
+use load::job::Job;
+use load::lane::{Geometry, Lane, Outcome, Target};
+use std::time::Duration;
+
+/// Several targets of a type whose queues one thread loads.
+pub struct Pool<T = DeviceTarget> {
+    targets: Vec<T>,
+    /// Queues of each target that are opened.
+    open: u16,
+    /// Queues of each target that are loaded.
+    loaded: u16,
+}
+
+impl Pool {
+    /// One controller with `open` queues, `loaded` of which are loaded.
+    pub fn queues(url: &str, job: &Job, open: u16, loaded: u16) -> Result<Pool> {
+        let job = Job {
+            queues: open,
+            ..job.clone()
+        };
+        Ok(Pool {
+            targets: vec![DeviceTarget::open(url, &job)?],
+            open,
+            loaded,
+        })
+    }
+
+    /// Controllers with a queue each.
+    pub fn controllers(urls: &[String], job: &Job) -> Result<Pool> {
+        let targets = urls.iter().map(|url| DeviceTarget::open(url, job));
+        Ok(Pool {
+            targets: targets.collect::<Result<_>>()?,
+            open: 1,
+            loaded: 1,
+        })
+    }
+}
+
+impl<T> Pool<T> {
+    /// The job for the one thread, with as many I/Os in flight as all queues together have.
+    pub fn job(&self, job: &Job) -> Job {
+        let queues = self.targets.len() as u16 * self.loaded;
+        Job {
+            depth: job.depth.saturating_mul(queues),
+            queues: 1,
+            ..job.clone()
+        }
+    }
+}
+
+impl<T: Target> Target for Pool<T> {
+    type Lane = PoolLane<T::Lane>;
+
+    fn geometry(&self) -> Geometry {
+        let mut all = self.targets.iter().map(T::geometry);
+        let first = all.next().unwrap_or(Geometry {
+            size: 0,
+            block_size: 512,
+            description: String::new(),
+        });
+        all.fold(first, |a, b| Geometry {
+            size: a.size.min(b.size),
+            ..a
+        })
+    }
+
+    fn lane(&self, _index: u16, depth: u16, bytes: usize) -> Result<Self::Lane> {
+        let queues = self.targets.len() as u16 * self.loaded;
+        let each = (depth / queues.max(1)).max(1);
+        let (mut lanes, mut idle) = (Vec::new(), Vec::new());
+        for target in &self.targets {
+            for index in 0..self.open {
+                let lane = target.lane(index, each, bytes)?;
+                if index < self.loaded {
+                    lanes.push((lane, false));
+                } else {
+                    idle.push(lane);
+                }
+            }
+        }
+        Ok(PoolLane {
+            lanes,
+            _idle: idle,
+            each,
+        })
+    }
+}
+
+/// Several lanes on one thread: slot `s` is slot `s % each` of lane `s / each`.
+pub struct PoolLane<L> {
+    /// Each with whether something was submitted since the last kick.
+    lanes: Vec<(L, bool)>,
+    /// Open and not used.
+    _idle: Vec<L>,
+    each: u16,
+}
+
+impl<L> PoolLane<L> {
+    #[inline]
+    fn lane(&self, slot: u16) -> Option<&L> {
+        self.lanes
+            .get(usize::from(slot / self.each))
+            .map(|(lane, _)| lane)
+    }
+
+    #[inline]
+    fn lane_mut(&mut self, slot: u16) -> Option<&mut (L, bool)> {
+        self.lanes.get_mut(usize::from(slot / self.each))
+    }
+}
+
+impl<L: Lane> Lane for PoolLane<L> {
+    #[inline]
+    fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()> {
+        let inner = slot % self.each;
+        let (lane, touched) = self.lane_mut(slot).context("no lane for this slot")?;
+        *touched = true;
+        lane.submit(inner, write, offset)
+    }
+
+    #[inline]
+    fn kick(&mut self) -> Result<()> {
+        for (lane, touched) in &mut self.lanes {
+            if std::mem::take(touched) {
+                lane.kick()?;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        if let [(only, _)] = self.lanes.as_mut_slice() {
+            return only.poll(done);
+        }
+        let mut count = 0;
+        let mut base = 0;
+        for (lane, _) in &mut self.lanes {
+            count += lane.look(&mut |slot, outcome| done(base + slot, outcome))?;
+            base += self.each;
+        }
+        Ok(count)
+    }
+
+    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        // With one queue it can sleep; with more it looks at each in turn.
+        match self.lanes.as_mut_slice() {
+            [(only, _)] => only.wait(limit, done),
+            _ => self.poll(done),
+        }
+    }
+
+    fn put(&mut self, slot: u16, data: &[u8]) {
+        let inner = slot % self.each;
+        if let Some((lane, _)) = self.lane_mut(slot) {
+            lane.put(inner, data);
+        }
+    }
+
+    fn get(&self, slot: u16, data: &mut [u8]) {
+        if let Some(lane) = self.lane(slot) {
+            lane.get(slot % self.each, data);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! `vnvme serve` as a process of its own.
+
+use super::counters::{self, ControllerCounters};
+use super::scratch::Scratch;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long it may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What to serve.
+#[derive(Clone, Debug)]
+pub struct Serve {
+    /// A volume for each controller.
+    pub volumes: Vec<String>,
+    /// A volume for each vhost-user-blk export.
+    pub exports: Vec<String>,
+    /// Doorbells in a mapped page instead of by message.
+    pub mapped: bool,
+    pub workers: usize,
+    pub cpus: Vec<usize>,
+    /// Microseconds; the program's own choice when not given.
+    pub idle_window: Option<u64>,
+    /// Of every namespace, to a device below: `direct` or `generic`.
+    pub path: Option<&'static str>,
+    /// The kernel pins the client's memory.
+    pub pin_memory: bool,
+}
+
+impl Serve {
+    /// One controller on one worker on a CPU.
+    pub fn one(volume: &str, mapped: bool, cpus: &[usize]) -> Self {
+        Self {
+            volumes: vec![volume.to_owned()],
+            exports: Vec::new(),
+            mapped,
+            workers: 1,
+            cpus: cpus.to_vec(),
+            idle_window: None,
+            path: None,
+            pin_memory: false,
+        }
+    }
+}
+
+/// A running server; ends when dropped.
+pub struct Server {
+    child: Child,
+    dir: Scratch,
+    controllers: usize,
+}
+
+impl Server {
+    /// Starts it and waits until it listens.
+    pub fn start(serve: &Serve) -> Result<Server> {
+        let dir = Scratch::new()?;
+        let mut config = String::new();
+        for (i, volume) in serve.volumes.iter().enumerate() {
+            let socket = socket(&dir, i);
+            let mode = if serve.mapped { "mapped" } else { "trapped" };
+            // Debug formatting of a string is a TOML basic string, for what paths and URLs are made of.
+            writeln!(
+                config,
+                "[[controller]]\nsocket = {socket:?}\ndoorbells = \"{mode}\"\n[[controller.namespace]]\nvolume = {volume:?}"
+            )?;
+            if let Some(path) = serve.path {
+                writeln!(config, "path = \"{path}\"")?;
+            }
+        }
+        for (i, volume) in serve.exports.iter().enumerate() {
+            let socket = export(&dir, i);
+            writeln!(
+                config,
+                "[[vhost-user-blk]]\nsocket = {socket:?}\nvolume = {volume:?}"
+            )?;
+        }
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, config)?;
+        let log = File::create(dir.path().join("log"))?;
+        let mut command = Command::new(vnvme()?);
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(&path)
+            .arg("--control")
+            .arg(dir.path().join("control"))
+            // However this process ends, its servers do too.
+            .args(["--end-with-parent", &std::process::id().to_string()]);
+        if !serve.volumes.is_empty() {
+            command.args(["--workers", &serve.workers.to_string()]);
+        }
+        if !serve.cpus.is_empty() {
+            let list: Vec<String> = serve.cpus.iter().map(usize::to_string).collect();
+            command.args(["--cpus", &list.join(",")]);
+        }
+        if serve.pin_memory {
+            command.arg("--pin-memory");
+        }
+        if let Some(micros) = serve.idle_window {
+            command.args(["--idle-window", &micros.to_string()]);
+        }
+        let child = command
+            .env("VNVME_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("starting vnvme serve")?;
+        let mut server = Server {
+            child,
+            dir,
+            controllers: serve.volumes.len(),
+        };
+        let start = Instant::now();
+        loop {
+            if let Ok(stats) = counters::ask(&server.dir.path().join("control"))
+                && stats.controllers.len() == server.controllers
+                && stats.vhost_user_blk.len() == serve.exports.len()
+            {
+                return Ok(server);
+            }
+            if let Some(status) = server.child.try_wait()? {
+                bail!("vnvme serve ended ({status}): {}", server.log());
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("vnvme serve does not listen: {}", server.log());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Controller `index`'s first namespace, for the driver.
+    pub fn url(&self, index: usize) -> String {
+        format!("vfio-user://{}/1", socket(&self.dir, index).display())
+    }
+
+    /// The socket of vhost-user-blk export `index`.
+    pub fn export(&self, index: usize) -> PathBuf {
+        export(&self.dir, index)
+    }
+
+    /// Stops the process where it is, or lets it go on: for servers that poll on the same CPU in turn.
+    pub fn stand_still(&self, still: bool) -> Result<()> {
+        let signal = if still { Signal::STOP } else { Signal::CONT };
+        let pid = Pid::from_raw(self.child.id() as i32).context("no process")?;
+        kill_process(pid, signal).context("signal")
+    }
+
+    /// The counters of its controllers.
+    pub fn counters(&self) -> Result<Vec<ControllerCounters>> {
+        Ok(counters::ask(&self.dir.path().join("control"))?.controllers)
+    }
+
+    /// MMIO doorbells for each command, over all I/O queues so far.
+    pub fn mmio_per_io(&self) -> Result<f64> {
+        let (mut mmio, mut commands) = (0, 0);
+        for controller in self.counters()? {
+            for queue in controller.queues.iter().filter(|q| q.qid > 0) {
+                mmio += queue.mmio_doorbells;
+                commands += queue.commands;
+            }
+        }
+        Ok(mmio as f64 / commands.max(1) as f64)
+    }
+
+    /// How long its threads waited for a CPU so far.
+    pub fn waited(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let each = tasks.into_iter().flatten().flatten();
+        each.map(|task| load::waited(&task.path().join("schedstat").display().to_string()))
+            .sum()
+    }
+
+    fn log(&self) -> String {
+        let text = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(5).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+    }
+}
+
+/// The program that is measured: it lies beside this one.
+///
+/// # Errors
+/// A sentence for the user, when it does not.
+pub fn vnvme() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("the program's own path")?;
+    let path = own.with_file_name("vnvme");
+    ensure!(
+        path.is_file(),
+        "{} is not there: the suites measure the program that lies beside them",
+        path.display()
+    );
+    Ok(path)
+}
+
+fn socket(dir: &Scratch, index: usize) -> PathBuf {
+    dir.path().join(format!("{index}.sock"))
+}
+
+fn export(dir: &Scratch, index: usize) -> PathBuf {
+    dir.path().join(format!("export-{index}.sock"))
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+            let _ = kill_process(pid, Signal::CONT);
+        }
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,268 @@
+//! Suite `share`: slices of one device beside each other: shares under unequal load, weights, limits.
+//!
+//! The device is simulated, with a latency and few units: it is slow enough that CPUs are not what is short, even where two
+//! have to do for two clients and two workers. Clients wait by interrupts, workers sleep, and the device takes no CPU.
+
+use super::server::{Serve, Server};
+use super::{Outcome, Plan};
+use crate::outln;
+use crate::output::OutputError;
+use crate::results::Case;
+use crate::virtio::VirtioTarget;
+use anyhow::{Result, anyhow};
+use load::device::DeviceTarget;
+use load::job::Job;
+use load::stats::Measured;
+use std::time::Duration;
+
+const SUITE: &str = "share";
+/// A device that works on two requests at a time: some thousands a second.
+const NARROW: &str = "null://1T?latency=250us&units=2&name=d";
+/// A device that has room for all.
+const WIDE: &str = "null://1T?latency=250us&units=64&name=d";
+/// Before figures are taken, the device's depth has to be found.
+const RAMP: Duration = Duration::from_millis(1500);
+/// A limit, and how long it is looked at.
+const LIMIT: u32 = 2000;
+const LIMIT_TIME: Duration = Duration::from_secs(10);
+
+/// Who has a slice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Client {
+    /// A guest with an NVMe driver.
+    Nvme,
+    /// A guest with a virtio driver.
+    Virtio,
+}
+
+use Client::{Nvme, Virtio};
+
+/// Who shares a device.
+struct Share {
+    name: &'static str,
+    clients: [Client; 2],
+    /// Options of each slice.
+    options: [&'static str; 2],
+    depths: [u16; 2],
+}
+
+const SHARES: [Share; 6] = [
+    Share {
+        name: "equal",
+        clients: [Nvme, Nvme],
+        options: ["weight=100", "weight=100"],
+        depths: [4, 64],
+    },
+    Share {
+        name: "equal without weights",
+        clients: [Nvme, Nvme],
+        options: ["", ""],
+        depths: [4, 64],
+    },
+    Share {
+        name: "weights 1:3",
+        clients: [Nvme, Nvme],
+        options: ["weight=100", "weight=300"],
+        depths: [64, 64],
+    },
+    Share {
+        name: "weights 1:3, unequal load",
+        clients: [Nvme, Nvme],
+        options: ["weight=100", "weight=300"],
+        depths: [64, 16],
+    },
+    Share {
+        name: "equal, NVMe and virtio",
+        clients: [Nvme, Virtio],
+        options: ["weight=100", "weight=100"],
+        depths: [4, 64],
+    },
+    Share {
+        name: "equal, virtio and NVMe",
+        clients: [Virtio, Nvme],
+        options: ["weight=100", "weight=100"],
+        depths: [4, 64],
+    },
+];
+
+impl Share {
+    fn has_virtio(&self) -> bool {
+        self.clients.contains(&Virtio)
+    }
+}
+
+fn slice(device: &str, number: usize, options: &str) -> String {
+    let sign = if options.is_empty() { "" } else { "&" };
+    format!("{device}&offset={number}G&length=1G{sign}{options}")
+}
+
+fn serve(volumes: Vec<String>, exports: Vec<String>, workers: usize) -> Result<Server> {
+    Server::start(&Serve {
+        volumes,
+        exports,
+        workers,
+        idle_window: Some(0),
+        ..Serve::one("", false, &[])
+    })
+}
+
+/// A slice, ready to be loaded.
+enum Loaded {
+    Nvme(DeviceTarget),
+    Virtio(VirtioTarget),
+}
+
+impl Loaded {
+    /// Slice `index` of those that such clients have.
+    fn open(server: &Server, client: Client, index: usize, job: &Job) -> Result<Self> {
+        Ok(match client {
+            Nvme => Loaded::Nvme(DeviceTarget::open(&server.url(index), job)?),
+            Virtio => Loaded::Virtio(VirtioTarget::open(&server.export(index), job)?),
+        })
+    }
+
+    fn run(&self, job: &Job) -> Result<Measured> {
+        match self {
+            Loaded::Nvme(target) => load::run(target, job, &mut ()),
+            Loaded::Virtio(target) => load::run(target, job, &mut ()),
+        }
+    }
+}
+
+/// Loads several slices of a server at the same time.
+fn together(server: &Server, jobs: &[(Client, usize, Job)]) -> Result<Vec<Measured>> {
+    let open = |(client, index, job): &(Client, usize, Job)| -> Result<(Loaded, Job)> {
+        Ok((Loaded::open(server, *client, *index, job)?, job.clone()))
+    };
+    let targets = jobs.iter().map(open).collect::<Result<Vec<_>>>()?;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = targets
+            .iter()
+            .map(|(target, job)| scope.spawn(move || target.run(job)))
+            .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
+            let ended = thread.join();
+            ended.map_err(|_| anyhow!("a load ended by a bug"))?
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+fn job(plan: &Plan, depth: u16) -> Job {
+    Job {
+        interrupt: true,
+        ramp: plan.ramp.max(RAMP),
+        ..plan.job(depth, &[])
+    }
+}
+
+fn case(name: &str, depth: u16) -> Case<'_> {
+    Case {
+        suite: SUITE,
+        case: name,
+        depth: depth.into(),
+        queues: 1,
+    }
+}
+
+fn p99(measured: &Measured) -> f64 {
+    measured.read.percentile(99.0) as f64
+}
+
+pub fn run(plan: &Plan) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for run in 0..plan.runs {
+        eprintln!("  run {} of {}", run + 1, plan.runs);
+        for (workers, words) in [(1, "one worker"), (2, "two workers")] {
+            for share in &SHARES {
+                if share.has_virtio() {
+                    // An export has a thread of its own, so there is one way to do it.
+                    if workers == 1 {
+                        shares(plan, &mut outcome, share, workers, share.name)?;
+                    }
+                    continue;
+                }
+                let name = format!("{}, {words}", share.name);
+                shares(plan, &mut outcome, share, workers, &name)?;
+            }
+        }
+        limits(plan, &mut outcome)?;
+    }
+    // Nobody may read it: the results are written to their file all the same.
+    let _ = print(&outcome);
+    Ok(outcome)
+}
+
+fn shares(
+    plan: &Plan,
+    outcome: &mut Outcome,
+    share: &Share,
+    workers: usize,
+    name: &str,
+) -> Result<()> {
+    let (mut volumes, mut exports, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, client) in share.clients.iter().enumerate() {
+        let (options, depth) = (share.options[number], share.depths[number]);
+        let list = match client {
+            Nvme => &mut volumes,
+            Virtio => &mut exports,
+        };
+        jobs.push((*client, list.len(), job(plan, depth)));
+        list.push(slice(NARROW, number, options));
+    }
+    let server = serve(volumes, exports, workers)?;
+    let measured = together(&server, &jobs)?;
+    let rates: Vec<f64> = measured.iter().map(Measured::iops).collect();
+    let all: f64 = rates.iter().sum();
+    let c = &mut outcome.collector;
+    if let Some(first) = rates.first() {
+        let case = case(name, share.depths[0]);
+        c.add(case, "share", "ratio", first / all.max(1e-9));
+        c.add(case, "iops", "1/s", all);
+    }
+    Ok(())
+}
+
+/// A limited slice under full load, and the neighbour with and without it.
+fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+    let limited = format!("weight=100&iops={LIMIT}");
+    let volumes = vec![slice(WIDE, 0, "weight=100"), slice(WIDE, 1, &limited)];
+    let server = serve(volumes, Vec::new(), 2)?;
+    let neighbour = job(plan, 4);
+    let long = Job {
+        runtime: plan.runtime.max(LIMIT_TIME),
+        ..neighbour.clone()
+    };
+    let greedy = Job {
+        depth: 64,
+        ..long.clone()
+    };
+    let before = together(&server, &[(Nvme, 0, neighbour.clone())])?;
+    let both = together(&server, &[(Nvme, 0, long), (Nvme, 1, greedy)])?;
+    let after = together(&server, &[(Nvme, 0, neighbour)])?;
+    let alone: Vec<f64> = before.iter().chain(&after).map(p99).collect();
+    let alone = alone.iter().sum::<f64>() / alone.len().max(1) as f64;
+    let c = &mut outcome.collector;
+    if let [with, limited] = both.as_slice() {
+        let case = case("limited", 4);
+        c.add(case, "limited_iops", "1/s", limited.iops());
+        c.add(case, "of_limit", "ratio", limited.iops() / f64::from(LIMIT));
+        c.add(case, "p99_alone_ns", "ns", alone);
+        c.add(case, "p99_beside_ns", "ns", p99(with));
+        c.add(case, "p99_ratio", "ratio", p99(with) / alone.max(1.0));
+    }
+    Ok(())
+}
+
+fn print(outcome: &Outcome) -> Result<(), OutputError> {
+    for row in outcome.collector.clone().rows() {
+        outln!(
+            "{:<44} {:<16} {:>12.3} {}",
+            row.case,
+            row.metric,
+            row.value,
+            row.unit
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,340 @@
+//! An NVMe controller as a target, through our driver: behind VFIO, behind a vfio-user socket, or in this process.
+
+use crate::job::{Doorbells, Job};
+use crate::lane::{Geometry, Lane, Outcome, Target};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use controller::{Controller, ControllerConfig, NamespaceConfig};
+use driver::{
+    Completion, Device, DmaBuffer, Namespace, Op, Options, QueueOptions, QueuePair, Request,
+};
+use in_process::{self, Host};
+use std::sync::Arc;
+use std::time::Duration;
+use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
+
+/// A namespace of a controller.
+pub struct DeviceTarget {
+    place: Place,
+    geometry: Geometry,
+    options: Options,
+    interrupt: bool,
+}
+
+enum Place {
+    /// A controller that any thread reaches.
+    Open(Device, Namespace),
+    /// One that is to live in the thread that loads it, on this volume.
+    Local(Local),
+}
+
+/// A controller in this process.
+#[derive(Clone)]
+struct Local {
+    volume: Arc<dyn Volume>,
+    /// The driver writes doorbells into a page that the controller looks at; else into shadow doorbells.
+    mapped: bool,
+}
+
+impl Local {
+    fn block_size(&self) -> u32 {
+        self.volume.info().block_size.max(512)
+    }
+
+    fn host(&self) -> Result<Host> {
+        let io = Io::new(IoOptions::default());
+        let config = ControllerConfig {
+            mapped_doorbells: self.mapped,
+            ..ControllerConfig::default()
+        };
+        let namespace = NamespaceConfig {
+            nsid: 1,
+            block_size: self.block_size(),
+            read_only: self.volume.info().read_only,
+            nguid: [1; 16],
+            eui64: [1; 8],
+            volume: self.volume.clone(),
+        };
+        let controller = Controller::new(0, config, vec![namespace], &io)?;
+        Ok(Host::new(controller, io)?)
+    }
+}
+
+impl DeviceTarget {
+    /// Brings the controller of `url` up for this job.
+    pub fn open(url: &str, job: &Job) -> Result<Self> {
+        let mut options = Options {
+            io_queues: job.queues,
+            interrupts: job.interrupt,
+            memory: job.memory.clone(),
+            ..Options::default()
+        };
+        options.doorbells.shadow = job.doorbells == Doorbells::Shadow;
+        if driver::Target::is_named_by(url) {
+            let mut target = driver::Target::parse(url)?;
+            target.options = Options {
+                max_transfer: target.options.max_transfer,
+                sgl: target.options.sgl,
+                command_timeout: target.options.command_timeout,
+                ..options.clone()
+            };
+            let device = target.open()?;
+            return Self::over(url, device, target.nsid, options, job);
+        }
+        let read_only = !job.rw.writes();
+        let volume = open_url(
+            url,
+            OpenOptions {
+                read_only,
+                ..OpenOptions::default()
+            },
+        )?;
+        let local = Local {
+            volume,
+            mapped: job.doorbells == Doorbells::Mmio,
+        };
+        if job.queues > 1 || job.interrupt {
+            // Several threads reach a controller only in a thread of its own.
+            let transport = in_process::spawn(move || local.host())?;
+            let device = Device::open(transport, options.clone())?;
+            return Self::over(url, device, 1, options, job);
+        }
+        let info = local.volume.info();
+        Ok(Self {
+            geometry: Geometry {
+                size: info.size,
+                block_size: local.block_size(),
+                description: format!(
+                    "{url}: {}, behind a controller in the thread that loads it",
+                    info.description
+                ),
+            },
+            place: Place::Local(local),
+            options,
+            interrupt: false,
+        })
+    }
+
+    fn over(url: &str, device: Device, nsid: u32, options: Options, job: &Job) -> Result<Self> {
+        let namespace = device.namespace(nsid).with_context(|| url.to_owned())?;
+        let identify = device.identify();
+        let doorbells = match (options.doorbells.shadow, device.limits().doorbell_buffers) {
+            (true, true) => ", shadow doorbells",
+            (true, false) => ", shadow doorbells not offered",
+            (false, _) => "",
+        };
+        let description = format!(
+            "{url}: {}, firmware {}, {} blocks of {} bytes{doorbells}",
+            identify.mn,
+            identify.fr,
+            namespace.blocks,
+            namespace.block_size(),
+        );
+        Ok(Self {
+            geometry: Geometry {
+                size: namespace.bytes(),
+                block_size: namespace.block_size(),
+                description,
+            },
+            place: Place::Open(device, namespace),
+            options,
+            interrupt: job.interrupt,
+        })
+    }
+}
+
+impl Target for DeviceTarget {
+    type Lane = DeviceLane;
+
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+
+    fn lane(&self, _index: u16, depth: u16, bytes: usize) -> Result<DeviceLane> {
+        let options = QueueOptions {
+            depth: depth.into(),
+            interrupts: self.interrupt,
+            // Whoever asks for interrupts is to see what they cost.
+            poll_window: Duration::ZERO,
+            ..QueueOptions::default()
+        };
+        let (device, namespace) = match &self.place {
+            Place::Open(device, namespace) => (device.clone(), *namespace),
+            Place::Local(local) => {
+                let device = Device::open(in_process::local(local.host()?), self.options.clone())?;
+                let namespace = device.namespace(1)?;
+                (device, namespace)
+            }
+        };
+        let queue = device.queue(namespace.nsid, options)?;
+        ensure!(
+            queue.depth() >= usize::from(depth),
+            "the controller's queues hold {} commands at most",
+            queue.depth()
+        );
+        let buffers = (0..depth).map(|_| device.allocate(bytes).map(Some));
+        let blocks = bytes as u64 >> namespace.block_shift;
+        if blocks == 0 || blocks << namespace.block_shift != bytes as u64 {
+            bail!("{bytes} bytes are no number of whole blocks");
+        }
+        Ok(DeviceLane {
+            buffers: buffers.collect::<Result<_, _>>()?,
+            shift: namespace.block_shift,
+            blocks: u32::try_from(blocks)?,
+            whole: blocks <= u64::from(queue.max_blocks()),
+            queue,
+        })
+    }
+}
+
+/// A queue pair.
+pub struct DeviceLane {
+    queue: QueuePair,
+    /// Those of idle slots.
+    buffers: Vec<Option<DmaBuffer>>,
+    shift: u8,
+    /// Of one I/O.
+    blocks: u32,
+    /// One command carries it.
+    whole: bool,
+}
+
+#[inline]
+fn end(
+    buffers: &mut [Option<DmaBuffer>],
+    done: &mut impl FnMut(u16, Outcome),
+    completion: Completion,
+) {
+    let slot = completion.user_data as u16;
+    if let Some(place) = buffers.get_mut(usize::from(slot)) {
+        *place = completion.buffer;
+    }
+    done(slot, completion.result.map_err(|error| error.to_string()));
+}
+
+impl Lane for DeviceLane {
+    #[inline]
+    fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()> {
+        let buffer = self
+            .buffers
+            .get_mut(usize::from(slot))
+            .and_then(Option::take);
+        let buffer = buffer.ok_or_else(|| anyhow!("buffer {slot} is in use"))?;
+        let (lba, user_data) = (offset >> self.shift, u64::from(slot));
+        let refused = match (self.whole, write) {
+            (true, false) => self.queue.submit_read(lba, self.blocks, buffer, user_data),
+            (true, true) => self
+                .queue
+                .submit_write(lba, self.blocks, buffer, false, user_data),
+            (false, _) => self.queue.submit(Request {
+                op: if write {
+                    Op::Write { fua: false }
+                } else {
+                    Op::Read
+                },
+                lba,
+                blocks: self.blocks.into(),
+                buffer: Some(buffer),
+                user_data,
+            }),
+        };
+        Ok(refused?)
+    }
+
+    #[inline]
+    fn kick(&mut self) -> Result<()> {
+        self.queue.ring();
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        let buffers = &mut self.buffers;
+        Ok(self.queue.poll(|completion| end(buffers, done, completion)))
+    }
+
+    #[inline]
+    fn look(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        let buffers = &mut self.buffers;
+        let done = |completion| end(buffers, done, completion);
+        Ok(self.queue.poll_restless(done))
+    }
+
+    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        let buffers = &mut self.buffers;
+        Ok(self
+            .queue
+            .wait(limit, |completion| end(buffers, done, completion))?)
+    }
+
+    fn put(&mut self, slot: u16, data: &[u8]) {
+        if let Some(Some(buffer)) = self.buffers.get(usize::from(slot)) {
+            // A buffer that cannot be written shows when its data is read back.
+            let _ = buffer.write(0, data);
+        }
+    }
+
+    fn get(&self, slot: u16, data: &mut [u8]) {
+        if let Some(Some(buffer)) = self.buffers.get(usize::from(slot)) {
+            let _ = buffer.read(0, data);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Rw;
+    use crate::run;
+
+    fn job() -> Job {
+        Job {
+            rw: Rw::RandMixed,
+            depth: 9,
+            ios: Some(1000),
+            verify: true,
+            ..Job::default()
+        }
+    }
+
+    #[test]
+    fn a_controller_in_this_process_keeps_what_is_written() {
+        for doorbells in [Doorbells::Shadow, Doorbells::Mmio] {
+            for (queues, interrupt) in [(1, false), (2, false), (1, true)] {
+                // 1 MiB and more is split; 4 KiB is one command.
+                for bs in [4096, 2 << 20] {
+                    let job = Job {
+                        doorbells,
+                        queues,
+                        interrupt,
+                        bs,
+                        ios: Some(if bs > 4096 { 40 } else { 1000 }),
+                        ..job()
+                    };
+                    let target = DeviceTarget::open("mem://32M", &job).unwrap();
+                    let measured = run(&target, &job, &mut ()).unwrap();
+                    let ios = job.ios.unwrap_or(0) * u64::from(queues);
+                    assert_eq!(measured.read.ios + measured.write.ios, ios);
+                    assert!(measured.verified > 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_forgets_is_found_out() {
+        let target = DeviceTarget::open("null://1M", &job()).unwrap();
+        let error = run(&target, &job(), &mut ()).unwrap_err().to_string();
+        assert!(error.contains("wrong data"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        for url in [
+            "vfio-user:///no/such.sock/1",
+            "nvme://0000:ff:1f.7/1",
+            "tape://0",
+        ] {
+            assert!(DeviceTarget::open(url, &job()).is_err(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What to do to a target: the job, as the command line says it.
+
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use driver::MemorySource;
+use std::time::Duration;
+
+/// Direction and order of the I/O, by fio's words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub enum Rw {
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Random reads.
+    #[default]
+    RandRead,
+    /// Random writes.
+    RandWrite,
+    /// Random reads and writes, mixed by --rwmixread.
+    #[value(name = "randrw")]
+    RandMixed,
+}
+
+impl Rw {
+    /// fio's word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Rw::Read => "read",
+            Rw::Write => "write",
+            Rw::RandRead => "randread",
+            Rw::RandWrite => "randwrite",
+            Rw::RandMixed => "randrw",
+        }
+    }
+
+    /// Every block is as likely as any other.
+    pub fn is_random(self) -> bool {
+        !matches!(self, Rw::Read | Rw::Write)
+    }
+
+    /// Something is written.
+    pub fn writes(self) -> bool {
+        !matches!(self, Rw::Read | Rw::RandRead)
+    }
+}
+
+/// How this side rings doorbells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Doorbells {
+    /// Shadow doorbells where the controller offers them (Doorbell Buffer Config).
+    #[default]
+    Shadow,
+    /// Registers only.
+    Mmio,
+}
+
+/// Options of one job.
+#[derive(Args, Clone, Debug)]
+pub struct JobArgs {
+    /// What to do
+    #[arg(long, value_enum, default_value_t, value_name = "RW")]
+    pub rw: Rw,
+    /// Of mixed I/O, the percentage that is read
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100), value_name = "PERCENT")]
+    pub rwmixread: u8,
+    /// Bytes of each I/O, like 4k or 1M
+    #[arg(long, default_value = "4k", value_parser = size, value_name = "SIZE")]
+    pub bs: u64,
+    /// I/Os in flight on each queue
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4095), value_name = "N")]
+    pub iodepth: u16,
+    /// Ring the doorbell after this many submissions at the latest; fio's default is 1 [default: after all that can be made]
+    #[arg(long, value_name = "N")]
+    pub iodepth_batch: Option<u16>,
+    /// Threads, with a queue pair each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
+    pub queues: u16,
+    /// Seconds to measure [default: 5; of a suite 1 or less for each case]
+    #[arg(long, value_name = "SECONDS")]
+    pub runtime: Option<f64>,
+    /// Seconds to run before measuring begins
+    #[arg(long, default_value_t = 0.25, value_name = "SECONDS")]
+    pub ramp: f64,
+    /// End after this many I/Os on each queue instead, all of them measured
+    #[arg(long, value_name = "N")]
+    pub ios: Option<u64>,
+    /// Take the latency of one I/O in N, of none for 0 (only with --ios) [default: by the rate, of
+    /// one in 1 to 31]
+    #[arg(long, value_name = "N")]
+    pub sample: Option<u32>,
+    /// Use only this much of the target, from its start
+    #[arg(long, value_parser = size, value_name = "SIZE")]
+    pub size: Option<u64>,
+    /// Write a pattern made from offset and seed, check it when it is read, and read back all that was written
+    #[arg(long)]
+    pub verify: bool,
+    /// Seed of offsets and of the pattern; reading with --verify needs the seed that was written with
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Wait for completions by polling (the default)
+    #[arg(long, conflicts_with = "interrupt")]
+    pub poll: bool,
+    /// Wait for completions in the kernel, for interrupts
+    #[arg(long)]
+    pub interrupt: bool,
+    /// How this side rings doorbells
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
+    pub doorbells: Doorbells,
+    /// CPUs to pin the threads to, one each, in turn [default: not pinned]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub cpus: Vec<usize>,
+}
+
+/// A job whose values were checked.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Direction and order.
+    pub rw: Rw,
+    /// Share of reads in mixed I/O, of 100.
+    pub mix_read: u8,
+    /// Bytes of one I/O.
+    pub bs: u64,
+    /// I/Os in flight on each queue.
+    pub depth: u16,
+    /// Submissions before the doorbell is rung at the latest.
+    pub batch: u16,
+    /// Threads, with a queue each.
+    pub queues: u16,
+    /// How long is measured, where `ios` does not say when to end.
+    pub runtime: Duration,
+    /// How long the load runs before that.
+    pub ramp: Duration,
+    /// I/Os on each queue, after which it ends.
+    pub ios: Option<u64>,
+    /// The latency of one I/O in so many is taken; none: as the rate has it.
+    pub sample: Option<u32>,
+    /// Bytes of the target that are used, from its start.
+    pub size: Option<u64>,
+    /// Data is made from offset and seed, and compared.
+    pub verify: bool,
+    /// Of offsets and data.
+    pub seed: u64,
+    /// Completions are waited for in the kernel; else by polling.
+    pub interrupt: bool,
+    /// How this side rings.
+    pub doorbells: Doorbells,
+    /// CPUs of the threads, in turn; none: they are not pinned.
+    pub cpus: Vec<usize>,
+    /// Where this side's memory comes from: that of the queues and of the data.
+    pub memory: MemorySource,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Self {
+            rw: Rw::RandRead,
+            mix_read: 50,
+            bs: 4096,
+            depth: 1,
+            batch: u16::MAX,
+            queues: 1,
+            runtime: Duration::from_secs(5),
+            ramp: Duration::from_millis(500),
+            ios: None,
+            sample: None,
+            size: None,
+            verify: false,
+            seed: 1,
+            interrupt: false,
+            doorbells: Doorbells::Shadow,
+            cpus: Vec::new(),
+            memory: MemorySource::default(),
+        }
+    }
+}
+
+impl JobArgs {
+    /// Checks what the types of the options do not.
+    pub fn job(&self) -> Result<Job> {
+        ensure!(self.bs > 0, "--bs 0");
+        let seconds = |name: &str, value: f64| -> Result<Duration> {
+            match Duration::try_from_secs_f64(value) {
+                Ok(duration) if duration < Duration::from_secs(1_000_000) => Ok(duration),
+                _ => bail!("--{name} {value}: a number of seconds, less than a million"),
+            }
+        };
+        // A job's time ends with a timed I/O.
+        ensure!(
+            self.sample != Some(0) || self.ios.is_some(),
+            "--sample 0 needs --ios"
+        );
+        if self.verify && !self.rw.writes() {
+            ensure!(
+                self.seed.is_some(),
+                "reading with --verify needs the --seed that was written with"
+            );
+        }
+        Ok(Job {
+            rw: self.rw,
+            mix_read: self.rwmixread,
+            bs: self.bs,
+            depth: self.iodepth,
+            batch: self.iodepth_batch.unwrap_or(u16::MAX).max(1),
+            queues: self.queues,
+            runtime: seconds("runtime", self.runtime.unwrap_or(5.0))?,
+            ramp: if self.ios.is_some() {
+                Duration::ZERO
+            } else {
+                seconds("ramp", self.ramp)?
+            },
+            ios: self.ios,
+            sample: self.sample,
+            size: self.size,
+            verify: self.verify,
+            seed: self.seed.unwrap_or_else(fresh_seed),
+            interrupt: self.interrupt && !self.poll,
+            doorbells: self.doorbells,
+            cpus: self.cpus.clone(),
+            memory: MemorySource::default(),
+        })
+    }
+}
+
+/// A seed that an earlier run did not have, so that its data on the disk is not taken for ours.
+fn fresh_seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(1, |d| d.as_nanos() as u64)
+}
+
+/// fio writes sizes as `4k`; [`volume::parse_size`] wants the large letter or none.
+pub fn size(text: &str) -> Result<u64, &'static str> {
+    volume::parse_size(&text.to_ascii_uppercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        job: JobArgs,
+    }
+
+    fn job(words: &[&str]) -> Result<Job> {
+        Line::try_parse_from([&["bench"], words].concat())?
+            .job
+            .job()
+    }
+
+    #[test]
+    fn fios_words_are_understood() {
+        let job = job(&[
+            "--rw=randrw",
+            "--rwmixread=70",
+            "--bs=16k",
+            "--iodepth=32",
+            "--ramp=0.25",
+        ])
+        .unwrap();
+        assert_eq!(
+            (job.rw, job.mix_read, job.bs, job.depth),
+            (Rw::RandMixed, 70, 16384, 32)
+        );
+        assert_eq!(job.ramp, Duration::from_millis(250));
+        assert!(!job.interrupt);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in [
+            &["--bs=0"][..],
+            &["--runtime=-1"],
+            &["--runtime=1e99"],
+            &["--iodepth=0"],
+            &["--rwmixread=101"],
+            &["--rw=trim"],
+            &["--verify"],
+            &["--poll", "--interrupt"],
+            &["--sample=0"],
+        ] {
+            assert!(job(bad).is_err(), "{bad:?}");
+        }
+        assert!(job(&["--verify", "--seed=3"]).is_ok());
+        assert!(job(&["--verify", "--rw=write"]).is_ok());
+        assert!(job(&["--sample=0", "--ios=1"]).is_ok());
+    }
+}

@@ -1,0 +1,251 @@
+//! Where the I/Os go, and what is written there.
+
+use crate::job::{Job, Rw};
+
+/// SplitMix64: fast, and good enough to scatter I/O (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A sequence; equal seeds give equal sequences.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    #[inline]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `n`; 0 for `n` = 0.
+    #[inline]
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
+}
+
+#[inline]
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Fills `data`, which lies at `offset` of the target: each 8 bytes are made from the seed and their own offset, so that
+/// data that is old, or from elsewhere, is seen.
+pub fn fill(data: &mut [u8], offset: u64, seed: u64) {
+    for (i, word) in data.chunks_mut(8).enumerate() {
+        let value = mix(seed ^ (offset + 8 * i as u64)).to_le_bytes();
+        for (to, from) in word.iter_mut().zip(value) {
+            *to = from;
+        }
+    }
+}
+
+/// The offset in the target of the first 8 bytes that are not as [`fill`] made them.
+pub fn check(data: &[u8], offset: u64, seed: u64) -> Option<u64> {
+    data.chunks(8).enumerate().find_map(|(i, word)| {
+        let at = offset + 8 * i as u64;
+        let value = mix(seed ^ at).to_le_bytes();
+        value.iter().zip(word).any(|(a, b)| a != b).then_some(at)
+    })
+}
+
+/// The part of a target that one queue works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First byte.
+    pub start: u64,
+    /// Blocks of the job's size.
+    pub blocks: u64,
+}
+
+impl Region {
+    /// Queue `index`'s part of a target of `size` bytes. Random I/O goes everywhere; sequential and verified I/O shares the
+    /// target out, so that no queue overwrites what another one checks.
+    pub fn of(job: &Job, size: u64, index: u16) -> Region {
+        let size = job.size.map_or(size, |limit| limit.min(size));
+        let all = size / job.bs.max(1);
+        if job.rw.is_random() && !job.verify {
+            return Region {
+                start: 0,
+                blocks: all,
+            };
+        }
+        let blocks = all / u64::from(job.queues.max(1));
+        Region {
+            start: u64::from(index) * blocks * job.bs,
+            blocks,
+        }
+    }
+}
+
+/// One queue's sequence of I/Os.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    random: Random,
+    region: Region,
+    bs: u64,
+    rw: Rw,
+    mix_read: u64,
+    next: u64,
+}
+
+/// One I/O of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// A write, else a read.
+    pub write: bool,
+    /// Block of the region.
+    pub block: u64,
+    /// Offset in the target, in bytes.
+    pub offset: u64,
+}
+
+impl Sequence {
+    /// Queue `index`'s sequence on its region.
+    pub fn new(job: &Job, region: Region, index: u16) -> Self {
+        Self {
+            random: Random::new(mix(job.seed ^ u64::from(index))),
+            region,
+            bs: job.bs,
+            rw: job.rw,
+            mix_read: u64::from(job.mix_read),
+            next: 0,
+        }
+    }
+
+    /// The next I/O.
+    #[inline]
+    pub fn step(&mut self) -> Step {
+        let write = match self.rw {
+            Rw::Read | Rw::RandRead => false,
+            Rw::Write | Rw::RandWrite => true,
+            Rw::RandMixed => self.random.below(100) >= self.mix_read,
+        };
+        let block = if self.rw.is_random() {
+            self.random.below(self.region.blocks)
+        } else {
+            let block = self.next;
+            self.next += 1;
+            if self.next >= self.region.blocks {
+                self.next = 0;
+            }
+            block
+        };
+        self.at(block, write)
+    }
+
+    /// The I/O on a given block.
+    pub fn at(&self, block: u64, write: bool) -> Step {
+        Step {
+            write,
+            block,
+            offset: self.region.start + block * self.bs,
+        }
+    }
+}
+
+/// Blocks that were written, one bit each.
+#[derive(Clone, Debug, Default)]
+pub struct Written(Vec<u64>);
+
+impl Written {
+    /// Nothing was written of `blocks` blocks.
+    pub fn new(blocks: u64) -> Self {
+        Self(vec![0; blocks.div_ceil(64) as usize])
+    }
+
+    /// The block was written.
+    pub fn set(&mut self, block: u64) {
+        if let Some(word) = self.0.get_mut((block / 64) as usize) {
+            *word |= 1 << (block % 64);
+        }
+    }
+
+    /// Whether it was.
+    pub fn get(&self, block: u64) -> bool {
+        let word = self.0.get((block / 64) as usize);
+        word.is_some_and(|word| word >> (block % 64) & 1 == 1)
+    }
+
+    /// The first block from `from` on that was.
+    pub fn next(&self, from: u64) -> Option<u64> {
+        let mut index = (from / 64) as usize;
+        let mut word = self.0.get(index)? & (u64::MAX << (from % 64));
+        while word == 0 {
+            index += 1;
+            word = *self.0.get(index)?;
+        }
+        Some(index as u64 * 64 + u64::from(word.trailing_zeros()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_tell_places_and_seeds_apart() {
+        let mut data = vec![0; 4097];
+        fill(&mut data, 8192, 7);
+        assert_eq!(check(&data, 8192, 7), None);
+        assert_eq!(check(&data, 8192, 8), Some(8192), "another seed");
+        assert_eq!(check(&data, 4096, 7), Some(4096), "another place");
+        data[4096] ^= 1;
+        assert_eq!(check(&data, 8192, 7), Some(8192 + 4096), "the last byte");
+    }
+
+    #[test]
+    fn random_numbers_reach_every_block_and_no_other() {
+        let mut random = Random::new(1);
+        let mut seen = [0u32; 7];
+        for _ in 0..7000 {
+            seen[random.below(7) as usize] += 1;
+        }
+        assert!(seen.iter().all(|n| (800..1200).contains(n)), "{seen:?}");
+        assert_eq!(random.below(0), 0);
+    }
+
+    #[test]
+    fn sequential_queues_share_the_target_out() {
+        let job = Job {
+            rw: Rw::Write,
+            queues: 3,
+            ..Job::default()
+        };
+        let size = 10 * 4096 + 100;
+        let mut seen = Written::new(10);
+        for index in 0..3 {
+            let region = Region::of(&job, size, index);
+            let mut sequence = Sequence::new(&job, region, index);
+            for i in 0..4 {
+                let step = sequence.step();
+                assert!(step.write);
+                assert_eq!(
+                    seen.get(step.offset / 4096),
+                    i == 3,
+                    "the fourth is the first again"
+                );
+                seen.set(step.offset / 4096);
+            }
+        }
+        assert_eq!((0..10).filter(|&b| seen.get(b)).count(), 9);
+        assert_eq!(seen.next(0), Some(0));
+        assert_eq!(seen.next(9), None);
+    }
+
+    #[test]
+    fn a_mixture_is_mixed_as_asked() {
+        let job = Job {
+            rw: Rw::RandMixed,
+            mix_read: 70,
+            ..Job::default()
+        };
+        let mut sequence = Sequence::new(&job, Region::of(&job, 1 << 30, 0), 0);
+        let reads = (0..10_000).filter(|_| !sequence.step().write).count();
+        assert!((6700..7300).contains(&reads), "{reads}");
+    }
+}

@@ -1,0 +1,189 @@
+//! What a queue measures, and the sum over queues.
+
+use hdrhistogram::Histogram;
+use std::time::Duration;
+
+/// Longest latency that is told apart, in nanoseconds: a minute.
+const LONGEST: u64 = 60_000_000_000;
+
+/// One direction's figures.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    /// I/Os that ended while measuring.
+    pub ios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Latencies from submission to its being seen ended, in nanoseconds, of the I/Os that were timed.
+    pub latency: Histogram<u64>,
+    /// Sum of the squared deviations is not kept by the histogram: sum and sum of squares of the timed I/Os.
+    sum: f64,
+    squares: f64,
+}
+
+impl Default for Flow {
+    fn default() -> Self {
+        // The bounds are constants that are right; the other way there is a histogram that grows.
+        let latency = Histogram::new_with_bounds(1, LONGEST, 3)
+            .or_else(|_| Histogram::new(2))
+            .unwrap_or_else(|_| unreachable!("a histogram with two digits exists"));
+        Self {
+            ios: 0,
+            bytes: 0,
+            latency,
+            sum: 0.0,
+            squares: 0.0,
+        }
+    }
+}
+
+impl Flow {
+    /// A timed I/O.
+    #[inline]
+    pub fn record(&mut self, nanos: u64) {
+        self.latency.saturating_record(nanos.max(1));
+        let nanos = nanos as f64;
+        self.sum += nanos;
+        self.squares += nanos * nanos;
+    }
+
+    /// Adds another queue's.
+    pub fn add(&mut self, other: &Flow) {
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        self.sum += other.sum;
+        self.squares += other.squares;
+        // Equal bounds: it cannot fail.
+        let _ = self.latency.add(&other.latency);
+    }
+
+    /// Mean latency in nanoseconds.
+    pub fn mean(&self) -> f64 {
+        let n = self.latency.len();
+        if n == 0 { 0.0 } else { self.sum / n as f64 }
+    }
+
+    /// Standard deviation of the latency in nanoseconds.
+    pub fn deviation(&self) -> f64 {
+        let n = self.latency.len();
+        if n < 2 {
+            return 0.0;
+        }
+        let mean = self.mean();
+        (self.squares / n as f64 - mean * mean).max(0.0).sqrt()
+    }
+
+    /// The latency that this share of the timed I/Os does not exceed, in nanoseconds.
+    pub fn percentile(&self, percent: f64) -> u64 {
+        self.latency.value_at_percentile(percent)
+    }
+}
+
+/// What a job measured, or one queue of it.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// What was read.
+    pub read: Flow,
+    /// What was written.
+    pub write: Flow,
+    /// How long was measured.
+    pub elapsed: Duration,
+    /// CPU time that this process's threads used meanwhile, in user mode.
+    pub user: Duration,
+    /// The same, in the kernel.
+    pub system: Duration,
+    /// Blocks read back and compared after the end.
+    pub verified: u64,
+    /// I/Os started.
+    pub submitted: u64,
+    /// Times that the target was told of them: how they were batched.
+    pub kicks: u64,
+    /// How long the queue's thread could have run and had no CPU, while measuring; the longest of all queues.
+    pub waited: Duration,
+}
+
+impl Measured {
+    /// Adds another queue's, that ran at the same time.
+    pub fn add(&mut self, other: &Measured) {
+        self.read.add(&other.read);
+        self.write.add(&other.write);
+        self.elapsed = self.elapsed.max(other.elapsed);
+        self.verified += other.verified;
+        self.submitted += other.submitted;
+        self.kicks += other.kicks;
+        self.waited = self.waited.max(other.waited);
+    }
+
+    /// Adds what the same job measured at another time.
+    pub fn append(&mut self, other: &Measured) {
+        let (elapsed, waited) = (self.elapsed, self.waited);
+        self.add(other);
+        self.elapsed = elapsed + other.elapsed;
+        self.waited = waited + other.waited;
+    }
+
+    /// I/Os per second.
+    pub fn iops(&self) -> f64 {
+        self.rate(self.read.ios + self.write.ios)
+    }
+
+    /// `count` per second of measuring.
+    pub fn rate(&self, count: u64) -> f64 {
+        count as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// All directions together.
+    pub fn both(&self) -> Flow {
+        let mut both = self.read.clone();
+        both.add(&self.write);
+        both
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_queues_add_up() {
+        let mut all = Measured::default();
+        for nanos in [100, 300] {
+            let mut queue = Measured {
+                elapsed: Duration::from_secs(2),
+                ..Measured::default()
+            };
+            queue.read.ios = 10;
+            queue.read.record(nanos);
+            all.add(&queue);
+        }
+        assert_eq!(all.iops(), 10.0);
+        let both = all.both();
+        assert_eq!(both.mean(), 200.0);
+        assert_eq!(both.deviation(), 100.0);
+        assert_eq!(both.percentile(50.0), 100);
+        assert_eq!(both.percentile(99.0), 300);
+    }
+
+    #[test]
+    fn slices_of_a_job_follow_each_other() {
+        let mut all = Measured::default();
+        for ios in [10, 30] {
+            let mut slice = Measured {
+                elapsed: Duration::from_secs(1),
+                ..Measured::default()
+            };
+            slice.write.ios = ios;
+            all.append(&slice);
+        }
+        assert_eq!(all.elapsed, Duration::from_secs(2));
+        assert_eq!(all.iops(), 20.0);
+    }
+
+    #[test]
+    fn latencies_beyond_the_bounds_are_kept_at_the_bounds() {
+        let mut flow = Flow::default();
+        flow.record(0);
+        flow.record(u64::MAX / 4);
+        assert_eq!(flow.latency.len(), 2);
+        assert!(flow.percentile(100.0) >= LONGEST);
+    }
+}

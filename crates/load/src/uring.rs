@@ -1,0 +1,337 @@
+//! A file loaded straight through io_uring: what a controller on that file is compared with. The ring is used as fio's engine
+//! uses it at its best (a registered file, registered buffers, deferred task work), and polled from user space, which is
+//! faster than fio's waiting in the kernel; [`Lane::wait`] waits as fio does.
+//!
+//! The one rule: the kernel writes only into the lane's own buffers, and a lane waits for its I/Os before these go away.
+#![allow(unsafe_code)]
+
+use crate::lane::{Geometry, Lane, Outcome, Target};
+use anyhow::{Context, Result, bail};
+use dma::Memory;
+use driver::MemorySource;
+use io_uring::{IoUring, cqueue, opcode, types};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use sync::Unpoisoned;
+
+/// A file or block device.
+pub struct UringTarget {
+    file: File,
+    path: PathBuf,
+    size: u64,
+    direct: bool,
+    register: bool,
+    /// Where the buffers come from.
+    memory: MemorySource,
+    spare: Spare,
+}
+
+/// Buffers of lanes that have ended, for the next ones: to look for memory may take long.
+type Spare = Arc<Mutex<Vec<Memory>>>;
+
+impl UringTarget {
+    /// Opens it, without the page cache where its filesystem can do that.
+    pub fn open(path: &Path, write: bool) -> Result<Self> {
+        let open = |flags: i32| {
+            OpenOptions::new()
+                .read(true)
+                .write(write)
+                .custom_flags(flags)
+                .open(path)
+        };
+        let (file, direct) = match open(rustix::fs::OFlags::DIRECT.bits() as i32) {
+            Ok(file) => (file, true),
+            Err(_) => (
+                open(0).with_context(|| format!("{}", path.display()))?,
+                false,
+            ),
+        };
+        let metadata = file.metadata()?;
+        let size = if metadata.file_type().is_block_device() {
+            std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0))?
+        } else {
+            metadata.len()
+        };
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            size,
+            direct,
+            register: true,
+            memory: MemorySource::default(),
+            spare: Spare::default(),
+        })
+    }
+
+    /// Buffers of so many bytes.
+    fn buffers(&self, len: usize) -> Result<Memory> {
+        let mut spare = self.spare.lock().unpoisoned();
+        match spare.iter().position(|memory| memory.len() >= len) {
+            Some(at) => Ok(spare.swap_remove(at)),
+            None => Ok(self.memory.make(len)?),
+        }
+    }
+
+    /// The same with buffers in memory from there.
+    pub fn with_memory(self, memory: MemorySource) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// The same without registered buffers: the kernel looks the pages of each I/O up.
+    pub fn unregistered(self) -> Self {
+        Self {
+            register: false,
+            ..self
+        }
+    }
+}
+
+impl Target for UringTarget {
+    type Lane = UringLane;
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: self.size,
+            block_size: 512,
+            description: format!(
+                "{}, io_uring, {}",
+                self.path.display(),
+                if self.direct { "direct" } else { "page cache" }
+            ),
+        }
+    }
+
+    fn lane(&self, _index: u16, depth: u16, bytes: usize) -> Result<UringLane> {
+        UringLane::new(
+            self.file.try_clone()?,
+            depth,
+            bytes,
+            self.register,
+            self.buffers(bytes * usize::from(depth))?,
+            self.spare.clone(),
+        )
+    }
+}
+
+/// One ring on the file.
+pub struct UringLane {
+    ring: IoUring,
+    /// Held for the ring: it is registered as file 0.
+    _file: File,
+    buffers: Memory,
+    /// Where they go in the end.
+    spare: Spare,
+    bytes: usize,
+    /// The buffers are registered.
+    fixed: bool,
+    in_flight: usize,
+    unsent: bool,
+}
+
+impl UringLane {
+    fn new(
+        file: File,
+        depth: u16,
+        bytes: usize,
+        register: bool,
+        buffers: Memory,
+        spare: Spare,
+    ) -> Result<Self> {
+        let entries = u32::from(depth).next_power_of_two().max(8);
+        let best = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .build(entries);
+        let ring = match best {
+            Ok(ring) => ring,
+            Err(_) => IoUring::new(entries).context("io_uring")?,
+        };
+        let len = bytes * usize::from(depth);
+        let all = buffers.segment(0, len).context("memory is too short")?;
+        let submitter = ring.submitter();
+        submitter
+            .register_files(&[file.as_raw_fd()])
+            .context("io_uring: registering the file")?;
+        let vector = libc::iovec {
+            iov_base: all.as_ptr().cast(),
+            iov_len: all.len(),
+        };
+        // SAFETY: the buffers stay in place as long as the ring: `Drop` waits for all I/Os, and the ring is dropped first.
+        let fixed = register && unsafe { submitter.register_buffers(&[vector]) }.is_ok();
+        Ok(Self {
+            ring,
+            _file: file,
+            buffers,
+            spare,
+            bytes,
+            fixed,
+            in_flight: 0,
+            unsent: false,
+        })
+    }
+
+    /// Where a slot's buffer begins.
+    fn at(&self, slot: u16) -> usize {
+        usize::from(slot) * self.bytes
+    }
+
+    fn enter(&mut self, wait: usize) -> Result<()> {
+        match self.ring.submit_and_wait(wait) {
+            Ok(_) => {
+                self.unsent = false;
+                Ok(())
+            }
+            // The next call sends what is left.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)
+                ) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error).context("io_uring_enter"),
+        }
+    }
+}
+
+impl Lane for UringLane {
+    #[inline]
+    fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()> {
+        let Some(buffer) = self.buffers.segment(self.at(slot), self.bytes) else {
+            bail!("there is no buffer {slot}");
+        };
+        let (at, len) = (buffer.as_ptr(), buffer.len() as u32);
+        let fd = types::Fixed(0);
+        let entry = match (write, self.fixed) {
+            (false, true) => opcode::ReadFixed::new(fd, at, len, 0)
+                .offset(offset)
+                .build(),
+            (true, true) => opcode::WriteFixed::new(fd, at, len, 0)
+                .offset(offset)
+                .build(),
+            (false, false) => opcode::Read::new(fd, at, len).offset(offset).build(),
+            (true, false) => opcode::Write::new(fd, at, len).offset(offset).build(),
+        };
+        let entry = entry.user_data(u64::from(slot));
+        // SAFETY: the entry points to this lane's buffers, which stay until its completion has been seen.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            bail!("the ring is full");
+        }
+        self.in_flight += 1;
+        self.unsent = true;
+        Ok(())
+    }
+
+    #[inline]
+    fn kick(&mut self) -> Result<()> {
+        self.enter(0)
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        let bytes = self.bytes;
+        let mut count = 0;
+        for entry in self.ring.completion() {
+            done(entry.user_data() as u16, outcome(&entry, bytes));
+            count += 1;
+        }
+        self.in_flight = self.in_flight.saturating_sub(count);
+        if count == 0 && self.in_flight > 0 && (self.unsent || self.ring.submission().taskrun()) {
+            self.enter(0)?;
+        }
+        Ok(count)
+    }
+
+    fn wait(&mut self, _limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+        let count = self.poll(done)?;
+        if count > 0 || self.in_flight == 0 {
+            return Ok(count);
+        }
+        self.enter(1)?;
+        self.poll(done)
+    }
+
+    fn put(&mut self, slot: u16, data: &[u8]) {
+        // A buffer that cannot be written shows when its data is read back.
+        let _ = self.buffers.write(self.at(slot), data);
+    }
+
+    fn get(&self, slot: u16, data: &mut [u8]) {
+        let _ = self.buffers.read(self.at(slot), data);
+    }
+}
+
+#[inline]
+fn outcome(entry: &cqueue::Entry, bytes: usize) -> Outcome {
+    match usize::try_from(entry.result()) {
+        Ok(n) if n == bytes => Ok(()),
+        Ok(n) => Err(format!("only {n} of {bytes} bytes")),
+        Err(_) => Err(std::io::Error::from_raw_os_error(-entry.result()).to_string()),
+    }
+}
+
+impl Drop for UringLane {
+    fn drop(&mut self) {
+        while self.in_flight > 0 {
+            if self.enter(1).is_err() {
+                // Nobody can tell whether the kernel still writes to the buffers: they are never freed.
+                std::mem::forget(self.buffers.clone());
+                return;
+            }
+            self.in_flight = self
+                .in_flight
+                .saturating_sub(self.ring.completion().count());
+        }
+        let mut spare = self.spare.lock().unpoisoned();
+        spare.push(self.buffers.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Job, Rw};
+    use crate::run;
+
+    #[test]
+    fn a_file_is_written_and_verified() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        for (interrupt, register) in [(false, true), (true, true), (false, false)] {
+            let mut target = UringTarget::open(file.path(), true).unwrap();
+            assert_eq!(target.geometry().size, 1 << 20);
+            if !register {
+                target = target.unregistered();
+            }
+            let job = Job {
+                rw: Rw::RandMixed,
+                depth: 9,
+                ios: Some(2000),
+                verify: true,
+                interrupt,
+                ..Job::default()
+            };
+            for _ in 0..2 {
+                let measured = run(&target, &job, &mut ()).unwrap();
+                assert_eq!(measured.read.ios + measured.write.ios, 2000);
+                assert!(measured.verified > 200);
+            }
+            let spare = target.spare.lock().unwrap().len();
+            assert_eq!(spare, 1, "the second run has the buffers of the first");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = UringTarget::open(Path::new("/no/such/file"), false)
+            .err()
+            .unwrap();
+        assert!(format!("{error:#}").contains("/no/such/file"), "{error:#}");
+    }
+}

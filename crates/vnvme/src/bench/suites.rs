@@ -1,0 +1,85 @@
+//! The suites of measurements are a program of their own, `vnvme-bench`; `vnvme bench --suite` and
+//! `vnvme bench --report` run it, if it lies beside this one.
+
+use crate::usage::Usage;
+use anyhow::{Context, Result};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+const PROGRAM: &str = "vnvme-bench";
+
+/// The arguments for `vnvme-bench`, if those of this process (without its name) are for it.
+pub fn wanted(args: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let options = args.iter().take_while(|arg| *arg != "--");
+    let suite = options.into_iter().any(|arg| {
+        let name = arg.to_str().map(|arg| arg.split('=').next().unwrap_or(arg));
+        matches!(name, Some("--suite" | "--report"))
+    });
+    // Before the command there are global options, of which one has a value.
+    let command = args.iter().position(|arg| arg == "bench")?;
+    let global = args.get(..command)?;
+    let is_command = match global {
+        [] => true,
+        [log] => log.to_str().is_some_and(|log| log.starts_with("--log=")),
+        [log, _] => log == "--log",
+        _ => false,
+    };
+    (suite && is_command).then(|| {
+        args.remove(command);
+        args
+    })
+}
+
+/// Becomes `vnvme-bench`. Returns only if that is not possible.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn run(args: &[OsString]) -> Result<()> {
+    let own = std::env::current_exe().context("the program's own path")?;
+    let program = own.with_file_name(PROGRAM);
+    if !program.is_file() {
+        return Err(Usage::error(format!(
+            "the suites are a program of their own, {PROGRAM}, which is not beside this one; \
+             in the repository this builds both: cargo build --release -p vnvme -p bench"
+        )));
+    }
+    let error = Command::new(&program).args(args).exec();
+    Err(error).with_context(|| format!("{}", program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn suites_and_reports_go_to_their_program() {
+        for (line, passed) in [
+            ("bench --suite cost --runs 1", "--suite cost --runs 1"),
+            ("bench --runs 1 --suite=all", "--runs 1 --suite=all"),
+            ("bench --report --add a.json", "--report --add a.json"),
+            (
+                "--log debug bench --suite bench",
+                "--log debug --suite bench",
+            ),
+            ("--log=debug bench --report", "--log=debug --report"),
+        ] {
+            assert_eq!(wanted(words(line)), Some(words(passed)), "{line}");
+        }
+        for line in [
+            "bench mem://1M",
+            "bench -- --suite",
+            "serve bench --suite",
+            "stats --report",
+            "--suite cost",
+            "",
+        ] {
+            assert_eq!(wanted(words(line)), None, "{line}");
+        }
+    }
+}
