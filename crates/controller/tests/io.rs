@@ -590,20 +590,21 @@ struct Spy(
     Arc<dyn volume::Volume>,
     Arc<std::sync::Mutex<Vec<volume::Op>>>,
 );
-struct SpyQueue(
-    Box<dyn volume::VolumeQueue>,
-    Arc<std::sync::Mutex<Vec<volume::Op>>>,
-);
+struct SpyQueue(volume::OpenQueue, Arc<std::sync::Mutex<Vec<volume::Op>>>);
 
 impl volume::Volume for Spy {
     fn info(&self) -> volume::Info {
         self.0.info()
     }
-    fn open(&self, io: &volume::Io) -> Result<Box<dyn volume::VolumeQueue>, volume::VolumeError> {
-        Ok(Box::new(SpyQueue(self.0.open(io)?, self.1.clone())))
+    fn open(&self, io: &volume::Io) -> Result<volume::OpenQueue, volume::VolumeError> {
+        let queue = SpyQueue(self.0.open(io)?, self.1.clone());
+        Ok(volume::OpenQueue::new(queue))
     }
     fn id(&self) -> Vec<u8> {
         self.0.id()
+    }
+    fn inner(&self) -> Option<&dyn volume::Volume> {
+        Some(&*self.0)
     }
 }
 
@@ -611,6 +612,15 @@ impl volume::VolumeQueue for SpyQueue {
     fn submit(&mut self, request: volume::Request) -> Option<volume::Completion> {
         self.1.lock().unwrap().push(request.op);
         self.0.submit(request)
+    }
+    fn poll(&mut self, done: &mut dyn FnMut(volume::Completion)) -> usize {
+        self.0.poll(done)
+    }
+    fn state(&self) -> volume::QueueState {
+        self.0.state()
+    }
+    fn cancel(&mut self, tag: u64) {
+        self.0.cancel(tag);
     }
 }
 

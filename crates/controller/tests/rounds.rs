@@ -4,13 +4,14 @@ mod common;
 
 use common::*;
 use controller::{ControllerConfig, IrqSink};
-use dma::{Prot, SegmentList};
+use dma::{Prot, SegmentList, View};
 use nvme::regs::Shn;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use volume::{
-    Completion, Effect, Fault, Io, Op, OpKind, Request, Volume, VolumeError, VolumeQueue,
+    Completion, Effect, FastPath, Fault, Io, IoError, Op, OpKind, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue,
 };
 
 const RINGS_OF: [Ring; 3] = [Ring::Register, Ring::Mapped, Ring::Shadow];
@@ -406,17 +407,21 @@ type Log = Arc<Mutex<Vec<&'static str>>>;
 #[derive(Debug)]
 struct Noted(Arc<dyn Volume>, Log);
 
-struct NotedQueue(Box<dyn VolumeQueue>, Log);
+struct NotedQueue(OpenQueue, Log);
 
 impl Volume for Noted {
     fn info(&self) -> volume::Info {
         self.0.info()
     }
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        Ok(Box::new(NotedQueue(self.0.open(io)?, self.1.clone())))
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        let queue = NotedQueue(self.0.open(io)?, self.1.clone());
+        Ok(OpenQueue::with_fast_path(queue))
     }
     fn id(&self) -> Vec<u8> {
         self.0.id()
+    }
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.0)
     }
 }
 
@@ -425,6 +430,18 @@ impl VolumeQueue for NotedQueue {
         self.1.lock().unwrap().push("submit");
         self.0.submit(request)
     }
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.0.poll(done)
+    }
+    fn state(&self) -> QueueState {
+        self.0.state()
+    }
+    fn cancel(&mut self, tag: u64) {
+        self.0.cancel(tag);
+    }
+}
+
+impl FastPath for NotedQueue {
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         self.1.lock().unwrap().push("start");
         self.0.start(tag, op, offset, data)
@@ -433,15 +450,16 @@ impl VolumeQueue for NotedQueue {
         self.1.lock().unwrap().push("push");
         self.0.push();
     }
-    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
-        self.0.poll(done)
+    fn is_immediate(&self) -> bool {
+        false
     }
-    fn polled_in_flight(&self) -> usize {
-        self.0.polled_in_flight()
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
     }
-    fn cancel(&mut self, tag: u64) {
-        self.0.cancel(tag);
+    fn prefetches(&self) -> bool {
+        false
     }
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
 }
 
 struct Signals(Log);

@@ -7,14 +7,13 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Instant;
 
 use dma::SegmentList;
 use nvme::Status;
 use nvme::status::StatusCodeType;
 use volume::{
-    Armed, Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Request, Volume, VolumeError,
-    VolumeQueue,
+    Armed, Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 
 use crate::buffer::DmaBuffer;
@@ -160,12 +159,12 @@ impl Volume for NvmeVolume {
         }
     }
 
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         let queue = self.device.queue(self.nsid, self.options);
         let queue = queue.map_err(|error| self.error("queue pair", error))?;
         let mapper = self.device.mapper();
         let queue = Rc::new(RefCell::new(queue));
-        Ok(Box::new(Queue {
+        Ok(OpenQueue::new(Queue {
             wakes: self.wake(&queue, io),
             tables: Tables::new(mapper),
             device: self.device.clone(),
@@ -191,6 +190,10 @@ impl Volume for NvmeVolume {
         let id = self.device.identify();
         let serial = String::from_utf8_lossy(id.sn.trimmed()).into_owned();
         format!("nvme:{serial}:{}", self.nsid).into_bytes()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
     }
 
     fn extent(&self) -> Option<Extent> {
@@ -571,17 +574,27 @@ impl VolumeQueue for Queue {
         count
     }
 
-    fn polled_in_flight(&self) -> usize {
-        if self.wakes { 0 } else { self.in_flight() }
+    fn state(&self) -> QueueState {
+        let in_flight = self.in_flight();
+        QueueState {
+            in_flight,
+            wake: if in_flight > 0 && !self.wakes {
+                Wake::Poll
+            } else {
+                // A command may reach its time-out, which nothing signals.
+                let time_out = self.queue.borrow().until_tick();
+                time_out.map_or(Wake::Event, Wake::After)
+            },
+        }
     }
 
+    /// Commands end when the device answers, or by their time-out.
+    fn cancel(&mut self, _: u64) {}
+}
+
+impl Queue {
     fn in_flight(&self) -> usize {
         self.pending.len() - self.free.len()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        // A command may be late, which nothing signals.
-        self.queue.borrow().deadline().filter(|_| self.wakes)
     }
 }
 

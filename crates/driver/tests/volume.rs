@@ -7,7 +7,9 @@ use controller::ControllerConfig;
 use dma::{Buffer, Memory, SegmentList};
 use driver::{NvmeVolume, Options, QueueOptions};
 use std::sync::Arc;
-use volume::{Completion, Io, IoErrorKind, IoOptions, Op, Request, Volume, VolumeQueue};
+use volume::{
+    Completion, Io, IoErrorKind, IoOptions, Op, QueueState, Request, Volume, VolumeQueue, Wake,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -31,7 +33,7 @@ fn finish(queue: &mut dyn VolumeQueue, count: usize) -> Vec<Completion> {
     for _ in 0..10_000_000 {
         queue.poll(&mut |completion| done.push(completion));
         if done.len() >= count {
-            assert_eq!(queue.polled_in_flight(), 0);
+            assert_eq!(queue.state(), QueueState::IDLE);
             return done;
         }
     }
@@ -212,7 +214,8 @@ fn many_requests_at_once_and_more_than_the_queue_is_deep() {
         data: SegmentList::new(),
     };
     assert!(queue.submit(flush).is_none());
-    assert_eq!(queue.polled_in_flight(), 201);
+    let QueueState { in_flight, wake } = queue.state();
+    assert_eq!((in_flight, wake), (201, Wake::Poll));
     let mut tags: Vec<u64> = finish(&mut *queue, 201)
         .into_iter()
         .map(|c| c.result.map(|()| c.tag).unwrap())

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 use volume::{
-    Completion, Io, IoError, IoErrorKind, Op, PinPace, PinnedWindows, Request, VolumeQueue,
+    Completion, Io, IoError, IoErrorKind, Op, OpenQueue, PinPace, PinnedWindows, Request, Wake,
 };
 use worker::{Descriptors, Frontend, Interest};
 
@@ -54,7 +54,7 @@ enum End {
 /// What a queue is made of.
 pub(crate) struct Parts {
     pub ring: QueueRing,
-    pub volume: Box<dyn VolumeQueue>,
+    pub volume: OpenQueue,
     /// The tags' buffers, to be pinned for the volume's requests where that was asked for.
     pub pinned: PinnedWindows,
     pub number: u16,
@@ -71,7 +71,7 @@ pub(crate) struct Parts {
 /// thread only.
 pub struct Queue {
     /// It waits for its requests when it goes: before the memory that they use.
-    volume: Box<dyn VolumeQueue>,
+    volume: OpenQueue,
     pinned: PinnedWindows,
     ring: QueueRing,
     number: u16,
@@ -347,7 +347,7 @@ impl Frontend for Queue {
 
     #[inline]
     fn must_poll(&self) -> bool {
-        self.volume.polled_in_flight() > 0
+        self.volume.state().wake == Wake::Poll
     }
 
     /// Its requests come as memory, as long as it is served.
@@ -365,7 +365,7 @@ impl Frontend for Queue {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.volume.next_deadline()
+        self.volume.state().wake.deadline(Instant::now)
     }
 
     fn is_pinning(&self) -> bool {

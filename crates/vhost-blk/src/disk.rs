@@ -6,7 +6,7 @@ use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use volume::{Completion, Info, Io, Op, Request, Volume, VolumeQueue};
+use volume::{Completion, Info, Io, Op, OpenQueue, Request, Volume, Wake};
 use zerocopy::IntoBytes;
 
 /// Most request queues: what an index of one byte can name, less the ones that no front-end has.
@@ -53,7 +53,7 @@ impl Default for DiskOptions {
 /// A volume, opened for this thread, in the shape that the guest sees.
 pub(crate) struct Disk {
     pub(crate) volume: Arc<dyn Volume>,
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
     pub(crate) io: Rc<Io>,
     /// The upper 16 bits of the tags of its requests.
     owner: u16,
@@ -207,12 +207,12 @@ impl Disk {
 
     /// A completion can be found only by polling.
     pub(crate) fn must_poll(&self) -> bool {
-        self.queue.polled_in_flight() > 0
+        self.queue.state().wake == Wake::Poll
     }
 
     /// Nothing wakes this thread up at this time, but the volume is to be polled then.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.queue.next_deadline()
+        self.queue.state().wake.deadline(Instant::now)
     }
 
     /// A request has completed.

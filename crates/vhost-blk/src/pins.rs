@@ -115,7 +115,7 @@ impl Pins {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use volume::{FileOptions, FileVolume, Io, IoOptions, Volume, VolumeQueue};
+    use volume::{FileOptions, FileVolume, Io, IoOptions, OpenQueue, Volume};
 
     fn region(size: u64, offset: u64) -> Region {
         Region {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     /// A ring that pins, with what keeps it.
-    fn ring() -> (Io, Box<dyn VolumeQueue>, Arc<dyn Volume>) {
+    fn ring() -> (Io, OpenQueue, Arc<dyn Volume>) {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let volume = FileVolume::open(file.path(), FileOptions::default()).unwrap();

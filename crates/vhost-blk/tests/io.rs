@@ -269,19 +269,24 @@ fn a_read_only_volume_says_so_and_refuses_writes() {
 /// shows which they are: the one that a volume without FUA would not see.
 #[test]
 fn writes_are_durable_when_the_cache_is_off_or_cannot_be_flushed() {
-    use volume::{Completion, Info, Io, Op, Request, VolumeError, VolumeQueue};
+    use volume::{
+        Completion, Info, Io, Op, OpenQueue, QueueState, Request, VolumeError, VolumeQueue,
+    };
     #[derive(Debug)]
     struct Watching(MemVolume, Arc<std::sync::Mutex<Vec<bool>>>);
-    struct Queue(Box<dyn VolumeQueue>, Arc<std::sync::Mutex<Vec<bool>>>);
+    struct Queue(OpenQueue, Arc<std::sync::Mutex<Vec<bool>>>);
     impl Volume for Watching {
         fn info(&self) -> Info {
             self.0.info()
         }
-        fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-            Ok(Box::new(Queue(self.0.open(io)?, self.1.clone())))
+        fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+            Ok(OpenQueue::new(Queue(self.0.open(io)?, self.1.clone())))
         }
         fn id(&self) -> Vec<u8> {
             self.0.id()
+        }
+        fn inner(&self) -> Option<&dyn Volume> {
+            Some(&self.0)
         }
     }
     impl VolumeQueue for Queue {
@@ -290,6 +295,15 @@ fn writes_are_durable_when_the_cache_is_off_or_cannot_be_flushed() {
                 self.1.lock().unwrap().push(fua);
             }
             self.0.submit(request)
+        }
+        fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+            self.0.poll(done)
+        }
+        fn state(&self) -> QueueState {
+            self.0.state()
+        }
+        fn cancel(&mut self, tag: u64) {
+            self.0.cancel(tag);
         }
     }
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));

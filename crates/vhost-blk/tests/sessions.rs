@@ -101,12 +101,16 @@ impl Volume for Asked {
         self.0.info()
     }
 
-    fn open(&self, io: &volume::Io) -> Result<Box<dyn volume::VolumeQueue>, volume::VolumeError> {
+    fn open(&self, io: &volume::Io) -> Result<volume::OpenQueue, volume::VolumeError> {
         self.0.open(io)
     }
 
     fn id(&self) -> Vec<u8> {
         self.0.id()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.0)
     }
 
     fn refresh(&self) -> Result<bool, volume::VolumeError> {

@@ -3,9 +3,10 @@
 //! Tests of everything above a volume put this one in between: what they see is what a failing disk would give them.
 
 use crate::{
-    Completion, Extent, Info, Io, IoError, IoErrorKind, Op, Request, Volume, VolumeError,
-    VolumeQueue,
+    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue, Wake,
 };
+use dma::{SegmentList, View};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -176,8 +177,8 @@ impl Volume for FaultVolume {
         self.volume.info()
     }
 
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        Ok(Box::new(FaultQueue {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::with_fast_path(FaultQueue {
             queue: self.volume.open(io)?,
             faults: self.faults.clone(),
             releases: self.faults.releases.load(Ordering::Acquire),
@@ -191,18 +192,14 @@ impl Volume for FaultVolume {
         self.volume.id()
     }
 
-    fn extent(&self) -> Option<Extent> {
-        self.volume.extent()
-    }
-
-    fn refresh(&self) -> Result<bool, VolumeError> {
-        self.volume.refresh()
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.volume)
     }
 }
 
 /// One worker's queue into a [`FaultVolume`].
 struct FaultQueue {
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
     faults: Arc<Faults>,
     /// [`Faults::releases`] as last seen.
     releases: u64,
@@ -228,10 +225,6 @@ impl VolumeQueue for FaultQueue {
                 None
             }
         }
-    }
-
-    fn push(&mut self) {
-        self.queue.push();
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
@@ -266,16 +259,13 @@ impl VolumeQueue for FaultQueue {
         count
     }
 
-    fn polled_in_flight(&self) -> usize {
-        self.held.len() + self.delayed.len() + self.aborted.len() + self.queue.polled_in_flight()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.queue.in_flight() + self.held.len() + self.delayed.len() + self.aborted.len()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.queue.next_deadline()
+    fn state(&self) -> QueueState {
+        let own = self.held.len() + self.delayed.len() + self.aborted.len();
+        let QueueState { in_flight, wake } = self.queue.state();
+        QueueState {
+            in_flight: in_flight + own,
+            wake: if own > 0 { Wake::Poll } else { wake },
+        }
     }
 
     fn cancel(&mut self, tag: u64) {
@@ -291,6 +281,33 @@ impl VolumeQueue for FaultQueue {
         } else {
             self.queue.cancel(tag);
         }
+    }
+}
+
+impl FastPath for FaultQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    fn push(&mut self) {
+        self.queue.push();
+    }
+
+    /// A fault may delay a request: each is submitted.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn prefetches(&self) -> bool {
+        self.queue.prefetches()
+    }
+
+    fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
+        self.queue.prefetch(op, offset, len);
     }
 }
 

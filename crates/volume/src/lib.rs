@@ -47,6 +47,7 @@ mod request;
 mod slice;
 mod traits;
 mod url;
+mod wake;
 
 pub use claim::{Extent, Overlap, claim};
 pub use clock::{Clock, SystemClock};
@@ -64,8 +65,9 @@ pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};
 pub use request::{Completion, Op, Request};
 pub use slice::SliceVolume;
-pub use traits::{Volume, VolumeQueue};
+pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
 pub use url::{
     Extras, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions, READ_ONLY, Registry,
     Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_duration, parse_size,
 };
+pub use wake::Wake;

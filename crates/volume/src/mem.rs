@@ -2,9 +2,10 @@
 
 use crate::request::check_range;
 use crate::{
-    Completion, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError, VolumeQueue,
+    Completion, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue,
 };
-use dma::{PrivateMemory, View};
+use dma::{PrivateMemory, SegmentList, View};
 
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
 const RELEASE_FROM: u64 = 256 << 10;
@@ -75,8 +76,8 @@ impl Volume for MemVolume {
         }
     }
 
-    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        Ok(Box::new(MemQueue {
+    fn open(&self, _io: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::with_fast_path(MemQueue {
             memory: self.memory.clone(),
             size: self.size,
             read_only: self.read_only,
@@ -85,6 +86,10 @@ impl Volume for MemVolume {
 
     fn id(&self) -> Vec<u8> {
         format!("mem:{}", self.size).into_bytes()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
     }
 }
 
@@ -150,6 +155,29 @@ impl MemQueue {
 }
 
 impl VolumeQueue for MemQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        let result = self.execute(&request);
+        Some(request.complete(result))
+    }
+
+    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
+        0
+    }
+
+    fn state(&self) -> QueueState {
+        QueueState::IDLE
+    }
+
+    fn cancel(&mut self, _: u64) {}
+}
+
+impl FastPath for MemQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    fn push(&mut self) {}
+
     fn is_immediate(&self) -> bool {
         true
     }
@@ -160,16 +188,11 @@ impl VolumeQueue for MemQueue {
         Some(checked.and_then(|()| self.copy(op, offset, data)))
     }
 
-    fn wants_notice(&self) -> bool {
+    fn prefetches(&self) -> bool {
         true
     }
 
-    fn notice(&mut self, _: Op, offset: u64, len: u64) {
+    fn prefetch(&mut self, _: Op, offset: u64, len: u64) {
         self.memory.prefetch::<AHEAD>(offset, len);
-    }
-
-    fn submit(&mut self, request: Request) -> Option<Completion> {
-        let result = self.execute(&request);
-        Some(request.complete(result))
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::request::check_range;
 use crate::{
-    Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError,
-    VolumeQueue,
+    Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue, Wake,
 };
-use dma::View;
+use dma::{SegmentList, View};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -141,8 +141,8 @@ impl Volume for NullVolume {
         }
     }
 
-    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        Ok(Box::new(NullQueue {
+    fn open(&self, _io: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::with_fast_path(NullQueue {
             immediate: self.options.latency.is_zero(),
             options: self.options,
             device: self.device.clone(),
@@ -152,6 +152,10 @@ impl Volume for NullVolume {
 
     fn id(&self) -> Vec<u8> {
         format!("null:{}", self.options.size).into_bytes()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
     }
 
     fn extent(&self) -> Option<Extent> {
@@ -179,30 +183,6 @@ impl NullQueue {
 }
 
 impl VolumeQueue for NullQueue {
-    fn is_immediate(&self) -> bool {
-        self.immediate
-    }
-
-    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
-        let options = &self.options;
-        if !self.immediate {
-            return None;
-        }
-        let len = data.len_bytes();
-        if let Err(error) = check_range(op, offset, len, options.size, 1, options.read_only) {
-            return Some(Err(error));
-        }
-        if op == Op::Read {
-            if !data.is_writable() {
-                return Some(Err(IoErrorKind::Invalid.into()));
-            }
-            if options.read_zeroes {
-                data.fill(0);
-            }
-        }
-        Some(Ok(()))
-    }
-
     fn submit(&mut self, request: Request) -> Option<Completion> {
         if let Err(error) = request.check(self.options.size, 1, self.options.read_only) {
             return Some(request.complete(Err(error)));
@@ -240,22 +220,56 @@ impl VolumeQueue for NullQueue {
         count
     }
 
-    fn polled_in_flight(&self) -> usize {
-        if self.options.latency < WORTH_SLEEPING {
-            self.waiting.len()
-        } else {
-            0
+    fn state(&self) -> QueueState {
+        let wake = match self.waiting.front() {
+            None => Wake::Event,
+            Some((end, _)) if self.options.latency >= WORTH_SLEEPING => Wake::At(*end),
+            Some(_) => Wake::Poll,
+        };
+        QueueState {
+            in_flight: self.waiting.len(),
+            wake,
         }
     }
 
-    fn in_flight(&self) -> usize {
-        self.waiting.len()
+    /// Its requests end after their latency, whatever happens.
+    fn cancel(&mut self, _: u64) {}
+}
+
+impl FastPath for NullQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
-        self.waiting
-            .front()
-            .filter(|_| self.options.latency >= WORTH_SLEEPING)
-            .map(|(end, _)| *end)
+    fn push(&mut self) {}
+
+    fn is_immediate(&self) -> bool {
+        self.immediate
     }
+
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        let options = &self.options;
+        if !self.immediate {
+            return None;
+        }
+        let len = data.len_bytes();
+        if let Err(error) = check_range(op, offset, len, options.size, 1, options.read_only) {
+            return Some(Err(error));
+        }
+        if op == Op::Read {
+            if !data.is_writable() {
+                return Some(Err(IoErrorKind::Invalid.into()));
+            }
+            if options.read_zeroes {
+                data.fill(0);
+            }
+        }
+        Some(Ok(()))
+    }
+
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
 }

@@ -1,6 +1,6 @@
 //! Reading a volume while waiting for it, for control paths that have no worker.
 
-use crate::{Io, IoError, IoErrorKind, IoOptions, Op, Request, Volume, VolumeError, VolumeQueue};
+use crate::{Io, IoError, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume, VolumeError};
 use dma::{Buffer, SegmentList};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// A way into a volume for one read at a time.
 pub(crate) struct Reader {
     io: Io,
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
 }
 
 impl Reader {
@@ -33,16 +33,16 @@ impl Reader {
             len: len as u64,
             data: SegmentList::owned(Buffer::new(len)),
         };
-        let mut over = self.queue.submit(request);
-        while over.is_none() {
+        let mut done = self.queue.submit(request);
+        while done.is_none() {
             self.io.flush();
-            self.io.poll(&mut |completion| over = Some(completion));
-            self.queue.poll(&mut |completion| over = Some(completion));
-            if over.is_none() {
+            self.io.poll(&mut |completion| done = Some(completion));
+            self.queue.poll(&mut |completion| done = Some(completion));
+            if done.is_none() {
                 std::thread::sleep(PAUSE);
             }
         }
-        let completion = over.ok_or(IoErrorKind::Gone)?;
+        let completion = done.ok_or(IoErrorKind::Gone)?;
         completion.result?;
         let buffer = completion.data.into_buffer().ok_or(IoErrorKind::Memory)?;
         Ok(buffer.to_vec())

@@ -1,12 +1,11 @@
 //! A part of another volume.
 
 use crate::{
-    Completion, Extent, Info, Io, IoError, IoErrorKind, LimitHandle, Op, Request, ShareHandle,
-    Volume, VolumeError, VolumeQueue,
+    Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// A range of another volume, as a volume of its own. Nothing outside of the range can be reached through it.
 #[derive(Debug)]
@@ -58,8 +57,8 @@ impl Volume for SliceVolume {
         }
     }
 
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        Ok(Box::new(SliceQueue {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::with_fast_path(SliceQueue {
             whole: self.whole.open(io)?,
             offset: self.offset,
             len: self.len,
@@ -73,16 +72,12 @@ impl Volume for SliceVolume {
         id
     }
 
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.whole)
+    }
+
     fn extent(&self) -> Option<Extent> {
         Some(self.whole.extent()?.part(self.offset, self.len))
-    }
-
-    fn limits(&self) -> Option<LimitHandle> {
-        self.whole.limits()
-    }
-
-    fn share(&self) -> Option<ShareHandle> {
-        self.whole.share()
     }
 
     fn refresh(&self) -> Result<bool, VolumeError> {
@@ -94,7 +89,7 @@ impl Volume for SliceVolume {
 
 /// One worker's queue into a [`SliceVolume`].
 struct SliceQueue {
-    whole: Box<dyn VolumeQueue>,
+    whole: OpenQueue,
     offset: u64,
     len: Option<u64>,
 }
@@ -122,6 +117,20 @@ impl VolumeQueue for SliceQueue {
         self.whole.submit(request)
     }
 
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.whole.poll(done)
+    }
+
+    fn state(&self) -> QueueState {
+        self.whole.state()
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.whole.cancel(tag);
+    }
+}
+
+impl FastPath for SliceQueue {
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         match self.place(offset, data.len_bytes()) {
             Ok(offset) => self.whole.start(tag, op, offset, data),
@@ -150,33 +159,13 @@ impl VolumeQueue for SliceQueue {
         }
     }
 
-    fn wants_notice(&self) -> bool {
-        self.whole.wants_notice()
+    fn prefetches(&self) -> bool {
+        self.whole.prefetches()
     }
 
-    fn notice(&mut self, op: Op, offset: u64, len: u64) {
+    fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
         if let Ok(offset) = self.place(offset, len) {
-            self.whole.notice(op, offset, len);
+            self.whole.prefetch(op, offset, len);
         }
-    }
-
-    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
-        self.whole.poll(done)
-    }
-
-    fn polled_in_flight(&self) -> usize {
-        self.whole.polled_in_flight()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.whole.in_flight()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.whole.next_deadline()
-    }
-
-    fn cancel(&mut self, tag: u64) {
-        self.whole.cancel(tag);
     }
 }

@@ -1,122 +1,249 @@
-//! The door: a volume, and one worker's queue into it.
+//! The traits: a volume, one worker's queue into it, and the queue's fast path.
 
 use crate::{
-    Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, ShareHandle, VolumeError,
+    Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, ShareHandle, VolumeError, Wake,
 };
 use dma::{SegmentList, View};
 use std::fmt::Debug;
-use std::time::Instant;
+use std::ops::{Deref, DerefMut};
 
 /// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
+///
+/// Four methods are required. The others say what a kind of volume may have beside its bytes; a
+/// wrapper has what the volume inside it has, unless it says something else: it names that volume
+/// ([`Volume::inner`]), and what it does not think of is asked there.
 pub trait Volume: Send + Sync + Debug {
     /// What the volume is and can do. Cheap enough for control paths, not for every request.
     fn info(&self) -> Info;
 
     /// Opens a queue for the calling thread, on that thread's `io`.
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError>;
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError>;
 
-    /// Bytes that identify the volume: the same each time the same volume is opened, different for different ones.
-    /// Default serial numbers and identifiers are made from them. For a file it is the canonical path, so that it
-    /// outlives copying and restoring the file.
+    /// Bytes that identify the volume: the same each time the same volume is opened, different for
+    /// different ones. Default serial numbers and identifiers are made from them. For a file it is
+    /// the canonical path, so that it outlives copying and restoring the file.
     fn id(&self) -> Vec<u8>;
 
-    /// Where the volume's bytes lie, if they lie in something that can be opened a second time. `None`: nobody else can
-    /// reach them, or the user answers for it.
+    /// The volume that this one passes its requests on to; `None` for a volume that stands by
+    /// itself.
+    fn inner(&self) -> Option<&dyn Volume>;
+
+    /// Where the volume's bytes lie, if they lie in something that can be opened a second time.
+    /// `None`: there is no second way to reach them, or the user answers for it.
     fn extent(&self) -> Option<Extent> {
-        None
+        self.inner()?.extent()
     }
 
     /// The volume's limits, if it has any that can be changed.
     fn limits(&self) -> Option<LimitHandle> {
-        None
+        self.inner()?.limits()
     }
 
     /// The volume's share of the device that it lies in, if it has one that can be changed.
     fn share(&self) -> Option<ShareHandle> {
-        None
+        self.inner()?.share()
     }
 
-    /// Looks again at what is behind the volume, which may have been resized. `true` when the size that
-    /// [`Volume::info`] tells has changed.
+    /// Looks again at what is behind the volume, which may have been resized. `true` when the size
+    /// that [`Volume::info`] tells has changed. May take as long as the device takes to answer.
     fn refresh(&self) -> Result<bool, VolumeError> {
-        Ok(false)
+        self.inner().map_or(Ok(false), Volume::refresh)
     }
 }
 
 /// One worker's way into a volume. Belongs to the thread that opened it.
 ///
-/// Dropping a queue cancels what can be cancelled and waits for the rest; completions of its requests that have not
-/// been seen are still handed out by [`Io::poll`] (or are dropped, for volumes that complete by
-/// [`VolumeQueue::poll`]).
+/// All methods are required: what a queue or a wrapper leaves out, the compiler reports. They are
+/// enough for everything that a volume does; [`FastPath`] does some of it in fewer steps.
+///
+/// Dropping a queue cancels what can be cancelled and waits for the rest; completions of its
+/// requests that have not been seen still come out of [`Io::poll`] (or are dropped, for volumes that
+/// complete by [`VolumeQueue::poll`]).
 pub trait VolumeQueue {
-    /// Starts a request. `Some` when it is already done (memory, null, refused requests); otherwise its completion
-    /// comes out of [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] and [`VolumeQueue::push`] send what was started: a
-    /// system call is done here for one request of a burst at most.
+    /// Starts a request. `Some` when it is already done (memory, null, refused requests); otherwise
+    /// its completion comes out of [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] and
+    /// [`FastPath::push`] send what was started: a system call is done here for one request of a
+    /// burst at most.
     ///
-    /// Requests may be executed in any order. A flush covers the writes whose completions have been handed out.
+    /// Requests may be executed in any order. A flush covers the writes whose completions have been
+    /// returned.
     fn submit(&mut self, request: Request) -> Option<Completion>;
 
-    /// [`VolumeQueue::submit`] of a read or write of all of `data`, without a request to be moved from hand to hand on the
-    /// way: for those who start many.
-    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
-        self.submit(Request::transfer(tag, op, offset, data))
+    /// Gives `done` the completions that do not come through the ring; returns their number. `done`
+    /// may not start new requests on this queue. Called in each of the worker's rounds. A queue
+    /// whose requests all complete through the ring or in `submit` returns 0.
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize;
+
+    /// What is in flight, and how the worker learns of its completion. Asked before the worker
+    /// sleeps, and in rounds that found nothing to do: no system call.
+    fn state(&self) -> QueueState;
+
+    /// Tries to end the request early. Its completion still comes, with the result that it had by
+    /// then. A queue that cannot end requests early does nothing here.
+    fn cancel(&mut self, tag: u64);
+}
+
+/// What a [`VolumeQueue`] is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueState {
+    /// Requests that the device or the kernel works on, or that [`VolumeQueue::poll`] returns later:
+    /// started and not completed. Those that only wait for a limit's tokens do not count.
+    pub in_flight: usize,
+    /// How the worker learns that it has to call [`VolumeQueue::poll`].
+    pub wake: Wake,
+}
+
+impl QueueState {
+    /// Nothing is in flight.
+    pub const IDLE: Self = Self::of_ring(0);
+
+    /// So many requests are in flight, all of which complete through the ring or wake the worker
+    /// otherwise ([`Io::watch`]).
+    pub const fn of_ring(in_flight: usize) -> Self {
+        Self {
+            in_flight,
+            wake: Wake::Event,
+        }
+    }
+}
+
+/// The fast path into a volume: what [`VolumeQueue`] does, in fewer steps. Optional as a whole
+/// ([`OpenQueue::new`] is for queues without it), but not in parts: no method has a default, so that
+/// a wrapper which offers it says of each how it passes on, and a method that is added later is
+/// reported by the compiler in every wrapper.
+///
+/// ```compile_fail,E0046
+/// # use volume::{Completion, FastPath, OpenQueue, QueueState, Request, VolumeQueue};
+/// struct Wrapper(OpenQueue);
+/// # impl VolumeQueue for Wrapper {
+/// #     fn submit(&mut self, request: Request) -> Option<Completion> {
+/// #         self.0.submit(request)
+/// #     }
+/// #     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+/// #         self.0.poll(done)
+/// #     }
+/// #     fn state(&self) -> QueueState {
+/// #         self.0.state()
+/// #     }
+/// #     fn cancel(&mut self, tag: u64) {
+/// #         self.0.cancel(tag);
+/// #     }
+/// # }
+/// impl FastPath for Wrapper {
+///     fn push(&mut self) {
+///         self.0.push();
+///     }
+///     // "missing: `start`, `is_immediate`, `try_now`, `prefetches`, `prefetch`"
+/// }
+/// ```
+pub trait FastPath: VolumeQueue {
+    /// [`VolumeQueue::submit`] of a read or write of all of `data`, with no [`Request`] that is
+    /// moved from call to call.
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion>;
+
+    /// What was started is a batch, and all of it for now. It is sent at once when the worker's ring
+    /// has nothing else in flight; what is for a device at work goes with [`Io::flush`].
+    fn push(&mut self);
+
+    /// Whether [`FastPath::try_now`] does anything. Does not change.
+    fn is_immediate(&self) -> bool;
+
+    /// Does a read or write of all of `data` within the call, where there is nothing to wait for
+    /// (memory, null, files in memory): there is no request to make, to name and to return. `None`:
+    /// not this volume, or not this request; [`VolumeQueue::submit`] takes it, and nothing has
+    /// happened yet.
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>>;
+
+    /// Whether [`FastPath::prefetch`] does anything. Does not change.
+    fn prefetches(&self) -> bool;
+
+    /// A prefetch hint: a request like this comes soon, most likely the next one, and what it needs
+    /// may be fetched meanwhile. It is not checked yet, and may never come. No effect but speed.
+    fn prefetch(&mut self, op: Op, offset: u64, len: u64);
+}
+
+/// A queue that [`Volume::open`] has made, with or without a fast path of its own: what uses it
+/// calls the methods of both traits, and need not ask which it is. One virtual call each, either
+/// way.
+pub struct OpenQueue(Box<dyn FastPath>);
+
+impl OpenQueue {
+    /// A queue without a fast path: the calls of [`FastPath`] go to [`VolumeQueue::submit`], or do
+    /// nothing where nothing is needed.
+    pub fn new(queue: impl VolumeQueue + 'static) -> Self {
+        Self(Box::new(NoFastPath(queue)))
     }
 
-    /// What was started is a batch, and all of it for now. It is sent at once when the worker's ring has nothing else in
-    /// flight; what is for a device at work goes with [`Io::flush`].
+    /// A queue with a fast path.
+    pub fn with_fast_path(queue: impl FastPath + 'static) -> Self {
+        Self(Box::new(queue))
+    }
+}
+
+impl Deref for OpenQueue {
+    type Target = dyn FastPath;
+
+    #[inline(always)]
+    fn deref(&self) -> &(dyn FastPath + 'static) {
+        &*self.0
+    }
+}
+
+impl DerefMut for OpenQueue {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut (dyn FastPath + 'static) {
+        &mut *self.0
+    }
+}
+
+impl Debug for OpenQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenQueue")
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The fast path of a queue that has none.
+struct NoFastPath<Q>(Q);
+
+impl<Q: VolumeQueue> VolumeQueue for NoFastPath<Q> {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        self.0.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        self.0.poll(done)
+    }
+
+    fn state(&self) -> QueueState {
+        self.0.state()
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        self.0.cancel(tag);
+    }
+}
+
+impl<Q: VolumeQueue> FastPath for NoFastPath<Q> {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.0.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    /// [`Io::flush`] sends it, at the end of the round.
     fn push(&mut self) {}
 
-    /// Whether [`VolumeQueue::try_now`] does something. Does not change.
     fn is_immediate(&self) -> bool {
         false
     }
 
-    /// Does a read or write of all of `data` at once, where there is nothing to wait for (memory, null, files in memory).
-    /// There is then no request to make, to name and to get back. `None`: not this volume, or not this request;
-    /// [`VolumeQueue::submit`] takes it, and nothing has happened yet.
-    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
-        let _ = (op, offset, data);
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
         None
     }
 
-    /// Whether [`VolumeQueue::notice`] does something. Does not change.
-    fn wants_notice(&self) -> bool {
+    fn prefetches(&self) -> bool {
         false
     }
 
-    /// A request like this comes soon, most likely the next one: what it needs may be fetched meanwhile. It is not checked
-    /// yet, and may never come. No effect but speed.
-    fn notice(&mut self, op: Op, offset: u64, len: u64) {
-        let _ = (op, offset, len);
-    }
-
-    /// Hands out the completions that do not come through the ring; returns their number. `done` may not start new
-    /// requests on this queue.
-    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
-        let _ = done;
-        0
-    }
-
-    /// Requests of this queue that will complete through [`VolumeQueue::poll`]: while there are any, the worker has
-    /// to keep polling, for nothing will wake it up.
-    fn polled_in_flight(&self) -> usize {
-        0
-    }
-
-    /// Requests of this queue that the device, the kernel or [`VolumeQueue::poll`] works on: those that were started and
-    /// are not over.
-    fn in_flight(&self) -> usize {
-        self.polled_in_flight()
-    }
-
-    /// When [`VolumeQueue::poll`] has to be called next although nothing will wake the worker up: requests wait for their
-    /// time. They are not among [`VolumeQueue::polled_in_flight`]: the worker may sleep until then.
-    fn next_deadline(&self) -> Option<Instant> {
-        None
-    }
-
-    /// Tries to end the request early. Its completion still comes, with whatever became of it.
-    fn cancel(&mut self, tag: u64) {
-        let _ = tag;
-    }
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use simulated::{Device, Load, Simulated, Way, run};
 use volume::{
-    FairGroup, FairVolume, Io, IoErrorKind, LimitVolume, Limits, NullOptions, NullVolume, Op,
-    Rates, Volume,
+    Clock, FairGroup, FairVolume, Io, IoErrorKind, LimitVolume, Limits, NullOptions, NullVolume,
+    Op, Rates, Volume, Wake,
 };
 
 const LATENCY: Duration = Duration::from_micros(100);
@@ -148,8 +148,11 @@ fn queues_come_and_go_and_requests_are_cancelled() {
     for tag in 0..4 {
         assert!(first.submit(request(tag)).is_none());
     }
-    assert_eq!((first.polled_in_flight(), first.in_flight()), (2, 4));
+    let end = Wake::At(device.next().unwrap());
+    let state = first.state();
+    assert_eq!((state.in_flight, state.wake), (4, end));
     first.cancel(3);
+    assert_eq!(first.state().wake, Wake::Poll, "a completion to collect");
     drop(second);
     let mut over = Vec::new();
     first.poll(&mut |completion| over.push((completion.tag, completion.result)));
@@ -160,8 +163,9 @@ fn queues_come_and_go_and_requests_are_cancelled() {
     over.clear();
     first.poll(&mut |completion| over.push((completion.tag, completion.result)));
     assert_eq!(over, [(0, Ok(())), (1, Ok(()))]);
-    assert!(
-        third.next_deadline().is_some(),
+    assert_eq!(
+        third.state().wake,
+        Wake::After(Duration::ZERO),
         "there are places, and nothing else would wake the worker"
     );
     assert_eq!(third.poll(&mut |_| ()), 0);
@@ -191,19 +195,17 @@ fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
     for tag in 0..2 {
         assert!(second.submit(request(tag)).is_none());
     }
-    assert_eq!(second.polled_in_flight(), 2);
+    assert_eq!(second.state().in_flight, 2);
     assert!(first.submit(request(9)).is_none());
-    assert_eq!((first.polled_in_flight(), first.in_flight()), (0, 1));
-    let deadline = first.next_deadline();
-    assert!(
-        deadline.is_some(),
-        "nothing tells it that a place is free again"
-    );
-    clock.advance_to(device.next().unwrap().max(deadline.unwrap()));
+    assert_eq!(first.state().in_flight, 1);
+    let wake = first.state().wake;
+    let deadline = wake.deadline(|| clock.now());
+    let deadline = deadline.expect("nothing tells it that a place is free again");
+    clock.advance_to(device.next().unwrap().max(deadline));
     assert_eq!(second.poll(&mut |_| ()), 2);
     assert_eq!(second.poll(&mut |_| ()), 0);
     first.poll(&mut |_| ());
-    assert_eq!(first.polled_in_flight(), 1);
+    assert_eq!(first.state().wake, Wake::At(device.next().unwrap()));
 }
 
 #[test]
@@ -238,8 +240,10 @@ fn threads_give_places_to_each_other_and_none_sleeps_for_ever() {
                 }
                 let before = over;
                 queue.poll(&mut |_| over += 1);
-                if over == before && queue.polled_in_flight() == 0 {
-                    let deadline = queue.next_deadline().expect("nothing wakes it");
+                let wake = queue.state().wake;
+                if over == before && wake != Wake::Poll {
+                    let deadline = wake.deadline(std::time::Instant::now);
+                    let deadline = deadline.expect("nothing wakes it");
                     std::thread::sleep(
                         deadline.saturating_duration_since(std::time::Instant::now()),
                     );

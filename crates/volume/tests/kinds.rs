@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{
     Effect, Fault, FaultVolume, FileOptions, FileVolume, IoError, IoErrorKind, MemVolume,
-    NullOptions, NullVolume, Op, OpKind, SliceVolume, Volume, VolumeError,
+    NullOptions, NullVolume, Op, OpKind, QueueState, SliceVolume, Volume, VolumeError, Wake,
 };
 
 const MIB: u64 = 1 << 20;
@@ -75,11 +75,10 @@ fn null_with_a_latency_completes_by_polling() {
         })
         .collect();
     // Long enough that the worker may sleep until the first is over.
-    assert_eq!(
-        (worker.queue.in_flight(), worker.queue.polled_in_flight()),
-        (8, 0)
-    );
-    let due = worker.queue.next_deadline().unwrap();
+    let QueueState { in_flight, wake } = worker.queue.state();
+    let (8, Wake::At(due)) = (in_flight, wake) else {
+        panic!("{in_flight} in flight, {wake:?}");
+    };
     assert!(due >= began + latency && due <= std::time::Instant::now() + latency);
     let came: Vec<u64> = worker
         .wait(8)
@@ -88,10 +87,7 @@ fn null_with_a_latency_completes_by_polling() {
         .collect();
     assert_eq!(came, tags);
     assert!(began.elapsed() >= latency);
-    assert_eq!(
-        (worker.queue.in_flight(), worker.queue.next_deadline()),
-        (0, None)
-    );
+    assert_eq!(worker.queue.state(), QueueState::IDLE);
 }
 
 #[test]
@@ -299,7 +295,8 @@ fn faults_hold_and_delay() {
         let data = worker.guest.list(&[(0, 4096)]);
         let (read, at_once) = worker.start(Op::Read, 0, 4096, data);
         assert!(at_once.is_none());
-        assert_eq!((faults.held(), worker.queue.polled_in_flight()), (2, 2));
+        let QueueState { in_flight, wake } = worker.queue.state();
+        assert_eq!((faults.held(), in_flight, wake), (2, 2, Wake::Poll));
         worker.queue.cancel(read);
         let cancelled = worker.wait(1).pop().unwrap();
         assert_eq!(

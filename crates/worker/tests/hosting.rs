@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use volume::{Completion, Io, IoOptions, MemVolume, Op, Request, Volume, VolumeQueue};
+use volume::{Completion, Io, IoOptions, MemVolume, Op, OpenQueue, Request, Volume};
 use worker::{Context, Frontend, Handle, IdleWindow, Interest, Options, Worker};
 
 const PATIENT: Duration = Duration::from_secs(60);
@@ -336,7 +336,7 @@ fn jobs_run_in_order_and_are_dropped_with_the_worker() {
 
 /// Completions go to the front-end whose number is in their tag.
 struct Reader {
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
     owner: u16,
     submit: u64,
     got: Vec<u64>,
@@ -374,7 +374,7 @@ impl Frontend for Reader {
     }
 
     fn in_flight(&self) -> usize {
-        self.queue.in_flight()
+        self.queue.state().in_flight
     }
 
     fn arm(&mut self) -> bool {
@@ -384,7 +384,7 @@ impl Frontend for Reader {
     fn flush(&mut self) {}
 
     fn is_drained(&self) -> bool {
-        self.submit == 0 && self.queue.in_flight() == 0
+        self.submit == 0 && self.queue.state().in_flight == 0
     }
 }
 

@@ -3,18 +3,18 @@
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::passthrough::Passthrough;
 use std::time::Instant;
-use volume::{Io, VolumeQueue};
+use volume::{Io, OpenQueue, Wake};
 
 /// A namespace with its worker's queue into the volume.
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
-    pub queue: Box<dyn VolumeQueue>,
+    pub queue: OpenQueue,
     /// Takes commands before the volume does.
     pub passthrough: Option<Box<dyn Passthrough>>,
     /// The volume does reads and writes at once.
     pub immediate: bool,
-    /// The volume wants to know early of reads and writes.
-    pub notice: bool,
+    /// The volume takes prefetch hints.
+    pub prefetches: bool,
     /// Logical block size in bytes, as a power of two.
     pub shift: u32,
     /// Size in logical blocks.
@@ -28,7 +28,7 @@ impl Namespace {
     /// Commands are in flight whose end wakes nobody.
     pub fn needs_polling(&self) -> bool {
         let passthrough = self.passthrough.as_ref();
-        self.queue.polled_in_flight() > 0 || passthrough.is_some_and(|p| p.needs_polling())
+        self.queue.state().wake == Wake::Poll || passthrough.is_some_and(|p| p.needs_polling())
     }
 
     /// The namespace has these blocks. Where it has grown, the host may know that before this worker, which is told by a
@@ -41,7 +41,13 @@ impl Namespace {
     /// When to look at them next, though nothing wakes the worker.
     pub fn deadline(&self) -> Option<Instant> {
         let passed = self.passthrough.as_ref().and_then(|p| p.deadline());
-        self.queue.next_deadline().into_iter().chain(passed).min()
+        self.queue
+            .state()
+            .wake
+            .deadline(Instant::now)
+            .into_iter()
+            .chain(passed)
+            .min()
     }
 
     pub fn open(config: NamespaceConfig, io: &Io) -> Result<Self, ConfigError> {
@@ -59,7 +65,7 @@ impl Namespace {
             read_only: config.read_only || info.read_only,
             volatile_cache: info.volatile_cache,
             immediate: queue.is_immediate(),
-            notice: queue.wants_notice(),
+            prefetches: queue.prefetches(),
             queue,
             passthrough: None,
             config,

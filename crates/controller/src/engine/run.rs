@@ -106,12 +106,12 @@ impl Batch<'_> {
         })
     }
 
-    /// Tells the volume of the entry whose turn is next.
+    /// A prefetch hint for the entry whose turn is next.
     #[inline(always)]
-    fn notice(&mut self, entry: &[u8; 64]) {
+    fn prefetch(&mut self, entry: &[u8; 64]) {
         let command: &Command = zerocopy::transmute_ref!(entry);
         if let Some(plain) = self.plain(command) {
-            self.ns.queue.notice(plain.op, plain.offset, plain.len);
+            self.ns.queue.prefetch(plain.op, plain.offset, plain.len);
         }
     }
 
@@ -190,10 +190,10 @@ impl Batch<'_> {
             if command.nsid.get() != self.nsid {
                 break;
             }
-            if self.ns.notice
+            if self.ns.prefetches
                 && let Some(entry) = later.first()
             {
-                self.notice(entry);
+                self.prefetch(entry);
             }
             fetched += 1;
             let Some(plain) = self.plain(command) else {

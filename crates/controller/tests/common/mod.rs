@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use volume::{
-    FaultVolume, Faults, Io, IoOptions, MemVolume, NullOptions, NullVolume, Volume, VolumeQueue,
+    FaultVolume, Faults, Io, IoOptions, MemVolume, NullOptions, NullVolume, OpenQueue, QueueState,
+    Volume, VolumeQueue,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -138,11 +139,14 @@ impl Volume for Cached {
             ..self.0.info()
         }
     }
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, volume::VolumeError> {
+    fn open(&self, io: &Io) -> Result<OpenQueue, volume::VolumeError> {
         self.0.open(io)
     }
     fn id(&self) -> Vec<u8> {
         self.0.id()
+    }
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.0)
     }
 }
 
@@ -150,7 +154,7 @@ impl Volume for Cached {
 #[derive(Debug)]
 pub struct Stubborn(pub Arc<dyn Volume>);
 
-struct StubbornQueue(Box<dyn VolumeQueue>);
+struct StubbornQueue(OpenQueue);
 
 impl VolumeQueue for StubbornQueue {
     fn submit(&mut self, request: volume::Request) -> Option<volume::Completion> {
@@ -159,23 +163,24 @@ impl VolumeQueue for StubbornQueue {
     fn poll(&mut self, done: &mut dyn FnMut(volume::Completion)) -> usize {
         self.0.poll(done)
     }
-    fn polled_in_flight(&self) -> usize {
-        self.0.polled_in_flight()
+    fn state(&self) -> QueueState {
+        self.0.state()
     }
-    fn in_flight(&self) -> usize {
-        self.0.in_flight()
-    }
+    fn cancel(&mut self, _: u64) {}
 }
 
 impl Volume for Stubborn {
     fn info(&self) -> volume::Info {
         self.0.info()
     }
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, volume::VolumeError> {
-        Ok(Box::new(StubbornQueue(self.0.open(io)?)))
+    fn open(&self, io: &Io) -> Result<OpenQueue, volume::VolumeError> {
+        Ok(OpenQueue::new(StubbornQueue(self.0.open(io)?)))
     }
     fn id(&self) -> Vec<u8> {
         self.0.id()
+    }
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.0)
     }
 }
 

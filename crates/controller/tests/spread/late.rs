@@ -9,7 +9,7 @@ use nvme::regs;
 use nvme::{Command, NvmOpcode, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use volume::{Io, IoOptions, Volume, VolumeQueue};
+use volume::{Io, IoOptions, OpenQueue, Volume};
 
 /// A volume that grows.
 #[derive(Debug)]
@@ -22,11 +22,14 @@ impl Volume for Growing {
             ..self.0.info()
         }
     }
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, volume::VolumeError> {
+    fn open(&self, io: &Io) -> Result<OpenQueue, volume::VolumeError> {
         self.0.open(io)
     }
     fn id(&self) -> Vec<u8> {
         self.0.id()
+    }
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.0)
     }
 }
 

@@ -5,7 +5,10 @@ use crate::world::{OTHERS, PAIRS, PLACES, WINDOW, World};
 use nvme::{NvmOpcode, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use volume::{Completion, Info, Io, IoErrorKind, Op, Request, Volume, VolumeError, VolumeQueue};
+use volume::{
+    Completion, Info, Io, IoErrorKind, Op, OpenQueue, QueueState, Request, Volume, VolumeError,
+    VolumeQueue,
+};
 
 /// The first part of another volume: its owner says how much of it.
 #[derive(Debug)]
@@ -44,18 +47,22 @@ impl Volume for Resizable {
         }
     }
 
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         let (queue, bytes) = (self.volume.open(io)?, self.bytes.clone());
-        Ok(Box::new(Queue { queue, bytes }))
+        Ok(OpenQueue::new(Queue { queue, bytes }))
     }
 
     fn id(&self) -> Vec<u8> {
         self.volume.id()
     }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.volume)
+    }
 }
 
 struct Queue {
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
     bytes: Arc<AtomicU64>,
 }
 
@@ -72,12 +79,8 @@ impl VolumeQueue for Queue {
         self.queue.poll(done)
     }
 
-    fn polled_in_flight(&self) -> usize {
-        self.queue.polled_in_flight()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.queue.in_flight()
+    fn state(&self) -> QueueState {
+        self.queue.state()
     }
 
     fn cancel(&mut self, tag: u64) {

@@ -6,7 +6,7 @@
 //! accessible to the device, and its memory in place, until the completion, or until the queue pair is dropped and the
 //! device is known not to be wild ([`QueuePair::is_wild`]).
 
-use std::time::Instant;
+use std::time::Duration;
 
 use nvme::Command;
 use nvme::cmd::DataPointer;
@@ -231,10 +231,11 @@ impl QueuePair {
         self.core.as_ref().is_some_and(|core| core.can_wake())
     }
 
-    /// When to poll again at the latest although nothing was signalled: commands may be late.
-    pub fn deadline(&self) -> Option<Instant> {
+    /// After how long to poll again at the latest although nothing was signalled: a command may have
+    /// reached its time-out.
+    pub fn until_tick(&self) -> Option<Duration> {
         let core = self.core.as_ref()?;
-        (core.slots.in_flight() > 0).then(|| Instant::now() + core.tick_len())
+        (core.slots.in_flight() > 0).then(|| core.tick_len())
     }
 
     /// The device is gone and may still touch the memory of commands that were in flight: that memory must never be used

@@ -14,7 +14,11 @@ mod scheduler;
 mod tuner;
 
 use crate::clock::{Clock, SystemClock};
-use crate::{Completion, Extent, Info, Io, LimitHandle, Request, Volume, VolumeError, VolumeQueue};
+use crate::{
+    Completion, FastPath, Info, Io, IoError, Op, OpenQueue, QueueState, Request, Volume,
+    VolumeError, VolumeQueue,
+};
+use dma::{SegmentList, View};
 use group::{Group, Share};
 use scheduler::{Flow, Scheduler};
 use std::any::Any;
@@ -133,13 +137,13 @@ impl Volume for FairVolume {
         self.volume.info()
     }
 
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         let queue = self.volume.open(io)?;
         let ShareHandle { share, group } = &self.handle;
         let scheduler = group.scheduler(io);
         let flow = Flow::new(queue, group.0.enter(share.clone()));
         let flow = scheduler.borrow_mut().enter(flow);
-        Ok(Box::new(FairQueue {
+        Ok(OpenQueue::with_fast_path(FairQueue {
             scheduler,
             flow,
             // Kept so that the group is found by the next one.
@@ -151,20 +155,12 @@ impl Volume for FairVolume {
         self.volume.id()
     }
 
-    fn extent(&self) -> Option<Extent> {
-        self.volume.extent()
-    }
-
-    fn limits(&self) -> Option<LimitHandle> {
-        self.volume.limits()
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.volume)
     }
 
     fn share(&self) -> Option<ShareHandle> {
         Some(self.handle.clone())
-    }
-
-    fn refresh(&self) -> Result<bool, VolumeError> {
-        self.volume.refresh()
     }
 }
 
@@ -181,10 +177,6 @@ impl VolumeQueue for FairQueue {
         self.scheduler.borrow_mut().submit(self.flow, request)
     }
 
-    fn push(&mut self) {
-        self.scheduler.borrow_mut().push(self.flow);
-    }
-
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         // The scheduler is let go before anybody else's code runs.
         let mut over = self.scheduler.borrow_mut().poll(self.flow);
@@ -194,20 +186,40 @@ impl VolumeQueue for FairQueue {
         count
     }
 
-    fn polled_in_flight(&self) -> usize {
-        self.scheduler.borrow().polled_in_flight(self.flow)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.scheduler.borrow().in_flight(self.flow)
-    }
-
-    fn next_deadline(&self) -> Option<std::time::Instant> {
-        self.scheduler.borrow().next_deadline(self.flow)
+    fn state(&self) -> QueueState {
+        self.scheduler.borrow().state(self.flow)
     }
 
     fn cancel(&mut self, tag: u64) {
         self.scheduler.borrow_mut().cancel(self.flow, tag);
+    }
+}
+
+impl FastPath for FairQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    fn push(&mut self) {
+        self.scheduler.borrow_mut().push(self.flow);
+    }
+
+    /// A request may have to wait for a place in the device: each is submitted.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn prefetches(&self) -> bool {
+        self.scheduler.borrow().prefetches(self.flow)
+    }
+
+    fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
+        let mut scheduler = self.scheduler.borrow_mut();
+        scheduler.prefetch(self.flow, op, offset, len);
     }
 }
 

@@ -8,17 +8,17 @@
 //! the chance to submit again, and whoever is behind is not passed over just because his completions came last.
 
 use super::group::{Entry, Group, LEAST};
-use crate::{Completion, IoErrorKind, Op, Request, VolumeQueue};
+use crate::{Completion, IoErrorKind, Op, OpenQueue, QueueState, Request, Wake};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a thread sleeps at most while requests wait for places: other threads give them back without a word.
 const NAP: Duration = Duration::from_micros(50);
 
 /// One slice's queue in a scheduler.
 pub(super) struct Flow {
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
     entry: Arc<Entry>,
     waiting: VecDeque<Request>,
     /// It had requests in the last round.
@@ -30,7 +30,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn new(queue: Box<dyn VolumeQueue>, entry: Arc<Entry>) -> Self {
+    pub(super) fn new(queue: OpenQueue, entry: Arc<Entry>) -> Self {
         Self {
             queue,
             entry,
@@ -141,7 +141,7 @@ impl Scheduler {
     /// Gives back the places of those that are over.
     pub(super) fn settle(&mut self) {
         let flows = self.flows.iter().flatten();
-        let busy: usize = flows.map(|flow| flow.queue.in_flight()).sum();
+        let busy: usize = flows.map(|flow| flow.queue.state().in_flight).sum();
         // One flow that leaves is not among them any more, and over.
         self.group.give_back(self.taken.saturating_sub(busy));
         self.taken = self.taken.min(busy);
@@ -247,7 +247,7 @@ impl Scheduler {
         self.start();
         self.tell();
         for flow in self.flows.iter_mut().flatten() {
-            flow.busy = !flow.waiting.is_empty() || flow.queue.in_flight() > 0;
+            flow.busy = !flow.waiting.is_empty() || flow.queue.state().in_flight > 0;
         }
         if let Some(Flow { queue, done, .. }) = self.flow_mut(index) {
             queue.poll(&mut |completion| done.push_back(completion));
@@ -265,40 +265,54 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn polled_in_flight(&self, index: usize) -> usize {
-        let count = |flow: &Flow| flow.queue.polled_in_flight() + flow.done.len();
-        self.flow(index).map_or(0, count)
+    pub(super) fn state(&self, index: usize) -> QueueState {
+        let Some(flow) = self.flow(index) else {
+            return QueueState::IDLE;
+        };
+        let QueueState { in_flight, wake } = flow.queue.state();
+        QueueState {
+            in_flight: in_flight + flow.done.len() + flow.waiting.len(),
+            wake: if flow.done.is_empty() {
+                wake.earlier(self.next_place(flow), || self.group.now())
+            } else {
+                Wake::Poll
+            },
+        }
     }
 
-    pub(super) fn in_flight(&self, index: usize) -> usize {
-        let count = |flow: &Flow| flow.queue.in_flight() + flow.done.len() + flow.waiting.len();
-        self.flow(index).map_or(0, count)
+    /// When the next one of a flow's requests that wait can have a place.
+    fn next_place(&self, flow: &Flow) -> Wake {
+        if flow.waiting.is_empty() {
+            return Wake::Event;
+        }
+        // Places of this thread that are free now are given away in the next round.
+        let flows = self.flows.iter().flatten();
+        let busy: usize = flows.map(|flow| flow.queue.state().in_flight).sum();
+        if busy < self.taken || self.group.has_place(self.alone) {
+            Wake::After(Duration::ZERO)
+        } else if busy > 0 && self.others.is_empty() {
+            // All places that are taken are its own. With none of them, another flow has come since
+            // it looked around.
+            Wake::Event
+        } else {
+            Wake::After(NAP)
+        }
+    }
+
+    pub(super) fn prefetches(&self, index: usize) -> bool {
+        self.flow(index).is_some_and(|flow| flow.queue.prefetches())
+    }
+
+    pub(super) fn prefetch(&mut self, index: usize, op: Op, offset: u64, len: u64) {
+        if let Some(flow) = self.flow_mut(index) {
+            flow.queue.prefetch(op, offset, len);
+        }
     }
 
     /// Other threads' queues that it knows.
     #[cfg(test)]
     pub(super) fn others(&self) -> usize {
         self.others.len()
-    }
-
-    pub(super) fn next_deadline(&self, index: usize) -> Option<Instant> {
-        let flow = self.flow(index)?;
-        let own = flow.queue.next_deadline();
-        if flow.waiting.is_empty() {
-            return own;
-        }
-        // Places of this thread that are free now are given away in the next round.
-        let flows = self.flows.iter().flatten();
-        let busy: usize = flows.map(|flow| flow.queue.in_flight()).sum();
-        let nap = if busy < self.taken || self.group.has_place(self.alone) {
-            Some(self.group.after(Duration::ZERO))
-        } else if busy > 0 && self.others.is_empty() {
-            // All places that are taken are its own. With none of them, somebody has come since it looked around.
-            None
-        } else {
-            Some(self.group.after(NAP))
-        };
-        nap.into_iter().chain(own).min()
     }
 
     pub(super) fn cancel(&mut self, index: usize, tag: u64) {

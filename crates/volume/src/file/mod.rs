@@ -11,8 +11,8 @@ use crate::io::job::Abilities;
 use crate::io::ring::{Alignment, Ring, RingFile};
 use crate::request::{check_data, check_range};
 use crate::{
-    Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, Op, Request, Volume, VolumeError,
-    VolumeQueue,
+    Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState,
+    Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
 use open::Opened;
@@ -223,7 +223,7 @@ impl Volume for FileVolume {
         }
     }
 
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         let ring = io.ring()?;
         let file = ring.open(RingFile {
             fd: self.shared.fd.clone(),
@@ -231,7 +231,7 @@ impl Volume for FileVolume {
             abilities: self.shared.abilities.clone(),
             may_hang: self.shared.may_hang,
         });
-        Ok(Box::new(FileQueue {
+        Ok(OpenQueue::with_fast_path(FileQueue {
             shared: self.shared.clone(),
             ring,
             file,
@@ -240,6 +240,10 @@ impl Volume for FileVolume {
 
     fn id(&self) -> Vec<u8> {
         self.shared.id.clone()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
     }
 
     fn extent(&self) -> Option<Extent> {
@@ -286,26 +290,6 @@ impl FileQueue {
 }
 
 impl VolumeQueue for FileQueue {
-    fn is_immediate(&self) -> bool {
-        self.shared.in_memory && self.shared.direct.is_none()
-    }
-
-    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
-        self.is_immediate().then(|| self.transfer(op, offset, data))
-    }
-
-    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
-        let shared = &*self.shared;
-        let size = shared.size.load(Ordering::Acquire);
-        let len = data.len_bytes();
-        let range = check_range(op, offset, len, size, shared.block_size, shared.read_only);
-        let refused = range.and_then(|()| check_data(op, len, data.view())).err();
-        if refused.is_none() && len > 0 && op.has_data() {
-            return self.ring.transfer(self.file, tag, op, offset, data);
-        }
-        self.submit(Request::transfer(tag, op, offset, data))
-    }
-
     fn submit(&mut self, request: Request) -> Option<Completion> {
         let shared = &*self.shared;
         let size = shared.size.load(Ordering::Acquire);
@@ -324,17 +308,50 @@ impl VolumeQueue for FileQueue {
         }
     }
 
-    fn push(&mut self) {
-        self.ring.push();
+    /// All completions come through the ring.
+    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
+        0
     }
 
-    fn in_flight(&self) -> usize {
-        self.ring.in_flight_of(self.file)
+    fn state(&self) -> QueueState {
+        QueueState::of_ring(self.ring.in_flight_of(self.file))
     }
 
     fn cancel(&mut self, tag: u64) {
         self.ring.cancel(self.file, tag);
     }
+}
+
+impl FastPath for FileQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        let shared = &*self.shared;
+        let size = shared.size.load(Ordering::Acquire);
+        let len = data.len_bytes();
+        let range = check_range(op, offset, len, size, shared.block_size, shared.read_only);
+        let refused = range.and_then(|()| check_data(op, len, data.view())).err();
+        if refused.is_none() && len > 0 && op.has_data() {
+            return self.ring.transfer(self.file, tag, op, offset, data);
+        }
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    fn push(&mut self) {
+        self.ring.push();
+    }
+
+    fn is_immediate(&self) -> bool {
+        self.shared.in_memory && self.shared.direct.is_none()
+    }
+
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        self.is_immediate().then(|| self.transfer(op, offset, data))
+    }
+
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
 }
 
 impl Drop for FileQueue {

@@ -1,7 +1,7 @@
 //! Tables made here by the book, and what becomes of them when they are damaged.
 
 use super::*;
-use crate::{Io, MemVolume, Op, Request, VolumeQueue};
+use crate::{Io, MemVolume, Op, Request};
 use dma::{Buffer, SegmentList};
 use proptest::prelude::*;
 
@@ -106,7 +106,7 @@ fn volume(bytes: &[u8]) -> MemVolume {
         len: bytes.len() as u64,
         data: SegmentList::owned(buffer),
     };
-    let mut queue: Box<dyn VolumeQueue> = volume.open(&Io::new(Default::default())).unwrap();
+    let mut queue = volume.open(&Io::new(Default::default())).unwrap();
     queue.submit(request).unwrap().result.unwrap();
     volume
 }

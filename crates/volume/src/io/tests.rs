@@ -3,7 +3,7 @@
 use super::ring::Ring;
 use super::setup::{self, Mode};
 use super::*;
-use crate::{FileOptions, FileVolume, Op, Request, Volume, VolumeQueue};
+use crate::{FastPath, FileOptions, FileVolume, Op, OpenQueue, Request, Volume};
 use dma::{Buffer, Memory, SegmentList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const BOUND: Duration = Duration::from_secs(60);
 const MODES: [Mode; 4] = [Mode::Deferred, Mode::Cooperative, Mode::Plain, Mode::Polled];
 
 /// A way to hand a read or write of all of its data to a queue.
-type Begin = fn(&mut dyn VolumeQueue, Request) -> Option<Completion>;
+type Begin = fn(&mut dyn FastPath, Request) -> Option<Completion>;
 
 /// All ways.
 const WAYS: [Begin; 2] = [
@@ -179,7 +179,7 @@ fn files_beyond_the_kernels_table_work_by_descriptor() {
 }
 
 /// A ring that pins memory, and a file on it.
-fn pinning(directory: &tempfile::TempDir) -> (Io, Box<dyn crate::VolumeQueue>) {
+fn pinning(directory: &tempfile::TempDir) -> (Io, OpenQueue) {
     let io = Io::new(IoOptions {
         capacity: 16,
         fixed_buffers: true,
@@ -325,7 +325,7 @@ fn a_window_is_pinned_in_steps_after_it_was_mapped() {
     let (io, mut queue) = pinning(&directory);
     let mut windows = PinnedWindows::new(io.pinner());
     let memory = Memory::anonymous(32 << 20).unwrap();
-    let used = |queue: &mut dyn crate::VolumeQueue, index: usize| {
+    let used = |queue: &mut dyn FastPath, index: usize| {
         let before = io.counters().fixed;
         let mut request = page(1, WRITE, &memory, index);
         request.offset = 0;

@@ -9,10 +9,11 @@ mod bucket;
 
 use crate::clock::{Clock, SystemClock};
 use crate::{
-    Completion, Extent, Info, Io, IoErrorKind, Op, Request, ShareHandle, Volume, VolumeError,
-    VolumeQueue,
+    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue, Wake,
 };
 use bucket::{Bucket, PER_NANOSECOND};
+use dma::{SegmentList, View};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -215,8 +216,8 @@ impl Volume for LimitVolume {
         self.volume.info()
     }
 
-    fn open(&self, io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        Ok(Box::new(LimitQueue {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::with_fast_path(LimitQueue {
             queue: self.volume.open(io)?,
             shared: self.handle.0.clone(),
             unlimited: io.ending(),
@@ -231,26 +232,18 @@ impl Volume for LimitVolume {
         self.volume.id()
     }
 
-    fn extent(&self) -> Option<Extent> {
-        self.volume.extent()
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.volume)
     }
 
     fn limits(&self) -> Option<LimitHandle> {
         Some(self.handle())
     }
-
-    fn share(&self) -> Option<ShareHandle> {
-        self.volume.share()
-    }
-
-    fn refresh(&self) -> Result<bool, VolumeError> {
-        self.volume.refresh()
-    }
 }
 
 /// One worker's queue into a [`LimitVolume`].
 struct LimitQueue {
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
     shared: Arc<Shared>,
     /// The process ends: what waits is let through.
     unlimited: Rc<Cell<bool>>,
@@ -306,6 +299,25 @@ impl LimitQueue {
     fn is_waiting(&self) -> bool {
         self.waiting.iter().any(|waiting| !waiting.is_empty())
     }
+
+    /// When the next one of those that wait can pass.
+    fn next_pass(&self) -> Wake {
+        if !self.is_waiting() {
+            return Wake::Event;
+        }
+        let fronts = self.waiting.iter().filter_map(VecDeque::front);
+        let free = self.free();
+        let nap = units(NAP).saturating_add(self.shared.now());
+        let ready = fronts.filter_map(|request| {
+            let ready = if free {
+                0
+            } else {
+                self.shared.ready(self.cost(request))
+            };
+            self.shared.instant(ready.min(nap))
+        });
+        ready.min().map_or(Wake::Event, Wake::At)
+    }
 }
 
 impl VolumeQueue for LimitQueue {
@@ -327,10 +339,6 @@ impl VolumeQueue for LimitQueue {
         None
     }
 
-    fn push(&mut self) {
-        self.queue.push();
-    }
-
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = self.queue.poll(done);
         for request in self.aborted.drain(..) {
@@ -343,27 +351,16 @@ impl VolumeQueue for LimitQueue {
         count
     }
 
-    fn polled_in_flight(&self) -> usize {
-        self.queue.polled_in_flight() + self.aborted.len()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.queue.in_flight() + self.aborted.len()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        let fronts = self.waiting.iter().filter_map(VecDeque::front);
-        let free = self.free();
-        let nap = units(NAP).saturating_add(self.shared.now());
-        let ready = fronts.filter_map(|request| {
-            let ready = if free {
-                0
+    fn state(&self) -> QueueState {
+        let QueueState { in_flight, wake } = self.queue.state();
+        QueueState {
+            in_flight: in_flight + self.aborted.len(),
+            wake: if self.aborted.is_empty() {
+                wake.earlier(self.next_pass(), || self.shared.clock.now())
             } else {
-                self.shared.ready(self.cost(request))
-            };
-            self.shared.instant(ready.min(nap))
-        });
-        ready.chain(self.queue.next_deadline()).min()
+                Wake::Poll
+            },
+        }
     }
 
     fn cancel(&mut self, tag: u64) {
@@ -374,5 +371,32 @@ impl VolumeQueue for LimitQueue {
             }
         }
         self.queue.cancel(tag);
+    }
+}
+
+impl FastPath for LimitQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    fn push(&mut self) {
+        self.queue.push();
+    }
+
+    /// A request may have to wait for its tokens: each is submitted.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn prefetches(&self) -> bool {
+        self.queue.prefetches()
+    }
+
+    fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
+        self.queue.prefetch(op, offset, len);
     }
 }

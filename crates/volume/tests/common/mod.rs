@@ -6,7 +6,7 @@
 use dma::{Access, DmaMap, Memory, Prot, SegmentList};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use volume::{Completion, Io, IoError, IoOptions, Op, Request, Volume, VolumeQueue};
+use volume::{Completion, FastPath, Io, IoError, IoOptions, Op, OpenQueue, Request, Volume, Wake};
 
 /// Long enough for any single operation on the slowest machine; only a hang takes this long.
 pub const BOUND: Duration = Duration::from_secs(60);
@@ -95,9 +95,9 @@ pub fn bytes(list: &SegmentList) -> Vec<u8> {
 /// How reads and writes of all of their data get into a queue; everything else is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// [`VolumeQueue::submit`].
+    /// [`volume::VolumeQueue::submit`].
     Submit,
-    /// [`VolumeQueue::start`].
+    /// [`FastPath::start`].
     Start,
 }
 
@@ -106,7 +106,7 @@ pub const WAYS: [Way; 2] = [Way::Submit, Way::Start];
 
 impl Way {
     /// Starts a request this way.
-    pub fn begin(self, queue: &mut dyn VolumeQueue, request: Request) -> Option<Completion> {
+    pub fn begin(self, queue: &mut dyn FastPath, request: Request) -> Option<Completion> {
         let plain = request.op.has_data() && request.len == request.data.len_bytes();
         if self == Self::Submit || !plain {
             return queue.submit(request);
@@ -124,7 +124,7 @@ impl Way {
 
 /// A worker with one queue. The queue goes first: fields are dropped in order.
 pub struct Worker {
-    pub queue: Box<dyn VolumeQueue>,
+    pub queue: OpenQueue,
     pub io: Io,
     pub guest: Guest,
     pub way: Way,
@@ -188,7 +188,7 @@ impl Worker {
             self.io.flush();
             let came = self.io.poll(&mut |completion| done.push(completion))
                 + self.queue.poll(&mut |completion| done.push(completion));
-            let sleeps = self.queue.polled_in_flight() == 0 && self.queue.next_deadline().is_none();
+            let sleeps = self.queue.state().wake == Wake::Event;
             if came == 0 && sleeps && self.io.arm() {
                 sleep(&self.io);
             }

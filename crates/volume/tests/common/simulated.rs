@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dma::{Buffer, SegmentList};
-use volume::{Clock, Completion, Info, Io, Kind, Op, Request, Volume, VolumeError, VolumeQueue};
+use volume::{
+    Clock, Completion, Info, Io, Kind, Op, OpenQueue, QueueState, Request, Volume, VolumeError,
+    VolumeQueue, Wake,
+};
 
 /// A clock that stands still until it is moved.
 #[derive(Debug)]
@@ -117,8 +120,8 @@ impl Volume for Way {
         }
     }
 
-    fn open(&self, _io: &Io) -> Result<Box<dyn VolumeQueue>, VolumeError> {
-        Ok(Box::new(Queue {
+    fn open(&self, _io: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::new(Queue {
             device: self.0.clone(),
             waiting: VecDeque::new(),
         }))
@@ -126,6 +129,10 @@ impl Volume for Way {
 
     fn id(&self) -> Vec<u8> {
         b"simulated".to_vec()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
     }
 }
 
@@ -160,14 +167,20 @@ impl VolumeQueue for Queue {
         count
     }
 
-    fn polled_in_flight(&self) -> usize {
-        self.waiting.len()
+    fn state(&self) -> QueueState {
+        let first = self.waiting.front();
+        QueueState {
+            in_flight: self.waiting.len(),
+            wake: first.map_or(Wake::Event, |(end, _)| Wake::At(*end)),
+        }
     }
+
+    fn cancel(&mut self, _: u64) {}
 }
 
 /// Somebody who keeps a number of requests outstanding.
 pub struct Load {
-    queue: Box<dyn VolumeQueue>,
+    queue: OpenQueue,
     depth: usize,
     make: Box<dyn Fn(u64) -> (Op, u64)>,
     outstanding: usize,
@@ -274,9 +287,10 @@ impl Load {
     }
 
     /// When it wants to be looked at although nothing is over.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self, clock: &Simulated) -> Option<Instant> {
         let ready = self.ready.front().copied();
-        ready.into_iter().chain(self.queue.next_deadline()).min()
+        let wake = self.queue.state().wake.deadline(|| clock.now());
+        ready.into_iter().chain(wake).min()
     }
 }
 
@@ -296,7 +310,7 @@ pub fn run(clock: &Arc<Simulated>, device: &Device, time: Duration, loads: &mut 
             idle = 0;
             continue;
         }
-        let deadlines = loads.iter().filter_map(Load::deadline);
+        let deadlines = loads.iter().filter_map(|load| load.deadline(clock));
         let next = deadlines.chain(device.next()).min();
         let next = next.expect("everybody waits, and nothing will ever happen");
         idle = if next <= clock.now() { idle + 1 } else { 0 };

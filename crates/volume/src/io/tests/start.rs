@@ -28,7 +28,7 @@ fn piece(map: &DmaMap, at: u64, len: u64) -> SegmentList {
 }
 
 /// Starts to read the page of that number.
-fn read(queue: &mut dyn VolumeQueue, map: &DmaMap, page: u64) -> Option<Completion> {
+fn read(queue: &mut dyn FastPath, map: &DmaMap, page: u64) -> Option<Completion> {
     queue.start(page, Op::Read, page * 4096, piece(map, page * 4096, 4096))
 }
 
@@ -152,7 +152,7 @@ fn a_full_ring_is_emptied_for_the_next_and_full_slots_refuse_it() {
         (expected.requests, expected.operations) = (page + 1, page + 1);
         assert_eq!(io.counters(), expected);
     }
-    assert_eq!(queue.in_flight(), CAPACITY as usize);
+    assert_eq!(queue.state().in_flight, CAPACITY as usize);
     let refused = read(&mut *queue, &map, 99).expect("no slot is left");
     assert_eq!(refused.result, Err(IoErrorKind::Busy.into()));
     let given = piece(&map, 99 * 4096, 4096);

@@ -1,0 +1,81 @@
+//! How a worker learns that a queue has to be polled.
+
+use std::time::{Duration, Instant};
+
+/// How the worker learns that it has to call [`VolumeQueue::poll`](crate::VolumeQueue::poll).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// A descriptor wakes it: the ring's ([`Io::event_fd`](crate::Io::event_fd)) or one that the
+    /// queue has given to [`Io::watch`](crate::Io::watch). Also where nothing is in flight.
+    Event,
+    /// No wake-up comes before this time-out: poll then.
+    After(Duration),
+    /// No wake-up comes before this time: poll then.
+    At(Instant),
+    /// No wake-up comes at all: the worker has to keep polling.
+    Poll,
+}
+
+impl Wake {
+    /// The wake-up that two parts of a queue need together. `now` is asked for only where it has to
+    /// be known.
+    #[must_use]
+    pub fn earlier(self, other: Self, now: impl FnOnce() -> Instant) -> Self {
+        match (self, other) {
+            (Self::Poll, _) | (_, Self::Poll) => Self::Poll,
+            (Self::Event, wake) | (wake, Self::Event) => wake,
+            (Self::After(one), Self::After(two)) => Self::After(one.min(two)),
+            (Self::At(one), Self::At(two)) => Self::At(one.min(two)),
+            (Self::At(at), Self::After(time)) | (Self::After(time), Self::At(at)) => {
+                Self::At(after(now(), time).min(at))
+            }
+        }
+    }
+
+    /// When to poll next although no wake-up comes; `None` where one comes, or the worker may not
+    /// sleep.
+    pub fn deadline(self, now: impl FnOnce() -> Instant) -> Option<Instant> {
+        match self {
+            Self::Event | Self::Poll => None,
+            Self::After(time) => Some(after(now(), time)),
+            Self::At(at) => Some(at),
+        }
+    }
+}
+
+/// An instant beyond the clock's range is now: early is safe.
+fn after(now: Instant, time: Duration) -> Instant {
+    now.checked_add(time).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earlier_of_two_is_what_both_need() {
+        let now = Instant::now();
+        let (soon, late) = (Duration::from_millis(1), Duration::from_secs(1));
+        let wakes = [
+            Wake::Event,
+            Wake::After(soon),
+            Wake::After(late),
+            Wake::At(now + soon),
+            Wake::At(now + late),
+            Wake::Poll,
+        ];
+        for one in wakes {
+            for two in wakes {
+                let both = one.earlier(two, || now);
+                let polls = one == Wake::Poll || two == Wake::Poll;
+                assert_eq!(both == Wake::Poll, polls, "{one:?} {two:?}");
+                if polls {
+                    continue;
+                }
+                let deadlines = [one, two].map(|wake| wake.deadline(|| now));
+                let earliest = deadlines.into_iter().flatten().min();
+                assert_eq!(both.deadline(|| now), earliest, "{one:?} {two:?}");
+            }
+        }
+    }
+}
