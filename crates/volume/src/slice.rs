@@ -155,7 +155,7 @@ impl FastPath for SliceQueue {
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
         match self.place(offset, data.len_bytes()) {
             Ok(offset) => self.whole.try_now(op, offset, data),
-            Err(error) => Some(Err(error)),
+            Err(error) => self.is_immediate().then_some(Err(error)),
         }
     }
 
