@@ -1,11 +1,16 @@
-//! Volumes that are resized while they are served: a thread asks them from time to time, as that
-//! may take a device's time (tens of seconds, where it does not answer), and wakes the thread that
-//! serves them: a worker, or the one that keeps the block devices. Those never ask a volume
-//! themselves.
+//! Volumes that are resized while they are served: they are asked from time to time, as that may
+//! take a device's time (tens of seconds, where it does not answer), and the thread that serves one
+//! is woken: a worker, or the one that keeps the block devices. Those never ask a volume themselves.
+//!
+//! One thread keeps the time ([`Sizes::run`]). Once in an interval it starts an asker, a thread that
+//! asks the volumes which are due, one after the other, and ends. One that hangs keeps its asker; in
+//! the next interval another asker goes on with the others. There are [`ASKERS`] at most.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Kind, Volume};
 
@@ -14,6 +19,11 @@ const INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
+/// Threads that wait for volumes' answers at one time, at most: while so many hang, the sizes of
+/// the others are not asked for either.
+const ASKERS: usize = 8;
+/// How long the end waits for askers, so that what they hold is closed in order.
+const END_LIMIT: Duration = Duration::from_secs(1);
 
 struct Watched {
     volume: Arc<dyn Volume>,
@@ -24,19 +34,89 @@ struct Watched {
     failed: bool,
 }
 
-/// The volumes that are looked after.
+impl Watched {
+    fn ask(&mut self) {
+        match self.volume.refresh() {
+            Ok(_) => self.failed = false,
+            Err(error) => {
+                if !std::mem::replace(&mut self.failed, true) {
+                    tracing::warn!(%error, "a volume's size cannot be found out");
+                }
+            }
+        }
+        // Another one may have found it out, too: a device's other namespaces are asked with it.
+        let size = self.volume.info().size;
+        if std::mem::replace(&mut self.size, size) != size {
+            let _ = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The volumes whose sizes are watched.
 #[derive(Default)]
-pub struct Sizes(Mutex<Vec<Watched>>);
+pub struct Sizes(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// An asker has ended.
+    ended: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unpoisoned()
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Those that were asked in this interval.
+    asked: Vec<Watched>,
+    /// Those that are to be asked next. What an asker asks is in neither list.
+    due: VecDeque<Watched>,
+    askers: usize,
+    /// It was said that too many hang.
+    said: bool,
+    /// No more are asked.
+    ending: bool,
+}
+
+/// A thread that asks what is due.
+struct Asker(Arc<Shared>);
+
+impl Asker {
+    fn run(self) {
+        let shared = &*self.0;
+        let mut state = shared.lock();
+        while !state.ending
+            && let Some(mut watched) = state.due.pop_front()
+        {
+            // Not locked while a device is asked.
+            drop(state);
+            watched.ask();
+            state = shared.lock();
+            state.asked.push(watched);
+        }
+    }
+}
+
+/// Also where a volume panics.
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.0.lock().askers -= 1;
+        self.0.ended.notify_all();
+    }
+}
 
 impl Sizes {
-    /// Looks after a volume; `wake` becomes readable when it has been resized.
+    /// Watches a volume; `wake` becomes readable when it has been resized.
     pub fn watch(&self, volume: Arc<dyn Volume>, wake: &Arc<OwnedFd>) {
         let info = volume.info();
         if matches!(info.kind, Kind::Memory | Kind::Null) {
             return;
         }
-        let mut list = self.0.lock().unpoisoned();
-        list.push(Watched {
+        self.0.lock().asked.push(Watched {
             volume,
             size: info.size,
             wake: wake.clone(),
@@ -44,41 +124,200 @@ impl Sizes {
         });
     }
 
-    /// Looks until asked to end.
+    /// Has them asked until it is to end.
     pub fn run(&self, stop: &OwnedFd) {
         loop {
             let mut fds = [PollFd::new(stop, PollFlags::IN)];
             match poll(&mut fds, Some(&INTERVAL)) {
-                Ok(0) => self.look(stop),
+                Ok(0) => self.begin_interval(),
                 Err(rustix::io::Errno::INTR) => {}
-                Ok(_) | Err(_) => return,
+                Ok(_) | Err(_) => break,
+            }
+        }
+        let mut state = self.0.lock();
+        state.ending = true;
+        let waited = self
+            .0
+            .ended
+            .wait_timeout_while(state, END_LIMIT, |state| state.askers > 0);
+        drop(waited);
+    }
+
+    /// All that are not being asked are due.
+    fn begin_interval(&self) {
+        let mut state = self.0.lock();
+        let State { asked, due, .. } = &mut *state;
+        due.extend(asked.drain(..));
+        if state.due.is_empty() {
+            return;
+        }
+        if state.askers == ASKERS {
+            if !std::mem::replace(&mut state.said, true) {
+                tracing::warn!(
+                    "{ASKERS} volumes do not say their sizes; those of the others are not asked for"
+                );
+            }
+            return;
+        }
+        state.askers += 1;
+        drop(state);
+        let asker = Asker(self.0.clone());
+        let thread = std::thread::Builder::new().name("sizes".into());
+        // Not joined: it may hang. Where there is no thread to be had, the next interval tries again.
+        if let Err(error) = thread.spawn(move || asker.run()) {
+            tracing::debug!(%error, "no thread to ask volumes for their sizes");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use volume::{Info, Io, MemVolume, OpenQueue, VolumeError};
+
+    /// Only a hang takes this long.
+    const BOUND: Duration = Duration::from_secs(60);
+
+    /// Answers when it is allowed to, and has grown each time.
+    #[derive(Debug)]
+    struct Slow {
+        memory: MemVolume,
+        may_answer: Arc<(Mutex<bool>, Condvar)>,
+        asked: AtomicU64,
+        size: AtomicU64,
+    }
+
+    impl Slow {
+        fn new(may_answer: bool) -> Arc<Self> {
+            Arc::new(Self {
+                memory: MemVolume::new(4096).unwrap(),
+                may_answer: Arc::new((Mutex::new(may_answer), Condvar::new())),
+                asked: AtomicU64::new(0),
+                size: AtomicU64::new(4096),
+            })
+        }
+
+        fn answer(&self) {
+            *self.may_answer.0.lock().unwrap() = true;
+            self.may_answer.1.notify_all();
+        }
+
+        fn wait_until_asked(&self) {
+            let began = std::time::Instant::now();
+            while self.asked.load(Ordering::SeqCst) == 0 {
+                assert!(began.elapsed() < BOUND, "never asked");
+                std::thread::yield_now();
             }
         }
     }
 
-    fn look(&self, stop: &OwnedFd) {
-        let list = || self.0.lock().unpoisoned();
-        // Not locked while a device is asked: others come to the list when they start.
-        let mut watched = std::mem::take(&mut *list());
-        for watched in &mut watched {
-            let mut fds = [PollFd::new(stop, PollFlags::IN)];
-            if poll(&mut fds, Some(&Timespec::default())) != Ok(0) {
-                break;
-            }
-            match watched.volume.refresh() {
-                Ok(_) => watched.failed = false,
-                Err(error) => {
-                    if !std::mem::replace(&mut watched.failed, true) {
-                        tracing::warn!(%error, "a volume's size cannot be found out");
-                    }
-                }
-            }
-            // Somebody else may have found it out, too: a device's other namespaces are asked in the same breath.
-            let size = watched.volume.info().size;
-            if std::mem::replace(&mut watched.size, size) != size {
-                let _ = rustix::io::write(watched.wake.as_fd(), &1u64.to_ne_bytes());
+    impl Volume for Slow {
+        fn info(&self) -> Info {
+            Info {
+                kind: Kind::BlockDevice,
+                size: self.size.load(Ordering::SeqCst),
+                ..self.memory.info()
             }
         }
-        list().append(&mut watched);
+
+        fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+            self.memory.open(io)
+        }
+
+        fn id(&self) -> Vec<u8> {
+            self.memory.id()
+        }
+
+        fn inner(&self) -> Option<&dyn Volume> {
+            None
+        }
+
+        fn refresh(&self) -> Result<bool, VolumeError> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            let (may_answer, allowed) = &*self.may_answer;
+            let lock = may_answer.lock().unwrap();
+            drop(allowed.wait_while(lock, |may| !*may).unwrap());
+            self.size.fetch_add(4096, Ordering::SeqCst);
+            Ok(true)
+        }
+    }
+
+    fn event() -> Arc<OwnedFd> {
+        Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+    }
+
+    fn wait_for(event: &OwnedFd, what: &str) {
+        let bound = Timespec {
+            tv_sec: BOUND.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let mut fds = [PollFd::new(event, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&bound)), Ok(1), "{what}");
+        rustix::io::read(event, &mut [0; 8]).unwrap();
+    }
+
+    fn wait_for_askers(sizes: &Sizes) {
+        let state = sizes.0.lock();
+        let ended = &sizes.0.ended;
+        let (state, waited) = ended
+            .wait_timeout_while(state, BOUND, |state| state.askers > 0)
+            .unwrap();
+        assert!(!waited.timed_out(), "{} askers do not end", state.askers);
+    }
+
+    #[test]
+    fn a_volume_that_hangs_does_not_hold_up_the_others() {
+        let sizes = Sizes::default();
+        let hangs = [(); 3].map(|()| Slow::new(false));
+        let answers = [(); 3].map(|()| (Slow::new(true), event()));
+        let unused = event();
+        for (hangs, (answers, wake)) in hangs.iter().zip(&answers) {
+            sizes.watch(hangs.clone(), &unused);
+            sizes.watch(answers.clone(), wake);
+        }
+        for hangs in &hangs {
+            sizes.begin_interval();
+            hangs.wait_until_asked();
+        }
+        for _ in 0..3 {
+            sizes.begin_interval();
+            for (_, wake) in &answers {
+                wait_for(wake, "its new size is told");
+            }
+        }
+        let asked = |volume: &Slow| volume.asked.load(Ordering::SeqCst);
+        assert!(hangs.iter().all(|volume| asked(volume) == 1));
+        // They answer late, and are asked again.
+        hangs.iter().for_each(|volume| volume.answer());
+        wait_for_askers(&sizes);
+        wait_for(&unused, "late, but told");
+        sizes.begin_interval();
+        wait_for_askers(&sizes);
+        assert!(hangs.iter().all(|volume| asked(volume) == 2));
+    }
+
+    #[test]
+    fn however_many_hang_the_threads_are_bounded() {
+        let sizes = Sizes::default();
+        let hangs = [(); ASKERS + 2].map(|()| Slow::new(false));
+        for volume in &hangs {
+            sizes.watch(volume.clone(), &event());
+        }
+        for _ in 0..3 * ASKERS {
+            sizes.begin_interval();
+        }
+        hangs[..ASKERS].iter().for_each(|v| v.wait_until_asked());
+        {
+            let state = sizes.0.lock();
+            assert_eq!((state.askers, state.due.len()), (ASKERS, 2));
+        }
+        // The end does not wait for them for ever.
+        let stop = event();
+        rustix::io::write(&*stop, &1u64.to_ne_bytes()).unwrap();
+        sizes.run(&stop);
+        hangs.iter().for_each(|volume| volume.answer());
+        wait_for_askers(&sizes);
     }
 }
