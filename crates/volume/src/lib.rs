@@ -1,21 +1,21 @@
-//! What a namespace stands on.
+//! What a namespace stands on: volumes, and I/O on them.
 //!
-//! This room turns reads, writes, flushes, zeroing and deallocation of byte ranges into I/O on something real. It
-//! has one door, the trait [`Volume`] (a description that threads share) with its [`VolumeQueue`] (one worker's own
-//! way into it), and the things behind that door: [`FileVolume`] (a raw file or block device, by io_uring),
-//! [`MemVolume`], [`NullVolume`], [`SliceVolume`] (a part of another volume), [`LimitVolume`] and [`FairVolume`] (another
-//! volume with limits, or with its share of a device), and [`FaultVolume`] (another volume with declared faults, for tests).
-//! [`gpt`] finds partitions, [`claim`] keeps exports apart. [`open_url`] finds the right one for
-//! what a user typed, in the [`Registry`] of kinds, to which a program can add its own.
+//! This crate turns reads, writes, flushes, zeroing and deallocation of byte ranges into I/O on
+//! something real: a file or block device by io_uring ([`FileVolume`]), memory ([`MemVolume`]), or
+//! nothing ([`NullVolume`]). A volume may stand in another one: a part of it ([`SliceVolume`]), with
+//! limits ([`LimitVolume`]), with its share of a device ([`FairVolume`]), with declared faults for
+//! tests ([`FaultVolume`]). [`gpt`] finds partitions, [`claim`] keeps exports apart, [`open_url`]
+//! opens what a user typed by the [`Registry`] of kinds, to which a program can add its own.
 //!
-//! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A volume counts in
-//! bytes, knows neither namespaces nor queues nor status codes, and never looks at guest memory except through the
-//! [`SegmentList`](dma::SegmentList) that a request owns. `unsafe` stays in the modules that talk to the kernel
-//! (`io`, `file::sys`).
+//! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A
+//! volume counts in bytes, knows neither namespaces nor queues nor status codes, and never looks at
+//! guest memory except through the [`SegmentList`](dma::SegmentList) that a request owns. `unsafe`
+//! stays in the modules that talk to the kernel (`io`, `file::sys`).
 //!
 //! # How data passes through
 //!
-//! A worker thread makes one [`Io`], opens each volume on it and owns all that comes back; nothing here locks.
+//! A worker thread makes one [`Io`], opens each volume on it and owns the queues; nothing here
+//! locks.
 //!
 //! ```text
 //! worker -> VolumeQueue::submit(Request) --done at once--> Some(Completion)      memory, null, refused requests
@@ -26,8 +26,88 @@
 //! worker <- Completion { tag, result, data } <- VolumeQueue::poll                null with a latency, held faults
 //! ```
 //!
-//! A request owns its data segments until its completion hands them back, so that the memory stays mapped whatever
-//! happens to the worker: dropping a queue or the [`Io`] waits for the kernel to let go of it first.
+//! A request owns its data segments until its completion returns them, so that the memory stays
+//! mapped whatever happens to the worker: dropping a queue or the [`Io`] waits until the kernel has
+//! completed everything.
+//!
+//! # Write a volume
+//!
+//! A [`Volume`] says what it is and opens a queue for each worker; its [`VolumeQueue`] has four
+//! methods, none of which has a default. This one reads as zeroes and refuses the rest:
+//!
+//! ```
+//! use volume::{
+//!     Completion, Info, Io, IoErrorKind, Kind, Op, OpenQueue, QueueState, Request, Volume,
+//!     VolumeError, VolumeQueue,
+//! };
+//!
+//! #[derive(Debug)]
+//! struct Zeroes(u64);
+//!
+//! impl Volume for Zeroes {
+//!     fn info(&self) -> Info {
+//!         Info {
+//!             size: self.0,
+//!             block_size: 512,
+//!             optimal_io: 4096,
+//!             read_only: true,
+//!             volatile_cache: false,
+//!             deallocate: false,
+//!             deallocate_granularity: 0,
+//!             zeroes_after_deallocate: false,
+//!             write_zeroes: false,
+//!             kind: Kind::Null,
+//!             description: "zeroes".into(),
+//!         }
+//!     }
+//!
+//!     fn open(&self, _: &Io) -> Result<OpenQueue, VolumeError> {
+//!         Ok(OpenQueue::new(Queue(self.info())))
+//!     }
+//!
+//!     fn id(&self) -> Vec<u8> {
+//!         b"zeroes".to_vec()
+//!     }
+//!
+//!     fn inner(&self) -> Option<&dyn Volume> {
+//!         None // A wrapper says which volume it wraps.
+//!     }
+//! }
+//!
+//! struct Queue(Info);
+//!
+//! impl VolumeQueue for Queue {
+//!     fn submit(&mut self, request: Request) -> Option<Completion> {
+//!         let result = request.check_info(&self.0); // Range, alignment, right to write.
+//!         if result.is_ok() && request.op == Op::Read {
+//!             request.data.fill(0);
+//!         }
+//!         Some(request.complete(result)) // `None`: it completes later.
+//!     }
+//!
+//!     fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
+//!         0 // Nothing completes later.
+//!     }
+//!
+//!     fn state(&self) -> QueueState {
+//!         QueueState::IDLE
+//!     }
+//!
+//!     fn cancel(&mut self, _: u64) {}
+//! }
+//!
+//! let mut queue = Zeroes(1 << 20).open(&Io::new(Default::default()))?;
+//! let data = dma::SegmentList::owned(dma::Buffer::new(4096));
+//! let done = queue.start(7, Op::Read, 0, data).expect("at once");
+//! assert_eq!((done.tag, done.result), (7, Ok(())));
+//! let done = queue.start(8, Op::Write { fua: false }, 0, done.data).expect("at once");
+//! assert_eq!(done.result.unwrap_err().kind, IoErrorKind::ReadOnly);
+//! # Ok::<(), VolumeError>(())
+//! ```
+//!
+//! [`OpenQueue`] is what callers have: it answers the calls of the fast path, too ([`FastPath`]),
+//! whether the queue has one or not. A queue that has one is returned by
+//! [`OpenQueue::with_fast_path`]. Put the kind into the [`Registry`], and users can name it.
 #![deny(unsafe_code)]
 
 mod claim;

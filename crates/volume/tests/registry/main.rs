@@ -2,7 +2,10 @@
 
 mod toy;
 
-use volume::{Extras, OpenError, OpenOptions, Opened, READ_ONLY, Registry, UrlOption};
+use dma::{Buffer, SegmentList};
+use volume::{
+    Extras, Io, IoOptions, Op, OpenError, OpenOptions, Opened, READ_ONLY, Registry, UrlOption,
+};
 
 fn registry() -> Registry<String> {
     Registry::new().with(toy::kind())
@@ -24,6 +27,15 @@ fn one_line_is_enough_for_a_new_kind() {
     let opened = open("zero://1M?colour=red&offset=64K&iops=10&read-only=on").unwrap();
     assert_eq!(opened.volume.info().size, (1 << 20) - (64 << 10));
     assert!(opened.volume.info().read_only);
+    let io = Io::new(IoOptions::default());
+    let mut queue = opened.volume.open(&io).unwrap();
+    let data = SegmentList::owned(Buffer::new(4096));
+    data.fill(1);
+    let done = queue
+        .start(1, Op::Read, 0, data)
+        .expect("one of ten a second");
+    let buffer = done.data.into_buffer().unwrap();
+    assert!(done.result.is_ok() && buffer.iter().all(|&byte| byte == 0));
     assert_eq!(opened.attached.as_deref(), Some("red"));
     assert!(opened.extras.is_part() && opened.extras.is_limited());
     assert!(open("zero://1M").unwrap().attached.is_none());

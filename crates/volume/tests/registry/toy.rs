@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 use volume::{
-    NullOptions, NullVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind,
-    VolumeUrl, Whole, parse_size,
+    Completion, Info, Io, Kind, Op, OpenError, OpenOptions, OpenQueue, QueueState, READ_ONLY,
+    Request, Scheme, UrlOption, Volume, VolumeError, VolumeKind, VolumeQueue, VolumeUrl, Whole,
+    parse_size,
 };
 
 const SCHEME: Scheme = Scheme {
@@ -29,15 +30,73 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<String>, Ope
         _ => Err("it is red or green"),
     };
     let colour = url.options.take("colour", colour)?;
-    let volume = NullVolume::new(NullOptions {
+    let volume = Zero {
         size: parse_size(url.name).map_err(|why| OpenError::Other(why.into()))?,
-        read_zeroes: true,
         read_only: url.options.read_only(open)?,
-        ..NullOptions::default()
-    })?;
+    };
     let volume = Arc::new(volume);
     Ok(match colour {
         Some(colour) => Whole::attached(volume, colour),
         None => Whole::new(volume),
     })
+}
+
+/// Reads as zeroes; forgets what is written.
+#[derive(Debug)]
+struct Zero {
+    size: u64,
+    read_only: bool,
+}
+
+impl Volume for Zero {
+    fn info(&self) -> Info {
+        Info {
+            size: self.size,
+            block_size: 1,
+            optimal_io: 4096,
+            read_only: self.read_only,
+            volatile_cache: false,
+            deallocate: !self.read_only,
+            deallocate_granularity: if self.read_only { 0 } else { 4096 },
+            zeroes_after_deallocate: true,
+            write_zeroes: true,
+            kind: Kind::Null,
+            description: "zeroes".into(),
+        }
+    }
+
+    fn open(&self, _: &Io) -> Result<OpenQueue, VolumeError> {
+        Ok(OpenQueue::new(ZeroQueue(self.info())))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        format!("zero:{}", self.size).into_bytes()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
+    }
+}
+
+/// One worker's queue into it.
+struct ZeroQueue(Info);
+
+impl VolumeQueue for ZeroQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        let result = request.check_info(&self.0);
+        if result.is_ok() && request.op == Op::Read {
+            request.data.fill(0);
+        }
+        Some(request.complete(result))
+    }
+
+    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
+        0
+    }
+
+    fn state(&self) -> QueueState {
+        QueueState::IDLE
+    }
+
+    fn cancel(&mut self, _: u64) {}
 }
