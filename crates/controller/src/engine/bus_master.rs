@@ -66,7 +66,7 @@ impl Engine {
         self.irqs.set_messages(true);
         self.mapped();
         // The next round looks at every queue.
-        self.hot = 0;
+        self.polled.poll_all();
         self.post_backlogs();
         for qid in 0..self.cqs.len() as u16 {
             self.signal_unread(qid);

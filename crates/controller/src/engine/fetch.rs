@@ -13,12 +13,6 @@ use std::time::Instant;
 /// Entries fetched from one queue before the next one has its turn.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
-/// Rounds without work after which a queue is not looked at in each round any more.
-const COOL_AFTER: u32 = 1024;
-/// Rounds in which every idle queue has been looked at once, while others are busy. One that is passed over because others
-/// have become busy or idle meanwhile is looked at in the next turn.
-pub(super) const COLD_TURNS: usize = 16;
-
 /// Admin commands that may be without an answer before no more are fetched: they take room where they wait, and no host has
 /// more in the few entries of its queue.
 const ADMIN_OUTSTANDING: u32 = 256;
@@ -61,21 +55,13 @@ impl Engine {
         exists
     }
 
-    /// A queue has entries, most likely: the next round looks at it.
+    /// A queue has entries, most likely: the next round polls it.
     fn expect(&mut self, qid: u16) {
-        // Where none was busy lately, it looks at all of them.
-        if self.hot == 0 {
-            return;
+        if self.polled.expect(qid)
+            && let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid))
+        {
+            sq.idle_rounds.reset();
         }
-        let mut cold = self.active.iter().skip(self.hot);
-        let Some(at) = cold.position(|&q| q == qid) else {
-            return;
-        };
-        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) {
-            sq.idle_rounds = 0;
-        }
-        self.active.swap(self.hot + at, self.hot);
-        self.hot += 1;
     }
 
     /// As [`Engine::write_doorbell`], for a queue that exists, here or in another engine.
@@ -98,8 +84,7 @@ impl Engine {
 
     /// Fetches and starts what the host submitted. Returns whether there was anything.
     ///
-    /// Queues that were busy lately are looked at in every round; of the others, as long as there is such a one, only a
-    /// share in turn, so that many idle queues cost a busy one nothing.
+    /// Which queues it polls is [`PolledQueues`](super::polled::PolledQueues)' choice.
     pub fn poll(&mut self, now: Instant) -> bool {
         self.now = now;
         let fetched = self.poll_queues();
@@ -109,62 +94,31 @@ impl Engine {
 
     fn poll_queues(&mut self) -> bool {
         let mut worked = false;
-        let mut i = 0;
-        while i < self.hot {
-            let Some(&qid) = self.active.get(i) else {
-                break;
-            };
+        let mut at = 0;
+        while let Some(qid) = self.polled.hot_at(at) {
             if self.poll_sq(qid) {
                 worked = true;
             } else if self.has_cooled(qid) {
-                self.hot -= 1;
-                self.active.swap(i, self.hot);
+                self.polled.cool(at);
                 continue;
             }
-            i += 1;
+            at += 1;
         }
-        let cold = self.active.len().saturating_sub(self.hot);
-        if cold == 0 {
-            return worked;
-        }
-        let share = if self.hot == 0 {
-            // From the first on: what is found busy changes places with one that was looked at already.
-            self.next_cold = 0;
-            cold
-        } else {
-            // A part of a queue is kept for the next round. Those of this turn that were found busy do not slow it down.
-            self.cold_due += cold.max(self.cold_turn);
-            let share = self.cold_due / COLD_TURNS;
-            self.cold_due %= COLD_TURNS;
-            share
-        };
-        for _ in 0..share {
-            // Those that were found busy are not among the cold any more.
-            if self.next_cold < self.hot || self.next_cold >= self.active.len() {
-                self.next_cold = self.hot;
-                self.cold_turn = self.active.len().saturating_sub(self.hot);
-            }
-            let at = self.next_cold;
-            self.next_cold += 1;
-            let Some(&qid) = self.active.get(at) else {
+        for _ in 0..self.polled.idle_share() {
+            let Some((at, qid)) = self.polled.next_idle() else {
                 break;
             };
             if self.poll_sq(qid) {
                 worked = true;
-                self.active.swap(at, self.hot);
-                self.hot += 1;
+                self.polled.found_work(at);
             }
         }
         worked
     }
 
-    /// Whether a queue that was busy lately has new entries, without fetching them: for a look between two rounds, which look
-    /// at everything.
+    /// Whether a hot queue has new entries, without fetching them: for a look between two rounds.
     pub fn has_news(&self) -> bool {
-        self.active
-            .iter()
-            .take(self.hot)
-            .any(|&qid| self.sq_has_news(qid))
+        self.polled.hot().any(|qid| self.sq_has_news(qid))
     }
 
     #[inline]
@@ -186,8 +140,7 @@ impl Engine {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return true;
         };
-        sq.idle_rounds += 1;
-        sq.idle_rounds >= COOL_AFTER
+        sq.idle_rounds.count()
     }
 
     fn poll_sq(&mut self, qid: u16) -> bool {
@@ -221,7 +174,7 @@ impl Engine {
             }
             return false;
         }
-        sq.idle_rounds = 0;
+        sq.idle_rounds.reset();
         self.fetch(qid) > 0
     }
 
@@ -297,7 +250,7 @@ impl Engine {
     /// Looks at every doorbell once, before or after the shadow buffers change.
     pub(super) fn look_at_all(&mut self) {
         // What is found here is fetched by the next round.
-        self.hot = 0;
+        self.polled.poll_all();
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
             let qid = qid as u16;
             if let (Some(sq), Some(cells)) = (sq, self.doorbells.cells(qid, Which::SqTail))
@@ -320,7 +273,7 @@ impl Engine {
     /// head decides its level. `true` when something arrived meanwhile: do not sleep.
     pub fn arm(&mut self) -> bool {
         // What is found only now, in whatever queue, is to be fetched by the very next round.
-        self.hot = 0;
+        self.polled.poll_all();
         // What completed since the round ended is not to be counted as busy while nothing looks.
         self.count_busy();
         let raced = self.last_look(true);
@@ -336,7 +289,7 @@ impl Engine {
     fn last_look(&mut self, arm: bool) -> bool {
         let mut raced = false;
         let may_fetch = self.flushes.is_empty() && self.slots.free() > 0;
-        for &qid in &self.active {
+        for qid in self.polled.iter() {
             let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
                 continue;
             };

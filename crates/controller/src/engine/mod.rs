@@ -22,6 +22,7 @@ mod io;
 mod namespace;
 mod parcel;
 mod pass;
+mod polled;
 mod post;
 mod queue;
 mod queues;
@@ -35,6 +36,7 @@ use crate::stats::{ControllerStats, IoStats};
 use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
 use nvme::{Command, Status};
+use polled::PolledQueues;
 use queue::Cq;
 use scratch::Budget;
 use slots::Slots;
@@ -127,16 +129,8 @@ pub(crate) struct Engine {
     interrupting: bool,
     /// The completion queue that is to leave for another engine.
     leaving: Option<u16>,
-    /// Submission queues that are fetched from; those that were busy lately first.
-    active: Vec<u16>,
-    /// How many of them were busy lately.
-    hot: usize,
-    /// Where among the others the next round looks first.
-    next_cold: usize,
-    /// How many they were when this turn of looks at all of them began.
-    cold_turn: usize,
-    /// Looks at them that are due, in parts of a look: [`fetch::COLD_TURNS`] are one.
-    cold_due: usize,
+    /// Submission queues that are fetched from, and whose turn it is.
+    polled: PolledQueues,
     /// Completion queues with entries that no interrupt has told of yet.
     dirty: Vec<u16>,
     /// Completion queues with completions that found no space.
@@ -187,11 +181,7 @@ impl Engine {
             masterings: 0,
             interrupting: false,
             leaving: None,
-            active: Vec::with_capacity(usize::from(queues)),
-            hot: 0,
-            next_cold: 0,
-            cold_turn: 0,
-            cold_due: 0,
+            polled: PolledQueues::with_capacity(usize::from(queues)),
             dirty: Vec::with_capacity(usize::from(queues)),
             blocked: Vec::with_capacity(usize::from(queues)),
             slots: Slots::new(config.id, config.max_in_flight),
@@ -221,8 +211,7 @@ impl Engine {
     pub fn stop(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
-        self.active.clear();
-        self.hot = 0;
+        self.polled.clear();
         self.dirty.clear();
         self.blocked.clear();
         self.events.clear();
@@ -272,8 +261,7 @@ impl Engine {
     /// Fetches no more commands (shutdown, fatal status); those in flight complete.
     pub fn stop_fetching(&mut self) {
         self.halted = true;
-        self.active.clear();
-        self.hot = 0;
+        self.polled.clear();
     }
 
     // ---- guest memory

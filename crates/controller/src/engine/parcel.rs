@@ -26,9 +26,8 @@ impl Engine {
         }
         self.leaving = Some(cqid);
         let sqs = &self.sqs;
-        self.active
-            .retain(|&q| !matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
-        self.hot = 0;
+        self.polled
+            .remove(|q| matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
         true
     }
 

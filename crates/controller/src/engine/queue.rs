@@ -1,5 +1,6 @@
 //! Submission and completion queues as the controller sees them.
 
+use super::polled::IdleRounds;
 use dma::{Access, DmaMap, Ring};
 use doorbell::{Watch, distance};
 use nvme::{Completion, Status};
@@ -79,8 +80,8 @@ pub(crate) struct Sq {
     pub outstanding: u32,
     /// Delete I/O Submission Queue is waiting for the outstanding commands.
     pub deleting: bool,
-    /// Looks in a row that found nothing, since the queue was last found busy.
-    pub idle_rounds: u32,
+    /// Looks in a row that found nothing, since the queue last had work.
+    pub idle_rounds: IdleRounds,
     /// Commands to abort when they are fetched.
     pub abort_on_fetch: Vec<u16>,
 }
@@ -97,7 +98,7 @@ impl Sq {
             seen: 0,
             outstanding: 0,
             deleting: false,
-            idle_rounds: 0,
+            idle_rounds: IdleRounds::default(),
             abort_on_fetch: Vec::new(),
         }
     }

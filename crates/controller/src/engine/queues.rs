@@ -81,12 +81,9 @@ impl Engine {
     }
 
     pub(super) fn start_fetching(&mut self, qid: u16) {
-        self.active.retain(|&q| q != qid);
         if !self.halted {
-            self.active.push(qid);
+            self.polled.insert(qid);
         }
-        // It is looked at in the very next round.
-        self.hot = 0;
     }
 
     /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their end first.
@@ -96,8 +93,7 @@ impl Engine {
             return;
         };
         sq.deleting = true;
-        self.active.retain(|&q| q != qid);
-        self.hot = 0;
+        self.polled.remove(|q| q == qid);
         // The host does not look at this queue's completions any more: those that found no space are dropped, so that a
         // full completion queue cannot hold up the deletion.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid)) {

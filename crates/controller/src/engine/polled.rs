@@ -1,0 +1,300 @@
+//! Which submission queues a round looks at: an order, and nothing of the queues themselves.
+//!
+//! Hot queues, which had work lately, are polled in every round. Idle ones are polled in turn, so
+//! that all of them have been looked at within [`IDLE_TURN`] rounds and many idle queues cost a busy
+//! one nothing. As long as no queue is hot, all of them are polled in every round.
+//!
+//! ```text
+//! queues:  [ hot | hot | hot | idle | idle | idle | idle ]
+//!                              ^ hot         ^ next
+//! ```
+//!
+//! A queue changes sides by changing places with the queue at the border.
+
+/// Rounds without work after which a hot queue is an idle one.
+const COOL_AFTER: u32 = 1024;
+/// Rounds in which every idle queue is polled once, while others are hot. One that is passed over
+/// because others become hot or idle meanwhile is polled in the next turn.
+const IDLE_TURN: usize = 16;
+
+/// Looks in a row at one queue that found nothing. Kept with its queue, which a look has in hand.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct IdleRounds(u32);
+
+impl IdleRounds {
+    /// The queue had work.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.0 = 0;
+    }
+
+    /// Another look found nothing. Whether the queue is to be an idle one.
+    #[inline]
+    pub fn count(&mut self) -> bool {
+        self.0 += 1;
+        self.0 >= COOL_AFTER
+    }
+}
+
+/// The submission queues that are fetched from, and whose turn it is.
+#[derive(Default)]
+pub(super) struct PolledQueues {
+    /// Hot ones first.
+    queues: Vec<u16>,
+    /// How many are hot.
+    hot: usize,
+    /// The idle queue that is polled next.
+    next: usize,
+    /// How many queues were idle when this turn of looks at all of them began.
+    turn: usize,
+    /// Looks at idle queues that are due, in parts of a look: [`IDLE_TURN`] are one.
+    due: usize,
+}
+
+impl PolledQueues {
+    /// Without a queue, and with room for so many.
+    pub fn with_capacity(queues: usize) -> Self {
+        PolledQueues {
+            queues: Vec::with_capacity(queues),
+            ..Self::default()
+        }
+    }
+
+    /// The queue is polled from now on, in the very next round.
+    pub fn insert(&mut self, qid: u16) {
+        self.queues.retain(|&q| q != qid);
+        self.queues.push(qid);
+        self.poll_all();
+    }
+
+    /// The queues of which `gone` says so are not polled any more.
+    pub fn remove(&mut self, gone: impl Fn(u16) -> bool) {
+        self.queues.retain(|&q| !gone(q));
+        self.poll_all();
+    }
+
+    /// No queue is polled any more.
+    pub fn clear(&mut self) {
+        self.queues.clear();
+        self.poll_all();
+    }
+
+    /// The next round polls every queue.
+    pub fn poll_all(&mut self) {
+        self.hot = 0;
+    }
+
+    /// The queue has entries, most likely: the next round polls it. Whether it was idle.
+    pub fn expect(&mut self, qid: u16) -> bool {
+        // Where none is hot, the next round polls all of them.
+        if self.hot == 0 {
+            return false;
+        }
+        let mut idle = self.queues.iter().skip(self.hot);
+        let Some(at) = idle.position(|&q| q == qid) else {
+            return false;
+        };
+        self.found_work(self.hot + at);
+        true
+    }
+
+    /// The queues that are polled.
+    pub fn iter(&self) -> impl Iterator<Item = u16> {
+        self.queues.iter().copied()
+    }
+
+    /// The hot ones of them.
+    #[inline]
+    pub fn hot(&self) -> impl Iterator<Item = u16> {
+        self.queues.iter().take(self.hot).copied()
+    }
+
+    /// The hot queue at a place, from 0 on.
+    #[inline]
+    pub fn hot_at(&self, at: usize) -> Option<u16> {
+        if at < self.hot {
+            self.queues.get(at).copied()
+        } else {
+            None
+        }
+    }
+
+    /// The hot queue at this place is idle from now on. Another one may be at its place.
+    #[inline]
+    pub fn cool(&mut self, at: usize) {
+        self.hot = self.hot.saturating_sub(1);
+        self.queues.swap(at, self.hot);
+    }
+
+    /// How many idle queues this round polls.
+    #[inline]
+    pub fn idle_share(&mut self) -> usize {
+        let idle = self.queues.len().saturating_sub(self.hot);
+        if idle == 0 {
+            return 0;
+        }
+        if self.hot == 0 {
+            // From the first on: one with work changes places with one that was polled already.
+            self.next = 0;
+            return idle;
+        }
+        // A part of a look is kept for the next round. Queues of this turn that became hot do not
+        // slow it down.
+        self.due += idle.max(self.turn);
+        let share = self.due / IDLE_TURN;
+        self.due %= IDLE_TURN;
+        share
+    }
+
+    /// The idle queue whose turn it is, with its place.
+    #[inline]
+    pub fn next_idle(&mut self) -> Option<(usize, u16)> {
+        // Queues that became hot meanwhile are not among the idle ones any more.
+        if self.next < self.hot || self.next >= self.queues.len() {
+            self.next = self.hot;
+            self.turn = self.queues.len().saturating_sub(self.hot);
+        }
+        let at = self.next;
+        self.next += 1;
+        Some((at, *self.queues.get(at)?))
+    }
+
+    /// The idle queue at this place had work: it is hot from now on.
+    #[inline]
+    pub fn found_work(&mut self, at: usize) {
+        self.queues.swap(at, self.hot);
+        self.hot += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A round in which the queues of `busy` have work. Returns the queues that it polled.
+    fn round(polled: &mut PolledQueues, busy: &[u16]) -> Vec<u16> {
+        let mut seen = Vec::new();
+        let mut at = 0;
+        while let Some(qid) = polled.hot_at(at) {
+            seen.push(qid);
+            at += 1;
+        }
+        for _ in 0..polled.idle_share() {
+            let Some((at, qid)) = polled.next_idle() else {
+                break;
+            };
+            seen.push(qid);
+            if busy.contains(&qid) {
+                polled.found_work(at);
+            }
+        }
+        seen
+    }
+
+    fn sorted(mut queues: Vec<u16>) -> Vec<u16> {
+        queues.sort_unstable();
+        queues
+    }
+
+    fn of(count: u16) -> PolledQueues {
+        let mut polled = PolledQueues::with_capacity(usize::from(count));
+        (1..=count).for_each(|qid| polled.insert(qid));
+        polled
+    }
+
+    #[test]
+    fn without_a_hot_queue_each_round_polls_every_queue_once() {
+        let mut polled = of(40);
+        for _ in 0..3 {
+            assert_eq!(
+                sorted(round(&mut polled, &[])),
+                (1..=40).collect::<Vec<_>>()
+            );
+        }
+        // Though some of them become hot in the middle of it.
+        assert_eq!(
+            sorted(round(&mut polled, &[7, 8, 40])),
+            (1..=40).collect::<Vec<_>>()
+        );
+        assert_eq!(sorted(polled.hot().collect()), [7, 8, 40]);
+    }
+
+    #[test]
+    fn hot_queues_are_polled_in_each_round_and_idle_ones_once_in_a_turn() {
+        for idle in [1, 5, 15, 16, 17, 40, 63] {
+            let mut polled = of(idle + 2);
+            round(&mut polled, &[1, 2]);
+            // The turn that was begun before any queue was hot.
+            (0..IDLE_TURN).for_each(|_| drop(round(&mut polled, &[])));
+            let mut looks = vec![0; usize::from(idle) + 3];
+            for _ in 0..IDLE_TURN * 10 {
+                let seen = round(&mut polled, &[]);
+                assert_eq!(sorted(seen.iter().copied().take(2).collect()), [1, 2]);
+                assert!(seen.len() <= 2 + usize::from(idle).div_ceil(IDLE_TURN));
+                seen.iter().for_each(|&q| looks[usize::from(q)] += 1);
+            }
+            assert!(looks[3..].iter().all(|&n| n == 10), "{idle}: {looks:?}");
+        }
+    }
+
+    #[test]
+    fn queues_that_become_hot_do_not_slow_the_turn_of_others_down() {
+        let mut polled = of(41);
+        round(&mut polled, &[1]);
+        let busy: Vec<u16> = (1..=40).collect();
+        let rounds = (0..IDLE_TURN * 2).map(|_| round(&mut polled, &busy));
+        let looks: Vec<bool> = rounds.map(|seen| seen.contains(&41)).collect();
+        let first = looks.iter().position(|&looked| looked);
+        assert!(first.is_some_and(|round| round <= IDLE_TURN), "{looks:?}");
+    }
+
+    #[test]
+    fn a_queue_that_cools_down_is_polled_in_its_turn() {
+        let mut polled = of(3);
+        round(&mut polled, &[1, 2, 3]);
+        assert_eq!(sorted(polled.hot().collect()), [1, 2, 3]);
+        let at = polled.hot().position(|qid| qid == 2).unwrap();
+        polled.cool(at);
+        assert_eq!(sorted(polled.hot().collect()), [1, 3]);
+        let rounds = (0..IDLE_TURN * 2).map(|_| round(&mut polled, &[]));
+        let looks = rounds.filter(|seen| seen.contains(&2)).count();
+        assert_eq!(looks, 2);
+    }
+
+    #[test]
+    fn a_queue_with_a_doorbell_is_polled_by_the_next_round() {
+        let mut polled = of(40);
+        assert!(!polled.expect(9), "every queue is polled anyway");
+        round(&mut polled, &[1]);
+        assert!(polled.expect(9));
+        assert!(!polled.expect(9), "it is hot already");
+        assert!(!polled.expect(77), "there is no such queue");
+        assert!(round(&mut polled, &[]).contains(&9));
+    }
+
+    #[test]
+    fn a_queue_that_comes_is_polled_by_the_next_round_and_one_that_goes_is_not() {
+        let mut polled = of(40);
+        round(&mut polled, &[1]);
+        polled.insert(50);
+        polled.insert(50);
+        let seen = round(&mut polled, &[1]);
+        assert_eq!(seen.iter().filter(|&&qid| qid == 50).count(), 1);
+        polled.remove(|qid| qid == 50 || qid == 1);
+        let seen = round(&mut polled, &[]);
+        assert!(!seen.contains(&50) && !seen.contains(&1) && seen.len() == 39);
+        round(&mut polled, &[2, 3]);
+        polled.clear();
+        assert_eq!(round(&mut polled, &[]), []);
+        assert_eq!(polled.hot().count(), 0);
+    }
+
+    #[test]
+    fn a_queue_is_idle_after_so_many_rounds_without_work() {
+        let mut idle = IdleRounds::default();
+        assert!((1..COOL_AFTER).all(|_| !idle.count()));
+        assert!(idle.count());
+        idle.reset();
+        assert!(!idle.count());
+    }
+}
