@@ -2,7 +2,6 @@
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;
-use crate::engine::AbortOutcome;
 use nvme::cmd::admin::{AbortCdw10, AbortResult};
 use nvme::{Command, Status};
 
@@ -39,22 +38,15 @@ impl Controller {
             }
             return Ok(Outcome::Done(not_aborted(!aborted)));
         }
-        let outcome = if self.spread.abort(target.sqid(), target.cid()) {
-            AbortOutcome::Pending
-        } else {
-            self.engine.abort(target.sqid(), target.cid())
-        };
-        match outcome {
-            AbortOutcome::NotFound => Ok(Outcome::Done(not_aborted(true))),
-            AbortOutcome::Pending => {
-                let target = (target.sqid(), target.cid());
-                self.admin.aborts.0.push(Waiting {
-                    cid: command.cid.get(),
-                    target,
-                });
-                Ok(Outcome::Later)
-            }
+        let (sqid, cid) = (target.sqid(), target.cid());
+        if !self.abort(sqid, cid) {
+            return Ok(Outcome::Done(not_aborted(true)));
         }
+        self.admin.aborts.0.push(Waiting {
+            cid: command.cid.get(),
+            target: (sqid, cid),
+        });
+        Ok(Outcome::Later)
     }
 
     /// A command that Abort commands wait for is over.
@@ -62,7 +54,7 @@ impl Controller {
         self.answer_aborts((sqid, cid), not_aborted(!aborted));
     }
 
-    /// There was no such command on the worker that was asked.
+    /// There was no such command in the queue.
     pub(crate) fn abort_missed(&mut self, sqid: u16, cid: u16) {
         self.answer_aborts((sqid, cid), not_aborted(true));
     }

@@ -17,7 +17,7 @@
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::config::ControllerConfig;
 use crate::controller::Controller;
-use crate::engine::{Coalescing, Engine};
+use crate::engine::Coalescing;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{FeatureCapabilities, FeatureSelect, GetFeaturesCdw10, SetFeaturesCdw10};
 use nvme::feature::Fid;
@@ -90,14 +90,13 @@ impl Features {
         }
     }
 
-    /// Hands the data half what it needs of them.
-    pub fn apply(&self, engine: &mut Engine) {
-        engine.write_cache = self.write_cache;
-        engine.coalescing = Coalescing {
+    /// Interrupt coalescing, as the engines need it.
+    pub fn coalescing(&self) -> Coalescing {
+        Coalescing {
             threshold: (self.coalescing & 0xff) + 1,
             time: Duration::from_micros(u64::from(self.coalescing >> 8 & 0xff) * 100),
             disabled: self.coalescing_disabled,
-        };
+        }
     }
 }
 

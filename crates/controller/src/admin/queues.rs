@@ -10,14 +10,6 @@ const INVALID_QID: Status = Status::INVALID_QUEUE_IDENTIFIER.with_dnr(true);
 const INVALID_SIZE: Status = Status::INVALID_QUEUE_SIZE.with_dnr(true);
 
 impl Controller {
-    fn cq_exists(&self, qid: u16) -> bool {
-        self.engine.cq_exists(qid) || self.spread.cq_exists(qid)
-    }
-
-    fn sq_exists(&self, qid: u16) -> bool {
-        self.engine.sq_exists(qid) || self.spread.sq_exists(qid)
-    }
-
     /// Checks what both kinds of queue have in common.
     fn check_queue(
         &self,
@@ -57,7 +49,7 @@ impl Controller {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
         }
         let vector = cdw11.ien().then_some(cdw11.iv());
-        if !self.engine.create_cq(qid, command.prp1(), size, vector) {
+        if !self.create_cq(qid, command.prp1(), size, vector) {
             return Err(Status::DATA_TRANSFER_ERROR);
         }
         tracing::debug!(qid, size, ?vector, "completion queue created");
@@ -91,12 +83,10 @@ impl Controller {
         if qid == 0 || !self.cq_exists(qid) {
             return Err(INVALID_QID);
         }
-        if self.engine.cq_in_use(qid) || self.spread.cq_in_use(qid) {
+        if self.cq_in_use(qid) {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
         }
-        if !self.spread.delete_cq(qid) {
-            self.engine.delete_cq(qid);
-        }
+        self.delete_cq(qid);
         Ok(Outcome::Done(0))
     }
 
@@ -107,9 +97,7 @@ impl Controller {
             return Err(INVALID_QID);
         }
         self.admin.deletions.push((qid, command.cid.get()));
-        if !self.spread.delete_sq(qid) {
-            self.engine.delete_sq(qid);
-        }
+        self.delete_sq(qid);
         Ok(Outcome::Later)
     }
 

@@ -1,7 +1,7 @@
 //! Namespaces whose volume has been resized.
 
-use crate::branch::Order;
 use crate::controller::Controller;
+use crate::engine::Order;
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::feature::AsyncEventConfig;
 use nvme::log::Lid;
@@ -12,18 +12,18 @@ impl Controller {
     /// has changed. Somebody else has to ask the volumes ([`volume::Volume::refresh`]): that may take its time.
     pub fn check_sizes(&mut self) -> bool {
         let mut changed = false;
-        for (index, ns) in self.engine.namespaces.iter_mut().enumerate() {
+        for index in 0..self.engine.namespaces.len() {
+            let Some(ns) = self.engine.namespaces.get(index) else {
+                break;
+            };
+            let nsid = ns.config.nsid;
             let blocks = ns.config.volume.info().size >> ns.shift;
             if blocks == ns.blocks {
                 continue;
             }
-            tracing::info!(nsid = ns.config.nsid, before = ns.blocks, blocks, "resized");
-            ns.blocks = blocks;
-            if let Some(passthrough) = &mut ns.passthrough {
-                passthrough.resized(blocks);
-            }
-            self.spread.tell_all(|| Order::Resized { index, blocks });
-            self.admin.logs.changed(ns.config.nsid);
+            tracing::info!(nsid, before = ns.blocks, blocks, "resized");
+            self.order_all(|| Order::Resized { index, blocks });
+            self.admin.logs.changed(nsid);
             changed = true;
         }
         let wanted = AsyncEventConfig::from_bits(self.admin.features.event_config).nan();

@@ -12,18 +12,17 @@
 //! control half it shares the doorbell page, the counters (each queue's have one writer, that queue's worker) and the
 //! receivers of interrupts. A submission queue lives where its completion queue lives.
 //!
-//! Orders are carried out in the order in which they were given, and that is all the rules there are: a queue that is
-//! handed over after an unmap finds the memory gone, one that is handed over before has let go of it when the unmap is
-//! answered.
+//! What an order does is the engine's business ([`Engine::apply`]); here it is received, and what the
+//! control half waits for is told.
 
-mod order;
+mod report;
 mod seed;
 
-pub(crate) use order::{OPEN, OPENING, Order, Progress, Report};
+pub(crate) use report::{OPEN, OPENING, Progress, Report};
 pub use seed::BranchSeed;
 pub(crate) use seed::Parts;
 
-use crate::engine::{Engine, Event};
+use crate::engine::{Engine, Event, MemoryChange, Order};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
@@ -52,8 +51,6 @@ pub struct Branch {
     handled: u64,
     /// Memory was taken away, and commands in flight may still touch it.
     unmapping: bool,
-    /// The last flush that was asked for.
-    flush: u64,
     /// Guest memory that the kernel has pinned for this worker.
     pinned: PinnedWindows,
 }
@@ -71,7 +68,6 @@ impl Branch {
             stopping: false,
             handled: 0,
             unmapping: false,
-            flush: 0,
             pinned: PinnedWindows::new(pinner),
         }
     }
@@ -97,7 +93,7 @@ impl Branch {
     pub fn hear(&mut self) -> bool {
         let before = self.handled;
         while let Ok(order) = self.orders.try_recv() {
-            self.carry_out(order);
+            self.apply(order);
             self.handled += 1;
         }
         if self.handled == before {
@@ -110,91 +106,38 @@ impl Branch {
         true
     }
 
-    fn carry_out(&mut self, order: Order) {
-        let engine = &mut self.engine;
-        match order {
-            Order::Adopt(parcel) => engine.adopt(*parcel),
-            Order::InstallSq(qid, sq) => {
-                engine.install_sq(qid, *sq);
-            }
-            Order::Recall(cqid) => {
-                if !engine.leave(cqid) {
-                    engine.events.push_back(Event::Stayed);
-                }
-            }
-            Order::Stay => {
-                if engine.stay() {
-                    engine.events.push_back(Event::Stayed);
-                }
-            }
-            Order::DeleteSq(qid) => engine.delete_sq(qid),
-            Order::DeleteCq(qid) => engine.delete_cq(qid),
-            Order::Abort { sqid, cid } => engine.abort_remotely(sqid, cid),
-            Order::Shadow { shadow, eventidx } => engine.follow_shadow(shadow, eventidx),
-            Order::Map {
+    fn apply(&mut self, order: Order) {
+        self.unmapping |= order.takes_memory_away();
+        if let Order::Stop(epoch) = order {
+            self.epoch = epoch;
+            self.stopping = true;
+        }
+        let Order::Memory(change) = order else {
+            // Only changes of memory can fail.
+            let _ = self.engine.apply(order);
+            return;
+        };
+        // The controller's own map took it. What this map refuses (its file shrank meanwhile) is
+        // missing here: commands that need it fail.
+        match self.engine.apply(Order::Memory(change.clone())) {
+            Ok(_) => self.pin(change),
+            Err(error) => tracing::debug!(%error, "window missing on a worker"),
+        }
+    }
+
+    /// Has the kernel pin what was mapped, and drop what was unmapped: requests in flight keep their
+    /// pages, and what is told of the unmap waits for them.
+    fn pin(&mut self, change: MemoryChange) {
+        match change {
+            MemoryChange::Map {
                 iova,
                 len,
-                backing,
-                prot,
-            } => {
-                // The control half's map took it. One that this map refuses (its file shrank meanwhile) is missing here:
-                // commands that need it fail.
-                match engine.dma.map(iova, len, backing.clone(), prot) {
-                    Ok(_) => {
-                        if let Some((memory, offset)) = backing {
-                            self.pinned.mapped(iova, len, &memory, offset);
-                        }
-                    }
-                    Err(error) => {
-                        tracing::debug!(iova, len, %error, "window missing on a worker");
-                    }
-                }
-                engine.mapped();
-            }
-            Order::Unmap { iova, len } => {
-                // A window may be missing: see above.
-                let _ = engine.dma.unmap(iova, len);
-                engine.unmapped(iova, len);
-                // Requests in flight keep their pages, and what is told of the unmap waits for them.
-                self.pinned.unmapped(iova, len);
-                self.unmapping = true;
-            }
-            Order::UnmapAll => {
-                engine.dma.unmap_all();
-                engine.unmapped(0, u64::MAX);
-                self.pinned.clear();
-                self.unmapping = true;
-            }
-            Order::Master { on, masterings } => {
-                engine.set_master(on, masterings);
-                self.unmapping |= !on;
-            }
-            Order::Interrupt => engine.interrupt_commands(),
-            Order::Resized { index, blocks } => {
-                if let Some(ns) = engine.namespaces.get_mut(index) {
-                    ns.blocks = blocks;
-                }
-            }
-            Order::Vector(vector, sink) => engine.irqs.set_vector(vector, sink),
-            Order::ForgetSinks => engine.irqs.forget_sinks(),
-            Order::Features {
-                write_cache,
-                coalescing,
-            } => {
-                engine.write_cache = write_cache;
-                engine.coalescing = coalescing;
-            }
-            Order::Enable { page_size } => engine.enable(page_size),
-            Order::StopFetching => engine.stop_fetching(),
-            Order::Flush(number) => {
-                self.flush = number;
-                engine.flush_all();
-            }
-            Order::Stop(epoch) => {
-                engine.stop();
-                self.epoch = epoch;
-                self.stopping = true;
-            }
+                backing: Some((memory, offset)),
+                ..
+            } => self.pinned.mapped(iova, len, &memory, offset),
+            MemoryChange::Map { .. } => {}
+            MemoryChange::Unmap { iova, len } => self.pinned.unmapped(iova, len),
+            MemoryChange::UnmapAll => self.pinned.clear(),
         }
     }
 
@@ -224,7 +167,6 @@ impl Branch {
         while let Some(event) = self.engine.events.pop_front() {
             let report = Report {
                 epoch: self.epoch,
-                flush: self.flush,
                 event,
             };
             match self.reports.try_send(report) {
@@ -315,8 +257,7 @@ impl Branch {
     /// Starts to make everything durable that went through here, for a clean exit of the process. It is over when
     /// [`Branch::is_drained`] says so.
     pub fn flush(&mut self) {
-        self.engine.stop_fetching();
-        self.engine.flush_all();
+        self.engine.flush_for_exit();
     }
 
     /// No command is in flight, and no flush.

@@ -1,9 +1,9 @@
 //! A branch before it is on its worker's thread.
 
-use super::order::{CLOSED, OPEN};
-use super::{Branch, Order, Progress, Report};
+use super::report::{CLOSED, OPEN};
+use super::{Branch, Progress, Report};
 use crate::config::{ConfigError, NamespaceConfig};
-use crate::engine::{Engine, EngineConfig, Namespace};
+use crate::engine::{Engine, EngineConfig, Namespace, Order};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender};

@@ -1,7 +1,7 @@
 //! Configuration space, and what the command register in it asks for.
 
 use super::Controller;
-use crate::branch::Order;
+use crate::engine::Order;
 use crate::pci::{ConfigEffect, ConfigSpace};
 use std::time::{Duration, Instant};
 
@@ -55,8 +55,7 @@ impl Controller {
             return;
         }
         let masterings = self.engine.masterings() + u64::from(on);
-        self.engine.set_master(on, masterings);
-        self.spread.set_master(on, masterings);
+        self.order_all(|| Order::Master { on, masterings });
         if on {
             self.engine.irqs.deliver_pending();
         }
@@ -90,8 +89,7 @@ impl Controller {
             return true;
         }
         if elapsed >= INTERRUPT_AFTER && !std::mem::replace(&mut draining.interrupted, true) {
-            self.engine.interrupt_commands();
-            self.spread.tell_all(|| Order::Interrupt);
+            self.order_all(|| Order::Interrupt);
         }
         false
     }

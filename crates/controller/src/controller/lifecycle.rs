@@ -3,7 +3,7 @@
 //! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`], each round.
 
 use super::{Controller, MPSMAX};
-use crate::branch::Order;
+use crate::engine::Order;
 use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 
 /// What the controller is in the middle of.
@@ -63,15 +63,14 @@ impl Controller {
             && self.aqa.acqs_z() > 0
             && self.asq.is_multiple_of(page)
             && self.acq.is_multiple_of(page);
-        self.engine.enable(page);
-        self.spread.tell_all(|| Order::Enable { page_size: page });
+        self.order_all(|| Order::Enable { page_size: page });
         let (asqs, acqs) = (
             u32::from(self.aqa.asqs_z()) + 1,
             u32::from(self.aqa.acqs_z()) + 1,
         );
         let made = sane
-            && self.engine.create_cq(0, self.acq, acqs, Some(0))
-            && self.engine.create_sq(0, 0, self.asq, asqs);
+            && self.create_cq(0, self.acq, acqs, Some(0))
+            && self.create_sq(0, 0, self.asq, asqs);
         if !made {
             self.fail();
             let Some(left_out) = self.admin.quiet_states.allow(self.now) else {
@@ -109,8 +108,7 @@ impl Controller {
     }
 
     fn stop_fetching(&mut self) {
-        self.engine.stop_fetching();
-        self.spread.tell_all(|| Order::StopFetching);
+        self.order_all(|| Order::StopFetching);
     }
 
     fn fail(&mut self) {
@@ -141,9 +139,9 @@ impl Controller {
     }
 
     fn begin_reset(&mut self) {
-        self.engine.stop();
+        let epoch = self.spread.next_epoch();
+        self.order_all(|| Order::Stop(epoch));
         self.engine.irqs.reset();
-        self.spread.stop();
         self.engine.stats.resets.add(1);
         self.admin.reset(&self.config);
         self.apply_features();

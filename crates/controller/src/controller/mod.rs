@@ -6,9 +6,8 @@ mod registers;
 mod spread;
 
 use crate::admin::Admin;
-use crate::branch::Order;
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
-use crate::engine::{Engine, EngineConfig, Event, Namespace};
+use crate::engine::{Engine, EngineConfig, Event, MemoryChange, Namespace, Order};
 use crate::irq::IrqSink;
 use crate::passthrough::Passthrough;
 use crate::pci::{self, ConfigSpace};
@@ -17,7 +16,7 @@ use bus_master::Draining;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
-use spread::Spread;
+use spread::{Place, Spread};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -117,7 +116,7 @@ impl Controller {
             now: Instant::now(),
             faults: dma::sigbus::faults(),
         };
-        controller.engine.write_cache = controller.config.write_cache;
+        controller.apply_features();
         Ok(controller)
     }
 
@@ -146,8 +145,7 @@ impl Controller {
     /// The VMM is gone: reset, and its memory and interrupt receivers are let go. The next one finds the controller as
     /// after power-on.
     pub fn disconnect(&mut self) {
-        self.engine.irqs.forget_sinks();
-        self.spread.tell_all(|| Order::ForgetSinks);
+        self.order_all(|| Order::ForgetSinks);
         self.reset();
         self.draining = None;
         self.dma_unmap_all();
@@ -157,8 +155,7 @@ impl Controller {
     /// Starts to make everything durable that went through this worker, for a clean exit of the process, in which each
     /// worker does that. It is over when [`Controller::is_drained`] says so.
     pub fn flush(&mut self) {
-        self.engine.stop_fetching();
-        self.engine.flush_all();
+        self.engine.flush_for_exit();
     }
 
     /// No command is in flight on this worker, and no flush.
@@ -176,8 +173,7 @@ impl Controller {
     /// Sets or takes away the receiver of an MSI-X vector; a pending interrupt is delivered to a new one. Answer the VMM when
     /// [`Controller::receivers_settled`] says so: then the one before is not signalled any more.
     pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
-        self.spread.set_vector(vector, &sink);
-        self.engine.irqs.set_vector(vector, sink);
+        self.order_all(|| Order::Vector(vector, sink.clone()));
         self.engine.irqs.deliver_pending();
     }
 
@@ -213,35 +209,34 @@ impl Controller {
         backing: Option<(Memory, u64)>,
         prot: Prot,
     ) -> Result<(), MapError> {
-        self.engine.dma.map(iova, len, backing.clone(), prot)?;
-        self.engine.mapped();
-        self.spread.tell_all(|| Order::Map {
+        self.change_memory(&MemoryChange::Map {
             iova,
             len,
-            backing: backing.clone(),
+            backing,
             prot,
-        });
-        Ok(())
+        })
+        .map(|_| ())
     }
 
     /// Takes the windows in a range away, and returns the sum of their lengths. Answer the VMM when
     /// [`Controller::dma_quiesced`] says so: then no command in flight can touch them any more.
     pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
-        let sum = self.engine.dma.unmap(iova, len)?;
-        // A VMM with a virtual IOMMU takes away by the hundred what is not there.
-        if sum > 0 {
-            self.engine.unmapped(iova, len);
-            self.spread.unmap(|| Order::Unmap { iova, len });
-        }
-        Ok(sum)
+        self.change_memory(&MemoryChange::Unmap { iova, len })
     }
 
     /// Takes all windows away, and returns the sum of their lengths.
     pub fn dma_unmap_all(&mut self) -> u64 {
-        let sum = self.engine.dma.unmap_all();
-        self.engine.unmapped(0, u64::MAX);
-        self.spread.unmap(|| Order::UnmapAll);
-        sum
+        // This cannot fail.
+        self.change_memory(&MemoryChange::UnmapAll).unwrap_or(0)
+    }
+
+    /// Changes memory in every engine, if this controller's own takes the change and it is one.
+    fn change_memory(&mut self, change: &MemoryChange) -> Result<u64, MapError> {
+        let bytes = self.engine.apply(Order::Memory(change.clone()))?;
+        if bytes > 0 {
+            self.spread.send_all(|| Order::Memory(change.clone()));
+        }
+        Ok(bytes)
     }
 
     /// No command in flight can touch memory that was unmapped.
@@ -289,7 +284,7 @@ impl Controller {
             Event::InvalidDoorbell { qid, cq, value } => {
                 self.invalid_doorbell_value(qid, cq, value);
             }
-            Event::Flushed { failed } => self.flushed_here(failed),
+            Event::Flushed { number, failed } => self.flush_ended(Place::Own, number, failed),
             Event::AbortMissed { sqid, cid } => self.abort_missed(sqid, cid),
             Event::Left(parcel) => self.queue_left(parcel),
             Event::Stayed => self.queue_stayed(),

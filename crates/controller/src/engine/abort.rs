@@ -5,25 +5,17 @@ use super::{Engine, Event};
 /// Commands of one queue that may wait to be aborted when they are fetched.
 const WAITING: usize = 64;
 
-/// What became of [`Engine::abort`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AbortOutcome {
-    /// No such command.
-    NotFound,
-    /// [`Event::AbortDone`] follows.
-    Pending,
-}
-
 impl Engine {
-    /// As [`Engine::abort`], for another engine's control half: [`Event::AbortMissed`] tells that there is no such command.
-    pub fn abort_remotely(&mut self, sqid: u16, cid: u16) {
-        if self.abort(sqid, cid) == AbortOutcome::NotFound {
+    /// Tries to end a command early: one in flight in a volume, or one that was submitted and not
+    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is none.
+    pub(super) fn abort(&mut self, sqid: u16, cid: u16) {
+        if !self.begin_abort(sqid, cid) {
             self.events.push_back(Event::AbortMissed { sqid, cid });
         }
     }
 
-    /// Tries to end a command early: one in flight in a volume, or one that was submitted and not fetched yet.
-    pub fn abort(&mut self, sqid: u16, cid: u16) -> AbortOutcome {
+    /// `false` when there is no such command.
+    fn begin_abort(&mut self, sqid: u16, cid: u16) -> bool {
         if let Some(index) = self.slots.find(sqid, cid) {
             let tag = self.slots.tag(index);
             if let Some(slot) = self.slots.get(index) {
@@ -35,16 +27,16 @@ impl Engine {
                     }
                 }
             }
-            return AbortOutcome::Pending;
+            return true;
         }
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
-            return AbortOutcome::NotFound;
+            return false;
         };
         let Some(ring) = sq.memory.ring() else {
-            return AbortOutcome::NotFound;
+            return false;
         };
         if sq.deleting || sq.abort_on_fetch.len() >= WAITING {
-            return AbortOutcome::NotFound;
+            return false;
         }
         let mut at = sq.head;
         while at != sq.tail {
@@ -53,11 +45,11 @@ impl Engine {
                 if !sq.abort_on_fetch.contains(&cid) {
                     sq.abort_on_fetch.push(cid);
                 }
-                return AbortOutcome::Pending;
+                return true;
             }
             at = if at + 1 == sq.size { 0 } else { at + 1 };
         }
-        AbortOutcome::NotFound
+        false
     }
 
     /// The queue's unfetched commands will never be fetched: Abort commands that wait for them get their answer.

@@ -28,7 +28,7 @@ impl Engine {
     /// Bus Master Enable has this value now. Without it, data of commands in flight may still be on
     /// its way: `self.dma.quiesced()` tells when that is over. `masterings` counts how often the
     /// control half has set it.
-    pub fn set_master(&mut self, on: bool, masterings: u64) {
+    pub(super) fn set_master(&mut self, on: bool, masterings: u64) {
         self.masterings = masterings;
         if self.master == on {
             return;
@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Asks that commands in flight end early. Their completions are kept for the host.
-    pub fn interrupt_commands(&mut self) {
+    pub(super) fn interrupt_commands(&mut self) {
         self.interrupting = true;
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
         for (tag, ns) in in_flight {

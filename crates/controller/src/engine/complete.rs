@@ -198,11 +198,12 @@ impl Engine {
     /// Flushes every namespace on the controller's own account (shutdown, write cache turned off), as soon as no command
     /// is in flight: a flush covers only what completed before it began. Nothing is fetched meanwhile.
     /// [`Event::Flushed`] tells the end.
-    pub fn flush_all(&mut self) {
+    pub(super) fn flush_all(&mut self, number: u64) {
+        self.flush = number;
         // There is one answer for all that were asked for: one that is told of already would come too early for this.
         let failed = &mut self.flush_failed;
         self.events.retain(|event| {
-            if let Event::Flushed { failed: before } = event {
+            if let Event::Flushed { failed: before, .. } = event {
                 *failed = failed.or(*before);
                 return false;
             }
@@ -214,11 +215,23 @@ impl Engine {
                 self.flushing += 1;
             }
         }
-        if self.flushing == 0 {
-            let failed = self.flush_failed.take();
-            self.events.push_back(Event::Flushed { failed });
-        }
+        self.flushed();
         self.start_flushes();
+    }
+
+    /// Flushes everything that went through this engine, for a clean exit of the process: it has ended
+    /// when [`Engine::drained`] says so.
+    pub fn flush_for_exit(&mut self) {
+        self.stop_fetching();
+        self.flush_all(self.flush);
+    }
+
+    /// Tells that all flushes have completed, if they have.
+    fn flushed(&mut self) {
+        if self.flushing == 0 {
+            let (number, failed) = (self.flush, self.flush_failed.take());
+            self.events.push_back(Event::Flushed { number, failed });
+        }
     }
 
     pub(super) fn start_flushes(&mut self) {
@@ -241,9 +254,6 @@ impl Engine {
 
     fn own_flush_over(&mut self) {
         self.flushing = self.flushing.saturating_sub(1);
-        if self.flushing == 0 {
-            let failed = self.flush_failed.take();
-            self.events.push_back(Event::Flushed { failed });
-        }
+        self.flushed();
     }
 }

@@ -20,6 +20,7 @@ mod fetch;
 mod interrupt;
 mod io;
 mod namespace;
+mod order;
 mod parcel;
 mod pass;
 mod polled;
@@ -44,9 +45,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(crate) use abort::AbortOutcome;
 pub(crate) use interrupt::Coalescing;
 pub(crate) use namespace::Namespace;
+pub(crate) use order::{MemoryChange, Order};
 pub(crate) use parcel::Parcel;
 pub(crate) use queue::Sq;
 pub use slots::tag_owner;
@@ -72,9 +73,9 @@ pub(crate) enum Event {
     },
     /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue does not allow.
     InvalidDoorbell { qid: u16, cq: bool, value: u32 },
-    /// The flushes of [`Engine::flush_all`] are over; the first error of them.
-    Flushed { failed: Option<Status> },
-    /// [`Engine::abort`] found no such command.
+    /// The flushes that were ordered up to this number have completed; the first error of them.
+    Flushed { number: u64, failed: Option<Status> },
+    /// There is no such command to abort.
     AbortMissed { sqid: u16, cid: u16 },
     /// A completion queue that was to leave a branch, with its submission queues, has left ([`Engine::leave`]).
     Left(Box<Parcel>),
@@ -143,6 +144,8 @@ pub(crate) struct Engine {
     /// Flushes on the controller's own account that are not over, waiting ones included.
     flushing: usize,
     flush_failed: Option<Status>,
+    /// The number of the last flush that was ordered.
+    flush: u64,
     now: Instant,
     busy_since: Option<Instant>,
     /// Copies of submission queue entries, while a batch of them is looked at.
@@ -189,6 +192,7 @@ impl Engine {
             flushes: VecDeque::new(),
             flushing: 0,
             flush_failed: None,
+            flush: 0,
             now: Instant::now(),
             busy_since: None,
             entries: Box::new([[0; 64]; run::BATCH]),
@@ -208,7 +212,7 @@ impl Engine {
 
     /// A controller-level reset begins: no queue is left, nothing more is fetched or posted. It is over when
     /// [`Engine::drained`] says so: only then no command can touch the guest's memory any more.
-    pub fn stop(&mut self) {
+    fn stop(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
         self.polled.clear();
@@ -248,7 +252,7 @@ impl Engine {
     }
 
     /// The controller was enabled: queues may come, from now on. `page_size` is the host's, in bytes.
-    pub fn enable(&mut self, page_size: u64) {
+    fn enable(&mut self, page_size: u64) {
         self.halted = false;
         self.page_size = page_size;
     }
@@ -259,16 +263,16 @@ impl Engine {
     }
 
     /// Fetches no more commands (shutdown, fatal status); those in flight complete.
-    pub fn stop_fetching(&mut self) {
+    fn stop_fetching(&mut self) {
         self.halted = true;
         self.polled.clear();
     }
 
     // ---- guest memory
 
-    /// A range of IOVAs is about to go: rings and buffers in it are let go. Answer the VMM when
+    /// A range of IOVAs has gone: rings and buffers in it are let go. Answer the VMM when
     /// `self.dma.quiesced()`.
-    pub fn unmapped(&mut self, iova: u64, len: u64) {
+    fn unmapped(&mut self, iova: u64, len: u64) {
         self.sqs
             .iter_mut()
             .flatten()
@@ -286,7 +290,7 @@ impl Engine {
     }
 
     /// Something was mapped: rings and buffers that had gone are looked for.
-    pub fn mapped(&mut self) {
+    fn mapped(&mut self) {
         if !self.master {
             // They are looked for when the bit is set.
             return;

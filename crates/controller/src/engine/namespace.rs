@@ -38,6 +38,14 @@ impl Namespace {
         within(self.blocks) || within(self.config.volume.info().size >> self.shift)
     }
 
+    /// Its volume has so many blocks now.
+    pub fn resized(&mut self, blocks: u64) {
+        self.blocks = blocks;
+        if let Some(passthrough) = &mut self.passthrough {
+            passthrough.resized(blocks);
+        }
+    }
+
     /// When to look at them next, though nothing wakes the worker.
     pub fn deadline(&self) -> Option<Instant> {
         let passed = self.passthrough.as_ref().and_then(|p| p.deadline());

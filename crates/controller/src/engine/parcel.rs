@@ -5,8 +5,8 @@
 //! included. The guest's memory the other engine finds by itself, in its own map. So the next engine goes on exactly
 //! where this one has stopped.
 
-use super::Engine;
 use super::queue::{Cq, Sq};
+use super::{Engine, Event};
 
 /// A completion queue and its submission queues, between two engines.
 pub(crate) struct Parcel {
@@ -19,29 +19,29 @@ pub(crate) struct Parcel {
 
 impl Engine {
     /// Lets a completion queue go, with its submission queues: [`Engine::depart`] hands them out as soon as nothing of them is
-    /// in flight. One at a time; `false` when there is no such queue, or another one is leaving.
-    pub fn leave(&mut self, cqid: u16) -> bool {
+    /// in flight. One at a time; it stays when there is no such queue, or another one is leaving.
+    pub(super) fn leave(&mut self, cqid: u16) {
         if self.leaving.is_some() || !self.cq_exists(cqid) {
-            return false;
+            self.events.push_back(Event::Stayed);
+            return;
         }
         self.leaving = Some(cqid);
         let sqs = &self.sqs;
         self.polled
             .remove(|q| matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
-        true
     }
 
-    /// The queue that was to leave stays, if it has not left yet. Returns whether it stays.
-    pub fn stay(&mut self) -> bool {
+    /// The queue that was to leave stays, if it has not left yet.
+    pub(super) fn stay(&mut self) {
         let Some(cqid) = self.leaving.take() else {
-            return false;
+            return;
         };
         for qid in self.users_of(cqid) {
             if matches!(self.sqs.get(usize::from(qid)), Some(Some(sq)) if !sq.deleting) {
                 self.start_fetching(qid);
             }
         }
-        true
+        self.events.push_back(Event::Stayed);
     }
 
     /// Submission queues that complete in `cqid`.
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// Takes queues in that have left another engine of the controller.
-    pub fn adopt(&mut self, parcel: Parcel) {
+    pub(super) fn adopt(&mut self, parcel: Parcel) {
         let Parcel {
             cqid,
             mut cq,

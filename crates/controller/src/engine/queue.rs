@@ -103,12 +103,6 @@ impl Sq {
         }
     }
 
-    /// Without its memory, which another engine will look for in its own map.
-    pub fn detached(mut self) -> Self {
-        self.memory.let_go();
-        self
-    }
-
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
     }

@@ -1,6 +1,6 @@
 //! Life of the queues, for the control half.
 
-use super::doorbells::{FoundBuffers, Which};
+use super::doorbells::Which;
 use super::queue::{Cq, QueueMemory, Sq};
 use super::{Engine, Event};
 use dma::Access;
@@ -29,47 +29,41 @@ impl Engine {
         self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some)
     }
 
-    /// `false` when the queue's memory is not there, or there is no such queue.
-    pub fn create_cq(&mut self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> bool {
-        let Some(mut memory) = QueueMemory::new(&self.dma, iova, size, 16, Access::Write) else {
-            return false;
-        };
-        if !self.master {
-            memory.let_go();
-        }
-        let Some(cells) = self.doorbells.cells(qid, Which::CqHead) else {
-            return false;
-        };
-        let cq = Cq::new(memory, Watch::create(size, cells), vector);
-        self.cqs
-            .get_mut(usize::from(qid))
-            .map(|slot| *slot = Some(cq))
-            .is_some()
+    /// A new completion queue, to be installed. `None` when its memory is not there.
+    pub fn make_cq(&self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> Option<Cq> {
+        let mut memory = QueueMemory::new(&self.dma, iova, size, 16, Access::Write)?;
+        memory.let_go();
+        let cells = self.doorbells.cells(qid, Which::CqHead)?;
+        Some(Cq::new(memory, Watch::create(size, cells), vector))
     }
 
-    /// `false` when the queue's memory is not there, or there is no such queue. The completion queue must exist.
-    pub fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
-        let sq = self.make_sq(qid, cqid, iova, size);
-        sq.is_some_and(|sq| self.install_sq(qid, sq))
-    }
-
-    /// A new submission queue, to be installed here or in the engine that has its completion queue. Its doorbell has its
-    /// first value.
+    /// A new submission queue, to be installed in the engine that has its completion queue. `None` when
+    /// its memory is not there. Its doorbell has its first value.
     pub fn make_sq(&self, qid: u16, cqid: u16, iova: u64, size: u32) -> Option<Sq> {
-        let memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
+        let mut memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
+        memory.let_go();
         let cells = self.doorbells.cells(qid, Which::SqTail)?;
         Some(Sq::new(cqid, memory, Watch::create(size, cells)))
     }
 
-    /// Takes a submission queue in.
-    pub fn install_sq(&mut self, qid: u16, mut sq: Sq) -> bool {
+    /// Takes a completion queue in, and finds its memory in this engine's map.
+    pub(super) fn install_cq(&mut self, qid: u16, mut cq: Cq) {
+        if self.master {
+            cq.memory.mapped(&self.dma);
+        }
+        if let Some(slot) = self.cqs.get_mut(usize::from(qid)) {
+            *slot = Some(cq);
+        }
+    }
+
+    /// Takes a submission queue in, and finds its memory in this engine's map. Its completion queue is
+    /// there.
+    pub(super) fn install_sq(&mut self, qid: u16, mut sq: Sq) {
         let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
-            return false;
+            return;
         };
         if self.master {
             sq.memory.mapped(&self.dma);
-        } else {
-            sq.memory.let_go();
         }
         let cqid = sq.cqid;
         *slot = Some(sq);
@@ -77,7 +71,6 @@ impl Engine {
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             cq.users += 1;
         }
-        true
     }
 
     pub(super) fn start_fetching(&mut self, qid: u16) {
@@ -87,7 +80,7 @@ impl Engine {
     }
 
     /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their end first.
-    pub fn delete_sq(&mut self, qid: u16) {
+    pub(super) fn delete_sq(&mut self, qid: u16) {
         self.forget_aborts(qid);
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return;
@@ -123,7 +116,7 @@ impl Engine {
         }
     }
 
-    pub fn delete_cq(&mut self, qid: u16) {
+    pub(super) fn delete_cq(&mut self, qid: u16) {
         if let Some(slot) = self.cqs.get_mut(usize::from(qid)) {
             *slot = None;
         }
@@ -131,24 +124,16 @@ impl Engine {
         self.blocked.retain(|&q| q != qid);
     }
 
-    /// Doorbell Buffer Config. `false` when a buffer's memory is not there: what was configured before stays.
-    pub fn configure_shadow(&mut self, shadow: u64, eventidx: u64) -> bool {
-        let Ok(buffers) = self.doorbells.find(&self.dma, shadow, eventidx) else {
-            return false;
-        };
-        self.use_shadow(shadow, eventidx, Some(buffers));
-        true
+    /// The memory of buffers for Doorbell Buffer Config is there.
+    pub fn finds_shadow(&self, shadow: u64, eventidx: u64) -> bool {
+        self.doorbells.find(&self.dma, shadow, eventidx).is_ok()
     }
 
-    /// Doorbell Buffer Config where another engine found the buffers. If they are not there by now, their queues' registers
-    /// count until they are.
-    pub fn follow_shadow(&mut self, shadow: u64, eventidx: u64) {
+    /// Doorbell Buffer Config. Where the buffers' memory is not there, the queues' registers count until
+    /// it is: another engine than that which was asked whether it finds them may have lost it since.
+    pub(super) fn configure_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
-        let found = found.filter(|_| self.master);
-        self.use_shadow(shadow, eventidx, found);
-    }
-
-    fn use_shadow(&mut self, shadow: u64, eventidx: u64, buffers: Option<FoundBuffers>) {
+        let buffers = found.filter(|_| self.master);
         // What the host published in the old buffers must not be lost.
         self.look_at_all();
         self.doorbells.configure(shadow, eventidx, buffers);

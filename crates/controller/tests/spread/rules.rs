@@ -61,7 +61,7 @@ fn a_queue_with_a_slow_command_stays() {
     assert!(w.h.c.is_moving());
     assert!(!w.h.c.move_queue(3, 1), "one at a time");
     w.h.now += Duration::from_secs(1);
-    w.step(0, true);
+    w.settle();
     assert!(!w.h.c.is_moving(), "called off");
     assert_eq!(w.worker_of(2), 0);
     w.verify();

@@ -1,11 +1,10 @@
 //! Admin commands about queues that may live on other workers, or be on their way there.
 
-use super::Spread;
 use super::link::Link;
+use super::{Place, Spread};
 use crate::admin::table;
-use crate::branch::Order;
 use crate::controller::Controller;
-use crate::engine::Sq;
+use crate::engine::Order;
 use nvme::{Command, Status};
 
 /// Orders of one branch that may be under way before admin commands wait for it.
@@ -25,45 +24,6 @@ pub(super) struct RemoteSq {
 }
 
 impl Spread {
-    pub fn cq_exists(&self, qid: u16) -> bool {
-        self.cqs.contains_key(&qid)
-    }
-
-    pub fn sq_exists(&self, qid: u16) -> bool {
-        self.sqs.contains_key(&qid)
-    }
-
-    pub fn cq_in_use(&self, qid: u16) -> bool {
-        self.cqs.get(&qid).is_some_and(|cq| cq.users > 0)
-    }
-
-    /// Deletes a submission queue of a branch. `false` when there is no such queue.
-    pub fn delete_sq(&mut self, qid: u16) -> bool {
-        let Some(link) = self.sqs.get(&qid).map(|sq| sq.link) else {
-            return false;
-        };
-        self.tell(link, Order::DeleteSq(qid));
-        true
-    }
-
-    /// Deletes a completion queue of a branch. `false` when there is no such queue.
-    pub fn delete_cq(&mut self, qid: u16) -> bool {
-        let Some(cq) = self.cqs.remove(&qid) else {
-            return false;
-        };
-        self.tell(cq.link, Order::DeleteCq(qid));
-        true
-    }
-
-    /// Aborts a command of a branch's queue. `false` when there is no such queue.
-    pub fn abort(&mut self, sqid: u16, cid: u16) -> bool {
-        let Some(link) = self.sqs.get(&sqid).map(|sq| sq.link) else {
-            return false;
-        };
-        self.tell(link, Order::Abort { sqid, cid });
-        true
-    }
-
     /// A submission queue of a branch is gone.
     pub(super) fn sq_gone(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.remove(&qid)
@@ -99,22 +59,92 @@ impl Controller {
         self.tend_busy();
     }
 
-    /// Creates a submission queue where its completion queue is. `false` when the queue's memory is not there.
-    pub(crate) fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
-        let Some(cq) = self.spread.cqs.get_mut(&cqid) else {
-            self.place(qid, None);
-            return self.engine.create_sq(qid, cqid, iova, size);
-        };
-        let Some(sq) = self.engine.make_sq(qid, cqid, iova, size) else {
+    /// The engine that a completion queue is in.
+    pub(super) fn place_of_cq(&self, qid: u16) -> Option<Place> {
+        match self.spread.cqs.get(&qid) {
+            Some(cq) => Some(Place::Branch(cq.link)),
+            None => self.engine.cq_exists(qid).then_some(Place::Own),
+        }
+    }
+
+    /// The engine that a submission queue is in.
+    fn place_of_sq(&self, qid: u16) -> Option<Place> {
+        match self.spread.sqs.get(&qid) {
+            Some(sq) => Some(Place::Branch(sq.link)),
+            None => self.engine.sq_exists(qid).then_some(Place::Own),
+        }
+    }
+
+    pub(crate) fn cq_exists(&self, qid: u16) -> bool {
+        self.place_of_cq(qid).is_some()
+    }
+
+    pub(crate) fn sq_exists(&self, qid: u16) -> bool {
+        self.place_of_sq(qid).is_some()
+    }
+
+    /// Submission queues complete there.
+    pub(crate) fn cq_in_use(&self, qid: u16) -> bool {
+        let remote = self.spread.cqs.get(&qid);
+        self.engine.cq_in_use(qid) || remote.is_some_and(|cq| cq.users > 0)
+    }
+
+    /// Creates a completion queue. `false` when the queue's memory is not there.
+    pub(crate) fn create_cq(
+        &mut self,
+        qid: u16,
+        iova: u64,
+        size: u32,
+        vector: Option<u16>,
+    ) -> bool {
+        let Some(cq) = self.engine.make_cq(qid, iova, size, vector) else {
             return false;
         };
-        cq.users += 1;
-        let link = cq.link;
-        self.spread.sqs.insert(qid, RemoteSq { link, cqid });
-        self.place(qid, Some(link));
-        let sq: Box<Sq> = Box::new(sq.detached());
-        self.spread.tell(link, Order::InstallSq(qid, sq));
+        self.order(Place::Own, Order::InstallCq(qid, Box::new(cq)));
         true
+    }
+
+    /// Creates a submission queue where its completion queue is. `false` when the queue's memory is not
+    /// there, or there is no such completion queue.
+    pub(crate) fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
+        let (Some(place), Some(sq)) = (
+            self.place_of_cq(cqid),
+            self.engine.make_sq(qid, cqid, iova, size),
+        ) else {
+            return false;
+        };
+        if let Some(cq) = self.spread.cqs.get_mut(&cqid) {
+            cq.users += 1;
+            let link = cq.link;
+            self.spread.sqs.insert(qid, RemoteSq { link, cqid });
+        }
+        self.note_worker(qid, place);
+        self.order(place, Order::InstallSq(qid, Box::new(sq)));
+        true
+    }
+
+    /// Deletes a completion queue.
+    pub(crate) fn delete_cq(&mut self, qid: u16) {
+        if let Some(place) = self.place_of_cq(qid) {
+            self.spread.cqs.remove(&qid);
+            self.order(place, Order::DeleteCq(qid));
+        }
+    }
+
+    /// Deletes a submission queue: it is gone when [`Event::SqDrained`](crate::engine::Event) says so.
+    pub(crate) fn delete_sq(&mut self, qid: u16) {
+        if let Some(place) = self.place_of_sq(qid) {
+            self.order(place, Order::DeleteSq(qid));
+        }
+    }
+
+    /// Aborts a command: an event tells what became of it. `false` when there is no such queue.
+    pub(crate) fn abort(&mut self, sqid: u16, cid: u16) -> bool {
+        let place = self.place_of_sq(sqid);
+        if let Some(place) = place {
+            self.order(place, Order::Abort { sqid, cid });
+        }
+        place.is_some()
     }
 
     /// Doorbell Buffer Config in all engines. `None` when a buffer's memory is not there; else whether it is done: if not, the
@@ -125,11 +155,11 @@ impl Controller {
         shadow: u64,
         eventidx: u64,
     ) -> Option<bool> {
-        if !self.engine.configure_shadow(shadow, eventidx) {
+        if !self.engine.finds_shadow(shadow, eventidx) {
             return None;
         }
+        self.order_all(|| Order::Shadow { shadow, eventidx });
         let spread = &mut self.spread;
-        spread.tell_all(|| Order::Shadow { shadow, eventidx });
         if !spread.any_queue() {
             return Some(true);
         }
@@ -138,11 +168,11 @@ impl Controller {
         Some(false)
     }
 
-    /// Hands the engines what they need of the features.
+    /// Tells the engines what they need of the features.
     pub(crate) fn apply_features(&mut self) {
-        self.admin.features.apply(&mut self.engine);
-        let (write_cache, coalescing) = (self.engine.write_cache, self.engine.coalescing);
-        self.spread.tell_all(|| Order::Features {
+        let write_cache = self.admin.features.write_cache;
+        let coalescing = self.admin.features.coalescing();
+        self.order_all(|| Order::Features {
             write_cache,
             coalescing,
         });

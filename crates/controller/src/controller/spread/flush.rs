@@ -1,8 +1,9 @@
 //! Flushes on the controller's own account, on every worker.
 
+use super::Place;
 use super::link::Link;
-use crate::branch::Order;
 use crate::controller::Controller;
+use crate::engine::Order;
 use nvme::Status;
 
 impl Controller {
@@ -10,24 +11,35 @@ impl Controller {
     pub(crate) fn flush_everywhere(&mut self) {
         self.spread.flushes += 1;
         let number = self.spread.flushes;
-        self.spread.tell_all(|| Order::Flush(number));
-        self.engine.flush_all();
+        self.order_all(|| Order::Flush(number));
     }
 
-    /// This engine's flushes are over.
-    pub(in crate::controller) fn flushed_here(&mut self, failed: Option<Status>) {
-        self.spread.flushed_here = self.spread.flushes;
-        self.flush_answered(failed);
-    }
-
-    pub(super) fn flush_answered(&mut self, failed: Option<Status>) {
+    /// An engine's flushes have completed, those up to this number.
+    pub(in crate::controller) fn flush_ended(
+        &mut self,
+        place: Place,
+        number: u64,
+        failed: Option<Status>,
+    ) {
         let spread = &mut self.spread;
+        let flushed = match place {
+            Place::Own => &mut spread.flushed_own,
+            Place::Branch(link) => match spread.links.get_mut(link) {
+                Some(link) => &mut link.flushed,
+                None => return,
+            },
+        };
+        // Not one that a reset has waited for already, though it was told of only afterwards.
+        if number <= *flushed {
+            return;
+        }
+        *flushed = number;
         if let Some(status) = failed {
             spread.flush_failed.get_or_insert(status);
         }
         let flushes = spread.flushes;
         let over = |link: &Link| !link.is_open() || link.flushed >= flushes;
-        if spread.flushed_here == flushes && spread.links.iter().all(over) {
+        if spread.flushed_own == flushes && spread.links.iter().all(over) {
             let failed = spread.flush_failed.take();
             self.flushed();
             self.cache_flushed(failed);

@@ -1,6 +1,7 @@
 //! The control half's end of a branch.
 
-use crate::branch::{OPEN, Order, Progress, Report};
+use crate::branch::{OPEN, Progress, Report};
+use crate::engine::Order;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
@@ -25,9 +26,17 @@ pub(super) struct Link {
 
 impl Link {
     pub fn send(&mut self, order: Order) {
+        let unmap = order.takes_memory_away();
+        let receiver = matches!(order, Order::Vector(..));
         // A branch that could not be opened has no queues and hears nothing.
         if self.orders.send(order).is_ok() {
             self.sent += 1;
+            if unmap {
+                self.unmap = self.sent;
+            }
+            if receiver {
+                self.receiver = self.sent;
+            }
             self.waker.wake_by_ref();
         }
     }

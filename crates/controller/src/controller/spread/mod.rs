@@ -11,13 +11,13 @@ mod link;
 mod moves;
 
 use super::Controller;
-use crate::branch::{BranchSeed, OPEN, OPENING, Order, Parts, Progress, Report};
+use crate::branch::{BranchSeed, OPEN, OPENING, Parts, Progress, Report};
 use crate::config::NamespaceConfig;
-use crate::engine::{EngineConfig, Event};
-use crate::irq::IrqSink;
+use crate::engine::{EngineConfig, Event, Order};
 use commands::{RemoteCq, RemoteSq};
 use link::Link;
 use moves::Move;
+pub(super) use moves::Place;
 use nvme::{Command, Status};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(crate) struct Spread {
     /// Flushes on the controller's own account so far.
     flushes: u64,
     /// The last flush that this engine has answered.
-    flushed_here: u64,
+    flushed_own: u64,
     /// The first error of those flushes.
     flush_failed: Option<Status>,
     /// What a new branch is made of.
@@ -68,35 +68,17 @@ impl Spread {
         !self.cqs.is_empty() || !self.sqs.is_empty()
     }
 
-    /// Tells one branch.
-    fn tell(&mut self, link: usize, order: Order) {
+    /// Sends an order to one branch.
+    fn send(&mut self, link: usize, order: Order) {
         if let Some(link) = self.links.get_mut(link) {
             link.send(order);
         }
     }
 
-    /// Tells all of them.
-    pub fn tell_all(&mut self, order: impl Fn() -> Order) {
+    /// Sends an order to all of them.
+    pub fn send_all(&mut self, order: impl Fn() -> Order) {
         for link in &mut self.links {
             link.send(order());
-        }
-    }
-
-    /// Tells all of them to take memory away.
-    pub fn unmap(&mut self, order: impl Fn() -> Order) {
-        for link in &mut self.links {
-            link.send(order());
-            link.unmap = link.sent;
-        }
-    }
-
-    /// Tells all of them what Bus Master Enable is.
-    pub fn set_master(&mut self, on: bool, masterings: u64) {
-        for link in &mut self.links {
-            link.send(Order::Master { on, masterings });
-            if !on {
-                link.unmap = link.sent;
-            }
         }
     }
 
@@ -106,30 +88,21 @@ impl Spread {
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// Tells all of them who receives a vector's interrupts.
-    pub fn set_vector(&mut self, vector: u16, sink: &Option<Arc<dyn IrqSink>>) {
-        for link in &mut self.links {
-            link.send(Order::Vector(vector, sink.clone()));
-            link.receiver = link.sent;
-        }
-    }
-
     /// No branch signals receivers any more that were taken away.
     pub fn receivers_settled(&self) -> bool {
         let over = |link: &Link| link.handled() >= link.receiver;
         self.links.iter().all(|link| !link.is_open() || over(link))
     }
 
-    /// A controller-level reset begins.
-    pub fn stop(&mut self) {
+    /// A controller-level reset begins: no queue is left. Returns its number.
+    pub fn next_epoch(&mut self) -> u64 {
         self.epoch += 1;
         self.cqs.clear();
         self.sqs.clear();
         self.moving = None;
         self.held.clear();
         self.configuring.clear();
-        let epoch = self.epoch;
-        self.tell_all(|| Order::Stop(epoch));
+        self.epoch
     }
 
     /// Nothing of before the last reset is in flight on any branch.
@@ -140,7 +113,7 @@ impl Spread {
 
     /// It is over: no flush is under way either.
     pub fn reset_over(&mut self) {
-        self.flushed_here = self.flushes;
+        self.flushed_own = self.flushes;
         self.flush_failed = None;
         for link in &mut self.links {
             link.flushed = self.flushes;
@@ -171,6 +144,24 @@ impl Spread {
 }
 
 impl Controller {
+    /// Has every engine apply an order: this controller's own at once, the others when their workers drain
+    /// their messages.
+    pub(crate) fn order_all(&mut self, order: impl Fn() -> Order) {
+        // Only a change of memory can fail, see `change_memory`.
+        let _ = self.engine.apply(order());
+        self.spread.send_all(order);
+    }
+
+    /// Has one engine apply an order.
+    fn order(&mut self, place: Place, order: Order) {
+        match place {
+            Place::Own => {
+                let _ = self.engine.apply(order);
+            }
+            Place::Branch(link) => self.spread.send(link, order),
+        }
+    }
+
     /// Names this controller's worker, and says how its branches wake it. To be called before any [`Controller::branch`].
     pub fn set_home(&mut self, worker: u16, waker: Waker) {
         self.spread.home = Some((worker, waker));
@@ -213,33 +204,8 @@ impl Controller {
             flushed: self.spread.flushes,
         };
         // What it has missed.
-        for window in self.engine.dma.windows() {
-            link.send(Order::Map {
-                iova: window.iova,
-                len: window.len,
-                backing: window.backing,
-                prot: window.prot,
-            });
-        }
-        for (vector, sink) in self.engine.irqs.sinks() {
-            link.send(Order::Vector(vector, Some(sink)));
-        }
-        link.send(Order::Master {
-            on: self.engine.is_master(),
-            masterings: self.engine.masterings(),
-        });
-        link.send(Order::Features {
-            write_cache: self.engine.write_cache,
-            coalescing: self.engine.coalescing,
-        });
-        link.send(Order::Enable {
-            page_size: self.engine.page_size,
-        });
-        if let Some((shadow, eventidx)) = self.engine.shadow_buffers() {
-            link.send(Order::Shadow { shadow, eventidx });
-        }
-        if self.engine.halted() {
-            link.send(Order::StopFetching);
+        for order in self.engine.catch_up() {
+            link.send(order);
         }
         self.spread.links.push(link);
         Some(BranchSeed {
@@ -303,14 +269,8 @@ impl Controller {
                 self.spread.sq_gone(qid);
                 self.sq_deleted(qid);
             }
-            Event::Flushed { failed } => {
-                // Not one that a reset has waited for already, though it was told of only afterwards.
-                if let Some(link) = self.spread.links.get_mut(at)
-                    && report.flush > link.flushed
-                {
-                    link.flushed = report.flush;
-                    self.flush_answered(failed);
-                }
+            Event::Flushed { number, failed } => {
+                self.flush_ended(Place::Branch(at), number, failed);
             }
             event => self.event(event),
         }
@@ -333,7 +293,7 @@ impl Controller {
             && !self.spread.is_busy()
             && let Some((&cqid, _)) = self.spread.cqs.first_key_value()
         {
-            worked |= self.send_queue(cqid, None);
+            worked |= self.send_queue(cqid, Place::Own);
         }
         worked
     }

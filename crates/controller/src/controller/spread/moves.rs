@@ -1,17 +1,22 @@
 //! A queue on its way from one worker to another.
 
 use super::commands::{RemoteCq, RemoteSq};
-use crate::branch::Order;
 use crate::controller::Controller;
 use crate::controller::lifecycle::{Shutdown, State};
-use crate::engine::Parcel;
+use crate::engine::{Order, Parcel};
 use std::time::{Duration, Instant};
 
 /// A queue whose commands in flight take longer than this stays where it is: nothing is fetched from it meanwhile.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Where a queue lives: with the control half, or with a branch.
-pub(super) type Place = Option<usize>;
+/// The engine that a queue is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::controller) enum Place {
+    /// The controller's own.
+    Own,
+    /// That of the branch behind this link.
+    Branch(usize),
+}
 
 pub(super) struct Move {
     pub cqid: u16,
@@ -67,40 +72,33 @@ impl Controller {
     pub fn move_queue(&mut self, cqid: u16, worker: u16) -> bool {
         let home = self.spread.home.as_ref().map(|(home, _)| *home);
         let to = if home == Some(worker) {
-            None
+            Place::Own
         } else {
             if !self.may_spread() || self.has_branch(worker) != Some(true) {
                 return false;
             }
-            self.spread.link_of(worker)
+            match self.spread.link_of(worker) {
+                Some(link) => Place::Branch(link),
+                None => return false,
+            }
         };
         self.send_queue(cqid, to)
     }
 
     pub(super) fn send_queue(&mut self, cqid: u16, to: Place) -> bool {
-        let spread = &mut self.spread;
         if cqid == 0
-            || spread.is_busy()
+            || self.spread.is_busy()
             || !self.engine.is_master()
             || self.state != State::Ready
             || self.shutdown != Shutdown::No
         {
             return false;
         }
-        let from = match spread.cqs.get(&cqid) {
-            Some(cq) => Some(cq.link),
-            None if self.engine.cq_exists(cqid) => None,
-            None => return false,
-        };
-        if from == to {
+        let Some(from) = self.place_of_cq(cqid).filter(|from| *from != to) else {
             return false;
-        }
-        match from {
-            Some(link) => spread.tell(link, Order::Recall(cqid)),
-            None if !self.engine.leave(cqid) => return false,
-            None => {}
-        }
-        spread.moving = Some(Move {
+        };
+        self.order(from, Order::Recall(cqid));
+        self.spread.moving = Some(Move {
             cqid,
             from,
             to,
@@ -141,13 +139,8 @@ impl Controller {
         if std::mem::replace(&mut moving.off, true) {
             return;
         }
-        match moving.from {
-            Some(link) => self.spread.tell(link, Order::Stay),
-            None => {
-                self.engine.stay();
-                self.spread.moving = None;
-            }
-        }
+        let from = moving.from;
+        self.order(from, Order::Stay);
     }
 
     pub(in crate::controller) fn queue_stayed(&mut self) {
@@ -161,38 +154,33 @@ impl Controller {
         };
         let cqid = parcel.cqid;
         debug_assert_eq!(moving.cqid, cqid);
-        if moving.from.is_some() {
-            self.spread.cqs.remove(&cqid);
-            self.spread.sqs.retain(|_, sq| sq.cqid != cqid);
-        }
-        let mut worker = self.spread.home.as_ref().map(|(home, _)| *home);
+        self.spread.cqs.remove(&cqid);
+        self.spread.sqs.retain(|_, sq| sq.cqid != cqid);
         let qids: Vec<u16> = parcel.sqs.iter().map(|(qid, _)| *qid).collect();
-        match moving.to {
+        let mut to = moving.to;
+        if let Place::Branch(link) = to {
             // Interrupts may have changed to the pin meanwhile.
-            Some(link) if self.may_spread() => {
-                worker = self.spread.links.get(link).map(|link| link.worker);
+            if self.may_spread() {
                 let users = qids.len() as u16;
                 self.spread.cqs.insert(cqid, RemoteCq { link, users });
-                for &qid in &qids {
-                    self.spread.sqs.insert(qid, RemoteSq { link, cqid });
-                }
-                self.spread.tell(link, Order::Adopt(parcel));
+                let there = qids.iter().map(|&qid| (qid, RemoteSq { link, cqid }));
+                self.spread.sqs.extend(there);
+            } else {
+                to = Place::Own;
             }
-            _ => self.engine.adopt(*parcel),
         }
-        let stats = &self.engine.stats;
-        stats.moves.add(1);
+        self.order(to, Order::Adopt(parcel));
+        self.engine.stats.moves.add(1);
         for qid in qids {
-            if let (Some(queue), Some(worker)) = (stats.queues.get(usize::from(qid)), worker) {
-                queue.worker.set(worker.into());
-            }
+            self.note_worker(qid, to);
         }
     }
 
-    pub(super) fn place(&self, qid: u16, place: Place) {
+    /// Tells of a submission queue's worker in its counters.
+    pub(super) fn note_worker(&self, qid: u16, place: Place) {
         let worker = match place {
-            Some(link) => self.spread.links.get(link).map(|link| link.worker),
-            None => self.spread.home.as_ref().map(|(home, _)| *home),
+            Place::Branch(link) => self.spread.links.get(link).map(|link| link.worker),
+            Place::Own => self.spread.home.as_ref().map(|(home, _)| *home),
         };
         if let (Some(queue), Some(worker)) =
             (self.engine.stats.queues.get(usize::from(qid)), worker)

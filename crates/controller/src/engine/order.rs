@@ -1,0 +1,212 @@
+//! What the control half orders of an engine, each control operation once.
+//!
+//! The controller's own engine applies an order at once, an engine on another worker when that
+//! drains its messages; both by [`Engine::apply`]. What an engine answers comes back as [`Event`]s,
+//! also from the controller's own: who gives an order need not know where it goes.
+//!
+//! [`Event`]: super::Event
+
+use super::queue::Cq;
+use super::{Coalescing, Engine, Parcel, Sq};
+use crate::irq::IrqSink;
+use dma::{MapError, Memory, Prot};
+use std::sync::Arc;
+
+/// From the control half to an engine.
+///
+/// Orders are applied in the order in which they were given, and that is all the rules there are: a
+/// queue that comes after an unmap finds the memory gone, one that left before has dropped it when
+/// the unmap is answered.
+pub(crate) enum Order {
+    // ---- to the one engine that the queue is in, or is to be in
+    /// A new completion queue.
+    InstallCq(u16, Box<Cq>),
+    /// A new submission queue, where its completion queue is.
+    InstallSq(u16, Box<Sq>),
+    /// Answered by `Event::SqDrained`.
+    DeleteSq(u16),
+    DeleteCq(u16),
+    /// Answered by `Event::AbortDone` or `Event::AbortMissed`.
+    Abort {
+        sqid: u16,
+        cid: u16,
+    },
+    /// This completion queue is to leave, with its submission queues: answered by `Event::Left` or
+    /// `Event::Stayed`.
+    Recall(u16),
+    /// It is to stay after all, if it has not left: answered by whichever of the two became
+    /// true.
+    Stay,
+    /// Queues that have left another engine.
+    Adopt(Box<Parcel>),
+
+    // ---- to every engine
+    /// Guest memory comes or goes.
+    Memory(MemoryChange),
+    /// Bus Master Enable, and how often it was set so far. Where it was cleared, memory was taken
+    /// away.
+    Master {
+        on: bool,
+        masterings: u64,
+    },
+    /// Doorbell Buffer Config.
+    Shadow {
+        shadow: u64,
+        eventidx: u64,
+    },
+    /// Commands in flight are to end early: Bus Master Enable was cleared a while ago.
+    Interrupt,
+    /// The namespace of this index has so many blocks now.
+    Resized {
+        index: usize,
+        blocks: u64,
+    },
+    /// The receiver of a vector's interrupts.
+    Vector(u16, Option<Arc<dyn IrqSink>>),
+    ForgetSinks,
+    Features {
+        write_cache: bool,
+        coalescing: Coalescing,
+    },
+    /// The controller was enabled.
+    Enable {
+        page_size: u64,
+    },
+    StopFetching,
+    /// A flush on the controller's own account, by number: answered by `Event::Flushed`.
+    Flush(u64),
+    /// A controller-level reset, by number: it has ended when [`Engine::drained`] says so.
+    Stop(u64),
+}
+
+/// A change of the guest's memory as the controller sees it.
+#[derive(Clone)]
+pub(crate) enum MemoryChange {
+    Map {
+        iova: u64,
+        len: u64,
+        /// `None` for memory that is not shared with this process.
+        backing: Option<(Memory, u64)>,
+        prot: Prot,
+    },
+    Unmap {
+        iova: u64,
+        len: u64,
+    },
+    UnmapAll,
+}
+
+impl Order {
+    /// Commands in flight may touch memory that this takes away: it has its whole effect when
+    /// `Engine::dma.quiesced()` says so.
+    pub fn takes_memory_away(&self) -> bool {
+        match self {
+            Order::Memory(change) => !matches!(change, MemoryChange::Map { .. }),
+            Order::Master { on, .. } => !on,
+            _ => false,
+        }
+    }
+}
+
+impl Engine {
+    /// Applies an order. Returns the bytes that a change of memory concerned, otherwise 0.
+    ///
+    /// # Errors
+    /// Only a change of memory can fail: that of the controller's own engine is checked by it.
+    pub fn apply(&mut self, order: Order) -> Result<u64, MapError> {
+        match order {
+            Order::InstallCq(qid, cq) => self.install_cq(qid, *cq),
+            Order::InstallSq(qid, sq) => self.install_sq(qid, *sq),
+            Order::DeleteSq(qid) => self.delete_sq(qid),
+            Order::DeleteCq(qid) => self.delete_cq(qid),
+            Order::Abort { sqid, cid } => self.abort(sqid, cid),
+            Order::Recall(cqid) => self.leave(cqid),
+            Order::Stay => self.stay(),
+            Order::Adopt(parcel) => self.adopt(*parcel),
+            Order::Memory(change) => return self.change_memory(change),
+            Order::Master { on, masterings } => self.set_master(on, masterings),
+            Order::Shadow { shadow, eventidx } => self.configure_shadow(shadow, eventidx),
+            Order::Interrupt => self.interrupt_commands(),
+            Order::Resized { index, blocks } => {
+                if let Some(ns) = self.namespaces.get_mut(index) {
+                    ns.resized(blocks);
+                }
+            }
+            Order::Vector(vector, sink) => self.irqs.set_vector(vector, sink),
+            Order::ForgetSinks => self.irqs.forget_sinks(),
+            Order::Features {
+                write_cache,
+                coalescing,
+            } => {
+                self.write_cache = write_cache;
+                self.coalescing = coalescing;
+            }
+            Order::Enable { page_size } => self.enable(page_size),
+            Order::StopFetching => self.stop_fetching(),
+            Order::Flush(number) => self.flush_all(number),
+            Order::Stop(_) => self.stop(),
+        }
+        Ok(0)
+    }
+
+    fn change_memory(&mut self, change: MemoryChange) -> Result<u64, MapError> {
+        match change {
+            MemoryChange::Map {
+                iova,
+                len,
+                backing,
+                prot,
+            } => {
+                let mapped = self.dma.map(iova, len, backing, prot);
+                self.mapped();
+                mapped.map(|()| len)
+            }
+            MemoryChange::Unmap { iova, len } => {
+                let bytes = self.dma.unmap(iova, len)?;
+                // A VMM with a virtual IOMMU takes away by the hundred what is not there.
+                if bytes > 0 {
+                    self.unmapped(iova, len);
+                }
+                Ok(bytes)
+            }
+            MemoryChange::UnmapAll => {
+                let bytes = self.dma.unmap_all();
+                self.unmapped(0, u64::MAX);
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// The orders that bring a new engine, which has no queue, to where this one is.
+    pub fn catch_up(&self) -> Vec<Order> {
+        let windows = self.dma.windows().map(|window| {
+            Order::Memory(MemoryChange::Map {
+                iova: window.iova,
+                len: window.len,
+                backing: window.backing,
+                prot: window.prot,
+            })
+        });
+        let sinks = self.irqs.sinks();
+        let sinks = sinks.map(|(vector, sink)| Order::Vector(vector, Some(sink)));
+        let mut orders: Vec<Order> = windows.chain(sinks).collect();
+        orders.push(Order::Master {
+            on: self.is_master(),
+            masterings: self.masterings(),
+        });
+        orders.push(Order::Features {
+            write_cache: self.write_cache,
+            coalescing: self.coalescing,
+        });
+        orders.push(Order::Enable {
+            page_size: self.page_size,
+        });
+        if let Some((shadow, eventidx)) = self.shadow_buffers() {
+            orders.push(Order::Shadow { shadow, eventidx });
+        }
+        if self.halted() {
+            orders.push(Order::StopFetching);
+        }
+        orders
+    }
+}
