@@ -8,6 +8,80 @@
 //! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data half (queues and
 //! commands in flight: `engine`) by few calls and by events. Some of the queues may live on other workers: each of those
 //! has a [`Branch`], a data half of its own, which the control half talks to by messages (`branch`).
+//!
+//! *What it does not do.* It has no socket, no thread, no loop, no device model of a VMM; it emulates
+//! NVMe over PCIe (no fabrics), one function without virtual functions, and stores nothing: that is
+//! a [`Volume`](volume::Volume)'s.
+//!
+//! # Embedding it in a VMM
+//!
+//! The VMM passes on what the guest does to the function's registers, says where guest memory is,
+//! injects interrupts, and calls [`Controller::poll`] from a thread of its choice: when a doorbell
+//! was written, when a volume has finished something, or all the time. (Crate `worker` is such a
+//! loop, with everything that makes it fast and lets it sleep; crate `in-process` puts the two
+//! together.)
+//!
+//! ```
+//! use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig};
+//! use dma::{Memory, Prot};
+//! use nvme::{AdminOpcode, Command, Completion, pci, regs};
+//! use nvme::cmd::admin::{Cns, IdentifyCdw10};
+//! use std::sync::Arc;
+//! use std::time::Instant;
+//! use volume::{Io, IoOptions, MemVolume};
+//! use zerocopy::{FromBytes, IntoBytes};
+//!
+//! struct Inject; // the VMM's way to interrupt the guest
+//! impl IrqSink for Inject {
+//!     fn signal(&self) {}
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let io = Io::new(IoOptions::default()); // the thread's io_uring, for volumes that need one
+//! let namespace = NamespaceConfig {
+//!     nsid: 1,
+//!     volume: Arc::new(MemVolume::new(64 << 20)?),
+//!     block_size: 512,
+//!     read_only: false,
+//!     nguid: [1; 16],
+//!     eui64: [1; 8],
+//! };
+//! let mut controller = Controller::new(0, ControllerConfig::default(), vec![namespace], &io)?;
+//!
+//! // From the VMM: guest memory, and who receives the vectors of MSI-X.
+//! let ram = Memory::anonymous(1 << 20)?;
+//! controller.dma_map(0, 1 << 20, Some((ram.clone(), 0)), Prot::RW)?;
+//! for vector in 0..controller.vectors() {
+//!     controller.set_msix(vector, Some(Arc::new(Inject)));
+//! }
+//!
+//! // From the guest: its driver lets the function reach memory, says where the admin queues are
+//! // (32 entries each), and enables the controller.
+//! let command = pci::command::MEMORY_SPACE | pci::command::BUS_MASTER;
+//! controller.config_write(pci::COMMAND as u64, &command.to_le_bytes());
+//! controller.bar0_write(regs::AQA, &0x001f_001f_u32.to_le_bytes());
+//! controller.bar0_write(regs::ASQ, &0x1000_u64.to_le_bytes());
+//! controller.bar0_write(regs::ACQ, &0x2000_u64.to_le_bytes());
+//! controller.bar0_write(regs::CC, &0x0046_0001_u32.to_le_bytes());
+//!
+//! // It writes Identify into the submission queue, and rings.
+//! let mut identify = Command::new(AdminOpcode::IDENTIFY.0, 7, 0);
+//! identify.cdw10 = IdentifyCdw10::new().with_cns(Cns::CONTROLLER).into_bits().into();
+//! identify.set_prps(0x3000, 0);
+//! ram.write(0x1000, identify.as_bytes())?;
+//! controller.bar0_write(regs::doorbell_offset(0, false, 0), &1_u32.to_le_bytes());
+//!
+//! // The thread's round. Volumes that use the ring complete through it.
+//! controller.poll(Instant::now());
+//! io.flush();
+//! io.poll(&mut |completion| controller.complete(completion));
+//!
+//! let mut entry = [0; 16];
+//! ram.read(0x2000, &mut entry)?;
+//! let entry = Completion::read_from_bytes(&entry).map_err(|_| "16 bytes")?;
+//! assert_eq!((entry.cid.get(), entry.status().into_result()), (7, Ok(())));
+//! # Ok(()) }
+//! ```
 #![forbid(unsafe_code)]
 
 mod admin;

@@ -13,6 +13,35 @@
 //!
 //! `unsafe` may be touched only in the modules that are marked so below. This crate knows nothing of queues'
 //! semantics, of commands or of vfio-user: it takes addresses and bytes.
+//!
+//! # Example
+//!
+//! A device reads what a command's PRP entries describe:
+//!
+//! ```
+//! use dma::{Access, DmaMap, Memory, Prot, SegmentList, prp};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ram = Memory::anonymous(1 << 20)?; // else Memory::from_fd, with the VMM's memory file
+//! let mut map = DmaMap::new();
+//! map.map(0x8000_0000, 1 << 20, Some((ram.clone(), 0)), Prot::RW)?;
+//! ram.write(0x2ffc, b"data")?;
+//!
+//! // Eight bytes, from 4 below the end of a page on; PRP2 is the next page.
+//! let mut list = SegmentList::default();
+//! prp::walk(&map, 0x8000_2ffc, 0x8000_3000, 8, 4096, Access::Read, &mut list)?;
+//! let mut data = [0; 8];
+//! assert_eq!(list.copy_to(0, &mut data), 8);
+//! assert_eq!(&data, b"data\0\0\0\0");
+//!
+//! // The list holds the memory: an unmap is over when the list is cleared.
+//! map.unmap(0x8000_0000, 1 << 20)?;
+//! assert!(!map.quiesced());
+//! list.clear();
+//! assert!(map.quiesced());
+//! assert!(prp::walk(&map, 0x8000_2ffc, 0, 4, 4096, Access::Read, &mut list).is_err());
+//! # Ok(()) }
+//! ```
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

@@ -7,6 +7,23 @@
 //!
 //! *What may be touched here.* The controller, by its own interface; the driver's transports. *What
 //! may not.* Sockets, and a loop of its own. There is no unsafe code.
+//!
+//! # Example
+//!
+//! ```
+//! use driver::{Device, Op, Options, QueueOptions, Request};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let disk = in_process::memory_disk(16 << 20)?; // or `local(Host::new(controller, io)?)`
+//! let device = Device::open(disk.clone(), Options::default())?;
+//! let mut queue = device.queue(1, QueueOptions::default())?;
+//! let flush = Request { op: Op::Flush, lba: 0, blocks: 0, buffer: None, user_data: 1 };
+//! queue.execute(flush)?;
+//!
+//! // The other side, to look at or to disturb.
+//! assert!(disk.with(|host| host.controller().is_ready())?);
+//! # Ok(()) }
+//! ```
 #![forbid(unsafe_code)]
 
 mod local;

@@ -15,6 +15,79 @@
 //!
 //! The protocol is specified in QEMU's `docs/interop/vfio-user.rst`; its payloads are those of `<linux/vfio.h>`. All
 //! integers are in host byte order. The crate speaks major version 0, minor version 0.
+//!
+//! # Example
+//!
+//! A device with one register, and a client that writes it:
+//!
+//! ```
+//! use std::os::fd::OwnedFd;
+//! use std::time::Duration;
+//! use vfio_user::client::Client;
+//! use vfio_user::*;
+//!
+//! struct Register([u8; 4]);
+//!
+//! impl Device for Register {
+//!     fn info(&self) -> DeviceInfo {
+//!         DeviceInfo { reset: true, pci: true, num_regions: 9, num_irqs: 5 }
+//!     }
+//!     fn region(&self, index: u32) -> Option<RegionInfo<'_>> {
+//!         let size = if index == 0 { 4 } else { 0 };
+//!         (index < 9).then_some(RegionInfo { size, read: true, write: true, mmap: None })
+//!     }
+//!     fn region_read(&mut self, _: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+//!         let from = self.0.iter().skip(offset as usize); // the range is inside, as was checked
+//!         data.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+//!         Ok(())
+//!     }
+//!     fn region_write(&mut self, _: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
+//!         let to = self.0.iter_mut().skip(offset as usize);
+//!         to.zip(data).for_each(|(to, from)| *to = *from);
+//!         Ok(Outcome::Done)
+//!     }
+//!     fn irq(&self, index: u32) -> Option<IrqInfo> {
+//!         (index < 5).then(IrqInfo::default)
+//!     }
+//!     fn set_irqs(&mut self, _: SetIrqs) -> Result<Outcome, Errno> {
+//!         Err(Errno::INVAL)
+//!     }
+//!     fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<(), Errno> {
+//!         Ok(()) // it reaches no memory
+//!     }
+//!     fn dma_unmap(&mut self, _: DmaUnmapping) -> Result<Unmapped, Errno> {
+//!         Ok(Unmapped { size: 0, outcome: Outcome::Done })
+//!     }
+//!     fn reset(&mut self) -> Result<Outcome, Errno> {
+//!         self.0 = [0; 4];
+//!         Ok(Outcome::Done)
+//!     }
+//!     fn disconnected(&mut self) {}
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("device.sock");
+//! let listener = Listener::bind(&path)?;
+//! let client = std::thread::spawn(move || -> Result<[u8; 4], client::ClientError> {
+//!     let mut client = Client::connect(path, Duration::from_secs(10))?;
+//!     client.region_write(0, 0, &[1, 2, 3, 4])?;
+//!     let mut data = [0; 4];
+//!     client.region_read(0, 0, &mut data)?;
+//!     Ok(data)
+//! });
+//!
+//! let mut device = Register([0; 4]);
+//! let mut connection = loop {
+//!     if let Some(socket) = listener.accept()? {
+//!         break Connection::new(socket);
+//!     }
+//! };
+//! // A program waits for the socket in between, as `Connection::interest` says.
+//! while connection.on_ready(&mut device)? != Status::Closed {}
+//! assert_eq!(client.join().expect("no panic")?, [1, 2, 3, 4]);
+//! # Ok(()) }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod client;

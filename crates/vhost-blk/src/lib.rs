@@ -23,6 +23,39 @@
 //! message and answers at once, while here a worker polls rings, waits for completions, and answers
 //! GET_VRING_BASE or a new memory table only when no request in flight can touch what is being
 //! taken away. `vhost`'s front-end is what the tests speak to it with.
+//!
+//! # Example
+//!
+//! A disk in memory, for whoever connects:
+//!
+//! ```
+//! use std::os::unix::net::{UnixListener, UnixStream};
+//! use std::sync::Arc;
+//! use vhost_blk::{DiskOptions, Export, Server};
+//! use volume::{Io, IoOptions, MemVolume};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("disk.sock");
+//! let listener = UnixListener::bind(path)?;
+//! listener.set_nonblocking(true)?;
+//! let export = Export {
+//!     volume: Arc::new(MemVolume::new(64 << 20)?),
+//!     disk: DiskOptions { serial: "ROOT".into(), ..DiskOptions::default() },
+//!     max_in_flight: 1024,
+//!     listener: listener.into(),
+//!     attach: None,
+//!     resized: None,
+//!     span: tracing::Span::none(),
+//! };
+//! // It serves until its end of a socket pair becomes readable.
+//! let (stop, stopped) = UnixStream::pair()?;
+//! let options = worker::Options { stop: Some(stopped.into()), ..Default::default() };
+//! let mut server = Server::new(export, Io::new(IoOptions::default()), options)?;
+//! drop(stop); // at once, here
+//! server.run()?;
+//! # Ok(()) }
+//! ```
 #![forbid(unsafe_code)]
 
 mod backend;
