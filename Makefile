@@ -1,21 +1,36 @@
 # vnvme - each target is alone enough on a fresh Debian or Ubuntu machine with git, make and a Rust toolchain.
 #
 #   make demo    a disk served to a real Linux guest, end to end
-#   make test    checks, then unit, property, socket and guest tests, and ten seconds of each fuzz target
-#   make check   formatting, lints, documentation, AArch64
+#   make quick   formatting, lints and the unit tests that are fast: before each commit
+#   make check   formatting, lints, documentation, AArch64, licences
+#   make test    check, then unit, property, socket and guest tests, and ten seconds of each fuzz target
+#   make msrv    everything with the oldest Rust that Cargo.toml promises, where rustup has it
+#   make deny    licences, sources and known vulnerabilities of all dependencies, by cargo-deny
 #   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
 #   make bench   the benchmarks
+#   make help    these lines
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 600
 export CARGO
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-all check fuzz bench tools-build tools-guest tools-bench
+.PHONY: demo quick test test-all check msrv deny fuzz bench help tools-build tools-guest tools-bench
 
 demo: tools-guest
 	$(CARGO) build --release -p vnvme -p harness
 	$(CARGO) run --quiet --release -p harness --bin demo
+
+help:
+	@sed -n 's/^#   make /  make /p' Makefile
+
+# Crates whose tests take longer than a few seconds, or need more than a compiler.
+SLOW = ap doorbell harness fuzz soak volume worker vhost-blk driver ap-plugin
+quick: tools-build
+	harness/setup.sh check
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) test --workspace --lib --bins $(SLOW:%=--exclude %)
 
 # What tests skip is printed at the end; in CI a skip that .ci/skips does not list is a failure.
 test:
@@ -33,7 +48,15 @@ check: tools-build
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(CARGO) test --quiet -p testkit --test dependencies
 	if harness/setup.sh aarch64; then $(CARGO) check --workspace --target aarch64-unknown-linux-gnu; fi
+
+# A skip is a failure with CI set: .ci/skips lists none of these two.
+msrv: tools-build
+	harness/skips.sh harness/msrv.sh
+
+deny: tools-build
+	harness/skips.sh harness/deny.sh
 
 fuzz: tools-build
 	fuzz/run.sh $(FUZZ_SECONDS)
