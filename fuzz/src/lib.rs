@@ -1,4 +1,6 @@
 //! Fuzz targets, callable from libFuzzer and from ordinary tests.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
 pub mod ap;

@@ -6,6 +6,8 @@
 //! (The end of the slice off by a few blocks in `mediate::Slice::lba` is found by the comparison, broken on purpose.)
 //!
 //! `VNVME_SOAK_SECONDS` says how long it goes on.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -4,6 +4,8 @@
 //! O_DSYNC. fio reports its counts to the host while it runs. A report of N flushed writes therefore means that the
 //! first N blocks of the job are durable, and each block holds its own offset in every word, so that the host can tell
 //! a missing, torn or misplaced block.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

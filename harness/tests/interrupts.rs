@@ -1,4 +1,6 @@
 //! Interrupts of every kind that a host may ask for, and hosts without shadow doorbells.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

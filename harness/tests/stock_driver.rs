@@ -1,4 +1,6 @@
 //! A stock Linux guest on its stock NVMe driver: one boot, every ordinary use.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

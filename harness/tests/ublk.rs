@@ -1,4 +1,6 @@
 //! Volumes as block devices of the host: the guest is the host here, for it has a kernel with ublk.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -1,5 +1,7 @@
 //! The userspace driver over the kernel's real VFIO, in a guest with an emulated IOMMU, against QEMU's own controller:
 //! by the group with Debian's kernel, by iommufd with a kernel that has it.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! A stock Linux guest on its stock virtio driver, with a disk that vnvme serves by vhost-user.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -143,10 +143,11 @@ impl<'a> Request<'a> {
             _ => 3,
         };
         let length = HEAD + fields.iter().map(|field| field.len()).sum::<usize>();
-        let mut bytes = vec![0; HEAD];
-        bytes[1] = TYPE_50;
-        bytes[2..4].copy_from_slice(&u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes());
-        bytes[8..10].copy_from_slice(&(kind << 4 | size).to_be_bytes());
+        let mut head = [0; HEAD];
+        head[1] = TYPE_50;
+        (head[2], head[3]) = halves(u16::try_from(length).unwrap_or(u16::MAX));
+        (head[8], head[9]) = halves(kind << 4 | size);
+        let mut bytes = head.to_vec();
         bytes.extend(fields.concat());
         bytes
     }
@@ -167,12 +168,19 @@ fn fields<const N: usize>(mut body: &[u8], sizes: [usize; N]) -> Result<[&[u8]; 
 
 /// A type 80 reply with a result.
 pub fn reply(result: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; HEAD];
     let length = u16::try_from(HEAD + result.len()).unwrap_or(u16::MAX);
-    bytes[1] = TYPE_80;
-    bytes[2..4].copy_from_slice(&length.to_be_bytes());
+    let mut head = [0; HEAD];
+    head[1] = TYPE_80;
+    (head[2], head[3]) = halves(length);
+    let mut bytes = head.to_vec();
     bytes.extend_from_slice(result);
     bytes
+}
+
+/// The two bytes of a field, the high one first.
+const fn halves(value: u16) -> (u8, u8) {
+    let [high, low] = value.to_be_bytes();
+    (high, low)
 }
 
 /// A type 82 reply.

@@ -1,4 +1,6 @@
 //! The gate between the hook and the machine's destruction, with real threads.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;

@@ -7,6 +7,8 @@
 //! - Once everything has settled, a queue whose interrupt bit is one has exactly the registration that the guest asked
 //!   for, and one whose bit is zero has none (unless hardware cleared it behind the mediated device's back).
 //! - When the guest is gone, nothing is held.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

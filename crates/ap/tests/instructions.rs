@@ -1,5 +1,7 @@
 //! The three instructions on a processor of paper: registers, storage, condition codes and exceptions, and the queues'
 //! messages.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

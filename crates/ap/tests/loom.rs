@@ -1,5 +1,7 @@
 //! The gate in every interleaving and under the memory model: what the destroyer frees, no vCPU uses, and what was made
 //! before the gate opened, those who enter see. Without any one of its orders a model must notice.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use std::panic;
 use std::rc::Rc;

@@ -1,4 +1,6 @@
 //! Once warm, reads and writes allocate nothing, however their doorbells come.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 #[path = "common/counting.rs"]

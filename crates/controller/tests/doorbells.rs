@@ -1,4 +1,6 @@
 //! Doorbells: registers, mapped cells, shadow buffers, and values that cannot be.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

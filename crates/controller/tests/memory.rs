@@ -1,4 +1,6 @@
 //! Guest memory that comes and goes under queues, buffers and commands.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! Registers, enable, disable, shutdown and the resets.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! What a round looks at, fetches and starts, and when: glances, idle queues beside busy ones, batches, early starts.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

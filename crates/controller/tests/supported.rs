@@ -1,5 +1,7 @@
 //! What the controller says it supports (Identify Controller, log pages) is what it does: for every
 //! opcode, log page and feature.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -465,7 +465,9 @@ impl DmaMap {
         };
         let way = self.replace.get() % WAYS;
         self.replace.set(way + 1);
-        self.tlb[way].set(cached);
+        if let Some(cell) = self.tlb.get(way) {
+            cell.set(cached);
+        }
         self.recent.set(cached);
         resolve(&cached, iova, access)
     }

@@ -1,4 +1,6 @@
 //! Structures with fields of different sizes.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use dma::{Access, Area, DmaError, DmaMap, Memory, Prot};
 

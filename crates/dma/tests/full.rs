@@ -1,4 +1,6 @@
 //! The table of mappings is bounded. Alone in its process, because it fills the table.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use dma::sigbus::MAX_MAPPINGS;
 use dma::{MapError, Memory};

@@ -1,4 +1,6 @@
 //! The map against a naive model: a table with one entry per byte of a small address space.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use dma::{Access, Buffer, DmaError, DmaMap, MapError, Memory, Prot, SegmentList};
 use proptest::prelude::*;

@@ -1,4 +1,6 @@
 //! Memory of this process alone, against a vector of bytes.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use dma::{Memory, PrivateMemory};
 use proptest::prelude::*;

@@ -1,4 +1,6 @@
 //! The PRP walker against a naive one that reads entry by entry, on honest lists and on corrupted ones.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

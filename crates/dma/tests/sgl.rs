@@ -1,4 +1,6 @@
 //! The SGL walker against a naive one that reads descriptor by descriptor, on honest lists and on corrupted ones.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -1,4 +1,7 @@
 //! Memory files that shrink while we use them.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+#![allow(unsafe_code)] // A fault outside of this crate, on purpose.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;

@@ -1,4 +1,6 @@
 //! The claims of `doorbell::ring` about where EventIdx keeps a host silent: exhaustive for small rings, random for big.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use doorbell::ring::{advance, before, distance, need_event, need_event_annex};
 use proptest::prelude::*;

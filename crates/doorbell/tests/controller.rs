@@ -1,4 +1,6 @@
 //! Both roles in one thread: every kind of host against `Watch`, through all events in a queue's life.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

@@ -7,6 +7,8 @@
 //!
 //! The mutants take away one fence, one order, one look or one store each, through [`model::Faulty`], below the very
 //! code that runs in production, and assert that a model notices.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 #[path = "loom/mod.rs"]
 mod model;

@@ -1,5 +1,7 @@
 //! The driver against vfio-user servers of others: what they want of a client, and what they may do
 //! to one.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 #[path = "common/server.rs"]

@@ -1,5 +1,7 @@
 //! Queue pairs that are polled: their interrupts, where these are after somebody else's reset, and their rests between two
 //! looks.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! A namespace as a volume: zero copy where the memory is known, bounced where not, right either way.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

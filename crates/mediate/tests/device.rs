@@ -1,5 +1,7 @@
 //! On a whole controller in this process, with a thread of its own: what is written is read, by two guests on two slices,
 //! under resets; and a command allocates nothing.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 #[path = "../../controller/tests/common/counting.rs"]

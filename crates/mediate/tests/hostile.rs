@@ -5,6 +5,8 @@
 //! the slice off by one; Dataset Management ranges sent unchecked; the window's end not looked at in `Span::find`; a
 //! registration's end not looked at; a span kept over a change of the map, of the table, and for another map; access
 //! rights not looked at; another namespace's number accepted; a write let through to a read-only slice.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -24,6 +24,7 @@
 //! [`Histogram`] takes what lies between two readings. And every front-end has log lines that its
 //! clients can cause: a [`LogLimit`] keeps them few.
 
+#[allow(unsafe_code)] // The instruction that reads the counter.
 mod cycles;
 mod histogram;
 mod log_limit;

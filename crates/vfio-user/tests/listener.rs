@@ -1,4 +1,6 @@
 //! The listening socket's file.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};

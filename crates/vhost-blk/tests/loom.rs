@@ -5,6 +5,8 @@
 //!
 //! Loads, stores and fences are those of `ring.rs` and `run.rs`, in their order; the mutants take one fence away, or the
 //! second look, and have to lose a wake-up. On x86 alone no test of the export notices most of them.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU16, Ordering, fence};

@@ -1,4 +1,6 @@
 //! Shares of one device in simulated time.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 #[path = "common/simulated.rs"]
 mod simulated;

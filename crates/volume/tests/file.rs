@@ -1,4 +1,6 @@
 //! Files as they are met: missing, locked, full, shortened, dropped in flight.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

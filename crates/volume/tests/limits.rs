@@ -1,4 +1,6 @@
 //! Limits in simulated time: what gets through, when, and how that changes.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 #[path = "common/simulated.rs"]
 #[allow(dead_code)] // The shares' tests use the rest.

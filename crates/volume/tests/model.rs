@@ -1,4 +1,6 @@
 //! Random operations on every kind of volume, against a model: a byte vector.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! The two ways into a queue: whatever is submitted can be started, and nothing else comes of it.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

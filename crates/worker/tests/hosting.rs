@@ -1,5 +1,7 @@
 //! A worker and its front-ends: woken for each message and each descriptor, front-ends come and go,
 //! what a front-end left behind does not reach the next one in its place.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;

@@ -1,5 +1,7 @@
 //! A model of the wake flag: the production code over loom's atomics, in every order. Mutants take
 //! away one fence, or let one sender's store hide another's; each has to fail.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use loom::sync::Notify;
 use loom::sync::atomic::AtomicU32;

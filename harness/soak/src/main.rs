@@ -9,6 +9,8 @@
 //! ```
 //!
 //! What the driver's and the exports' own tests use to do this is used here, too.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod block;
 mod hostile;

@@ -3,6 +3,8 @@
 //!
 //! The guest has a virtual IOMMU, for VFIO; the kernel's driver bypasses it (`iommu.passthrough=1`), so that it does not
 //! pay for mappings that ours does not make either.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use std::fs;
 use std::time::Duration;

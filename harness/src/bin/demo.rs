@@ -2,6 +2,8 @@
 //!
 //! A 1 GiB raw file is served by `vnvme serve`; a Linux guest makes a filesystem on it with its stock driver, copies a
 //! tree of files and reads at random; then the host checks the raw file itself. Every step must succeed.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

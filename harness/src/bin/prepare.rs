@@ -1,4 +1,6 @@
 //! Fetches and makes everything that a guest needs, so that a later run needs no network.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use harness::image::Image;
 use harness::progress::say;

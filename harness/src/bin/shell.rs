@@ -1,4 +1,6 @@
 //! Boots a guest and runs the scripts named on the command line (or given as `-c TEXT`) in it.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 use std::time::Duration;
 
 fn main() -> anyhow::Result<()> {

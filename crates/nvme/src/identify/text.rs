@@ -11,6 +11,10 @@ pub struct Ascii<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Ascii<N> {
     /// A field with this text; `None` when it is longer than the field, or has a character outside 20h to 7Eh.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`i` is below the text's length, which is at most `N`; `const` has no iterators"
+    )]
     pub const fn new(text: &str) -> Option<Self> {
         let text = text.as_bytes();
         if text.len() > N {

@@ -1,4 +1,5 @@
 //! A socket without manners.
+#![allow(unsafe_code)] // An ioctl that rustix has no function for.
 
 use super::Served;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};

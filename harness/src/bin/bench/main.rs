@@ -2,6 +2,8 @@
 //!
 //! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes figures in the form of `results.json`, for
 //! `vnvme-bench --report --add OUTPUT`.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
 mod figures;

@@ -1,4 +1,5 @@
 //! `vnvme` as a child process.
+#![allow(unsafe_code)] // `pre_exec`.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
