@@ -81,7 +81,7 @@ impl Input<'_> {
     }
 }
 
-/// A window that is not mapped, and what was in it when the controller had let go of it.
+/// A window that is not mapped, and what was in it when the controller had released it.
 enum Window {
     Mapped,
     /// A command may still write there.
@@ -209,7 +209,7 @@ impl World {
         self.let_go();
     }
 
-    /// Notes what is in windows that the controller has let go of.
+    /// Notes what is in windows that the controller has released.
     fn let_go(&mut self) {
         if !self.controller.dma_quiesced() {
             return;

@@ -1,7 +1,7 @@
 //! A vhost-user-blk export against a front-end that says anything and a guest that writes anything into its rings.
 //!
 //! The input is a script: pieces of guest memory, requests, kicks, messages with arbitrary contents and descriptors, raw
-//! bytes, and when the volume lets go of the requests that it holds. Whatever it is, the memory around the guest's stays
+//! bytes, and when the volume releases the requests that it holds. Whatever it is, the memory around the guest's stays
 //! as it was, and the next front-end is served.
 
 use std::io::IoSlice;
@@ -19,7 +19,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use vhost_blk::{DiskOptions, Export, Server};
 use volume::{Effect, Fault, FaultVolume, Faults, Io, IoOptions, MemVolume, OpKind};
 
-/// The guest's memory lies in the middle of its file; what lies around it belongs to somebody else.
+/// The guest's memory lies in the middle of its file; what lies around it belongs to others.
 const BEFORE: usize = 0x1_0000;
 const GUEST: usize = 0x2_0000;
 const AROUND: u8 = 0xa5;

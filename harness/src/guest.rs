@@ -315,7 +315,7 @@ impl Guest {
         let mut control: MutexGuard<'_, Control> = control.lock().unpoisoned();
         action(&mut control).map_err(|e| {
             let overdue = if self.process.overdue() {
-                " (its time was over)"
+                " (its time had passed)"
             } else {
                 ""
             };

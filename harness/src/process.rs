@@ -103,7 +103,7 @@ impl Process {
         self.shared.state().ended
     }
 
-    /// Whether it was killed because its time was over.
+    /// Whether it was killed because its time had passed.
     pub fn overdue(&self) -> bool {
         self.shared.state().overdue
     }

@@ -95,7 +95,7 @@ impl Clock for WallClock {
 }
 
 /// Notifications: the byte is written at once, by way of the processor that executes an AP instruction or looks after the
-/// cards; the interruptions wait here until that is over.
+/// cards; the interruptions wait here until that has ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox(Arc<Mutex<Vec<Subclass>>>);
 

@@ -53,7 +53,7 @@
 //! | the page stays pinned until the interrupt bit reads zero | `Mediated::settle` | `disabling_waits_*`, histories (no byte after the bit has cleared) |
 //! | a bit of zero counts only after the queue accepted the order: before it may be on its way to one | `Held::Leaving` | `unmapping_waits_*`, histories |
 //! | a busy queue is tried again; one that is late keeps its page | `Mediated::disable`, [`Mediated::poll`] | `a_queue_that_is_late_*`, `busy_and_reset_*`, histories |
-//! | a queue that is gone (0x01, 0x03, 0x04) cannot write any more and is let go of | `Mediated::settle` | `a_queue_that_is_gone_*` |
+//! | a queue that is gone (0x01, 0x03, 0x04) cannot write any more and is released | `Mediated::settle` | `a_queue_that_is_gone_*` |
 //! | **5. Queues that go while they are in use** | | |
 //! | removal of a device | [`Mediated::remove`] | `a_removed_queue_*`, `an_unplugged_card_*`, histories |
 //! | unassignment of an adapter or a domain | [`Mediated::unassign_adapter`], [`Mediated::unassign_domain`] | `unassigned_queues_*`, histories |

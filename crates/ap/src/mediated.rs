@@ -37,7 +37,7 @@ pub struct Outside<P, S, C, Q> {
     pub queues: Q,
 }
 
-/// Some queue has not let go of its notification byte: its page must stay, and [`Mediated::poll`] be called later.
+/// Some queue still has its notification byte: its page must stay, and [`Mediated::poll`] be called later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{0} notification bytes are still in use by their queues")]
 pub struct StillHeld(pub usize);
@@ -137,7 +137,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         Ok(())
     }
 
-    /// The guest is destroyed, or lets go of the device. Nobody may be in the hook any more ([`crate::gate`]).
+    /// The guest is destroyed, or releases the device. Nobody may be in the hook any more ([`crate::gate`]).
     pub fn detach(&mut self) -> Result<(), StillHeld> {
         self.attached = false;
         let mut all: Vec<Apqn> = self.matrix.queues().collect();
@@ -168,7 +168,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Looks after queues that had not let go of their notification bytes; call it now and then.
+    /// Looks after queues that still had their notification bytes; call it now and then.
     pub fn poll(&mut self) -> Result<(), StillHeld> {
         let all: Vec<Apqn> = self.kept.keys().copied().collect();
         for apqn in all {
@@ -336,7 +336,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         status
     }
 
-    /// Resets queues that are not the guest's any more, and lets go of what is held for them.
+    /// Resets queues that are not the guest's any more, and releases what is held for them.
     fn abandon(&mut self, queues: &[Apqn]) -> Result<(), StillHeld> {
         for apqn in queues {
             let mut status = self.outside.queues.zapq(*apqn);
@@ -361,7 +361,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Gives back what a queue does not need any more, as soon as its interrupt bit says so; looks up to `tries` times.
+    /// Releases what a queue does not need any more, as soon as its interrupt bit says so; looks up to `tries` times.
     fn settle(&mut self, apqn: Apqn, tries: u32) {
         let Outside {
             pages,

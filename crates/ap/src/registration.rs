@@ -104,7 +104,7 @@ impl Kept {
         };
     }
 
-    /// Gives back what is held; the queue does not use it any more.
+    /// Releases what is held; the queue does not use it any more.
     pub(crate) fn release(&mut self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
         match mem::take(&mut self.held) {
             Held::Nothing => {}

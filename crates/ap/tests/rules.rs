@@ -227,7 +227,7 @@ fn unassigned_queues_are_reset_and_hold_nothing() {
         };
         assert_eq!(result, Ok(()));
         assert_nothing_held(&world);
-        // Nothing of the request is left for whoever gets the queue next.
+        // Nothing of the request is left for the queue's next owner.
         assert!(device.outside().queues.tapq(QUEUE).0.empty);
         assert_eq!(request(&mut device, QUEUE), Response::QUEUE_NOT_AVAILABLE);
     }

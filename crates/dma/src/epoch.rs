@@ -1,4 +1,4 @@
-//! Grace periods: how memory that is unmapped stays until the commands that may use it are over.
+//! Grace periods: how memory that is unmapped stays until the commands that may use it have completed.
 //!
 //! Time is cut into epochs by unmaps. A [`Pin`] is a reference count on the epoch in which it was taken; each epoch
 //! holds the next one, and the memory that was unmapped at its end. So a pin keeps everything that is unmapped after

@@ -57,7 +57,7 @@ impl Inner {
         self.release();
     }
 
-    /// Lets go of what kept the segments.
+    /// Drops what kept the segments.
     #[inline]
     fn release(&mut self) {
         // Looked at one after the other: what a list holds is nothing or a pin, nearly always.
@@ -135,7 +135,7 @@ impl SegmentList {
         Some(SegmentList(Some(Box::new(inner))))
     }
 
-    /// Drops the segments and what kept them (a command is over); keeps the capacity.
+    /// Drops the segments and what kept them (a command has completed); keeps the capacity.
     #[inline]
     pub fn clear(&mut self) {
         if let Some(inner) = &mut self.0 {

@@ -259,8 +259,8 @@ impl DmaMap {
         self.generation
     }
 
-    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] is over. An
-    /// unmap may be answered only then; the memory that left the map is let go at the latest now.
+    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] has completed. An
+    /// unmap may be answered only then; the memory that left the map is released at the latest now.
     /// Commands that began later do not matter, so a steady load does not delay it. Rings and cells
     /// are not counted: their owner resolves them again when the generation changes.
     pub fn quiesced(&mut self) -> bool {
@@ -273,7 +273,7 @@ impl DmaMap {
         self.epochs.pin()
     }
 
-    /// Identity of this map, as pins know it and as whoever remembers what it found here should: no other map of this
+    /// Identity of this map, as pins know it and as a caller that remembers what it found here should: no other map of this
     /// process has it.
     #[inline]
     pub fn id(&self) -> u64 {
@@ -362,7 +362,7 @@ impl DmaMap {
         })
     }
 
-    /// The window that `iova` lies in: for whoever translates addresses into another space, and remembers a window until
+    /// The window that `iova` lies in: for callers that translate addresses into another space, and remember a window until
     /// [`DmaMap::generation`] changes.
     pub fn window_at(&self, iova: u64) -> Option<Window> {
         let (&start, entry) = self.windows.range(..=iova).next_back()?;

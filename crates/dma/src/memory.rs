@@ -51,9 +51,9 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First out of the table: after munmap the addresses may be somebody else's.
+        // First out of the table: after munmap the addresses may belong to another mapping.
         self.registration = None;
-        // SAFETY: the range was mapped by `map_file`, and whoever holds a pointer into it holds a clone of `Memory`.
+        // SAFETY: the range was mapped by `map_file`, and every holder of a pointer into it holds a clone of `Memory`.
         let _ = unsafe { rustix::mm::munmap(self.ptr.cast(), self.mapped) };
     }
 }

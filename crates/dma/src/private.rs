@@ -37,7 +37,7 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // First out of the table: after munmap the addresses may be somebody else's.
+        // First out of the table: after munmap the addresses may belong to another mapping.
         self.registration = None;
         let (ptr, len) = self.mapped;
         // SAFETY: mapped by `new`, and nobody has a pointer into it beyond a call.

@@ -119,7 +119,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Takes one descriptor: appends what the data needs of a data block, or gives back a segment
+    /// Takes one descriptor: appends what the data needs of a data block, or returns a segment
     /// to follow.
     fn descriptor(
         &mut self,
@@ -155,7 +155,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks one segment; gives back the next one. A segment that was not announced as the last may still be it.
+    /// Walks one segment; returns the next one. A segment that was not announced as the last may still be it.
     fn segment(
         &mut self,
         segment: &Descriptor,

@@ -3,7 +3,7 @@
 //! An access beyond the new end of the file raises SIGBUS. The handler here knows every mapping of this crate from a
 //! static table that it reads without locks. For a fault inside one of them it puts anonymous zero memory over the whole
 //! mapping (a huge page cannot be replaced in part), marks it poisoned and returns: the access then finds zeroes,
-//! and whoever made it sees the mark. Any other SIGBUS goes to the action that was there before.
+//! and the one that made it sees the mark. Any other SIGBUS goes to the action that was there before.
 //!
 //! Threads that access guest memory must not block SIGBUS: the kernel kills a process that faults while it is blocked.
 
@@ -187,7 +187,7 @@ fn replace(address: usize) -> bool {
         if address.wrapping_sub(start) >= len {
             continue;
         }
-        // Marked first, so that whoever reads the zeroes can see the mark.
+        // Marked first, so that a reader of the zeroes can see the mark.
         slot.poisoned.store(true, Ordering::SeqCst);
         FAULTS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: no preconditions; the result is this thread's own.
@@ -205,7 +205,7 @@ fn replace(address: usize) -> bool {
 fn map_zeroes(start: usize, len: usize) -> bool {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: the range belongs to a registered mapping, which its owner keeps until the faulting access is over;
+    // SAFETY: the range belongs to a registered mapping, which its owner keeps until the faulting access has ended;
     // nobody has a Rust reference to plain data in it.
     let ptr = unsafe { libc::mmap(start as *mut c_void, len, prot, flags, -1, 0) };
     ptr != libc::MAP_FAILED

@@ -142,7 +142,7 @@ fn request(last_slots: bool) -> impl Strategy<Value = Request> {
 }
 
 impl Request {
-    /// Writes the lists; gives back the space and the two PRPs. List pages are taken from the last eight pages of the
+    /// Writes the lists; returns the space and the two PRPs. List pages are taken from the last eight pages of the
     /// space, one each; data from the others, in any order and repeatedly.
     fn build(&self) -> (Space, u64, u64) {
         let mut places = self.places.clone();

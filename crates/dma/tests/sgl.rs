@@ -167,7 +167,7 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 impl Request {
-    /// Writes the segments; gives back the space, the command's descriptor and the length of the data.
+    /// Writes the segments; returns the space, the command's descriptor and the length of the data.
     fn build(&self, holes: &[usize]) -> (Space, [u8; 16], u64) {
         let mut places: Vec<Option<usize>> = self.places.iter().copied().map(Some).collect();
         places.extend((DATA_PAGES..PAGES).map(Some));

@@ -92,7 +92,7 @@ pub enum Ring {
     Silent,
 }
 
-/// One doorbell as the host sees it: an SQ tail or a CQ head. Plain data, owned by whoever owns the queue.
+/// One doorbell as the host sees it: an SQ tail or a CQ head. Plain data, owned by the queue's owner.
 #[derive(Debug, Clone)]
 pub struct Publisher {
     old: u16,

@@ -93,17 +93,17 @@ impl History {
 }
 
 impl History {
-    /// As [`History::until_idle`], with a controller that polls only what it has glanced at.
-    fn glanced_until_idle(self) {
+    /// As [`History::until_idle`], with a controller that polls only where a spin poll saw news.
+    fn spun_until_idle(self) {
         let (world, host, mut controller) = self.start();
         let host = self.spawn(&world, host);
-        controller.glance_until_idle();
+        controller.spin_until_idle();
         let host = host.join().unwrap();
         assert!(
             controller.fetched == host.published || host.rings > 0,
             "lost wake-up"
         );
-        controller.glance_until_idle();
+        controller.spin_until_idle();
         assert_eq!(controller.fetched, host.published, "missed entry");
     }
 }
@@ -111,7 +111,7 @@ impl History {
 // ---- the protocol holds
 
 #[test]
-fn a_glance_sees_what_a_poll_finds() {
+fn a_spin_poll_sees_what_a_poll_finds() {
     for behaviour in [HostBehaviour::LINUX, HostBehaviour::ALWAYS_RINGS] {
         for turned in [0, 3] {
             check_bounded(3, move || {
@@ -120,7 +120,7 @@ fn a_glance_sees_what_a_poll_finds() {
                     behaviour,
                     ..BASE
                 }
-                .glanced_until_idle()
+                .spun_until_idle()
             });
         }
     }
@@ -130,7 +130,7 @@ fn a_glance_sees_what_a_poll_finds() {
             behaviour: HostBehaviour::REGISTER_ONLY,
             ..BASE
         }
-        .glanced_until_idle()
+        .spun_until_idle()
     });
 }
 

@@ -212,7 +212,7 @@ impl Heap {
             len: wanted,
             home: Some((Arc::downgrade(self), index)),
         };
-        // It may have been somebody else's.
+        // It may have been another owner's.
         let _ = buffer.fill(0);
         let mut buffer = buffer;
         buffer.len = len as u64;

@@ -2,8 +2,8 @@
 //!
 //! Every life of the controller has a number, the *epoch*. It changes when a reset is known to have stopped everything:
 //! from then on no command of an earlier life can touch memory. Queue pairs look at it (one load) and, when it has
-//! changed, set themselves up again under the lock of [`Control`], each in its own thread. Whoever finds the
-//! controller dead resets it; whoever comes second finds the epoch changed and is done.
+//! changed, set themselves up again under the lock of [`Control`], each in its own thread. The thread that finds the
+//! controller dead resets it; a second one finds the epoch changed and is done.
 
 mod life;
 mod ready;
@@ -241,7 +241,7 @@ impl Shared {
         }
     }
 
-    /// Resets the controller and brings it up again, unless somebody else has done so since `observed`. When this
+    /// Resets the controller and brings it up again, unless another thread has done so since `observed`. When this
     /// returns, the epoch is another one.
     pub fn recover(&self, observed: u32, why: &'static str) -> Result<(), Error> {
         let mut control = self.lock();
@@ -255,7 +255,7 @@ impl Shared {
         }
         tracing::warn!(why, "resetting the controller");
         self.resets.fetch_add(1, Ordering::Relaxed);
-        // Of a function that somebody else is resetting the kernel answers this when that is over, and memory space is on
+        // Of a function that another process is resetting the kernel answers this when that has ended, and memory space is on
         // then. Interrupts that are set up meanwhile would put back what they found: memory space off.
         let _ = self.transport.set_bus_master(true);
         let result = match control.disable(&*self.transport) {
@@ -462,7 +462,7 @@ impl Control {
         self.namespaces = namespaces;
     }
 
-    /// Handles the events that have arrived, and hands out what they came to.
+    /// Handles the events that have arrived, and returns what they came to.
     pub fn service(&mut self, options: &Options) -> Result<Vec<Event>, Error> {
         self.admin.look(None);
         while let Some(event) = self.admin.events.pop_front() {

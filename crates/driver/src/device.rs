@@ -112,7 +112,7 @@ impl Device {
     }
 
     /// Makes a memory known (`register_buf`): transfers to and from any part of it need no copy, and it is found by its
-    /// addresses. Dropping the registration is `unregister_buf`; commands in flight keep the mapping until they are over.
+    /// addresses. Dropping the registration is `unregister_buf`; commands in flight keep the mapping until they have completed.
     ///
     /// # Errors
     /// [`MapFailure`].
@@ -301,7 +301,7 @@ impl Device {
     }
 
     /// Gives the device back to the system: takes no more commands, lets those in flight end for so long at most, shuts the
-    /// controller down, and lets go of it although handles still exist; those only see that it is gone. Whether everything
+    /// controller down, and releases it although handles still exist; those only see that it is gone. Whether everything
     /// ended by itself; what did not, fails as gone. Queue pairs have to be polled meanwhile, each by its own thread.
     pub fn give_back(&self, limit: std::time::Duration) -> bool {
         self.shared.give_back(limit)

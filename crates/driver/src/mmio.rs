@@ -30,8 +30,8 @@ impl Registers {
         Ok(Self { base, len })
     }
 
-    /// Lets go of the device: from now on there is memory in place of the registers, full of ones, as if the device were
-    /// gone. Whoever still writes a doorbell writes nowhere.
+    /// Releases the device: from now on there is memory in place of the registers, full of ones, as if the device were
+    /// gone. A doorbell that is still written goes nowhere.
     pub fn detach(&self) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;

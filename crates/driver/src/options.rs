@@ -67,7 +67,7 @@ impl MemorySource {
     /// Memory of so many bytes.
     ///
     /// # Errors
-    /// Those of whoever makes it.
+    /// Those of its maker.
     pub fn make(&self, len: usize) -> Result<Memory, MapError> {
         (self.0)(len)
     }
@@ -131,7 +131,7 @@ pub struct QueueOptions {
     /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait) can sleep. Without it
     /// waiting is polling. Costs the device an interrupt for each batch of completions, asked for or not.
     pub interrupts: bool,
-    /// Whoever has the queue pair polls while there is work, and sleeps by [`QueuePair::arm`](crate::QueuePair::arm): the
+    /// The owner of the queue pair polls while there is work, and sleeps by [`QueuePair::arm`](crate::QueuePair::arm): the
     /// device interrupts only when that happens now and then. [`QueuePair::wait`](crate::QueuePair::wait) is not for such a
     /// queue pair.
     pub polled: bool,

@@ -82,7 +82,7 @@ pub enum Source<'a> {
         /// Offset in it, in bytes.
         offset: u64,
     },
-    /// Memory of this process at this address; whoever made the mapping keeps it in place until it is unmapped. Only
+    /// Memory of this process at this address; the owner of the mapping keeps it in place until it is unmapped. Only
     /// for transports with [`DmaLimits::host_ranges`].
     Host {
         /// Address of the first byte.
@@ -196,7 +196,7 @@ pub trait Transport: Send + Sync + Debug + Any {
         Ok(false)
     }
 
-    /// Lets go of the device although this transport still exists: nothing will work from now on, as if it were gone. Called
+    /// Releases the device although this transport still exists: nothing will work from now on, as if it were gone. Called
     /// after the controller was disabled.
     fn release(&self) -> Result<(), TransportError> {
         Ok(())

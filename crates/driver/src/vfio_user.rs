@@ -228,7 +228,7 @@ fn failed(error: ClientError) -> TransportError {
         | ClientError::TooManyFds { .. }
         | ClientError::Connect(_)
         | ClientError::Version { .. } => TransportError::VfioUser(error),
-        // Whatever else it was, the connection is over.
+        // Whatever else it was, the connection has ended.
         error => TransportError::Gone(error.to_string()),
     }
 }

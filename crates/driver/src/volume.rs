@@ -560,7 +560,7 @@ impl VolumeQueue for Queue {
             return 0;
         }
         let mut over = std::mem::take(&mut self.over);
-        // No rest: whoever calls this looks at other disks, too.
+        // No rest: the caller looks at other disks, too.
         self.queue
             .borrow_mut()
             .poll_restless(|completion| over.push(completion));

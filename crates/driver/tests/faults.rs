@@ -422,7 +422,7 @@ fn buffers_that_a_lost_device_may_still_write_to_are_never_given_back() {
     let fresh = dma::Memory::anonymous(1 << 20).unwrap();
     drop(queue);
     let before = device.mapper().counters();
-    assert_eq!(before.lost, 0, "nothing was let go yet");
+    assert_eq!(before.lost, 0, "nothing was released yet");
     drop(device);
     for _ in 0..100 {
         transport.inner.pause();
@@ -457,8 +457,8 @@ fn a_controller_that_fails_fatally_is_reset_and_goes_on() {
     assert!(device.resets() >= 3, "{:?}", queue.counters());
 }
 
-/// The function is reset by somebody else now and then; `also` happens to it besides. It is brought up without another reset.
-fn reset_by_somebody_else(also: impl Fn(&Sick)) {
+/// Another owner resets the function now and then; `also` happens to it besides. It is brought up without another reset.
+fn reset_by_another_owner(also: impl Fn(&Sick)) {
     let (transport, device) = sick(2 * MIB);
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
     let mut model = Exerciser::new(2 * MIB, 512, 64 << 10, 4);
@@ -478,18 +478,18 @@ fn reset_by_somebody_else(also: impl Fn(&Sick)) {
 }
 
 #[test]
-fn a_function_that_somebody_else_resets_is_brought_up_when_its_registers_are_back() {
-    reset_by_somebody_else(|transport| transport.away.store(100, Ordering::Relaxed));
+fn a_function_that_another_owner_resets_is_brought_up_when_its_registers_are_back() {
+    reset_by_another_owner(|transport| transport.away.store(100, Ordering::Relaxed));
 }
 
 #[test]
 fn a_function_whose_registers_stay_away_is_switched_on() {
-    reset_by_somebody_else(|transport| transport.off.store(true, Ordering::Relaxed));
+    reset_by_another_owner(|transport| transport.off.store(true, Ordering::Relaxed));
 }
 
 #[test]
 fn a_function_that_is_reset_while_it_comes_up_is_enabled_again() {
-    reset_by_somebody_else(|transport| transport.forgets.store(2, Ordering::Relaxed));
+    reset_by_another_owner(|transport| transport.forgets.store(2, Ordering::Relaxed));
 }
 
 #[test]

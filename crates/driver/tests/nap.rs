@@ -1,4 +1,4 @@
-//! Queue pairs that are polled: their interrupts, where these are after somebody else's reset, and their rests between two
+//! Queue pairs that are polled: their interrupts, where these are after another owner's reset, and their rests between two
 //! looks.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
@@ -29,7 +29,7 @@ struct Noted {
     meanwhile: Mutex<Option<Meanwhile>>,
 }
 
-/// A deed of somebody else's.
+/// What another owner does to the device.
 struct Meanwhile(Box<dyn FnOnce() + Send>);
 
 impl std::fmt::Debug for Meanwhile {
@@ -195,7 +195,7 @@ fn an_interrupt_that_was_let_go_of_after_anothers_reset_is_taken_back() {
         }
         queue.set_tap(None);
         submit(&mut queue, buffer);
-        // Whether it is over before or not: who sleeps now is woken.
+        // Whether it has completed before or not: who sleeps now is woken.
         queue.arm();
         let vector = usize::from(queue.qid());
         assert!(transport.attached.lock().unwrap()[vector], "reset at {at}");

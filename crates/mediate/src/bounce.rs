@@ -31,7 +31,7 @@ impl Bounces {
     pub fn take(&mut self, len: u64) -> Result<DmaBuffer, Status> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         if len > MOST - self.used.min(MOST) {
-            // The host is to try again when others are over.
+            // The host is to try again when others have completed.
             return Err(Status::COMMAND_INTERRUPTED);
         }
         let found = self.spare.iter().position(|spare| spare.len() >= len);

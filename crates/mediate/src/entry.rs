@@ -10,7 +10,7 @@ use nvme::{Command, Status};
 pub(crate) enum Use {
     /// Nothing.
     Free,
-    /// A command that the device executes as one, on the guest's own memory: when it is over, so is the guest's.
+    /// A command that the device executes as one, on the guest's own memory: when it has completed, so has the guest's.
     Simple,
     /// One in parts, or with a copy of its data.
     Composite,
@@ -61,7 +61,7 @@ impl Entry {
     }
 }
 
-/// A command of the guest's that is over.
+/// A command of the guest's that has completed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub token: u64,

@@ -7,9 +7,9 @@ use nvme::Status;
 use crate::bounce::{Bounces, copy};
 use crate::entry::{Copied, Done, Entry, Use};
 
-/// Looks at the physical queue pair after which one that asked for room in vain, and has not asked again, is taken to want
+/// Looks at the physical queue pair after which one that asked for room without success, and has not asked again, is taken to want
 /// none.
-const PATIENCE: u64 = 1024;
+const WAITING_ROUNDS: u64 = 1024;
 
 /// A virtual queue pair, as the lane knows it.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub fn at_work(&self, round: u64) -> bool {
-        let waits = |since: u64| round.wrapping_sub(since) < PATIENCE;
+        let waits = |since: u64| round.wrapping_sub(since) < WAITING_ROUNDS;
         self.in_flight > 0 || self.hungry.is_some_and(waits)
     }
 }
@@ -69,7 +69,7 @@ impl Flight {
         Some((owner, done))
     }
 
-    /// A part of a command is over. Whose command is over with it, if it was the last.
+    /// A part of a command has completed. Whose command has completed with it, if it was the last.
     #[inline(never)]
     pub fn part_over(
         &mut self,

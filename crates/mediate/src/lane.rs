@@ -167,7 +167,7 @@ impl Lane {
     /// Before the worker sleeps. `true`: nothing waits here for any of them, and what the device completes from now on
     /// signals.
     pub fn arm(&mut self) -> bool {
-        // Memory that was unregistered is let go, although nothing may ever be submitted again.
+        // Memory that was unregistered is released, although nothing may ever be submitted again.
         self.flight.tables.keep_up();
         let waits = self.flight.clients.iter().any(|c| !c.inbox.is_empty());
         self.queue.arm() && !waits && self.over.is_empty()
@@ -408,7 +408,7 @@ impl Lane {
         }
     }
 
-    /// Parts that never began are over.
+    /// Parts that never began count as completed.
     fn drop_parts(&mut self, index: u16, parts: u32) {
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             entry.parts = entry.parts.saturating_sub(parts);
@@ -467,11 +467,11 @@ impl Lane {
 
     // ---- completions
 
-    /// Hands out what has completed of one virtual queue pair's; keeps what is others'. Returns the counter of cycles when
+    /// Delivers what has completed of one virtual queue pair's; keeps what is others'. Returns the counter of cycles when
     /// the first entry was seen, if that is to be measured.
     #[inline]
     pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
-        // Memory that was unregistered is let go, although nothing may ever be submitted again.
+        // Memory that was unregistered is released, although nothing may ever be submitted again.
         self.flight.tables.keep_up();
         self.round = self.round.wrapping_add(1);
         if let Some(me) = self.flight.clients.get_mut(client)
@@ -503,7 +503,7 @@ impl Lane {
                 }
             }
         }
-        // The batch is over: who has more asks again.
+        // The batch has ended: a queue with more asks again.
         self.promised = 0;
         if !self.parked.is_empty() {
             self.go_on();
@@ -512,7 +512,7 @@ impl Lane {
         start
     }
 
-    /// Whether everything is over.
+    /// Whether everything has completed.
     fn is_idle(&self) -> bool {
         self.flight.free.len() == self.flight.entries.len()
     }

@@ -11,7 +11,7 @@
 //! guest's completion queue
 //! ```
 //!
-//! This room holds the path and nothing else: a [`DirectQueue`] takes commands that were fetched by whoever serves the
+//! This room holds the path and nothing else: a [`DirectQueue`] takes commands that were fetched by the one who serves the
 //! guest, and hands back how they ended. It knows no virtual controller, no socket and no interrupt of the guest's. What
 //! it may touch: a [`driver::QueuePair`] that was reserved for it, and guest memory through the guest's own
 //! [`dma::DmaMap`]. What it may not: anything that would let a guest name a block outside its [`Slice`], or an address

@@ -53,7 +53,7 @@ impl Waker {
     /// physical queue pair does not exist any more.
     pub fn arm(&self) -> Option<bool> {
         let lane = self.lane.upgrade()?;
-        // Whoever has it is at work.
+        // Its owner is at work.
         Some(lane.try_borrow_mut().is_ok_and(|mut lane| lane.arm()))
     }
 }
@@ -119,7 +119,7 @@ impl DirectQueue {
         &self.stats
     }
 
-    /// Whether the device has a command at all. One that it has not may still be emulated by whoever has another path.
+    /// Whether the device has a command at all. One that it has not may still be emulated by a caller that has another path.
     #[inline]
     pub fn supports(&self, opcode: NvmOpcode) -> bool {
         self.rules.supports(opcode)
@@ -141,7 +141,7 @@ impl DirectQueue {
     }
 
     /// How many commands it may submit now; to be asked while there are any. With a shared physical queue pair that is
-    /// its share, and asking in vain lets the others give room.
+    /// its share, and asking without success makes the others leave room.
     #[inline]
     pub fn room(&mut self) -> usize {
         let client = self.client;
@@ -200,7 +200,7 @@ impl DirectQueue {
         }
     }
 
-    /// Rings, hands out the commands that are over (token, status, dword 0), and returns how many that are. Never blocks,
+    /// Rings, delivers the commands that have completed (token, status, dword 0), and returns how many that are. Never blocks,
     /// but for recovery: a device that has to be reset is reset here, and the commands are repeated.
     #[inline]
     pub fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
@@ -208,7 +208,7 @@ impl DirectQueue {
             return 0;
         };
         let start = lane.reap(self.client, &mut self.done, self.stats.is_measuring());
-        // Whoever is told may come back here.
+        // The callee may come back here.
         drop(lane);
         let count = self.done.len();
         if count == 0 {

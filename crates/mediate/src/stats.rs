@@ -11,10 +11,10 @@ pub struct QueueStats {
     /// included; the doorbell, which is rung once for a batch, is not.
     pub translate: Histogram,
     /// Cycles to complete one: from the moment that its entry is seen in the physical completion queue to the return of
-    /// whoever posts it to the guest. Of a batch, its share. Looks at an empty queue are not counted, nor is what
+    /// the caller, who posts it to the guest. Of a batch, its share. Looks at an empty queue are not counted, nor is what
     /// happens to a thread while it looks.
     pub complete: Histogram,
-    /// Cycles to send an interrupt to the guest. Recorded by whoever sends it.
+    /// Cycles to send an interrupt to the guest. Recorded by the sender.
     pub interrupt: Histogram,
     commands: AtomicU64,
     refused: AtomicU64,

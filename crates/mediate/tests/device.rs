@@ -265,7 +265,7 @@ fn a_queue_that_is_polled_lets_go_of_its_interrupt_and_takes_it_to_sleep() {
         }
         assert_eq!(changes(), [true]);
     }
-    // Whoever has the queue pair next finds its interrupt in place.
+    // The next owner of the queue pair finds its interrupt in place.
     for _ in 0..1000 {
         assert_eq!(guest.run(&read), Status::SUCCESS);
     }
@@ -278,7 +278,7 @@ fn a_queue_that_is_polled_lets_go_of_its_interrupt_and_takes_it_to_sleep() {
         assert_eq!(guest.run(&read), Status::SUCCESS);
     }
     assert_eq!(changes(), [false]);
-    // A reset brings all vectors back; the queue pair takes its own once more, for another may have let go of it meanwhile.
+    // A reset brings all vectors back; the queue pair takes its own once more, for another may have detached it meanwhile.
     device.reset().unwrap();
     for _ in 0..1000 {
         assert_eq!(guest.run(&read), Status::SUCCESS);

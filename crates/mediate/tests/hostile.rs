@@ -542,7 +542,7 @@ fn what_ends_inside_a_page_ends_there() {
 
 #[test]
 fn another_map_is_another_guest() {
-    // The same addresses, the same generation, another map: whoever serves two guests and mixes them up gets refusals or
+    // The same addresses, the same generation, another map: a server of two guests that mixes them up gets refusals or
     // the other's own memory, never the memory of the first.
     let mut world = world(Config::default(), false);
     let read = rw(NvmOpcode::READ, 0, 8, BASE, 0);

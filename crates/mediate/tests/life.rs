@@ -74,7 +74,7 @@ fn suspended_commands_are_kept_and_repeated() {
         assert!(matches!(device.health(), Err(Error::Suspended)));
         let other = mediate::DirectOptions::new(1, guest.slice);
         assert!(mediate::DirectQueue::reserve(&device, other).is_err());
-        // Whoever suspended it does something to it.
+        // The one that suspended it does something to it.
         Transport::reset(&*model).unwrap();
         model.freeze(false);
         device.resume().unwrap();

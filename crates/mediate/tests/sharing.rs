@@ -90,7 +90,7 @@ fn alone_it_has_all_and_with_another_half() {
     let (mut greedy, mut late) = two(&device, 64);
     model.freeze(true);
     assert_eq!(fill(&mut greedy), 64);
-    // Nothing is left, but it is heard that there is somebody.
+    // Nothing is left, but the other queue is seen.
     assert_eq!(fill(&mut late), 0);
     let mut served = (0, 0);
     for _ in 0..200 {
@@ -101,7 +101,7 @@ fn alone_it_has_all_and_with_another_half() {
         served.0 += greedy.ended.drain().count();
         served.1 += late.ended.drain().count();
         model.freeze(true);
-        // Whoever comes first takes what there is: its share, not more.
+        // The first one takes what there is: its share, not more.
         fill(&mut greedy);
         fill(&mut late);
         assert!(greedy.queue.in_flight() <= 64 && late.queue.in_flight() <= 32);
@@ -120,7 +120,7 @@ fn alone_it_has_all_and_with_another_half() {
 }
 
 #[test]
-fn completions_find_their_owner_whoever_polls() {
+fn completions_find_their_owner_when_another_polls() {
     let (model, device) = device(1);
     let (mut one, mut other) = two(&device, 32);
     for _ in 0..100 {

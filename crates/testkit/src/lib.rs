@@ -72,7 +72,7 @@ mod tests {
     use std::sync::Barrier;
 
     #[test]
-    fn a_skip_is_one_whole_line_whoever_else_writes() {
+    fn a_skip_is_one_whole_line_among_other_writers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("skips.txt");
         let threads = 8;

@@ -23,7 +23,7 @@ pub const MAX_IO: u64 = 512 << 10;
 /// Queues that a disk can have here.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=64;
 /// How long the end of a server may go unnoticed by the kernel.
-const NOTICE: Duration = Duration::from_secs(10);
+const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait for others who have the device open, when it is removed.
 const OTHERS: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -384,7 +384,7 @@ fn wanted(options: &DiskOptions, features: u64) -> DevInfo {
 
 /// What an earlier server left under this number: cleared away, or to be recovered.
 fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<DevInfo>, UblkError> {
-    let deadline = Instant::now() + NOTICE;
+    let deadline = Instant::now() + DEATH_TIMEOUT;
     while let Some(info) = control.info(id)? {
         match info.state {
             uapi::STATE_QUIESCED if recover => return Ok(Some(info)),

@@ -26,7 +26,7 @@ pub enum UblkError {
         /// What is missing.
         what: &'static str,
     },
-    /// Somebody else serves a device of that number.
+    /// Another process serves a device of that number.
     #[error("ublk device {id} is served by process {pid}; choose another number, or stop that one")]
     InUse {
         /// The device's number.

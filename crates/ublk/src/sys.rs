@@ -15,7 +15,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// How long a control command may take before it is asked whether it still makes sense.
-const PATIENCE: Duration = Duration::from_millis(100);
+const WAIT: Duration = Duration::from_millis(100);
 
 /// The ring for control commands: one at a time, and each is waited for.
 pub(crate) struct ControlRing {
@@ -67,7 +67,7 @@ impl ControlRing {
         // SAFETY: the entry points to nothing but the buffer of `with_buffer`, which waits for the command's end.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
-        let pause = Timespec::from(PATIENCE);
+        let pause = Timespec::from(WAIT);
         loop {
             let args = SubmitArgs::new().timespec(&pause);
             match self.ring.submitter().submit_with_args(1, &args) {
@@ -157,7 +157,7 @@ pub(crate) struct QueueRing {
     memory: Memory,
     buffers: SegmentList,
     buffer_bytes: u64,
-    /// Commands that the kernel has: it may write to the memory until they are over.
+    /// Commands that the kernel has: it may write to the memory until they have completed.
     held: usize,
 }
 

@@ -29,7 +29,7 @@ pub enum ListenError {
     /// What is there is not a socket, and is left alone.
     #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
-    /// Somebody else holds the directory's lock, under which sockets are made.
+    /// Another process holds the directory's lock, under which sockets are made.
     #[error("{}: directory is locked", .0.display())]
     Locked(PathBuf),
     /// A system call failed.

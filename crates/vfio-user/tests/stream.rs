@@ -568,7 +568,7 @@ fn messages_of_every_alignment_in_one_packet() {
     );
 }
 
-/// Configuration space holds bits that take effect only when commands in flight are over.
+/// Configuration space holds bits that take effect only when commands in flight have completed.
 #[test]
 fn a_write_may_take_some_time() {
     let mut server = Server::negotiated();

@@ -1,4 +1,4 @@
-//! Errors: of setting up and running an export ([`Error`], for people), and why a client was let go ([`ClientError`], for
+//! Errors: of setting up and running an export ([`Error`], for people), and why a client was disconnected ([`ClientError`], for
 //! the log).
 
 use rustix::io::Errno;
@@ -26,7 +26,7 @@ pub enum Error {
     Flush(String),
 }
 
-/// Why a client was let go.
+/// Why a client was disconnected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     #[error("receiving: {0}")]

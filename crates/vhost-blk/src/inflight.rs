@@ -1,5 +1,5 @@
 //! Inflight I/O tracking ("Vhost-user Protocol", Inflight I/O tracking, split virtqueue): which requests have been fetched
-//! and not been answered, in memory that the front-end keeps when this process dies. Whoever takes over begins them again.
+//! and not been answered, in memory that the front-end keeps when this process dies. The next process begins them again.
 //!
 //! The memory is ours alone by the protocol, but the front-end can write it: indices from it are checked.
 

@@ -10,7 +10,7 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use volume::{PinPace, Pinner};
 
-/// Told of every memory file of a client, by whoever can reach it without copies (a device); what it answers is dropped
+/// Told of every memory file of a client, by volumes that can reach it without copies (a device); what it answers is dropped
 /// when the memory is no longer in use.
 pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
 

@@ -297,7 +297,7 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// Stops the queue; the answer comes when its requests are over.
+    /// Stops the queue; the answer comes when its requests have completed.
     fn get_vring_base(&mut self, header: Header, payload: &[u8], disk: &Disk) -> Handled {
         let state: VringState = exactly(payload).ok_or(Refusal::Size)?;
         self.queue(state.index.into(), disk)?.stop();

@@ -300,7 +300,7 @@ impl Queue {
         self.run.as_ref().is_some_and(|run| run.in_flight() > 0)
     }
 
-    /// It has been stopped and is not busy: lets go of its ring, and answers the index of the next available entry.
+    /// It has been stopped and is not busy: drops its ring, and answers the index of the next available entry.
     pub(crate) fn end(&mut self) -> u16 {
         self.publish();
         if let Some(run) = self.run.take() {

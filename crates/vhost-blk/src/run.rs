@@ -376,7 +376,7 @@ impl Run {
             stats.errors.add(1);
         }
         let (head, status_at, written) = (slot.head, slot.status_at, slot.written);
-        // The request is over: its pin on the memory goes.
+        // The request has completed: its pin on the memory goes.
         slot.data.clear();
         self.free_slot(index);
         // Its memory may have been taken away meanwhile, or all memory, as the front-end has gone: nobody waits for it.

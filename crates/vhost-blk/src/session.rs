@@ -22,11 +22,11 @@ const MESSAGES_PER_TURN: u32 = 64;
 /// A request whose answer has to wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pending {
-    /// GET_VRING_BASE: until the queue's requests are over.
+    /// GET_VRING_BASE: until the queue's requests have completed.
     Base(Header, u16),
     /// Memory was taken away: until no request in flight can touch it.
     Unmap(Header),
-    /// RESET_DEVICE: until all requests are over.
+    /// RESET_DEVICE: until all requests have completed.
     Reset(Header),
 }
 

@@ -1,4 +1,4 @@
-//! Front-ends and guests that break the rules: they get errors or are let go, and the next one finds all in order.
+//! Front-ends and guests that break the rules: they get errors or are disconnected, and the next one finds all in order.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

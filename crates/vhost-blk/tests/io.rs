@@ -416,7 +416,7 @@ fn woken(without: u64) {
         queue.ring();
         let started = std::time::Instant::now();
         while queue.used_idx() != queue.next {
-            assert!(started.elapsed() < PATIENCE, "round {round}: asleep");
+            assert!(started.elapsed() < TIMEOUT, "round {round}: asleep");
             std::hint::spin_loop();
         }
         // About what it takes to fall asleep.

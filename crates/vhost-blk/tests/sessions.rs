@@ -78,7 +78,7 @@ fn a_file_that_grows_is_announced_and_can_be_used() {
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(3 << 20).unwrap();
     resized();
-    told.recv_timeout(PATIENCE).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(handler.lock().unwrap().0.load(Ordering::SeqCst), 1);
     assert_eq!(client.capacity(), 6144);
     queue.ok(Req::write(6143, &[9; 512]));
@@ -86,7 +86,7 @@ fn a_file_that_grows_is_announced_and_can_be_used() {
     // It shrinks: the guest is told, and what is gone gives errors.
     file.set_len(1 << 20).unwrap();
     resized();
-    told.recv_timeout(PATIENCE).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(client.capacity(), 2048);
     assert_eq!(queue.run(Req::read(6143, 512)).0, 1);
     queue.ok(Req::read(2047, 512));
@@ -280,7 +280,7 @@ fn a_front_end_that_goes_in_the_middle_of_io_leaves_the_disk_to_the_next_one() {
     let memory = client.memory.clone();
     drop(client);
     eventually("disconnected", || !served.stats.is_connected());
-    // The next one is taken when the requests of the last one are over.
+    // The next one is taken when the requests of the last one have completed.
     let path = served.path.clone();
     let connecting = std::thread::spawn(move || {
         let frontend = Frontend::connect(&path, 1).unwrap();

@@ -91,7 +91,7 @@ fn a_steady_load_does_not_starve_an_unmap() {
             steps += 1;
             assert!(
                 steps <= 4,
-                "still waiting after every older command is over"
+                "still waiting after every older command has completed"
             );
         }
         assert_eq!(steps, 4);

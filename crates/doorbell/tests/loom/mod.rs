@@ -275,8 +275,8 @@ impl Controller {
         self.fetched != before
     }
 
-    /// Polls only where a glance says that there is news, and then finds something. Whether it did.
-    pub fn glance(&mut self) -> bool {
+    /// Polls only where a spin poll says that there is news, and then finds something. Whether it did.
+    pub fn spin_poll(&mut self) -> bool {
         if !self.watch.has_news(self.held.cells(self.shadowed)) {
             return false;
         }
@@ -286,9 +286,9 @@ impl Controller {
         true
     }
 
-    /// As [`Controller::serve_until_idle`], with glances for polls.
-    pub fn glance_until_idle(&mut self) {
-        while self.glance() || !self.arm() {}
+    /// As [`Controller::serve_until_idle`], with spin polls for polls.
+    pub fn spin_until_idle(&mut self) {
+        while self.spin_poll() || !self.arm() {}
     }
 
     /// One look without a word to the host.

@@ -49,7 +49,7 @@ fn run() -> Outcome {
     Ok(())
 }
 
-/// The way in that programs take, once everything of the first opening has been let go.
+/// The way in that programs take, once everything of the first opening has been released.
 fn by_url(bdf: Bdf) -> Outcome {
     let target = Target::parse(&format!("nvme://{bdf}/1?queues=1"))?;
     let device = target.open()?;

@@ -1,4 +1,4 @@
-//! A controller's way from disabled to ready and back (NVMe Base 2.1, 3.5.1 and 3.6), also under the hands of somebody else
+//! A controller's way from disabled to ready and back (NVMe Base 2.1, 3.5.1 and 3.6), also while another owner resets it
 //! who resets the function.
 
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl Control {
         Ok(())
     }
 
-    /// Waits until a controller that was enabled is ready. `false`: it is not enabled any more, for somebody else has reset
+    /// Waits until a controller that was enabled is ready. `false`: it is not enabled any more, for another owner has reset
     /// the function.
     fn await_enabled(&self, transport: &dyn Transport, deadline: Instant) -> Result<bool, Error> {
         let mut round = 0;
@@ -134,7 +134,7 @@ impl Control {
         let limit = self.ready_limit(transport);
         let deadline = Instant::now() + limit;
         let mut round = 0;
-        // While somebody else resets the function, its registers are not there for a while, and writes are lost; what was
+        // While another process resets the function, its registers are not there for a while, and writes are lost; what was
         // written before is forgotten. Then all of it is written again.
         loop {
             transport.write32(regs::AQA, aqa)?;

@@ -1,7 +1,7 @@
 //! What is mapped for the device: fixed regions, temporary ones, and the table by which an address is looked up.
 //!
 //! A [`Region`] is one mapping and owns it: while anything holds it (a buffer, a command in flight, a queue) the device
-//! may touch its memory, and when the last holder lets go, it is unmapped, then its addresses are free again, then its
+//! may touch its memory, and when the last holder drops it, it is unmapped, then its addresses are free again, then its
 //! memory. That order is all that keeps a device from writing into memory that has become something else.
 //!
 //! Temporary regions stay mapped after use, for the next transfer to the same memory, until room is needed: then those
@@ -114,7 +114,7 @@ impl Registration {
 }
 
 impl Drop for Registration {
-    /// No longer found; unmapped when the last command that uses it is over.
+    /// No longer found; unmapped when the last command that uses it has completed.
     fn drop(&mut self) {
         let mapper = self.region.mapper.clone();
         mapper.forget(&self.region);

@@ -70,7 +70,7 @@ impl Tables {
         self.users += 1;
     }
 
-    /// A command is over that began under this number.
+    /// A command that began under this number has completed.
     #[inline]
     pub fn release(&mut self, number: u64) {
         if number == self.number {

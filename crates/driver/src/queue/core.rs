@@ -25,7 +25,7 @@ use crate::options::QueueOptions;
 /// Blocks of one command at most (NLB has 16 bits, zero-based).
 const MAX_BLOCKS: u64 = 1 << 16;
 /// Short looks at the completion queue between two long ones.
-const GLANCES: u32 = 8;
+const SPIN_POLLS: u32 = 8;
 
 /// Where a command's data is.
 pub(crate) enum Data<'a> {
@@ -45,7 +45,7 @@ pub(crate) struct Core {
     pub dead: bool,
     /// The device is suspended: commands stay where they are.
     held: bool,
-    /// Commands in flight, for whoever waits for all queue pairs to be idle. Stored, never added to.
+    /// Commands in flight, for a thread that waits for all queue pairs to be idle. Stored, never added to.
     pub(super) flying: Arc<AtomicU32>,
     pub qid: u16,
     pub sq: SqRing,
@@ -80,7 +80,7 @@ pub(crate) struct Core {
     next_tick: Instant,
     tick_len: Duration,
     /// Ticks until a command is late.
-    patience: u32,
+    timeout_ticks: u32,
     rounds: u32,
     /// Completions that came about otherwise than by an entry, to be handed out by the next poll.
     pub finished: VecDeque<Completion>,
@@ -125,7 +125,7 @@ impl Core {
         let tick_len = (timeout / 4)
             .min(shared.options.status_interval)
             .max(Duration::from_millis(1));
-        let patience = timeout.as_nanos().div_ceil(tick_len.as_nanos());
+        let timeout_ticks = timeout.as_nanos().div_ceil(tick_len.as_nanos());
         Ok(Self {
             epoch: shared.epoch.load(Ordering::Acquire),
             shared: shared.clone(),
@@ -162,7 +162,7 @@ impl Core {
             tick: 0,
             next_tick: Instant::now() + tick_len,
             tick_len,
-            patience: u32::try_from(patience).unwrap_or(u32::MAX / 4) + 1,
+            timeout_ticks: u32::try_from(timeout_ticks).unwrap_or(u32::MAX / 4) + 1,
             rounds: 0,
             finished: VecDeque::new(),
             tap: None,
@@ -179,7 +179,7 @@ impl Core {
         self.shape
     }
 
-    /// Length of a tick, for whoever sleeps.
+    /// Length of a tick, for an owner that sleeps.
     pub fn tick_len(&self) -> Duration {
         self.tick_len
     }
@@ -199,8 +199,8 @@ impl Core {
         if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != State::Live {
             return Err(Error::Gone);
         }
-        // The interrupt is there since the controller was brought up, and whoever had the number before left it so; but another
-        // thread may have done that before this one let go of it. One that others use too is not its to let go of.
+        // The interrupt is there since the controller was brought up, and the previous owner of the number left it so; but another
+        // thread may have done that before this one detached it. One that others use too is not its to detach.
         if self.attach_interrupt() {
             self.nap = Nap::attached(self.polled && self.can_wake());
         }
@@ -332,13 +332,13 @@ impl Core {
         }
     }
 
-    /// Rings, and hands out what has completed; takes a rest where nothing has.
+    /// Rings, and delivers what has completed; takes a rest where nothing has.
     #[inline]
     pub fn poll(&mut self, done: &mut impl Sink) -> usize {
         self.look(done, true)
     }
 
-    /// As [`Core::poll`], with a rest or, for whoever has other things to look at, without.
+    /// As [`Core::poll`], with a rest or, for an owner with other things to look at, without.
     #[inline]
     pub fn look(&mut self, done: &mut impl Sink, rest: bool) -> usize {
         self.ring();
@@ -385,12 +385,12 @@ impl Core {
             return true;
         }
         // Without commands in flight none can come.
-        let glances = if self.slots.in_flight() > 0 {
-            GLANCES
+        let spin_polls = if self.slots.in_flight() > 0 {
+            SPIN_POLLS
         } else {
             1
         };
-        (0..glances).any(|_| {
+        (0..spin_polls).any(|_| {
             self.shared.transport.pause();
             self.cq.take(self.head, self.phase).is_some()
         })
@@ -460,7 +460,7 @@ impl Core {
         }
     }
 
-    /// A part of a split request is over; the request's completion if that was the last.
+    /// A part of a split request has completed; the request's completion if that was the last.
     pub fn part_done(
         &mut self,
         index: u32,
@@ -499,11 +499,11 @@ impl Core {
         self.tick = self.tick.wrapping_add(1);
         match crate::admin::csts(&*self.shared.transport) {
             Ok(csts) if csts.cfs() => self.recover("controller fatal status"),
-            Ok(csts) if !csts.rdy() => self.recover("the controller was reset by somebody else"),
+            Ok(csts) if !csts.rdy() => self.recover("the controller was reset by another owner"),
             Ok(_) => {
-                let (tick, patience) = (self.tick, self.patience);
+                let (tick, timeout_ticks) = (self.tick, self.timeout_ticks);
                 let late = |slot: &super::slots::Slot| {
-                    slot.busy && tick.wrapping_sub(slot.tick) > patience
+                    slot.busy && tick.wrapping_sub(slot.tick) > timeout_ticks
                 };
                 let late = self.slots.iter().position(late);
                 if let Some(index) = late {
@@ -516,7 +516,7 @@ impl Core {
 
     /// A command was not answered in time.
     fn late(&mut self, index: u16) {
-        let (tick, patience) = (self.tick, self.patience);
+        let (tick, timeout_ticks) = (self.tick, self.timeout_ticks);
         let Some(slot) = self.slots.get(index) else {
             return;
         };
@@ -545,13 +545,13 @@ impl Core {
         let answer = control.abort(self.qid, cid, limit);
         drop(control);
         let grace = match answer {
-            Ok(true) => (patience / 2).max(2),
+            Ok(true) => (timeout_ticks / 2).max(2),
             // It does not know the command: so the completion is on its way, or lost.
             Ok(false) => 2,
             Err(_) => return self.recover("Abort was not answered"),
         };
         if let Some(slot) = self.slots.get(index) {
-            slot.tick = tick.wrapping_sub(patience).wrapping_add(grace);
+            slot.tick = tick.wrapping_sub(timeout_ticks).wrapping_add(grace);
         }
     }
 

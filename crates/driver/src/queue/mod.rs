@@ -40,7 +40,7 @@ pub(crate) use slots::SINGLE;
 use split::Parent;
 use wait::Waiter;
 
-/// An I/O queue pair of one namespace. `Send`, and owned by whoever uses it: every thread takes its own.
+/// An I/O queue pair of one namespace. `Send`, and owned by the thread that uses it: each takes its own.
 ///
 /// A request owns its buffer until its completion hands it back. Dropping the queue pair with requests in flight is
 /// safe: the queue is deleted, which ends them, and only then is their memory free.
@@ -313,7 +313,7 @@ impl QueuePair {
         }
     }
 
-    /// Rings, hands out what has completed, and returns how much that is. Never blocks, but for recovery: a controller
+    /// Rings, delivers what has completed, and returns how much that is. Never blocks, but for recovery: a controller
     /// that has to be reset is reset here, and commands in flight are repeated.
     #[inline]
     pub fn poll(&mut self, mut done: impl FnMut(Completion)) -> usize {
@@ -333,7 +333,7 @@ impl QueuePair {
         }
     }
 
-    /// Polls, then sleeps, until something completes or the time is over. Polling goes on for a window that adapts: it
+    /// Polls, then sleeps, until something completes or the time has passed. Polling goes on for a window that adapts: it
     /// grows while completions come soon after the thread went to sleep, and shrinks while they do not.
     ///
     /// # Errors

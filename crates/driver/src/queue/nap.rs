@@ -1,7 +1,7 @@
 //! Interrupts for a thread that mostly polls.
 //!
 //! A device sends an interrupt for every batch of completions, whether somebody sleeps or not; MSI-X has no mask that costs
-//! nothing to move. So a queue pair whose owner polls lets go of its interrupt once a number of completions were found
+//! nothing to move. So a queue pair whose owner polls detaches its interrupt once a number of completions were found
 //! without sleep in between, and takes it again before the next sleep. A device so slow that its owner sleeps for every
 //! command keeps it; one that is busy is left alone.
 
@@ -10,14 +10,14 @@ use std::os::fd::AsFd;
 use super::core::Core;
 use super::wait;
 
-/// Completions found since the last sleep, after which the interrupt is let go of: taking it and letting it go are system
+/// Completions found since the last sleep, after which the interrupt is detached: attaching and detaching it are system
 /// calls, or messages, of some microseconds.
 const ENOUGH: u32 = 256;
 
 /// What a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled) knows of its interrupt.
 #[derive(Debug, Default)]
 pub(super) struct Nap {
-    /// Completions until the interrupt is let go of; zero: it has been, or is not to be.
+    /// Completions until the interrupt is detached; zero: it has been, or is not to be.
     pub left: u32,
     /// It has been.
     pub detached: bool,

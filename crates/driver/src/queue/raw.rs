@@ -1,8 +1,8 @@
-//! Commands that somebody else made: mediation's way into a queue pair, next to requests.
+//! Commands that another layer made: mediation's way into a queue pair, next to requests.
 //!
 //! A raw command is a guest's, checked and translated by its owner. The queue pair gives it an identifier with a
 //! sequence, names its data by PRPs or an SGL in list pages of its own, keeps it for replay after a reset, and looks after
-//! its time, as with any other command. What it does not do is keep the memory: whoever submits keeps every address
+//! its time, as with any other command. What it does not do is keep the memory: the submitter keeps every address
 //! accessible to the device, and its memory in place, until the completion, or until the queue pair is dropped and the
 //! device is known not to be wild ([`QueuePair::is_wild`]).
 
@@ -123,7 +123,7 @@ impl Core {
     }
 }
 
-/// Who is told of raw commands that are over.
+/// Who is told of raw commands that have completed.
 pub trait Ended {
     /// One has worked. Dword 0 is of its completion.
     fn worked(&mut self, user_data: u64, dw0: u32);
@@ -220,7 +220,7 @@ impl QueuePair {
         self.core.as_ref().map_or(4096, |core| core.shape().page)
     }
 
-    /// Before the owner sleeps on [`QueuePair::eventfd`]: takes back what was signalled so far. `true`: nothing waits here,
+    /// Before the owner sleeps on [`QueuePair::eventfd`]: consumes what was signalled so far. `true`: nothing waits here,
     /// and what completes from now on signals. `false`: poll again.
     pub fn arm(&mut self) -> bool {
         self.core().is_none_or(Core::arm)

@@ -18,7 +18,7 @@ impl Core {
         self.flying.store(count, Ordering::Release);
     }
 
-    /// Hands out what has completed. Returns how many commands that was.
+    /// Delivers what has completed. Returns how many commands that was.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut impl Sink) -> usize {
         let mut count = 0;
@@ -69,7 +69,7 @@ impl Core {
         }
     }
 
-    /// One entry's command is over. Whether it was handed out.
+    /// One entry's command has completed. Whether it was delivered.
     #[inline(always)]
     fn settle(&mut self, entry: Cqe, done: &mut impl Sink) -> bool {
         let known = entry.sqid() == self.qid;

@@ -79,7 +79,7 @@ pub struct Completion {
     pub buffer: Option<DmaBuffer>,
 }
 
-/// Who is told of commands that are over.
+/// Who is told of commands that have completed.
 pub(crate) trait Sink {
     /// One that was submitted by itself; its slot's buffer is there to be taken.
     fn single(

@@ -12,7 +12,7 @@ use super::request::Completion;
 
 /// The shortest window worth having.
 const SHORTEST: Duration = Duration::from_micros(2);
-/// Polls in vain between two looks at the clock, which costs as much as several looks at the queue; a poll in vain is
+/// Polls without a completion between two looks at the clock, which costs as much as several looks at the queue; such a poll is
 /// nearly ten of those.
 const POLLS_PER_CLOCK: u32 = 2;
 
@@ -100,7 +100,7 @@ impl Waiter {
     }
 }
 
-/// Takes back what the queue's interrupt has signalled so far.
+/// Consumes what the queue's interrupt has signalled so far.
 pub(super) fn drain(core: &Core) {
     if let Some(eventfd) = &core.eventfd {
         let mut count = [0; 8];

@@ -53,7 +53,7 @@ pub enum VfioError {
         /// The device node.
         path: PathBuf,
     },
-    /// Somebody else has the device.
+    /// Another process has the device.
     #[error("{path} is in use by another process", path = .path.display())]
     Busy {
         /// The device node.

@@ -78,7 +78,7 @@ pub struct Vfio {
     config: Region,
     can_reset: bool,
     vectors: u16,
-    /// The device was let go of.
+    /// The device was released.
     released: AtomicBool,
     /// How many vectors have been set up; also serialises changes of the command register.
     state: Mutex<usize>,
@@ -206,7 +206,7 @@ impl Vfio {
             .map_err(|e| told("VFIO_DEVICE_SET_IRQS", e))
     }
 
-    /// An error for whoever comes after the device was let go of.
+    /// An error for calls that come after the device was released.
     fn held(&self) -> Result<(), TransportError> {
         if self.released.load(Ordering::Acquire) {
             return Err(TransportError::Gone("it was given back".into()));
@@ -435,11 +435,11 @@ impl Transport for Vfio {
         // The kernel waits for the last of these, in the order in which they have to go.
         for window in &self.bar0 {
             let detached = window.registers.detach();
-            detached.map_err(|e| TransportError::io("letting go of the registers", e))?;
+            detached.map_err(|e| TransportError::io("releasing the registers", e))?;
         }
         sys::close_in_place(self.device.as_fd())
             .and_then(|()| self.iommu.close_in_place())
-            .map_err(|e| TransportError::io("letting go of the device", e))?;
+            .map_err(|e| TransportError::io("releasing the device", e))?;
         bus_master
     }
 

@@ -1,6 +1,6 @@
 //! A guest's driver of one virtqueue: it writes descriptors, rings when it is asked to, and reads what was used.
 
-use super::{F_EVENT_IDX, F_INDIRECT, PATIENCE, eventfd, eventually};
+use super::{F_EVENT_IDX, F_INDIRECT, TIMEOUT, eventfd, eventually};
 use dma::Memory;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -266,7 +266,7 @@ impl Driver {
             self.poke(self.available(), &0u16.to_le_bytes());
         }
         fence(Ordering::SeqCst);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.used_idx() == self.seen {
             // An interrupt is waited for, and only then it is looked again.
             while self.call.read().is_err() {

@@ -29,7 +29,7 @@ use volume::{Io, IoOptions, Volume};
 use worker::{IdleWindow, Options};
 
 /// Long enough for anything, on however slow a machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub const F_FLUSH: u64 = 1 << 9;
 pub const F_CONFIG_WCE: u64 = 1 << 11;
@@ -42,7 +42,7 @@ pub const F_PROTOCOL: u64 = 1 << 30;
 pub const F_VERSION_1: u64 = 1 << 32;
 
 pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_micros(200));

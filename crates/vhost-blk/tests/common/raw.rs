@@ -13,7 +13,7 @@ pub struct Raw(pub UnixStream);
 impl Raw {
     pub fn connect(served: &Served) -> Raw {
         let socket = UnixStream::connect(&served.path).unwrap();
-        socket.set_read_timeout(Some(super::PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(super::TIMEOUT)).unwrap();
         Raw(socket)
     }
 

@@ -199,7 +199,7 @@ fn measure(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
 /// CPU time of the daemons while the booted guest leaves its disks alone, per cent of a core.
 fn idle(disks: &[(&Disk, Option<Served>)], figures: &mut Figures) -> Result<()> {
     say(format!("bench: guest, idle for {IDLE:?}"));
-    // What fio left behind is over by then.
+    // What fio left behind has completed by then.
     std::thread::sleep(Duration::from_secs(2));
     let served = disks
         .iter()
