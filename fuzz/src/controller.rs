@@ -206,11 +206,11 @@ impl World {
         if was && let Some(window) = self.windows.get_mut(w) {
             *window = Window::Leaving;
         }
-        self.let_go();
+        self.note_released();
     }
 
     /// Notes what is in windows that the controller has released.
-    fn let_go(&mut self) {
+    fn note_released(&mut self) {
         if !self.controller.dma_quiesced() {
             return;
         }
@@ -379,7 +379,7 @@ impl World {
                 "queue {qid}: {posted} completions for {fetched} commands"
             );
         }
-        self.let_go();
+        self.note_released();
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
@@ -458,7 +458,7 @@ impl World {
                             *window = Window::Leaving;
                         }
                     }
-                    self.let_go();
+                    self.note_released();
                 }
                 3 => self.controller.flush(),
                 4 => self.set32(regs::CC, u32::from(input.u8()) << 10 | 0x46_0000),

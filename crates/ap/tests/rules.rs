@@ -256,7 +256,7 @@ fn a_destroyed_guest_holds_nothing() {
 }
 
 #[test]
-fn a_queue_that_is_gone_is_let_go_of() {
+fn a_queue_that_is_gone_is_released() {
     let (mut device, world) = device(INSTANT);
     for (respond, go) in [
         (Response::DECONFIGURED, false),

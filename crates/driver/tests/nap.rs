@@ -150,7 +150,7 @@ fn read(queue: &mut QueuePair, buffer: DmaBuffer) -> DmaBuffer {
 }
 
 #[test]
-fn an_interrupt_that_queue_pairs_share_is_not_let_go_of() {
+fn an_interrupt_that_queue_pairs_share_stays_attached() {
     // One for the Admin queue, and one for all the others.
     let (transport, device) = noted(2);
     let mut queue = polled(&device);
@@ -182,7 +182,7 @@ impl Tap for Resets {
 }
 
 #[test]
-fn an_interrupt_that_was_let_go_of_after_anothers_reset_is_taken_back() {
+fn an_interrupt_detached_after_anothers_reset_is_attached_again() {
     // Wherever the reset falls: also between the look at the entries and the moment when the interrupt goes.
     let (transport, device) = noted(5);
     let mut buffer = device.allocate(4096).unwrap();

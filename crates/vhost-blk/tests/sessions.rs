@@ -187,7 +187,7 @@ fn a_disabled_queue_stands_still() {
 }
 
 #[test]
-fn memory_that_is_taken_away_is_let_go_when_no_request_can_touch_it() {
+fn removed_memory_is_released_when_no_request_can_touch_it() {
     let (volume, faults) = held(OpKind::Read);
     let served = Served::start(volume, options());
     let mut client = Client::connect(&served, 0);
