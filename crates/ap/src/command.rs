@@ -1,4 +1,5 @@
-//! What a program asks for by PQAP: general register 0 taken apart and checked, and the words of its functions.
+//! What a program asks for by PQAP: general register 0 taken apart and checked, and
+//! the words of its functions.
 
 use thiserror::Error;
 
@@ -73,7 +74,8 @@ impl Facilities {
         all.into_iter().filter_map(|(has, bit)| has.then_some(bit))
     }
 
-    /// Adds these bits to a facility list as STFL or STFLE stored it. Bits beyond its end are left out.
+    /// Adds these bits to a facility list as STFL or STFLE stored it. Bits
+    /// beyond its end are left out.
     pub fn add_to(self, list: &mut [u8]) {
         for bit in self.bits() {
             if let Some(byte) = list.get_mut(usize::from(bit / 8)) {
@@ -118,7 +120,8 @@ const RESERVED: u64 = 0x007f_0000;
 const EXTENDED: u64 = 0x0000_c0f0;
 
 impl Pqap {
-    /// Takes general register 0 apart; the checks are those of Linux's `handle_pqap` (arch/s390/kvm/priv.c), in its order.
+    /// Takes general register 0 apart; the checks are those of Linux's `handle_pqap`
+    /// (arch/s390/kvm/priv.c), in its order.
     pub fn decode(
         gr0: u64,
         facilities: Facilities,

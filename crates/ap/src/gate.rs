@@ -1,8 +1,9 @@
 //! The gate between vCPUs that run the PQAP hook and the thread that destroys the virtual machine.
 //!
-//! A vCPU enters before it looks at the mediated device and leaves when its [`Inside`] is dropped. The destroyer closes
-//! the gate, waits until nobody is inside, and only then frees what the hook uses. Closing is final until the gate is
-//! opened for the next machine. (Linux: `pqap_hook_rwsem` in `struct kvm_s390_crypto`.)
+//! A vCPU enters before it looks at the mediated device and leaves when its [`Inside`] is dropped.
+//! The destroyer closes the gate, waits until nobody is inside, and only then frees what the hook
+//! uses. Closing is final until the gate is opened for the next machine. (Linux: `pqap_hook_rwsem`
+//! in `struct kvm_s390_crypto`.)
 //!
 //! ```
 //! use ap::gate::Gate;

@@ -1,8 +1,9 @@
-//! The three instructions as a machine executes them that interprets none of them itself: from registers and storage to
-//! the mediated device, and back.
+//! The three instructions as a machine executes them that interprets none of them itself: from
+//! registers and storage to the mediated device, and back.
 //!
-//! Registers as Linux uses them (arch/s390/include/asm/ap.h). NQAP: R1 pair the message identifier, R2 pair address
-//! and length. DQAP: the same, and general register 2 the length that is left of a reply longer than the buffer.
+//! Registers as Linux uses them (arch/s390/include/asm/ap.h). NQAP: R1 pair the message identifier,
+//! R2 pair address and length. DQAP: the same, and general register 2 the length that is left of a
+//! reply longer than the buffer.
 
 use alloc::vec;
 
@@ -43,7 +44,8 @@ pub const DQAP: u16 = 0xb2ae;
 /// Operation code of PQAP.
 pub const PQAP: u16 = 0xb2af;
 
-/// The longest message that is read from, or buffer that is looked at in, a guest's storage, in bytes. Cards take less.
+/// The longest message that is read from, or buffer that is looked at in, a guest's storage,
+/// in bytes. Cards take less.
 pub const LARGEST_MESSAGE: u64 = 64 * 1024;
 
 /// General register 0 of NQAP: this is the last part of the message.
@@ -52,7 +54,8 @@ const LAST_PART: u64 = 0x4000_0000;
 const SPECIAL: u64 = 0x0040_0000;
 /// General register 0 of DQAP: begin with a new reply rather than go on with the last one.
 const NEW_REPLY: u64 = 0x8000_0000;
-/// Set in general register 0 by a DQAP that left something: Linux goes on only with a register that is not zero.
+/// Set in general register 0 by a DQAP that left something: Linux goes on only with a
+/// register that is not zero.
 const GOES_ON: u64 = 0x4000_0000;
 
 /// Whether an instruction is one of the three, by its first half-word.
@@ -60,7 +63,8 @@ pub const fn is_ap(operation: u16) -> bool {
     matches!(operation, NQAP | DQAP | PQAP)
 }
 
-/// Executes an instruction. Answers the condition code; an exception suppresses it, nothing has changed then.
+/// Executes an instruction. Answers the condition code; an exception suppresses it,
+/// nothing has changed then.
 pub fn execute<U, P, S, C, Q>(
     cpu: &mut U,
     instruction: [u8; 4],

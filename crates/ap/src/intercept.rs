@@ -1,6 +1,7 @@
-//! PQAP as a host sees it whose hardware interprets AP instructions for the guest: of all functions only AQIC leaves
-//! the guest, and only where both have the facilities. Everything else is answered with "not supported", which the host
-//! turns into what it does for an instruction that it does not know.
+//! PQAP as a host sees it whose hardware interprets AP instructions for the guest: of all
+//! functions only AQIC leaves the guest, and only where both have the facilities. Everything
+//! else is answered with "not supported", which the host turns into what it does for an
+//! instruction that it does not know.
 
 use crate::command::{Facilities, Function, InterruptControl, Pqap, ProgramException};
 use crate::matrix::Apqn;

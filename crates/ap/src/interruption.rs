@@ -1,6 +1,6 @@
-//! Interruptions made by hand, for a machine that lets a program outside it change the PSW: the old PSW and the
-//! interruption's code go to the prefix area, the new PSW comes from it (z/Architecture Principles of Operation,
-//! chapter 6; the places are those of Linux's `struct lowcore`).
+//! Interruptions made by hand, for a machine that lets a program outside it change the PSW: the old
+//! PSW and the interruption's code go to the prefix area, the new PSW comes from it (z/Architecture
+//! Principles of Operation, chapter 6; the places are those of Linux's `struct lowcore`).
 
 use crate::command::{ProgramException, Subclass};
 
@@ -59,27 +59,30 @@ const IO_OLD: u64 = 0x170;
 const IO_NEW: u64 = 0x1f0;
 const IO_CODE: u64 = 0xb8;
 
-/// Whether a processor takes an adapter interruption of a subclass: the PSW allows I/O interruptions, and control
-/// register 6 the subclass.
+/// Whether a processor takes an adapter interruption of a subclass: the PSW allows I/O
+/// interruptions, and control register 6 the subclass.
 pub const fn is_open(psw_mask: u64, cr6: u64, subclass: Subclass) -> bool {
     psw_mask & Psw::IO != 0 && cr6 & subclass.mask() != 0
 }
 
-/// Takes an adapter interruption: stores `old` and the subclass below the prefix, answers the new PSW.
+/// Takes an adapter interruption: stores `old` and the subclass below the
+/// prefix, answers the new PSW.
 pub fn adapter(
     storage: &mut impl Absolute,
     prefix: u64,
     old: Psw,
     subclass: Subclass,
 ) -> Option<Psw> {
-    // No subchannel, no parameter; the identification word says "adapter" in bit 0 and the subclass in bits 2-4.
+    // No subchannel, no parameter; the identification word says "adapter" in bit 0 and
+    // the subclass in bits 2-4.
     let word = 1 << 31 | u32::from(subclass.get()) << 27;
     let mut code = [0; 12];
     code[8..].copy_from_slice(&word.to_be_bytes());
     take(storage, prefix, [IO_OLD, IO_NEW, IO_CODE], old, &code)
 }
 
-/// Takes a program interruption for an instruction of four bytes that was suppressed; `old` points behind it.
+/// Takes a program interruption for an instruction of four bytes that was
+/// suppressed; `old` points behind it.
 pub fn program(
     storage: &mut impl Absolute,
     prefix: u64,

@@ -1,14 +1,16 @@
 //! Mediated AP queues with interrupt control: PQAP, NQAP, DQAP and the queues behind them.
 //!
-//! *What this room is for.* An s390x machine has cryptographic adapters on its AP bus; each has a queue per domain. A
-//! guest gets a matrix of them, and with the AQIC function of PQAP it turns a queue's interrupts on: the queue then writes
-//! a notification byte in the guest's memory and raises an adapter interruption of a subclass. This crate holds what
-//! stands between guest and queues ([`Mediated`]), the instructions as the guest sees them ([`instruction`],
-//! [`intercept`], [`interruption`]), and cards in software for machines that have none ([`card`]).
+//! *What this room is for.* An s390x machine has cryptographic adapters on its AP bus; each has a
+//! queue per domain. A guest gets a matrix of them, and with the AQIC function of PQAP it turns a
+//! queue's interrupts on: the queue then writes a notification byte in the guest's memory and
+//! raises an adapter interruption of a subclass. This crate holds what stands between guest and
+//! queues ([`Mediated`]), the instructions as the guest sees them ([`instruction`], [`intercept`],
+//! [`interruption`]), and cards in software for machines that have none ([`card`]).
 //!
-//! *What may be touched here.* The guest's matrix, what is held for its queues, and everything in [`outside`], which are
-//! traits: guest pages, interruption subclasses, time, the queues below. *What may not.* Real memory, threads, system
-//! calls, cryptography, QEMU: callers have those. There is no unsafe code, and no standard library.
+//! *What may be touched here.* The guest's matrix, what is held for its queues, and everything in
+//! [`outside`], which are traits: guest pages, interruption subclasses, time, the queues below.
+//! *What may not.* Real memory, threads, system calls, cryptography, QEMU: callers have those.
+//! There is no unsafe code, and no standard library.
 //!
 //! ```text
 //! guest: PQAP, NQAP, DQAP
@@ -25,10 +27,11 @@
 //!
 //! # The rules
 //!
-//! From the cover letter of Pierre Morel's "vfio: ap: AP Queue Interrupt Control" (v8, Linux mailing list, 2019), and
-//! where it leaves details open, from `arch/s390/kvm/priv.c` and `drivers/s390/crypto/vfio_ap_ops.c` of Linux. Tests
-//! without a file are in `tests/rules.rs`; *histories* are the property tests of `tests/histories.rs`, each of which was
-//! seen to fail when its rule was broken.
+//! From the cover letter of Pierre Morel's "vfio: ap: AP Queue Interrupt Control" (v8, Linux
+//! mailing list, 2019), and where it leaves details open, from `arch/s390/kvm/priv.c` and
+//! `drivers/s390/crypto/vfio_ap_ops.c` of Linux. Tests without a file are in `tests/rules.rs`;
+//! *histories* are the property tests of `tests/histories.rs`, each of which was seen to fail
+//! when its rule was broken.
 //!
 //! | rule | where | test |
 //! |---|---|---|
@@ -63,8 +66,9 @@
 //! | messages, identifiers, full and empty queues, requests and replies in parts | [`card`], [`instruction`] | `tests/instructions.rs` |
 //! | only queues of the matrix with a device behind them answer | [`Mediated::owns`] | `only_queues_of_the_matrix_*` |
 //!
-//! Two rules are stricter than Linux's: a page whose queue does not answer in time stays pinned, where vfio_ap warns and
-//! unpins; and an interrupt bit of zero is believed only after an order to turn interrupts off.
+//! Two rules are stricter than Linux's: a page whose queue does not answer in time stays
+//! pinned, where vfio_ap warns and unpins; and an interrupt bit of zero is believed only after
+//! an order to turn interrupts off.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -113,8 +113,8 @@ impl FromIterator<u8> for Mask {
     }
 }
 
-/// What a guest has: the queues are all pairs of an adapter and a domain. Control domains are those that it may
-/// administrate, whether or not it may also use them.
+/// What a guest has: the queues are all pairs of an adapter and a domain. Control domains are those
+/// that it may administrate, whether or not it may also use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Matrix {
     /// Adapter mask (APM).

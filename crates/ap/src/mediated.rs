@@ -1,9 +1,11 @@
-//! The mediated matrix device: a guest's matrix over the queues below, and what it holds for their interrupts.
+//! The mediated matrix device: a guest's matrix over the queues below, and what it
+//! holds for their interrupts.
 //!
-//! A queue whose interrupts are on holds one `Registration`: the pinned page of the notification byte and the
-//! registered subclass. It is a value that is made once and consumed once, so nothing is freed twice. When interrupts go
-//! off it is *leaving*: the queue may write the byte until its interrupt bit reads zero, and the page stays pinned until a
-//! TAPQ has said so. A queue that does not get there in time keeps the page, and [`Mediated::poll`] looks again later.
+//! A queue whose interrupts are on holds one `Registration`: the pinned page of the notification
+//! byte and the registered subclass. It is a value that is made once and consumed once, so nothing
+//! is freed twice. When interrupts go off it is *leaving*: the queue may write the byte until its
+//! interrupt bit reads zero, and the page stays pinned until a TAPQ has said so. A queue that does
+//! not get there in time keeps the page, and [`Mediated::poll`] looks again later.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -19,7 +21,8 @@ use crate::outside::{
 use crate::registration::{Held, Kept, Registration};
 use crate::status::{QueueStatus, Response};
 
-/// How often an instruction that a queue is too busy for is tried, and the interrupt bit looked at (as in vfio_ap).
+/// How often an instruction that a queue is too busy for is tried, and the interrupt bit
+/// looked at (as in vfio_ap).
 const TRIES: u32 = 5;
 /// Nanoseconds between two tries.
 const PAUSE: u64 = 20_000_000;
@@ -37,7 +40,8 @@ pub struct Outside<P, S, C, Q> {
     pub queues: Q,
 }
 
-/// Some queue still has its notification byte: its page must stay, and [`Mediated::poll`] be called later.
+/// Some queue still has its notification byte: its page must stay, and
+/// [`Mediated::poll`] be called later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{0} notification bytes are still in use by their queues")]
 pub struct StillHeld(pub usize);
@@ -89,7 +93,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.matrix.control_domains.insert(domain);
     }
 
-    /// Takes an adapter away, also while it is in use: its queues are reset and hold nothing afterwards.
+    /// Takes an adapter away, also while it is in use: its queues are reset
+    /// and hold nothing afterwards.
     pub fn unassign_adapter(&mut self, adapter: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -137,7 +142,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         Ok(())
     }
 
-    /// The guest is destroyed, or releases the device. Nobody may be in the hook any more ([`crate::gate`]).
+    /// The guest is destroyed, or releases the device. Nobody may be in the hook
+    /// any more ([`crate::gate`]).
     pub fn detach(&mut self) -> Result<(), StillHeld> {
         self.attached = false;
         let mut all: Vec<Apqn> = self.matrix.queues().collect();
@@ -145,8 +151,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&all)
     }
 
-    /// Guest pages are about to be unmapped. After `Ok` no queue writes to them; after an error they must stay, and
-    /// [`Mediated::poll`] be called later.
+    /// Guest pages are about to be unmapped. After `Ok` no queue writes to them; after an error
+    /// they must stay, and [`Mediated::poll`] be called later.
     pub fn unmap(&mut self, first: GuestPage, count: u64) -> Result<(), StillHeld> {
         let within = |kept: &Kept| {
             let page = kept.registration().map(Registration::page);
@@ -180,14 +186,15 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// What is held for a queue: the page of its notification byte and the subclass. Also while it waits for the interrupt
-    /// bit to clear.
+    /// What is held for a queue: the page of its notification byte and the subclass. Also while it
+    /// waits for the interrupt bit to clear.
     pub fn registration(&self, apqn: Apqn) -> Option<(GuestPage, Subclass)> {
         let registration = self.kept.get(&apqn)?.registration()?;
         Some((registration.page(), registration.subclass()))
     }
 
-    /// Whether the guest has a queue: it is in the matrix, and a queue of the host stands behind it.
+    /// Whether the guest has a queue: it is in the matrix, and a queue of
+    /// the host stands behind it.
     pub fn owns(&self, apqn: Apqn) -> bool {
         self.attached && self.matrix.contains(apqn) && self.bound.contains(&apqn)
     }
@@ -226,7 +233,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.guest_reset(apqn, Q::zapq)
     }
 
-    /// PQAP(QCI): the machine's maxima with the guest's matrix. Adapters without a queue behind them are left out.
+    /// PQAP(QCI): the machine's maxima with the guest's matrix. Adapters without a queue
+    /// behind them are left out.
     pub fn qci(&mut self) -> Configuration {
         let mut configuration = self.outside.queues.qci();
         let mut matrix = self.matrix;
@@ -288,8 +296,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
             registration.release(pages, subclasses);
             return status;
         }
-        // The queue took new settings, so its interrupts were off: whatever we held for it, it does not use any more. That
-        // is so when the guest reset the queue behind our back.
+        // The queue took new settings, so its interrupts were off: whatever we held for it, it does
+        // not use any more. That is so when the guest reset the queue behind our back.
         let kept = self.kept.entry(apqn).or_default();
         kept.release(pages, subclasses);
         kept.held = Held::Active(registration);
@@ -361,7 +369,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Releases what a queue does not need any more, as soon as its interrupt bit says so; looks up to `tries` times.
+    /// Releases what a queue does not need any more, as soon as its interrupt bit says so;
+    /// looks up to `tries` times.
     fn settle(&mut self, apqn: Apqn, tries: u32) {
         let Outside {
             pages,
@@ -406,8 +415,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
     }
 }
 
-/// Whether interrupts are off or will be, after this answer to an order to turn them off: it was accepted, they were off
-/// before, or a reset is under way, which ends them too.
+/// Whether interrupts are off or will be, after this answer to an order to turn them off: it was
+/// accepted, they were off before, or a reset is under way, which ends them too.
 fn accepts_off(response: Response) -> bool {
     let off = [
         Response::NORMAL,

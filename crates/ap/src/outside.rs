@@ -1,4 +1,5 @@
-//! What this crate reaches the world through: guest pages, interruption subclasses, time, and the queues below.
+//! What this crate reaches the world through: guest pages, interruption subclasses,
+//! time, and the queues below.
 
 use core::fmt;
 
@@ -49,15 +50,16 @@ pub struct CannotRegister;
 
 /// The guest's memory.
 pub trait Pages {
-    /// Keeps a page where it is until it is unpinned as often as it was pinned; answers the host's address of its first
-    /// byte.
+    /// Keeps a page where it is until it is unpinned as often as it was pinned; answers the host's
+    /// address of its first byte.
     fn pin(&mut self, page: GuestPage) -> Result<HostAddress, CannotPin>;
 
     /// Takes one pin back.
     fn unpin(&mut self, page: GuestPage);
 }
 
-/// The registry of the guest's interruption subclasses (Linux: `kvm_s390_gisc_register`). Registrations are counted.
+/// The registry of the guest's interruption subclasses (Linux: `kvm_s390_gisc_register`).
+/// Registrations are counted.
 pub trait Subclasses {
     /// Lets interrupts of a subclass reach the guest.
     fn register(&mut self, subclass: Subclass) -> Result<HostSubclass, CannotRegister>;
@@ -110,7 +112,8 @@ pub struct Reply {
     pub residual: usize,
 }
 
-/// The queues below: the host's AP instructions, or cards made in software ([`crate::card::Cards`]).
+/// The queues below: the host's AP instructions, or cards made in software
+/// ([`crate::card::Cards`]).
 pub trait Queues {
     /// Tests a queue.
     fn tapq(&mut self, apqn: Apqn) -> (QueueStatus, Hardware);
@@ -121,7 +124,8 @@ pub trait Queues {
     /// Starts a reset that also zeroizes.
     fn zapq(&mut self, apqn: Apqn) -> QueueStatus;
 
-    /// Turns interrupts on for a target, or off. The interrupt bit of the status follows some time later.
+    /// Turns interrupts on for a target, or off. The interrupt bit of the
+    /// status follows some time later.
     fn aqic(&mut self, apqn: Apqn, target: Option<Target>) -> QueueStatus;
 
     /// The machine's maxima; the matrix in it is the host's.
@@ -130,7 +134,7 @@ pub trait Queues {
     /// Takes a request.
     fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus;
 
-    /// Gives up to `room` bytes of the oldest reply; with `continued` from where the last part ended, else from its
-    /// beginning. The reply leaves the queue with its last byte.
+    /// Gives up to `room` bytes of the oldest reply; with `continued` from where the last part
+    /// ended, else from its beginning. The reply leaves the queue with its last byte.
     fn dqap(&mut self, apqn: Apqn, room: usize, continued: bool) -> (QueueStatus, Option<Reply>);
 }

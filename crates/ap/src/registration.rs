@@ -1,4 +1,5 @@
-//! A queue's hold on the guest: one pinned page and one registered subclass, and how far it is on its way out.
+//! A queue's hold on the guest: one pinned page and one registered subclass, and how
+//! far it is on its way out.
 
 use core::mem;
 
@@ -6,7 +7,8 @@ use crate::command::Subclass;
 use crate::outside::{GuestPage, HostAddress, HostSubclass, Pages, Subclasses};
 use crate::status::Response;
 
-/// One pin and one registration. It is consumed by [`Registration::release`]; there is no other way to give them back.
+/// One pin and one registration. It is consumed by [`Registration::release`]; there is no
+/// other way to give them back.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is not released stays pinned"]
 pub(crate) struct Registration {
@@ -15,7 +17,8 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Pins the page and registers the subclass, both or neither. The error is the response code for the guest.
+    /// Pins the page and registers the subclass, both or neither. The error is the
+    /// response code for the guest.
     pub(crate) fn take(
         pages: &mut impl Pages,
         subclasses: &mut impl Subclasses,
@@ -32,7 +35,8 @@ impl Registration {
         }
     }
 
-    /// Gives both back: the subclass first, so that no interrupt is announced for a byte that is gone.
+    /// Gives both back: the subclass first, so that no interrupt is
+    /// announced for a byte that is gone.
     pub(crate) fn release(self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
         subclasses.unregister(self.subclass);
         pages.unpin(self.page);
@@ -58,8 +62,8 @@ pub(crate) enum Held {
     /// They are to go off.
     Leaving {
         registration: Registration,
-        /// The queue was told so, by AQIC or by a reset, and accepted. Before that an interrupt bit of zero means nothing:
-        /// interrupts may still be on their way in.
+        /// The queue was told so, by AQIC or by a reset, and accepted. Before that an interrupt bit
+        /// of zero means nothing: interrupts may still be on their way in.
         told: bool,
     },
 }

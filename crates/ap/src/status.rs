@@ -1,6 +1,7 @@
 //! The AP queue status word, which every AP instruction leaves in general register 1.
 
-/// Response codes (Linux, `drivers/s390/crypto/ap_bus.h`, names them `AP_RESPONSE_*`). An unknown code is data.
+/// Response codes (Linux, `drivers/s390/crypto/ap_bus.h`, names them
+/// `AP_RESPONSE_*`). An unknown code is data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Response(pub u8);
 
@@ -44,7 +45,8 @@ impl Response {
     /// The message addresses a domain that is not the program's.
     pub const INVALID_DOMAIN: Response = Response(0x42);
 
-    /// Whether the queue is not operational any more: it can neither work nor write a notification byte.
+    /// Whether the queue is not operational any more: it can neither work nor
+    /// write a notification byte.
     pub const fn is_gone(self) -> bool {
         matches!(self, Response(0x01 | 0x03 | 0x04))
     }

@@ -26,7 +26,8 @@ fn a_closed_gate_lets_nobody_in() {
     assert!(gate.enter().is_some());
 }
 
-/// vCPUs run the hook as fast as they can while the machine is destroyed; none of them may see what was freed.
+/// vCPUs run the hook as fast as they can while the machine is destroyed; none of
+/// them may see what was freed.
 #[test]
 fn nobody_is_in_the_hook_when_the_machine_is_destroyed() {
     for _ in 0..300 {

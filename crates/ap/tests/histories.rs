@@ -1,11 +1,13 @@
-//! Random histories: whatever guest, host and hardware do, and in whatever order, these hold after every step.
+//! Random histories: whatever guest, host and hardware do, and in whatever order,
+//! these hold after every step.
 //!
 //! - Pins balance: a page is pinned as often as registrations name it.
 //! - Each subclass is registered as often as registrations name it.
-//! - No notification byte is written after the interrupt bit has cleared, to a page that is not pinned, or to one that
-//!   was unmapped.
-//! - Once everything has settled, a queue whose interrupt bit is one has exactly the registration that the guest asked
-//!   for, and one whose bit is zero has none (unless hardware cleared it behind the mediated device's back).
+//! - No notification byte is written after the interrupt bit has cleared, to a page that is not
+//!   pinned, or to one that was unmapped.
+//! - Once everything has settled, a queue whose interrupt bit is one has exactly the registration
+//!   that the guest asked for, and one whose bit is zero has none (unless hardware cleared it
+//!   behind the mediated device's back).
 //! - When the guest is gone, nothing is held.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
@@ -231,7 +233,8 @@ proptest! {
         prop_assert!(world.subclasses.borrow().is_empty());
     }
 
-    /// The same without anything unseen: then each subclass's count is the number of its enabled queues, exactly.
+    /// The same without anything unseen: then each subclass's count is the number of
+    /// its enabled queues, exactly.
     #[test]
     fn counts_equal_enabled_queues(
         latency in latency(),

@@ -1,5 +1,5 @@
-//! The three instructions on a processor of paper: registers, storage, condition codes and exceptions, and the queues'
-//! messages.
+//! The three instructions on a processor of paper: registers, storage, condition codes and
+//! exceptions, and the queues' messages.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -319,8 +319,8 @@ fn addressing_modes_cut_addresses() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A guest that puts anything into its registers: every instruction ends, what is held stays balanced, and an
-    /// exception changes no register.
+    /// A guest that puts anything into its registers: every instruction ends, what is held stays
+    /// balanced, and an exception changes no register.
     #[test]
     fn any_registers(
         instructions in prop::collection::vec((any_code(), any_gr(), any::<[u8; 3]>()), 1..40),

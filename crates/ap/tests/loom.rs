@@ -1,5 +1,6 @@
-//! The gate in every interleaving and under the memory model: what the destroyer frees, no vCPU uses, and what was made
-//! before the gate opened, those who enter see. Without any one of its orders a model must notice.
+//! The gate in every interleaving and under the memory model: what the destroyer frees, no vCPU
+//! uses, and what was made before the gate opened, those who enter see. Without any one of its
+//! orders a model must notice.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -61,7 +62,8 @@ impl Word for Model {
     }
 }
 
-/// Two vCPUs that run the hook once each, and a machine that is made, opened, closed and destroyed meanwhile.
+/// Two vCPUs that run the hook once each, and a machine that is made, opened,
+/// closed and destroyed meanwhile.
 fn life(without: Without) {
     loom::model(move || {
         let gate = Gate::over(|state| Model {
@@ -75,8 +77,8 @@ fn life(without: Without) {
             thread::spawn(move || {
                 let (gate, resource) = &*shared;
                 if let Some(_inside) = gate.enter() {
-                    // loom looks for a write at the same time, or one that is not ordered before. A raw pointer is not
-                    // followed: that it is taken is enough.
+                    // loom looks for a write at the same time, or one that is not ordered before. A
+                    // raw pointer is not followed: that it is taken is enough.
                     resource.with(|_| ());
                 }
             })

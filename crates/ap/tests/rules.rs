@@ -1,5 +1,5 @@
-//! The rules of the document one by one, on the smallest history that each needs. Those that hold always are in
-//! `histories.rs` too.
+//! The rules of the document one by one, on the smallest history that each needs. Those that hold
+//! always are in `histories.rs` too.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

@@ -1,8 +1,10 @@
-//! AP cards made in software: queues with the timing of real ones, and a [`Coprocessor`] that computes.
+//! AP cards made in software: queues with the timing of real ones, and a
+//! [`Coprocessor`] that computes.
 //!
-//! Resets, changes of the interrupt bit and the work on a request take time ([`Latency`]), as on a machine: the answer
-//! to an instruction says that something was begun, and a later TAPQ that it is done. Nothing moves by itself:
-//! [`Cards::advance`] carries everything out that was due by now, and every instruction calls it first.
+//! Resets, changes of the interrupt bit and the work on a request take time ([`Latency`]), as on a
+//! machine: the answer to an instruction says that something was begun, and a later TAPQ that it is
+//! done. Nothing moves by itself: [`Cards::advance`] carries everything out that was due by now,
+//! and every instruction calls it first.
 
 mod queue;
 
@@ -21,7 +23,8 @@ pub trait Coprocessor {
     /// Adapter type and facility bits; the domains and the depth are filled in by [`Cards`].
     fn hardware(&self) -> Hardware;
 
-    /// The reply to a request. A request that makes no sense gets an error reply; there is always one.
+    /// The reply to a request. A request that makes no sense gets an error
+    /// reply; there is always one.
     fn process(&mut self, request: &[u8]) -> Vec<u8>;
 }
 
@@ -142,7 +145,8 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         self.queues.keys().copied()
     }
 
-    /// Carries out everything that was due by now. Answers when the next thing is due, if anything is under way.
+    /// Carries out everything that was due by now. Answers when the next thing is due,
+    /// if anything is under way.
     pub fn advance(&mut self) -> Option<u64> {
         let now = self.clock.now();
         let mut next = None;

@@ -1,4 +1,5 @@
-//! One queue of a card: its messages, its reset and its interrupt bit, each with the time when it is done.
+//! One queue of a card: its messages, its reset and its interrupt bit, each with
+//! the time when it is done.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -90,8 +91,8 @@ impl Queue {
         [bit, self.reset, request].into_iter().flatten().min()
     }
 
-    /// Does the next thing that is due by `now`; `None` when nothing is. A request that is ready at the instant when the
-    /// interrupt bit clears comes first: the worst that a real queue may do.
+    /// Does the next thing that is due by `now`; `None` when nothing is. A request that is ready at
+    /// the instant when the interrupt bit clears comes first: the worst that a real queue may do.
     pub(super) fn step(&mut self, now: u64) -> Option<Event> {
         let due = self.due().filter(|due| *due <= now)?;
         if self.requests.front().is_some_and(|m| m.ready == due) {

@@ -1,5 +1,6 @@
-//! A small world for the tests: guest pages, subclasses, time that only moves when told, and cards whose every answer is
-//! written down. What must never happen is noted as a fault at the moment when it happens.
+//! A small world for the tests: guest pages, subclasses, time that only moves when told, and
+//! cards whose every answer is written down. What must never happen is noted as a fault at
+//! the moment when it happens.
 
 // Each test program uses its own part of this module.
 #![allow(dead_code)]
@@ -28,7 +29,8 @@ pub struct World {
     pub subclasses: RefCell<BTreeMap<Subclass, u32>>,
     /// Registering a subclass fails.
     pub no_subclass: Cell<bool>,
-    /// Queues that accepted to turn interrupts on and not since to turn them off; whether the bit was seen to be one.
+    /// Queues that accepted to turn interrupts on and not since to turn them off; whether
+    /// the bit was seen to be one.
     on: RefCell<BTreeMap<Apqn, bool>>,
     /// Queues whose interrupt bit was seen to have cleared.
     cleared: RefCell<BTreeSet<Apqn>>,
