@@ -1,5 +1,6 @@
-//! Type 50 requests, type 80 replies and type 82 errors, as `drivers/s390/crypto/zcrypt_msgtype50.c` and `zcrypt_error.h`
-//! of Linux describe them. All numbers are big-endian; operands are right-justified in their fields.
+//! Type 50 requests, type 80 replies and type 82 errors, as
+//! `drivers/s390/crypto/zcrypt_msgtype50.c` and `zcrypt_error.h` of Linux describe them. All
+//! numbers are big-endian; operands are right-justified in their fields.
 //!
 //! | key block | modulus field | fields after the 16-byte head |
 //! |---|---|---|

@@ -9,7 +9,8 @@ use crypto_bigint::{BoxedUint, NonZero, Odd, Resize};
 
 use crate::message::Error;
 
-/// A private key by its primes, big-endian numbers of any length. `u` is the inverse of `q` modulo `p`.
+/// A private key by its primes, big-endian numbers of any length. `u` is the
+/// inverse of `q` modulo `p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names of PKCS #1")]
 pub struct CrtKey<'a> {

@@ -1,5 +1,6 @@
-//! Requests as the zcrypt driver makes them, answered and compared: with OpenSSL for keys of every size, with plain
-//! integer arithmetic for small numbers, and with the errors that the card would send.
+//! Requests as the zcrypt driver makes them, answered and compared: with OpenSSL for keys
+//! of every size, with plain integer arithmetic for small numbers, and with the errors
+//! that the card would send.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
