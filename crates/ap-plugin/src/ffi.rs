@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! QEMU's plugin API, version 7 as QEMU 11.1 has it, as far as it is needed, behind safe functions. All unsafe code of
-//! this crate is here.
+//! QEMU's plugin API, version 7 as QEMU 11.1 has it, as far as it is needed, behind safe functions.
+//! All unsafe code of this crate is here.
 //!
-//! A [`Vcpu`] exists only while QEMU runs a callback on that virtual processor's thread, and only there its registers and
-//! its memory can be reached. A callback answers where the processor goes on; the jump out of the callback is made
-//! here, when nothing of Rust is left on the stack that would have to be dropped.
+//! A [`Vcpu`] exists only while QEMU runs a callback on that virtual processor's thread, and only
+//! there its registers and its memory can be reached. A callback answers where the processor goes
+//! on; the jump out of the callback is made here, when nothing of Rust is left on the stack that
+//! would have to be dropped.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -48,7 +49,8 @@ struct Word {
     offset: usize,
 }
 
-/// `QEMU_PLUGIN_CB_RW_REGS_PC` of `enum qemu_plugin_cb_flags`: every callback may read and write registers and go elsewhere.
+/// `QEMU_PLUGIN_CB_RW_REGS_PC` of `enum qemu_plugin_cb_flags`: every callback may read and write
+/// registers and go elsewhere.
 const WRITE_REGISTERS_AND_PC: c_int = 3;
 /// `QEMU_PLUGIN_COND_NE`.
 const NOT_EQUAL: c_int = 3;
@@ -133,7 +135,8 @@ impl Bytes {
         if array.data.is_null() {
             return &[];
         }
-        // SAFETY: GLib keeps `len` initialised bytes at `data`; nobody changes the array while `self` is borrowed.
+        // SAFETY: GLib keeps `len` initialised bytes at `data`; nobody changes the array
+        // while `self` is borrowed.
         unsafe { std::slice::from_raw_parts(array.data, array.len as usize) }
     }
 }
@@ -152,7 +155,8 @@ pub(crate) enum Register {
     General(u8),
     /// Control register 6: the interruption subclasses that the processor is open for.
     Control6,
-    /// The left half of the PSW. The right half is not reliable within a block; callbacks get the address.
+    /// The left half of the PSW. The right half is not reliable within a block;
+    /// callbacks get the address.
     PswMask,
     /// Where the prefix area is.
     Prefix,
@@ -204,7 +208,8 @@ pub(crate) fn call_all(on: bool) {
 /// The same for one processor.
 pub(crate) fn call(index: u32, on: bool) {
     if let Some(word) = attention() {
-        // SAFETY: the scoreboard is never freed, and has a place for every processor that QEMU has counted.
+        // SAFETY: the scoreboard is never freed, and has a place for every
+        // processor that QEMU has counted.
         unsafe { qemu_plugin_u64_set(word, index, u64::from(on)) };
     }
 }
@@ -227,7 +232,8 @@ impl Vcpu {
             return 0;
         };
         let bytes = Bytes::new();
-        // SAFETY: a `Vcpu` exists only in a callback that may read registers; the handle is QEMU's own.
+        // SAFETY: a `Vcpu` exists only in a callback that may read registers;
+        // the handle is QEMU's own.
         let done = unsafe { qemu_plugin_read_register(*handle as *mut c_void, bytes.0) };
         let big_endian = bytes.as_slice().iter();
         let value = big_endian.fold(0, |value, byte| value << 8 | u64::from(*byte));
@@ -238,8 +244,8 @@ impl Vcpu {
     pub(crate) fn write(&mut self, register: Register, value: u64) {
         if let Some(handle) = REGISTERS.get().and_then(|all| all.get(&register)) {
             let bytes = Bytes::of(&value.to_be_bytes());
-            // SAFETY: a `Vcpu` exists only in a callback that may write registers; 8 bytes are as long as every register that
-            // is written.
+            // SAFETY: a `Vcpu` exists only in a callback that may write registers; 8 bytes are as
+            // long as every register that is written.
             unsafe { qemu_plugin_write_register(*handle as *mut c_void, bytes.0) };
         }
     }
@@ -295,8 +301,9 @@ fn enter(index: c_uint, data: *mut c_void, handler: fn(&mut Vcpu, u64) -> Option
     let next = handler(&mut Vcpu { index }, data as u64);
     IN_CALLBACK.set(false);
     if let Some(next) = next {
-        // SAFETY: the callback was registered as one that writes registers and the program counter. This leaves by
-        // longjmp: the frames here and in the callers hold no value that has to be dropped.
+        // SAFETY: the callback was registered as one that writes registers and the program
+        // counter. This leaves by longjmp: the frames here and in the callers hold no
+        // value that has to be dropped.
         unsafe { qemu_plugin_set_pc(next) }
     }
 }
@@ -321,8 +328,8 @@ extern "C" fn after_facilities(index: c_uint, data: *mut c_void) {
     enter(index, data, machine::after_facilities);
 }
 
-/// Looks through a block that QEMU translates, and asks to be called where it matters. Callbacks get the instruction's
-/// address for data.
+/// Looks through a block that QEMU translates, and asks to be called where it matters. Callbacks
+/// get the instruction's address for data.
 extern "C" fn on_translation(block: *mut c_void, _data: *mut c_void) {
     let Some(word) = attention() else { return };
     // SAFETY: the block is valid for the time of this callback.
@@ -339,7 +346,8 @@ extern "C" fn on_translation(block: *mut c_void, _data: *mut c_void) {
         let mut code = [0_u8; 6];
         // SAFETY: `i` is below the number of instructions.
         let insn = unsafe { qemu_plugin_tb_get_insn(block, i) };
-        // SAFETY: `insn` is valid for the time of this callback; up to 6 bytes are written into `code`.
+        // SAFETY: `insn` is valid for the time of this callback; up to 6
+        // bytes are written into `code`.
         let len = unsafe { qemu_plugin_insn_data(insn, code.as_mut_ptr().cast(), code.len()) };
         // SAFETY: as above.
         let at = unsafe { qemu_plugin_insn_vaddr(insn) } as *mut c_void;

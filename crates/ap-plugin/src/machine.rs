@@ -44,7 +44,8 @@ const STFL_LIST: u64 = 200;
 /// Bit 14 of the PSW: wait.
 const PSW_WAIT: u64 = 1 << 49;
 
-/// The longest request that the driver sends is 3,088 bytes; 12 KiB is what Linux takes for the limit of such cards.
+/// The longest request that the driver sends is 3,088 bytes; 12 KiB is what Linux takes
+/// for the limit of such cards.
 const LARGEST_REQUEST: usize = 12 * 1024;
 
 /// What an instruction is, by its bytes.
@@ -253,8 +254,8 @@ pub(crate) fn after_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     None
 }
 
-/// At the beginning of a block, while something is to be done: here the condition code is in its place, and an
-/// interruption can be taken.
+/// At the beginning of a block, while something is to be done: here the condition code is in its
+/// place, and an interruption can be taken.
 pub(crate) fn at_block(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     after_facilities(vcpu, at);
     let mut guard = lock();
@@ -280,8 +281,9 @@ pub(crate) fn at_block(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     machine.interrupt(vcpu, old)
 }
 
-/// Before a PSW is loaded, while an interruption is pending: one that lets the processor wait would let it wait for
-/// nothing. The interruption comes right after the load, so the loaded PSW is the old one.
+/// Before a PSW is loaded, while an interruption is pending: one that lets the processor
+/// wait would let it wait for nothing. The interruption comes right after the load, so the
+/// loaded PSW is the old one.
 pub(crate) fn at_load_psw(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     if vcpu.read(Register::PswMask) & PSW_PROBLEM != 0 {
         return None;
@@ -314,13 +316,15 @@ pub(crate) fn at_load_psw(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
             }
             due?.saturating_sub(machine.clock.now())
         };
-        // A card is at work. A processor that waits runs nothing that could look at the clock, so this looks.
+        // A card is at work. A processor that waits runs nothing that could look at
+        // the clock, so this looks.
         std::thread::sleep(Duration::from_nanos(pause));
     }
 }
 
 impl Machine {
-    /// Takes the first pending interruption that the processor is open for; answers where it goes on.
+    /// Takes the first pending interruption that the processor is open for;
+    /// answers where it goes on.
     fn interrupt(&mut self, vcpu: &mut Vcpu, old: Psw) -> Option<u64> {
         if self.pending == 0 {
             return None;
@@ -337,8 +341,8 @@ impl Machine {
         Some(new.address)
     }
 
-    /// Lets the cards do what is due, and makes the interruptions of their notifications pending. Answers when the next
-    /// thing is due.
+    /// Lets the cards do what is due, and makes the interruptions of their notifications pending.
+    /// Answers when the next thing is due.
     fn advance(&mut self) -> Option<u64> {
         let due = self.device.outside().queues.advance();
         for subclass in self.outbox.take() {

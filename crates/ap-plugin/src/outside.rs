@@ -17,7 +17,8 @@ use ap::{Apqn, Subclass};
 use crate::ffi;
 use sync::Unpoisoned;
 
-/// Guest pages. Under QEMU they stay where they are, so a pin is only counted, and the host's address is the guest's.
+/// Guest pages. Under QEMU they stay where they are, so a pin is only counted, and the
+/// host's address is the guest's.
 #[derive(Debug, Default)]
 pub(crate) struct GuestPages(BTreeMap<GuestPage, u32>);
 
@@ -94,8 +95,8 @@ impl Clock for WallClock {
     }
 }
 
-/// Notifications: the byte is written at once, by way of the processor that executes an AP instruction or looks after the
-/// cards; the interruptions wait here until that has ended.
+/// Notifications: the byte is written at once, by way of the processor that executes an AP
+/// instruction or looks after the cards; the interruptions wait here until that has ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox(Arc<Mutex<Vec<Subclass>>>);
 

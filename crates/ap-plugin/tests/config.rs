@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The plugin's arguments. The library itself can only be loaded by QEMU, so this takes its file in.
+//! The plugin's arguments. The library itself can only be loaded by QEMU,
+//! so this takes its file in.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
