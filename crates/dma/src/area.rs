@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::table::Table;
 use crate::{Access, DmaError, DmaMap};
 
-/// A structure in guest memory, resolved once, that is accessed field by field at byte offsets. It holds the memory
-/// itself, so it never dangles; after a change of the map ([`DmaMap::generation`]) its owner resolves it again.
+/// A structure in guest memory, resolved once, that is accessed field by field at byte offsets. It
+/// holds the memory itself, so it never dangles; after a change of the map ([`DmaMap::generation`])
+/// its owner resolves it again.
 ///
-/// Fields are little-endian (virtio 1.2, 2.7), given and taken in native order, and naturally aligned. A field outside
-/// the structure, one that is misaligned, or a store into a structure that was resolved for [`Access::Read`], does
-/// nothing (loads give zero).
+/// Fields are little-endian (virtio 1.2, 2.7), given and taken in native order, and naturally
+/// aligned. A field outside the structure, one that is misaligned, or a store into a structure that
+/// was resolved for [`Access::Read`], does nothing (loads give zero).
 pub struct Area {
     table: Table,
     len: usize,
@@ -24,9 +25,9 @@ unsafe impl Send for Area {}
 unsafe impl Sync for Area {}
 
 impl Area {
-    /// Resolves `len` bytes at `iova`. `align` is the largest field's size (1, 2, 4 or 8), to which the structure must be
-    /// aligned in host memory; one that is scattered must be aligned to 4096. An area for [`Access::Write`] can be loaded
-    /// from too.
+    /// Resolves `len` bytes at `iova`. `align` is the largest field's size (1, 2, 4 or 8), to which
+    /// the structure must be aligned in host memory; one that is scattered must be aligned to 4096.
+    /// An area for [`Access::Write`] can be loaded from too.
     ///
     /// # Errors
     /// See [`DmaError`]; [`DmaError::Overflow`] for impossible sizes.
@@ -53,7 +54,8 @@ impl Area {
         self.generation
     }
 
-    /// Whether the file of its memory shrank: what is loaded is then meaningless, and nobody sees what is stored.
+    /// Whether the file of its memory shrank: what is loaded is then meaningless, and
+    /// nobody sees what is stored.
     pub fn is_poisoned(&self) -> bool {
         self.table.memories().iter().any(crate::Memory::is_poisoned)
     }
@@ -72,17 +74,18 @@ impl Area {
             .map_or(0, |cell| u16::from_le(cell.load(Ordering::Acquire)))
     }
 
-    /// Loads two 64-bit fields that lie side by side, at a multiple of 16 bytes of the structure: each is one load, the
-    /// pair is not.
+    /// Loads two 64-bit fields that lie side by side, at a multiple of 16 bytes of the structure:
+    /// each is one load, the pair is not.
     #[inline]
     pub fn load_pair64(&self, offset: usize) -> [u64; 2] {
-        // The start of the structure, or of its page, is aligned to 8 at least: a pair does not cross a page.
+        // The start of the structure, or of its page, is aligned to 8 at least: a
+        // pair does not cross a page.
         let ptr = match self.at(offset, 16, 8) {
             Some(ptr) if offset.is_multiple_of(16) => ptr.cast::<u64>(),
             _ => return [0; 2],
         };
-        // SAFETY: `at` checked range and alignment, the table keeps the memory; all access is atomic or another
-        // process's.
+        // SAFETY: `at` checked range and alignment, the table keeps the memory; all access is
+        // atomic or another process's.
         let low = unsafe { AtomicU64::from_ptr(ptr) };
         // SAFETY: as above; the range was checked for both.
         let high = unsafe { AtomicU64::from_ptr(ptr.wrapping_add(1)) };
@@ -109,8 +112,8 @@ impl Area {
     #[inline]
     pub fn store32(&self, offset: usize, value: u32) {
         if let Some(ptr) = self.at(offset, 4, 4).filter(|_| self.writable) {
-            // SAFETY: `at` checked range and alignment, the table keeps the memory, which is writable; all access is
-            // atomic or another process's.
+            // SAFETY: `at` checked range and alignment, the table keeps the memory, which is
+            // writable; all access is atomic or another process's.
             let cell = unsafe { AtomicU32::from_ptr(ptr.cast()) };
             cell.store(value.to_le(), Ordering::Relaxed);
         }
@@ -119,13 +122,13 @@ impl Area {
     #[inline]
     fn cell16(&self, offset: usize) -> Option<&AtomicU16> {
         let ptr = self.at(offset, 2, 2)?;
-        // SAFETY: `at` checked range and alignment, the table keeps the memory; stores are made only where it is
-        // writable; all access is atomic or another process's.
+        // SAFETY: `at` checked range and alignment, the table keeps the memory; stores are made
+        // only where it is writable; all access is atomic or another process's.
         Some(unsafe { AtomicU16::from_ptr(ptr.cast()) })
     }
 
-    /// The host address of `size` bytes, if they lie inside and are aligned. What is aligned to its size does not cross a
-    /// page, so it lies in one piece even where the structure is scattered.
+    /// The host address of `size` bytes, if they lie inside and are aligned. What is aligned to its
+    /// size does not cross a page, so it lies in one piece even where the structure is scattered.
     #[inline]
     fn at(&self, offset: usize, size: usize, align: usize) -> Option<*mut u8> {
         let end = offset.checked_add(size)?;

@@ -14,8 +14,9 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates `len` zero bytes, aligned to 4096. The length must have been bounded by the caller; like every
-    /// allocation of the standard library this one aborts the process when there is no memory.
+    /// Allocates `len` zero bytes, aligned to 4096. The length must have been bounded by
+    /// the caller; like every allocation of the standard library this one aborts the
+    /// process when there is no memory.
     pub fn new(len: usize) -> Buffer {
         let Some(layout) = layout(len) else {
             return Buffer {
@@ -44,7 +45,8 @@ impl Buffer {
     }
 }
 
-/// The layout of a buffer of `len` bytes; none for an empty one (or an impossible one, which becomes empty).
+/// The layout of a buffer of `len` bytes; none for an empty one (or an impossible
+/// one, which becomes empty).
 fn layout(len: usize) -> Option<Layout> {
     if len == 0 {
         return None;
@@ -65,8 +67,8 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `ptr` is valid for `len` initialised bytes and owned by `self`; segment lists that write through
-        // raw pointers give out no shared reference to it.
+        // SAFETY: `ptr` is valid for `len` initialised bytes and owned by `self`; segment lists
+        // that write through raw pointers give out no shared reference to it.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }

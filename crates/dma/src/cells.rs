@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU32;
 use crate::table::Table;
 use crate::{Access, DmaError, DmaMap};
 
-/// A buffer of 32-bit cells in guest memory, by index (NVMe Base 2.1, 5.2.5: Doorbell Buffer Config). It holds the
-/// memory itself; after a change of the map its owner resolves it again.
+/// A buffer of 32-bit cells in guest memory, by index (NVMe Base 2.1, 5.2.5: Doorbell Buffer
+/// Config). It holds the memory itself; after a change of the map its owner resolves it again.
 pub struct Cells {
     table: Table,
     iova: u64,
@@ -20,8 +20,9 @@ unsafe impl Send for Cells {}
 unsafe impl Sync for Cells {}
 
 impl Cells {
-    /// Resolves `count` cells at `iova`. A buffer that is scattered must be aligned to 4096. The memory must be mapped
-    /// writable even for [`Access::Read`], because the cells are given out as atomics.
+    /// Resolves `count` cells at `iova`. A buffer that is scattered must be aligned
+    /// to 4096. The memory must be mapped writable even for [`Access::Read`], because the
+    /// cells are given out as atomics.
     ///
     /// # Errors
     /// See [`DmaError`].
@@ -51,8 +52,8 @@ impl Cells {
             return None;
         }
         let ptr = self.table.at(i * 4)?;
-        // SAFETY: in range, in one piece and aligned (pages are aligned to 8 bytes in host memory), writable, and kept
-        // by the table; all access to it is atomic or another process's.
+        // SAFETY: in range, in one piece and aligned (pages are aligned to 8 bytes in host memory),
+        // writable, and kept by the table; all access to it is atomic or another process's.
         Some(unsafe { AtomicU32::from_ptr(ptr.cast()) })
     }
 

@@ -1,7 +1,8 @@
 //! Copies between guest memory and private memory, by raw pointer only.
 //!
-//! The guest may write while we read. From the compiler's side that is another process: the copy is an opaque
-//! `memcpy`/`memmove` of bytes that have no invalid values, and nobody looks at the source twice.
+//! The guest may write while we read. From the compiler's side that is another process: the
+//! copy is an opaque `memcpy`/`memmove` of bytes that have no invalid values, and nobody
+//! looks at the source twice.
 
 /// Copies guest memory at `src` into `dst`.
 ///

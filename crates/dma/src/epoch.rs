@@ -1,9 +1,11 @@
-//! Grace periods: how memory that is unmapped stays until the commands that may use it have completed.
+//! Grace periods: how memory that is unmapped stays until the commands that
+//! may use it have completed.
 //!
-//! Time is cut into epochs by unmaps. A [`Pin`] is a reference count on the epoch in which it was taken; each epoch
-//! holds the next one, and the memory that was unmapped at its end. So a pin keeps everything that is unmapped after
-//! it was taken, a pin that is taken later keeps nothing of it, and when the last old pin goes, the memory goes with
-//! it, even if the map itself is gone by then. The counts are `Rc`'s: not atomic, one increment per pin.
+//! Time is cut into epochs by unmaps. A [`Pin`] is a reference count on the epoch in which it was
+//! taken; each epoch holds the next one, and the memory that was unmapped at its end. So a pin
+//! keeps everything that is unmapped after it was taken, a pin that is taken later keeps nothing of
+//! it, and when the last old pin goes, the memory goes with it, even if the map itself is gone by
+//! then. The counts are `Rc`'s: not atomic, one increment per pin.
 
 use std::cell::{OnceCell, RefCell};
 use std::rc::{Rc, Weak};
@@ -35,7 +37,8 @@ impl Epoch {
 }
 
 impl Drop for Epoch {
-    /// Unlinks the chain step by step: one long pin under many unmaps makes it longer than a stack is deep.
+    /// Unlinks the chain step by step: one long pin under many unmaps makes it
+    /// longer than a stack is deep.
     fn drop(&mut self) {
         let mut next = self.next.take();
         while let Some(epoch) = next {
@@ -44,8 +47,8 @@ impl Drop for Epoch {
     }
 }
 
-/// Keeps all memory that was mapped when it was taken (and what was mapped later) from going away. Taken by
-/// [`crate::DmaMap::pin`], for as long as a command is in flight.
+/// Keeps all memory that was mapped when it was taken (and what was mapped later) from going away.
+/// Taken by [`crate::DmaMap::pin`], for as long as a command is in flight.
 #[derive(Clone)]
 pub struct Pin(Rc<Epoch>);
 

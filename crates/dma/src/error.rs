@@ -1,12 +1,13 @@
-//! What can go wrong, by who caused it: the VMM that maps ([`MapError`]), the guest that addresses ([`DmaError`]), or
-//! the host that uses a memory directly ([`MemoryError`]).
+//! What can go wrong, by who caused it: the VMM that maps ([`MapError`]), the guest that addresses
+//! ([`DmaError`]), or the host that uses a memory directly ([`MemoryError`]).
 
 use rustix::io::Errno;
 
 /// A memory file or a window was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// The file is not a regular file (memfd, hugetlbfs, tmpfs, disk), or is served by another process or machine.
+    /// The file is not a regular file (memfd, hugetlbfs, tmpfs, disk), or is served by
+    /// another process or machine.
     #[error("not a regular local memory file")]
     WrongKind,
     /// A system call failed.
@@ -54,7 +55,8 @@ pub enum MapError {
     Poisoned,
 }
 
-/// A device's access to guest memory failed. An IOVA in it is that of the first byte that could not be accessed.
+/// A device's access to guest memory failed. An IOVA in it is that of the first byte
+/// that could not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
     /// No window there.
@@ -78,8 +80,8 @@ pub enum DmaError {
     /// Address plus length does not fit in 64 bits, or a structure is larger than any queue can be.
     #[error("range overflows")]
     Overflow,
-    /// A structure that needs atomic access ([`crate::Ring`], [`crate::Cells`]) lies unaligned in host memory, or one
-    /// of its pages is scattered.
+    /// A structure that needs atomic access ([`crate::Ring`], [`crate::Cells`]) lies unaligned in
+    /// host memory, or one of its pages is scattered.
     #[error("structure at {iova:#x} is misaligned")]
     Misaligned {
         /// Start of the misaligned page or structure.

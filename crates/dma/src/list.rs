@@ -16,9 +16,10 @@ enum Hold {
     Buffer(Rc<Buffer>),
 }
 
-/// Host pieces of one transfer, in order. The list keeps its memory, by a [`Pin`] (guest memory), a [`Memory`] or a
-/// [`Buffer`] of its own, so it may be held while the kernel or another device works on it. There are no segments
-/// without something that keeps them. Clearing keeps the capacity: a recycled list allocates nothing.
+/// Host pieces of one transfer, in order. The list keeps its memory, by a [`Pin`] (guest memory), a
+/// [`Memory`] or a [`Buffer`] of its own, so it may be held while the kernel or another device
+/// works on it. There are no segments without something that keeps them. Clearing keeps the
+/// capacity: a recycled list allocates nothing.
 ///
 /// It is as small as a pointer, since it travels with its request from hand to hand.
 ///
@@ -151,9 +152,9 @@ impl SegmentList {
         inner.hold = Hold::Map(map.pin());
     }
 
-    /// Starts a new transfer on `map`, as [`SegmentList::begin`] does, of `len` bytes at `iova` that lie in one piece: the
-    /// most frequent one. `false` when they do not, may not be accessed, or are none: the list is then empty and keeps
-    /// nothing.
+    /// Starts a new transfer on `map`, as [`SegmentList::begin`] does, of `len` bytes at `iova`
+    /// that lie in one piece: the most frequent one. `false` when they do not, may not be accessed,
+    /// or are none: the list is then empty and keeps nothing.
     #[inline(always)]
     pub fn begin_piece(&mut self, map: &DmaMap, iova: u64, len: u64, access: Access) -> bool {
         let inner = self.inner();
@@ -174,7 +175,8 @@ impl SegmentList {
         }
     }
 
-    /// Makes sure that the list keeps `map`'s memory, for the caller to append to; none when it keeps something else.
+    /// Makes sure that the list keeps `map`'s memory, for the caller to append to; none
+    /// when it keeps something else.
     #[inline]
     pub(crate) fn attach(&mut self, map: &DmaMap) -> Option<&mut Inner> {
         let inner = self.inner();
@@ -213,7 +215,8 @@ impl SegmentList {
         }
     }
 
-    /// The segments as the kernel wants them, [`SegmentList::count`] of them. Valid while the list is not changed.
+    /// The segments as the kernel wants them, [`SegmentList::count`] of them. Valid
+    /// while the list is not changed.
     #[inline]
     pub fn as_iovecs(&self) -> *const libc::iovec {
         self.segments().as_ptr().cast()
@@ -225,7 +228,8 @@ impl SegmentList {
         self.0.as_ref().is_none_or(|inner| inner.writable)
     }
 
-    /// Whether every segment's address and length has none of the bits of `mask` (block size - 1), as direct I/O asks.
+    /// Whether every segment's address and length has none of the bits of `mask` (block
+    /// size - 1), as direct I/O asks.
     pub fn is_aligned(&self, mask: usize) -> bool {
         self.segments().iter().fold(0, |bits, segment| {
             bits | segment.as_ptr().addr() | segment.len()
@@ -233,8 +237,9 @@ impl SegmentList {
             == 0
     }
 
-    /// The content of a list of its own memory; none for guest memory, or while a slice shares it. Takes `&mut self`
-    /// because the list can write its memory through `&self`. Not while the kernel works on it.
+    /// The content of a list of its own memory; none for guest memory, or while a slice
+    /// shares it. Takes `&mut self` because the list can write its memory through `&self`.
+    /// Not while the kernel works on it.
     pub fn buffer(&mut self) -> Option<&mut [u8]> {
         match &mut self.0.as_mut()?.hold {
             Hold::Buffer(buffer) => Rc::get_mut(buffer).map(|buffer| &mut **buffer),
@@ -242,7 +247,8 @@ impl SegmentList {
         }
     }
 
-    /// Takes the buffer out of a list of its own memory and clears the list; none as for [`SegmentList::buffer`].
+    /// Takes the buffer out of a list of its own memory and clears the list; none as
+    /// for [`SegmentList::buffer`].
     pub fn take_buffer(&mut self) -> Option<Buffer> {
         let inner = self.0.as_mut()?;
         if !matches!(inner.hold, Hold::Buffer(_)) {
@@ -268,8 +274,8 @@ impl SegmentList {
         self.take_buffer()
     }
 
-    /// Copies `src` into the list's memory at `offset`; returns how many bytes there was room for (none when the list
-    /// is not writable).
+    /// Copies `src` into the list's memory at `offset`; returns how many bytes there was room for
+    /// (none when the list is not writable).
     pub fn copy_from(&self, offset: u64, src: &[u8]) -> usize {
         if !self.is_writable() {
             return 0;
@@ -278,8 +284,8 @@ impl SegmentList {
         for piece in self.pieces(offset, src.len() as u64) {
             let (now, after) = rest.split_at(piece.len());
             rest = after;
-            // SAFETY: `hold` keeps the segments mapped, and they are writable; no reference to a buffer is out, as
-            // that needs `&mut self` and no other sharer.
+            // SAFETY: `hold` keeps the segments mapped, and they are writable; no reference to a
+            // buffer is out, as that needs `&mut self` and no other sharer.
             unsafe { copy::to_guest(piece.as_ptr(), now) };
         }
         src.len() - rest.len()
@@ -298,7 +304,8 @@ impl SegmentList {
         wanted - rest.len()
     }
 
-    /// Fills all of it with `byte`; returns how many bytes there were (none when the list is not writable).
+    /// Fills all of it with `byte`; returns how many bytes there were (none when
+    /// the list is not writable).
     pub fn fill(&self, byte: u8) -> u64 {
         if !self.is_writable() {
             return 0;
@@ -310,16 +317,18 @@ impl SegmentList {
         self.len_bytes()
     }
 
-    /// Copies `source` into this list, from the start of both, as far as both go; returns the number of bytes (none
-    /// when this list is not writable). The two may be the same guest memory; when they overlap in more than one segment
-    /// the result is some mixture, as with any two commands on the same memory.
+    /// Copies `source` into this list, from the start of both, as far as both go; returns the
+    /// number of bytes (none when this list is not writable). The two may be the same guest memory;
+    /// when they overlap in more than one segment the result is some mixture, as with any two
+    /// commands on the same memory.
     pub fn copy_list(&self, source: &SegmentList) -> u64 {
         if !self.is_writable() {
             return 0;
         }
         if let ([to], [from]) = (self.segments(), source.segments()) {
             let len = to.len().min(from.len());
-            // SAFETY: both lists keep their segments mapped, and this one's is writable; neither is shorter than `len`.
+            // SAFETY: both lists keep their segments mapped, and this one's is writable;
+            // neither is shorter than `len`.
             unsafe { copy::within_guest(to.as_ptr(), from.as_ptr(), len) };
             return len as u64;
         }
@@ -327,8 +336,8 @@ impl SegmentList {
         for piece in source.pieces(0, self.len_bytes()) {
             let mut src = piece.as_ptr();
             for to in self.pieces(offset, piece.len() as u64) {
-                // SAFETY: both lists keep their segments mapped, and this one's are writable; `pieces` gives no more
-                // than the length of `piece` in total.
+                // SAFETY: both lists keep their segments mapped, and this one's are writable;
+                // `pieces` gives no more than the length of `piece` in total.
                 unsafe { copy::within_guest(to.as_ptr(), src, to.len()) };
                 src = src.wrapping_add(to.len());
                 offset += to.len() as u64;
@@ -337,7 +346,8 @@ impl SegmentList {
         offset
     }
 
-    /// Whether the memory at `offset` holds exactly `other` (NVMe Compare); false when the list is shorter.
+    /// Whether the memory at `offset` holds exactly `other` (NVMe Compare); false
+    /// when the list is shorter.
     pub fn equals(&self, offset: u64, other: &[u8]) -> bool {
         let mut rest = other;
         for piece in self.pieces(offset, other.len() as u64) {
@@ -351,8 +361,8 @@ impl SegmentList {
         rest.is_empty()
     }
 
-    /// Makes `out` the part of this list of `len` bytes at `offset` (or what there is of it), keeping the same memory;
-    /// returns its length. What `out` held is dropped.
+    /// Makes `out` the part of this list of `len` bytes at `offset` (or what there is of it),
+    /// keeping the same memory; returns its length. What `out` held is dropped.
     pub fn slice(&self, offset: u64, len: u64, out: &mut SegmentList) -> u64 {
         let Some(source) = &self.0 else {
             out.clear();
@@ -367,7 +377,8 @@ impl SegmentList {
         to.bytes
     }
 
-    /// The pieces of `len` bytes at `offset`, or of what there is of them. Never empty ones, never more than `len`.
+    /// The pieces of `len` bytes at `offset`, or of what there is of them. Never empty
+    /// ones, never more than `len`.
     fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
         let (mut skip, mut left) = (offset, len);
         self.segments()

@@ -114,9 +114,10 @@ pub(crate) struct Run {
     pub(crate) slot: &'static Slot,
 }
 
-/// The windows through which a device sees guest memory. Belongs to one worker thread (neither `Send` nor `Sync`:
-/// each worker builds its own from the same [`Memory`] handles). Lookups and changes cost O(log n); the last few
-/// translations are remembered, and a hit costs a few compares, no atomics.
+/// The windows through which a device sees guest memory. Belongs to one worker thread
+/// (neither `Send` nor `Sync`: each worker builds its own from the same [`Memory`] handles).
+/// Lookups and changes cost O(log n); the last few translations are remembered, and a hit
+/// costs a few compares, no atomics.
 pub struct DmaMap {
     windows: BTreeMap<u64, Entry>,
     generation: u64,
@@ -147,11 +148,13 @@ impl DmaMap {
         }
     }
 
-    /// Adds a window of `len` bytes at `iova`, on `backing` (a memory and an offset into it), or without memory.
+    /// Adds a window of `len` bytes at `iova`, on `backing` (a memory and an offset
+    /// into it), or without memory.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::OutOfBacking`], [`MapError::ReadOnly`] (a writable
-    /// window on read-only memory), [`MapError::Poisoned`], [`MapError::Overlap`]. The map is then as before.
+    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::OutOfBacking`],
+    /// [`MapError::ReadOnly`] (a writable window on read-only memory), [`MapError::Poisoned`],
+    /// [`MapError::Overlap`]. The map is then as before.
     pub fn map(
         &mut self,
         iova: u64,
@@ -254,34 +257,38 @@ impl DmaMap {
         self.epochs.retire(Vec::new());
     }
 
-    /// Counts the changes; rings and caches that were resolved at another value must be resolved again.
+    /// Counts the changes; rings and caches that were resolved at another
+    /// value must be resolved again.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] has completed. An
-    /// unmap may be answered only then; the memory that left the map is released at the latest now.
-    /// Commands that began later do not matter, so a steady load does not delay it. Rings and cells
-    /// are not counted: their owner resolves them again when the generation changes.
+    /// Whether every command that was in flight at the last unmap or [`DmaMap::fence`] has
+    /// completed. An unmap may be answered only then; the memory that left the map is
+    /// released at the latest now. Commands that began later do not matter, so a steady load
+    /// does not delay it. Rings and cells are not counted: their owner resolves them again
+    /// when the generation changes.
     pub fn quiesced(&mut self) -> bool {
         self.epochs.quiesced()
     }
 
-    /// Keeps all memory of the map, whatever is unmapped, for the life of a command. [`SegmentList::begin`] does it.
+    /// Keeps all memory of the map, whatever is unmapped, for the life of a command.
+    /// [`SegmentList::begin`] does it.
     #[inline]
     pub fn pin(&self) -> Pin {
         self.epochs.pin()
     }
 
-    /// Identity of this map, as pins know it and as a caller that remembers what it found here should: no other map of this
-    /// process has it.
+    /// Identity of this map, as pins know it and as a caller that remembers what it found here
+    /// should: no other map of this process has it.
     #[inline]
     pub fn id(&self) -> u64 {
         self.epochs.map()
     }
 
-    /// Appends the host memory of `len` bytes at `iova` to `out`, which is pinned if it is not yet. Adjacent host
-    /// memory is merged; the range may cross windows. After an error `out` may hold a part of it.
+    /// Appends the host memory of `len` bytes at `iova` to `out`, which is pinned if it is
+    /// not yet. Adjacent host memory is merged; the range may cross windows. After an error
+    /// `out` may hold a part of it.
     ///
     /// # Errors
     /// See [`DmaError`]; [`DmaError::ForeignList`] when `out` holds memory that is not this map's.
@@ -318,7 +325,8 @@ impl DmaMap {
         self.runs(iova, rest.len() as u64, Access::Read, |run, bytes| {
             let (piece, after) = std::mem::take(&mut rest).split_at_mut(bytes);
             rest = after;
-            // SAFETY: the run is mapped for at least `bytes`, and stays so while `self` is borrowed.
+            // SAFETY: the run is mapped for at least `bytes`, and stays so
+            // while `self` is borrowed.
             unsafe { copy::from_guest(run.ptr, piece) };
             poisoned |= run.slot.is_poisoned();
         })?;
@@ -339,8 +347,8 @@ impl DmaMap {
         self.runs(iova, rest.len() as u64, Access::Write, |run, bytes| {
             let (piece, after) = rest.split_at(bytes);
             rest = after;
-            // SAFETY: the run is mapped for at least `bytes`, writable since the window is (checked when it was
-            // mapped), and stays so while `self` is borrowed.
+            // SAFETY: the run is mapped for at least `bytes`, writable since the window is (checked
+            // when it was mapped), and stays so while `self` is borrowed.
             unsafe { copy::to_guest(run.ptr, piece) };
             poisoned |= run.slot.is_poisoned();
         })?;
@@ -362,8 +370,8 @@ impl DmaMap {
         })
     }
 
-    /// The window that `iova` lies in: for callers that translate addresses into another space, and remember a window until
-    /// [`DmaMap::generation`] changes.
+    /// The window that `iova` lies in: for callers that translate addresses into another space, and
+    /// remember a window until [`DmaMap::generation`] changes.
     pub fn window_at(&self, iova: u64) -> Option<Window> {
         let (&start, entry) = self.windows.range(..=iova).next_back()?;
         (iova <= entry.last).then(|| Window {
@@ -399,7 +407,8 @@ impl DmaMap {
             .map(|(memory, _)| memory)
     }
 
-    /// Calls `each` with every run of host memory of a range, in order, and the number of bytes to use of it.
+    /// Calls `each` with every run of host memory of a range, in order, and the
+    /// number of bytes to use of it.
     #[inline(always)]
     fn runs(
         &self,

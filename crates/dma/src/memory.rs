@@ -11,8 +11,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::sigbus::{Registration, Slot};
 use crate::{MapError, MemoryError, Segment, SegmentList, copy};
 
-/// A memory file that is mapped once, whole. Cloning is cheap and shares the mapping: every window on the file and
-/// every long-lived ring in it holds a clone, and the last one unmaps it.
+/// A memory file that is mapped once, whole. Cloning is cheap and shares the mapping: every window
+/// on the file and every long-lived ring in it holds a clone, and the last one unmaps it.
 #[derive(Clone, Debug)]
 pub struct Memory(pub(crate) Arc<Mapping>);
 
@@ -53,7 +53,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // First out of the table: after munmap the addresses may belong to another mapping.
         self.registration = None;
-        // SAFETY: the range was mapped by `map_file`, and every holder of a pointer into it holds a clone of `Memory`.
+        // SAFETY: the range was mapped by `map_file`, and every holder of a pointer into it
+        // holds a clone of `Memory`.
         let _ = unsafe { rustix::mm::munmap(self.ptr.cast(), self.mapped) };
     }
 }
@@ -63,8 +64,8 @@ pub(crate) fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> MapErr
     move |errno| MapError::System { call, errno }
 }
 
-/// File systems whose page faults are answered by another process or machine: a fault there could block a worker for
-/// ever (`linux/magic.h`): FUSE, NFS, 9P, SMB, SMB2, Ceph.
+/// File systems whose page faults are answered by another process or machine: a fault there could
+/// block a worker for ever (`linux/magic.h`): FUSE, NFS, 9P, SMB, SMB2, Ceph.
 const REMOTE: [u32; 6] = [
     0x6573_5546,
     0x6969,
@@ -96,12 +97,13 @@ pub(crate) fn check(fd: BorrowedFd<'_>, end: u64) -> Result<Stat, MapError> {
 }
 
 impl Memory {
-    /// Maps a memory file: a memfd, or a file on hugetlbfs, tmpfs or a local disk. `len_needed` is what must be backed
-    /// (offset plus size of the window to be put on it). The whole file is mapped, as large as it is now.
+    /// Maps a memory file: a memfd, or a file on hugetlbfs, tmpfs or a local disk. `len_needed` is
+    /// what must be backed (offset plus size of the window to be put on it). The whole file is
+    /// mapped, as large as it is now.
     ///
     /// # Errors
-    /// [`MapError::WrongKind`], [`MapError::OutOfBacking`], [`MapError::Empty`], [`MapError::TableFull`], or
-    /// [`MapError::System`] (`EACCES`: not opened for this access).
+    /// [`MapError::WrongKind`], [`MapError::OutOfBacking`], [`MapError::Empty`],
+    /// [`MapError::TableFull`], or [`MapError::System`] (`EACCES`: not opened for this access).
     pub fn from_fd(fd: OwnedFd, len_needed: u64, writable: bool) -> Result<Memory, MapError> {
         let stat = check(fd.as_fd(), len_needed)?;
         Memory::map_file(fd, stat.st_size as u64, writable)
@@ -135,7 +137,8 @@ impl Memory {
         } else {
             ProtFlags::READ
         };
-        // Without NORESERVE, mapping a hugetlbfs file would take huge pages that its owner may never have meant to use.
+        // Without NORESERVE, mapping a hugetlbfs file would take huge pages that its owner
+        // may never have meant to use.
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let ptr = unsafe { rustix::mm::mmap(null_mut(), mapped, prot, flags, &fd, 0) }
@@ -206,8 +209,8 @@ impl Memory {
         self.0.writable
     }
 
-    /// Whether the file shrank and an access found nothing (see [`crate::sigbus`]). The memory is then private zeroes
-    /// without connection to the guest, and stays so.
+    /// Whether the file shrank and an access found nothing (see [`crate::sigbus`]). The memory is
+    /// then private zeroes without connection to the guest, and stays so.
     #[inline]
     pub fn is_poisoned(&self) -> bool {
         self.0.slot.is_poisoned()
@@ -221,7 +224,8 @@ impl Memory {
     /// Copies from the memory at `offset`.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], or [`MemoryError::Poisoned`], when the content of `buf` is meaningless.
+    /// [`MemoryError::OutOfRange`], or [`MemoryError::Poisoned`], when the
+    /// content of `buf` is meaningless.
     pub fn read(&self, offset: usize, buf: &mut [u8]) -> Result<(), MemoryError> {
         let ptr = self.at(offset, buf.len()).ok_or(MemoryError::OutOfRange)?;
         // SAFETY: `at` checked the range against the mapping, which `self` keeps.
@@ -238,7 +242,8 @@ impl Memory {
             return Err(MemoryError::ReadOnly);
         }
         let ptr = self.at(offset, buf.len()).ok_or(MemoryError::OutOfRange)?;
-        // SAFETY: `at` checked the range against the mapping, which `self` keeps and which is writable.
+        // SAFETY: `at` checked the range against the mapping, which `self`
+        // keeps and which is writable.
         unsafe { copy::to_guest(ptr, buf) };
         self.intact()
     }
@@ -248,8 +253,8 @@ impl Memory {
         let ptr = self
             .at(offset, 4)
             .filter(|_| self.0.writable && offset.is_multiple_of(4))?;
-        // SAFETY: in range, aligned (a mapping starts at a page), writable, and kept by `self` for the reference's
-        // life; all concurrent access is atomic or another process's.
+        // SAFETY: in range, aligned (a mapping starts at a page), writable, and kept by `self` for
+        // the reference's life; all concurrent access is atomic or another process's.
         Some(unsafe { AtomicU32::from_ptr(ptr.cast()) })
     }
 
@@ -267,8 +272,8 @@ impl Memory {
         self.at(offset, len).map(|ptr| Segment::new(ptr, len))
     }
 
-    /// A piece of the memory as a list of one segment, which keeps the memory: for users in the same process that talk
-    /// to a volume or a driver without any IOVA.
+    /// A piece of the memory as a list of one segment, which keeps the memory: for users in the
+    /// same process that talk to a volume or a driver without any IOVA.
     pub fn segments(&self, offset: usize, len: usize) -> Option<SegmentList> {
         SegmentList::of_memory(self, offset, len)
     }

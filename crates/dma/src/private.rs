@@ -9,13 +9,15 @@ use crate::memory::system;
 use crate::sigbus::Registration;
 use crate::{MapError, View, copy, prefetch};
 
-/// Where the processor and the system have huge pages of other sizes, this is only a matter of speed.
+/// Where the processor and the system have huge pages of other sizes, this
+/// is only a matter of speed.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes that no other process can see, zero at first, in huge pages where the system gives them (transparent huge pages,
-/// on request: `madvise`): a random access then mostly finds its address translation at hand. Taken from the system when
-/// first written, a whole page at a time. Cloning is cheap and shares the bytes; they are for many threads at once, which
-/// see each other's writes as those of a disk: of overlapping ones any mixture.
+/// Bytes that no other process can see, zero at first, in huge pages where the system gives them
+/// (transparent huge pages, on request: `madvise`): a random access then mostly finds its address
+/// translation at hand. Taken from the system when first written, a whole page at a time. Cloning
+/// is cheap and shares the bytes; they are for many threads at once, which see each other's writes
+/// as those of a disk: of overlapping ones any mixture.
 #[derive(Clone, Debug)]
 pub struct PrivateMemory(Arc<Pages>);
 
@@ -49,7 +51,8 @@ impl PrivateMemory {
     /// `len` zero bytes. No memory is taken before it is written.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::TableFull`] or [`MapError::System`].
+    /// [`MapError::Empty`], [`MapError::Overflow`],
+    /// [`MapError::TableFull`] or [`MapError::System`].
     pub fn new(len: usize) -> Result<PrivateMemory, MapError> {
         if len == 0 {
             return Err(MapError::Empty);
@@ -64,8 +67,8 @@ impl PrivateMemory {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe { rustix::mm::mmap_anonymous(null_mut(), space, prot, flags) }
             .map_err(system("mmap"))?;
-        // Only advice, here and below: an error changes nothing. A core dump is no place for a guest's data.
-        // SAFETY: the range was just mapped; the advice does not change its content.
+        // Only advice, here and below: an error changes nothing. A core dump is no place for a
+        // guest's data. SAFETY: the range was just mapped; the advice does not change its content.
         let _ = unsafe { rustix::mm::madvise(start, space, Advice::LinuxDontDump) };
         // SAFETY: as above.
         let _ = unsafe { rustix::mm::madvise(start, space, Advice::LinuxHugepage) };
@@ -91,15 +94,16 @@ impl PrivateMemory {
         self.0.len == 0
     }
 
-    /// Whether the hardware lost a part of it ([`crate::sigbus`]). It is then all zeroes, and stays marked.
+    /// Whether the hardware lost a part of it ([`crate::sigbus`]). It is then all
+    /// zeroes, and stays marked.
     #[inline]
     pub fn is_poisoned(&self) -> bool {
         let registration = self.0.registration.as_ref();
         registration.is_some_and(|registration| registration.slot().is_poisoned())
     }
 
-    /// Copies the bytes from `offset` on into all of `to`; returns the number of bytes copied: its length, or none when it
-    /// is not writable or the memory too short.
+    /// Copies the bytes from `offset` on into all of `to`; returns the number of bytes copied: its
+    /// length, or none when it is not writable or the memory too short.
     #[inline]
     pub fn copy_out(&self, offset: u64, to: View<'_>) -> u64 {
         if !to.is_writable() {
@@ -110,15 +114,15 @@ impl PrivateMemory {
             return 0;
         };
         to.beside(start, |ours, segment| {
-            // SAFETY: `at` checked the range against the mapping, which `self` keeps; the view keeps its segment, which may
-            // be written.
+            // SAFETY: `at` checked the range against the mapping, which `self` keeps; the view
+            // keeps its segment, which may be written.
             unsafe { copy::within_guest(segment.as_ptr(), ours, segment.len()) }
         });
         bytes
     }
 
-    /// Copies all of `from` to the bytes from `offset` on; returns the number of bytes copied: its length, or none when the
-    /// memory is too short.
+    /// Copies all of `from` to the bytes from `offset` on; returns the number of bytes copied: its
+    /// length, or none when the memory is too short.
     #[inline]
     pub fn copy_in(&self, offset: u64, from: View<'_>) -> u64 {
         let bytes = from.len_bytes();
@@ -132,12 +136,14 @@ impl PrivateMemory {
         bytes
     }
 
-    /// Zeroes `len` bytes from `offset` on; returns their number, or none when the memory is too short.
+    /// Zeroes `len` bytes from `offset` on; returns their number, or none
+    /// when the memory is too short.
     pub fn zero(&self, offset: u64, len: u64) -> u64 {
         let Some(start) = self.at(offset, len) else {
             return 0;
         };
-        // SAFETY: `at` checked the range, which fits into the address space, against the mapping, which `self` keeps.
+        // SAFETY: `at` checked the range, which fits into the address space, against the
+        // mapping, which `self` keeps.
         unsafe { copy::fill(start, 0, len as usize) };
         len
     }
@@ -156,8 +162,8 @@ impl PrivateMemory {
         let head = (first - from) as u64;
         let tail = (to - last) as u64;
         let whole = start.wrapping_add(first - from).cast();
-        // SAFETY: whole pages inside the range that `at` checked, of a private mapping that nobody has references into:
-        // they read as zeroes afterwards.
+        // SAFETY: whole pages inside the range that `at` checked, of a private mapping that nobody
+        // has references into: they read as zeroes afterwards.
         let gone = unsafe { rustix::mm::madvise(whole, last - first, Advice::LinuxDontNeed) };
         match gone {
             Ok(()) => {
@@ -169,8 +175,8 @@ impl PrivateMemory {
         }
     }
 
-    /// Asks the processor to fetch the first `LINES` cache lines of a range that is read soon, if it is as long as that. No
-    /// effect but speed.
+    /// Asks the processor to fetch the first `LINES` cache lines of a range that is read soon, if
+    /// it is as long as that. No effect but speed.
     #[inline]
     pub fn prefetch<const LINES: usize>(&self, offset: u64, len: u64) {
         if len >= (LINES * prefetch::LINE) as u64

@@ -1,9 +1,11 @@
-//! Physical Region Pages (NVMe Base 2.1, 4.3.1): the two pointers of a command and the list behind the second.
+//! Physical Region Pages (NVMe Base 2.1, 4.3.1): the two pointers of a command and
+//! the list behind the second.
 
 use crate::list::Inner;
 use crate::{Access, DmaError, DmaMap, SegmentList};
 
-/// A PRP pair or list was refused. Each variant is named after the status that the standard gives for it.
+/// A PRP pair or list was refused. Each variant is named after the status that
+/// the standard gives for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrpError {
     /// PRP Offset Invalid (13h): an entry's offset is not zero where it must be, or not aligned.
@@ -20,15 +22,16 @@ pub enum PrpError {
 /// How many list entries are copied at a time: a 256 KiB transfer's in 4 KiB pages.
 const CHUNK: usize = 64;
 
-/// Appends the memory of `len` bytes that `prp1` and `prp2` describe to `out`. `page_size` is the host's memory page
-/// (CC.MPS), a power of two from 4096 on.
+/// Appends the memory of `len` bytes that `prp1` and `prp2` describe to `out`. `page_size` is the
+/// host's memory page (CC.MPS), a power of two from 4096 on.
 ///
-/// PRP1 may start inside a page, aligned to a dword. What goes beyond its page is described by PRP2: the second page, if
-/// it fits in one, else a pointer to a list. A list may start inside a page (aligned to a qword) and ends with that page;
-/// if more is left, the page's last entry points to the next list page. Every other entry is aligned to a page.
+/// PRP1 may start inside a page, aligned to a dword. What goes beyond its page is described by
+/// PRP2: the second page, if it fits in one, else a pointer to a list. A list may start inside a
+/// page (aligned to a qword) and ends with that page; if more is left, the page's last entry points
+/// to the next list page. Every other entry is aligned to a page.
 ///
-/// Each entry is copied once, before it is looked at; their number is bounded by `len`; nothing is allocated but segments
-/// in `out`. After an error `out` may hold a part.
+/// Each entry is copied once, before it is looked at; their number is bounded by `len`; nothing is
+/// allocated but segments in `out`. After an error `out` may hold a part.
 ///
 /// # Errors
 /// See [`PrpError`].
@@ -115,8 +118,9 @@ fn list(
     let mask = page_size - 1;
     let (mut at, mut left) = (list, len);
     loop {
-        // Entries from here to the end of the list's page. A list page after the first is a whole page, so each turn but
-        // the first describes data: `left` falls, and a chain that runs in a circle ends with it.
+        // Entries from here to the end of the list's page. A list page after the first is a
+        // whole page, so each turn but the first describes data: `left` falls, and a chain that
+        // runs in a circle ends with it.
         let room = (page_size - (at & mask)) / 8;
         let needed = left.div_ceil(page_size);
         let chained = needed > room;

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::table::Table;
 use crate::{Access, DmaError, DmaMap, prefetch};
 
-/// A queue's memory: entries of one size, resolved once, page by page (a vIOMMU may scatter them). It holds the memory
-/// itself, so it never dangles; after a change of the map ([`DmaMap::generation`]) its owner resolves it again.
+/// A queue's memory: entries of one size, resolved once, page by page (a vIOMMU may scatter them).
+/// It holds the memory itself, so it never dangles; after a change of the map
+/// ([`DmaMap::generation`]) its owner resolves it again.
 ///
-/// An index outside the ring, an entry size that does not fit the call, or a store into a ring that was resolved for
-/// [`Access::Read`], does nothing (loads give zeroes).
+/// An index outside the ring, an entry size that does not fit the call, or a store into a ring that
+/// was resolved for [`Access::Read`], does nothing (loads give zeroes).
 pub struct Ring {
     table: Table,
     iova: u64,
@@ -30,12 +31,13 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// Resolves a queue of `entries` entries at `iova`. `entry_size` is a power of two, from 16 to 4096 bytes; a queue
-    /// that is scattered must be aligned to 4096. A ring for [`Access::Write`] can be loaded from too.
+    /// Resolves a queue of `entries` entries at `iova`. `entry_size` is a power of two, from 16
+    /// to 4096 bytes; a queue that is scattered must be aligned to 4096. A ring for
+    /// [`Access::Write`] can be loaded from too.
     ///
     /// # Errors
-    /// See [`DmaError`]; [`DmaError::Overflow`] for impossible sizes, [`DmaError::Misaligned`] for entries that are not
-    /// aligned to 8 bytes in host memory or that lie in two pieces.
+    /// See [`DmaError`]; [`DmaError::Overflow`] for impossible sizes, [`DmaError::Misaligned`] for
+    /// entries that are not aligned to 8 bytes in host memory or that lie in two pieces.
     pub fn resolve(
         map: &DmaMap,
         iova: u64,
@@ -90,12 +92,14 @@ impl Ring {
         self.generation
     }
 
-    /// Whether the file of its memory shrank: what is loaded is then meaningless, and nobody sees what is stored.
+    /// Whether the file of its memory shrank: what is loaded is then meaningless, and
+    /// nobody sees what is stored.
     pub fn is_poisoned(&self) -> bool {
         self.table.memories().iter().any(crate::Memory::is_poisoned)
     }
 
-    /// Fetches a 64-byte entry (submission queue), once. The caller has read the tail with acquire ordering.
+    /// Fetches a 64-byte entry (submission queue), once. The caller has read the
+    /// tail with acquire ordering.
     #[inline]
     pub fn load64(&self, index: u32) -> [u8; 64] {
         let mut entry = [[0; 64]];
@@ -104,8 +108,9 @@ impl Ring {
         entry
     }
 
-    /// Fetches 64-byte entries from `index` on, each once, as many as lie in one piece and `entries` has room for; returns
-    /// their number. The caller has read the tail with acquire ordering.
+    /// Fetches 64-byte entries from `index` on, each once, as many as lie in one
+    /// piece and `entries` has room for; returns their number. The caller has read
+    /// the tail with acquire ordering.
     #[inline(always)]
     pub fn load_batch(&self, index: u32, entries: &mut [[u8; 64]]) -> usize {
         let Some(left) = self.load64.checked_sub(index).filter(|&left| left > 0) else {
@@ -131,7 +136,8 @@ impl Ring {
         count
     }
 
-    /// Stores a 64-byte entry (the host's side of a submission queue). The doorbell's release makes it visible.
+    /// Stores a 64-byte entry (the host's side of a submission queue). The doorbell's
+    /// release makes it visible.
     #[inline]
     pub fn store64(&self, index: u32, entry: [u8; 64]) {
         if let Some(words) = self.words(index, self.store64, 6) {
@@ -141,8 +147,9 @@ impl Ring {
         }
     }
 
-    /// Posts a 16-byte completion: the half with the phase bit last and with release ordering, so that a host that sees
-    /// the phase sees the rest (NVMe Base 2.1, 4.2: Completion Queue Entry, Phase Tag).
+    /// Posts a 16-byte completion: the half with the phase bit last and with release
+    /// ordering, so that a host that sees the phase sees the rest (NVMe Base 2.1, 4.2:
+    /// Completion Queue Entry, Phase Tag).
     #[inline(always)]
     pub fn store_cqe(&self, index: u32, cqe: [u8; 16]) {
         if let Some(words) = self.words(index, self.store16, 4) {
@@ -150,7 +157,8 @@ impl Ring {
         }
     }
 
-    /// The places of up to `wanted` 16-byte completions from `index` on, as many as lie in one piece.
+    /// The places of up to `wanted` 16-byte completions from `index` on, as
+    /// many as lie in one piece.
     #[inline]
     pub fn cqe_run(&self, index: u32, wanted: u32) -> CqeRun<'_> {
         let left = self.store16.saturating_sub(index).min(wanted);
@@ -167,8 +175,8 @@ impl Ring {
         }
     }
 
-    /// Loads a 16-byte completion (the host's side): the half with the phase bit first and with acquire ordering. If the
-    /// phase is the expected one, the rest belongs to it.
+    /// Loads a 16-byte completion (the host's side): the half with the phase bit first and with
+    /// acquire ordering. If the phase is the expected one, the rest belongs to it.
     #[inline]
     pub fn load_cqe(&self, index: u32) -> [u8; 16] {
         let mut cqe = [0; 16];
@@ -182,7 +190,8 @@ impl Ring {
         cqe
     }
 
-    /// Asks the processor to fetch an entry, for a batch that is about to be read. No effect but speed.
+    /// Asks the processor to fetch an entry, for a batch that is about to be
+    /// read. No effect but speed.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         if let Some(words) = self.words(index, self.prefetch, self.entry_shift) {
@@ -203,7 +212,8 @@ impl Ring {
     }
 }
 
-/// The places of completions that are about to be posted, one behind the other: looked up once for all of them.
+/// The places of completions that are about to be posted, one behind the other:
+/// looked up once for all of them.
 pub struct CqeRun<'a> {
     first: Words<'a>,
     len: usize,
@@ -248,12 +258,13 @@ fn store_cqe(words: &Words<'_>, cqe: [u8; 16]) {
 struct Words<'a>(*mut u64, std::marker::PhantomData<&'a Ring>);
 
 impl Words<'_> {
-    /// Word `i` of the entry; private to this module, whose calls stay inside the entry (the limits see to it).
+    /// Word `i` of the entry; private to this module, whose calls stay inside the
+    /// entry (the limits see to it).
     #[inline]
     fn get(&self, i: usize) -> &AtomicU64 {
-        // SAFETY: the entry is mapped in one piece, aligned to 8 bytes, and kept by the ring that is borrowed; all
-        // access to it is atomic, of this size, or another process's. In a ring that was resolved for reading, the
-        // callers load only.
+        // SAFETY: the entry is mapped in one piece, aligned to 8 bytes, and kept by the ring that
+        // is borrowed; all access to it is atomic, of this size, or another process's. In a ring
+        // that was resolved for reading, the callers load only.
         unsafe { AtomicU64::from_ptr(self.0.wrapping_add(i)) }
     }
 }

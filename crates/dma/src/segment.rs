@@ -1,7 +1,8 @@
 //! One piece of host memory.
 
-/// A contiguous piece of host memory: same layout as `struct iovec`, so that an array of them goes to the kernel as it
-/// is. It borrows nothing: what keeps the memory is the [`crate::SegmentList`] (or [`crate::Memory`]) it came from.
+/// A contiguous piece of host memory: same layout as `struct iovec`, so that an array of them goes
+/// to the kernel as it is. It borrows nothing: what keeps the memory is the [`crate::SegmentList`]
+/// (or [`crate::Memory`]) it came from.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {

@@ -1,8 +1,8 @@
 //! Scatter Gather Lists (NVMe Base 2.1, 4.3.2): a command's descriptor and the segments behind it.
 //!
-//! Supported are Data Block, Segment and Last Segment descriptors, with addresses (subtype 0), without any alignment of
-//! data. Bit Buckets are not: a segment list has no place for bytes that go nowhere, and the controller does not
-//! announce them (Identify Controller, SGLS bit 16).
+//! Supported are Data Block, Segment and Last Segment descriptors, with addresses (subtype 0),
+//! without any alignment of data. Bit Buckets are not: a segment list has no place for bytes that
+//! go nowhere, and the controller does not announce them (Identify Controller, SGLS bit 16).
 //!
 //! A list may describe more than the command's data (SGLS bit 18): Linux sends passthrough commands
 //! with all of the caller's buffer. The excess is cut off; its memory is not touched and need not
@@ -15,12 +15,12 @@ use crate::{Access, DmaError, DmaMap, SegmentList};
 /// An SGL was refused. Each variant is named after the status that the standard gives for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SglError {
-    /// Invalid SGL Segment Descriptor (0Dh): a length that is zero or not a multiple of 16, an unaligned address, or a
-    /// segment descriptor inside the last segment.
+    /// Invalid SGL Segment Descriptor (0Dh): a length that is zero or not a multiple of 16, an
+    /// unaligned address, or a segment descriptor inside the last segment.
     #[error("invalid SGL segment descriptor")]
     InvalidSegmentDescriptor,
-    /// Invalid Number of SGL Descriptors (0Eh): a segment descriptor that is not the last one of its segment, or more
-    /// than [`MAX_DESCRIPTORS`] descriptors or [`MAX_SEGMENTS`] segments.
+    /// Invalid Number of SGL Descriptors (0Eh): a segment descriptor that is not the last one of
+    /// its segment, or more than [`MAX_DESCRIPTORS`] descriptors or [`MAX_SEGMENTS`] segments.
     #[error("invalid number of SGL descriptors")]
     InvalidDescriptorCount,
     /// Data SGL Length Invalid (0Fh): the list describes less than the command's data, or the range
@@ -40,7 +40,8 @@ pub enum SglError {
 
 /// Segments in one list, at most.
 pub const MAX_SEGMENTS: u32 = 256;
-/// Descriptors in one list, at most, over all its segments: enough for 4 MiB in blocks of 512 bytes.
+/// Descriptors in one list, at most, over all its segments: enough for 4
+/// MiB in blocks of 512 bytes.
 pub const MAX_DESCRIPTORS: u32 = 8192 + MAX_SEGMENTS;
 
 /// How many descriptors are copied at a time.
@@ -70,7 +71,8 @@ impl Descriptor {
     }
 }
 
-/// Appends the memory of `len` bytes that a command's SGL describes to `out`. `descriptor` is the command's own (SGL1).
+/// Appends the memory of `len` bytes that a command's SGL describes to `out`. `descriptor` is
+/// the command's own (SGL1).
 ///
 /// The list must describe at least `len` bytes, of which `out` gets the first `len`. Each
 /// descriptor is copied once, before it is looked at; the number of segments and of descriptors is
@@ -155,7 +157,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks one segment; returns the next one. A segment that was not announced as the last may still be it.
+    /// Walks one segment; returns the next one. A segment that was not announced as
+    /// the last may still be it.
     fn segment(
         &mut self,
         segment: &Descriptor,

@@ -8,8 +8,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use crate::memory::system;
 use crate::{MapError, Memory};
 
-/// A memfd of our own, mapped here and by the client: the doorbell page that a guest writes without an exit. It is
-/// sealed, so that a client can neither shrink nor grow it.
+/// A memfd of our own, mapped here and by the client: the doorbell page that a guest writes without
+/// an exit. It is sealed, so that a client can neither shrink nor grow it.
 #[derive(Clone, Debug)]
 pub struct SharedPages(Memory);
 
@@ -17,7 +17,8 @@ impl SharedPages {
     /// `len` zero bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::TableFull`] or [`MapError::System`].
+    /// [`MapError::Empty`], [`MapError::Overflow`],
+    /// [`MapError::TableFull`] or [`MapError::System`].
     pub fn new(len: usize) -> Result<SharedPages, MapError> {
         if len == 0 {
             return Err(MapError::Empty);

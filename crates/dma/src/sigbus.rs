@@ -1,11 +1,13 @@
 //! A memory file that shrinks under its mapping must not kill the process.
 //!
-//! An access beyond the new end of the file raises SIGBUS. The handler here knows every mapping of this crate from a
-//! static table that it reads without locks. For a fault inside one of them it puts anonymous zero memory over the whole
-//! mapping (a huge page cannot be replaced in part), marks it poisoned and returns: the access then finds zeroes,
-//! and the one that made it sees the mark. Any other SIGBUS goes to the action that was there before.
+//! An access beyond the new end of the file raises SIGBUS. The handler here knows every mapping of
+//! this crate from a static table that it reads without locks. For a fault inside one of them it
+//! puts anonymous zero memory over the whole mapping (a huge page cannot be replaced in part),
+//! marks it poisoned and returns: the access then finds zeroes, and the one that made it sees the
+//! mark. Any other SIGBUS goes to the action that was there before.
 //!
-//! Threads that access guest memory must not block SIGBUS: the kernel kills a process that faults while it is blocked.
+//! Threads that access guest memory must not block SIGBUS: the kernel kills a process that
+//! faults while it is blocked.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -32,14 +34,14 @@ static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// Slots ever used, so that the handler need not look at all of them.
 static HIGH_WATER: AtomicUsize = AtomicUsize::new(0);
 
-/// How many faults in mapped memory this process has survived: a worker that sees it change asks its map and rings
-/// whether they are poisoned.
+/// How many faults in mapped memory this process has survived: a worker that sees it change asks
+/// its map and rings whether they are poisoned.
 pub fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
-/// One mapping in the table. Its owner writes it under an odd sequence number; a reader that meets one skips the slot,
-/// since a mapping that somebody accesses is not being registered.
+/// One mapping in the table. Its owner writes it under an odd sequence number; a reader that meets
+/// one skips the slot, since a mapping that somebody accesses is not being registered.
 pub(crate) struct Slot {
     taken: AtomicBool,
     sequence: AtomicUsize,
@@ -59,7 +61,8 @@ impl Slot {
         }
     }
 
-    /// Whether a fault has been taken in this mapping. Never goes back while the mapping is registered.
+    /// Whether a fault has been taken in this mapping. Never goes back while
+    /// the mapping is registered.
     #[inline]
     pub(crate) fn is_poisoned(&self) -> bool {
         self.poisoned.load(Ordering::Relaxed)
@@ -89,7 +92,8 @@ impl Slot {
     }
 }
 
-/// A place in the table, given back when dropped: before the mapping itself is undone, so that no stale range remains.
+/// A place in the table, given back when dropped: before the mapping itself is undone, so
+/// that no stale range remains.
 pub(crate) struct Registration(&'static Slot);
 
 impl Registration {
@@ -142,7 +146,8 @@ fn install_handler() -> Result<(), Errno> {
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) } != 0 {
         return Err(last_errno());
     }
-    // Stored before ours is installed, for a fault may come in between; leaked, for one may come at any time after.
+    // Stored before ours is installed, for a fault may come in between; leaked, for one
+    // may come at any time after.
     PREVIOUS.store(Box::into_raw(Box::new(previous)), Ordering::Release);
     // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -171,8 +176,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
                 chain(signal, info, context);
             }
         }
-        // Sent by somebody: there is no address. The standard library's handler would take it for the end of its
-        // duty, put the default action in place of ours, and go on.
+        // Sent by somebody: there is no address. The standard library's handler would take it for
+        // the end of its duty, put the default action in place of ours, and go on.
         code if code <= 0 => default_action(signal),
         _ => chain(signal, info, context),
     }
@@ -192,7 +197,8 @@ fn replace(address: usize) -> bool {
         FAULTS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: no preconditions; the result is this thread's own.
         let errno = unsafe { libc::__errno_location() };
-        // SAFETY: valid for the thread's life. Saved because the interrupted code may be about to read it.
+        // SAFETY: valid for the thread's life. Saved because the interrupted
+        // code may be about to read it.
         let saved = unsafe { *errno };
         let done = map_zeroes(start, len) || map_zeroes(address & !(page_size() - 1), page_size());
         // SAFETY: as above.
@@ -205,8 +211,8 @@ fn replace(address: usize) -> bool {
 fn map_zeroes(start: usize, len: usize) -> bool {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: the range belongs to a registered mapping, which its owner keeps until the faulting access has ended;
-    // nobody has a Rust reference to plain data in it.
+    // SAFETY: the range belongs to a registered mapping, which its owner keeps until the faulting
+    // access has ended; nobody has a Rust reference to plain data in it.
     let ptr = unsafe { libc::mmap(start as *mut c_void, len, prot, flags, -1, 0) };
     ptr != libc::MAP_FAILED
 }
@@ -238,12 +244,14 @@ fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Ends the process, as the signal does by default. (Ignoring it is no alternative: a fault cannot be ignored.)
+/// Ends the process, as the signal does by default. (Ignoring it is no alternative: a
+/// fault cannot be ignored.)
 fn default_action(signal: c_int) {
     // SAFETY: all zero is the default action.
     let action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: async-signal-safe; `action` is valid.
     unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
-    // SAFETY: async-signal-safe. The signal is blocked while we handle it: it is delivered when we return.
+    // SAFETY: async-signal-safe. The signal is blocked while we handle it: it is
+    // delivered when we return.
     unsafe { libc::raise(signal) };
 }

@@ -19,8 +19,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Resolves `bytes` at `iova`, which must be aligned to `align` in host memory (a power of two, at most a page), and
-    /// to a page if they are scattered.
+    /// Resolves `bytes` at `iova`, which must be aligned to `align` in host memory (a power of two,
+    /// at most a page), and to a page if they are scattered.
     pub(crate) fn resolve(
         map: &DmaMap,
         iova: u64,
@@ -78,7 +78,8 @@ impl Table {
     }
 }
 
-/// The host address of a range that lies in one piece of one memory, none if it does not. Adds the memory to `keep`.
+/// The host address of a range that lies in one piece of one memory, none if it does not.
+/// Adds the memory to `keep`.
 fn contiguous(
     map: &DmaMap,
     iova: u64,

@@ -2,8 +2,8 @@
 
 use crate::{Access, DmaError, DmaMap, Segment, SegmentList, copy};
 
-/// The memory of a transfer that is done before anybody else can do anything: what a [`SegmentList`] holds, or one
-/// [`Piece`]. Nothing has to be kept, as the borrow keeps it.
+/// The memory of a transfer that is done before anybody else can do anything: what a
+/// [`SegmentList`] holds, or one [`Piece`]. Nothing has to be kept, as the borrow keeps it.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     segments: &'a [Segment],
@@ -30,7 +30,8 @@ impl View<'_> {
         self.segments
     }
 
-    /// Calls `each` with every segment and where it lies in memory at `start` that all of them lie beside, in order.
+    /// Calls `each` with every segment and where it lies in memory at `start` that all of
+    /// them lie beside, in order.
     #[inline(always)]
     pub(crate) fn beside(&self, start: *mut u8, mut each: impl FnMut(*mut u8, &Segment)) {
         let mut at = start;
@@ -64,7 +65,8 @@ impl SegmentList {
     }
 }
 
-/// A range of guest memory that lies in one piece, borrowed from its map: for the most frequent transfer, one page.
+/// A range of guest memory that lies in one piece, borrowed from its map: for the most
+/// frequent transfer, one page.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     segment: Segment,

@@ -334,7 +334,8 @@ proptest! {
         len in 0..3000usize,
         seed in any::<u8>(),
     ) {
-        // The same scattered memory as a list and as a vector; pieces of different windows do not overlap.
+        // The same scattered memory as a list and as a vector; pieces of
+        // different windows do not overlap.
         let memory = Memory::anonymous(16 * 1024).unwrap();
         let mut map = DmaMap::new();
         let mut list = SegmentList::new();
@@ -421,7 +422,8 @@ fn a_piece_is_a_list_as_any_other() {
     let mut list = SegmentList::owned(Buffer::new(16));
     assert!(list.begin_piece(&map, 100, 50, Access::Read));
     assert!(list.buffer().is_none() && !list.is_writable());
-    // What follows in the same mapping belongs to the same piece; what comes from another one does not.
+    // What follows in the same mapping belongs to the same piece; what comes
+    // from another one does not.
     map.segments(150, 50, Access::Read, &mut list).unwrap();
     assert_eq!((list.count(), list.len_bytes()), (1, 100));
     map.segments(4096, 50, Access::Read, &mut list).unwrap();

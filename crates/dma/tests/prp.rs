@@ -1,4 +1,5 @@
-//! The PRP walker against a naive one that reads entry by entry, on honest lists and on corrupted ones.
+//! The PRP walker against a naive one that reads entry by entry, on honest
+//! lists and on corrupted ones.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -88,7 +89,8 @@ fn check(space: &Space, prp1: u64, prp2: u64, len: u64, page: u64) -> Result<(),
     expected.map(drop)
 }
 
-/// A request as a host makes it: which pages of the space are data, which are lists, and where everything starts.
+/// A request as a host makes it: which pages of the space are data, which are lists,
+/// and where everything starts.
 #[derive(Clone, Debug)]
 struct Request {
     base: u64,
@@ -131,7 +133,8 @@ fn request(last_slots: bool) -> impl Strategy<Value = Request> {
                 lists,
                 first_offset,
                 list_slot,
-                // Often the data ends with a page, where one more entry, or one less, would be easy to take.
+                // Often the data ends with a page, where one more entry, or one
+                // less, would be easy to take.
                 len: if to_the_end {
                     len - len % PAGE + PAGE - first_offset
                 } else {
@@ -142,8 +145,8 @@ fn request(last_slots: bool) -> impl Strategy<Value = Request> {
 }
 
 impl Request {
-    /// Writes the lists; returns the space and the two PRPs. List pages are taken from the last eight pages of the
-    /// space, one each; data from the others, in any order and repeatedly.
+    /// Writes the lists; returns the space and the two PRPs. List pages are taken from the last
+    /// eight pages of the space, one each; data from the others, in any order and repeatedly.
     fn build(&self) -> (Space, u64, u64) {
         let mut places = self.places.clone();
         for (i, place) in places.iter_mut().enumerate().skip(PAGES - 8) {
@@ -217,7 +220,8 @@ proptest! {
         for hole in holes {
             request.places[hole.min(PAGES - 9)] = None;
         }
-        // The lists themselves are in pages that `build` puts into place; only data pages are holes.
+        // The lists themselves are in pages that `build` puts into place;
+        // only data pages are holes.
         let (space, mut prp1, mut prp2) = request.build();
         for (slot, entry) in wrong {
             let at = (prp2 & !7).wrapping_add(slot * 8);

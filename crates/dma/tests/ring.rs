@@ -82,7 +82,8 @@ proptest! {
         let count = ring.load_batch(from, &mut batch);
         let left = entries.saturating_sub(from) as usize;
         prop_assert!(count <= left.min(wanted));
-        // To the end of the ring, or of a page where pages are scattered; at least one, if there is one.
+        // To the end of the ring, or of a page where pages are scattered; at
+        // least one, if there is one.
         let page = (64 - from as usize % 64).min(left);
         prop_assert!(count == left.min(wanted) || (!contiguous && count >= page.min(wanted)));
         for (i, entry) in batch.iter().enumerate() {
@@ -165,7 +166,8 @@ fn impossible_rings_are_refused() {
         Err(DmaError::Overflow)
     );
     assert_eq!(ring(0u64.wrapping_sub(4096), 64, 64, Access::Read), Ok(()));
-    // A page in two pieces; pieces that are not aligned in host memory; a scattered ring that starts inside a page.
+    // A page in two pieces; pieces that are not aligned in host memory; a scattered ring
+    // that starts inside a page.
     assert_eq!(
         ring(0x10000, 64, 64, Access::Read),
         Err(DmaError::Misaligned { iova: 0x10000 })
@@ -228,7 +230,8 @@ fn a_ring_outlives_its_window() {
     assert_eq!(cells.get(0).unwrap().load(Ordering::Relaxed), 0x0505_0505);
 }
 
-/// A host that sees the new phase sees the whole completion, on another thread and through another mapping.
+/// A host that sees the new phase sees the whole completion, on another thread
+/// and through another mapping.
 #[test]
 fn the_phase_comes_last() {
     const ENTRIES: u64 = 8;
@@ -264,7 +267,8 @@ fn the_phase_comes_last() {
                 if cqe[14] & 1 == phase(n) {
                     break cqe;
                 }
-                // Mostly spinning: the closer the look, the better the chance to see a completion half posted.
+                // Mostly spinning: the closer the look, the better the chance to see
+                // a completion half posted.
                 spins = spins.wrapping_add(1);
                 if spins.is_multiple_of(4096) {
                     std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! The SGL walker against a naive one that reads descriptor by descriptor, on honest lists and on corrupted ones.
+//! The SGL walker against a naive one that reads descriptor by descriptor, on honest
+//! lists and on corrupted ones.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -98,8 +99,8 @@ fn naive(space: &Space, first: [u8; 16], len: u64) -> Result<Vec<(u64, u64)>, Sg
     }
 }
 
-/// Errors may differ where the walker meets a wrong descriptor before the naive one, which reads a whole segment first,
-/// meets a hole behind it.
+/// Errors may differ where the walker meets a wrong descriptor before the naive one, which reads a
+/// whole segment first, meets a hole behind it.
 fn check(space: &Space, first: [u8; 16], len: u64) -> Result<(), SglError> {
     let expected = naive(space, first, len);
     for access in BOTH {

@@ -131,8 +131,9 @@ fn a_poisoned_mapping_is_not_imported_again() {
     assert!(first.is_poisoned() && !second.is_poisoned());
 }
 
-/// Huge pages that do not exist fault in the same way, in a mapping that can only be replaced as a whole. Where the
-/// kernel has none of them configured, that is; where it has, nothing faults until the file shrinks.
+/// Huge pages that do not exist fault in the same way, in a mapping that can only be replaced
+/// as a whole. Where the kernel has none of them configured, that is; where it has, nothing
+/// faults until the file shrinks.
 #[test]
 fn huge_pages_fault_as_others_do() {
     const HUGE: usize = 2 << 20;

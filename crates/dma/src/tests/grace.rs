@@ -76,7 +76,8 @@ fn commands_after_an_unmap_do_not_delay_it() {
     drop(after);
 }
 
-/// There is always a command in flight, and each overlaps the next: only an epoch can tell them apart.
+/// There is always a command in flight, and each overlaps the next: only an
+/// epoch can tell them apart.
 #[test]
 fn a_steady_load_does_not_starve_an_unmap() {
     let (mut map, memory) = map_of(8);

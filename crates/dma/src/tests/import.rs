@@ -57,7 +57,8 @@ fn a_file_that_grew_is_mapped_again() {
     );
 }
 
-/// A client that may only read a file must not get a writable mapping because another descriptor had the right.
+/// A client that may only read a file must not get a writable mapping because another
+/// descriptor had the right.
 #[test]
 fn the_cache_does_not_lend_write_access() {
     let file = Memory::anonymous(4096).unwrap();

@@ -8,7 +8,8 @@ const MIB: u64 = 1 << 20;
 fn resident(memory: &PrivateMemory, offset: u64, len: u64) -> usize {
     let ptr = memory.at(offset, len).unwrap();
     let mut pages = vec![0u8; len as usize / rustix::param::page_size()];
-    // SAFETY: asks about a mapped range that starts at a page, and has a byte for each of its pages.
+    // SAFETY: asks about a mapped range that starts at a page, and has a
+    // byte for each of its pages.
     let result = unsafe { libc::mincore(ptr.cast(), len as usize, pages.as_mut_ptr()) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     pages.iter().filter(|&&page| page & 1 != 0).count()

@@ -6,7 +6,8 @@ use dma::{Access, DmaError, DmaMap, Memory, Prot, SegmentList};
 /// The unit in which the address space is scattered.
 pub const PAGE: u64 = 4096;
 
-/// An address space of `n` pages from `base` on: page `i` lies in memory page `places[i]`, or nowhere.
+/// An address space of `n` pages from `base` on: page `i` lies in memory
+/// page `places[i]`, or nowhere.
 pub struct Space {
     pub map: DmaMap,
     pub memory: Memory,
@@ -77,7 +78,8 @@ impl Space {
     }
 }
 
-/// Asserts that the list consists of exactly these pieces of the memory, in this order, in as few segments as possible.
+/// Asserts that the list consists of exactly these pieces of the memory, in this order, in as
+/// few segments as possible.
 pub fn assert_places(list: &SegmentList, memory: &Memory, pieces: &[(usize, usize)]) {
     let base = memory.segment(0, 1).unwrap().as_ptr().addr();
     let got: Vec<(usize, usize)> = list
