@@ -1,15 +1,18 @@
-//! The seam to memory: one 32-bit doorbell or EventIdx cell, and the fences between accesses to cells.
+//! The seam to memory: one 32-bit doorbell or EventIdx cell, and the fences
+//! between accesses to cells.
 //!
 //! # Why these orders are enough, and none can go
 //!
-//! *Entries.* A host writes its queue entries, then the doorbell with release; the controller reads the doorbell with
-//! acquire, then the entries. Without either the controller may fetch what the entry held before.
+//! *Entries.* A host writes its queue entries, then the doorbell with release; the controller
+//! reads the doorbell with acquire, then the entries. Without either the controller may fetch
+//! what the entry held before.
 //!
-//! *Wake-ups.* Host: store shadow, [`HostFence`](Step::HostFence), load EventIdx. Controller: store EventIdx,
-//! [`ArmFence`](Step::ArmFence), load shadow. Each side writes its own cell and then reads the other's, so only full
-//! fences on both sides exclude that both read the old value: then the host would not ring and the controller would
-//! sleep. With them, either the host sees the armed EventIdx and rings, or the controller sees the new doorbell and
-//! stays awake. Release and acquire do not give that, on x86-64 either: its stores may pass later loads.
+//! *Wake-ups.* Host: store shadow, [`HostFence`](Step::HostFence), load EventIdx. Controller: store
+//! EventIdx, [`ArmFence`](Step::ArmFence), load shadow. Each side writes its own cell and then
+//! reads the other's, so only full fences on both sides exclude that both read the old value: then
+//! the host would not ring and the controller would sleep. With them, either the host sees the
+//! armed EventIdx and rings, or the controller sees the new doorbell and stays awake. Release and
+//! acquire do not give that, on x86-64 either: its stores may pass later loads.
 //!
 //! `tests/loom.rs` takes each of them away in turn and asserts that the model then finds a failure.
 
@@ -17,20 +20,22 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Every access to shared memory that the protocol makes, by name.
 ///
-/// The name says where in the protocol an access or fence stands; [`Step::ordering`] is the memory order that it needs.
-/// A model or a fault injector implements [`Cell`] and treats single steps differently, in the very code that runs in
-/// production.
+/// The name says where in the protocol an access or fence stands; [`Step::ordering`] is the memory
+/// order that it needs. A model or a fault injector implements [`Cell`] and treats single steps
+/// differently, in the very code that runs in production.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Host loads the shadow doorbell's previous value, if it keeps none of its own.
     HostPrevious,
-    /// Host stores the shadow doorbell: the queue entries written before become visible with it (release).
+    /// Host stores the shadow doorbell: the queue entries written before become
+    /// visible with it (release).
     HostShadow,
     /// Host: full fence between its shadow store and its EventIdx load.
     HostFence,
     /// Host loads EventIdx.
     HostEventIdx,
-    /// Host writes the doorbell register (release, as a store to device memory behind a write barrier).
+    /// Host writes the doorbell register (release, as a store to device
+    /// memory behind a write barrier).
     HostRegister,
     /// Controller loads the shadow doorbell (acquire: the entries before that index are visible).
     PollShadow,
@@ -70,14 +75,15 @@ impl Step {
     }
 }
 
-/// A 32-bit cell of memory that the other side maps too. Values are given and taken in native byte order; in memory
-/// they are little-endian.
+/// A 32-bit cell of memory that the other side maps too. Values are given and taken in native byte
+/// order; in memory they are little-endian.
 pub trait Cell {
     /// Reads the cell.
     fn load(&self, step: Step) -> u32;
     /// Writes the cell.
     fn store(&self, value: u32, step: Step);
-    /// Orders this thread's accesses to memory before and after it. It concerns every cell, not only this one.
+    /// Orders this thread's accesses to memory before and after it. It concerns
+    /// every cell, not only this one.
     fn fence(&self, step: Step);
 }
 

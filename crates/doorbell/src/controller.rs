@@ -8,7 +8,8 @@ use crate::{
 /// Rings from this size on are parked lazily: see [`Watch::park`].
 const LAZY_FROM: u32 = 128;
 
-/// The two shared cells of one doorbell in the buffers of Doorbell Buffer Config (NVMe Base 2.1, 5.2.5).
+/// The two shared cells of one doorbell in the buffers of Doorbell Buffer
+/// Config (NVMe Base 2.1, 5.2.5).
 #[derive(Debug)]
 pub struct Shadow<'a, C> {
     /// The entry of the Shadow Doorbell buffer: written by the host.
@@ -29,8 +30,8 @@ impl<C> Copy for Shadow<'_, C> {}
 pub struct Cells<'a, C> {
     /// The doorbell register's cell: where a trapped write is kept, or the mapped doorbell page.
     pub register: &'a C,
-    /// The shadow cells, from Doorbell Buffer Config (or the queue's creation, if later) until the next controller-level
-    /// reset.
+    /// The shadow cells, from Doorbell Buffer Config (or the queue's creation, if later) until the
+    /// next controller-level reset.
     pub shadow: Option<Shadow<'a, C>>,
 }
 
@@ -50,7 +51,8 @@ pub enum Source {
     Shadow,
 }
 
-/// A doorbell value that is no index of the ring. It is never used; the doorbell keeps its last good value.
+/// A doorbell value that is no index of the ring. It is never used; the doorbell
+/// keeps its last good value.
 ///
 /// The standard's answer to it is the asynchronous event Invalid Doorbell Write Value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,14 +83,15 @@ impl core::error::Error for Invalid {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Armed {
-    /// Nothing new: a host with the barrier rings the register for its next value. Before a sleep without end call
-    /// [`Watch::recheck`] once, a few microseconds later, for hosts that lack it.
+    /// Nothing new: a host with the barrier rings the register for its next value. Before a sleep
+    /// without end call [`Watch::recheck`] once, a few microseconds later, for hosts that lack it.
     Idle,
     /// The host moved the doorbell meanwhile, to this index: do not sleep.
     Raced(u32),
 }
 
-/// Everything in a [`Watch`], for a controller that is restarted or migrated. The cells themselves stay with the guest.
+/// Everything in a [`Watch`], for a controller that is restarted or migrated. The cells
+/// themselves stay with the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchState {
     /// Entries in the ring.
@@ -105,15 +108,17 @@ pub struct WatchState {
     pub eventidx: u32,
 }
 
-/// One doorbell as the controller sees it: an SQ tail or a CQ head. Plain data, owned by one worker.
+/// One doorbell as the controller sees it: an SQ tail or a CQ head. Plain
+/// data, owned by one worker.
 ///
 /// # Which cell counts
 ///
-/// The register counts until the shadow entry is seen to change; from then on only the shadow entry counts. So a host
-/// that uses registers only, one that uses the shadow entry, and one that turns to it after some time (Doorbell Buffer
-/// Config on a live queue) are all served. A register write of a shadow host is a wake-up and never a value: it was in
-/// the shadow entry before, and may arrive late, when the entry is already ahead of it. If the shadow cells go away
-/// while the queue lives (their memory is unmapped), the register counts again from its next change on, until the
+/// The register counts until the shadow entry is seen to change; from then on only the shadow entry
+/// counts. So a host that uses registers only, one that uses the shadow entry, and one that turns
+/// to it after some time (Doorbell Buffer Config on a live queue) are all served. A register write
+/// of a shadow host is a wake-up and never a value: it was in the shadow entry before, and may
+/// arrive late, when the entry is already ahead of it. If the shadow cells go away while the queue
+/// lives (their memory is unmapped), the register counts again from its next change on, until the
 /// entry is back and changes.
 ///
 /// # Life of a queue
@@ -127,13 +132,15 @@ pub struct WatchState {
 /// | queue deleted | drop | none |
 /// | controller-level reset | drop, before CSTS.RDY reads 0 | none, ever again |
 ///
-/// Why the controller *writes* the shadow entry, which is the host's: the entry may hold a value of an earlier life.
-/// Older Linux does not clear the buffers on reset, none clears an entry when it creates a queue again, and a
-/// host that ran on registers before the command finds zeroes there. Such a value must neither be taken for a doorbell
-/// (entries of the earlier life would be executed) nor hide one (the host's first value may be equal to it, and the
-/// entry would not change). Linux also takes its own previous value from the entry. QEMU's controller writes the entry
-/// at Doorbell Buffer Config too, but not at queue creation. The host may not publish before the command completes (NVMe
-/// Base 2.1, B.5), so nothing of its own is overwritten; Linux keeps its I/O queues empty across the command.
+/// Why the controller *writes* the shadow entry, which is the host's: the entry may hold a value of
+/// an earlier life. Older Linux does not clear the buffers on reset, none clears an entry when it
+/// creates a queue again, and a host that ran on registers before the command finds zeroes there.
+/// Such a value must neither be taken for a doorbell (entries of the earlier life would be
+/// executed) nor hide one (the host's first value may be equal to it, and the entry would not
+/// change). Linux also takes its own previous value from the entry. QEMU's controller writes the
+/// entry at Doorbell Buffer Config too, but not at queue creation. The host may not publish before
+/// the command completes (NVMe Base 2.1, B.5), so nothing of its own is overwritten; Linux keeps
+/// its I/O queues empty across the command.
 #[derive(Debug, Clone)]
 pub struct Watch {
     s: WatchState,
@@ -160,8 +167,9 @@ impl Watch {
         Self { s, slack }
     }
 
-    /// A doorbell of a new queue of `size` entries, with every cell given its first value, whatever an earlier queue of
-    /// the same number left there. Before Create I/O Submission or Completion Queue completes.
+    /// A doorbell of a new queue of `size` entries, with every cell given its first value,
+    /// whatever an earlier queue of the same number left there. Before Create I/O Submission or
+    /// Completion Queue completes.
     pub fn create<C: Cell>(size: u32, cells: Cells<'_, C>) -> Self {
         let mut watch = Self::new(size);
         cells.register.store(0, Step::Initialise);
@@ -171,10 +179,12 @@ impl Watch {
         watch
     }
 
-    /// Starts to use shadow cells for a queue that exists, before Doorbell Buffer Config completes. When the command
-    /// names other buffers than before, [`Watch::poll`] the old cells one last time first.
+    /// Starts to use shadow cells for a queue that exists, before Doorbell Buffer Config
+    /// completes. When the command names other buffers than before, [`Watch::poll`] the old
+    /// cells one last time first.
     ///
-    /// EventIdx is armed: the host's first move rings, so that nothing depends on when the worker looks first.
+    /// EventIdx is armed: the host's first move rings, so that nothing depends on
+    /// when the worker looks first.
     pub fn attach<C: Cell>(&mut self, shadow: Shadow<'_, C>) {
         shadow.doorbell.store(self.s.current, Step::Initialise);
         shadow.eventidx.store(self.s.current, Step::Initialise);
@@ -188,7 +198,8 @@ impl Watch {
         self.s
     }
 
-    /// Goes on where another controller stopped, without a write to any cell. `None` when the state contradicts itself.
+    /// Goes on where another controller stopped, without a write to any cell. `None` when the
+    /// state contradicts itself.
     #[must_use]
     pub const fn from_state(state: WatchState) -> Option<Self> {
         if state.current < state.size && state.eventidx < state.size && state.size <= 1 << 16 {
@@ -219,17 +230,19 @@ impl Watch {
         self.s.shadow_live
     }
 
-    /// The newest value of the doorbell: an index of the ring. Entries that the host wrote before it are visible.
+    /// The newest value of the doorbell: an index of the ring. Entries that the host
+    /// wrote before it are visible.
     ///
     /// # Errors
-    /// [`Invalid`], once per value, when the host wrote a value outside the ring; the next call returns the last good
-    /// index again.
+    /// [`Invalid`], once per value, when the host wrote a value outside the ring; the next call
+    /// returns the last good index again.
     #[inline]
     pub fn poll<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<u32, Invalid> {
         self.look(cells, Step::PollShadow, Step::PollRegister)
     }
 
-    /// Whether [`Watch::poll`] would find a value that it has not seen. No more than a hint for when to call it.
+    /// Whether [`Watch::poll`] would find a value that it has not seen. No more than a
+    /// hint for when to call it.
     #[inline]
     #[must_use]
     pub fn has_news<C: Cell>(&self, cells: Cells<'_, C>) -> bool {
@@ -243,16 +256,19 @@ impl Watch {
         }
     }
 
-    /// Keeps EventIdx where a host does not ring, not even when the ring wraps, while the controller polls. To be
-    /// called after each [`Watch::poll`] that found something new; for SQ tails.
+    /// Keeps EventIdx where a host does not ring, not even when the ring wraps, while
+    /// the controller polls. To be called after each [`Watch::poll`] that found
+    /// something new; for SQ tails.
     ///
-    /// The best place is one entry behind the newest value (see [`ring`](crate::ring)). EventIdx entries of eight queues
-    /// share a cache line that every host CPU reads at each doorbell, so in rings of 128 entries and more it is moved
-    /// only when it lags by more than a quarter of the ring. A host then rings without need only if it publishes more
-    /// than three quarters of the ring between two looks, and at most once per three quarters of a ring.
+    /// The best place is one entry behind the newest value (see [`ring`](crate::ring)). EventIdx
+    /// entries of eight queues share a cache line that every host CPU reads at each doorbell, so in
+    /// rings of 128 entries and more it is moved only when it lags by more than a quarter of the
+    /// ring. A host then rings without need only if it publishes more than three quarters of the
+    /// ring between two looks, and at most once per three quarters of a ring.
     #[inline]
     pub fn park<C: Cell>(&mut self, cells: Cells<'_, C>) {
-        // As far as the host can go, less the slack. The slack is below the size, so nothing wraps twice.
+        // As far as the host can go, less the slack. The slack is below the
+        // size, so nothing wraps twice.
         let furthest = before(self.s.current, self.s.size);
         let lag = if furthest >= self.slack {
             furthest - self.slack
@@ -262,10 +278,12 @@ impl Watch {
         self.park_until(cells, lag);
     }
 
-    /// Keeps EventIdx where a host that goes no further than the index `horizon` does not ring; stores only if it must.
+    /// Keeps EventIdx where a host that goes no further than the index `horizon` does not
+    /// ring; stores only if it must.
     ///
-    /// For CQ heads: the host cannot go beyond the CQ's tail, so call it with the new tail as `horizon` before entries
-    /// are posted. Then no head ever rings, at the price of about one store per turn of the ring.
+    /// For CQ heads: the host cannot go beyond the CQ's tail, so call it with the new tail as
+    /// `horizon` before entries are posted. Then no head ever rings, at the price of about one
+    /// store per turn of the ring.
     #[inline]
     pub fn park_until<C: Cell>(&mut self, cells: Cells<'_, C>, horizon: u32) {
         let Some(shadow) = cells.shadow else {
@@ -277,7 +295,8 @@ impl Watch {
         }
     }
 
-    /// Whether [`Watch::park_until`] would store, if there are shadow cells: to be asked before they are looked up.
+    /// Whether [`Watch::park_until`] would store, if there are shadow cells: to be asked
+    /// before they are looked up.
     #[inline]
     #[must_use]
     pub const fn needs_park(&self, horizon: u32) -> bool {
@@ -295,8 +314,9 @@ impl Watch {
             ..
         } = self.s;
         let best = if !shadow_live {
-            // As long as the register counts EventIdx stays armed: a host that turns to the shadow entry now rings with
-            // its first value, even if the ring has come round and the entry held that value already.
+            // As long as the register counts EventIdx stays armed: a host that turns to the
+            // shadow entry now rings with its first value, even if the ring has come round and
+            // the entry held that value already.
             current
         } else if distance(current, eventidx, size) < distance(current, horizon, size) {
             before(current, size)
@@ -308,8 +328,9 @@ impl Watch {
 
     /// Places EventIdx so that the host's next move rings, and looks once more.
     ///
-    /// For SQ tails before the worker sleeps; for CQ heads when the CQ is full and completions wait for room. On
-    /// [`Armed::Raced`] the controller goes on as after a poll and parks again, or arms again.
+    /// For SQ tails before the worker sleeps; for CQ heads when the CQ is full and
+    /// completions wait for room. On [`Armed::Raced`] the controller goes on as after a poll
+    /// and parks again, or arms again.
     ///
     /// # Errors
     /// As [`Watch::poll`]: the host did something meanwhile; arm again before a sleep.
@@ -322,11 +343,12 @@ impl Watch {
         self.recheck(cells)
     }
 
-    /// Looks once more after [`Armed::Idle`], for hosts without a barrier between shadow store and EventIdx load (Linux
-    /// before 2018, on any machine whose stores may pass later loads).
+    /// Looks once more after [`Armed::Idle`], for hosts without a barrier between shadow store and
+    /// EventIdx load (Linux before 2018, on any machine whose stores may pass later loads).
     ///
-    /// Such a host may have read the parked EventIdx, decided not to ring, and still have its shadow store in the CPU's
-    /// store buffer when [`Watch::arm`] looked. The store cannot stay there: wait some microseconds before this call.
+    /// Such a host may have read the parked EventIdx, decided not to ring, and still have its
+    /// shadow store in the CPU's store buffer when [`Watch::arm`] looked. The store cannot stay
+    /// there: wait some microseconds before this call.
     ///
     /// # Errors
     /// As [`Watch::poll`].
@@ -366,8 +388,9 @@ impl Watch {
         let value = cells.register.load(register_step);
         if value != self.s.last_register {
             self.s.last_register = value;
-            // A shadow host stored the entry before it rang, perhaps between the two loads above. Were its entry not
-            // seen now, it could come round to the value of `last_shadow` unnoticed.
+            // A shadow host stored the entry before it rang, perhaps between the two
+            // loads above. Were its entry not seen now, it could come round to the value
+            // of `last_shadow` unnoticed.
             if let Some(shadow) = cells.shadow {
                 let value = shadow.doorbell.load(shadow_step);
                 if value != self.s.last_shadow {

@@ -10,7 +10,8 @@ use crate::{
 pub enum Compare {
     /// As Linux: 16-bit wrapping differences ([`need_event`]).
     Linux,
-    /// As the annex of NVMe Base 2.1 (B.5): differences modulo the queue's depth ([`need_event_annex`]).
+    /// As the annex of NVMe Base 2.1 (B.5): differences modulo the queue's
+    /// depth ([`need_event_annex`]).
     Annex,
 }
 
@@ -92,7 +93,8 @@ pub enum Ring {
     Silent,
 }
 
-/// One doorbell as the host sees it: an SQ tail or a CQ head. Plain data, owned by the queue's owner.
+/// One doorbell as the host sees it: an SQ tail or a CQ head. Plain data,
+/// owned by the queue's owner.
 #[derive(Debug, Clone)]
 pub struct Publisher {
     old: u16,
@@ -117,13 +119,15 @@ impl Publisher {
         }
     }
 
-    /// Publishes `new` in the shadow entry, if there is one, and says whether the register has to be written too.
+    /// Publishes `new` in the shadow entry, if there is one, and says whether the
+    /// register has to be written too.
     ///
-    /// Everything that the host wrote before (queue entries) is visible to a controller that sees `new` there. A write
-    /// to the register has to be ordered after those too, by the means of the register's memory.
+    /// Everything that the host wrote before (queue entries) is visible to a controller that
+    /// sees `new` there. A write to the register has to be ordered after those too, by the means
+    /// of the register's memory.
     ///
-    /// `shadow` is `None` until Doorbell Buffer Config has completed with success, and again from the moment that the
-    /// controller is reset.
+    /// `shadow` is `None` until Doorbell Buffer Config has completed with success, and again from
+    /// the moment that the controller is reset.
     #[inline]
     pub fn publish<C: Cell>(&mut self, shadow: Option<Shadow<'_, C>>, new: u16) -> Ring {
         let own = core::mem::replace(&mut self.old, new);

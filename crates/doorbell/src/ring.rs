@@ -2,30 +2,34 @@
 //!
 //! # Where EventIdx keeps a host silent
 //!
-//! Take a ring of `N` entries (`2 <= N <= 65,536`, indices `0..N`) and a host that moves its doorbell from `old` to
-//! `new`, both indices. [`need_event`] is true exactly when EventIdx `e` lies in `old..new`, walking upwards modulo
-//! 65,536:
+//! Take a ring of `N` entries (`2 <= N <= 65,536`, indices `0..N`) and a host that moves its
+//! doorbell from `old` to `new`, both indices. [`need_event`] is true exactly when EventIdx `e`
+//! lies in `old..new`, walking upwards modulo 65,536:
 //!
 //! - `old < new`: rings when `old <= e < new`;
-//! - `new < old` (the ring wraps): rings when `e >= old` or `e < new`, so it is silent only when `new <= e < old`;
+//! - `new < old` (the ring wraps): rings when `e >= old` or `e < new`, so it is silent
+//!   only when `new <= e < old`;
 //! - `new == old`: never rings.
 //!
-//! For `e < N` both moving cases say the same thing: *it rings when the host steps from index `e` to the one after it*.
-//! A host stays silent as long as it does not pass `e`, in however many moves. Flow control lets it go at most `N - 1`
-//! entries beyond the newest value `c` that the controller has seen, to `c - 1` modulo `N`. The step out of
-//! `e = c - 1` modulo `N` would be the `N`th. So:
+//! For `e < N` both moving cases say the same thing: *it rings when the host steps from index
+//! `e` to the one after it*. A host stays silent as long as it does not pass `e`, in however
+//! many moves. Flow control lets it go at most `N - 1` entries beyond the newest value `c`
+//! that the controller has seen, to `c - 1` modulo `N`. The step out of `e = c - 1` modulo
+//! `N` would be the `N`th. So:
 //!
-//! **[`before`]`(c)` keeps the host silent for every legal sequence of moves, wrapping or not, until the controller has
-//! looked again.** For `c > 0` no other 16-bit value does: the move straight to `c - 1` wraps and leaves only
-//! `c - 1 <= e < c`. (For `c == 0` no legal move wraps, and every `e >= N - 1` is silent, [`before`]`(0) == N - 1` among
-//! them.) Values of `N` and above never lie in `new..old`, so an all-ones "never" rings at every wrap; a value left
-//! behind rings when the host passes it, once per `N` entries. `tests/arithmetic.rs` checks all of this exhaustively
-//! for small rings and by random choice for big ones.
+//! **[`before`]`(c)` keeps the host silent for every legal sequence of moves, wrapping or not,
+//! until the controller has looked again.** For `c > 0` no other 16-bit value does: the move
+//! straight to `c - 1` wraps and leaves only `c - 1 <= e < c`. (For `c == 0` no legal move wraps,
+//! and every `e >= N - 1` is silent, [`before`]`(0) == N - 1` among them.) Values of `N` and above
+//! never lie in `new..old`, so an all-ones "never" rings at every wrap; a value left behind rings
+//! when the host passes it, once per `N` entries. `tests/arithmetic.rs` checks all of this
+//! exhaustively for small rings and by random choice for big ones.
 //!
-//! The comparison of the standard's annex ([`need_event_annex`]) also rings when `new == e`; with `e = c - 1` that is
-//! the one move that fills the ring to its last entry.
+//! The comparison of the standard's annex ([`need_event_annex`]) also rings when `new == e`; with
+//! `e = c - 1` that is the one move that fills the ring to its last entry.
 
-/// Whether a host that moves a shadow doorbell from `old` to `new` has to ring the register, the way Linux decides it.
+/// Whether a host that moves a shadow doorbell from `old` to `new` has to ring the register,
+/// the way Linux decides it.
 ///
 /// True exactly when `event_idx` lies in `old..new`, walking upwards modulo 65,536.
 #[inline]
@@ -34,8 +38,9 @@ pub const fn need_event(event_idx: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event_idx).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// The same decision as the example algorithm in the annex of NVMe Base 2.1 (B.5): both differences modulo the queue's
-/// depth, and the register is written when the first is not greater than the second.
+/// The same decision as the example algorithm in the annex of NVMe Base 2.1 (B.5): both
+/// differences modulo the queue's depth, and the register is written when the first is
+/// not greater than the second.
 ///
 /// It rings in one case more than [`need_event`]: when `new` is `event_idx` itself.
 #[inline]
@@ -44,7 +49,8 @@ pub const fn need_event_annex(event_idx: u16, new: u16, old: u16, size: u32) -> 
     distance(event_idx as u32, new as u32, size) <= distance(old as u32, new as u32, size)
 }
 
-/// Entries between two indices of a ring of `size` entries, walking upwards from `from` to `to`: `0..size`.
+/// Entries between two indices of a ring of `size` entries, walking upwards from
+/// `from` to `to`: `0..size`.
 ///
 /// Indices at or beyond `size` give 0.
 #[inline]

@@ -1,11 +1,13 @@
-//! The claims of `doorbell::ring` about where EventIdx keeps a host silent: exhaustive for small rings, random for big.
+//! The claims of `doorbell::ring` about where EventIdx keeps a host silent: exhaustive for
+//! small rings, random for big.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 use doorbell::ring::{advance, before, distance, need_event, need_event_annex};
 use proptest::prelude::*;
 
-/// The definition in words: the host steps upwards, modulo 65,536, from `old` to `new`; does it step out of `e`?
+/// The definition in words: the host steps upwards, modulo 65,536, from `old` to
+/// `new`; does it step out of `e`?
 fn steps_out_of(e: u16, new: u16, old: u16) -> bool {
     let mut at = old;
     while at != new {
@@ -17,7 +19,8 @@ fn steps_out_of(e: u16, new: u16, old: u16) -> bool {
     false
 }
 
-/// A move of a host inside a ring, `from` and `to` entries (at most `size - 1`) beyond the index `base`.
+/// A move of a host inside a ring, `from` and `to` entries (at most
+/// `size - 1`) beyond the index `base`.
 fn move_rings(e: u32, base: u32, from: u32, to: u32, size: u32) -> bool {
     let (old, new) = (advance(base, from, size), advance(base, to, size));
     need_event(e as u16, new as u16, old as u16)

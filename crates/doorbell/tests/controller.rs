@@ -1,4 +1,5 @@
-//! Both roles in one thread: every kind of host against `Watch`, through all events in a queue's life.
+//! Both roles in one thread: every kind of host against `Watch`, through all
+//! events in a queue's life.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -63,7 +64,8 @@ impl Memory {
     }
 }
 
-/// Turns a ring many times in steps of `step` entries, the controller polling after each, and counts the rings.
+/// Turns a ring many times in steps of `step` entries, the controller polling after
+/// each, and counts the rings.
 fn rings_while_polling(size: u32, step: u32, behaviour: HostBehaviour) -> u32 {
     let memory = Memory::default();
     let mut host = Publisher::with_behaviour(size, behaviour);
@@ -425,8 +427,9 @@ fn eventidx_is_little_endian_and_an_index() {
 }
 
 proptest! {
-    /// Any host, any ring, any order of looks: what the controller reads is what the host published last, nothing rings
-    /// without need, and whenever the controller was armed and idle the next move rings.
+    /// Any host, any ring, any order of looks: what the controller reads is what the host
+    /// published last, nothing rings without need, and whenever the controller was armed and
+    /// idle the next move rings.
     #[test]
     fn histories(
         size in prop_oneof![2_u32..9, 9_u32..300, 4096_u32..=4096],
@@ -491,8 +494,8 @@ proptest! {
         }
     }
 
-    /// Whatever is written wherever, and whether or not the shadow cells are there: there is news if, and only if, a poll
-    /// takes something in. Then it is news no more.
+    /// Whatever is written wherever, and whether or not the shadow cells are there: there is news
+    /// if, and only if, a poll takes something in. Then it is news no more.
     #[test]
     fn news_is_what_a_poll_finds(
         size in prop_oneof![1_u32..6, 128_u32..=128],

@@ -1,12 +1,13 @@
-//! A model of the protocol: both roles over loom's atomics, every interleaving of bounded histories.
+//! A model of the protocol: both roles over loom's atomics, every
+//! interleaving of bounded histories.
 //!
-//! What is checked in each: *no lost wake-up* (a controller that sleeps although the host published, and that nobody
-//! wakes), *no missed entry* (at the end it has all of them) and *no phantom entry* (each entry that it fetched has the
-//! content that the host gave it in this life of the queue). Every history starts on cells that hold what an earlier
-//! queue left.
+//! What is checked in each: *no lost wake-up* (a controller that sleeps although the host
+//! published, and that nobody wakes), *no missed entry* (at the end it has all of them) and *no
+//! phantom entry* (each entry that it fetched has the content that the host gave it in this life of
+//! the queue). Every history starts on cells that hold what an earlier queue left.
 //!
-//! The mutants take away one fence, one order, one look or one store each, through [`model::Faulty`], below the very
-//! code that runs in production, and assert that a model notices.
+//! The mutants take away one fence, one order, one look or one store each, through
+//! [`model::Faulty`], below the very code that runs in production, and assert that a model notices.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -68,7 +69,8 @@ impl History {
         })
     }
 
-    /// The controller serves until it may sleep. When both sides rest, all entries are there or a wake-up is on its way.
+    /// The controller serves until it may sleep. When both sides rest, all entries are there
+    /// or a wake-up is on its way.
     fn until_idle(self) {
         let (world, host, mut controller) = self.start();
         let host = self.spawn(&world, host);
@@ -227,8 +229,8 @@ fn barrierless_hosts_lose_wakeups_and_the_later_look_finds_them() {
 
 // ---- a queue's life
 
-/// A queue is used, deleted and created again; its cells and entries keep what they had. The controller creates it while
-/// the host waits for the command's completion.
+/// A queue is used, deleted and created again; its cells and entries keep what they had. The
+/// controller creates it while the host waits for the command's completion.
 fn recreation(first: &'static [u32], behaviour: HostBehaviour, fault: Fault) {
     let history = History {
         turned: 0,
@@ -283,7 +285,8 @@ fn recreation_on_stale_cells() {
     }
 }
 
-/// Doorbell Buffer Config while the host submits by register; it turns to the shadow entry when it sees the completion.
+/// Doorbell Buffer Config while the host submits by register; it turns to the shadow entry
+/// when it sees the completion.
 fn config(behaviour: HostBehaviour, fault: Fault) {
     let world = World::new(4, fault);
     let mut controller = Controller::create(&world, false, 0);
@@ -317,8 +320,8 @@ fn config_on_a_live_queue() {
     }
 }
 
-/// The first value of a new queue is on its way, through the entry and by a ring; then the ring comes round, so that the
-/// entry holds again what the creation put there.
+/// The first value of a new queue is on its way, through the entry and by a ring; then the ring
+/// comes round, so that the entry holds again what the creation put there.
 #[test]
 fn entry_that_comes_round_to_its_first_value_is_seen() {
     check(|| {
@@ -342,8 +345,8 @@ fn entry_that_comes_round_to_its_first_value_is_seen() {
 /// What the host puts into the buffers' memory once the controller is reset.
 const REUSED: u32 = 0xdead;
 
-/// The host resets the controller while the worker serves, waits for CSTS.RDY = 0, and uses the buffers' memory for
-/// something else; the worker serves a queue of the next life, by registers.
+/// The host resets the controller while the worker serves, waits for CSTS.RDY = 0, and uses the
+/// buffers' memory for something else; the worker serves a queue of the next life, by registers.
 fn reset(worker_keeps_cells: bool) {
     let world = World::new(4, Fault::None);
     let reset = Arc::new(AtomicBool::new(false));
@@ -387,8 +390,8 @@ fn reset_ends_the_buffers_life() {
     );
 }
 
-/// A CQ that was parked and is full now, with completions waiting for room: the host's next head wakes the controller.
-/// Afterwards, with room, no head rings.
+/// A CQ that was parked and is full now, with completions waiting for room: the host's next head
+/// wakes the controller. Afterwards, with room, no head rings.
 fn full_cq(size: u32, behaviour: HostBehaviour, fault: Fault) {
     let world = World::new(size, fault);
     let mut controller = Controller::create(&world, true, 0);

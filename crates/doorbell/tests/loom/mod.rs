@@ -2,7 +2,8 @@
 
 use std::cell::Cell as StdCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-// Not the model's own: its drop cannot run while a failed model unwinds. Who holds memory is not what is modelled.
+// Not the model's own: its drop cannot run while a failed model unwinds. Who holds
+// memory is not what is modelled.
 use std::sync::Arc;
 
 use doorbell::{Armed, Cell, Cells, HostBehaviour, Publisher, Ring, Shadow, Step, Watch};
@@ -14,7 +15,8 @@ use loom::sync::{Condvar, Mutex};
 pub enum Fault {
     /// Nothing.
     None,
-    /// The step is left out: no fence, no store, or instead of a load the value that the cell's last load returned.
+    /// The step is left out: no fence, no store, or instead of a load the value that the
+    /// cell's last load returned.
     Omit(Step),
     /// The step is there, but orders nothing.
     Relax(Step),
@@ -164,7 +166,8 @@ impl Held {
     }
 }
 
-/// The host: writes entries, publishes, rings. `life` distinguishes its entries from those of an earlier queue.
+/// The host: writes entries, publishes, rings. `life` distinguishes its entries from
+/// those of an earlier queue.
 pub struct Host {
     world: World,
     held: Held,
@@ -275,7 +278,8 @@ impl Controller {
         self.fetched != before
     }
 
-    /// Polls only where a spin poll says that there is news, and then finds something. Whether it did.
+    /// Polls only where a spin poll says that there is news, and then finds
+    /// something. Whether it did.
     pub fn spin_poll(&mut self) -> bool {
         if !self.watch.has_news(self.held.cells(self.shadowed)) {
             return false;
@@ -375,7 +379,8 @@ pub fn check(model: impl Fn() + Send + Sync + 'static) {
     loom::model::Builder::new().check(model);
 }
 
-/// Explores every interleaving with at most `preemptions` preemptions, and every value that each load may return.
+/// Explores every interleaving with at most `preemptions` preemptions, and every value
+/// that each load may return.
 pub fn check_bounded(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
