@@ -53,7 +53,8 @@ pub(crate) struct Admin {
     waiting: Vec<u16>,
     pub events: VecDeque<AsyncEvent>,
     scratch: DmaBuffer,
-    /// A command was not answered: the queue is of no use, and its buffer not ours, before the next reset.
+    /// A command was not answered: the queue is of no use, and its buffer not
+    /// ours, before the next reset.
     stuck: bool,
     pub stale: u64,
 }
@@ -110,8 +111,8 @@ impl Admin {
         self.stuck = false;
     }
 
-    /// Uses the shadow entries, after Doorbell Buffer Config: for hosts that do so. Both shadow entries were made to hold
-    /// the current indexes by the controller or are made so now.
+    /// Uses the shadow entries, after Doorbell Buffer Config: for hosts that do so. Both shadow
+    /// entries were made to hold the current indexes by the controller or are made so now.
     pub fn attach(&mut self, buffers: &Arc<ShadowBuffers>, stride: usize) {
         for (bell, at, index) in [
             (&mut self.sq_bell, 0, self.tail),

@@ -11,9 +11,9 @@ use sync::Unpoisoned;
 /// Bytes of a chunk of the heap: one mapping each.
 const CHUNK: u64 = 4 << 20;
 
-/// A piece of mapped memory, contiguous for the device. A command takes it and its completion gives it back; while it is
-/// here no command uses it. It keeps its memory mapped. The device (or the process behind a socket) may be hostile,
-/// so its bytes are copied in and out, never borrowed.
+/// A piece of mapped memory, contiguous for the device. A command takes it and its completion gives
+/// it back; while it is here no command uses it. It keeps its memory mapped. The device (or the
+/// process behind a socket) may be hostile, so its bytes are copied in and out, never borrowed.
 #[derive(Debug)]
 pub struct DmaBuffer {
     region: Arc<Region>,
@@ -57,7 +57,8 @@ impl DmaBuffer {
         self.len == 0
     }
 
-    /// The shared memory and the offset of the first byte in it; `None` for memory that was registered by address.
+    /// The shared memory and the offset of the first byte in it; `None` for memory that
+    /// was registered by address.
     pub fn memory(&self) -> Option<(&Memory, usize)> {
         let (memory, start) = self.region.memory()?;
         Some((memory, (start + self.offset) as usize))
@@ -66,8 +67,8 @@ impl DmaBuffer {
     /// Copies out of the buffer, from byte `offset` on.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], [`MemoryError::Poisoned`]; and the former for memory that was registered by address,
-    /// which its owner reads itself.
+    /// [`MemoryError::OutOfRange`], [`MemoryError::Poisoned`]; and the former for memory that was
+    /// registered by address, which its owner reads itself.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let at = self.check(offset, bytes.len())?;
         let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
@@ -133,12 +134,12 @@ struct Chunk {
     space: Space,
 }
 
-/// Mapped memory of the driver's own, handed out in pieces: for queues, PRP lists, and the user's buffers. Not for the
-/// data path: a lock is taken.
+/// Mapped memory of the driver's own, handed out in pieces: for queues, PRP lists, and the user's
+/// buffers. Not for the data path: a lock is taken.
 pub struct Heap {
     mapper: Arc<Mapper>,
-    /// Alignment and unit of what is given out: the device's memory page. Also where a chunk's own addresses start,
-    /// for a space leaves out address 0.
+    /// Alignment and unit of what is given out: the device's memory page. Also where a chunk's own
+    /// addresses start, for a space leaves out address 0.
     page: u64,
     source: MemorySource,
     chunks: Mutex<Vec<Chunk>>,
@@ -151,8 +152,8 @@ impl std::fmt::Debug for Heap {
 }
 
 impl Heap {
-    /// An empty heap on this mapper, for a device with memory pages of so many bytes (a power of two, at least 4096), of
-    /// memory from this source.
+    /// An empty heap on this mapper, for a device with memory pages of so many bytes (a power of
+    /// two, at least 4096), of memory from this source.
     pub fn new(mapper: Arc<Mapper>, page: u64, source: MemorySource) -> Arc<Self> {
         Arc::new(Self {
             mapper,

@@ -1,9 +1,10 @@
 //! The controller's life: enable, identify, queues, shadow doorbells, reset, the end.
 //!
-//! Every life of the controller has a number, the *epoch*. It changes when a reset is known to have stopped everything:
-//! from then on no command of an earlier life can touch memory. Queue pairs look at it (one load) and, when it has
-//! changed, set themselves up again under the lock of [`Control`], each in its own thread. The thread that finds the
-//! controller dead resets it; a second one finds the epoch changed and is done.
+//! Every life of the controller has a number, the *epoch*. It changes when a reset is known to have
+//! stopped everything: from then on no command of an earlier life can touch memory. Queue pairs
+//! look at it (one load) and, when it has changed, set themselves up again under the lock of
+//! [`Control`], each in its own thread. The thread that finds the controller dead resets it; a
+//! second one finds the epoch changed and is done.
 
 mod life;
 mod ready;
@@ -74,7 +75,8 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The namespaces were looked at again: this one has come, or is of another size now, or of another kind.
+    /// The namespaces were looked at again: this one has come, or is of another
+    /// size now, or of another kind.
     NamespaceChanged(Namespace),
     /// This one is no longer there.
     NamespaceRemoved(u32),
@@ -109,7 +111,8 @@ pub(crate) struct Shared {
     /// Controller resets since it was opened.
     pub resets: AtomicU64,
     pub limits: Limits,
-    /// How many commands each queue pair has in flight: stored by its thread, read when the device is to be given back.
+    /// How many commands each queue pair has in flight: stored by its thread, read when the
+    /// device is to be given back.
     flying: Mutex<Vec<Weak<AtomicU32>>>,
     control: Mutex<Control>,
 }
@@ -195,7 +198,8 @@ impl Shared {
         let allowed = control.bring_up(&transport, &options, wanted)?;
         let id = &control.identify;
         limits.io_queues = allowed.min(wanted);
-        // MDTS counts in pages of the smallest size. Whole pages are kept, so that splits lie on page borders.
+        // MDTS counts in pages of the smallest size. Whole pages are kept, so that
+        // splits lie on page borders.
         let page_min = 4096u32 << cap.mpsmin();
         let mdts = id.mdts_bytes(page_min).unwrap_or(u64::MAX);
         let chosen = options.max_transfer & !(limits.page_size - 1);
@@ -241,8 +245,8 @@ impl Shared {
         }
     }
 
-    /// Resets the controller and brings it up again, unless another thread has done so since `observed`. When this
-    /// returns, the epoch is another one.
+    /// Resets the controller and brings it up again, unless another thread has done so since
+    /// `observed`. When this returns, the epoch is another one.
     pub fn recover(&self, observed: u32, why: &'static str) -> Result<(), Error> {
         let mut control = self.lock();
         let state = self.state();
@@ -255,8 +259,9 @@ impl Shared {
         }
         tracing::warn!(why, "resetting the controller");
         self.resets.fetch_add(1, Ordering::Relaxed);
-        // Of a function that another process is resetting the kernel answers this when that has ended, and memory space is on
-        // then. Interrupts that are set up meanwhile would put back what they found: memory space off.
+        // Of a function that another process is resetting the kernel answers this when that has
+        // ended, and memory space is on then. Interrupts that are set up meanwhile would put back
+        // what they found: memory space off.
         let _ = self.transport.set_bus_master(true);
         let result = match control.disable(&*self.transport) {
             Ok(()) => {
@@ -297,7 +302,8 @@ impl Shared {
         }
     }
 
-    /// No controller any more. Its memory is taken away from it; if that fails, nobody uses that memory again.
+    /// No controller any more. Its memory is taken away from it; if that fails,
+    /// nobody uses that memory again.
     fn give_up(&self, control: &mut Control) {
         let _ = self.transport.set_bus_master(false);
         let quiet = self.mapper.cut_off();
@@ -523,7 +529,8 @@ impl Control {
     /// The interrupt vector of a queue pair and its eventfd.
     pub fn vector(&self, qid: u16) -> Option<(u16, OwnedFd)> {
         let last = self.eventfds.len().checked_sub(1)?;
-        // With fewer vectors than queues, several queues share one: each then wakes for the others too.
+        // With fewer vectors than queues, several queues share one: each then
+        // wakes for the others too.
         let vector = match last {
             0 => 0,
             last => (usize::from(qid) - 1) % last + 1,
@@ -561,7 +568,8 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes both queues of a pair. When this succeeds, none of their commands is at work any more.
+    /// Deletes both queues of a pair. When this succeeds, none of their
+    /// commands is at work any more.
     pub fn delete_queues(&mut self, qid: u16, limit: Duration) -> Result<(), Error> {
         self.delete(AdminOpcode::DELETE_IO_SQ, qid, limit)?;
         self.delete(AdminOpcode::DELETE_IO_CQ, qid, limit)
@@ -573,8 +581,8 @@ impl Control {
         self.admin.execute(command, limit).map(drop)
     }
 
-    /// Shadow buffers for queues that were just created; `None` where they are not used. They are configured when the
-    /// first queue asks for them.
+    /// Shadow buffers for queues that were just created; `None` where they are not used. They are
+    /// configured when the first queue asks for them.
     pub fn shadow(&mut self, shared: &Shared) -> Option<Arc<ShadowBuffers>> {
         let choice = shared.options.doorbells;
         if !choice.shadow || !self.identify.oacs.dbcs() {

@@ -20,8 +20,9 @@ use crate::options::{Options, QueueOptions};
 use crate::queue::{QueuePair, ShadowBuffers};
 use crate::transport::Transport;
 
-/// A controller that has been brought up. Any thread may use it; queue pairs taken from it go their own ways. The
-/// controller is shut down when the handle and the last queue pair are gone, or by [`Device::close`].
+/// A controller that has been brought up. Any thread may use it; queue pairs taken from it go
+/// their own ways. The controller is shut down when the handle and the last queue pair are
+/// gone, or by [`Device::close`].
 #[derive(Clone)]
 pub struct Device {
     shared: Arc<Shared>,
@@ -36,8 +37,8 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Brings a controller up: disables it, sets up its Admin queues, enables it within the time that it states, and
-    /// identifies it and its namespaces.
+    /// Brings a controller up: disables it, sets up its Admin queues, enables it within the time
+    /// that it states, and identifies it and its namespaces.
     ///
     /// # Errors
     /// [`Error`].
@@ -111,8 +112,9 @@ impl Device {
         self.shared.heap.allocate(len)
     }
 
-    /// Makes a memory known (`register_buf`): transfers to and from any part of it need no copy, and it is found by its
-    /// addresses. Dropping the registration is `unregister_buf`; commands in flight keep the mapping until they have completed.
+    /// Makes a memory known (`register_buf`): transfers to and from any part of it need no copy,
+    /// and it is found by its addresses. Dropping the registration is `unregister_buf`; commands in
+    /// flight keep the mapping until they have completed.
     ///
     /// # Errors
     /// [`MapFailure`].
@@ -127,8 +129,8 @@ impl Device {
         DmaBuffer::of_region(region, iova - region.iova(), len as u64)
     }
 
-    /// Maps a part of a memory for a transfer or a few. The mapping is kept for the next one and evicted when room is
-    /// needed.
+    /// Maps a part of a memory for a transfer or a few. The mapping is kept for the next one and
+    /// evicted when room is needed.
     ///
     /// # Errors
     /// [`MapFailure`].
@@ -142,8 +144,9 @@ impl Device {
         DmaBuffer::of_region(&region, 0, len).ok_or(MapFailure::Range)
     }
 
-    /// Handles what the controller has reported on its own: events, among them namespaces that were added, removed or
-    /// resized. To be called now and then, or when [`Device::eventfd`] is readable.
+    /// Handles what the controller has reported on its own: events, among them namespaces
+    /// that were added, removed or resized. To be called now and then, or when
+    /// [`Device::eventfd`] is readable.
     ///
     /// # Errors
     /// [`Error`]; [`Error::Gone`] when the device is.
@@ -157,7 +160,8 @@ impl Device {
         self.retry(|control, options| control.service(options))
     }
 
-    /// The interrupt of the Admin queue: events wait for [`Device::service`]. `None` without interrupts.
+    /// The interrupt of the Admin queue: events wait for [`Device::service`].
+    /// `None` without interrupts.
     pub fn eventfd(&self) -> Option<OwnedFd> {
         let control = self.shared.lock();
         let fd: Option<BorrowedFd<'_>> = control.admin_eventfd();
@@ -203,7 +207,8 @@ impl Device {
         self.admin_read(command, page).map(drop)
     }
 
-    /// Executes any admin command whose data, if it has any, goes to the host; up to 8 KiB. Returns the result dwords.
+    /// Executes any admin command whose data, if it has any, goes to the host; up to 8 KiB.
+    /// Returns the result dwords.
     ///
     /// # Errors
     /// [`Error`].
@@ -211,8 +216,8 @@ impl Device {
         self.retry(|control, options| control.read(command, data, options.admin_timeout))
     }
 
-    /// Executes any admin command whose data, if it has any, comes from the host; up to 8 KiB. Not repeated after a
-    /// reset. Returns the result dwords.
+    /// Executes any admin command whose data, if it has any, comes from the host; up to 8 KiB. Not
+    /// repeated after a reset. Returns the result dwords.
     ///
     /// # Errors
     /// [`Error`].
@@ -222,7 +227,8 @@ impl Device {
         self.shared.lock().write(command, data, limit)
     }
 
-    /// Executes something that may be repeated; if the controller does not answer, it is reset, and then once more.
+    /// Executes something that may be repeated; if the controller does not answer, it is
+    /// reset, and then once more.
     fn retry<T>(
         &self,
         mut act: impl FnMut(&mut crate::control::Control, &Options) -> Result<T, Error>,
@@ -268,9 +274,9 @@ impl Device {
         matches!(self.shared.state(), State::GoneQuiet | State::GoneWild)
     }
 
-    /// Shuts the controller down and disables it, for whatever is to be done to it: a reset from outside, loss of power, new
-    /// firmware. Queue pairs keep the commands that are in flight, and take more, as long as they have room; their
-    /// time does not run.
+    /// Shuts the controller down and disables it, for whatever is to be done to it: a reset from
+    /// outside, loss of power, new firmware. Queue pairs keep the commands that are in flight, and
+    /// take more, as long as they have room; their time does not run.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -291,8 +297,8 @@ impl Device {
         self.shared.state() == State::Suspended
     }
 
-    /// A descriptor that becomes readable when the system asks for the device back (VFIO's request interrupt); `None` on a
-    /// transport that never does. The answer is [`Device::give_back`].
+    /// A descriptor that becomes readable when the system asks for the device back (VFIO's request
+    /// interrupt); `None` on a transport that never does. The answer is [`Device::give_back`].
     ///
     /// # Errors
     /// [`Error`].
@@ -300,9 +306,10 @@ impl Device {
         self.shared.request_eventfd()
     }
 
-    /// Gives the device back to the system: takes no more commands, lets those in flight end for so long at most, shuts the
-    /// controller down, and releases it although handles still exist; those only see that it is gone. Whether everything
-    /// ended by itself; what did not, fails as gone. Queue pairs have to be polled meanwhile, each by its own thread.
+    /// Gives the device back to the system: takes no more commands, lets those in flight end for so
+    /// long at most, shuts the controller down, and releases it although handles still exist; those
+    /// only see that it is gone. Whether everything ended by itself; what did not, fails as gone.
+    /// Queue pairs have to be polled meanwhile, each by its own thread.
     pub fn give_back(&self, limit: std::time::Duration) -> bool {
         self.shared.give_back(limit)
     }

@@ -1,5 +1,5 @@
-//! What can go wrong: with the controller ([`Error`]), with one command ([`CommandError`]), or before a command was
-//! even submitted ([`Refusal`]).
+//! What can go wrong: with the controller ([`Error`]), with one command ([`CommandError`]), or
+//! before a command was even submitted ([`Refusal`]).
 
 use std::time::Duration;
 
@@ -91,7 +91,8 @@ pub enum CommandError {
     /// The controller answered with this status.
     #[error("{0}")]
     Status(Status),
-    /// It was not answered in time and was aborted, or lost in resets, more often than it may be tried.
+    /// It was not answered in time and was aborted, or lost in resets, more
+    /// often than it may be tried.
     #[error("not answered in time")]
     TimedOut,
     /// It was in flight when the controller was reset, and must not be repeated without asking.

@@ -47,8 +47,9 @@ impl AsyncQueue {
         })))
     }
 
-    /// Starts a request; its `user_data` is replaced. The future need not be polled for the request to be executed, and
-    /// dropping it does not stop it: the request owns its buffer until it has completed.
+    /// Starts a request; its `user_data` is replaced. The future need not be polled for the
+    /// request to be executed, and dropping it does not stop it: the request owns its
+    /// buffer until it has completed.
     ///
     /// # Errors
     /// [`Refused`]: with [`Refusal::Full`](crate::Refusal::Full), drive and try again.
@@ -66,7 +67,8 @@ impl AsyncQueue {
         })
     }
 
-    /// Rings, takes what has completed, and wakes the tasks that wait for it. Returns how much that was.
+    /// Rings, takes what has completed, and wakes the tasks that wait for it.
+    /// Returns how much that was.
     pub fn drive(&self) -> usize {
         let mut wake = Vec::new();
         let mut inner = self.0.borrow_mut();
@@ -97,7 +99,8 @@ impl AsyncQueue {
         self.0.borrow().queue.in_flight()
     }
 
-    /// Polls the queue and a future in turn until the future is ready: the smallest executor there can be.
+    /// Polls the queue and a future in turn until the future is ready: the
+    /// smallest executor there can be.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let mut future = std::pin::pin!(future);
         let mut context = Context::from_waker(Waker::noop());

@@ -6,21 +6,24 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Registers that are mapped into this process: a part of BAR0 of a VFIO device. Accesses
-/// are volatile, of 32 or 64 bits, and little endian on the bus. Offsets count from the start of the mapping.
+/// Registers that are mapped into this process: a part of BAR0 of a VFIO device.
+/// Accesses are volatile, of 32 or 64 bits, and little endian on the bus. Offsets count
+/// from the start of the mapping.
 #[derive(Debug)]
 pub struct Registers {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to no thread, and every access to it is one volatile access of a whole register.
+// SAFETY: the mapping belongs to no thread, and every access to it is one volatile
+// access of a whole register.
 unsafe impl Send for Registers {}
 // SAFETY: as above.
 unsafe impl Sync for Registers {}
 
 impl Registers {
-    /// Maps `len` bytes of `fd` from `offset` on (both multiples of the page size), for reading and writing.
+    /// Maps `len` bytes of `fd` from `offset` on (both multiples of the page
+    /// size), for reading and writing.
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -30,14 +33,14 @@ impl Registers {
         Ok(Self { base, len })
     }
 
-    /// Releases the device: from now on there is memory in place of the registers, full of ones, as if the device were
-    /// gone. A doorbell that is still written goes nowhere.
+    /// Releases the device: from now on there is memory in place of the registers, full of ones, as
+    /// if the device were gone. A doorbell that is still written goes nowhere.
     pub fn detach(&self) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let base = self.base.as_ptr();
-        // SAFETY: replaces our own mapping, whole, by another one of the same length and rights; accesses to it by other
-        // threads are volatile, of mapped memory before and after.
+        // SAFETY: replaces our own mapping, whole, by another one of the same length and rights;
+        // accesses to it by other threads are volatile, of mapped memory before and after.
         unsafe { rustix::mm::mmap_anonymous(base.cast(), self.len, prot, flags)? };
         for offset in (0..self.len / 8).map(|word| word * 8) {
             self.write64(offset, u64::MAX);
@@ -75,20 +78,23 @@ impl Registers {
         if !self.is_register(offset) {
             return u32::MAX;
         }
-        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        // SAFETY: inside the mapping and aligned, as just checked; the
+        // mapping lives as long as `self`.
         let value = unsafe { self.at::<u32>(offset).read_volatile() };
         barrier_after_read();
         u32::from_le(value)
     }
 
-    /// Writes a 32-bit register, after everything that this thread wrote to memory before. Nothing when there is none.
+    /// Writes a 32-bit register, after everything that this thread wrote to memory before.
+    /// Nothing when there is none.
     #[inline]
     pub fn write32(&self, offset: usize, value: u32) {
         if !self.is_register(offset) {
             return;
         }
         barrier_before_write();
-        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        // SAFETY: inside the mapping and aligned, as just checked; the
+        // mapping lives as long as `self`.
         unsafe { self.at::<u32>(offset).write_volatile(value.to_le()) }
     }
 
@@ -98,7 +104,8 @@ impl Registers {
         if !self.is_register64(offset) {
             return u64::MAX;
         }
-        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        // SAFETY: inside the mapping and aligned, as just checked; the
+        // mapping lives as long as `self`.
         let value = unsafe { self.at::<u64>(offset).read_volatile() };
         barrier_after_read();
         u64::from_le(value)
@@ -111,7 +118,8 @@ impl Registers {
             return;
         }
         barrier_before_write();
-        // SAFETY: inside the mapping and aligned, as just checked; the mapping lives as long as `self`.
+        // SAFETY: inside the mapping and aligned, as just checked; the
+        // mapping lives as long as `self`.
         unsafe { self.at::<u64>(offset).write_volatile(value.to_le()) }
     }
 }
@@ -123,8 +131,9 @@ impl Drop for Registers {
     }
 }
 
-/// Orders normal stores before a following store to device memory. On AArch64 a device is an observer of the outer
-/// shareable domain, which no fence of the language speaks of; elsewhere (x86-64) stores are not reordered.
+/// Orders normal stores before a following store to device memory. On AArch64 a device is an
+/// observer of the outer shareable domain, which no fence of the language speaks of; elsewhere
+/// (x86-64) stores are not reordered.
 #[inline]
 fn barrier_before_write() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);

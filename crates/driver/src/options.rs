@@ -6,14 +6,17 @@ use std::time::Duration;
 use dma::{MapError, Memory};
 use doorbell::HostBehaviour;
 
-/// How a [`Device`](crate::Device) is driven. The default suits a real device as well as a virtual one.
+/// How a [`Device`](crate::Device) is driven. The default suits a real device
+/// as well as a virtual one.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// I/O queue pairs to ask the controller for; it may allow fewer.
     pub io_queues: u16,
-    /// Upper limit in bytes for one command's data, next to the controller's own (MDTS). Larger requests are split.
+    /// Upper limit in bytes for one command's data, next to the controller's own (MDTS).
+    /// Larger requests are split.
     pub max_transfer: u64,
-    /// Use MSI-X, if there is any: queue pairs can sleep. A queue pair says for itself whether it does.
+    /// Use MSI-X, if there is any: queue pairs can sleep. A queue pair says
+    /// for itself whether it does.
     pub interrupts: bool,
     /// Use SGLs where the controller offers them and they are shorter than PRP lists.
     pub sgl: bool,
@@ -23,8 +26,9 @@ pub struct Options {
     pub command_timeout: Duration,
     /// When an admin command that was not answered leads to a reset.
     pub admin_timeout: Duration,
-    /// The longest time between two looks at the controller's status while commands are outstanding; a quarter of
-    /// `command_timeout`, if that is shorter. Each is a register read, which wakes a sleeping controller, too.
+    /// The longest time between two looks at the controller's status while commands are
+    /// outstanding; a quarter of `command_timeout`, if that is shorter. Each is a register read,
+    /// which wakes a sleeping controller, too.
     pub status_interval: Duration,
     /// How often a command is repeated after aborts and resets before it fails.
     pub retries: u8,
@@ -50,16 +54,16 @@ impl Default for Options {
 }
 
 /// Where a device's own memory comes from: that of its queues, lists and doorbell buffers, and what
-/// [`Device::allocate`](crate::Device::allocate) gives out. Memfds by default; huge pages, or memory on a NUMA node of the
-/// user's choice, where that is better.
+/// [`Device::allocate`](crate::Device::allocate) gives out. Memfds by default; huge pages, or
+/// memory on a NUMA node of the user's choice, where that is better.
 #[derive(Clone)]
 pub struct MemorySource(Arc<Make>);
 
 type Make = dyn Fn(usize) -> Result<Memory, MapError> + Send + Sync;
 
 impl MemorySource {
-    /// Memory that `make` makes of at least so many bytes, a multiple of the page size; writable, and the device's alone. It
-    /// is asked for a few MiB at a time.
+    /// Memory that `make` makes of at least so many bytes, a multiple of the page size; writable,
+    /// and the device's alone. It is asked for a few MiB at a time.
     pub fn new(make: impl Fn(usize) -> Result<Memory, MapError> + Send + Sync + 'static) -> Self {
         Self(Arc::new(make))
     }
@@ -92,7 +96,8 @@ pub struct Doorbells {
     pub shadow: bool,
     /// How a shadow doorbell is published.
     pub behaviour: HostBehaviour,
-    /// Use the shadow entries of the Admin queue too. The standard does not want that; QEMU's own driver did it.
+    /// Use the shadow entries of the Admin queue too. The standard does not want that;
+    /// QEMU's own driver did it.
     pub admin: bool,
     /// What becomes of the buffers at a reset.
     pub memory: ShadowMemory,
@@ -123,19 +128,23 @@ pub enum ShadowMemory {
 /// How one queue pair is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Commands that can be in flight; limited by what the controller allows (CAP.MQES) and by 32,767.
+    /// Commands that can be in flight; limited by what the controller allows
+    /// (CAP.MQES) and by 32,767.
     pub depth: u32,
-    /// Entries of the submission queue, at least; one more than `depth`, if that is more. A ring that is never nearly full
-    /// is cheaper for both sides: doorbells, EventIdx and the completion queue's head move seldom.
+    /// Entries of the submission queue, at least; one more than `depth`, if that is more. A ring
+    /// that is never nearly full is cheaper for both sides: doorbells, EventIdx and the completion
+    /// queue's head move seldom.
     pub entries: u32,
-    /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait) can sleep. Without it
-    /// waiting is polling. Costs the device an interrupt for each batch of completions, asked for or not.
+    /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait)
+    /// can sleep. Without it waiting is polling. Costs the device an interrupt for each batch of
+    /// completions, asked for or not.
     pub interrupts: bool,
-    /// The owner of the queue pair polls while there is work, and sleeps by [`QueuePair::arm`](crate::QueuePair::arm): the
-    /// device interrupts only when that happens now and then. [`QueuePair::wait`](crate::QueuePair::wait) is not for such a
-    /// queue pair.
+    /// The owner of the queue pair polls while there is work, and sleeps by
+    /// [`QueuePair::arm`](crate::QueuePair::arm): the device interrupts only when that happens now
+    /// and then. [`QueuePair::wait`](crate::QueuePair::wait) is not for such a queue pair.
     pub polled: bool,
-    /// Longest time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps. The window adapts below it.
+    /// Longest time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps.
+    /// The window adapts below it.
     pub poll_window: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! The seam to the controller: registers, memory, interrupts, reset. Whatever carries a controller implements
+//! The seam to the controller: registers, memory, interrupts, reset. Whatever
+//! carries a controller implements
 //! [`Transport`]: VFIO, a vfio-user socket, a controller in this process, or a test that tampers with one of these.
 
 use std::any::Any;
@@ -20,7 +21,8 @@ pub enum TransportError {
     /// The device is gone, or the connection to it is: nothing will work any more.
     #[error("the device is gone: {0}")]
     Gone(String),
-    /// No mapping can be added: the limit of the kernel or of the server is reached. Unmap something first.
+    /// No mapping can be added: the limit of the kernel or of the server is
+    /// reached. Unmap something first.
     #[error("no more DMA mappings are possible")]
     NoMappings,
     /// The transport cannot reach this kind of memory (see [`DmaLimits::host_ranges`]).
@@ -74,16 +76,16 @@ pub fn mapped_whole(unmapped: u64, len: u64) -> Result<(), TransportError> {
 /// The memory behind a mapping, as far as transports differ in what they can reach.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// Part of a shared memory file. Every transport can map it: VFIO by its address in this process
-    /// ([`Source::host`]), the others by descriptor and offset.
+    /// Part of a shared memory file. Every transport can map it: VFIO by its address in this
+    /// process ([`Source::host`]), the others by descriptor and offset.
     File {
         /// The memory.
         memory: &'a Memory,
         /// Offset in it, in bytes.
         offset: u64,
     },
-    /// Memory of this process at this address; the owner of the mapping keeps it in place until it is unmapped. Only
-    /// for transports with [`DmaLimits::host_ranges`].
+    /// Memory of this process at this address; the owner of the mapping keeps it in place until it
+    /// is unmapped. Only for transports with [`DmaLimits::host_ranges`].
     Host {
         /// Address of the first byte.
         address: usize,
@@ -91,7 +93,8 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// The address in this process of `len` bytes of the memory; `None` when they are out of its range.
+    /// The address in this process of `len` bytes of the memory; `None` when
+    /// they are out of its range.
     pub fn host(&self, len: u64) -> Option<usize> {
         match *self {
             Source::File { memory, offset } => {
@@ -105,7 +108,8 @@ impl Source<'_> {
     }
 }
 
-/// One DMA mapping to be made. Address, length and source are multiples of [`DmaLimits::page_size`].
+/// One DMA mapping to be made. Address, length and source are multiples of
+/// [`DmaLimits::page_size`].
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'a> {
     /// First address as the device sees it.
@@ -131,16 +135,19 @@ pub struct DmaLimits {
     pub host_ranges: bool,
 }
 
-/// What carries a controller. Shared by the device handle and its queue pairs, from any thread; on the path of a
-/// command only [`DoorbellCell`]s (or, where there are none, [`Transport::write32`]) and [`Transport::pause`] are used.
+/// What carries a controller. Shared by the device handle and its queue pairs, from any thread; on
+/// the path of a command only [`DoorbellCell`]s (or, where there are none, [`Transport::write32`])
+/// and [`Transport::pause`] are used.
 pub trait Transport: Send + Sync + Debug + Any {
     /// Reads a 32-bit register of BAR0. All ones may mean that the device is gone.
     fn read32(&self, offset: u64) -> Result<u32, TransportError>;
 
-    /// Writes a 32-bit register of BAR0. Memory written before is visible to the device when the write arrives.
+    /// Writes a 32-bit register of BAR0. Memory written before is visible to the
+    /// device when the write arrives.
     fn write32(&self, offset: u64, value: u32) -> Result<(), TransportError>;
 
-    /// Reads a 64-bit register, by default as two halves, low first (NVMe over PCIe Transport 1.1, 3.1).
+    /// Reads a 64-bit register, by default as two halves, low first (NVMe over
+    /// PCIe Transport 1.1, 3.1).
     fn read64(&self, offset: u64) -> Result<u64, TransportError> {
         let low = self.read32(offset)?;
         let high = self.read32(offset + 4)?;
@@ -153,29 +160,30 @@ pub trait Transport: Send + Sync + Debug + Any {
         self.write32(offset + 4, (value >> 32) as u32)
     }
 
-    /// The doorbell register at this offset in BAR0, if it can be written by a plain store. `None`: by
-    /// [`Transport::write32`].
+    /// The doorbell register at this offset in BAR0, if it can be written by a plain store. `None`:
+    /// by [`Transport::write32`].
     fn doorbell(&self, offset: u64) -> Option<DoorbellCell>;
 
     /// What can be mapped for DMA.
     fn dma_limits(&self) -> DmaLimits;
 
-    /// Makes memory accessible to the device. The transport keeps no reference to it: the caller keeps it in place until
-    /// [`Transport::unmap`] has succeeded.
+    /// Makes memory accessible to the device. The transport keeps no reference to it: the caller
+    /// keeps it in place until [`Transport::unmap`] has succeeded.
     fn map(&self, mapping: Mapping<'_>) -> Result<(), TransportError>;
 
-    /// Takes exactly one mapping away. After success the device can no longer touch its memory; after an error that
-    /// is not known, and the caller must leak the memory.
+    /// Takes exactly one mapping away. After success the device can no longer touch its memory;
+    /// after an error that is not known, and the caller must leak the memory.
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError>;
 
     /// Number of MSI-X vectors.
     fn msix_vectors(&self) -> u16;
 
-    /// Assigns eventfds to the vectors from 0 on (`None`: no interrupt), and takes away those of all others. An empty
-    /// list disables MSI-X.
+    /// Assigns eventfds to the vectors from 0 on (`None`: no interrupt), and takes away those of
+    /// all others. An empty list disables MSI-X.
     fn set_msix(&self, eventfds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError>;
 
-    /// Gives one vector an eventfd, or takes it away, while MSI-X is enabled; the others stay as they are.
+    /// Gives one vector an eventfd, or takes it away, while MSI-X is enabled;
+    /// the others stay as they are.
     fn set_vector(
         &self,
         _vector: u16,
@@ -191,24 +199,26 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// Resets the function. Registers are as after power-on; mappings and eventfds stay.
     fn reset(&self) -> Result<(), TransportError>;
 
-    /// Has an eventfd signalled when the system asks for the device back. `false`: it never does here.
+    /// Has an eventfd signalled when the system asks for the device back.
+    /// `false`: it never does here.
     fn set_request(&self, _eventfd: Option<BorrowedFd<'_>>) -> Result<bool, TransportError> {
         Ok(false)
     }
 
-    /// Releases the device although this transport still exists: nothing will work from now on, as if it were gone. Called
-    /// after the controller was disabled.
+    /// Releases the device although this transport still exists: nothing will work from now on, as
+    /// if it were gone. Called after the controller was disabled.
     fn release(&self) -> Result<(), TransportError> {
         Ok(())
     }
 
-    /// Called again and again while the driver waits for the controller. A controller that lives in this very thread
-    /// does its work here; others need nothing.
+    /// Called again and again while the driver waits for the controller. A controller that lives in
+    /// this very thread does its work here; others need nothing.
     fn pause(&self) {
         std::hint::spin_loop();
     }
 
-    /// Whether the controller works only inside [`Transport::pause`], so that waiting for an eventfd would be forever.
+    /// Whether the controller works only inside [`Transport::pause`], so that waiting for an
+    /// eventfd would be forever.
     fn is_stepped(&self) -> bool {
         false
     }
@@ -235,7 +245,8 @@ enum Cell {
 }
 
 impl DoorbellCell {
-    /// Cell `index` (of 4 bytes) of pages shared with a controller in this process; `None` when it is outside.
+    /// Cell `index` (of 4 bytes) of pages shared with a controller in this process;
+    /// `None` when it is outside.
     pub fn shared(pages: &dma::SharedPages, index: usize) -> Option<Self> {
         pages.cell(index)?;
         Some(Self(Cell::Pages {
@@ -254,7 +265,8 @@ impl DoorbellCell {
         }))
     }
 
-    /// The register at `offset` bytes in a mapped part of BAR0; `None` when it is outside or not aligned to 4.
+    /// The register at `offset` bytes in a mapped part of BAR0; `None` when it is
+    /// outside or not aligned to 4.
     pub fn mapped(registers: &Arc<mmio::Registers>, offset: usize) -> Option<Self> {
         registers.is_register(offset).then(|| {
             Self(Cell::Mapped {

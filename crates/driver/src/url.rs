@@ -1,4 +1,5 @@
-//! From what a user typed to a device: `nvme://0000:44:00.0/1`, `vfio-user:///run/disk.sock/1`, with `?key=value&...`.
+//! From what a user typed to a device: `nvme://0000:44:00.0/1`,
+//! `vfio-user:///run/disk.sock/1`, with `?key=value&...`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

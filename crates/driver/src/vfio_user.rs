@@ -1,7 +1,7 @@
 //! A controller behind a vfio-user socket: our own server's, or another's.
 //!
-//! Memory goes over as descriptors, so it has to be shared files. Doorbells are stores where the server lets the page be
-//! mapped, else a message each, which shadow doorbells make rare.
+//! Memory goes over as descriptors, so it has to be shared files. Doorbells are stores where the
+//! server lets the page be mapped, else a message each, which shadow doorbells make rare.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -158,7 +158,8 @@ impl VfioUser {
     }
 
     fn client(&self) -> MutexGuard<'_, Client> {
-        // A call that panicked left the stream as an error would: the client knows that it is broken.
+        // A call that panicked left the stream as an error would: the
+        // client knows that it is broken.
         self.client.lock().unpoisoned()
     }
 

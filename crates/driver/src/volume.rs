@@ -1,8 +1,9 @@
 //! A namespace as a volume: so that `vnvme serve nvme://...` gives a VM a disk on a real device.
 //!
-//! A worker's queue into the volume is a queue pair of its own. Guest memory that was registered with the device is
-//! reached directly; other memory goes through bounce buffers, which are counted. Completions come by polling, and a worker
-//! that sleeps is woken by the queue pair's interrupt, where it has one to itself.
+//! A worker's queue into the volume is a queue pair of its own. Guest memory that was registered
+//! with the device is reached directly; other memory goes through bounce buffers, which are
+//! counted. Completions come by polling, and a worker that sleeps is woken by the queue pair's
+//! interrupt, where it has one to itself.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -76,7 +77,8 @@ impl NvmeVolume {
         &self.device
     }
 
-    /// Makes guest memory known, so that transfers to and from it need no copy, as long as the registration is kept.
+    /// Makes guest memory known, so that transfers to and from it need no copy, as long as
+    /// the registration is kept.
     ///
     /// # Errors
     /// [`crate::iova::MapFailure`].
@@ -98,7 +100,8 @@ impl NvmeVolume {
         })
     }
 
-    /// Has the worker woken for completions. Whether that works: else it polls as long as there are requests.
+    /// Has the worker woken for completions. Whether that works: else it polls as
+    /// long as there are requests.
     fn wake(&self, queue: &Rc<RefCell<QueuePair>>, io: &Io) -> bool {
         let mine = Rc::downgrade(queue);
         let queue = queue.borrow();
@@ -410,7 +413,8 @@ impl Queue {
             }
         }
         if op == Op::Flush {
-            // Without blocks it has no parts: it waits as a request of one block that no one looks at.
+            // Without blocks it has no parts: it waits as a request of one
+            // block that no one looks at.
             return core.begin(parent(op, 0, 1, Vec::new(), method, user_data));
         }
         let ranges = if op.has_data() {
@@ -493,7 +497,8 @@ fn parent(
     }
 }
 
-/// Copies between a request's memory and a bounce buffer. `false` when not all of it could be copied.
+/// Copies between a request's memory and a bounce buffer. `false` when not
+/// all of it could be copied.
 fn copy(data: &SegmentList, buffer: &DmaBuffer, len: u64, into: bool) -> bool {
     let Ok(bytes) = usize::try_from(len) else {
         return false;
@@ -599,8 +604,8 @@ impl Queue {
 }
 
 impl Drop for Queue {
-    /// The requests' memory must not go before the device is done with it. This ends: commands that are not answered
-    /// time out, and then the controller is reset, or given up.
+    /// The requests' memory must not go before the device is done with it. This ends: commands that
+    /// are not answered time out, and then the controller is reset, or given up.
     fn drop(&mut self) {
         while self.in_flight() > 0 {
             if self.poll(&mut |completion| drop(completion)) == 0 {

@@ -155,7 +155,8 @@ fn buffers_of_an_earlier_life_are_not_touched() {
 
 #[test]
 fn a_host_that_starts_over_without_a_word_is_served() {
-    // As kexec does: the old kernel's driver never shut down, the new one finds the controller enabled.
+    // As kexec does: the old kernel's driver never shut down, the new one
+    // finds the controller enabled.
     let transport = disk(MIB, 512);
     let mut model = Exerciser::new(MIB, 512, 64 << 10, 6);
     for life in 0..4 {
@@ -179,7 +180,8 @@ fn a_host_that_starts_over_without_a_word_is_served() {
                 .unwrap();
         }
         queue.ring();
-        // Neither the queue is deleted nor the controller shut down; the memory stays, as a kernel's would.
+        // Neither the queue is deleted nor the controller shut down; the memory
+        // stays, as a kernel's would.
         std::mem::forget((queue, device));
         let iova = transport
             .with(|host| {

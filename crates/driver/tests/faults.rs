@@ -1,5 +1,6 @@
-//! Faults: a controller that loses, repeats or invents completions, that is reset behind our back, that fails, that goes
-//! away. Never a hang, never a panic, never a buffer given back that the device may still write to.
+//! Faults: a controller that loses, repeats or invents completions, that is reset behind our back,
+//! that fails, that goes away. Never a hang, never a panic, never a buffer given back that the
+//! device may still write to.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -82,7 +83,8 @@ fn stale_and_repeated_completions_are_recognised() {
     let tap = each_new(move |n, entry| {
         let look = match n % 10 {
             3 => Look::Both(entry, entry),
-            // Entries of long ago, of every slot in turn: most of their slots are in use again, under another identifier.
+            // Entries of long ago, of every slot in turn: most of their slots are in use again,
+            // under another identifier.
             5..9 => match before
                 .len()
                 .checked_sub(7 + n as usize % 13)
@@ -118,8 +120,8 @@ fn a_stale_cid_in_place_of_the_right_one_is_a_lost_completion() {
     assert!(counters.stale >= 2 && device.resets() >= 1, "{counters:?}");
 }
 
-/// Shows the controller's entries as they are, and calls `early` with a count of the looks at a place where there is
-/// none yet.
+/// Shows the controller's entries as they are, and calls `early` with a count of the looks at a
+/// place where there is none yet.
 fn each_old(mut early: impl FnMut(u64, nvme::Completion) -> Look + Send + 'static) -> Box<dyn Tap> {
     let mut looks = 0u64;
     Box::new(Tamper(move |entry, new: bool| {
@@ -133,8 +135,9 @@ fn each_old(mut early: impl FnMut(u64, nvme::Completion) -> Look + Send + 'stati
 
 #[test]
 fn made_up_completions_are_nobodys() {
-    // An entry that the controller never wrote, two times, with a command identifier and a queue of its own invention.
-    // The head is then ahead of the controller, and nothing is where it is looked for until a reset.
+    // An entry that the controller never wrote, two times, with a command identifier and a queue of
+    // its own invention. The head is then ahead of the controller, and nothing is where it is
+    // looked for until a reset.
     let tap = each_old(|looks, entry| {
         if !matches!(looks, 15 | 9000) {
             return Look::Nothing;
@@ -152,8 +155,8 @@ fn made_up_completions_are_nobodys() {
 fn a_phase_that_never_turns_is_found_by_time() {
     let mut hidden = None;
     let tap = each_new(move |n, entry| {
-        // The 20th entry stays invisible, so everything behind it does, until the queue is created again: its memory is
-        // zeroed then.
+        // The 20th entry stays invisible, so everything behind it does, until the queue is created
+        // again: its memory is zeroed then.
         if n == 20 {
             hidden = Some(entry);
         }
@@ -418,7 +421,8 @@ fn buffers_that_a_lost_device_may_still_write_to_are_never_given_back() {
     let done = drain(&mut queue);
     assert_eq!(done.len(), 20);
     assert!(done.iter().all(|c| c.buffer.is_none()));
-    // The process behind the socket was alive after all, and goes on to write: into memory that nobody else has.
+    // The process behind the socket was alive after all, and goes on to write: into
+    // memory that nobody else has.
     let fresh = dma::Memory::anonymous(1 << 20).unwrap();
     drop(queue);
     let before = device.mapper().counters();
@@ -457,7 +461,8 @@ fn a_controller_that_fails_fatally_is_reset_and_goes_on() {
     assert!(device.resets() >= 3, "{:?}", queue.counters());
 }
 
-/// Another owner resets the function now and then; `also` happens to it besides. It is brought up without another reset.
+/// Another owner resets the function now and then; `also` happens to it besides. It is brought
+/// up without another reset.
 fn reset_by_another_owner(also: impl Fn(&Sick)) {
     let (transport, device) = sick(2 * MIB);
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
@@ -536,7 +541,8 @@ fn namespaces_that_grow_come_and_go_are_noticed() {
     assert_eq!(device.namespace(1).unwrap().bytes(), MIB);
     assert_eq!(device.service().unwrap(), Vec::<Event>::new());
     let become_another = |namespaces: &'static [(u32, u64)]| {
-        // The controller is another one from here on, with the same memory: as after an upgrade of its process.
+        // The controller is another one from here on, with the same memory: as after
+        // an upgrade of its process.
         let swapped = transport.with(move |old| {
             let volumes = namespaces
                 .iter()

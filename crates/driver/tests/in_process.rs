@@ -1,4 +1,5 @@
-//! The driver against our controller in one process: every size, every kind of command, both block sizes.
+//! The driver against our controller in one process: every size, every kind of
+//! command, both block sizes.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

@@ -1,5 +1,5 @@
-//! Queue pairs that are polled: their interrupts, where these are after another owner's reset, and their rests between two
-//! looks.
+//! Queue pairs that are polled: their interrupts, where these are after another owner's reset, and
+//! their rests between two looks.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -183,7 +183,8 @@ impl Tap for Resets {
 
 #[test]
 fn an_interrupt_detached_after_anothers_reset_is_attached_again() {
-    // Wherever the reset falls: also between the look at the entries and the moment when the interrupt goes.
+    // Wherever the reset falls: also between the look at the entries and the
+    // moment when the interrupt goes.
     let (transport, device) = noted(5);
     let mut buffer = device.allocate(4096).unwrap();
     for at in 254..259 {

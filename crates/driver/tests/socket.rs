@@ -1,4 +1,5 @@
-//! The driver against a controller in another process, over a vfio-user socket, in both modes of BAR0.
+//! The driver against a controller in another process, over a vfio-user
+//! socket, in both modes of BAR0.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

@@ -1,4 +1,5 @@
-//! A namespace as a volume: zero copy where the memory is known, bounced where not, right either way.
+//! A namespace as a volume: zero copy where the memory is known, bounced
+//! where not, right either way.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -186,7 +187,8 @@ fn scattered_guest_memory_needs_no_copy() {
             done.data.copy_to(0, &mut back);
             assert!(back == bytes, "{blocks} blocks in pieces of {piece}");
         }
-        // Nothing was allocated for bouncing: the chunk of queue memory and the registration are all there is.
+        // Nothing was allocated for bouncing: the chunk of queue memory and the
+        // registration are all there is.
         assert_eq!(volume.device().mapper().counters().mappings, 2);
     }
 }
@@ -279,7 +281,8 @@ fn wrong_requests_are_refused_and_errors_named() {
 
 #[test]
 fn a_controller_on_a_controller_serves_a_disk() {
-    // What `vnvme serve nvme://...` does: the disk of the lower controller is the volume of the upper one.
+    // What `vnvme serve nvme://...` does: the disk of the lower controller is
+    // the volume of the upper one.
     let made = || {
         let namespaces = vec![namespace(1, memory(2 * MIB), 512)];
         Ok::<_, ()>(host(ControllerConfig::default(), namespaces))

@@ -1,5 +1,5 @@
-//! Random I/O with verification through the whole driver: sizes from one block to beyond MDTS, buffers at every
-//! alignment, many commands in flight on two queue pairs, resets in between.
+//! Random I/O with verification through the whole driver: sizes from one block to beyond MDTS,
+//! buffers at every alignment, many commands in flight on two queue pairs, resets in between.
 
 use crate::worker::{LIMIT, Worker};
 use crate::{Outcome, ensure};
@@ -88,7 +88,8 @@ fn queue_options(sleepy: bool) -> QueueOptions {
     }
 }
 
-/// Blocks that the kernel's driver wrote before: each 64-bit word of a 4 KiB block is the block's offset in bytes.
+/// Blocks that the kernel's driver wrote before: each 64-bit word of a 4 KiB block is
+/// the block's offset in bytes.
 fn handed_over(device: &Device) -> Outcome {
     let mut queue = device.queue(1, QueueOptions::default())?;
     let mut bytes = vec![0; PART as usize];
@@ -113,8 +114,8 @@ fn leave(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// One after the other: every size up to 64 blocks, those around MDTS and its double, and others, in memory of the driver
-/// at every alignment to four bytes, and in plain memory at any alignment.
+/// One after the other: every size up to 64 blocks, those around MDTS and its double, and others,
+/// in memory of the driver at every alignment to four bytes, and in plain memory at any alignment.
 fn sizes(device: &Device) -> Outcome {
     let queue = device.queue(1, queue_options(true))?;
     let mdts = u64::from(queue.max_blocks());
@@ -215,7 +216,8 @@ fn parallel(device: &Device) -> Outcome {
     })
 }
 
-/// With the buffers in use, a doorbell that is rung again before the controller has looked needs no register.
+/// With the buffers in use, a doorbell that is rung again before the controller has
+/// looked needs no register.
 fn shadow(device: &Device) -> Outcome {
     let Some(buffers) = device.shadow_buffers() else {
         return ensure(false, "Doorbell Buffer Config was not accepted");
@@ -255,11 +257,13 @@ fn shadow(device: &Device) -> Outcome {
             worker.drain()?;
         }
     }
-    // Whether a doorbell was silent is a matter of time: a controller with a processor to itself looks after each.
+    // Whether a doorbell was silent is a matter of time: a controller with a processor
+    // to itself looks after each.
     worker.finish("shadow doorbells")
 }
 
-/// Controller resets with commands in flight, and one of the function, which the driver has not asked for.
+/// Controller resets with commands in flight, and one of the function, which the
+/// driver has not asked for.
 fn resets(device: &Device, transport: &Arc<dyn Transport>) -> Outcome {
     let queue = device.queue(1, queue_options(true))?;
     let mut worker = part(device, queue, 3, 4)?;

@@ -1,5 +1,6 @@
-//! Tries a real NVMe controller through the kernel's VFIO, and destroys what is on the first 16 MiB of its first
-//! namespace, whose first 4 MiB must hold fio's pattern `%o` in blocks of 4 KiB; leaves the same in the next 4 MiB:
+//! Tries a real NVMe controller through the kernel's VFIO, and destroys what is on the first 16 MiB
+//! of its first namespace, whose first 4 MiB must hold fio's pattern `%o` in blocks of 4 KiB;
+//! leaves the same in the next 4 MiB:
 //!
 //! ```text
 //! vnvme bind 0000:44:00.0

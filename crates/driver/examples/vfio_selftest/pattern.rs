@@ -1,5 +1,6 @@
-//! What blocks hold, so that a missing, torn, stale or misplaced one is recognised: each 64-bit word of a block is mixed
-//! from its place and from the block's version, which is counted in a model of the namespace.
+//! What blocks hold, so that a missing, torn, stale or misplaced one is recognised: each
+//! 64-bit word of a block is mixed from its place and from the block's version, which is
+//! counted in a model of the namespace.
 
 use crate::{Outcome, ensure};
 

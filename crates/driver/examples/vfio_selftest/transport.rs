@@ -1,4 +1,5 @@
-//! The transport alone: limits, mappings, and the Admin queue by hand, with its interrupt, before and after a reset.
+//! The transport alone: limits, mappings, and the Admin queue by hand, with its interrupt,
+//! before and after a reset.
 
 use crate::{Outcome, ensure};
 use dma::{Memory, Prot};
@@ -218,7 +219,8 @@ impl<'a> Admin<'a> {
 
 impl Drop for Admin<'_> {
     fn drop(&mut self) {
-        // Nothing may be in flight when the memory goes: the device was reset, and what is unmapped cannot be reached.
+        // Nothing may be in flight when the memory goes: the device was reset, and what is
+        // unmapped cannot be reached.
         let _ = self.vfio.set_bus_master(false);
         let _ = self.vfio.unmap(self.iova, 0x4000);
     }

@@ -20,7 +20,8 @@ pub struct Worker {
     pub random: Random,
     registration: driver::iova::Registration,
     in_flight: HashMap<u64, (u64, u64, bool)>,
-    /// Blocks that commands in flight touch: no two of them overlap, because their order is not defined.
+    /// Blocks that commands in flight touch: no two of them overlap, because
+    /// their order is not defined.
     busy: Vec<(u64, u64)>,
     next: u64,
     done: u64,

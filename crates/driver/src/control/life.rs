@@ -1,4 +1,5 @@
-//! What happens to a controller from outside: it is suspended and resumed, or given back to the system.
+//! What happens to a controller from outside: it is suspended and resumed, or
+//! given back to the system.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,8 +12,8 @@ use crate::error::Error;
 use sync::Unpoisoned;
 
 impl Shared {
-    /// Shuts the controller down in order and disables it. Queue pairs keep their commands, and take more, until
-    /// [`Shared::resume`].
+    /// Shuts the controller down in order and disables it. Queue pairs keep their commands, and
+    /// take more, until [`Shared::resume`].
     pub fn suspend(&self) -> Result<(), Error> {
         let mut control = self.lock();
         match self.state() {
@@ -33,8 +34,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings a suspended controller up again, whatever happened to it meanwhile; queue pairs repeat their commands. After
-    /// an error it is still suspended.
+    /// Brings a suspended controller up again, whatever happened to it meanwhile; queue pairs
+    /// repeat their commands. After an error it is still suspended.
     pub fn resume(&self) -> Result<(), Error> {
         let mut control = self.lock();
         match self.state() {
@@ -54,8 +55,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets what is in flight end, for so long at most, and takes nothing more; then shuts the controller down. Whether
-    /// everything ended by itself; what did not, fails as gone.
+    /// Lets what is in flight end, for so long at most, and takes nothing more; then shuts the
+    /// controller down. Whether everything ended by itself; what did not, fails as gone.
     pub fn give_back(&self, limit: Duration) -> bool {
         {
             let _control = self.lock();
@@ -100,7 +101,8 @@ impl Shared {
             .sum()
     }
 
-    /// A descriptor that becomes readable when the system asks for the device back; `None` where it never does.
+    /// A descriptor that becomes readable when the system asks for the device back;
+    /// `None` where it never does.
     pub fn request_eventfd(&self) -> Result<Option<OwnedFd>, Error> {
         let system = |source: std::io::Error| Error::System {
             what: "eventfd",

@@ -1,5 +1,5 @@
-//! A controller's way from disabled to ready and back (NVMe Base 2.1, 3.5.1 and 3.6), also while another owner resets it
-//! who resets the function.
+//! A controller's way from disabled to ready and back (NVMe Base 2.1, 3.5.1 and 3.6), also while
+//! another owner resets it who resets the function.
 
 use std::time::{Duration, Instant};
 
@@ -44,8 +44,8 @@ impl Control {
         Ok(())
     }
 
-    /// Waits until a controller that was enabled is ready. `false`: it is not enabled any more, for another owner has reset
-    /// the function.
+    /// Waits until a controller that was enabled is ready. `false`: it is not enabled any more, for
+    /// another owner has reset the function.
     fn await_enabled(&self, transport: &dyn Transport, deadline: Instant) -> Result<bool, Error> {
         let mut round = 0;
         loop {
@@ -134,8 +134,8 @@ impl Control {
         let limit = self.ready_limit(transport);
         let deadline = Instant::now() + limit;
         let mut round = 0;
-        // While another process resets the function, its registers are not there for a while, and writes are lost; what was
-        // written before is forgotten. Then all of it is written again.
+        // While another process resets the function, its registers are not there for a while, and
+        // writes are lost; what was written before is forgotten. Then all of it is written again.
         loop {
             transport.write32(regs::AQA, aqa)?;
             if transport.read32(regs::AQA)? != 0 {

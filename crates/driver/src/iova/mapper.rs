@@ -1,12 +1,14 @@
-//! What is mapped for the device: fixed regions, temporary ones, and the table by which an address is looked up.
+//! What is mapped for the device: fixed regions, temporary ones, and the table by
+//! which an address is looked up.
 //!
-//! A [`Region`] is one mapping and owns it: while anything holds it (a buffer, a command in flight, a queue) the device
-//! may touch its memory, and when the last holder drops it, it is unmapped, then its addresses are free again, then its
-//! memory. That order is all that keeps a device from writing into memory that has become something else.
+//! A [`Region`] is one mapping and owns it: while anything holds it (a buffer, a command in flight,
+//! a queue) the device may touch its memory, and when the last holder drops it, it is unmapped,
+//! then its addresses are free again, then its memory. That order is all that keeps a device from
+//! writing into memory that has become something else.
 //!
-//! Temporary regions stay mapped after use, for the next transfer to the same memory, until room is needed: then those
-//! that nobody uses go, least recently used first. So the kernel's limit on the number of mappings, and a small
-//! aperture, cost an unmap and not a failure.
+//! Temporary regions stay mapped after use, for the next transfer to the same memory, until room is
+//! needed: then those that nobody uses go, least recently used first. So the kernel's limit on the
+//! number of mappings, and a small aperture, cost an unmap and not a failure.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +27,8 @@ const EVICT: usize = 16;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapFailure {
-    /// The range lies outside its memory, is empty, or is not aligned to the granularity of mappings.
+    /// The range lies outside its memory, is empty, or is not aligned to
+    /// the granularity of mappings.
     #[error("not a range of whole pages inside its memory")]
     Range,
     /// No free range of addresses is long enough, even with every unused temporary mapping gone.
@@ -100,7 +103,8 @@ impl Drop for Region {
     }
 }
 
-/// Memory that the user registered: found by address as long as this (or a clone's) registration stands.
+/// Memory that the user registered: found by address as long as this (or a
+/// clone's) registration stands.
 #[derive(Debug)]
 pub struct Registration {
     region: Arc<Region>,
@@ -129,7 +133,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Where the device sees `len` bytes at this address of the process: all of them in one region, or none.
+    /// Where the device sees `len` bytes at this address of the process: all of
+    /// them in one region, or none.
     #[inline]
     pub fn find(&self, host: usize, len: u64) -> Option<(&Arc<Region>, u64)> {
         let after = self.regions.partition_point(|region| region.host <= host);
@@ -254,8 +259,8 @@ impl Mapper {
         self.map_source(Keep::Memory(memory.clone()), offset, len, prot, End::Low)
     }
 
-    /// Maps a part of a memory for a transfer or a few: the mapping is found again if it still exists, and goes when room
-    /// is needed and nobody holds the region.
+    /// Maps a part of a memory for a transfer or a few: the mapping is found again if it still
+    /// exists, and goes when room is needed and nobody holds the region.
     ///
     /// # Errors
     /// [`MapFailure`].
@@ -300,23 +305,25 @@ impl Mapper {
         Ok(region)
     }
 
-    /// Maps all of a memory and makes it known by its addresses, so that transfers to and from it need no copy.
+    /// Maps all of a memory and makes it known by its addresses, so that transfers to
+    /// and from it need no copy.
     ///
     /// # Errors
     /// [`MapFailure`].
     pub fn register(self: &Arc<Self>, memory: &Memory) -> Result<Registration, MapFailure> {
-        // Whole pages only: the file's last page may be a part of one, which is mapped all the same.
+        // Whole pages only: the file's last page may be a part of one,
+        // which is mapped all the same.
         let granule = self.limits.page_size;
         let len = (memory.len() as u64) & !(granule - 1);
         Ok(self.known(self.map(memory, 0, len)?))
     }
 
-    /// Maps memory of this process at an address that is a multiple of the granularity, and makes it known by its
-    /// addresses. Only on transports with [`DmaLimits::host_ranges`].
+    /// Maps memory of this process at an address that is a multiple of the granularity, and makes
+    /// it known by its addresses. Only on transports with [`DmaLimits::host_ranges`].
     ///
     /// # Safety
-    /// The memory stays mapped, and is accessed by raw pointers or atomics only, until the registration and every
-    /// buffer and command that came from it are gone.
+    /// The memory stays mapped, and is accessed by raw pointers or atomics only, until the
+    /// registration and every buffer and command that came from it are gone.
     ///
     /// # Errors
     /// [`MapFailure`].
@@ -419,7 +426,8 @@ impl Mapper {
         }))
     }
 
-    /// Takes addresses and one of the mappings that the kernel allows, making room when there is none.
+    /// Takes addresses and one of the mappings that the kernel allows,
+    /// making room when there is none.
     fn reserve(&self, len: u64, end: End) -> Result<u64, MapFailure> {
         loop {
             {
@@ -473,8 +481,9 @@ impl Mapper {
         self.evict(usize::MAX);
     }
 
-    /// Takes all memory away from the device, whatever it is doing: for a device that no longer answers. `true` when it
-    /// is certain that the device can touch nothing any more. Nothing can be mapped afterwards.
+    /// Takes all memory away from the device, whatever it is doing: for a device that no longer
+    /// answers. `true` when it is certain that the device can touch nothing any more. Nothing
+    /// can be mapped afterwards.
     pub fn cut_off(&self) -> bool {
         let mut inner = self.lock();
         inner.cut = true;

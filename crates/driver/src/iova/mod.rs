@@ -1,4 +1,5 @@
-//! The addresses that a device sees: which are free ([`Space`]), and what is mapped where ([`Mapper`]).
+//! The addresses that a device sees: which are free ([`Space`]), and what is
+//! mapped where ([`Mapper`]).
 
 mod mapper;
 mod space;

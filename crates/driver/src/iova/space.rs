@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// From which end of a free range an allocation is cut. Long-lived ranges come from the low end and short-lived ones
-/// from the high end, so that the short-lived ones do not fragment what the long-lived ones need.
+/// From which end of a free range an allocation is cut. Long-lived ranges come from the low end
+/// and short-lived ones from the high end, so that the short-lived ones do not fragment what
+/// the long-lived ones need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The low end.
@@ -13,8 +14,8 @@ pub enum End {
     High,
 }
 
-/// Free ranges of an address space. Allocation takes the smallest range that fits, in O(log n); freeing merges with
-/// the neighbours. All addresses and lengths are multiples of the granule.
+/// Free ranges of an address space. Allocation takes the smallest range that fits, in O(log n);
+/// freeing merges with the neighbours. All addresses and lengths are multiples of the granule.
 #[derive(Clone, Debug)]
 pub struct Space {
     granule: u64,
@@ -26,9 +27,10 @@ pub struct Space {
 }
 
 impl Space {
-    /// A space of these ranges (inclusive, as the kernel gives them), which are cut to whole granules and must be
-    /// disjoint; those that touch are merged. The granule is a power of two. Address 0 is left out: to a device it
-    /// may be as good as any other, but to the readers of a trace it is a mistake.
+    /// A space of these ranges (inclusive, as the kernel gives them), which are cut to whole
+    /// granules and must be disjoint; those that touch are merged. The granule is a power of
+    /// two. Address 0 is left out: to a device it may be as good as any other, but to the
+    /// readers of a trace it is a mistake.
     pub fn new(ranges: &[RangeInclusive<u64>], granule: u64) -> Self {
         let granule = granule.next_power_of_two();
         let mut space = Self {
@@ -70,7 +72,8 @@ impl Space {
         self.by_length.last().map_or(0, |&(len, _)| len)
     }
 
-    /// Takes `len` bytes (rounded up to granules) out of the space; `None` when no free range is long enough.
+    /// Takes `len` bytes (rounded up to granules) out of the space; `None` when no
+    /// free range is long enough.
     pub fn allocate(&mut self, len: u64, end: End) -> Option<u64> {
         let len = len.max(1).checked_next_multiple_of(self.granule)?;
         let &(size, start) = self.by_length.range((len, 0)..).next()?;
@@ -86,8 +89,8 @@ impl Space {
         Some(at)
     }
 
-    /// Gives a range back. `false`, and nothing is changed, when a part of it is free already, or it is not a range of
-    /// whole granules.
+    /// Gives a range back. `false`, and nothing is changed, when a part of it is free already, or
+    /// it is not a range of whole granules.
     pub fn free(&mut self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len) else {
             return false;
@@ -208,7 +211,8 @@ mod tests {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut refused = 0u64;
         for step in 0..OPERATIONS {
-            // Waves: mostly allocating, then mostly freeing, so that every fill level is passed through.
+            // Waves: mostly allocating, then mostly freeing, so that every
+            // fill level is passed through.
             let eager = (step / 3000) % 2 == 0;
             let allocate = random.below(10) < if eager { 7 } else { 3 };
             if allocate || held.is_empty() {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{Mapper, Table};
 
-/// The table of registered memory and its predecessors, each kept as long as commands use addresses from it. One
-/// thread's; it looks at the mapper's generation (one load) and takes the lock only when that has changed.
+/// The table of registered memory and its predecessors, each kept as long as commands use
+/// addresses from it. One thread's; it looks at the mapper's generation (one load) and takes the
+/// lock only when that has changed.
 #[derive(Debug)]
 pub struct Tables {
     mapper: Arc<Mapper>,

@@ -63,7 +63,8 @@ impl Bell {
         cells.eventidx.store(0, Ordering::Relaxed);
     }
 
-    /// Publishes an index. Entries that were written before are visible to the controller when it sees it.
+    /// Publishes an index. Entries that were written before are visible to the
+    /// controller when it sees it.
     #[inline]
     pub fn publish(&mut self, index: u32) {
         let shadow = self.shadow.as_ref().map(ShadowCells::get);

@@ -45,7 +45,8 @@ pub(crate) struct Core {
     pub dead: bool,
     /// The device is suspended: commands stay where they are.
     held: bool,
-    /// Commands in flight, for a thread that waits for all queue pairs to be idle. Stored, never added to.
+    /// Commands in flight, for a thread that waits for all queue pairs to be
+    /// idle. Stored, never added to.
     pub(super) flying: Arc<AtomicU32>,
     pub qid: u16,
     pub sq: SqRing,
@@ -64,9 +65,9 @@ pub(crate) struct Core {
     rung: u32,
     pub(super) head: u32,
     pub(super) phase: bool,
-    /// Entries consumed that the controller has not been told of, and how many these may become. The completion queue is
-    /// larger than the submission queue by that many where the controller allows it, so the head's doorbell is rung
-    /// rarely.
+    /// Entries consumed that the controller has not been told of, and how many these may become.
+    /// The completion queue is larger than the submission queue by that many where the controller
+    /// allows it, so the head's doorbell is rung rarely.
     pub(super) untold: u32,
     pub(super) lazy: u32,
     pub slots: Slots,
@@ -192,15 +193,17 @@ impl Core {
         }
     }
 
-    /// Creates the queues in the controller's present life. Everything in flight belonged to one before.
+    /// Creates the queues in the controller's present life. Everything in
+    /// flight belonged to one before.
     pub fn attach(&mut self) -> Result<(), Error> {
         let shared = self.shared.clone();
         let mut control = shared.lock();
         if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != State::Live {
             return Err(Error::Gone);
         }
-        // The interrupt is there since the controller was brought up, and the previous owner of the number left it so; but another
-        // thread may have done that before this one detached it. One that others use too is not its to detach.
+        // The interrupt is there since the controller was brought up, and the previous owner of the
+        // number left it so; but another thread may have done that before this one detached it. One
+        // that others use too is not its to detach.
         if self.attach_interrupt() {
             self.nap = Nap::attached(self.polled && self.can_wake());
         }
@@ -237,7 +240,8 @@ impl Core {
         Ok(())
     }
 
-    /// Submits one command of at most [`Core::max_blocks`] blocks (operations with data) or 65,536. Nothing is rung.
+    /// Submits one command of at most [`Core::max_blocks`] blocks (operations with data)
+    /// or 65,536. Nothing is rung.
     #[inline]
     pub fn push(
         &mut self,
@@ -288,7 +292,8 @@ impl Core {
                 command.cdw12 = cdw12.with_deac(deallocate).into_bits().into();
             }
             Op::Deallocate => {
-                // One range: context attributes and length in the low word, the first block in the high one.
+                // One range: context attributes and length in the low word, the
+                // first block in the high one.
                 self.lists.set(list, 0, u64::from(blocks) << 32);
                 self.lists.set(list, 1, lba);
                 command.dptr = nvme::cmd::DataPointer::prp(self.lists.iova(list, 0), 0);
@@ -376,7 +381,8 @@ impl Core {
         count
     }
 
-    /// A moment, with an eye on the next entry: it ends when that is there. Whether a second look is worth while.
+    /// A moment, with an eye on the next entry: it ends when that is there. Whether a
+    /// second look is worth while.
     #[inline]
     fn rest(&self) -> bool {
         // A controller that is stepped does its work now.
@@ -576,7 +582,8 @@ impl Core {
                     self.held = true;
                     return;
                 }
-                // The queue goes on as it is, until it is empty, unless it was lost in a reset before.
+                // The queue goes on as it is, until it is empty, unless it
+                // was lost in a reset before.
                 State::Draining => {
                     self.dead = true;
                     if self.held || before.wrapping_add(1) != epoch {
@@ -602,13 +609,15 @@ impl Core {
                 }
             }
         }
-        // The controller is reset again and again. This queue pair does not exist there, so its memory is safe.
+        // The controller is reset again and again. This queue pair does not exist
+        // there, so its memory is safe.
         self.dead = true;
         self.fail_all(CommandError::Reset);
     }
 
-    /// Everything that was in flight goes out again, or fails. All our commands may be repeated: they say what blocks
-    /// shall hold, not how to change them, and nobody has been told of their end.
+    /// Everything that was in flight goes out again, or fails. All our commands may be
+    /// repeated: they say what blocks shall hold, not how to change them, and nobody
+    /// has been told of their end.
     fn replay(&mut self) {
         // After a suspension nothing was wrong with the commands: that is no try.
         let held = std::mem::take(&mut self.held);
@@ -648,7 +657,8 @@ impl Core {
         }
     }
 
-    /// A buffer that the controller does not touch any more; one that it may still touch is never used again.
+    /// A buffer that the controller does not touch any more; one that it may still
+    /// touch is never used again.
     fn safe(&self, buffer: Option<DmaBuffer>) -> Option<DmaBuffer> {
         if self.shared.state() == State::GoneWild {
             std::mem::forget(buffer);

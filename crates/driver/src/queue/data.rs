@@ -34,8 +34,8 @@ pub enum Method {
 }
 
 impl Shape {
-    /// How a scattered transfer can be named, if it can: by PRPs when every border between two ranges is one between
-    /// pages, else by an SGL segment when it fits `list` bytes.
+    /// How a scattered transfer can be named, if it can: by PRPs when every border between two
+    /// ranges is one between pages, else by an SGL segment when it fits `list` bytes.
     pub fn method(&self, ranges: &[IovaRange], list: usize) -> Option<Method> {
         let mask = self.page - 1;
         let last = ranges.len().checked_sub(1)?;
@@ -83,8 +83,8 @@ impl Shape {
         (Flags::new(), DataPointer::prp(iova, lists.iova(list, 0)))
     }
 
-    /// Names a part of a scattered transfer: `len` bytes from byte `skip` on. The ranges passed [`Shape::method`] with
-    /// `method`.
+    /// Names a part of a scattered transfer: `len` bytes from byte `skip` on. The ranges passed
+    /// [`Shape::method`] with `method`.
     pub fn scattered(
         &self,
         method: Method,

@@ -5,9 +5,10 @@
 //! poll   <- slot (buffer)      <- completion queue <----------- controller
 //! ```
 //!
-//! A queue pair belongs to one thread. On the path there is no lock, no allocation and no system call; a doorbell is a
-//! store where the registers are mapped, and with shadow doorbells mostly none at all. Reset, time-outs and split
-//! requests leave that path for `core`'s cold part and `split`.
+//! A queue pair belongs to one thread. On the path there is no lock, no allocation and no
+//! system call; a doorbell is a store where the registers are mapped, and with shadow
+//! doorbells mostly none at all. Reset, time-outs and split requests leave that path for
+//! `core`'s cold part and `split`.
 
 pub(crate) mod bell;
 pub(crate) mod core;
@@ -40,10 +41,12 @@ pub(crate) use slots::SINGLE;
 use split::Parent;
 use wait::Waiter;
 
-/// An I/O queue pair of one namespace. `Send`, and owned by the thread that uses it: each takes its own.
+/// An I/O queue pair of one namespace. `Send`, and owned by the thread that
+/// uses it: each takes its own.
 ///
-/// A request owns its buffer until its completion hands it back. Dropping the queue pair with requests in flight is
-/// safe: the queue is deleted, which ends them, and only then is their memory free.
+/// A request owns its buffer until its completion hands it back. Dropping the queue
+/// pair with requests in flight is safe: the queue is deleted, which ends them, and
+/// only then is their memory free.
 pub struct QueuePair {
     /// Always there, until it is dropped.
     core: Option<Box<Core>>,
@@ -77,7 +80,8 @@ impl QueuePair {
                 bounce: None,
             }),
             Err(error) => {
-                // An admin command that was not answered: the queue may exist, so its number is not used again.
+                // An admin command that was not answered: the queue may exist, so its
+                // number is not used again.
                 if !matches!(error, Error::AdminTimeout { .. }) {
                     shared.lock().free_qid(qid);
                 }
@@ -106,7 +110,8 @@ impl QueuePair {
         self.core.as_ref().map_or(0, |core| core.slots.count())
     }
 
-    /// Commands in flight, those not yet told to the controller included, and requests that wait to be split.
+    /// Commands in flight, those not yet told to the controller included, and
+    /// requests that wait to be split.
     pub fn in_flight(&self) -> usize {
         self.core.as_ref().map_or(0, |core| {
             core.slots.in_flight() + core.parents.in_flight() + core.finished.len()
@@ -135,8 +140,8 @@ impl QueuePair {
         }
     }
 
-    /// Starts to read up to [`QueuePair::max_blocks`] blocks. Nothing is rung before [`QueuePair::ring`] or
-    /// [`QueuePair::poll`].
+    /// Starts to read up to [`QueuePair::max_blocks`] blocks. Nothing is rung before
+    /// [`QueuePair::ring`] or [`QueuePair::poll`].
     ///
     /// # Errors
     /// [`Refused`], with the buffer.
@@ -218,7 +223,8 @@ impl QueuePair {
     /// Starts a request of any size and kind; one that is larger than a command goes out in parts.
     ///
     /// # Errors
-    /// [`Refused`], with the buffer. A request that has to be split is never refused as [`Refusal::Full`]: its parts wait.
+    /// [`Refused`], with the buffer. A request that has to be split is never refused as
+    /// [`Refusal::Full`]: its parts wait.
     pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
         let Request {
             op,
@@ -313,8 +319,9 @@ impl QueuePair {
         }
     }
 
-    /// Rings, delivers what has completed, and returns how much that is. Never blocks, but for recovery: a controller
-    /// that has to be reset is reset here, and commands in flight are repeated.
+    /// Rings, delivers what has completed, and returns how much that is. Never
+    /// blocks, but for recovery: a controller that has to be reset is reset here, and
+    /// commands in flight are repeated.
     #[inline]
     pub fn poll(&mut self, mut done: impl FnMut(Completion)) -> usize {
         match self.core.as_deref_mut() {
@@ -323,8 +330,8 @@ impl QueuePair {
         }
     }
 
-    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks at other things too, such as
-    /// further queue pairs.
+    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks
+    /// at other things too, such as further queue pairs.
     #[inline]
     pub fn poll_restless(&mut self, mut done: impl FnMut(Completion)) -> usize {
         match self.core.as_deref_mut() {
@@ -333,8 +340,9 @@ impl QueuePair {
         }
     }
 
-    /// Polls, then sleeps, until something completes or the time has passed. Polling goes on for a window that adapts: it
-    /// grows while completions come soon after the thread went to sleep, and shrinks while they do not.
+    /// Polls, then sleeps, until something completes or the time has passed. Polling goes on for a
+    /// window that adapts: it grows while completions come soon after the thread went to sleep, and
+    /// shrinks while they do not.
     ///
     /// # Errors
     /// The system's, of waiting.
@@ -349,14 +357,15 @@ impl QueuePair {
         }
     }
 
-    /// The queue's interrupt, for an event loop of the user's own: readable after a completion was posted. Read it (8
-    /// bytes), then [`QueuePair::poll`] until nothing comes, then wait for it again. `None` without interrupts.
+    /// The queue's interrupt, for an event loop of the user's own: readable after a completion was
+    /// posted. Read it (8 bytes), then [`QueuePair::poll`] until nothing comes, then wait for it
+    /// again. `None` without interrupts.
     pub fn eventfd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.core.as_ref()?.eventfd.as_ref()?.as_fd())
     }
 
-    /// Executes a request and waits for it. Its `user_data` must be no other's that is in flight; other completions that
-    /// come meanwhile are handed out by the next poll.
+    /// Executes a request and waits for it. Its `user_data` must be no other's that is in flight;
+    /// other completions that come meanwhile are handed out by the next poll.
     ///
     /// # Errors
     /// [`Refused`].
@@ -389,7 +398,8 @@ impl QueuePair {
         })
     }
 
-    /// Reads blocks into memory of the user's, through a bounce buffer. `bytes` is a number of whole blocks.
+    /// Reads blocks into memory of the user's, through a bounce buffer. `bytes` is
+    /// a number of whole blocks.
     ///
     /// # Errors
     /// [`BlockingError`].
@@ -405,7 +415,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Writes blocks from memory of the user's, through a bounce buffer. `bytes` is a number of whole blocks.
+    /// Writes blocks from memory of the user's, through a bounce buffer. `bytes` is
+    /// a number of whole blocks.
     ///
     /// # Errors
     /// [`BlockingError`].

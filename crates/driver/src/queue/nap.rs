@@ -1,20 +1,22 @@
 //! Interrupts for a thread that mostly polls.
 //!
-//! A device sends an interrupt for every batch of completions, whether somebody sleeps or not; MSI-X has no mask that costs
-//! nothing to move. So a queue pair whose owner polls detaches its interrupt once a number of completions were found
-//! without sleep in between, and takes it again before the next sleep. A device so slow that its owner sleeps for every
-//! command keeps it; one that is busy is left alone.
+//! A device sends an interrupt for every batch of completions, whether somebody sleeps or not;
+//! MSI-X has no mask that costs nothing to move. So a queue pair whose owner polls detaches its
+//! interrupt once a number of completions were found without sleep in between, and takes it again
+//! before the next sleep. A device so slow that its owner sleeps for every command keeps it; one
+//! that is busy is left alone.
 
 use std::os::fd::AsFd;
 
 use super::core::Core;
 use super::wait;
 
-/// Completions found since the last sleep, after which the interrupt is detached: attaching and detaching it are system
-/// calls, or messages, of some microseconds.
+/// Completions found since the last sleep, after which the interrupt is detached: attaching and
+/// detaching it are system calls, or messages, of some microseconds.
 const ENOUGH: u32 = 256;
 
-/// What a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled) knows of its interrupt.
+/// What a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled)
+/// knows of its interrupt.
 #[derive(Debug, Default)]
 pub(super) struct Nap {
     /// Completions until the interrupt is detached; zero: it has been, or is not to be.
@@ -77,8 +79,8 @@ impl Core {
         }
     }
 
-    /// Whether its interrupt can wake an owner that waits for several things: it is there, and no other queue pair's owner
-    /// takes its signals back.
+    /// Whether its interrupt can wake an owner that waits for several things: it is there, and no
+    /// other queue pair's owner takes its signals back.
     pub(super) fn can_wake(&self) -> bool {
         let private = self.shared.limits.vectors > self.shared.limits.io_queues;
         self.eventfd.is_some() && private && !self.shared.transport.is_stepped()
@@ -101,7 +103,8 @@ impl Core {
             self.nap = Nap::attached(self.polled);
         }
         wait::drain(self);
-        // What another thread does to the device meanwhile is seen at the deadline: nothing signals it.
+        // What another thread does to the device meanwhile is seen at the
+        // deadline: nothing signals it.
         !self.is_pending()
     }
 

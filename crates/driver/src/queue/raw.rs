@@ -1,10 +1,11 @@
 //! Commands that another layer made: mediation's way into a queue pair, next to requests.
 //!
-//! A raw command is a guest's, checked and translated by its owner. The queue pair gives it an identifier with a
-//! sequence, names its data by PRPs or an SGL in list pages of its own, keeps it for replay after a reset, and looks after
-//! its time, as with any other command. What it does not do is keep the memory: the submitter keeps every address
-//! accessible to the device, and its memory in place, until the completion, or until the queue pair is dropped and the
-//! device is known not to be wild ([`QueuePair::is_wild`]).
+//! A raw command is a guest's, checked and translated by its owner. The queue pair gives it an
+//! identifier with a sequence, names its data by PRPs or an SGL in list pages of its own, keeps it
+//! for replay after a reset, and looks after its time, as with any other command. What it does not
+//! do is keep the memory: the submitter keeps every address accessible to the device, and its
+//! memory in place, until the completion, or until the queue pair is dropped and the device is
+//! known not to be wild ([`QueuePair::is_wild`]).
 
 use std::time::Duration;
 
@@ -34,7 +35,8 @@ pub enum RawData<'a> {
         /// Length in bytes.
         len: u64,
     },
-    /// `len` bytes from byte `skip` of the ranges on, which [`QueuePair::method`] found a method for.
+    /// `len` bytes from byte `skip` of the ranges on, which
+    /// [`QueuePair::method`] found a method for.
     Ranges {
         /// How they are named.
         method: Method,
@@ -45,12 +47,14 @@ pub enum RawData<'a> {
         /// Bytes that this command carries.
         len: u64,
     },
-    /// The data themselves, as 64-bit words: they are copied into a page of the queue pair's own. At most a memory page.
+    /// The data themselves, as 64-bit words: they are copied into a page of the queue pair's
+    /// own. At most a memory page.
     Words(&'a [u64]),
 }
 
 impl Core {
-    /// Submits a command. Of `command` the opcode, the namespace and command dwords 10 to 15 are taken, nothing else.
+    /// Submits a command. Of `command` the opcode, the namespace and command dwords 10 to
+    /// 15 are taken, nothing else.
     #[inline]
     pub fn push_raw(
         &mut self,
@@ -161,13 +165,15 @@ impl<E: Ended> Sink for Raw<'_, E> {
 }
 
 impl QueuePair {
-    /// Submits a command that the caller made, to any namespace of the device. Its opcode, namespace and command dwords 10
-    /// to 15 go to the device as they are; nothing in them is checked here, nor any address of `data`. Nothing is rung
-    /// before [`QueuePair::ring`] or [`QueuePair::poll`]. Commands must be such that executing them twice is the same as
-    /// once, for they are repeated after a reset.
+    /// Submits a command that the caller made, to any namespace of the device. Its opcode,
+    /// namespace and command dwords 10 to 15 go to the device as they are; nothing in them is
+    /// checked here, nor any address of `data`. Nothing is rung before [`QueuePair::ring`] or
+    /// [`QueuePair::poll`]. Commands must be such that executing them twice is the same as once,
+    /// for they are repeated after a reset.
     ///
     /// # Errors
-    /// [`Refusal::Full`], [`Refusal::Gone`], or [`Refusal::Range`] for more data than a command can carry.
+    /// [`Refusal::Full`], [`Refusal::Gone`], or [`Refusal::Range`] for more data
+    /// than a command can carry.
     #[inline]
     pub fn submit_raw(
         &mut self,
@@ -179,8 +185,8 @@ impl QueuePair {
         core.push_raw(command, data, user_data).map(drop)
     }
 
-    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks at other things too, and
-    /// whose commands are raw.
+    /// As [`QueuePair::poll`], without a rest when nothing has completed: for a thread that looks
+    /// at other things too, and whose commands are raw.
     #[inline]
     pub fn look(&mut self, ended: &mut impl Ended) -> usize {
         match self.core.as_deref_mut() {
@@ -203,7 +209,8 @@ impl QueuePair {
             .map_or(0, |core| core.slots.count() - core.slots.in_flight())
     }
 
-    /// How a scattered transfer can be named to this device; `None` when it cannot, and must be copied to where it can.
+    /// How a scattered transfer can be named to this device; `None` when it cannot, and must
+    /// be copied to where it can.
     #[inline]
     pub fn method(&self, ranges: &[IovaRange]) -> Option<Method> {
         let core = self.core.as_ref()?;
@@ -220,13 +227,14 @@ impl QueuePair {
         self.core.as_ref().map_or(4096, |core| core.shape().page)
     }
 
-    /// Before the owner sleeps on [`QueuePair::eventfd`]: consumes what was signalled so far. `true`: nothing waits here,
-    /// and what completes from now on signals. `false`: poll again.
+    /// Before the owner sleeps on [`QueuePair::eventfd`]: consumes what was signalled so far.
+    /// `true`: nothing waits here, and what completes from now on signals. `false`: poll again.
     pub fn arm(&mut self) -> bool {
         self.core().is_none_or(Core::arm)
     }
 
-    /// Whether [`QueuePair::arm`] can say yes while commands are in flight: the queue pair has an interrupt to itself.
+    /// Whether [`QueuePair::arm`] can say yes while commands are in flight: the queue pair
+    /// has an interrupt to itself.
     pub fn can_wake(&self) -> bool {
         self.core.as_ref().is_some_and(|core| core.can_wake())
     }
@@ -238,8 +246,8 @@ impl QueuePair {
         (core.slots.in_flight() > 0).then(|| core.tick_len())
     }
 
-    /// The device is gone and may still touch the memory of commands that were in flight: that memory must never be used
-    /// for anything else.
+    /// The device is gone and may still touch the memory of commands that were in flight: that
+    /// memory must never be used for anything else.
     #[inline]
     pub fn is_wild(&self) -> bool {
         self.core

@@ -72,10 +72,11 @@ pub struct Completion {
     pub user_data: u64,
     /// How it went.
     pub result: Result<(), CommandError>,
-    /// Dword 0 of the completion, for commands that give something back there; 0 for a request that went out in parts.
+    /// Dword 0 of the completion, for commands that give something back there; 0 for a
+    /// request that went out in parts.
     pub dw0: u32,
-    /// The request's buffer. `None` if it had none, or if the device is gone and may still write there: then that
-    /// memory is never used again.
+    /// The request's buffer. `None` if it had none, or if the device is gone and may still write
+    /// there: then that memory is never used again.
     pub buffer: Option<DmaBuffer>,
 }
 
@@ -144,10 +145,11 @@ pub struct QueueCounters {
     pub sleeps: u64,
 }
 
-/// A look at completion entries before the queue pair sees them: the place where tests tamper with a real queue.
+/// A look at completion entries before the queue pair sees them: the place where tests
+/// tamper with a real queue.
 pub trait Tap: Send {
-    /// Called for the entry at the head, whether its phase is the one waited for (`new`) or not. What is returned is
-    /// taken instead.
+    /// Called for the entry at the head, whether its phase is the one waited for (`new`) or not.
+    /// What is returned is taken instead.
     fn look(&mut self, entry: nvme::Completion, new: bool) -> Look;
 }
 

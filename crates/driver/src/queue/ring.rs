@@ -1,7 +1,9 @@
-//! The memory of queues, PRP lists and shadow doorbells, as the driver touches it. `unsafe` is for that: every access is
-//! to a place that was checked when the area was made, in memory that the area keeps mapped.
+//! The memory of queues, PRP lists and shadow doorbells, as the driver touches it. `unsafe` is
+//! for that: every access is to a place that was checked when the area was made, in memory
+//! that the area keeps mapped.
 //!
-//! The device writes here at any time, and may be hostile: what it wrote is copied once, and is data.
+//! The device writes here at any time, and may be hostile: what it wrote is
+//! copied once, and is data.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -22,7 +24,8 @@ struct Area {
 
 // SAFETY: `base` points into memory that `buffer` keeps, and that any thread may access.
 unsafe impl Send for Area {}
-// SAFETY: through `&Area` memory is accessed by atomics, or by owners of a ring who have it alone (`&mut`).
+// SAFETY: through `&Area` memory is accessed by atomics, or by owners of a ring
+// who have it alone (`&mut`).
 unsafe impl Sync for Area {}
 
 impl Area {
@@ -54,7 +57,8 @@ impl SqRing {
         self.area.buffer.iova()
     }
 
-    /// Puts a command into an entry; nothing when there is no such entry. The doorbell makes it visible.
+    /// Puts a command into an entry; nothing when there is no such entry. The
+    /// doorbell makes it visible.
     #[inline]
     pub fn put(&mut self, index: u32, command: &Command) {
         if index >= self.entries {
@@ -65,14 +69,14 @@ impl SqRing {
             .base
             .as_ptr()
             .wrapping_add(index as usize * size_of::<Command>());
-        // SAFETY: entry `index` lies inside the area (checked here and in `new`), which is writable; a command on the
-        // stack or in a slot does not overlap it.
+        // SAFETY: entry `index` lies inside the area (checked here and in `new`), which is
+        // writable; a command on the stack or in a slot does not overlap it.
         unsafe { to.copy_from_nonoverlapping(command.as_bytes().as_ptr(), size_of::<Command>()) }
     }
 }
 
-/// A copy of a completion queue entry, as numbers: these stay in registers, where a [`Completion`], which is bytes, goes
-/// through memory.
+/// A copy of a completion queue entry, as numbers: these stay in registers, where a [`Completion`],
+/// which is bytes, goes through memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cqe {
     pub dw0: u32,
@@ -170,8 +174,8 @@ impl CqRing {
     #[inline(always)]
     fn dword(&self, entry: usize, dword: usize, order: Ordering) -> u32 {
         let at = self.area.base.as_ptr().wrapping_add(entry + 4 * dword);
-        // SAFETY: a dword of an entry inside the area, aligned to 4 since the area is to 64; it is accessed by atomics or
-        // by the device only.
+        // SAFETY: a dword of an entry inside the area, aligned to 4 since the area is to 64; it is
+        // accessed by atomics or by the device only.
         u32::from_le(unsafe { AtomicU32::from_ptr(at.cast()) }.load(order))
     }
 
@@ -229,8 +233,8 @@ impl Lists {
             .base
             .as_ptr()
             .wrapping_add(list * self.each + index * 8);
-        // SAFETY: inside the area (checked here and in `new`), aligned to 8 since the area is to 64 and lists are
-        // multiples of 8; accessed by atomics or by the device only.
+        // SAFETY: inside the area (checked here and in `new`), aligned to 8 since the area is to 64
+        // and lists are multiples of 8; accessed by atomics or by the device only.
         unsafe { AtomicU64::from_ptr(at.cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 }
@@ -265,7 +269,8 @@ impl ShadowBuffers {
         &self.eventidxs.buffer
     }
 
-    /// The cells of one doorbell, at this byte offset in both buffers; `None` for one that does not fit.
+    /// The cells of one doorbell, at this byte offset in both buffers; `None`
+    /// for one that does not fit.
     pub(crate) fn cells(self: &Arc<Self>, offset: usize) -> Option<ShadowCells> {
         let cell = |area: &Area| {
             let inside = offset.is_multiple_of(4) && offset.checked_add(4)? <= area.buffer.len();

@@ -7,8 +7,8 @@ use crate::buffer::DmaBuffer;
 /// No parent.
 pub(crate) const SINGLE: u32 = u32::MAX;
 
-/// A command in flight, or room for one: a cache line that is written when it is submitted and not looked at again if all
-/// goes well, and one with what its end needs.
+/// A command in flight, or room for one: a cache line that is written when it is submitted and not
+/// looked at again if all goes well, and one with what its end needs.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {

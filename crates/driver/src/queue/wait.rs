@@ -12,8 +12,8 @@ use super::request::Completion;
 
 /// The shortest window worth having.
 const SHORTEST: Duration = Duration::from_micros(2);
-/// Polls without a completion between two looks at the clock, which costs as much as several looks at the queue; such a poll is
-/// nearly ten of those.
+/// Polls without a completion between two looks at the clock, which costs as much as several looks
+/// at the queue; such a poll is nearly ten of those.
 const POLLS_PER_CLOCK: u32 = 2;
 
 /// How long a queue pair polls before it sleeps.

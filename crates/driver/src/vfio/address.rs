@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Domain, bus, device and function of a PCI function. Written `0000:44:00.0`; the domain may be left out when read.
+/// Domain, bus, device and function of a PCI function. Written `0000:44:00.0`; the domain
+/// may be left out when read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bdf {
     /// PCI domain; above FFFFh behind some bridges (Intel VMD: `10000:01:00.0`).
@@ -53,7 +54,8 @@ fn parse(text: &str) -> Option<Bdf> {
     })
 }
 
-/// One to `most` hexadecimal digits and nothing else: `from_str_radix` alone would take a sign, too.
+/// One to `most` hexadecimal digits and nothing else: `from_str_radix`
+/// alone would take a sign, too.
 fn digits(text: &str, most: usize) -> Option<u32> {
     let plain = (1..=most).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
     plain.then(|| u32::from_str_radix(text, 16).ok())?

@@ -1,7 +1,8 @@
-//! The kernel's variable-length answers: a fixed part, then a chain of capabilities (`struct vfio_info_cap_header`).
+//! The kernel's variable-length answers: a fixed part, then a chain of capabilities
+//! (`struct vfio_info_cap_header`).
 //!
-//! Buffers are plain bytes in host byte order, read with their bounds checked: an answer that does not hold what it
-//! promises is an error, not an access beyond it.
+//! Buffers are plain bytes in host byte order, read with their bounds checked: an answer that does
+//! not hold what it promises is an error, not an access beyond it.
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -29,7 +30,8 @@ pub struct Region {
 pub struct Type1 {
     /// Bit N set: pages of 2^N bytes.
     pub page_sizes: u64,
-    /// The IOVAs that may be mapped, without the reserved ones; `None` from kernels that do not say (before 5.4).
+    /// The IOVAs that may be mapped, without the reserved ones; `None` from kernels
+    /// that do not say (before 5.4).
     pub ranges: Option<Vec<(u64, u64)>>,
     /// How many mappings are left; `None` from kernels that do not say (before 5.11).
     pub available: Option<u32>,
@@ -45,8 +47,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(part.try_into().ok()?))
 }
 
-/// The capabilities of a chain: identifier and bytes, the header included, up to the end of the answer. `None` when the
-/// chain leaves the answer or does not end.
+/// The capabilities of a chain: identifier and bytes, the header included, up to the end of the
+/// answer. `None` when the chain leaves the answer or does not end.
 fn chain(bytes: &[u8], first: u32) -> Option<Vec<(u16, &[u8])>> {
     let mut found = Vec::new();
     let mut at = first;
@@ -172,7 +174,8 @@ mod tests {
         bytes.extend_from_slice(&b.to_ne_bytes());
     }
 
-    /// What x86 answers: two ranges around the window of interrupt messages, then the mappings that are left.
+    /// What x86 answers: two ranges around the window of interrupt messages, then
+    /// the mappings that are left.
     fn type1_answer() -> Vec<u8> {
         let mut bytes = Vec::new();
         let flags = VFIO_IOMMU_INFO_CAPS | VFIO_IOMMU_INFO_PGSIZES;

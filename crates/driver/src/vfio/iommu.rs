@@ -1,5 +1,5 @@
-//! The IOMMU behind a device: an iommufd with the device's own node where the kernel has them, else a container with the
-//! device's group. Both end in an open device and an address space.
+//! The IOMMU behind a device: an iommufd with the device's own node where the kernel has them, else
+//! a container with the device's group. Both end in an open device and an address space.
 
 use super::caps;
 use super::error::VfioError;
@@ -25,11 +25,13 @@ use vfio_bindings::bindings::vfio::{
     vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap,
 };
 
-/// A bound of our own for an iommufd, which has none: so that the kernel's bookkeeping stays in the tens of megabytes.
+/// A bound of our own for an iommufd, which has none: so that the kernel's bookkeeping stays
+/// in the tens of megabytes.
 const IOMMUFD_MAPPINGS: usize = 1 << 18;
 /// `dma_entry_limit` of vfio_iommu_type1 unless changed, for kernels that do not tell what is left.
 const TYPE1_MAPPINGS: usize = 65535;
-/// What any IOMMU of a PC translates, without the window of interrupt messages: for kernels that do not tell.
+/// What any IOMMU of a PC translates, without the window of interrupt messages: for
+/// kernels that do not tell.
 const USUAL_RANGES: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff];
 
 const NO_VFIO: &str = "load VFIO with: modprobe vfio-pci vfio_iommu_type1";
@@ -387,7 +389,8 @@ mod tests {
         let text = open(Interface::Iommufd);
         assert!(text.contains("CONFIG_VFIO_DEVICE_CDEV"), "{text}");
         assert_eq!(open(Interface::Any), open(Interface::Group));
-        // A node for the device, but no /dev/iommu: the group is taken, unless iommufd was asked for by name.
+        // A node for the device, but no /dev/iommu: the group is taken, unless
+        // iommufd was asked for by name.
         fs::create_dir_all(device.path().join("vfio-dev/vfio0")).unwrap();
         fs::write(device.path().join("vfio-dev/vfio0/dev"), "511:0\n").unwrap();
         assert_eq!(open(Interface::Any), open(Interface::Group));

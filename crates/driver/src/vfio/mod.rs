@@ -4,12 +4,15 @@
 //! sysfs (driver, group, node) -> iommu (iommufd or group: device, address space) -> Vfio (registers, interrupts, reset)
 //! ```
 //!
-//! [`sysfs`] reads what the system knows of the device, [`iommu`] opens it by either of the kernel's two interfaces, and
-//! [`Vfio`] is the [`Transport`]. `unsafe` is in `sys` alone, where the system calls are made. Rules of the kernel that
-//! shape this module:
-//! - A device comes with its whole IOMMU group, and only with a real IOMMU: the no-IOMMU mode is refused.
-//! - Mapped memory is pinned and counts against RLIMIT_MEMLOCK, for the group's interface per container.
-//! - Some IOVAs are reserved (on x86 FEE00000h to FEEFFFFFh, where interrupt messages go); the kernel lists the others.
+//! [`sysfs`] reads what the system knows of the device, [`iommu`] opens it by either of the
+//! kernel's two interfaces, and [`Vfio`] is the [`Transport`]. `unsafe` is in `sys` alone, where
+//! the system calls are made. Rules of the kernel that shape this module:
+//! - A device comes with its whole IOMMU group, and only with a real IOMMU: the
+//!   no-IOMMU mode is refused.
+//! - Mapped memory is pinned and counts against RLIMIT_MEMLOCK, for the
+//!   group's interface per container.
+//! - Some IOVAs are reserved (on x86 FEE00000h to FEEFFFFFh, where interrupt messages go);
+//!   the kernel lists the others.
 //! - Closing the device ends its DMA and resets it; the address space goes after it.
 
 mod address;
@@ -65,7 +68,8 @@ impl Default for VfioOptions {
     }
 }
 
-/// An NVMe controller behind VFIO. Dropping it stops the controller's DMA and gives the device back to vfio-pci.
+/// An NVMe controller behind VFIO. Dropping it stops the controller's DMA and gives
+/// the device back to vfio-pci.
 #[derive(Debug)]
 pub struct Vfio {
     bdf: Bdf,
@@ -92,7 +96,8 @@ struct Window {
 }
 
 impl Vfio {
-    /// Opens the controller at `bdf`, which must be bound to vfio-pci, and lets nobody else have it.
+    /// Opens the controller at `bdf`, which must be bound to vfio-pci, and
+    /// lets nobody else have it.
     ///
     /// # Errors
     /// Each way in which a device cannot be had has its own; see [`VfioError`].
@@ -215,7 +220,8 @@ impl Vfio {
     }
 }
 
-/// BAR0 holds at least the registers and the admin queue's doorbells (NVMe over PCIe Transport 1.1, 3.1).
+/// BAR0 holds at least the registers and the admin queue's doorbells (NVMe over
+/// PCIe Transport 1.1, 3.1).
 const BAR0_LEAST: u64 = 0x1008;
 
 fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, VfioError> {
@@ -225,8 +231,8 @@ fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, VfioError> {
     caps::region(&bytes).ok_or(VfioError::Malformed(WHAT))
 }
 
-/// Maps what can be mapped of BAR0, in whole pages. What cannot (around the MSI-X table, on older kernels) is reached by
-/// reading and writing the device's file.
+/// Maps what can be mapped of BAR0, in whole pages. What cannot (around the MSI-X table, on older
+/// kernels) is reached by reading and writing the device's file.
 fn windows(device: BorrowedFd<'_>, bar0: &Region) -> Result<Vec<Window>, VfioError> {
     let page = rustix::param::page_size() as u64;
     let mut windows = Vec::new();
@@ -368,7 +374,8 @@ impl Transport for Vfio {
         }
         let mut enabled = self.state.lock().unpoisoned();
         if *enabled != eventfds.len() && *enabled != 0 {
-            // Kernels before 6.5 cannot add vectors to those that are enabled, and none takes any away.
+            // Kernels before 6.5 cannot add vectors to those that are
+            // enabled, and none takes any away.
             self.set_irqs(VFIO_PCI_MSIX_IRQ_INDEX, 0, VFIO_IRQ_SET_DATA_NONE, &[])?;
             *enabled = 0;
         }
@@ -406,7 +413,8 @@ impl Transport for Vfio {
                 "no answer from configuration space".into(),
             ));
         }
-        // Memory space stays on in both cases: without it, touching the mapped registers is a SIGBUS.
+        // Memory space stays on in both cases: without it, touching the
+        // mapped registers is a SIGBUS.
         command |= pci::command::MEMORY_SPACE | pci::command::INTERRUPT_DISABLE;
         match enable {
             true => command |= pci::command::BUS_MASTER,
@@ -456,8 +464,8 @@ impl Transport for Vfio {
 
 impl Drop for Vfio {
     fn drop(&mut self) {
-        // The kernel does this too when the device is closed, but a doorbell cell that is still held keeps it open. An
-        // error means that the device is gone.
+        // The kernel does this too when the device is closed, but a doorbell cell that is still
+        // held keeps it open. An error means that the device is gone.
         let _ = self.set_bus_master(false);
     }
 }

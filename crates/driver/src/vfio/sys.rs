@@ -1,8 +1,10 @@
-//! The ioctls of VFIO (`linux/vfio.h`) and iommufd (`linux/iommufd.h`). `unsafe` is for the system call itself: that each
-//! request gets the structure that belongs to it is settled once, in the tables below.
+//! The ioctls of VFIO (`linux/vfio.h`) and iommufd (`linux/iommufd.h`). `unsafe` is for the
+//! system call itself: that each request gets the structure that belongs to it is settled
+//! once, in the tables below.
 //!
-//! Structures and constants are those of the kernel's headers, from generated bindings. Every structure begins with its
-//! own size, so a newer structure works on an older kernel as long as the new fields are zero.
+//! Structures and constants are those of the kernel's headers, from generated bindings. Every
+//! structure begins with its own size, so a newer structure works on an older kernel as long
+//! as the new fields are zero.
 
 use std::ffi::CStr;
 use std::io;
@@ -34,7 +36,8 @@ const fn vfio(number: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed<T>(u32, PhantomData<T>);
 
-/// A request that takes a structure with its true size in the first word, and writes at most so many bytes.
+/// A request that takes a structure with its true size in the first word, and
+/// writes at most so many bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sized(u32);
 
@@ -94,7 +97,8 @@ pub const fn size<T>() -> u32 {
 }
 
 /// # Safety
-/// `argument` is what the request takes: a number, or the address of memory that the request may read and write.
+/// `argument` is what the request takes: a number, or the address of memory that the
+/// request may read and write.
 unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result<i32> {
     loop {
         // SAFETY: the descriptor is open, and the caller vouches for the argument.
@@ -112,9 +116,9 @@ unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result
 /// Makes a request with a structure.
 pub fn call<T>(fd: BorrowedFd<'_>, request: Fixed<T>, argument: &mut T) -> io::Result<()> {
     let address = std::ptr::from_mut(argument).expose_provenance();
-    // SAFETY: the table above pairs the request with its structure, which the kernel may write while it is borrowed.
-    // Memory that a mapping request names by address is only handed to the device: `Transport::map` has its owner
-    // keep it in place.
+    // SAFETY: the table above pairs the request with its structure, which the kernel may write
+    // while it is borrowed. Memory that a mapping request names by address is only handed to the
+    // device: `Transport::map` has its owner keep it in place.
     unsafe { ioctl(fd, request.0, address) }.map(drop)
 }
 
@@ -124,7 +128,8 @@ pub fn plain(fd: BorrowedFd<'_>, request: Plain, argument: u32) -> io::Result<i3
     unsafe { ioctl(fd, request.0, argument as usize) }
 }
 
-/// Makes a request with a variable-length answer; `index` goes into the third word. Answers all of it.
+/// Makes a request with a variable-length answer; `index` goes into the
+/// third word. Answers all of it.
 pub fn sized(fd: BorrowedFd<'_>, request: Sized, index: u32) -> io::Result<Vec<u8>> {
     let mut len = 256;
     loop {
@@ -133,7 +138,8 @@ pub fn sized(fd: BorrowedFd<'_>, request: Sized, index: u32) -> io::Result<Vec<u
             place.copy_from_slice(&word.to_ne_bytes());
         }
         let address = bytes.as_mut_ptr().expose_provenance();
-        // SAFETY: the kernel writes at most as many bytes as the first word says, which is the buffer's length.
+        // SAFETY: the kernel writes at most as many bytes as the first word says,
+        // which is the buffer's length.
         unsafe { ioctl(fd, request.0, address)? };
         let wanted = bytes.first_chunk().map_or(0, |w| u32::from_ne_bytes(*w));
         match usize::try_from(wanted) {
@@ -153,7 +159,8 @@ pub fn device_fd(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `VFIO_DEVICE_SET_IRQS` from vector `start` on: `flags` of data type and action, one descriptor number (or -1) each.
+/// `VFIO_DEVICE_SET_IRQS` from vector `start` on: `flags` of data type and action, one
+/// descriptor number (or -1) each.
 pub fn set_irqs(
     device: BorrowedFd<'_>,
     index: u32,
@@ -170,15 +177,17 @@ pub fn set_irqs(
         .chain(fds.iter().flat_map(|fd| fd.to_ne_bytes()))
         .collect();
     let address = message.as_mut_ptr().expose_provenance();
-    // SAFETY: the message is as long as its first word says, and holds as many descriptors as its fifth.
+    // SAFETY: the message is as long as its first word says, and holds as many
+    // descriptors as its fifth.
     unsafe { ioctl(device, DEVICE_SET_IRQS, address) }.map(drop)
 }
 
-/// Closes what a descriptor stands for, and leaves a descriptor of `/dev/null` in its place: for an owner that others still
-/// use.
+/// Closes what a descriptor stands for, and leaves a descriptor of `/dev/null` in its place: for an
+/// owner that others still use.
 pub fn close_in_place(fd: BorrowedFd<'_>) -> io::Result<()> {
     let null = std::fs::File::open("/dev/null")?;
-    // SAFETY: both descriptors are open; the number stays its owner's, and names an open file before and after.
+    // SAFETY: both descriptors are open; the number stays its owner's, and names an
+    // open file before and after.
     let answer = unsafe { libc::dup3(null.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
     if answer < 0 {
         return Err(io::Error::last_os_error());
@@ -198,7 +207,8 @@ pub fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> io::Result<(Vec<(u64, 
             ..iommu_ioas_iova_ranges::default()
         };
         let address = std::ptr::from_mut(&mut argument).expose_provenance();
-        // SAFETY: the kernel writes the structure, and at most `num_iovas` ranges behind `allowed_iovas`.
+        // SAFETY: the kernel writes the structure, and at most `num_iovas`
+        // ranges behind `allowed_iovas`.
         let answer = unsafe { ioctl(iommufd, IOAS_IOVA_RANGES, address) };
         let count = usize::try_from(argument.num_iovas).unwrap_or(usize::MAX);
         match answer {
@@ -221,7 +231,8 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    /// Sizes and numbers by hand from `linux/vfio.h` and `linux/iommufd.h`: what the kernel will read.
+    /// Sizes and numbers by hand from `linux/vfio.h` and `linux/iommufd.h`:
+    /// what the kernel will read.
     #[test]
     fn requests_and_structures_are_those_of_the_headers() {
         assert_eq!(GET_API_VERSION.0, 0x3b64);

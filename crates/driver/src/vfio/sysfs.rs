@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// The name of the kernel driver that gives a device to userspace.
 pub const VFIO_PCI: &str = "vfio-pci";
 
-/// Drivers that may hold a device of a group whose other devices belong to userspace: they do no DMA on its behalf
-/// (`driver_managed_dma` in the kernel's sources).
+/// Drivers that may hold a device of a group whose other devices belong to userspace: they do no
+/// DMA on its behalf (`driver_managed_dma` in the kernel's sources).
 const HARMLESS: [&str; 3] = [VFIO_PCI, "pci-stub", "pcieport"];
 
 /// A sysfs tree.
@@ -118,8 +118,9 @@ impl PciDevice {
         })
     }
 
-    /// The name of its VFIO character device (`vfio0`, in `/dev/vfio/devices`), which kernels with device cdevs give it
-    /// while it is bound to vfio-pci. Kernels without have the directory all the same, but no device number in it.
+    /// The name of its VFIO character device (`vfio0`, in `/dev/vfio/devices`), which kernels with
+    /// device cdevs give it while it is bound to vfio-pci. Kernels without have the directory all
+    /// the same, but no device number in it.
     pub fn cdev(&self) -> Option<String> {
         let dir = self.path.join("vfio-dev");
         entries(&dir).into_iter().find(|name| {

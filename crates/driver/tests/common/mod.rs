@@ -1,4 +1,5 @@
-//! What the driver's tests share: controllers in this process, a disk that remembers, numbers that look random.
+//! What the driver's tests share: controllers in this process, a disk that remembers,
+//! numbers that look random.
 #![allow(dead_code)]
 
 pub mod random;
@@ -88,8 +89,8 @@ enum Doing {
     Other,
 }
 
-/// Random I/O of every kind and size against an array of bytes. Requests in flight never overlap in blocks that one of
-/// them writes, so what each must see is known.
+/// Random I/O of every kind and size against an array of bytes. Requests in flight never overlap in
+/// blocks that one of them writes, so what each must see is known.
 pub struct Exerciser {
     pub disk: Vec<u8>,
     block: u64,
@@ -214,7 +215,8 @@ impl Exerciser {
             }
             17 => (Op::Deallocate, None, Doing::Zero { lba, blocks }),
             18 => {
-                // A compare that is split may see several commands; each block is compared all the same.
+                // A compare that is split may see several commands; each block
+                // is compared all the same.
                 let range = self.bytes(lba, blocks);
                 let mut data = self.disk[range].to_vec();
                 let equal = self.random.below(2) == 0;

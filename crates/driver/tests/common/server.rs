@@ -95,8 +95,8 @@ struct Server {
 }
 
 impl Server {
-    /// After everything that changes configuration space or receivers: the strict ones are told of each
-    /// interrupt.
+    /// After everything that changes configuration space or receivers: the strict ones
+    /// are told of each interrupt.
     fn attend(&mut self) {
         let Some(strict) = &self.foreign.strict else {
             return;
