@@ -213,7 +213,8 @@ pub fn spawn<E: Send + 'static>(
     }))
 }
 
-/// A controller in the calling thread with one namespace of 512-byte blocks in memory: for examples.
+/// A controller in the calling thread with one namespace of 512-byte
+/// blocks in memory: for examples.
 ///
 /// # Errors
 /// [`TransportError::Io`] when there is no memory for it.
@@ -241,7 +242,8 @@ impl InProcess {
     /// Does something with the controller, in its thread, and waits for it.
     ///
     /// # Errors
-    /// [`TransportError::Gone`] from another thread than a [`local`] controller's, or when its thread has ended.
+    /// [`TransportError::Gone`] from another thread than a [`local`] controller's, or
+    /// when its thread has ended.
     pub fn with<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Host) -> R + Send + 'static,
