@@ -1,7 +1,8 @@
 //! What a guest asks for, and whether it may: opcode, namespace, blocks (NVM Command Set 1.1, 3.3).
 //!
-//! The command for the device is made from nothing: a field that is not put there on purpose is zero, whatever the guest
-//! wrote. So hints, directives and protection information, which the slice does not offer, never arrive.
+//! The command for the device is made from nothing: a field that is not put there on purpose is
+//! zero, whatever the guest wrote. So hints, directives and protection information, which the slice
+//! does not offer, never arrive.
 
 use dma::Access;
 use driver::Limits;
@@ -159,7 +160,8 @@ impl Rules {
         Ok(blocks << self.slice.block_shift())
     }
 
-    /// Checks the ranges of Dataset Management, and gives them as the device counts them: two words each.
+    /// Checks the ranges of Dataset Management, and gives them as the device
+    /// counts them: two words each.
     pub fn ranges<'w>(&self, bytes: &[u8], words: &'w mut [u64]) -> Result<&'w [u64], Status> {
         let (ranges, _) = bytes.as_chunks::<16>();
         let mut count = 0;

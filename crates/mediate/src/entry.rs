@@ -10,7 +10,8 @@ use nvme::{Command, Status};
 pub(crate) enum Use {
     /// Nothing.
     Free,
-    /// A command that the device executes as one, on the guest's own memory: when it has completed, so has the guest's.
+    /// A command that the device executes as one, on the guest's own memory: when it has
+    /// completed, so has the guest's.
     Simple,
     /// One in parts, or with a copy of its data.
     Composite,
@@ -65,8 +66,8 @@ impl Entry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub token: u64,
-    /// Status and dword 0 in one word, for it is read a few instructions after it is written: a processor hands a store to
-    /// a load at once only if the store is all that the load reads.
+    /// Status and dword 0 in one word, for it is read a few instructions after it is written: a
+    /// processor hands a store to a load at once only if the store is all that the load reads.
     end: u64,
 }
 
@@ -90,7 +91,8 @@ impl Done {
     }
 }
 
-/// The rest of a command that is larger than the device takes, for which the physical queue had no room.
+/// The rest of a command that is larger than the device takes, for which the
+/// physical queue had no room.
 #[derive(Debug)]
 pub(crate) struct Parked {
     pub entry: u16,

@@ -7,8 +7,8 @@ use nvme::Status;
 use crate::bounce::{Bounces, copy};
 use crate::entry::{Copied, Done, Entry, Use};
 
-/// Looks at the physical queue pair after which one that asked for room without success, and has not asked again, is taken to want
-/// none.
+/// Looks at the physical queue pair after which one that asked for room without success, and has
+/// not asked again, is taken to want none.
 const WAITING_ROUNDS: u64 = 1024;
 
 /// A virtual queue pair, as the lane knows it.
@@ -54,7 +54,8 @@ impl Flight {
         }
     }
 
-    /// A command of the device's has worked: that is the end of the guest's, if it is a simple one. Whose that is.
+    /// A command of the device's has worked: that is the end of the guest's, if it is a
+    /// simple one. Whose that is.
     #[inline(always)]
     pub fn worked(&mut self, index: u16, dw0: u32) -> Option<(usize, Done)> {
         let entry = self.entries.get_mut(usize::from(index))?;
@@ -146,7 +147,8 @@ impl Flight {
         }
     }
 
-    /// Hands a command's end to its owner: into `out` if that is `client`, else into the owner's inbox.
+    /// Hands a command's end to its owner: into `out` if that is `client`,
+    /// else into the owner's inbox.
     #[inline(always)]
     pub fn deliver(&mut self, owner: usize, done: Done, client: usize, out: &mut Vec<Done>) {
         if owner == client {

@@ -1,8 +1,9 @@
 //! A physical queue pair, and the virtual ones that go through it.
 //!
-//! One virtual queue pair has it to itself, or several of one worker share it: then each may have as many commands in
-//! flight as its share of the room, a share being the whole divided by those that are at work or wait to be. One that is
-//! alone has all of it, and one that comes later waits only for what the first has too many of.
+//! One virtual queue pair has it to itself, or several of one worker share it: then each may have
+//! as many commands in flight as its share of the room, a share being the whole divided by those
+//! that are at work or wait to be. One that is alone has all of it, and one that comes later waits
+//! only for what the first has too many of.
 
 use dma::{Access, DmaMap, SegmentList};
 use driver::raw::{Ended, IovaRange, RawData};
@@ -27,7 +28,8 @@ pub(crate) struct Lane {
     flight: Flight,
     /// Of commands that were split, those that are not wholly on the device yet.
     parked: VecDeque<Parked>,
-    /// Commands of a batch that there was said to be room for, and that have not come yet: parts leave them a place each.
+    /// Commands of a batch that there was said to be room for, and that have not come yet:
+    /// parts leave them a place each.
     promised: usize,
     /// Looks so far.
     round: u64,
@@ -164,8 +166,8 @@ impl Lane {
         room
     }
 
-    /// Before the worker sleeps. `true`: nothing waits here for any of them, and what the device completes from now on
-    /// signals.
+    /// Before the worker sleeps. `true`: nothing waits here for any of them, and what the device
+    /// completes from now on signals.
     pub fn arm(&mut self) -> bool {
         // Memory that was unregistered is released, although nothing may ever be submitted again.
         self.flight.tables.keep_up();
@@ -175,7 +177,8 @@ impl Lane {
 
     // ---- commands
 
-    /// Translates a checked command and puts it on the physical queue. On an error nothing has happened.
+    /// Translates a checked command and puts it on the physical queue. On an
+    /// error nothing has happened.
     #[inline]
     pub fn start(&mut self, plan: &Plan, job: &mut Job<'_>) -> Result<(), Status> {
         let Some(&index) = self.flight.free.last() else {
@@ -234,7 +237,8 @@ impl Lane {
         }
         self.flight.free.pop();
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
-            // One that is in parts may have failed already, with the last of them still on the device.
+            // One that is in parts may have failed already, with the last of
+            // them still on the device.
             let simple = entry.parts == 1 && !entry.copied && entry.status.is_success();
             entry.used = if simple { Use::Simple } else { Use::Composite };
             entry.client = job.client;
@@ -249,7 +253,8 @@ impl Lane {
         Ok(())
     }
 
-    /// The data of a command the long way: lists, several pieces, more than one command carries, or through a copy.
+    /// The data of a command the long way: lists, several pieces, more than one command
+    /// carries, or through a copy.
     #[inline(never)]
     fn start_far(
         &mut self,
@@ -420,7 +425,8 @@ impl Lane {
         }
     }
 
-    /// Dataset Management: the ranges are copied, checked one by one, and sent from a page of the queue's own.
+    /// Dataset Management: the ranges are copied, checked one by one, and sent from
+    /// a page of the queue's own.
     #[inline(never)]
     fn start_ranges(
         &mut self,
@@ -449,7 +455,8 @@ impl Lane {
         put.map_err(refusal)
     }
 
-    /// A command that is not wholly on the device yet: its rest stays here. `false` when there is no such.
+    /// A command that is not wholly on the device yet: its rest stays here.
+    /// `false` when there is no such.
     pub fn abort(&mut self, client: usize, token: u64) -> bool {
         let entries = &mut self.flight.entries;
         let parked = self.parked.iter().map(|parked| usize::from(parked.entry));
@@ -467,8 +474,8 @@ impl Lane {
 
     // ---- completions
 
-    /// Delivers what has completed of one virtual queue pair's; keeps what is others'. Returns the counter of cycles when
-    /// the first entry was seen, if that is to be measured.
+    /// Delivers what has completed of one virtual queue pair's; keeps what is others'. Returns the
+    /// counter of cycles when the first entry was seen, if that is to be measured.
     #[inline]
     pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
         // Memory that was unregistered is released, although nothing may ever be submitted again.
@@ -576,8 +583,8 @@ fn parked_shift(queue: &QueuePair) -> u32 {
 }
 
 impl Drop for Lane {
-    /// The guests' memory must not go before the device is done with it. This ends: commands that are not answered time
-    /// out, and then the controller is reset, or given up.
+    /// The guests' memory must not go before the device is done with it. This ends: commands that
+    /// are not answered time out, and then the controller is reset, or given up.
     fn drop(&mut self) {
         let mut out = Vec::new();
         let mut rounds = 0u32;

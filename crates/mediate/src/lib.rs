@@ -1,4 +1,5 @@
-//! Mediation: a guest's commands on a slice of a physical device, queue to queue, with no copy of data.
+//! Mediation: a guest's commands on a slice of a physical device, queue to
+//! queue, with no copy of data.
 //!
 //! ```text
 //! command, copied from the guest's queue
@@ -11,23 +12,26 @@
 //! guest's completion queue
 //! ```
 //!
-//! This room holds the path and nothing else: a [`DirectQueue`] takes commands that were fetched by the one who serves the
-//! guest, and hands back how they ended. It knows no virtual controller, no socket and no interrupt of the guest's. What
-//! it may touch: a [`driver::QueuePair`] that was reserved for it, and guest memory through the guest's own
-//! [`dma::DmaMap`]. What it may not: anything that would let a guest name a block outside its [`Slice`], or an address
-//! outside the memory that its own map holds. Neither can be said by a command that leaves this room, whatever came in:
-//! submission entries are made here from nothing, and every address in them came out of a table.
+//! This room holds the path and nothing else: a [`DirectQueue`] takes commands that were fetched
+//! by the one who serves the guest, and hands back how they ended. It knows no virtual
+//! controller, no socket and no interrupt of the guest's. What it may touch: a
+//! [`driver::QueuePair`] that was reserved for it, and guest memory through the guest's own
+//! [`dma::DmaMap`]. What it may not: anything that would let a guest name a block outside its
+//! [`Slice`], or an address outside the memory that its own map holds. Neither can be said by a
+//! command that leaves this room, whatever came in: submission entries are made here from
+//! nothing, and every address in them came out of a table.
 //!
 //! # How long memory lives
 //!
-//! A command in flight pins the guest's map, so that an unmap waits for it, and holds the table of registered memory that
-//! its addresses are from, so that the device keeps the mapping. When the device is gone and may still write, both are
-//! kept for ever.
+//! A command in flight pins the guest's map, so that an unmap waits for it, and holds the table of
+//! registered memory that its addresses are from, so that the device keeps the mapping. When the
+//! device is gone and may still write, both are kept for ever.
 //!
 //! # Threads
 //!
-//! Everything belongs to one worker thread, which owns its physical queue pairs; there is no lock, no allocation and no
-//! atomic read-modify-write on a command's way. [`QueueStats`] are written by that thread and read by any.
+//! Everything belongs to one worker thread, which owns its physical queue pairs; there is no lock,
+//! no allocation and no atomic read-modify-write on a command's way. [`QueueStats`] are written by
+//! that thread and read by any.
 #![forbid(unsafe_code)]
 
 mod bounce;

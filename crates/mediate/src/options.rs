@@ -11,12 +11,13 @@ pub struct DirectOptions {
     pub slice: Slice,
     /// The guest's memory page in bytes (its CC.MPS).
     pub page_size: u64,
-    /// Bytes of data that the guest may put into one command (its MDTS): more is refused. What the device takes less of is
-    /// split.
+    /// Bytes of data that the guest may put into one command (its MDTS): more is refused. What the
+    /// device takes less of is split.
     pub max_transfer: u64,
     /// Commands that can be in flight on the physical queue pair, if one is made.
     pub depth: u32,
-    /// Let the device interrupt, so that the worker can sleep ([`DirectQueue::waker`](crate::DirectQueue::waker)).
+    /// Let the device interrupt, so that the worker can sleep
+    /// ([`DirectQueue::waker`](crate::DirectQueue::waker)).
     pub interrupts: bool,
     /// Measure cycles from the start.
     pub measure: bool,

@@ -1,4 +1,5 @@
-//! Physical queue pairs for the virtual ones of one worker: one each, or shared when the device has too few.
+//! Physical queue pairs for the virtual ones of one worker: one each, or shared
+//! when the device has too few.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -9,7 +10,8 @@ use crate::lane::Lane;
 use crate::options::DirectOptions;
 use crate::queue::DirectQueue;
 
-/// The physical queue pairs of one device that one worker has taken. They are given back when nobody uses them.
+/// The physical queue pairs of one device that one worker has taken. They are given
+/// back when nobody uses them.
 #[derive(Debug)]
 pub struct Pool {
     device: Device,
@@ -30,8 +32,8 @@ impl Pool {
         &self.device
     }
 
-    /// A way to the device: by a physical queue pair of its own, or, if there is none left, by that of this worker's which
-    /// has the fewest users.
+    /// A way to the device: by a physical queue pair of its own, or, if there is none left, by that
+    /// of this worker's which has the fewest users.
     ///
     /// # Errors
     /// [`Error`]; [`Error::NoQueue`] when other workers have all of them.

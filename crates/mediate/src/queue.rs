@@ -18,8 +18,8 @@ use crate::slice::Slice;
 use crate::stats::QueueStats;
 use crate::translate::Translator;
 
-/// A virtual queue pair's way to its slice of a device: a physical queue pair of its own, or a share of one. One worker
-/// thread's, together with the guest's map.
+/// A virtual queue pair's way to its slice of a device: a physical queue pair of its own, or a
+/// share of one. One worker thread's, together with the guest's map.
 ///
 /// ```text
 /// for every fetched command: submit     then: ring     now and then: poll     before sleep: Waker::arm
@@ -35,8 +35,8 @@ pub struct DirectQueue {
     done: Vec<Done>,
 }
 
-/// What wakes a worker that sleeps while commands are in flight: of a physical queue pair, for all virtual ones that share
-/// it.
+/// What wakes a worker that sleeps while commands are in flight: of a physical queue pair, for all
+/// virtual ones that share it.
 #[derive(Debug)]
 pub struct Waker {
     lane: Weak<RefCell<Lane>>,
@@ -49,8 +49,8 @@ impl Waker {
         self.eventfd.as_fd()
     }
 
-    /// Before the worker sleeps on [`Waker::event_fd`]. `Some(false)`: poll again, there is something already. `None`: the
-    /// physical queue pair does not exist any more.
+    /// Before the worker sleeps on [`Waker::event_fd`]. `Some(false)`: poll again, there is
+    /// something already. `None`: the physical queue pair does not exist any more.
     pub fn arm(&self) -> Option<bool> {
         let lane = self.lane.upgrade()?;
         // Its owner is at work.
@@ -119,7 +119,8 @@ impl DirectQueue {
         &self.stats
     }
 
-    /// Whether the device has a command at all. One that it has not may still be emulated by a caller that has another path.
+    /// Whether the device has a command at all. One that it has not may still be emulated by a
+    /// caller that has another path.
     #[inline]
     pub fn supports(&self, opcode: NvmOpcode) -> bool {
         self.rules.supports(opcode)
@@ -130,18 +131,20 @@ impl DirectQueue {
         self.translator.set_page_size(page_size);
     }
 
-    /// The slice has been resized: commands are checked against this one from now on. Its first block and its namespace stay.
+    /// The slice has been resized: commands are checked against this one from now on. Its first
+    /// block and its namespace stay.
     pub fn set_slice(&mut self, slice: Slice) {
         self.rules.slice = slice;
     }
 
-    /// The guest turned its volatile write cache on or off: off, every write is durable when it completes.
+    /// The guest turned its volatile write cache on or off: off, every write is
+    /// durable when it completes.
     pub fn set_write_cache(&mut self, on: bool) {
         self.rules.force_fua = !on;
     }
 
-    /// How many commands it may submit now; to be asked while there are any. With a shared physical queue pair that is
-    /// its share, and asking without success makes the others leave room.
+    /// How many commands it may submit now; to be asked while there are any. With a shared physical
+    /// queue pair that is its share, and asking without success makes the others leave room.
     #[inline]
     pub fn room(&mut self) -> usize {
         let client = self.client;
@@ -150,8 +153,9 @@ impl DirectQueue {
             .map_or(0, |mut lane| lane.room(client))
     }
 
-    /// Checks a command, translates it and puts it on the physical queue. `command` is a copy that the guest cannot reach;
-    /// `map` is the guest's memory; `token` comes back with its end. Nothing is rung.
+    /// Checks a command, translates it and puts it on the physical queue. `command` is a
+    /// copy that the guest cannot reach; `map` is the guest's memory; `token` comes back
+    /// with its end. Nothing is rung.
     ///
     /// # Errors
     /// The status that the guest is to be told at once. Nothing has happened then.
@@ -200,8 +204,9 @@ impl DirectQueue {
         }
     }
 
-    /// Rings, delivers the commands that have completed (token, status, dword 0), and returns how many that are. Never blocks,
-    /// but for recovery: a device that has to be reset is reset here, and the commands are repeated.
+    /// Rings, delivers the commands that have completed (token, status, dword 0), and returns how
+    /// many that are. Never blocks, but for recovery: a device that has to be reset is reset here,
+    /// and the commands are repeated.
     #[inline]
     pub fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
         let Ok(mut lane) = self.lane.try_borrow_mut() else {
@@ -232,8 +237,9 @@ impl DirectQueue {
             .map_or(0, |lane| lane.in_flight(self.client))
     }
 
-    /// Asks that a command end early, for the guest's Abort. `true`: it will, as Command Abort Requested, unless it failed
-    /// before. `false`: it is all on the device, and ends as the device says; time-outs are the driver's affair.
+    /// Asks that a command end early, for the guest's Abort. `true`: it will, as Command Abort
+    /// Requested, unless it failed before. `false`: it is all on the device, and ends as the device
+    /// says; time-outs are the driver's affair.
     pub fn abort(&mut self, token: u64) -> bool {
         let client = self.client;
         self.lane
@@ -241,8 +247,8 @@ impl DirectQueue {
             .is_ok_and(|mut lane| lane.abort(client, token))
     }
 
-    /// What wakes a worker that sleeps while commands are in flight; `None` when nothing does, and it has to poll: without
-    /// interrupts, or with too few of them.
+    /// What wakes a worker that sleeps while commands are in flight; `None` when nothing does, and
+    /// it has to poll: without interrupts, or with too few of them.
     pub fn waker(&self) -> Option<Waker> {
         let lane = self.lane.try_borrow().ok()?;
         let eventfd = lane.queue.eventfd().filter(|_| lane.queue.can_wake())?;

@@ -20,8 +20,8 @@ pub enum SliceError {
     },
 }
 
-/// Consecutive blocks of one namespace of a device. Made only by checking it against the namespace, so a block of the
-/// slice is always a block of the namespace.
+/// Consecutive blocks of one namespace of a device. Made only by checking it against the namespace,
+/// so a block of the slice is always a block of the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     nsid: u32,
@@ -125,8 +125,8 @@ impl Slice {
         self.read_only
     }
 
-    /// The namespace's number of the slice's block `lba`; `None` when the `blocks` blocks from there on are not all in
-    /// the slice.
+    /// The namespace's number of the slice's block `lba`; `None` when the `blocks` blocks from
+    /// there on are not all in the slice.
     #[inline]
     pub fn lba(&self, lba: u64, blocks: u64) -> Option<u64> {
         let end = lba.checked_add(blocks)?;

@@ -1,4 +1,5 @@
-//! What a virtual queue pair did, and how long it took: written by its worker with plain stores, read by anyone.
+//! What a virtual queue pair did, and how long it took: written by its worker with
+//! plain stores, read by anyone.
 
 use probes::Histogram;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// ([`probes::cycles_per_second`] tells how long one is).
 #[derive(Debug, Default)]
 pub struct QueueStats {
-    /// Cycles to translate a command: from the copied submission entry to the entry in the physical queue, checks
-    /// included; the doorbell, which is rung once for a batch, is not.
+    /// Cycles to translate a command: from the copied submission entry to the entry in the physical
+    /// queue, checks included; the doorbell, which is rung once for a batch, is not.
     pub translate: Histogram,
-    /// Cycles to complete one: from the moment that its entry is seen in the physical completion queue to the return of
-    /// the caller, who posts it to the guest. Of a batch, its share. Looks at an empty queue are not counted, nor is what
-    /// happens to a thread while it looks.
+    /// Cycles to complete one: from the moment that its entry is seen in the physical completion
+    /// queue to the return of the caller, who posts it to the guest. Of a batch, its share. Looks
+    /// at an empty queue are not counted, nor is what happens to a thread while it looks.
     pub complete: Histogram,
     /// Cycles to send an interrupt to the guest. Recorded by the sender.
     pub interrupt: Histogram,
@@ -78,7 +79,8 @@ impl QueueStats {
         self.split.load(Ordering::Relaxed)
     }
 
-    /// Commands whose data was copied, because the device cannot reach the guest's memory as the command names it.
+    /// Commands whose data was copied, because the device cannot reach the guest's
+    /// memory as the command names it.
     pub fn bounced(&self) -> u64 {
         self.bounced.load(Ordering::Relaxed)
     }

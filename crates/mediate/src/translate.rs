@@ -1,10 +1,11 @@
 //! From a guest's addresses to the device's.
 //!
-//! A guest address is looked up in the guest's map, which gives memory of this process, and that in the table of memory
-//! registered with the device. Both steps together are remembered by window: a window of the guest's that lies whole in
-//! one registration is a constant distance away from where the device sees it, so a page costs one compare and one
-//! addition. What does not fit that, and all lists, goes the long way ([`walk`], [`Translator::resolve`]), over the same
-//! copied-once walkers that every other access to guest memory uses.
+//! A guest address is looked up in the guest's map, which gives memory of this process, and that in
+//! the table of memory registered with the device. Both steps together are remembered by window: a
+//! window of the guest's that lies whole in one registration is a constant distance away from where
+//! the device sees it, so a page costs one compare and one addition. What does not fit that, and
+//! all lists, goes the long way ([`walk`], [`Translator::resolve`]), over the same copied-once
+//! walkers that every other access to guest memory uses.
 
 use dma::{Access, DmaMap, Prot, SegmentList};
 use driver::iova::Table;
@@ -36,7 +37,8 @@ impl Span {
         },
     };
 
-    /// Where the device sees `len` bytes from `at` on, if all of them are here and may be accessed so.
+    /// Where the device sees `len` bytes from `at` on, if all of them are
+    /// here and may be accessed so.
     #[inline]
     fn find(&self, at: u64, len: u64, access: Access) -> Option<u64> {
         let allowed = match access {
@@ -91,7 +93,8 @@ impl Translator {
         self.mask + 1
     }
 
-    /// Forgets everything if the map or the table changed. To be called at the start of every command.
+    /// Forgets everything if the map or the table changed. To be called at
+    /// the start of every command.
     #[inline]
     pub fn follow(&mut self, map: &DmaMap, table: u64) {
         let of = (map.id(), map.generation(), table);
@@ -101,8 +104,9 @@ impl Translator {
         }
     }
 
-    /// Where the device sees the data of a command with PRPs of at most two pages, if that is simple: both pages in
-    /// windows that are registered whole. Everything else, all errors among it, is for the long way.
+    /// Where the device sees the data of a command with PRPs of at most two pages, if that is
+    /// simple: both pages in windows that are registered whole. Everything else, all errors
+    /// among it, is for the long way.
     #[inline]
     pub fn near(
         &mut self,
@@ -193,8 +197,8 @@ impl Translator {
         span.find(at, len, access)
     }
 
-    /// The long way's second step: the ranges of device addresses of a list that was walked; `false` when some of it is
-    /// not registered.
+    /// The long way's second step: the ranges of device addresses of a list that was walked;
+    /// `false` when some of it is not registered.
     pub fn resolve(table: &Table, list: &SegmentList, ranges: &mut Vec<IovaRange>) -> bool {
         ranges.clear();
         for segment in list.segments() {
@@ -211,7 +215,8 @@ impl Translator {
     }
 }
 
-/// The long way's first step: the memory of this process that a command's data pointer names, pinned.
+/// The long way's first step: the memory of this process that a command's
+/// data pointer names, pinned.
 pub(crate) fn walk(
     map: &DmaMap,
     command: &Command,

@@ -114,7 +114,8 @@ fn scattered_pages_and_sgls_arrive_in_order() {
         let at = ((FIRST + 8) * 512) as usize;
         assert!(model.disk()[at..at + bytes.len()] == bytes);
 
-        // Pieces of odd lengths, over two segments: by an SGL if the device has it, else through a copy.
+        // Pieces of odd lengths, over two segments: by an SGL if the device
+        // has it, else through a copy.
         let bytes = pattern(4096, 7);
         let lens = [100u32, 4, 900, 1020, 8, 2064];
         let mut descriptors = Vec::new();

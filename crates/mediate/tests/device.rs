@@ -1,5 +1,5 @@
-//! On a whole controller in this process, with a thread of its own: what is written is read, by two guests on two slices,
-//! under resets; and a command allocates nothing.
+//! On a whole controller in this process, with a thread of its own: what is written is read, by two
+//! guests on two slices, under resets; and a command allocates nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -39,7 +39,8 @@ fn controller(size: u64, config: ControllerConfig) -> Arc<InProcess> {
     .unwrap()
 }
 
-/// A transport whose status register is read without a message, which would allocate: the driver looks at it at times.
+/// A transport whose status register is read without a message, which would allocate: the
+/// driver looks at it at times.
 #[derive(Debug)]
 struct Quiet(Arc<InProcess>, AtomicBool, Vectors);
 
@@ -278,7 +279,8 @@ fn a_queue_that_is_polled_lets_go_of_its_interrupt_and_takes_it_to_sleep() {
         assert_eq!(guest.run(&read), Status::SUCCESS);
     }
     assert_eq!(changes(), [false]);
-    // A reset brings all vectors back; the queue pair takes its own once more, for another may have detached it meanwhile.
+    // A reset brings all vectors back; the queue pair takes its own once more, for another may
+    // have detached it meanwhile.
     device.reset().unwrap();
     for _ in 0..1000 {
         assert_eq!(guest.run(&read), Status::SUCCESS);

@@ -1,10 +1,12 @@
-//! A hostile guest: whatever its commands say, the device is never told of a block outside the guest's slice, nor of an
-//! address outside the guest's own memory; lists are read from pages of the queue's own.
+//! A hostile guest: whatever its commands say, the device is never told of a block outside
+//! the guest's slice, nor of an address outside the guest's own memory; lists are read from
+//! pages of the queue's own.
 //!
-//! What was broken on purpose, one thing at a time, to see a test go red: `Slice::lba` with a wrapping addition; the end of
-//! the slice off by one; Dataset Management ranges sent unchecked; the window's end not looked at in `Span::find`; a
-//! registration's end not looked at; a span kept over a change of the map, of the table, and for another map; access
-//! rights not looked at; another namespace's number accepted; a write let through to a read-only slice.
+//! What was broken on purpose, one thing at a time, to see a test go red: `Slice::lba` with a
+//! wrapping addition; the end of the slice off by one; Dataset Management ranges sent unchecked;
+//! the window's end not looked at in `Span::find`; a registration's end not looked at; a span kept
+//! over a change of the map, of the table, and for another map; access rights not looked at;
+//! another namespace's number accepted; a write let through to a read-only slice.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -66,7 +68,8 @@ impl World {
         })
     }
 
-    /// Everything that the device saw was this guest's to say; or, if it was `bounced`, lay in nobody's memory.
+    /// Everything that the device saw was this guest's to say; or, if it was
+    /// `bounced`, lay in nobody's memory.
     fn check(&self, guest: usize, log: &[Seen], bounced: bool) {
         let (first, blocks) = SLICES[guest];
         let slice = first..first + blocks;
@@ -82,7 +85,8 @@ impl World {
                 );
             }
             for &(at, len) in &seen.data {
-                // Data that the device cannot name where it is goes through memory of the queue pair's own.
+                // Data that the device cannot name where it is goes through
+                // memory of the queue pair's own.
                 let copied = bounced && !self.in_a_guest(at, len) && !self.model.in_a_ring(at, len);
                 let own = inside(at, len, &memory) || copied;
                 assert!(own, "data {at:#x}+{len}: {seen:x?}");
@@ -254,8 +258,8 @@ proptest! {
         odd in 0..4u64,
         tries in prop::collection::vec((0..32u64, 0..1024u64, 1..24u32, any::<bool>()), 1..40),
     ) {
-        // A map of pages in any order, with holes and read-only pages: what the device gets is what the map says, or the
-        // command is refused.
+        // A map of pages in any order, with holes and read-only pages: what the device gets is what
+        // the map says, or the command is refused.
         let mut world = world(Config::default(), false);
         let guest = &mut world.guests[0];
         guest.map.unmap(BASE, MEMORY).unwrap();
@@ -320,8 +324,8 @@ proptest! {
 
 #[test]
 fn lists_that_change_under_way_say_nothing_new() {
-    // Another processor of the guest's turns list entries, SGL descriptors and ranges to and fro, between what is its own
-    // and what is not, while they are read.
+    // Another processor of the guest's turns list entries, SGL descriptors and ranges to and fro,
+    // between what is its own and what is not, while they are read.
     for sgl in [false, true] {
         let mut world = world(
             Config {
@@ -385,7 +389,8 @@ fn lists_that_change_under_way_say_nothing_new() {
                     list + random.below(500) * 8,
                 ),
             };
-            // Reads would overwrite the list itself; that is the guest's own affair, and one more change under way.
+            // Reads would overwrite the list itself; that is the guest's own affair, and
+            // one more change under way.
             let before = world.guests[1].queue.stats().commands();
             world.attack(1, &command);
             served += world.guests[1].queue.stats().commands() - before;
@@ -518,7 +523,8 @@ fn what_ends_inside_a_page_ends_there() {
     for blocks in [5, 8] {
         assert_eq!(guest.run(&read(blocks)), Status::DATA_TRANSFER_ERROR);
     }
-    // Memory of which only the whole pages are registered: what lies behind them goes through a copy.
+    // Memory of which only the whole pages are registered: what lies behind
+    // them goes through a copy.
     let memory = Memory::anonymous(0x3200).unwrap();
     let registered = world.device.register(&memory).unwrap();
     let guest = &mut world.guests[0];
@@ -542,8 +548,8 @@ fn what_ends_inside_a_page_ends_there() {
 
 #[test]
 fn another_map_is_another_guest() {
-    // The same addresses, the same generation, another map: a server of two guests that mixes them up gets refusals or
-    // the other's own memory, never the memory of the first.
+    // The same addresses, the same generation, another map: a server of two guests that mixes them
+    // up gets refusals or the other's own memory, never the memory of the first.
     let mut world = world(Config::default(), false);
     let read = rw(NvmOpcode::READ, 0, 8, BASE, 0);
     assert_eq!(world.guests[0].run(&read), Status::SUCCESS);

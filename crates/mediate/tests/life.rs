@@ -1,5 +1,5 @@
-//! The device's life under guests: late answers, resets, suspension, removal, a request to give it back; and guests' memory
-//! that comes and goes meanwhile.
+//! The device's life under guests: late answers, resets, suspension, removal, a request to give it
+//! back; and guests' memory that comes and goes meanwhile.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -62,7 +62,8 @@ fn suspended_commands_are_kept_and_repeated() {
         guest.queue.ring();
         device.suspend().unwrap();
         assert!(device.is_suspended() && !device.is_gone());
-        // The device is not there, and nobody minds: not the commands in flight, however long it takes, not new ones.
+        // The device is not there, and nobody minds: not the commands in flight, however
+        // long it takes, not new ones.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(if round == 0 { 300 } else { 1 }) {
             guest.poll();
@@ -230,7 +231,8 @@ fn memory_comes_and_goes_while_commands_run() {
     let (model, device, mut guest) = guest(Options::default());
     let mut random = Random(3);
     let size = 16 * PAGE;
-    // Windows of memory of their own, some of it registered; page `i` of window `w` holds its own bytes.
+    // Windows of memory of their own, some of it registered; page `i` of
+    // window `w` holds its own bytes.
     let window = |w: u64| 0x4000_0000 + w * 0x100_0000;
     let mut windows: Vec<Option<(Memory, Option<driver::iova::Registration>)>> =
         (0..6).map(|_| None).collect();

@@ -1,5 +1,6 @@
-//! A device that remembers: every address and every block that a command names is written down, and the commands are
-//! executed on an array. Stepped by the driver, so that what happens is the same in every run.
+//! A device that remembers: every address and every block that a command names is written
+//! down, and the commands are executed on an array. Stepped by the driver, so that what
+//! happens is the same in every run.
 
 use dma::{Memory, Prot};
 use driver::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
