@@ -14,7 +14,8 @@ pub struct AsyncEvent {
     pub aet: EventType,
     #[bits(5)]
     __: u8,
-    /// Asynchronous Event Information: an [`ErrorEvent`], [`SmartEvent`], [`Notice`] ..., as the type says.
+    /// Asynchronous Event Information: an [`ErrorEvent`], [`SmartEvent`],
+    /// [`Notice`] ..., as the type says.
     pub aei: u8,
     /// Log page to read, which clears the event.
     #[bits(8)]
@@ -105,7 +106,8 @@ open_values! {
 }
 
 open_values! {
-    /// Information of an I/O command specific event of the NVM command set (NVMe Base 2.1, 5.1.2.1).
+    /// Information of an I/O command specific event of the NVM command set
+    /// (NVMe Base 2.1, 5.1.2.1).
     pub IoCommandEvent: u8 {
         RESERVATION_LOG_AVAILABLE = 0, "Reservation Log Page Available";
         SANITIZE_COMPLETED = 1, "Sanitize Operation Completed";

@@ -50,7 +50,8 @@ pub struct Completion {
     pub sqid: U16,
     /// Command Identifier.
     pub cid: U16,
-    /// Phase Tag in bit 0, status in bits 15:1; see [`Completion::status`] and [`Completion::phase`].
+    /// Phase Tag in bit 0, status in bits 15:1; see [`Completion::status`]
+    /// and [`Completion::phase`].
     pub status_phase: U16,
 }
 

@@ -1,6 +1,7 @@
 //! Features, their values and data structures: NVMe Base 2.1, 5.1.25.
 //!
-//! The bitfields are the values of command dword 11 of Set Features and of completion dword 0 of Get Features.
+//! The bitfields are the values of command dword 11 of Set Features and of
+//! completion dword 0 of Get Features.
 
 use bitfield_struct::bitfield;
 use zerocopy::Unaligned;
@@ -159,8 +160,8 @@ pub struct VolatileWriteCache {
     __: u32,
 }
 
-/// Value of [`Fid::NUMBER_OF_QUEUES`]: I/O queues requested in dword 11, allocated in dword 0 of the completion
-/// (NVMe Base 2.1, 5.1.25.2.1).
+/// Value of [`Fid::NUMBER_OF_QUEUES`]: I/O queues requested in dword 11, allocated in dword 0 of
+/// the completion (NVMe Base 2.1, 5.1.25.2.1).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct NumberOfQueues {
@@ -297,7 +298,8 @@ pub struct IoCommandSetProfile {
     __: u32,
 }
 
-/// Dword 11 of [`Fid::HOST_IDENTIFIER`] (NVMe Base 2.1, 5.1.25.1.28); the identifier itself is data of 8 or 16 bytes.
+/// Dword 11 of [`Fid::HOST_IDENTIFIER`] (NVMe Base 2.1, 5.1.25.1.28); the identifier itself
+/// is data of 8 or 16 bytes.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct HostIdentifier {
@@ -307,7 +309,8 @@ pub struct HostIdentifier {
     __: u32,
 }
 
-/// Value of [`Fid::NAMESPACE_WRITE_PROTECTION_CONFIG`] (NVMe Base 2.1, 5.1.25.1.31); namespace specific.
+/// Value of [`Fid::NAMESPACE_WRITE_PROTECTION_CONFIG`] (NVMe Base 2.1,
+/// 5.1.25.1.31); namespace specific.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct NamespaceWriteProtection {

@@ -15,8 +15,8 @@ pub use effects::{
     SupportedLogPages,
 };
 
-/// The Changed Namespace List log page: FFFFFFFFh in the first entry when more namespaces changed than it holds
-/// (NVMe Base 2.1, 5.1.12.1.5).
+/// The Changed Namespace List log page: FFFFFFFFh in the first entry when more namespaces changed
+/// than it holds (NVMe Base 2.1, 5.1.12.1.5).
 pub use crate::identify::NsidList as ChangedNamespaceList;
 
 open_values! {
@@ -66,7 +66,8 @@ open_values! {
     }
 }
 
-/// Entry of the Error Information log, 64 bytes (NVMe Base 2.1, 5.1.12.1.2). The newest entry comes first.
+/// Entry of the Error Information log, 64 bytes (NVMe Base 2.1, 5.1.12.1.2). The
+/// newest entry comes first.
 #[derive(
     Clone,
     Copy,

@@ -1,10 +1,11 @@
-//! Two macros that every wire type is declared with, so that layouts are checked at compile time and unknown values
-//! stay data.
+//! Two macros that every wire type is declared with, so that layouts are checked at compile time
+//! and unknown values stay data.
 
 /// Declares a transparent newtype with one constant per value that the standard names.
 ///
-/// Any bit pattern is a valid value. `name()` gives the standard's name where there is one, `Display` prints it or the
-/// number, and `from_bits`/`into_bits` let the type be a field of a bitfield.
+/// Any bit pattern is a valid value. `name()` gives the standard's name where there
+/// is one, `Display` prints it or the number, and `from_bits`/`into_bits` let the
+/// type be a field of a bitfield.
 macro_rules! open_values {
     (
         $(#[$meta:meta])*
@@ -81,7 +82,8 @@ macro_rules! open_values {
     };
 }
 
-/// Checks the size and the field offsets of a wire type at compile time, against the standard's tables.
+/// Checks the size and the field offsets of a wire type at compile time,
+/// against the standard's tables.
 macro_rules! wire_layout {
     ($type:ty, $size:literal $(, $($field:ident @ $offset:literal),+)? $(,)?) => {
         const _: () = assert!(core::mem::size_of::<$type>() == $size);

@@ -1,4 +1,5 @@
-//! Controller properties (registers) and doorbells: NVMe Base 2.1, 3.1.4; NVMe over PCIe Transport 1.1, 3.1.
+//! Controller properties (registers) and doorbells: NVMe Base 2.1, 3.1.4; NVMe
+//! over PCIe Transport 1.1, 3.1.
 //!
 //! These are values as a CPU sees them; on the bus they are little endian.
 
@@ -78,8 +79,8 @@ pub const fn doorbell_stride(dstrd: u8) -> u64 {
     4 << (dstrd & 0xf)
 }
 
-/// Offset in BAR0 of a queue's doorbell: the tail of a submission queue, or the head of a completion queue
-/// (NVMe over PCIe Transport 1.1, 3.1.2.1 and 3.1.2.2).
+/// Offset in BAR0 of a queue's doorbell: the tail of a submission queue, or the head of a
+/// completion queue (NVMe over PCIe Transport 1.1, 3.1.2.1 and 3.1.2.2).
 #[inline]
 pub const fn doorbell_offset(qid: u16, is_cq: bool, dstrd: u8) -> u64 {
     DOORBELLS + (2 * qid as u64 + is_cq as u64) * doorbell_stride(dstrd)
@@ -95,8 +96,8 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// The doorbell at an offset in BAR0; `None` below the doorbells, between two of them, or past the last possible
-    /// queue identifier.
+    /// The doorbell at an offset in BAR0; `None` below the doorbells, between two of them, or past
+    /// the last possible queue identifier.
     pub const fn at(offset: u64, dstrd: u8) -> Option<Self> {
         let Some(relative) = offset.checked_sub(DOORBELLS) else {
             return None;
@@ -126,7 +127,8 @@ pub struct Cap {
     pub mqes_z: u16,
     /// Contiguous Queues Required.
     pub cqr: bool,
-    /// Arbitration Mechanism Supported: bit 0 weighted round robin with urgent, bit 1 vendor specific.
+    /// Arbitration Mechanism Supported: bit 0 weighted round robin with
+    /// urgent, bit 1 vendor specific.
     #[bits(2)]
     pub ams: u8,
     #[bits(5)]
@@ -355,7 +357,8 @@ mod tests {
 
     #[test]
     fn cc_as_linux_writes_it() {
-        // 4 KiB pages, 64-byte and 16-byte entries, enabled: the value that a host with the NVM command set writes.
+        // 4 KiB pages, 64-byte and 16-byte entries, enabled: the value that a host with
+        // the NVM command set writes.
         let cc = Cc::from_bits(0x0046_0001);
         assert!(cc.en());
         assert_eq!(cc.css(), CcCss::NVM);

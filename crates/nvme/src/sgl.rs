@@ -29,8 +29,8 @@ open_values! {
 
 /// An SGL descriptor, 16 bytes.
 ///
-/// Address and length are those of the types used over PCIe (data block, bit bucket, segment, last segment); a keyed
-/// descriptor divides the same bytes otherwise.
+/// Address and length are those of the types used over PCIe (data block, bit bucket, segment, last
+/// segment); a keyed descriptor divides the same bytes otherwise.
 #[derive(
     Clone,
     Copy,
@@ -46,7 +46,8 @@ open_values! {
 )]
 #[repr(C)]
 pub struct SglDescriptor {
-    /// Address of the data or of the segment, an offset for [`SglSubtype::OFFSET`]; reserved in a bit bucket.
+    /// Address of the data or of the segment, an offset for [`SglSubtype::OFFSET`];
+    /// reserved in a bit bucket.
     pub address: U64,
     /// Length in bytes; of a segment, a multiple of 16.
     pub length: U32,

@@ -17,11 +17,12 @@ open_values! {
     }
 }
 
-/// The 15 status bits of a completion, without the phase tag: bits 31:17 of dword 3, moved down to bit 0.
+/// The 15 status bits of a completion, without the phase tag: bits 31:17 of
+/// dword 3, moved down to bit 0.
 ///
-/// The constants have neither `dnr` nor `more` set: whether a retry can succeed depends on the case, so say it where
-/// it is known (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares every bit; [`Status::is`] compares type and code
-/// only.
+/// The constants have neither `dnr` nor `more` set: whether a retry can succeed depends on the
+/// case, so say it where it is known (`Status::INVALID_FIELD.with_dnr(true)`). `==` compares every
+/// bit; [`Status::is`] compares type and code only.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Status {
@@ -97,7 +98,8 @@ macro_rules! statuses {
 
             /// The standard's name; `None` for a code that it does not define.
             ///
-            /// Command specific codes from 80h on are those of the NVM and Zoned Namespace command sets.
+            /// Command specific codes from 80h on are those of the NVM and
+            /// Zoned Namespace command sets.
             pub const fn name(self) -> Option<&'static str> {
                 match (self.sct(), self.sc()) {
                     $($((StatusCodeType::$sct, $sc) => Some($text),)*)*

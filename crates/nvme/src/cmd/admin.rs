@@ -1,7 +1,8 @@
-//! Command dwords and results of Admin commands: NVMe Base 2.1, 5.1 and 5.2; of Format NVM, NVM Command Set 1.1, 4.1.2.
+//! Command dwords and results of Admin commands: NVMe Base 2.1, 5.1 and 5.2; of Format NVM,
+//! NVM Command Set 1.1, 4.1.2.
 //!
-//! Commands whose only arguments are addresses have no type here: Doorbell Buffer Config (NVMe Base 2.1, 5.2.5) takes
-//! the shadow doorbell page in PRP1 and the EventIdx page in PRP2.
+//! Commands whose only arguments are addresses have no type here: Doorbell Buffer Config (NVMe Base
+//! 2.1, 5.2.5) takes the shadow doorbell page in PRP1 and the EventIdx page in PRP2.
 
 use bitfield_struct::bitfield;
 
@@ -11,7 +12,8 @@ mod get_log_page;
 
 pub use get_log_page::{GetLogPage, GetLogPageCdw10, GetLogPageCdw11, GetLogPageCdw14};
 
-/// Dword 10 of Create I/O Completion Queue and Create I/O Submission Queue (NVMe Base 2.1, 5.2.1 and 5.2.2).
+/// Dword 10 of Create I/O Completion Queue and Create I/O Submission Queue (NVMe
+/// Base 2.1, 5.2.1 and 5.2.2).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateQueueCdw10 {
@@ -77,7 +79,8 @@ open_values! {
     }
 }
 
-/// Dword 10 of Delete I/O Submission Queue and Delete I/O Completion Queue (NVMe Base 2.1, 5.2.3 and 5.2.4).
+/// Dword 10 of Delete I/O Submission Queue and Delete I/O Completion Queue (NVMe
+/// Base 2.1, 5.2.3 and 5.2.4).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct DeleteQueueCdw10 {

@@ -1,7 +1,7 @@
 //! Submission queue entry: NVMe Base 2.1, 4.1.
 //!
-//! [`Command`] is the common form; what a command means in its own dwords is a bitfield in [`admin`] or [`io`], made
-//! from and turned into the plain dword:
+//! [`Command`] is the common form; what a command means in its own dwords is a bitfield in
+//! [`admin`] or [`io`], made from and turned into the plain dword:
 //!
 //! ```
 //! use nvme::cmd::{Command, NvmOpcode, io::RwCdw12};
@@ -214,7 +214,8 @@ impl Command {
         self.dptr = DataPointer::prp(prp1, prp2);
     }
 
-    /// Points the data at an SGL and sets PSDT accordingly (metadata, if any, in one contiguous buffer).
+    /// Points the data at an SGL and sets PSDT accordingly (metadata, if any,
+    /// in one contiguous buffer).
     pub fn set_sgl(&mut self, sgl1: SglDescriptor) {
         self.flags.set_psdt(Psdt::SGL_MPTR_BUFFER);
         self.dptr = DataPointer::sgl(sgl1);

@@ -71,7 +71,8 @@ open_values! {
     }
 }
 
-/// Data of [`Fid::HOST_BEHAVIOR_SUPPORT`](super::Fid::HOST_BEHAVIOR_SUPPORT), 512 bytes (NVMe Base 2.1, 5.1.25.1.14).
+/// Data of [`Fid::HOST_BEHAVIOR_SUPPORT`](super::Fid::HOST_BEHAVIOR_SUPPORT), 512 bytes
+/// (NVMe Base 2.1, 5.1.25.1.14).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HostBehavior {

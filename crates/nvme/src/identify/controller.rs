@@ -32,7 +32,8 @@ pub struct IdentifyController {
     pub ieee: [u8; 3],
     /// Controller Multi-Path I/O and Namespace Sharing Capabilities.
     pub cmic: Cmic,
-    /// Maximum Data Transfer Size, log2 of CAP.MPSMIN pages; 0 for no limit. See [`Self::mdts_bytes`].
+    /// Maximum Data Transfer Size, log2 of CAP.MPSMIN pages; 0 for no limit.
+    /// See [`Self::mdts_bytes`].
     pub mdts: u8,
     /// Controller ID, unique in the NVM subsystem.
     pub cntlid: U16,
@@ -272,8 +273,8 @@ wire_layout!(
 zeroed_default!(IdentifyController);
 
 impl IdentifyController {
-    /// Largest transfer of one command in bytes, with `page_min` bytes in a page of CAP.MPSMIN; `None` for no limit, or
-    /// one that does not fit 64 bits.
+    /// Largest transfer of one command in bytes, with `page_min` bytes in a page of CAP.MPSMIN;
+    /// `None` for no limit, or one that does not fit 64 bits.
     pub fn mdts_bytes(&self, page_min: u32) -> Option<u64> {
         match self.mdts {
             0 => None,

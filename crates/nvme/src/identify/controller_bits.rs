@@ -183,7 +183,8 @@ pub struct Lpa {
     pub ts: bool,
     /// Persistent Event log page.
     pub pes: bool,
-    /// Miscellaneous Log Page Support: the pages that list supported log pages, features and commands.
+    /// Miscellaneous Log Page Support: the pages that list supported log
+    /// pages, features and commands.
     pub mlps: bool,
     /// Telemetry Data Area 4 Support.
     pub da4s: bool,
@@ -298,7 +299,8 @@ pub struct Fna {
 pub struct Vwc {
     /// Volatile Write Cache Present.
     pub vwcp: bool,
-    /// Flush Behavior with NSID FFFFFFFFh: 0 not indicated, 2 not supported, 3 flushes every namespace.
+    /// Flush Behavior with NSID FFFFFFFFh: 0 not indicated, 2 not supported,
+    /// 3 flushes every namespace.
     #[bits(2)]
     pub fb: u8,
     #[bits(5)]
@@ -309,14 +311,16 @@ pub struct Vwc {
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Sgls {
-    /// SGL Support: 0 none, 1 without alignment or granularity, 2 with data blocks of dword alignment and granularity.
+    /// SGL Support: 0 none, 1 without alignment or granularity, 2 with data blocks of dword
+    /// alignment and granularity.
     #[bits(2)]
     pub sgls: u8,
     /// Keyed SGL Data Block descriptor.
     pub ksdbds: bool,
     #[bits(5)]
     __: u8,
-    /// SGL Descriptor Threshold: recommended most descriptors in a command, 0 for no recommendation.
+    /// SGL Descriptor Threshold: recommended most descriptors in a
+    /// command, 0 for no recommendation.
     pub sdt: u8,
     /// SGL Bit Bucket descriptor.
     pub sbbds: bool,

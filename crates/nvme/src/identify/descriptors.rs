@@ -48,8 +48,8 @@ zeroed_default!(NamespaceDescriptors);
 const HEADER: usize = 4;
 
 impl NamespaceDescriptors {
-    /// A list of these descriptors. One that does not fit the page, is empty or is longer than 255 bytes is left out;
-    /// the four that the standard names always fit.
+    /// A list of these descriptors. One that does not fit the page, is empty or is longer than 255
+    /// bytes is left out; the four that the standard names always fit.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = Descriptor<'a>>) -> Self {
         let mut list = Self::new_zeroed();
         let mut rest: &mut [u8] = &mut list.0;
@@ -182,7 +182,8 @@ mod tests {
             nid: &nid,
         });
         assert_eq!(NamespaceDescriptors::new(many).iter().count(), 15);
-        // Fifteen of 259 bytes leave 211: an identifier of 207 bytes is the longest that fits beside its header.
+        // Fifteen of 259 bytes leave 211: an identifier of 207 bytes is the longest
+        // that fits beside its header.
         for (last, count) in [(207, 16), (208, 15)] {
             let nids = core::iter::repeat_n(&nid[..], 15).chain([&nid[..last]]);
             let list =

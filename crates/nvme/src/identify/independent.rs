@@ -1,4 +1,5 @@
-//! I/O Command Set Independent Identify Namespace data structure (CNS 08h and 1Fh): NVMe Base 2.1, 5.1.13.2.8.
+//! I/O Command Set Independent Identify Namespace data structure (CNS 08h and 1Fh):
+//! NVMe Base 2.1, 5.1.13.2.8.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};

@@ -6,9 +6,11 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::macros::{wire_layout, zeroed_default};
 
-/// Namespace List, 4096 bytes: ascending NSIDs, ended by a zero or the end of the page (NVMe Base 2.1, 4.6.2).
+/// Namespace List, 4096 bytes: ascending NSIDs, ended by a zero or the end of the
+/// page (NVMe Base 2.1, 4.6.2).
 ///
-/// It is the answer of Identify with CNS 02h, 07h, 10h and 1Ah, and of the Changed Namespace List log page.
+/// It is the answer of Identify with CNS 02h, 07h, 10h and 1Ah, and of the
+/// Changed Namespace List log page.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NsidList {
@@ -32,7 +34,8 @@ impl NsidList {
 }
 
 impl FromIterator<u32> for NsidList {
-    /// A list of the first [`NsidList::CAPACITY`] identifiers, in the order given (the standard wants ascending).
+    /// A list of the first [`NsidList::CAPACITY`] identifiers, in the order given (the
+    /// standard wants ascending).
     fn from_iter<I: IntoIterator<Item = u32>>(nsids: I) -> Self {
         let mut list = Self::new_zeroed();
         for (entry, nsid) in list.nsid.iter_mut().zip(nsids) {
@@ -68,7 +71,8 @@ impl ControllerList {
 }
 
 impl FromIterator<u16> for ControllerList {
-    /// A list of the first [`ControllerList::CAPACITY`] identifiers, in the order given (the standard wants ascending).
+    /// A list of the first [`ControllerList::CAPACITY`] identifiers, in the order given (the
+    /// standard wants ascending).
     fn from_iter<I: IntoIterator<Item = u16>>(cntlids: I) -> Self {
         let mut list = Self::new_zeroed();
         let mut numid = 0;

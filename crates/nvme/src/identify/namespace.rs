@@ -1,4 +1,5 @@
-//! Identify Namespace data structure of the NVM command set (CNS 00h and 11h): NVM Command Set 1.1, 4.1.5.1.
+//! Identify Namespace data structure of the NVM command set (CNS 00h and 11h): NVM
+//! Command Set 1.1, 4.1.5.1.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64, U128};
@@ -7,7 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::namespace_bits::{Dlfeat, Dpc, Dps, Flbas, Fpi, Mc, Nmic, Nsattr, Nsfeat, Rescap};
 use crate::macros::{wire_layout, zeroed_default};
 
-/// What a namespace is, 4096 bytes. Sizes are in logical blocks unless said otherwise; all zeroes for an inactive NSID.
+/// What a namespace is, 4096 bytes. Sizes are in logical blocks unless said otherwise; all
+/// zeroes for an inactive NSID.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IdentifyNamespace {
@@ -174,7 +176,8 @@ impl LbaFormat {
         }
     }
 
-    /// Bytes of data in a block, 512 to 2 GiB; `None` for a size outside that, which no host can mean.
+    /// Bytes of data in a block, 512 to 2 GiB; `None` for a size outside
+    /// that, which no host can mean.
     pub const fn block_size(&self) -> Option<u32> {
         match self.lbads {
             9..=31 => Some(1 << self.lbads),

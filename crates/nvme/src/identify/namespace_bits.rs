@@ -1,4 +1,5 @@
-//! Bit fields of the Identify Namespace data structures: NVM Command Set 1.1, 4.1.5.1; NVMe Base 2.1, 5.1.13.2.8.
+//! Bit fields of the Identify Namespace data structures: NVM Command Set 1.1, 4.1.5.1;
+//! NVMe Base 2.1, 5.1.13.2.8.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,7 +16,8 @@ pub struct Nsfeat {
     pub dae: bool,
     /// Unique Identifiers are never Reused: NGUID and EUI64.
     pub uidreuse: bool,
-    /// Optimal Performance: NPWG, NPWA and NOWS hold when not 0; NPDG and NPDA with bit 0, NPDGL and NPDAL with bit 1.
+    /// Optimal Performance: NPWG, NPWA and NOWS hold when not 0; NPDG and NPDA with bit 0,
+    /// NPDGL and NPDAL with bit 1.
     #[bits(2)]
     pub optperf: u8,
     /// Multiple Atomicity Mode.

@@ -1,4 +1,5 @@
-//! I/O Command Set specific structures for the NVM command set (CNS 05h and 06h): NVM Command Set 1.1, 4.1.5.
+//! I/O Command Set specific structures for the NVM command set (CNS 05h and 06h):
+//! NVM Command Set 1.1, 4.1.5.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,7 +18,8 @@ pub struct NvmNamespace {
     pub pifa: u8,
     #[doc(hidden)]
     pub reserved10: [u8; 2],
-    /// Extended LBA Formats: Storage Tag Size in bits 6:0, Protection Information Format in bits 8:7.
+    /// Extended LBA Formats: Storage Tag Size in bits 6:0, Protection
+    /// Information Format in bits 8:7.
     pub elbaf: [U32; 64],
     /// Namespace Preferred Deallocate Granularity Large, in logical blocks.
     pub npdgl: U32,

@@ -10,7 +10,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 pub struct Ascii<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Ascii<N> {
-    /// A field with this text; `None` when it is longer than the field, or has a character outside 20h to 7Eh.
+    /// A field with this text; `None` when it is longer than the field, or has a
+    /// character outside 20h to 7Eh.
     #[expect(
         clippy::indexing_slicing,
         reason = "`i` is below the text's length, which is at most `N`; `const` has no iterators"
@@ -74,7 +75,8 @@ impl<const N: usize> fmt::Debug for Ascii<N> {
     }
 }
 
-/// An NVMe Qualified Name in its field of 256 bytes: UTF-8, ended by a zero byte (NVMe Base 2.1, 4.7).
+/// An NVMe Qualified Name in its field of 256 bytes: UTF-8, ended by a zero
+/// byte (NVMe Base 2.1, 4.7).
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Nqn(pub [u8; 256]);
@@ -83,7 +85,8 @@ impl Nqn {
     /// Longest name in bytes, without the zero byte.
     pub const MAX_LEN: usize = 223;
 
-    /// A field with this name; `None` when it is longer than [`Nqn::MAX_LEN`] or contains a zero byte.
+    /// A field with this name; `None` when it is longer than
+    /// [`Nqn::MAX_LEN`] or contains a zero byte.
     pub fn new(name: &str) -> Option<Self> {
         if name.len() > Self::MAX_LEN || name.bytes().any(|byte| byte == 0) {
             return None;

@@ -1,4 +1,5 @@
-//! Primary controller capabilities (CNS 14h) and secondary controllers (CNS 15h): NVMe Base 2.1, 5.1.13.3.
+//! Primary controller capabilities (CNS 14h) and secondary controllers (CNS
+//! 15h): NVMe Base 2.1, 5.1.13.3.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};

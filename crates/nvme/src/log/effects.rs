@@ -39,12 +39,14 @@ pub struct CommandEffects {
     /// Command Submission and Execution Relaxations.
     #[bits(2)]
     pub cser: u8,
-    /// Command Submission and Execution: 0 no restriction, 1 no other command to the namespace, 2 none to any.
+    /// Command Submission and Execution: 0 no restriction, 1 no other command to the
+    /// namespace, 2 none to any.
     #[bits(3)]
     pub cse: u8,
     /// UUID Selection Supported.
     pub uss: bool,
-    /// Command Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group, 4 Domain, 5 NVM subsystem.
+    /// Command Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group,
+    /// 4 Domain, 5 NVM subsystem.
     #[bits(12)]
     pub csp: u16,
 }
@@ -73,7 +75,8 @@ pub struct LidSupported {
     pub lidsp: u16,
 }
 
-/// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1, 5.1.12.1.18), by feature identifier.
+/// Feature Identifiers Supported and Effects log, 1024 bytes (NVMe Base 2.1,
+/// 5.1.12.1.18), by feature identifier.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FeaturesSupported {
@@ -101,7 +104,8 @@ pub struct FeatureEffects {
     __: u16,
     /// UUID Selection Supported.
     pub uss: bool,
-    /// FID Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group, 4 Domain, 5 NVM subsystem.
+    /// FID Scope: bit 0 namespace, 1 controller, 2 NVM Set, 3 Endurance Group,
+    /// 4 Domain, 5 NVM subsystem.
     #[bits(12)]
     pub fsp: u16,
 }
