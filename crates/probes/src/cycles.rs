@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 /// How long the counter is compared with the clock.
 const CALIBRATION: Duration = Duration::from_millis(10);
 
-/// The counter now. It counts at a constant rate ([`cycles_per_second`]), the same on every processor of a machine that is
-/// not broken. Reading it waits for nothing, neither instructions before it nor after it, so one reading is as sharp as
-/// the processor's window of reordering: some dozens of cycles, which averages are free of.
+/// The counter now. It counts at a constant rate ([`cycles_per_second`]), the same on every
+/// processor of a machine that is not broken. Reading it waits for nothing, neither instructions
+/// before it nor after it, so one reading is as sharp as the processor's window of reordering: some
+/// dozens of cycles, which averages are free of.
 #[inline(always)]
 pub fn cycles() -> u64 {
     counter()
@@ -38,7 +39,8 @@ fn counter() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// The rate of [`cycles`]. Found out at the first call, which takes ten milliseconds for it: not for the data path.
+/// The rate of [`cycles`]. Found out at the first call, which takes ten milliseconds for
+/// it: not for the data path.
 pub fn cycles_per_second() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {

@@ -9,9 +9,10 @@ const STEP_BITS: u32 = STEPS.trailing_zeros();
 const TOP_BITS: u32 = 40;
 const BUCKETS: usize = ((TOP_BITS - STEP_BITS + 1) * STEPS as u32) as usize;
 
-/// A log-linear histogram: sixteen steps in each power of two up to 2^40. Recording is a few plain loads and stores by the
-/// one owner, no read-modify-write and no allocation; reading from other threads is possible at any time, and sees a value
-/// that is being recorded in some of the figures and not in others.
+/// A log-linear histogram: sixteen steps in each power of two up to 2^40. Recording is a few
+/// plain loads and stores by the one owner, no read-modify-write and no allocation; reading from
+/// other threads is possible at any time, and sees a value that is being recorded in some of the
+/// figures and not in others.
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
     count: AtomicU64,

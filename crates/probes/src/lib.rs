@@ -1,8 +1,8 @@
-//! Static trace points (USDT) of the doorbell protocol, provider `vnvme`: what the controller is told by doorbells, and what
-//! it tells the host by EventIdx.
+//! Static trace points (USDT) of the doorbell protocol, provider `vnvme`: what the controller is
+//! told by doorbells, and what it tells the host by EventIdx.
 //!
-//! A probe that nobody traces is one `nop`. They are listed by `bpftrace -l 'usdt:target/release/vnvme:vnvme:*'` or
-//! `perf list sdt`, and traced by name:
+//! A probe that nobody traces is one `nop`. They are listed by
+//! `bpftrace -l 'usdt:target/release/vnvme:vnvme:*'` or `perf list sdt`, and traced by name:
 //!
 //! ```text
 //! bpftrace -e 'usdt:target/release/vnvme:vnvme:mmio_doorbell { @[arg1, arg2] = count(); }' -p PID
@@ -15,14 +15,15 @@
 //! | `shadow_doorbell` | controller, queue, 0 or 1, value found in memory |
 //! | `eventidx` | controller, queue, 0 or 1, value stored |
 //!
-//! The same goes to `tracing` at trace level, target `vnvme::doorbell` (`vnvme --log vnvme::doorbell=trace`).
+//! The same goes to `tracing` at trace level, target `vnvme::doorbell`
+//! (`vnvme --log vnvme::doorbell=trace`).
 //!
-//! The controller is its number within its worker. This crate exists because a probe is a line of inline assembly: the
-//! crates that use it stay free of unsafe code.
+//! The controller is its number within its worker. This crate exists because a probe is a line of
+//! inline assembly: the crates that use it stay free of unsafe code.
 //!
-//! For the same reason it holds the measurement of the data path itself: [`cycles`] reads the processor's counter, and a
-//! [`Histogram`] takes what lies between two readings. And every front-end has log lines that its
-//! clients can cause: a [`LogLimit`] keeps them few.
+//! For the same reason it holds the measurement of the data path itself: [`cycles`] reads the
+//! processor's counter, and a [`Histogram`] takes what lies between two readings. And every
+//! front-end has log lines that its clients can cause: a [`LogLimit`] keeps them few.
 
 #[allow(unsafe_code)] // The instruction that reads the counter.
 mod cycles;
