@@ -118,7 +118,8 @@ impl Control {
         Ok(params)
     }
 
-    /// Shows the block device, when all queues fetch. `sensible` is asked now and then whether they still do.
+    /// Shows the block device, when all queues fetch. `sensible` is asked now and
+    /// then whether they still do.
     pub(crate) fn start(
         &mut self,
         id: u32,
@@ -204,7 +205,8 @@ pub(crate) fn open_device(id: u32) -> Result<OwnedFd, UblkError> {
     loop {
         match open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Ok(device) => return Ok(device),
-            // udev makes it, and sets its owner, a moment later. A killed process has it for a moment longer.
+            // udev makes it, and sets its owner, a moment later. A killed process
+            // has it for a moment longer.
             Err(Errno::NOENT | Errno::ACCESS | Errno::BUSY) if Instant::now() < deadline => {
                 std::thread::sleep(PAUSE);
             }

@@ -39,8 +39,9 @@ pub struct DiskOptions {
     pub depth: u16,
     /// Logical block size in bytes; the volume's, 512 at least, where none is given.
     pub block_size: Option<u32>,
-    /// When this process is killed, the disk waits for the next one that is started with the same number; it does again
-    /// what this one had not finished. Without it, the disk goes with the process.
+    /// When this process is killed, the disk waits for the next one that is started with
+    /// the same number; it does again what this one had not finished. Without it, the
+    /// disk goes with the process.
     pub recover: bool,
 }
 
@@ -71,7 +72,8 @@ impl DiskOptions {
     }
 }
 
-/// A disk that is served. [`Disk::stop`] takes it away, and so does dropping it, without telling of errors.
+/// A disk that is served. [`Disk::stop`] takes it away, and so does dropping it,
+/// without telling of errors.
 pub struct Disk {
     id: u32,
     control: Control,
@@ -153,10 +155,10 @@ impl QueueSetup {
 }
 
 impl Disk {
-    /// Makes a disk of the volume, or takes over the one of that number whose server was killed. `register` makes a
-    /// queue's memory known to devices below the volume; what it returns is kept as long as the
-    /// memory is used. `serve` passes each queue to the worker that is to serve it, on another
-    /// thread: [`QueueSetup::open`] is to be called there.
+    /// Makes a disk of the volume, or takes over the one of that number whose server was killed.
+    /// `register` makes a queue's memory known to devices below the volume; what it returns is kept
+    /// as long as the memory is used. `serve` passes each queue to the worker that is to serve it,
+    /// on another thread: [`QueueSetup::open`] is to be called there.
     ///
     /// # Errors
     /// [`UblkError`].
@@ -281,7 +283,8 @@ impl Disk {
         self.stats.clone()
     }
 
-    /// All queues are served. They end by themselves when the kernel takes the device away, or by an error.
+    /// All queues are served. They end by themselves when the kernel takes the
+    /// device away, or by an error.
     pub fn is_alive(&self) -> bool {
         self.served.gone.load(Ordering::Acquire) == 0
     }

@@ -5,7 +5,8 @@ use volume::VolumeError;
 
 /// Why a disk cannot be made or kept, in words that tell the user what to do about it.
 ///
-/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice where the chain is printed.
+/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice
+/// where the chain is printed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UblkError {

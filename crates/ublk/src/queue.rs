@@ -393,7 +393,8 @@ impl Frontend for Queue {
     }
 }
 
-/// What the block layer is told: it knows a handful of reasons (`blk_errors` in `block/blk-core.c`).
+/// What the block layer is told: it knows a handful of reasons
+/// (`blk_errors` in `block/blk-core.c`).
 fn errno(error: IoError) -> i32 {
     match error.kind {
         IoErrorKind::NoSpace => libc::ENOSPC,

@@ -1,4 +1,5 @@
-//! What talks to the kernel: the rings for control commands and for requests, and the mapped request descriptors.
+//! What talks to the kernel: the rings for control commands and for requests, and the
+//! mapped request descriptors.
 #![allow(unsafe_code)]
 
 use crate::uapi;
@@ -48,7 +49,8 @@ impl ControlRing {
         self.execute(op, command, &mut || true)
     }
 
-    /// Executes a command without a buffer. It is given up when `sensible` says no: the kernel may still execute it.
+    /// Executes a command without a buffer. It is given up when `sensible` says no: the
+    /// kernel may still execute it.
     pub(crate) fn execute(
         &mut self,
         op: u32,
@@ -64,7 +66,8 @@ impl ControlRing {
             .cmd(bytes)
             .build()
             .user_data(self.sequence);
-        // SAFETY: the entry points to nothing but the buffer of `with_buffer`, which waits for the command's end.
+        // SAFETY: the entry points to nothing but the buffer of `with_buffer`, which
+        // waits for the command's end.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
         let pause = Timespec::from(WAIT);
@@ -102,7 +105,8 @@ fn is_temporary(error: &io::Error) -> bool {
     )
 }
 
-/// The kernel's descriptors of a queue's requests: it writes one before the completion that tells of it.
+/// The kernel's descriptors of a queue's requests: it writes one before the
+/// completion that tells of it.
 struct Descriptors {
     at: NonNull<IoDesc>,
     bytes: usize,
@@ -127,7 +131,8 @@ impl Descriptors {
         }
         // SAFETY: the mapping has `depth` descriptors.
         let at = unsafe { self.at.add(usize::from(tag)) };
-        // SAFETY: in the mapping, aligned, any content is a descriptor; the kernel does not write to it now.
+        // SAFETY: in the mapping, aligned, any content is a descriptor; the kernel
+        // does not write to it now.
         Some(unsafe { at.read_volatile() })
     }
 }
@@ -146,8 +151,8 @@ pub(crate) struct Arrival {
     pub result: i32,
 }
 
-/// A queue's ring: fetches requests and commits their results. All of it belongs to one thread: the kernel takes a
-/// queue's commands from the one that began only.
+/// A queue's ring: fetches requests and commits their results. All of it belongs to one thread: the
+/// kernel takes a queue's commands from the one that began only.
 pub(crate) struct QueueRing {
     ring: IoUring,
     device: Arc<OwnedFd>,
@@ -162,7 +167,8 @@ pub(crate) struct QueueRing {
 }
 
 impl QueueRing {
-    /// The ring of queue `queue` of the device whose `/dev/ublkcN` is `device`; `memory` has `buffer_bytes` for each tag.
+    /// The ring of queue `queue` of the device whose `/dev/ublkcN` is `device`; `memory` has
+    /// `buffer_bytes` for each tag.
     pub(crate) fn new(
         device: Arc<OwnedFd>,
         queue: u16,
@@ -239,8 +245,8 @@ impl QueueRing {
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..2 {
-            // SAFETY: a tag's buffer is part of `memory`, which is kept (or, in `drop`, given up) as long as the kernel has
-            // commands that name it.
+            // SAFETY: a tag's buffer is part of `memory`, which is kept (or, in `drop`, given up)
+            // as long as the kernel has commands that name it.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }

@@ -2,7 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A control command's number, as `_IOWR('u', nr, struct ublksrv_ctrl_cmd)` makes it: direction, size, type, number.
+/// A control command's number, as `_IOWR('u', nr, struct ublksrv_ctrl_cmd)` makes it:
+/// direction, size, type, number.
 const fn command(direction: u32, nr: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (b'u' as u32) << 8 | nr
 }
@@ -39,7 +40,8 @@ pub(crate) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 /// The size can change ([`UPDATE_SIZE`]).
 pub(crate) const F_UPDATE_SIZE: u64 = 1 << 10;
 
-/// States of a device: one that is served, one whose server died and that waits for another; 0: neither.
+/// States of a device: one that is served, one whose server died and that
+/// waits for another; 0: neither.
 pub(crate) const STATE_LIVE: u16 = 1;
 pub(crate) const STATE_QUIESCED: u16 = 2;
 
