@@ -16,12 +16,15 @@ use rustix::io::Errno;
 /// What a server allows its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest region access in bytes. Clients that cannot be told (no JSON in their version message, or no room for it
-    /// in the reply) go by the specification's default, [`wire::DEFAULT_MAX_DATA_XFER_SIZE`].
+    /// Largest region access in bytes. Clients that cannot be told (no JSON in their version
+    /// message, or no room for it in the reply) go by the specification's default,
+    /// [`wire::DEFAULT_MAX_DATA_XFER_SIZE`].
     pub max_data_xfer_size: u32,
-    /// `max_dma_maps` as stated to clients; counting them is the device's job. QEMU accepts at most 65535.
+    /// `max_dma_maps` as stated to clients; counting them is the device's job.
+    /// QEMU accepts at most 65535.
     pub max_dma_maps: u32,
-    /// Work in one [`Connection::on_ready`]: a message costs 1, and 1 more for each 16 KiB of it or its reply.
+    /// Work in one [`Connection::on_ready`]: a message costs 1, and 1 more for each
+    /// 16 KiB of it or its reply.
     pub work_per_call: u32,
 }
 
@@ -49,7 +52,8 @@ const BYTES_PER_WORK: usize = 16 << 10;
 pub enum Status {
     /// Nothing more to do before the socket is ready again, see [`Connection::interest`].
     Open,
-    /// The call's budget is used up: call [`Connection::on_ready`] again, after the other clients had their turn.
+    /// The call's budget is used up: call [`Connection::on_ready`] again, after the
+    /// other clients had their turn.
     MoreWork,
     /// The device has an operation under way: wait for [`Connection::complete`].
     Pending,
@@ -64,8 +68,8 @@ pub enum Interest {
     Readable,
     /// Writable: a reply does not fit into the socket, and nothing is read until it does.
     Writable,
-    /// Nothing: an operation is pending, or the connection is closed. Take the socket out of the epoll set: epoll reports
-    /// a hang-up even if nothing is asked for.
+    /// Nothing: an operation is pending, or the connection is closed. Take the socket out of the
+    /// epoll set: epoll reports a hang-up even if nothing is asked for.
     None,
 }
 
@@ -82,10 +86,11 @@ pub struct Counters {
     pub fds: u64,
 }
 
-/// One client of the server: a socket, what is half received and half sent, and the state of the protocol.
+/// One client of the server: a socket, what is half received and half sent, and
+/// the state of the protocol.
 ///
-/// Nothing here blocks. The owner waits until the socket is ready as [`interest`](Self::interest) says, then calls
-/// [`on_ready`](Self::on_ready).
+/// Nothing here blocks. The owner waits until the socket is ready as [`interest`](Self::interest)
+/// says, then calls [`on_ready`](Self::on_ready).
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
@@ -173,9 +178,11 @@ impl Connection {
         }
     }
 
-    /// Reads what is there, handles complete messages and writes replies, as far as the budget goes.
+    /// Reads what is there, handles complete messages and writes replies,
+    /// as far as the budget goes.
     ///
-    /// An error means that the connection was closed and the device told. Never blocks; may be called at any time.
+    /// An error means that the connection was closed and the device told. Never blocks;
+    /// may be called at any time.
     pub fn on_ready(&mut self, device: &mut dyn Device) -> Result<Status, ConnectionError> {
         if self.closed {
             return Ok(Status::Closed);
@@ -192,7 +199,8 @@ impl Connection {
 
     /// Finishes the pending operation: sends its reply and goes on with the messages behind it.
     ///
-    /// Without a pending operation (for example because the client left meanwhile) the result is dropped.
+    /// Without a pending operation (for example because the client left
+    /// meanwhile) the result is dropped.
     pub fn complete(
         &mut self,
         device: &mut dyn Device,

@@ -7,7 +7,8 @@ use rustix::io::Errno;
 /// What `VFIO_USER_DEVICE_GET_INFO` tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The device can be reset. Without it a client never sends a reset, and one that comes is refused.
+    /// The device can be reset. Without it a client never sends a reset, and
+    /// one that comes is refused.
     pub reset: bool,
     /// The device is a PCI device.
     pub pci: bool,
@@ -65,14 +66,16 @@ pub struct IrqInfo {
     pub noresize: bool,
 }
 
-/// A checked `VFIO_USER_DEVICE_SET_IRQS`: the index exists, and `start + count` is not above its number of interrupts.
+/// A checked `VFIO_USER_DEVICE_SET_IRQS`: the index exists, and `start + count` is not above
+/// its number of interrupts.
 #[derive(Debug)]
 pub struct SetIrqs {
     /// Interrupt type.
     pub index: u32,
     /// First interrupt.
     pub start: u32,
-    /// Number of interrupts. Zero (with [`IrqAction::Trigger`] and [`IrqData::None`]) tears all of the type down.
+    /// Number of interrupts. Zero (with [`IrqAction::Trigger`] and [`IrqData::None`])
+    /// tears all of the type down.
     pub count: u32,
     /// What is to be done, or what the eventfds are to tell.
     pub action: IrqAction,
@@ -111,7 +114,8 @@ pub enum IrqData {
     Eventfd(Vec<Option<OwnedFd>>),
 }
 
-/// A checked `VFIO_USER_DMA_MAP`: not empty, and neither the address range nor the file range wraps.
+/// A checked `VFIO_USER_DMA_MAP`: not empty, and neither the address range
+/// nor the file range wraps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaMapping {
     /// First address.
@@ -155,19 +159,22 @@ pub struct Unmapped {
 pub enum Outcome {
     /// It is: the reply goes out now.
     Done,
-    /// It is not: [`Connection::complete`](crate::Connection::complete) will tell; until then no other message is handled.
+    /// It is not: [`Connection::complete`](crate::Connection::complete) will tell; until then no
+    /// other message is handled.
     Pending,
 }
 
 /// The device behind a connection.
 ///
-/// Errors are answered with the error number; they never close the connection. For messages that want no reply they are
-/// dropped. No call may block: the caller serves other clients on the same thread.
+/// Errors are answered with the error number; they never close the connection. For
+/// messages that want no reply they are dropped. No call may block: the caller serves
+/// other clients on the same thread.
 pub trait Device {
     /// Number of regions and interrupt types.
     fn info(&self) -> DeviceInfo;
 
-    /// A region; `None` if there is none of that index. Called for every access, so it must be cheap.
+    /// A region; `None` if there is none of that index. Called for every
+    /// access, so it must be cheap.
     fn region(&self, index: u32) -> Option<RegionInfo<'_>>;
 
     /// Reads from a region. The range is inside it and `data` is not empty.
@@ -182,11 +189,12 @@ pub trait Device {
     /// An interrupt type; `None` if there is none of that index.
     fn irq(&self, index: u32) -> Option<IrqInfo>;
 
-    /// Assigns, masks, unmasks or triggers interrupts. The answer must wait until nothing can signal an eventfd any more that
-    /// was taken away.
+    /// Assigns, masks, unmasks or triggers interrupts. The answer must wait until nothing can
+    /// signal an eventfd any more that was taken away.
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno>;
 
-    /// Makes client memory accessible. `fd` is missing for memory that cannot be shared, for example ROMs.
+    /// Makes client memory accessible. `fd` is missing for memory that cannot be
+    /// shared, for example ROMs.
     ///
     /// A range that overlaps a mapped one is refused with `EEXIST`.
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno>;
@@ -200,6 +208,7 @@ pub trait Device {
     /// Resets the device, as a PCI function-level reset does.
     fn reset(&mut self) -> Result<Outcome, Errno>;
 
-    /// The connection has ended, by whichever side; called once. A pending operation is no longer to be completed.
+    /// The connection has ended, by whichever side; called once. A pending operation is
+    /// no longer to be completed.
     fn disconnected(&mut self);
 }

@@ -4,7 +4,8 @@ use rustix::io::Errno;
 
 use crate::wire::Command;
 
-/// Why a connection was closed by this side. Mistakes that leave the stream readable are answered instead.
+/// Why a connection was closed by this side. Mistakes that leave the stream
+/// readable are answered instead.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -22,7 +23,8 @@ pub enum ConnectionError {
         /// The limit.
         limit: usize,
     },
-    /// The header's type is not that of a command: a reply, although nothing was asked, or an unknown type.
+    /// The header's type is not that of a command: a reply, although nothing was
+    /// asked, or an unknown type.
     #[error("message with flags {flags:#x} is not a command")]
     NotACommand {
         /// The header's flags.

@@ -1,10 +1,11 @@
 //! Bytes and descriptors that came in, cut into messages.
 //!
-//! One recvmsg takes whatever is there, often several messages. The kernel ends such a read after the first packet that
-//! carries descriptors, so they were sent with the read's *last* packet, but where that packet begins is not told. It is
-//! found by the rule that every known client keeps: a sendmsg with descriptors carries one message, or its beginning.
-//! Hence descriptors belong to the last message of their read that can carry some, and failing that (a client's mistake,
-//! to be answered as one) to the last.
+//! One recvmsg takes whatever is there, often several messages. The kernel ends such a read after
+//! the first packet that carries descriptors, so they were sent with the read's *last* packet, but
+//! where that packet begins is not told. It is found by the rule that every known client keeps: a
+//! sendmsg with descriptors carries one message, or its beginning. Hence descriptors belong to the
+//! last message of their read that can carry some, and failing that (a client's mistake, to be
+//! answered as one) to the last.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -22,8 +23,9 @@ use crate::wire::{HEADER_SIZE, Header, MAX_MSG_FDS, flags};
 /// The buffer's normal size. A longer message makes it grow for as long as that message is there.
 const BASE_SIZE: usize = 16 << 10;
 
-/// Descriptors held for messages that are not yet handed out: those of a message that waits until it is known whose the
-/// next ones are, those next ones, which came with a piece of a header, and those of the read that brings its rest.
+/// Descriptors held for messages that are not yet handed out: those of a message that waits until
+/// it is known whose the next ones are, those next ones, which came with a piece of a header, and
+/// those of the read that brings its rest.
 const MAX_HELD_FDS: usize = 3 * MAX_MSG_FDS;
 
 /// What a read brought.
@@ -93,7 +95,8 @@ impl Inbox {
         self.groups.clear();
     }
 
-    /// The payload of a message that [`next`](Self::next) returned, valid until the next [`receive`](Self::receive).
+    /// The payload of a message that [`next`](Self::next) returned, valid until the next
+    /// [`receive`](Self::receive).
     pub fn payload(&self, payload: Range<usize>) -> &[u8] {
         self.buf.get(payload).unwrap_or_default()
     }
@@ -185,12 +188,14 @@ impl Inbox {
         }))
     }
 
-    /// The descriptors of the message of `size` bytes at the front; `None` if that is not yet decided.
+    /// The descriptors of the message of `size` bytes at the front; `None`
+    /// if that is not yet decided.
     fn take_fds(&mut self, size: u64) -> Option<Vec<OwnedFd>> {
         let end = self.position.saturating_add(size);
         let mut ours = 0;
         while let Some(group) = self.groups.get(ours).filter(|group| group.read.start < end) {
-            // The owner does not change any more once it is known, so each read is walked through once.
+            // The owner does not change any more once it is known, so each
+            // read is walked through once.
             let owner = match group.owner {
                 Some(owner) => owner,
                 None => self.owner(&group.read)?,
@@ -211,8 +216,9 @@ impl Inbox {
         )
     }
 
-    /// The message, by its first byte's stream offset, whose the descriptors of a read are that overlaps the message at
-    /// the front; `None` if a message begins in that read whose command is not yet here.
+    /// The message, by its first byte's stream offset, whose the descriptors of a read are
+    /// that overlaps the message at the front; `None` if a message begins in that read
+    /// whose command is not yet here.
     fn owner(&self, read: &Range<u64>) -> Option<u64> {
         let mut at = self.start;
         let mut position = self.position;
@@ -241,8 +247,8 @@ impl Inbox {
             .map(|(header, _)| header)
     }
 
-    /// Makes room behind `end`: moves what is left to the front, and lets the buffer grow (at most to twice what has
-    /// arrived, so that a size in a header alone costs nothing) or shrink.
+    /// Makes room behind `end`: moves what is left to the front, and lets the buffer grow (at most
+    /// to twice what has arrived, so that a size in a header alone costs nothing) or shrink.
     fn make_room(&mut self) {
         let held = self.end - self.start;
         if held == 0 {

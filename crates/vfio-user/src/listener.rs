@@ -45,7 +45,8 @@ pub enum ListenError {
     },
 }
 
-/// A listening Unix socket, which only its owner may connect to, and whose file is removed in the end.
+/// A listening Unix socket, which only its owner may connect to, and whose
+/// file is removed in the end.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -57,8 +58,8 @@ pub struct Listener {
 impl Listener {
     /// Listens at `path`, with mode 0600.
     ///
-    /// A socket file that nobody listens on is replaced. Servers that start at the same time do not remove each other's
-    /// sockets: the directory is locked (flock) meanwhile.
+    /// A socket file that nobody listens on is replaced. Servers that start at the same time do not
+    /// remove each other's sockets: the directory is locked (flock) meanwhile.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ListenError> {
         let path = path.as_ref();
         let failed = |action| {
@@ -74,8 +75,8 @@ impl Listener {
         remove_stale(path, &address)?;
 
         let socket = new_socket().map_err(failed("create a socket"))?;
-        // Linux gives the file the mode of the socket's own inode, less the umask: it is never accessible to others,
-        // and no process-wide umask needs to be touched.
+        // Linux gives the file the mode of the socket's own inode, less the umask: it is never
+        // accessible to others, and no process-wide umask needs to be touched.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("set the socket's mode"))?;
         bind(&socket, &address).map_err(|errno| match errno {
             Errno::ADDRINUSE => ListenError::InUse(path.to_owned()),

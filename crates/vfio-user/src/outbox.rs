@@ -26,8 +26,8 @@ pub(crate) enum Sent {
 
 /// Holds at most one reply, so that it is bounded by the largest reply.
 ///
-/// Each reply is its own sendmsg call: QEMU requires that a header arrives in one piece, and the kernel splits a stream
-/// only inside long messages or between calls.
+/// Each reply is its own sendmsg call: QEMU requires that a header arrives in one piece, and the
+/// kernel splits a stream only inside long messages or between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     buf: Vec<u8>,
@@ -48,7 +48,8 @@ impl Outbox {
         &mut self.buf
     }
 
-    /// Ends the reply to `request`: on success with the payload appended since [`begin`](Self::begin), else without.
+    /// Ends the reply to `request`: on success with the payload appended since
+    /// [`begin`](Self::begin), else without.
     pub fn finish(&mut self, request: &Header, result: Result<Option<OwnedFd>, Errno>) {
         let (reply_flags, error) = match result {
             Ok(fd) => {

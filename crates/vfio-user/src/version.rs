@@ -9,7 +9,8 @@ const DEFAULT_PGSIZES: u64 = 4096;
 /// `max_dma_maps` of a peer that did not state one.
 const DEFAULT_MAX_DMA_MAPS: u64 = 65535;
 
-/// What one side states about itself. A capability that was not stated has the specification's default.
+/// What one side states about itself. A capability that was not stated has
+/// the specification's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -49,7 +50,8 @@ pub enum CapabilitiesError {
 }
 
 impl Capabilities {
-    /// Reads the text of a `VFIO_USER_VERSION` message: everything after the version numbers, with or without the NUL.
+    /// Reads the text of a `VFIO_USER_VERSION` message: everything after the version
+    /// numbers, with or without the NUL.
     ///
     /// Unknown capabilities are ignored.
     pub fn parse(text: &[u8]) -> Result<Self, CapabilitiesError> {
@@ -84,13 +86,14 @@ impl Capabilities {
         Ok(stated)
     }
 
-    /// The text that states these capabilities in at most `limit` bytes, the final NUL included, and what a reader of it
-    /// will assume.
+    /// The text that states these capabilities in at most `limit` bytes, the final NUL included,
+    /// and what a reader of it will assume.
     ///
-    /// QEMU reads the server's reply into the buffer of its own request, so the reply must not be the longer one.
-    /// Capabilities are left out until it fits, those first whose loss costs least: a limit that equals the default says
-    /// nothing new; `write_multiple` only saves messages; a small `max_data_xfer_size` makes clients split accesses that
-    /// they would never send to registers; without `max_msg_fds` interrupts are assigned one by one.
+    /// QEMU reads the server's reply into the buffer of its own request, so the reply must not be
+    /// the longer one. Capabilities are left out until it fits, those first whose loss costs least:
+    /// a limit that equals the default says nothing new; `write_multiple` only saves messages; a
+    /// small `max_data_xfer_size` makes clients split accesses that they would never send to
+    /// registers; without `max_msg_fds` interrupts are assigned one by one.
     pub fn text_within(&self, limit: usize) -> (Vec<u8>, Self) {
         let mut count = 5;
         loop {

@@ -1,7 +1,7 @@
 //! What is on the wire: header, commands, payloads, flags.
 //!
-//! Names and offsets are the specification's. Every type is plain data, so that an unknown value is a value and not
-//! undefined behaviour; what a value means is decided where it is used.
+//! Names and offsets are the specification's. Every type is plain data, so that an unknown value is
+//! a value and not undefined behaviour; what a value means is decided where it is used.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -278,7 +278,8 @@ pub mod irq {
     pub const NORESIZE: u32 = 1 << 3;
 }
 
-/// Fixed part of `VFIO_USER_DEVICE_SET_IRQS` (`struct vfio_irq_set`); an array of boolean bytes may follow.
+/// Fixed part of `VFIO_USER_DEVICE_SET_IRQS` (`struct vfio_irq_set`); an array of
+/// boolean bytes may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct IrqSet {
@@ -314,7 +315,8 @@ pub mod irq_set {
     pub const ACTION_BITS: u32 = ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER;
 }
 
-/// Fixed part of `VFIO_USER_REGION_READ`, `VFIO_USER_REGION_WRITE` and their replies; data may follow.
+/// Fixed part of `VFIO_USER_REGION_READ`, `VFIO_USER_REGION_WRITE` and their
+/// replies; data may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct RegionAccess {

@@ -356,7 +356,8 @@ fn malformed_answers() {
         (region, region_info, info(7, 0, 4096).as_bytes().to_vec(), 0),
         (region, region_info, info(7, 0, 4096).as_bytes().to_vec(), 2),
         (region, region_info, info(3, 0, 4096).as_bytes().to_vec(), 1),
-        // Capabilities outside of the reply, in a circle, with more areas than there are, with an area outside.
+        // Capabilities outside of the reply, in a circle, with more areas than there
+        // are, with an area outside.
         (
             region,
             region_info,

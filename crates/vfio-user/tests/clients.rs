@@ -11,7 +11,8 @@ use vfio_user::wire::{self, Command, flags, irq_set};
 use vfio_user::{IrqAction, MmapArea, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// QEMU 10.1, `-device vfio-user-pci`, with its own limits on replies: none is longer than its request unless QEMU said so.
+/// QEMU 10.1, `-device vfio-user-pci`, with its own limits on replies: none is longer than its
+/// request unless QEMU said so.
 #[test]
 fn qemu() {
     let mut server = Server::new();
@@ -37,7 +38,8 @@ fn qemu() {
     assert!(stated.write_multiple);
     assert_eq!(server.connection.client_capabilities().max_msg_fds, 16);
 
-    // A transaction of the memory map: sent without waiting, answered one by one, the last one waited for.
+    // A transaction of the memory map: sent without waiting, answered one by
+    // one, the last one waited for.
     let ram = memfd();
     server.peer.send(&dma_map(1, 0), &[ram.as_fd()]).unwrap();
     server.peer.send(&dma_map(2, 0xf000_0000), &[]).unwrap();
@@ -152,7 +154,8 @@ fn qemu() {
     }
     server.take_calls();
 
-    // MSI-X: enabled without vectors, then assigned in chunks, then one de-assigned, then all torn down.
+    // MSI-X: enabled without vectors, then assigned in chunks, then one
+    // de-assigned, then all torn down.
     let assign = irq_set::DATA_EVENTFD | irq_set::ACTION_TRIGGER;
     let head = |start, count| {
         let set = wire::IrqSet {
@@ -204,7 +207,8 @@ fn qemu() {
     assert_eq!(server.pump(), Ok(Status::Closed));
 }
 
-/// Cloud Hypervisor: reads each reply as a structure of fixed size, so errors and other lengths desynchronise it.
+/// Cloud Hypervisor: reads each reply as a structure of fixed size, so errors and other
+/// lengths desynchronise it.
 #[test]
 fn cloud_hypervisor() {
     let mut server = Server::new();
@@ -305,7 +309,8 @@ fn cloud_hypervisor() {
     server.accepted(&message(11, Command::DEVICE_RESET, 0, &[]), &[]);
 }
 
-/// A polling host driver: no JSON, padded requests, one reply buffer of 4096 bytes, descriptors with unmaps too.
+/// A polling host driver: no JSON, padded requests, one reply buffer of 4096 bytes,
+/// descriptors with unmaps too.
 #[test]
 fn polling_host() {
     let mut server = Server::new();

@@ -83,7 +83,8 @@ struct Piece {
     fds: Vec<usize>,
 }
 
-/// Sends the pieces; after those for which `pump` says so the server works. Returns all that it answered.
+/// Sends the pieces; after those for which `pump` says so the server works.
+/// Returns all that it answered.
 fn deliver(
     server: &mut Server,
     files: &[OwnedFd],
@@ -144,8 +145,9 @@ fn work(server: &mut Server, replies: &mut Vec<u8>) {
     }
 }
 
-/// Delivers the messages one by one, then cut at `cuts` (stream offsets), the server working after those pieces for which
-/// `pumps`, over and over, says so: both make the same calls and have the same replies.
+/// Delivers the messages one by one, then cut at `cuts` (stream offsets), the server working
+/// after those pieces for which `pumps`, over and over, says so: both make the same calls
+/// and have the same replies.
 fn calls_by_split(steps: &[Step], cuts: &[usize], pumps: &[bool], defer: bool, work_per_call: u32) {
     let files: Vec<_> = (0..16).map(|_| memfd()).collect();
     let mut next_file = 0;
@@ -166,8 +168,8 @@ fn calls_by_split(steps: &[Step], cuts: &[usize], pumps: &[bool], defer: bool, w
     let replies = deliver(&mut server, &files, &messages, |_| true);
     let calls = server.take_calls();
 
-    // Cut anywhere, but so that no packet with descriptors also has the beginning of another message that may have
-    // some: no client does that, and no server could tell which is meant.
+    // Cut anywhere, but so that no packet with descriptors also has the beginning of another
+    // message that may have some: no client does that, and no server could tell which is meant.
     let mut pieces: Vec<Piece> = Vec::new();
     let mut position = 0;
     for message in &messages {

@@ -61,7 +61,8 @@ fn byte_by_byte() {
 
 #[test]
 fn descriptors_come_to_their_message_when_reads_coalesce() {
-    // The burst that QEMU sends after the version: one sendmsg for each message, some with a descriptor.
+    // The burst that QEMU sends after the version: one sendmsg for each
+    // message, some with a descriptor.
     let mut server = Server::negotiated();
     let files: Vec<_> = (0..4).map(|_| memfd()).collect();
     let with = |i: u64| (i % 3 == 2).then(|| &files[i as usize / 3]);
@@ -90,7 +91,8 @@ fn descriptors_at_the_beginning_of_a_packet_with_several_messages() {
     let mut packet = dma_map(2, 0x10000);
     packet.extend(region_read(3, CONFIG, 0, 4));
     packet.extend(region_write(4, flags::NO_REPLY, BAR0, 0, &[1]));
-    // Split in the header behind the map: it is not yet known that the next message cannot own the descriptor.
+    // Split in the header behind the map: it is not yet known that the next message
+    // cannot own the descriptor.
     server.post(&packet[..48 + 5], &[file.as_fd()]);
     server.post(&packet[48 + 5..], &[]);
     let calls = server.take_calls();

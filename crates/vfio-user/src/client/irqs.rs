@@ -22,8 +22,8 @@ pub enum Irqs<'a> {
 impl Client {
     /// Assigns, masks, unmasks or triggers interrupts from `start` on.
     ///
-    /// Eventfds are sent in as many messages as the server needs: at most its `max_msg_fds` in each, and never interrupts
-    /// with an eventfd together with such without.
+    /// Eventfds are sent in as many messages as the server needs: at most its `max_msg_fds` in
+    /// each, and never interrupts with an eventfd together with such without.
     pub fn set_irqs(
         &mut self,
         index: u32,

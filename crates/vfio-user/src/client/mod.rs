@@ -1,7 +1,8 @@
 //! The client: what a VMM, a host driver or a test does.
 //!
-//! Blocking, one command at a time, every call with a time limit. After an error other than [`ClientError::Refused`] and
-//! the errors of wrong arguments the state of the stream is unknown, and all later calls give [`ClientError::Broken`].
+//! Blocking, one command at a time, every call with a time limit. After an error other than
+//! [`ClientError::Refused`] and the errors of wrong arguments the state of the stream is unknown,
+//! and all later calls give [`ClientError::Broken`].
 
 mod error;
 mod irqs;

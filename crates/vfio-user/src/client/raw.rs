@@ -32,7 +32,8 @@ pub struct Frame {
     pub fds: Vec<OwnedFd>,
 }
 
-/// A blocking socket that sends and receives whole messages, or whatever bytes a test wants to send.
+/// A blocking socket that sends and receives whole messages, or whatever
+/// bytes a test wants to send.
 #[derive(Debug)]
 pub struct RawClient {
     socket: OwnedFd,
@@ -123,7 +124,8 @@ impl RawClient {
         payload: &mut Vec<u8>,
         deadline: Instant,
     ) -> Result<(Header, Vec<OwnedFd>), ClientError> {
-        // Header and payload are read apart, so that descriptors are those of this message for sure.
+        // Header and payload are read apart, so that descriptors are those
+        // of this message for sure.
         let mut fds = Vec::new();
         let mut head = [0; HEADER_SIZE];
         self.recv_exact(&mut head, &mut fds, deadline)?;

@@ -92,8 +92,8 @@ impl Session {
                 return irqs::set_irqs(payload, fds, device).map(without_payload);
             }
             Command::DEVICE_RESET => return reset(device),
-            // No ioeventfds: clients without them write to the region. DMA_READ and DMA_WRITE go the other way only,
-            // and dirty pages and migration are not offered.
+            // No ioeventfds: clients without them write to the region. DMA_READ and DMA_WRITE go
+            // the other way only, and dirty pages and migration are not offered.
             _ => return Err(Errno::NOTSUP),
         }
         Ok(Handled::Reply(None))

@@ -73,8 +73,8 @@ impl Session {
         Ok(written(outcome, access.as_bytes(), reply))
     }
 
-    /// Handles the writes as if each had come by itself: a refused one does not keep the others from being done, but its
-    /// error is the reply's.
+    /// Handles the writes as if each had come by itself: a refused one does not keep the others
+    /// from being done, but its error is the reply's.
     pub(super) fn region_write_multi(
         &self,
         payload: &[u8],
@@ -122,14 +122,15 @@ impl Session {
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
     ) -> Result<Handled, Errno> {
-        // One polling host sends as many bytes as the reply may have; those after the structure mean nothing.
+        // One polling host sends as many bytes as the reply may have; those after
+        // the structure mean nothing.
         let (request, _) = split::<wire::RegionInfo>(payload)?;
         let head = size_of::<wire::RegionInfo>();
         if (request.argsz as usize) < head || request.index >= device.info().num_regions {
             return Err(Errno::INVAL);
         }
-        // Clients ask for every index below num_regions and take no error for an answer: a region that is not there has
-        // size 0.
+        // Clients ask for every index below num_regions and take no error for an answer: a region
+        // that is not there has size 0.
         let absent = RegionInfo {
             size: 0,
             read: false,
@@ -158,8 +159,8 @@ impl Session {
         }
         info.argsz = u32::try_from(needed).map_err(|_| Errno::INVAL)?;
         let fits = needed <= request.argsz as usize;
-        // The client asks again with the size that it is told here. Until then the capabilities are not announced: QEMU
-        // refuses the flag without an offset.
+        // The client asks again with the size that it is told here. Until then the capabilities are
+        // not announced: QEMU refuses the flag without an offset.
         if fits && !areas.is_empty() {
             info.flags |= wire::region::CAPS;
             info.cap_offset = u32::try_from(head).map_err(|_| Errno::INVAL)?;
