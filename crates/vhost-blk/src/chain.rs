@@ -1,4 +1,5 @@
-//! From a head index to the buffers of a request: descriptor chains, walked once, with an end (virtio 1.2, 2.7.5).
+//! From a head index to the buffers of a request: descriptor chains, walked once, with
+//! an end (virtio 1.2, 2.7.5).
 
 use crate::ring::{Descriptor, Ring, flag};
 use dma::{DmaError, DmaMap};
@@ -47,7 +48,8 @@ pub(crate) struct Walker {
 }
 
 impl Walker {
-    /// The buffers of the chain that begins at `head`, in order, readable ones first; empty ones left out.
+    /// The buffers of the chain that begins at `head`, in order, readable ones
+    /// first; empty ones left out.
     pub(crate) fn walk(
         &mut self,
         head: u16,

@@ -29,10 +29,12 @@ pub struct DiskOptions {
     pub serial: String,
     /// Most request queues that a front-end may use, 1 to 256.
     pub queues: u16,
-    /// Entries of a queue, a power of two from 4 to 1024. The front-end chooses; this is what requests' size is made for
-    /// (`seg_max` is two less, as a header and a status come with the data). Larger rings work, too.
+    /// Entries of a queue, a power of two from 4 to 1024. The front-end chooses; this is what
+    /// requests' size is made for (`seg_max` is two less, as a header and a status come with the
+    /// data). Larger rings work, too.
     pub queue_size: u16,
-    /// Logical block size in bytes, a power of two from 512 to 65536; the volume's, 512 at least, when not given.
+    /// Logical block size in bytes, a power of two from 512 to 65536; the volume's, 512
+    /// at least, when not given.
     pub block_size: Option<u32>,
     /// The write cache is on at first. Off: every write is durable when it completes.
     pub write_cache: bool,
@@ -159,7 +161,8 @@ impl Disk {
     pub(crate) fn negotiated(&mut self, features: u64) {
         self.limits.discard = features & feature::DISCARD != 0;
         self.limits.write_zeroes = features & feature::WRITE_ZEROES != 0;
-        // "Without VIRTIO_BLK_F_FLUSH there is no cache that could be flushed" (virtio 1.2, 5.2.6.2).
+        // "Without VIRTIO_BLK_F_FLUSH there is no cache that could be
+        // flushed" (virtio 1.2, 5.2.6.2).
         self.limits.fua = !self.write_cache || features & feature::FLUSH == 0;
     }
 

@@ -1,5 +1,5 @@
-//! Errors: of setting up and running an export ([`Error`], for people), and why a client was disconnected ([`ClientError`], for
-//! the log).
+//! Errors: of setting up and running an export ([`Error`], for people), and why a client was
+//! disconnected ([`ClientError`], for the log).
 
 use rustix::io::Errno;
 

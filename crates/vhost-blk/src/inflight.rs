@@ -1,7 +1,9 @@
-//! Inflight I/O tracking ("Vhost-user Protocol", Inflight I/O tracking, split virtqueue): which requests have been fetched
-//! and not been answered, in memory that the front-end keeps when this process dies. The next process begins them again.
+//! Inflight I/O tracking ("Vhost-user Protocol", Inflight I/O tracking, split virtqueue): which
+//! requests have been fetched and not been answered, in memory that the front-end keeps when this
+//! process dies. The next process begins them again.
 //!
-//! The memory is ours alone by the protocol, but the front-end can write it: indices from it are checked.
+//! The memory is ours alone by the protocol, but the front-end can write it:
+//! indices from it are checked.
 
 use dma::{MapError, Memory};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,8 +13,8 @@ const HEADER: usize = 16;
 const ENTRY: usize = 16;
 const ALIGN: usize = 64;
 const VERSION: u64 = 1;
-/// Behind the queues' parts, for ourselves: "vnvmeWCE" and the write cache's state, which the front-end shows to the guest
-/// but does not tell to a back-end that takes over.
+/// Behind the queues' parts, for ourselves: "vnvmeWCE" and the write cache's state, which the
+/// front-end shows to the guest but does not tell to a back-end that takes over.
 const TRAILER: usize = ALIGN;
 const TRAILER_MARK: u64 = 0x766e_766d_6557_4300;
 
@@ -41,7 +43,8 @@ impl Inflight {
         })
     }
 
-    /// The region that a front-end has kept. `size` bytes from `offset` on, for so many queues of so many entries.
+    /// The region that a front-end has kept. `size` bytes from `offset` on, for so many
+    /// queues of so many entries.
     pub(crate) fn import(
         fd: OwnedFd,
         offset: u64,
@@ -106,8 +109,8 @@ impl Inflight {
     }
 }
 
-/// One queue's part (`struct QueueRegionSplit`): a header of `features`, `version`, `desc_num`, `last_batch_head`,
-/// `used_idx`, then for each descriptor `inflight`, padding, `next`, `counter`.
+/// One queue's part (`struct QueueRegionSplit`): a header of `features`, `version`, `desc_num`,
+/// `last_batch_head`, `used_idx`, then for each descriptor `inflight`, padding, `next`, `counter`.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     memory: Memory,
@@ -166,8 +169,8 @@ impl Tracker {
         HEADER + usize::from(index) * ENTRY
     }
 
-    /// Begins to track a queue whose used index stands at `used_idx`. Answers the heads of the requests that an earlier
-    /// back-end fetched and did not answer, oldest first.
+    /// Begins to track a queue whose used index stands at `used_idx`. Answers the heads of the
+    /// requests that an earlier back-end fetched and did not answer, oldest first.
     pub(crate) fn recover(&mut self, used_idx: u16) -> Vec<u16> {
         let head = self.head();
         if head.version != VERSION || head.entries != self.size {
@@ -178,7 +181,8 @@ impl Tracker {
             return Vec::new();
         }
         self.last_batch = head.last_batch;
-        // The used index was published, but the batch that it published may not have been taken out.
+        // The used index was published, but the batch that it published
+        // may not have been taken out.
         let mut index = head.last_batch;
         for _ in 0..used_idx.wrapping_sub(head.used_idx).min(self.size) {
             if index >= self.size {
@@ -262,7 +266,8 @@ mod tests {
             for head in [3, 4, 5, 6] {
                 t.begin(head);
             }
-            // A first batch, in whole; then a second of two, of which only the used index came out, or not even that.
+            // A first batch, in whole; then a second of two, of which only the used index
+            // came out, or not even that.
             t.answer(4, 0xffff);
             t.published(0);
             t.answer(3, 0);

@@ -1,5 +1,5 @@
-//! A guest's memory as its front-end describes it: regions, each a piece of a file, known by a guest-physical address (in
-//! descriptors) and by an address of the front-end's (for the rings).
+//! A guest's memory as its front-end describes it: regions, each a piece of a file, known by a
+//! guest-physical address (in descriptors) and by an address of the front-end's (for the rings).
 
 use crate::error::Refusal;
 use crate::pins::Pins;
@@ -10,8 +10,8 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use volume::{PinPace, Pinner};
 
-/// Told of every memory file of a client, by volumes that can reach it without copies (a device); what it answers is dropped
-/// when the memory is no longer in use.
+/// Told of every memory file of a client, by volumes that can reach it without copies (a device);
+/// what it answers is dropped when the memory is no longer in use.
 pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
 
 /// A guest's memory.
@@ -172,7 +172,8 @@ impl GuestMemory {
         found.is_some_and(|(_, memory)| fstat(memory.fd()).is_ok_and(|stat| stat.st_blocks == 0))
     }
 
-    /// The guest-physical address of `len` bytes at an address of the front-end's; they lie in one region.
+    /// The guest-physical address of `len` bytes at an address of the
+    /// front-end's; they lie in one region.
     pub(crate) fn guest_address(&self, user: u64, len: usize) -> Result<u64, Refusal> {
         let found = self.regions.iter().find_map(|(region, _)| {
             let offset = user.checked_sub(region.user_address)?;

@@ -1,4 +1,5 @@
-//! Properties of the request parser: whatever a guest writes, a chain ends, and what comes out of it lies in its memory.
+//! Properties of the request parser: whatever a guest writes, a chain ends, and what comes out
+//! of it lies in its memory.
 
 use crate::chain::{Buffer, ChainError, MAX_CHAIN, Walker};
 use crate::request::{Action, Limits, NoStatus, Parsed, Work, parse};
@@ -201,7 +202,8 @@ proptest! {
         let mut walker = Walker::default();
         let walked = walker.walk(head, &guest.ring, SIZE, true, &guest.map);
         match (model(head, &outer, &inner), walked) {
-            // What lies behind the inner table is not in the model, nor what an indirect descriptor finds in data.
+            // What lies behind the inner table is not in the model, nor what an indirect
+            // descriptor finds in data.
             (Err("test" | "memory"), _) => {}
             (Ok(expected), walked) => prop_assert_eq!(walked.map(<[Buffer]>::to_vec), Ok(expected)),
             (Err(why), Ok(walked)) => prop_assert!(false, "{why}: {walked:?}"),

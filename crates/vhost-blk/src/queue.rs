@@ -1,4 +1,5 @@
-//! A queue as the front-end sets it up, and when it runs: it has an address, a kick, and is enabled.
+//! A queue as the front-end sets it up, and when it runs: it has an
+//! address, a kick, and is enabled.
 
 use crate::disk::{Disk, MAX_QUEUE_SIZE};
 use crate::error::Refusal;
@@ -300,7 +301,8 @@ impl Queue {
         self.run.as_ref().is_some_and(|run| run.in_flight() > 0)
     }
 
-    /// It has been stopped and is not busy: drops its ring, and answers the index of the next available entry.
+    /// It has been stopped and is not busy: drops its ring, and answers the index of
+    /// the next available entry.
     pub(crate) fn end(&mut self) -> u16 {
         self.publish();
         if let Some(run) = self.run.take() {

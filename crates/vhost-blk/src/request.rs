@@ -1,5 +1,6 @@
-//! From the buffers of a chain to a block request (virtio 1.2, 5.2.6). The header is copied once and only the copy is looked
-//! at; drivers may cut the header, the data and the status byte into buffers as they like (2.7.4).
+//! From the buffers of a chain to a block request (virtio 1.2, 5.2.6). The header is copied once
+//! and only the copy is looked at; drivers may cut the header, the data and the status byte into
+//! buffers as they like (2.7.4).
 
 use crate::chain::Buffer;
 use crate::virtio::{FLAG_UNMAP, ID_BYTES, MAX_RANGES, SECTOR, Status, kind};
@@ -60,8 +61,8 @@ pub(crate) struct Parsed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoStatus;
 
-/// Takes a chain apart. `data` gets the memory of reads, writes and GET_ID; `ranges` what is to be discarded or zeroed.
-/// Both were emptied by the caller.
+/// Takes a chain apart. `data` gets the memory of reads, writes and GET_ID; `ranges` what is to be
+/// discarded or zeroed. Both were emptied by the caller.
 pub(crate) fn parse(
     buffers: &[Buffer],
     map: &DmaMap,
@@ -86,7 +87,8 @@ pub(crate) fn parse(
         buffers,
         map,
         limits,
-        // Neither sum overflows: a chain is bounded. The header is not data, nor is the status byte.
+        // Neither sum overflows: a chain is bounded. The header is not
+        // data, nor is the status byte.
         out_len: total(false),
         in_len: total(true).saturating_sub(1),
     };

@@ -51,7 +51,8 @@ pub(crate) struct RingAddress {
     pub(crate) used: u64,
 }
 
-/// Bytes of the three parts, for a queue of `size` entries. With EVENT_IDX both rings have one more field.
+/// Bytes of the three parts, for a queue of `size` entries. With EVENT_IDX both
+/// rings have one more field.
 pub(crate) fn part_sizes(size: u16, event_idx: bool) -> (usize, usize, usize) {
     let entries = usize::from(size);
     let event = if event_idx { 2 } else { 0 };
@@ -174,8 +175,8 @@ impl Ring {
     }
 }
 
-/// Whether one side that moves an index from `old` to `new` has to signal the other, which asked to be told about
-/// `event` (2.7.10: `vring_need_event`).
+/// Whether one side that moves an index from `old` to `new` has to signal the other, which asked to
+/// be told about `event` (2.7.10: `vring_need_event`).
 #[inline]
 pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

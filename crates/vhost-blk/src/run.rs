@@ -75,7 +75,8 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Begins to work on a ring. With tracking, what an earlier back-end left is taken up: then `next` is found out.
+    /// Begins to work on a ring. With tracking, what an earlier back-end left is taken up:
+    /// then `next` is found out.
     pub(crate) fn new(options: RunOptions, ring: Ring, stats: &Arc<Stats>) -> Run {
         let used = ring.used_idx();
         let mut run = Run {
@@ -133,7 +134,8 @@ impl Run {
         self.stopping = true;
     }
 
-    /// What happens to the guest's memory from now on is no affair of ours: it is not written any more.
+    /// What happens to the guest's memory from now on is no affair of ours:
+    /// it is not written any more.
     pub(crate) fn abandon(&mut self) {
         self.stopping = true;
         self.ring = None;
@@ -379,7 +381,8 @@ impl Run {
         // The request has completed: its pin on the memory goes.
         slot.data.clear();
         self.free_slot(index);
-        // Its memory may have been taken away meanwhile, or all memory, as the front-end has gone: nobody waits for it.
+        // Its memory may have been taken away meanwhile, or all memory, as the front-end has
+        // gone: nobody waits for it.
         let _ = map.write(status_at, &[status as u8]);
         self.post(head, written.saturating_add(1));
     }
@@ -422,7 +425,8 @@ impl Run {
         let Some(call) = call else {
             return;
         };
-        // The used index must be out before it is looked whether the driver wants to know (virtio 1.2, 2.7.7.2).
+        // The used index must be out before it is looked whether the driver wants to
+        // know (virtio 1.2, 2.7.7.2).
         fence(Ordering::SeqCst);
         let wanted = if self.event_idx {
             need_event(ring.used_event(), self.used, old)
@@ -435,8 +439,8 @@ impl Run {
         }
     }
 
-    /// Polling: the guest need not ring. With EVENT_IDX the event that was armed last stays behind the guest's index, which
-    /// comes by only once in 65,536 requests.
+    /// Polling: the guest need not ring. With EVENT_IDX the event that was armed last stays behind
+    /// the guest's index, which comes by only once in 65,536 requests.
     #[inline]
     fn quiet(&mut self) {
         if std::mem::take(&mut self.armed)

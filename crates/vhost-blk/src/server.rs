@@ -58,8 +58,8 @@ impl Server {
         self.worker.run().map_err(failed)
     }
 
-    /// Looks once at everything and does what there is to do, without sleeping: for those that have a loop of their own.
-    /// `true` when it is time to end, which [`Server::run`] then does.
+    /// Looks once at everything and does what there is to do, without sleeping: for those that have
+    /// a loop of their own. `true` when it is time to end, which [`Server::run`] then does.
     ///
     /// # Errors
     /// [`Error::System`] when the loop cannot go on.

@@ -231,7 +231,8 @@ impl Session {
         self.queues.iter_mut().for_each(Queue::stop);
     }
 
-    /// The front-end has gone. What is in flight is waited for by the caller; nothing is told to anybody.
+    /// The front-end has gone. What is in flight is waited for by the caller;
+    /// nothing is told to anybody.
     pub(crate) fn abandon(&mut self) {
         self.queues.iter_mut().for_each(Queue::abandon);
         self.pending = None;
@@ -240,7 +241,8 @@ impl Session {
         self.memory.clear();
     }
 
-    /// Tells the front-end that the volume's size is another. `false` when that has to be tried again.
+    /// Tells the front-end that the volume's size is another. `false` when
+    /// that has to be tried again.
     pub(crate) fn announce_size(&mut self, capacity: u64) -> bool {
         if capacity == self.capacity {
             return true;
@@ -306,8 +308,8 @@ impl Session {
         }
     }
 
-    /// Answers a request that has no payload of its own to answer, where the front-end wants that. Where it does not, a
-    /// refusal ends the connection: it would go on as if all were well.
+    /// Answers a request that has no payload of its own to answer, where the front-end wants that.
+    /// Where it does not, a refusal ends the connection: it would go on as if all were well.
     pub(crate) fn acknowledge(
         &mut self,
         header: &Header,

@@ -1,8 +1,9 @@
 //! The socket, message by message.
 //!
-//! A sender puts a message's descriptors into the sendmsg call of its first byte. The kernel hands descriptors out with
-//! the first byte that they were sent with and never lets one read go past them; so reading exactly a header, then exactly its
-//! payload, gives each message its own descriptors.
+//! A sender puts a message's descriptors into the sendmsg call of its first byte. The kernel
+//! hands descriptors out with the first byte that they were sent with and never lets one
+//! read go past them; so reading exactly a header, then exactly its payload, gives each
+//! message its own descriptors.
 
 use crate::error::ClientError;
 use crate::wire::{HEADER_SIZE, Header, MAX_FDS, MAX_PAYLOAD, flags};
@@ -163,8 +164,8 @@ impl Stream {
         self.flush().map(|_| ())
     }
 
-    /// Sends what waits; `false` when the socket takes no more for now. Nothing is to be received until it is out, so no
-    /// more than one reply ever waits.
+    /// Sends what waits; `false` when the socket takes no more for now. Nothing is to be received
+    /// until it is out, so no more than one reply ever waits.
     pub(crate) fn flush(&mut self) -> Result<bool, ClientError> {
         while let Some(rest) = self.out.get(self.sent..).filter(|rest| !rest.is_empty()) {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

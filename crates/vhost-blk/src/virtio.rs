@@ -1,5 +1,5 @@
-//! What the guest's driver sees: virtio feature bits, the block device's configuration space, request types (virtio 1.2,
-//! sections 2.7, 5.2, 6).
+//! What the guest's driver sees: virtio feature bits, the block device's configuration space,
+//! request types (virtio 1.2, sections 2.7, 5.2, 6).
 
 use zerocopy::{Immutable, IntoBytes};
 

@@ -1,6 +1,6 @@
-//! The words of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability specification): a header, a payload
-//! of fixed layout, descriptors beside it. Fields are in the host's byte order. For both ends: the server here, and
-//! front-ends that load it.
+//! The words of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability
+//! specification): a header, a payload of fixed layout, descriptors beside it. Fields are in the
+//! host's byte order. For both ends: the server here, and front-ends that load it.
 #![allow(missing_docs)] // Names and meanings are the specification's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -1,4 +1,5 @@
-//! Front-ends and guests that break the rules: they get errors or are disconnected, and the next one finds all in order.
+//! Front-ends and guests that break the rules: they get errors or are disconnected, and the
+//! next one finds all in order.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -317,7 +318,8 @@ fn a_ring_that_leaves_the_guests_memory_is_refused() {
     served.stop();
 }
 
-/// A chain that cannot be understood comes back unanswered, with a used length of zero; the queue goes on.
+/// A chain that cannot be understood comes back unanswered, with a used length
+/// of zero; the queue goes on.
 #[test]
 fn chains_that_make_no_sense_come_back() {
     const NEXT: u16 = 1;
@@ -446,7 +448,8 @@ fn chains_that_make_no_sense_come_back() {
     served.stop();
 }
 
-/// An index that no driver can have written: the queue stops for good, its error descriptor says so, the others go on.
+/// An index that no driver can have written: the queue stops for good, its error descriptor
+/// says so, the others go on.
 #[test]
 fn a_broken_ring_stands_still() {
     let served = serve();
@@ -473,7 +476,8 @@ fn a_broken_ring_stands_still() {
     served.stop();
 }
 
-/// The same head twice at once, more requests than there are entries, requests that share all their memory.
+/// The same head twice at once, more requests than there are entries, requests
+/// that share all their memory.
 #[test]
 fn a_guest_that_offers_the_same_chain_many_times() {
     let served = serve();

@@ -24,7 +24,8 @@ fn options() -> DiskOptions {
     }
 }
 
-/// Writes and reads back on several queues at once, with as many requests in flight as there is room for.
+/// Writes and reads back on several queues at once, with as many requests in
+/// flight as there is room for.
 fn verified(volume: Arc<dyn Volume>, without: u64) {
     let served = Served::start(volume, options());
     let mut client = Client::connect(&served, without);
@@ -267,8 +268,8 @@ fn a_read_only_volume_says_so_and_refuses_writes() {
     served.stop();
 }
 
-/// With the write cache off every write has to be durable by itself; the volume is asked for that. A fault on such writes
-/// shows which they are: the one that a volume without FUA would not see.
+/// With the write cache off every write has to be durable by itself; the volume is asked for that.
+/// A fault on such writes shows which they are: the one that a volume without FUA would not see.
 #[test]
 fn writes_are_durable_when_the_cache_is_off_or_cannot_be_flushed() {
     use volume::{
@@ -403,7 +404,8 @@ fn a_volume_with_latency_is_waited_for() {
     served.stop();
 }
 
-/// The server sleeps at once, the driver comes at any moment of its falling asleep: no wake-up may be lost.
+/// The server sleeps at once, the driver comes at any moment of its falling
+/// asleep: no wake-up may be lost.
 fn woken(without: u64) {
     let dir = tempfile::tempdir().unwrap();
     let at_once = IdleWindow::Fixed(std::time::Duration::ZERO);

@@ -1,10 +1,12 @@
-//! A model of how a queue's two sides tell each other to wake up, over loom's atomics: the export arms `avail_event` (or the
-//! flag that stands for it) and looks once more before it sleeps, and looks at `used_event` (or the flag) after it has shown
-//! what it used; the driver does the same the other way round (virtio 1.2, 2.7.7.2 and 2.7.10). Both directions need a full
-//! fence on both sides.
+//! A model of how a queue's two sides tell each other to wake up, over loom's atomics: the
+//! export arms `avail_event` (or the flag that stands for it) and looks once more before it
+//! sleeps, and looks at `used_event` (or the flag) after it has shown what it used; the driver
+//! does the same the other way round (virtio 1.2, 2.7.7.2 and 2.7.10). Both directions need a
+//! full fence on both sides.
 //!
-//! Loads, stores and fences are those of `ring.rs` and `run.rs`, in their order; the mutants take one fence away, or the
-//! second look, and have to lose a wake-up. On x86 alone no test of the export notices most of them.
+//! Loads, stores and fences are those of `ring.rs` and `run.rs`, in their order; the mutants take
+//! one fence away, or the second look, and have to lose a wake-up. On x86 alone no test of the
+//! export notices most of them.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -17,7 +19,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
-    /// The fence of the export, between arming and its second look, or between what it used and the driver's wish.
+    /// The fence of the export, between arming and its second look, or between what it
+    /// used and the driver's wish.
     ExportFence,
     /// The same of the driver.
     DriverFence,
@@ -82,8 +85,8 @@ impl Direction {
     }
 }
 
-/// One side publishes in these moves, the other takes what there is, arms, and sleeps when there is nothing more. In the
-/// end it has seen everything, or was told.
+/// One side publishes in these moves, the other takes what there is, arms, and sleeps when there is
+/// nothing more. In the end it has seen everything, or was told.
 fn history(event_idx: bool, start: u16, moves: u16, publisher: bool, sleeper: bool, look: bool) {
     let direction = Direction::new(event_idx, start);
     let other = {
@@ -109,8 +112,8 @@ fn history(event_idx: bool, start: u16, moves: u16, publisher: bool, sleeper: bo
     assert!(seen == end || told, "it sleeps, and nobody wakes it");
 }
 
-/// All histories, with what is missing. `exports`: it is the export that sleeps, for what is available; else it publishes
-/// what it used.
+/// All histories, with what is missing. `exports`: it is the export that sleeps, for what is
+/// available; else it publishes what it used.
 fn all(exports: bool, event_idx: bool, fault: Fault) {
     for start in [7, u16::MAX] {
         let (publisher, sleeper) = match (exports, fault) {

@@ -304,7 +304,8 @@ fn a_front_end_that_goes_in_the_middle_of_io_leaves_the_disk_to_the_next_one() {
     served.stop();
 }
 
-/// What a front-end does when its back-end dies: it keeps the tracking memory, and goes on from the used index.
+/// What a front-end does when its back-end dies: it keeps the tracking memory, and
+/// goes on from the used index.
 #[test]
 fn a_back_end_that_takes_over_begins_again_what_was_in_flight() {
     let dir = tempfile::tempdir().unwrap();
@@ -364,7 +365,8 @@ fn a_back_end_that_takes_over_begins_again_what_was_in_flight() {
     second.stop();
 }
 
-/// The same, with a front-end that has no tracking and a back-end that has answered everything before it ended.
+/// The same, with a front-end that has no tracking and a back-end that has answered
+/// everything before it ended.
 #[test]
 fn a_back_end_that_ends_well_leaves_nothing_in_flight() {
     let dir = tempfile::tempdir().unwrap();

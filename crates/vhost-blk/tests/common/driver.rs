@@ -1,4 +1,5 @@
-//! A guest's driver of one virtqueue: it writes descriptors, rings when it is asked to, and reads what was used.
+//! A guest's driver of one virtqueue: it writes descriptors, rings when it is asked
+//! to, and reads what was used.
 
 use super::{F_EVENT_IDX, F_INDIRECT, TIMEOUT, eventfd, eventually};
 use dma::Memory;
@@ -160,7 +161,8 @@ impl Driver {
     /// Prepares a request and makes it available, without ringing.
     pub fn post(&mut self, req: Req<'_>) -> u16 {
         assert!(!self.free.is_empty(), "no free slot");
-        // The one that has rested longest: what was left of a request is not covered up by the next one.
+        // The one that has rested longest: what was left of a request is not
+        // covered up by the next one.
         let slot = self.free.remove(0);
         let at = self.slot(slot);
         let mut header = req.kind.to_le_bytes().to_vec();

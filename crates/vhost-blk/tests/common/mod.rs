@@ -1,5 +1,5 @@
-//! A front-end and a guest's driver for the tests: `vhost`'s own front-end speaks the protocol, the virtqueues are driven
-//! here.
+//! A front-end and a guest's driver for the tests: `vhost`'s own front-end speaks the protocol, the
+//! virtqueues are driven here.
 
 // Each test program uses its own part of this module.
 #![allow(dead_code)]
@@ -155,7 +155,8 @@ impl Drop for Served {
     }
 }
 
-/// Where the guest's memory lies: low, as the guest sees it, and somewhere else, as the front-end does.
+/// Where the guest's memory lies: low, as the guest sees it, and somewhere
+/// else, as the front-end does.
 pub const USER_BASE: u64 = 0x7f00_0000_0000;
 pub const MEMORY: usize = 8 << 20;
 /// Bytes of memory for one queue's driver.
