@@ -3,9 +3,9 @@
 use std::time::Instant;
 use volume::{Completion, PinPace};
 
-/// A source of commands, as a [`Worker`](crate::Worker) sees it: an NVMe controller behind a socket,
-/// queues of another worker's controller, a vhost-user-blk export, a queue of a ublk disk, a
-/// controller inside this process.
+/// A source of commands, as a [`Worker`](crate::Worker) sees it: an NVMe controller behind a
+/// socket, queues of another worker's controller, a vhost-user-blk export, a queue of a ublk disk,
+/// a controller inside this process.
 ///
 /// All calls come from the worker's thread. None of them may block. Work done by one call of
 /// [`Frontend::poll`] is bounded, so that a flood at one front-end does not starve another.
