@@ -1,5 +1,6 @@
-//! A hostile guest's AP instructions: any registers, any storage, any messages, against a mediated device with accelerators
-//! below, while the host unmaps pages, takes queues away and destroys the guest.
+//! A hostile guest's AP instructions: any registers, any storage, any messages, against a
+//! mediated device with accelerators below, while the host unmaps pages, takes queues
+//! away and destroys the guest.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

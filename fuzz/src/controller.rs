@@ -1,5 +1,5 @@
-//! A hostile guest and VMM against a controller: the input is a script of register accesses, commands, doorbells,
-//! memory that comes and goes, failing volumes and resets.
+//! A hostile guest and VMM against a controller: the input is a script of register accesses,
+//! commands, doorbells, memory that comes and goes, failing volumes and resets.
 
 use crate::mediate::{BLOCKS, Below};
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
@@ -547,14 +547,14 @@ impl World {
 /// Interprets the input as a script.
 ///
 /// # Panics
-/// When the controller panics, posts more completions than it fetched commands, writes where nothing is mapped, or keeps
-/// memory or commands after everybody has left.
+/// When the controller panics, posts more completions than it fetched commands, writes where
+/// nothing is mapped, or keeps memory or commands after everybody has left.
 pub fn controller(data: &[u8]) {
     run(data, false);
 }
 
-/// Does it, the first namespace being on the direct path or not; tells how many I/O commands completed, and how many
-/// reached a device.
+/// Does it, the first namespace being on the direct path or not; tells how many I/O commands
+/// completed, and how many reached a device.
 pub(crate) fn run(data: &[u8], direct: bool) -> (u64, u64) {
     let mut input = Input(data);
     let setup = input.u8();

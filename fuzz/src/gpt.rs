@@ -1,4 +1,5 @@
-//! Hostile partition tables: whatever a disk says, a partition lies inside of it, and behind the table.
+//! Hostile partition tables: whatever a disk says, a partition lies inside of
+//! it, and behind the table.
 
 use dma::{Buffer, SegmentList};
 use volume::gpt::{Which, find};
@@ -73,7 +74,8 @@ fn sum(disk: &mut [u8], header: usize) {
     }
 }
 
-/// Changes bytes of a disk as the input says, makes checksums right where it says so, and looks for partitions.
+/// Changes bytes of a disk as the input says, makes checksums right where it says so,
+/// and looks for partitions.
 ///
 /// # Panics
 /// When a partition does not lie where partitions may.

@@ -1,5 +1,6 @@
-//! A hostile guest and VMM against a namespace on the direct path: the scripts of [`mod@crate::controller`], with a device
-//! below that writes down every block and every address that it is told.
+//! A hostile guest and VMM against a namespace on the direct path: the scripts of
+//! [`mod@crate::controller`], with a device below that writes down every block and
+//! every address that it is told.
 
 #[path = "../../crates/mediate/tests/common/model.rs"]
 #[allow(dead_code)]
@@ -29,7 +30,8 @@ pub(crate) struct Below {
 }
 
 impl Below {
-    /// A device with memory registered, and the way of a slice's commands to it. `how` chooses what the device can do.
+    /// A device with memory registered, and the way of a slice's commands to it. `how`
+    /// chooses what the device can do.
     pub(crate) fn new(memory: &Memory, how: u8) -> Option<(Self, Box<dyn Passthrough>)> {
         let model = Model::new(Config {
             blocks: FIRST + BLOCKS + 40,
@@ -59,8 +61,9 @@ impl Below {
         Some((below, Box::new(path)))
     }
 
-    /// All that the device was told is the guest's, or the queue pair's own. `is_guests` says of an offset in the memory, and a
-    /// length, whether all of that is the guest's now, or was when a command began that is in flight.
+    /// All that the device was told is the guest's, or the queue pair's own. `is_guests` says of an
+    /// offset in the memory, and a length, whether all of that is the guest's now, or was when a
+    /// command began that is in flight.
     pub(crate) fn check(&mut self, is_guests: impl Fn(u64, u64) -> bool) {
         let region = self.registration.region();
         let (start, end) = (region.iova(), region.iova() + region.len());
@@ -137,8 +140,8 @@ impl Passthrough for Path {
 /// Interprets the input as a script.
 ///
 /// # Panics
-/// As [`crate::controller::controller`]; and when the device is told of a block outside the slice, or of memory that is
-/// neither the guest's nor the queue pair's own.
+/// As [`crate::controller::controller`]; and when the device is told of a block outside the slice,
+/// or of memory that is neither the guest's nor the queue pair's own.
 pub fn mediate(data: &[u8]) {
     crate::controller::run(data, true);
 }

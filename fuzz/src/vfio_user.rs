@@ -1,7 +1,8 @@
 //! The vfio-user server against a client that sends anything.
 //!
-//! The input is a script: pieces of raw bytes, well-formed messages with arbitrary contents, descriptors attached to
-//! either, and completions of what the device left pending. The device checks what the protocol promises it.
+//! The input is a script: pieces of raw bytes, well-formed messages with arbitrary contents,
+//! descriptors attached to either, and completions of what the device left pending. The device
+//! checks what the protocol promises it.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -360,7 +361,8 @@ fn message(command: u8, how: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Changes a payload so that most checks are passed: long enough, small numbers, flags that go together.
+/// Changes a payload so that most checks are passed: long enough, small
+/// numbers, flags that go together.
 fn make_plausible(command: u8, payload: &mut Vec<u8>) {
     let structure = match command {
         2 | 5 => 32,

@@ -1,8 +1,9 @@
-//! A vhost-user-blk export against a front-end that says anything and a guest that writes anything into its rings.
+//! A vhost-user-blk export against a front-end that says anything and a guest that
+//! writes anything into its rings.
 //!
-//! The input is a script: pieces of guest memory, requests, kicks, messages with arbitrary contents and descriptors, raw
-//! bytes, and when the volume releases the requests that it holds. Whatever it is, the memory around the guest's stays
-//! as it was, and the next front-end is served.
+//! The input is a script: pieces of guest memory, requests, kicks, messages with arbitrary contents
+//! and descriptors, raw bytes, and when the volume releases the requests that it holds. Whatever it
+//! is, the memory around the guest's stays as it was, and the next front-end is served.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -208,7 +209,8 @@ impl Bench {
         let _ = recv(&self.client, &mut sink[..], RecvFlags::DONTWAIT);
     }
 
-    /// Polls until something is so: what a front-end left in flight may take its time on a busy machine.
+    /// Polls until something is so: what a front-end left in flight may take
+    /// its time on a busy machine.
     fn until(&mut self, what: &str, mut so: impl FnMut(&mut Bench) -> bool) {
         let start = Instant::now();
         while !so(self) {

@@ -1,8 +1,10 @@
-//! Debian packages fetched into the cache with the machine's own `apt-get`, without root and without installing.
+//! Debian packages fetched into the cache with the machine's own `apt-get`, without
+//! root and without installing.
 //!
-//! `apt-get` is given a sources list, package lists, a download directory and an empty dpkg status of its own, so it
-//! neither reads nor changes what is installed. Signatures are checked as always, against Debian's archive keyring;
-//! a machine that has no such keyring (Ubuntu) gets it from its own archive, unpacked into the cache as well.
+//! `apt-get` is given a sources list, package lists, a download directory and an empty dpkg status
+//! of its own, so it neither reads nor changes what is installed. Signatures are checked as always,
+//! against Debian's archive keyring; a machine that has no such keyring (Ubuntu) gets it from its
+//! own archive, unpacked into the cache as well.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -97,8 +99,8 @@ impl Apt {
         bail!("no mirror serves {}:{failures}", self.suites)
     }
 
-    /// Everything that `wanted` depends on, recommended packages left out, as if nothing were installed.
-    /// `release` prefers one suite, as apt's `-t` does.
+    /// Everything that `wanted` depends on, recommended packages left out, as if nothing were
+    /// installed. `release` prefers one suite, as apt's `-t` does.
     pub fn closure(&self, release: Option<&str>, wanted: &[&str]) -> Result<Vec<Package>> {
         let mut args = vec!["--no-install-recommends", "--print-uris", "--yes"];
         if let Some(release) = release {
@@ -126,7 +128,8 @@ impl Apt {
             .map(|p| p.version))
     }
 
-    /// Downloads `packages` (apt checks each against the signed index) and unpacks them below `into`.
+    /// Downloads `packages` (apt checks each against the signed index) and
+    /// unpacks them below `into`.
     pub fn unpack(&self, packages: &[Package], into: &Path) -> Result<()> {
         let debs = tempfile::tempdir_in(&self.dir)?;
         let names: Vec<String> = packages
@@ -182,7 +185,8 @@ impl Apt {
         let mut command = Command::new("apt-get");
         command.current_dir(cwd);
         let dir = |sub: &str| self.dir.join(sub).display().to_string();
-        // The machine's own apt.conf.d is left out, for its hooks are not ours to run; its way to the network is kept.
+        // The machine's own apt.conf.d is left out, for its hooks are not ours to run; its
+        // way to the network is kept.
         let config = self.dir.join("apt.conf");
         let text = format!("Dir::Etc::parts \"{}\";\n{}", dir("etc"), network_config()?);
         fs::write(&config, text)?;
@@ -212,7 +216,8 @@ impl Apt {
     }
 }
 
-/// Runs a command to its end, its standard error on ours only when it fails; answers its standard output.
+/// Runs a command to its end, its standard error on ours only when it fails;
+/// answers its standard output.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let shown = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -250,7 +255,8 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(out)
 }
 
-/// Reads `'URI' FILE SIZE ...`, where FILE is `name_version_architecture.deb` with `:` written as `%3a`.
+/// Reads `'URI' FILE SIZE ...`, where FILE is `name_version_architecture.deb`
+/// with `:` written as `%3a`.
 fn parse_uri(line: &str) -> Option<Package> {
     let mut words = line.strip_prefix('\'')?.split_whitespace().skip(1);
     let (file, size) = (words.next()?, words.next()?);
@@ -263,7 +269,8 @@ fn parse_uri(line: &str) -> Option<Package> {
     })
 }
 
-/// The `Acquire` part of the machine's apt configuration (proxies, certificates, clock), without its index targets.
+/// The `Acquire` part of the machine's apt configuration (proxies, certificates, clock),
+/// without its index targets.
 fn network_config() -> Result<String> {
     let dump = Command::new("apt-config")
         .arg("dump")

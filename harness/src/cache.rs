@@ -1,7 +1,8 @@
 //! The cache below `target/harness`: directories that are complete or absent, never half made.
 //!
-//! Each artefact is a directory whose name ends in a hash of everything it was made from. It is made under another
-//! name and renamed when complete, under a file lock, so that tests that start at the same time wait for one maker.
+//! Each artefact is a directory whose name ends in a hash of everything it was made from. It is
+//! made under another name and renamed when complete, under a file lock, so that tests that start
+//! at the same time wait for one maker.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -47,7 +48,8 @@ impl Cache {
         Ok(file)
     }
 
-    /// The directory `name-KEY`, made by `make` if it is not there yet. `make` gets an empty directory to fill.
+    /// The directory `name-KEY`, made by `make` if it is not there yet. `make` gets
+    /// an empty directory to fill.
     pub fn artefact(
         &self,
         name: &str,
@@ -75,8 +77,8 @@ impl Cache {
         self.tidied("logs")
     }
 
-    /// A directory of its own for disks, on the same filesystem as the cache (not a tmpfs: disks are opened with
-    /// O_DIRECT); it goes when the value is dropped.
+    /// A directory of its own for disks, on the same filesystem as the cache (not a tmpfs: disks
+    /// are opened with O_DIRECT); it goes when the value is dropped.
     pub fn scratch(&self) -> Result<tempfile::TempDir> {
         let dir = self.tidied("scratch")?;
         Ok(tempfile::Builder::new().prefix("disk-").tempdir_in(dir)?)

@@ -1,5 +1,5 @@
-//! The harness's end of the guest's control port: requests to `assets/init.sh`, framed so that a script's output may hold
-//! any bytes.
+//! The harness's end of the guest's control port: requests to `assets/init.sh`, framed so that a
+//! script's output may hold any bytes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -26,7 +26,8 @@ pub struct Channel {
     requests: u64,
 }
 
-/// The largest answer that is taken from a guest, so that a broken one cannot fill the host's memory.
+/// The largest answer that is taken from a guest, so that a broken one
+/// cannot fill the host's memory.
 const LARGEST_ANSWER: usize = 1 << 30;
 
 impl Channel {
@@ -39,8 +40,8 @@ impl Channel {
         }
     }
 
-    /// Waits for the line that a booted guest sends; answers the boot's id and the guest's uptime in seconds. What an
-    /// earlier boot left unfinished on the port is skipped.
+    /// Waits for the line that a booted guest sends; answers the boot's id and the guest's uptime
+    /// in seconds. What an earlier boot left unfinished on the port is skipped.
     pub fn ready(&mut self, deadline: Instant) -> Result<(String, f32)> {
         loop {
             let line = self.line(deadline)?;
@@ -57,7 +58,8 @@ impl Channel {
     /// Runs a script in the guest, killed there after `limit`.
     pub fn run(&mut self, script: &str, limit: Duration) -> Result<Reply> {
         let head = format!("{} {}", script.len(), limit.as_secs().max(1));
-        // The guest's own clock ends the script; the host waits longer, for an answer that takes its time to come.
+        // The guest's own clock ends the script; the host waits longer, for an answer
+        // that takes its time to come.
         self.request("RUN", &head, script.as_bytes(), limit + GRACE)
     }
 

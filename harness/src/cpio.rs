@@ -1,6 +1,8 @@
-//! The "newc" archive that Linux takes as an initramfs (Documentation/driver-api/early-userspace/buffer-format.rst).
+//! The "newc" archive that Linux takes as an initramfs
+//! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! Written by hand because it must hold device nodes and root-owned files, which an ordinary user cannot make on disk.
+//! Written by hand because it must hold device nodes and root-owned files, which an ordinary
+//! user cannot make on disk.
 
 /// An archive under construction.
 #[derive(Debug, Default)]
@@ -50,7 +52,8 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let name = u32::try_from(path.len() + 1).unwrap_or(u32::MAX);
-        // magic, then: ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check
+        // magic, then: ino mode uid gid nlink mtime filesize devmajor devminor
+        // rdevmajor rdevminor namesize check
         let fields = [
             self.entries,
             mode,

@@ -129,7 +129,8 @@ impl DaemonBuilder {
         self
     }
 
-    /// Serves what a configuration file says, instead of volumes; `socket` is the one of its sockets that comes last.
+    /// Serves what a configuration file says, instead of volumes; `socket` is the one of
+    /// its sockets that comes last.
     pub fn config(mut self, file: &Path, socket: &Path) -> Self {
         self.config = Some((file.to_path_buf(), socket.to_path_buf()));
         self
@@ -195,8 +196,8 @@ impl DaemonBuilder {
     }
 }
 
-/// Whether something listens at a socket, without disturbing it by a connection (proc_net_unix: the sixteenth bit of the
-/// flags is set for a socket that accepts).
+/// Whether something listens at a socket, without disturbing it by a connection (proc_net_unix: the
+/// sixteenth bit of the flags is set for a socket that accepts).
 fn listening(socket: &Path) -> Result<bool> {
     const ACCEPTS: u32 = 1 << 16;
     let table = fs::read_to_string("/proc/net/unix").context("reading /proc/net/unix")?;
@@ -208,7 +209,8 @@ fn listening(socket: &Path) -> Result<bool> {
     }))
 }
 
-/// The `vnvme` program: `VNVME_BIN`, else built once, with the same optimisation as the harness itself.
+/// The `vnvme` program: `VNVME_BIN`, else built once, with the same
+/// optimisation as the harness itself.
 pub fn program() -> Result<PathBuf> {
     static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
     if let Some(path) = std::env::var_os("VNVME_BIN").filter(|v| !v.is_empty()) {
@@ -223,7 +225,8 @@ pub fn program() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Builds a program of the workspace, with the same optimisation as the harness itself; answers where it is.
+/// Builds a program of the workspace, with the same optimisation as the harness
+/// itself; answers where it is.
 pub fn build(name: &str, args: &[&str]) -> Result<PathBuf> {
     say(format!("building {name}"));
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -1,5 +1,6 @@
-//! The little that the harness must know of ELF files: which libraries a program needs, and a kernel module's
-//! `.modinfo`. 64-bit little-endian only, which is what Debian's amd64 packages hold.
+//! The little that the harness must know of ELF files: which libraries a program
+//! needs, and a kernel module's `.modinfo`. 64-bit little-endian only, which is what
+//! Debian's amd64 packages hold.
 
 /// Program header and dynamic section tags (System V ABI, chapter 5).
 const PT_LOAD: u32 = 1;
@@ -7,7 +8,8 @@ const PT_DYNAMIC: u32 = 2;
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 
-/// A parsed view of a file's bytes; every accessor checks its bounds and answers `None` for a file that lies.
+/// A parsed view of a file's bytes; every accessor checks its bounds and answers
+/// `None` for a file that lies.
 #[derive(Clone, Copy, Debug)]
 pub struct Elf<'a> {
     bytes: &'a [u8],
@@ -21,7 +23,8 @@ impl<'a> Elf<'a> {
             .then_some(Elf { bytes })
     }
 
-    /// The names in `DT_NEEDED`: the libraries that this file links with. Empty for a static program.
+    /// The names in `DT_NEEDED`: the libraries that this file links with.
+    /// Empty for a static program.
     pub fn needed(&self) -> Option<Vec<String>> {
         let mut segments = Vec::new();
         let mut dynamic = None;

@@ -1,4 +1,5 @@
-//! Guests: a virtual machine with NVMe disks, booted in seconds, that runs shell scripts for the harness.
+//! Guests: a virtual machine with NVMe disks, booted in seconds, that runs
+//! shell scripts for the harness.
 
 use std::ffi::OsString;
 use std::fs;
@@ -108,8 +109,9 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Starts QEMU with the arguments that are made for a directory, where its sockets `agent`, `events` and `qmp` are,
-    /// and for the console's file; waits until the guest takes scripts, if it does.
+    /// Starts QEMU with the arguments that are made for a directory, where its sockets
+    /// `agent`, `events` and `qmp` are, and for the console's file; waits until the guest
+    /// takes scripts, if it does.
     pub(crate) fn boot(
         self,
         cache: &Cache,
@@ -206,8 +208,8 @@ impl Guest {
         done(&reply, path)
     }
 
-    /// Puts programs of ours into the guest's /tmp, with the library that they may need beyond the tools'
-    /// (`LD_LIBRARY_PATH=/tools/lib:/tmp`).
+    /// Puts programs of ours into the guest's /tmp, with the library that they may need beyond the
+    /// tools' (`LD_LIBRARY_PATH=/tools/lib:/tmp`).
     pub fn push_programs(&self, programs: &[PathBuf]) -> Result<()> {
         let tree = Image::get(&Cache::open()?)?.tree;
         let push = |name: &str, file: &Path| -> Result<()> {
@@ -242,7 +244,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Resets the machine from outside, as its reset button does, and waits until it takes scripts again.
+    /// Resets the machine from outside, as its reset button does, and waits
+    /// until it takes scripts again.
     pub fn hard_reset(&self) -> Result<()> {
         self.qmp("set-action", json!({"reboot": "reset"}))?;
         self.qmp("system_reset", json!({}))?;

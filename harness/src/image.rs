@@ -1,8 +1,10 @@
-//! What the guest boots: the kernel, an initramfs with busybox and one script, and a read-only tools image.
+//! What the guest boots: the kernel, an initramfs with busybox and one script,
+//! and a read-only tools image.
 //!
-//! The initramfs holds only what is needed before the tools image is mounted, because every byte of it costs boot time.
-//! The tools image (ext4, attached by virtio-blk) holds the programs under test: nvme-cli, fio, e2fsprogs, xfsprogs,
-//! util-linux, with their libraries, all kernel modules that a test may load, and a tree of ordinary files to copy.
+//! The initramfs holds only what is needed before the tools image is mounted, because every byte of
+//! it costs boot time. The tools image (ext4, attached by virtio-blk) holds the programs under
+//! test: nvme-cli, fio, e2fsprogs, xfsprogs, util-linux, with their libraries, all kernel modules
+//! that a test may load, and a tree of ordinary files to copy.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The guest's kernel: Debian's stock cloud kernel, unpacked so that QEMU starts it by PVH without decompressing it in
-//! the guest, and its modules.
+//! The guest's kernel: Debian's stock cloud kernel, unpacked so that QEMU starts it by PVH without
+//! decompressing it in the guest, and its modules.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,9 +52,10 @@ pub fn vmlinux(tree: &Tree) -> Result<Vec<u8>> {
     Ok(elf)
 }
 
-/// The compressed kernel within a bzImage (Documentation/arch/x86/boot.rst: `setup_sects` at 0x1f1, `payload_offset` at
-/// 0x248, `payload_length` at 0x24c; the offset counts from the end of the setup sectors). Its last four bytes are the
-/// unpacked size, which is not part of the compressed stream.
+/// The compressed kernel within a bzImage (Documentation/arch/x86/boot.rst: `setup_sects` at
+/// 0x1f1, `payload_offset` at 0x248, `payload_length` at 0x24c; the offset counts from the
+/// end of the setup sectors). Its last four bytes are the unpacked size, which is not part
+/// of the compressed stream.
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let word = |at: usize| {
         let bytes = image.get(at..at + 4)?;
@@ -111,8 +112,8 @@ fn unpack(tree: &Tree, packed: &[u8]) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The named modules and everything they depend on, in an order in which they can be loaded. Modules that this kernel
-/// does not have as modules (built in, or not built) are left out.
+/// The named modules and everything they depend on, in an order in which they can be loaded.
+/// Modules that this kernel does not have as modules (built in, or not built) are left out.
 pub fn modules(tree: &Tree, wanted: &[&str]) -> Result<Vec<Module>> {
     let root = tree.root().join("usr/lib/modules").join(release(tree)?);
     let mut files = BTreeMap::new();

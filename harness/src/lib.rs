@@ -1,15 +1,17 @@
 //! The guest harness: a real Linux guest under QEMU, for the demo and the tests.
 //!
-//! This room turns "a machine with git, make and a Rust toolchain" into a Linux guest that answers shell scripts a few
-//! seconds after it was asked for. It fetches Debian packages into a cache below `target/harness` without root and
-//! without touching the system ([`apt`], [`tree`]), makes a kernel, an initramfs and a tools image from them
-//! ([`kernel`], [`image`]), finds a QEMU that speaks vfio-user ([`qemu`]), and runs guests ([`guest`]) against a
-//! `vnvme` daemon ([`daemon`]). Checks from the host's side use the programs of the same cache ([`tree::Tree::tool`]).
-//! A smaller guest of another architecture, for AP queues, is made the same way ([`s390x`]).
+//! This room turns "a machine with git, make and a Rust toolchain" into a Linux guest that answers
+//! shell scripts a few seconds after it was asked for. It fetches Debian packages into a cache
+//! below `target/harness` without root and without touching the system ([`apt`], [`tree`]), makes a
+//! kernel, an initramfs and a tools image from them ([`kernel`], [`image`]), finds a QEMU that
+//! speaks vfio-user ([`qemu`]), and runs guests ([`guest`]) against a `vnvme` daemon ([`daemon`]).
+//! Checks from the host's side use the programs of the same cache ([`tree::Tree::tool`]). A smaller
+//! guest of another architecture, for AP queues, is made the same way ([`s390x`]).
 //!
-//! What may be touched here: processes, files below the cache and below a temporary directory of each guest. What may
-//! not: anything of the machine's package system, and the inside of the crates under test. They are reached only as a
-//! user reaches them, through the `vnvme` program and a virtual machine.
+//! What may be touched here: processes, files below the cache and below a temporary directory
+//! of each guest. What may not: anything of the machine's package system, and the inside of
+//! the crates under test. They are reached only as a user reaches them, through the `vnvme`
+//! program and a virtual machine.
 //!
 //! Environment variables:
 //!

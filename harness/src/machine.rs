@@ -68,8 +68,8 @@ const APPEND: &str = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check n
      cryptomgr.notests init_on_alloc=0 audit=0 apparmor=0 ipv6.disable=1 \
      initcall_blacklist=load_system_certificate_list,jent_mod_init";
 
-/// QEMU's end of what the harness talks with: QMP, a file for the console, and, with a `serial` device for them, the ports
-/// `agent` and `events`.
+/// QEMU's end of what the harness talks with: QMP, a file for the console, and, with a `serial`
+/// device for them, the ports `agent` and `events`.
 pub(crate) fn channels(
     add: &mut impl FnMut(&[&str]),
     dir: &Path,
@@ -164,13 +164,15 @@ impl GuestBuilder {
         self
     }
 
-    /// Boots from the disks instead of from the harness's kernel. Such a guest has a console but runs no scripts.
+    /// Boots from the disks instead of from the harness's kernel. Such a guest has a
+    /// console but runs no scripts.
     pub fn boot_from_disk(mut self) -> Self {
         self.boot_disk = true;
         self
     }
 
-    /// Gives the guest memory that no other process can map: wrong for vfio-user, and there to be refused.
+    /// Gives the guest memory that no other process can map: wrong for
+    /// vfio-user, and there to be refused.
     pub fn private_memory(mut self) -> Self {
         self.shared_memory = false;
         self

@@ -1,4 +1,5 @@
-//! Where Debian packages come from on this machine, and the keyring that their signatures are checked with.
+//! Where Debian packages come from on this machine, and the keyring that their
+//! signatures are checked with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ pub fn mirrors() -> Vec<String> {
     mirrors
 }
 
-/// The mirror that a Debian machine is configured to use, from apt itself, whatever file and format it is written in.
+/// The mirror that a Debian machine is configured to use, from apt itself, whatever file
+/// and format it is written in.
 fn machine_mirror() -> Option<String> {
     let release = fs::read_to_string("/etc/os-release").ok()?;
     let field = |name: &str| {
@@ -71,7 +73,8 @@ fn choose_mirror(targets: &str, codename: &str) -> Option<String> {
     likely
 }
 
-/// A release of Debian whose index older keyrings verify, and whose keyring package knows the newer releases.
+/// A release of Debian whose index older keyrings verify, and whose keyring package
+/// knows the newer releases.
 pub const OLDER: &str = "bullseye";
 
 /// A keyring with newer keys than the machine's, verified with the machine's.
@@ -92,7 +95,8 @@ fn find_keyring(root: &Path) -> Option<PathBuf> {
     paths.find(|path| path.is_file())
 }
 
-/// Debian's archive keyring: the machine's, else one fetched from the machine's own archive and unpacked.
+/// Debian's archive keyring: the machine's, else one fetched from the machine's
+/// own archive and unpacked.
 pub fn keyring(cache: &Cache) -> Result<PathBuf> {
     let fetched = cache.path("keyring");
     if let Some(path) = find_keyring(Path::new("/")).or_else(|| find_keyring(&fetched)) {
@@ -108,7 +112,8 @@ pub fn keyring(cache: &Cache) -> Result<PathBuf> {
     find_keyring(&fetched).context("the package debian-archive-keyring holds no keyring")
 }
 
-/// Fetches `debian-archive-keyring` as the machine's own apt verifies it, with package lists below the cache.
+/// Fetches `debian-archive-keyring` as the machine's own apt verifies it, with
+/// package lists below the cache.
 fn fetch_keyring(cache: &Cache, into: &Path) -> Result<()> {
     let dir = cache.path("apt-machine");
     for sub in ["lists/partial", "cache/archives/partial"] {
@@ -129,7 +134,8 @@ fn fetch_keyring(cache: &Cache, into: &Path) -> Result<()> {
         }
         capture(command.args(words))
     };
-    // Hooks that need root make `update` fail after its work is done; the download tells whether it was enough.
+    // Hooks that need root make `update` fail after its work is done; the download
+    // tells whether it was enough.
     let updated = apt(&["update"]);
     if let Err(e) = apt(&["download", "debian-archive-keyring"]) {
         updated?;

@@ -16,7 +16,8 @@ pub struct BenchOptions {
 }
 
 impl BenchOptions {
-    /// Reads the words after the program's name. Three runs, of `runtime` seconds, unless they say otherwise.
+    /// Reads the words after the program's name. Three runs, of `runtime` seconds,
+    /// unless they say otherwise.
     ///
     /// # Errors
     /// Words that it does not understand; the message says how `program` is used.

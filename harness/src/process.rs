@@ -1,8 +1,8 @@
 //! Child processes that cannot outlive the harness and have a time limit of their own.
 //!
-//! Each child is started and watched by a thread that lives as long as the child. That matters: the kernel's
-//! parent-death signal is tied to the *thread* that started a child, and a test's thread ends before the next test that
-//! shares its guest does.
+//! Each child is started and watched by a thread that lives as long as the child. That matters: the
+//! kernel's parent-death signal is tied to the *thread* that started a child, and a test's thread
+//! ends before the next test that shares its guest does.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -48,7 +48,8 @@ impl Shared {
 }
 
 impl Process {
-    /// Starts `words` with both outputs appended to `log`. It is killed `limit` from now, and when this process ends.
+    /// Starts `words` with both outputs appended to `log`. It is killed `limit` from now,
+    /// and when this process ends.
     pub fn start(
         name: &str,
         words: &[OsString],
@@ -111,7 +112,8 @@ impl Process {
     /// Sends a signal; to a process that has ended, nothing.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let state = self.shared.state();
-        // The lock is held: the watching thread cannot reap it in between, so the id is still this process.
+        // The lock is held: the watching thread cannot reap it in between, so the
+        // id is still this process.
         if state.ended.is_none()
             && let Some(pid) = state.pid.and_then(|p| Pid::from_raw(p.cast_signed()))
         {

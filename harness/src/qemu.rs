@@ -1,5 +1,5 @@
-//! A QEMU that has the vfio-user client (10.1 or newer): the system's own, else Debian's package unpacked into the cache;
-//! and whether KVM can run the guest here.
+//! A QEMU that has the vfio-user client (10.1 or newer): the system's own, else Debian's package
+//! unpacked into the cache; and whether KVM can run the guest here.
 
 use std::ffi::OsString;
 use std::fs;
@@ -169,8 +169,8 @@ impl Qemu {
         })
     }
 
-    /// KVM if it really runs the guest's kernel here, else TCG. The trial costs a boot, so its verdict is kept until the
-    /// host's kernel, QEMU or the guest's kernel change.
+    /// KVM if it really runs the guest's kernel here, else TCG. The trial costs a boot, so its
+    /// verdict is kept until the host's kernel, QEMU or the guest's kernel change.
     pub fn accel(&self, cache: &Cache) -> Result<Accel> {
         match std::env::var("VNVME_ACCEL").as_deref() {
             Ok("kvm") => return Ok(Accel::Kvm),

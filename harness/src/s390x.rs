@@ -1,8 +1,9 @@
-//! An s390x guest under QEMU's TCG: Debian's kernel with its AP bus and zcrypt driver, busybox, and perl for programs
-//! that speak to a device. It is made and reached as the other guests are, by the same init and the same channel.
+//! An s390x guest under QEMU's TCG: Debian's kernel with its AP bus and zcrypt driver, busybox, and
+//! perl for programs that speak to a device. It is made and reached as the other guests are, by the
+//! same init and the same channel.
 //!
-//! Its programs cannot run here, so nothing of it is executed while the image is made: busybox makes its own links and
-//! unpacks the modules in the guest.
+//! Its programs cannot run here, so nothing of it is executed while the image is made: busybox
+//! makes its own links and unpacks the modules in the guest.
 
 use std::ffi::OsString;
 use std::fs;
@@ -130,7 +131,8 @@ pub struct Options<'a> {
 }
 
 impl Mainframe {
-    /// The packages, fetched if they are not in the cache. An error says why this machine cannot have them.
+    /// The packages, fetched if they are not in the cache. An error says why this
+    /// machine cannot have them.
     pub fn fetch(cache: &Cache) -> Result<Mainframe> {
         let (host, words, version) = find_qemu(cache)?;
         let guest = Tree::fetch_for(cache, &GUEST, "s390x", |_| Ok(()))?;

@@ -1,5 +1,5 @@
-//! Volumes served to a guest as one NVMe controller: by `vnvme`, or, to check the harness and the tests themselves, by
-//! QEMU's own controller (`VNVME_TEST_CONTROLLER=qemu`).
+//! Volumes served to a guest as one NVMe controller: by `vnvme`, or, to check the harness and the
+//! tests themselves, by QEMU's own controller (`VNVME_TEST_CONTROLLER=qemu`).
 
 use std::path::PathBuf;
 
@@ -108,7 +108,8 @@ impl Served {
             .context("there is no daemon: VNVME_TEST_CONTROLLER is qemu")
     }
 
-    /// Ends the daemon cleanly, which it must manage; nothing to do where QEMU plays the controller.
+    /// Ends the daemon cleanly, which it must manage; nothing to do where
+    /// QEMU plays the controller.
     pub fn finish(self) -> Result<()> {
         self.daemon.as_ref().map_or(Ok(()), Daemon::terminate)
     }

@@ -1,7 +1,7 @@
 //! Trees of unpacked Debian packages, and programs run from them on the host.
 //!
-//! A program of a tree runs through the tree's own dynamic linker with the tree's own libraries, so a program from a
-//! newer Debian runs on an older one without a chroot and without being installed.
+//! A program of a tree runs through the tree's own dynamic linker with the tree's own libraries, so
+//! a program from a newer Debian runs on an older one without a chroot and without being installed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -29,8 +29,9 @@ pub struct Wish {
     pub release: Option<&'static str>,
     /// The packages; their dependencies come along.
     pub packages: &'static [&'static str],
-    /// Packages not to fetch, by prefix: what only maintainer scripts and unused parts of other packages need. A library
-    /// that is missing after all is an error when the program is prepared, not a surprise in the guest.
+    /// Packages not to fetch, by prefix: what only maintainer scripts and unused parts of other
+    /// packages need. A library that is missing after all is an error when the program is prepared,
+    /// not a surprise in the guest.
     pub without: &'static [&'static str],
 }
 
@@ -40,8 +41,8 @@ impl Wish {
         cache::key(&[RECIPE, &format!("{what:?}")])
     }
 
-    /// The file that says which package versions, and so which directory, the wish led to: with it a second run needs no
-    /// network.
+    /// The file that says which package versions, and so which directory, the wish led to: with it
+    /// a second run needs no network.
     fn pointer(&self, cache: &Cache) -> PathBuf {
         cache.path(format!("{}.{}", self.name, self.recipe()))
     }
@@ -55,8 +56,8 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The tree for `wish` from the cache, fetched if it is not there. `accept` sees the package list before the
-    /// download and refuses it by an error (a QEMU that is too old, say).
+    /// The tree for `wish` from the cache, fetched if it is not there. `accept` sees the package
+    /// list before the download and refuses it by an error (a QEMU that is too old, say).
     pub fn fetch(
         cache: &Cache,
         wish: &Wish,
@@ -149,8 +150,8 @@ impl Tree {
             .with_context(|| format!("{} holds no {LINKER}", self.root.display()))
     }
 
-    /// The libraries that a program or library needs, by their names, all levels down, the dynamic linker included
-    /// for a program that is not static.
+    /// The libraries that a program or library needs, by their names, all levels down, the dynamic
+    /// linker included for a program that is not static.
     pub fn libraries_of(&self, file: &Path) -> Result<BTreeMap<String, PathBuf>> {
         let mut found = BTreeMap::new();
         let mut queue = VecDeque::from([file.to_path_buf()]);
@@ -230,7 +231,8 @@ impl Tree {
 /// The dynamic linker of amd64.
 pub const LINKER: &str = "ld-linux-x86-64.so.2";
 
-/// Notes every shared library of a directory and, two levels down, of its subdirectories; the first of a name wins.
+/// Notes every shared library of a directory and, two levels down, of its subdirectories;
+/// the first of a name wins.
 fn index_libraries(dir: &Path, depth: u32, into: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Ok(());

@@ -1,5 +1,6 @@
-//! AP queues in an s390x guest: an unmodified Debian kernel under QEMU's TCG with the plugin `ap-plugin`. The guest finds
-//! cards and queues, turns interrupts on by AQIC, and does RSA by its zcrypt driver; OpenSSL says what is right.
+//! AP queues in an s390x guest: an unmodified Debian kernel under QEMU's TCG with the plugin
+//! `ap-plugin`. The guest finds cards and queues, turns interrupts on by AQIC, and does RSA by its
+//! zcrypt driver; OpenSSL says what is right.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -57,7 +58,8 @@ struct Request {
     result: String,
 }
 
-/// Requests with a new key of `bits`: the public operation, and the private one with exponent and with primes.
+/// Requests with a new key of `bits`: the public operation, and the private one with
+/// exponent and with primes.
 fn requests(mainframe: &Mainframe, bits: u32, dir: &Path) -> Result<Vec<Request>> {
     let path = |name: &str| dir.join(name).display().to_string();
     let (key, input) = (path("key.pem"), path("input"));
@@ -107,7 +109,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A number of `openssl rsa -text`: its name, then indented lines of bytes with colons. Without leading zeros.
+/// A number of `openssl rsa -text`: its name, then indented lines of bytes with
+/// colons. Without leading zeros.
 fn number(text: &str, name: &str) -> Option<String> {
     let lines = text
         .lines()
@@ -205,8 +208,8 @@ fn count(guest: &Guest) -> Result<u64> {
         .sum())
 }
 
-/// Several programs at once; every queue gets some of it. Beside them one that looks at the facility list all the time,
-/// which the plugin watches too.
+/// Several programs at once; every queue gets some of it. Beside them one that looks at the
+/// facility list all the time, which the plugin watches too.
 fn crowd(guest: &Guest, requests: &[Request]) -> Result<()> {
     const PROGRAMS: usize = 8;
     // lghi %r3,32767; lghi %r0,1; stfle 0(%r15); brctg %r3,.-8

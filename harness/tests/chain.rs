@@ -1,4 +1,5 @@
-//! A disk whose volume is a namespace of another controller, driven by our own driver: guest, vnvme, driver, vnvme, file.
+//! A disk whose volume is a namespace of another controller, driven by our own driver: guest,
+//! vnvme, driver, vnvme, file.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

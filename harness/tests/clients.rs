@@ -1,9 +1,10 @@
-//! Clients of every kind on one device, beside each other, each on its own slice, which it verifies: two virtual NVMe
-//! controllers, one of them on the direct path and one that changes between the paths, a vhost-user-blk export, a ublk
-//! disk; and among them a hostile guest. Controllers and the device itself are reset, the device is suspended and resumed
-//! and grows, limits and paths change. In the end
-//! the whole device is compared, from outside: no byte between the slices has changed, and each holds what its client wrote.
-//! (The end of the slice off by a few blocks in `mediate::Slice::lba` is found by the comparison, broken on purpose.)
+//! Clients of every kind on one device, beside each other, each on its own slice, which it
+//! verifies: two virtual NVMe controllers, one of them on the direct path and one that changes
+//! between the paths, a vhost-user-blk export, a ublk disk; and among them a hostile guest.
+//! Controllers and the device itself are reset, the device is suspended and resumed and grows,
+//! limits and paths change. In the end the whole device is compared, from outside: no byte between
+//! the slices has changed, and each holds what its client wrote. (The end of the slice off by a few
+//! blocks in `mediate::Slice::lba` is found by the comparison, broken on purpose.)
 //!
 //! `VNVME_SOAK_SECONDS` says how long it goes on.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
@@ -38,7 +39,8 @@ struct Slice {
     hostile: bool,
 }
 
-/// Slices with a block or a few between them, and the hostile one among them. The last one may have all the rest up to `end`.
+/// Slices with a block or a few between them, and the hostile one among them. The last one may have
+/// all the rest up to `end`.
 fn slices(end: Option<u64>) -> Vec<Slice> {
     let mut at = 1 << 20;
     let mut slice = |name, mib: u64, gap: u64, hostile| {
@@ -111,8 +113,9 @@ fn compare(file: &Path, slices: &[Slice], images: &HashMap<&str, Vec<u8>>) -> Re
     same("after all slices", rest.clone(), &between(rest))
 }
 
-/// The daemon's configuration, for a device with this URL and sockets in a directory. The export's slice and the host's,
-/// which is a ublk disk, or else a controller that has all the rest, have limits that can be set.
+/// The daemon's configuration, for a device with this URL and sockets in a directory. The
+/// export's slice and the host's, which is a ublk disk, or else a controller that has all the
+/// rest, have limits that can be set.
 fn config(device: &str, dir: &str, ublk: bool) -> String {
     let mut text = String::new();
     for slice in slices(None) {
@@ -135,8 +138,8 @@ fn config(device: &str, dir: &str, ublk: bool) -> String {
     text
 }
 
-/// What happens to the clients meanwhile, one after the other, until they have ended. `$b` is the device, `$hostile` and
-/// `$limit` are seconds.
+/// What happens to the clients meanwhile, one after the other, until they have ended. `$b` is the
+/// device, `$hostile` and `$limit` are seconds.
 const TURNS: &str = r#"
 export LD_LIBRARY_PATH=/tools/lib:/tmp
 # Whatever ends this early: what the server and the kernel say of it, and what memory is left.
@@ -331,8 +334,9 @@ fn control(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The same with stock guests: two with Linux's NVMe driver and one with its virtio driver, each in a machine of its own,
-/// on a device that is another vnvme's controller; beside them the userspace driver and the hostile client.
+/// The same with stock guests: two with Linux's NVMe driver and one with its virtio driver, each in
+/// a machine of its own, on a device that is another vnvme's controller; beside them the userspace
+/// driver and the hostile client.
 #[test]
 fn stock_guests_beside_a_hostile_one() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {

@@ -1,9 +1,10 @@
 //! A daemon that is killed while fio writes: every write that fio saw flushed must be in the file.
 //!
-//! Two fio jobs write in ascending order at queue depth 1: `flushed` sends a Flush after each write, `fua` writes with
-//! O_DSYNC. fio reports its counts to the host while it runs. A report of N flushed writes therefore means that the
-//! first N blocks of the job are durable, and each block holds its own offset in every word, so that the host can tell
-//! a missing, torn or misplaced block.
+//! Two fio jobs write in ascending order at queue depth 1: `flushed` sends a Flush after
+//! each write, `fua` writes with O_DSYNC. fio reports its counts to the host while it runs.
+//! A report of N flushed writes therefore means that the first N blocks of the job are
+//! durable, and each block holds its own offset in every word, so that the host can tell a
+//! missing, torn or misplaced block.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -86,7 +87,8 @@ fn what_fio_saw_flushed_is_in_the_file_after_sigkill() -> Result<()> {
             job.name
         );
         check(&bytes, job, count)?;
-        // The check itself must be able to fail: for the last acknowledged block lost, and for one torn.
+        // The check itself must be able to fail: for the last acknowledged
+        // block lost, and for one torn.
         let last = usize::try_from(job.start + (count - 1) * BLOCK)?;
         let kept = bytes[last..last + 512].to_vec();
         bytes[last..last + 512].fill(0);

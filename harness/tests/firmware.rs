@@ -21,7 +21,8 @@ const SECTOR: u64 = 512;
 /// Where the boot sector reads its second stage from: far out, so that a wrong LBA finds nothing.
 const STAGE_LBA: u64 = 1_900_000;
 
-/// Sectors of the second stage. Sixteen cross a page boundary, so that the read needs more than one PRP entry.
+/// Sectors of the second stage. Sixteen cross a page boundary, so that the read
+/// needs more than one PRP entry.
 const STAGE_SECTORS: u8 = 16;
 
 /// Where the second stage writes its copy to.
@@ -33,7 +34,8 @@ const MARKER: &str = "second stage loaded through INT 13h";
 /// Address that the boot sector loads the second stage to.
 const STAGE_ADDRESS: u16 = 0x8000;
 
-/// A boot sector, assembled by hand: it loads the second stage by the BIOS's extended read and jumps there.
+/// A boot sector, assembled by hand: it loads the second stage by the BIOS's
+/// extended read and jumps there.
 fn boot_sector() -> Vec<u8> {
     let [address_low, address_high] = STAGE_ADDRESS.to_le_bytes();
     // The disk address packet goes at a fixed place in the sector.
@@ -77,7 +79,8 @@ fn boot_sector() -> Vec<u8> {
     code
 }
 
-/// A disk address packet (Enhanced Disk Drive specification): size, 0, sectors, offset:segment, 64-bit LBA.
+/// A disk address packet (Enhanced Disk Drive specification): size, 0, sectors,
+/// offset:segment, 64-bit LBA.
 fn packet(lba: u64) -> Vec<u8> {
     let mut packet = vec![16, 0, STAGE_SECTORS, 0];
     packet.extend(STAGE_ADDRESS.to_le_bytes());
@@ -86,8 +89,8 @@ fn packet(lba: u64) -> Vec<u8> {
     packet
 }
 
-/// The second stage: writes itself to another place on the disk, then prints the marker on the first serial port. The
-/// marker stands in its last sector, so that all sectors must have arrived.
+/// The second stage: writes itself to another place on the disk, then prints the marker on the
+/// first serial port. The marker stands in its last sector, so that all sectors must have arrived.
 fn second_stage() -> Vec<u8> {
     let length = usize::from(STAGE_SECTORS) * SECTOR as usize;
     let marker = length - MARKER.len() - 2;

@@ -1,4 +1,5 @@
-//! Guests and daemons that come and go: what one leaves, the next must find; what is wrong must be said.
+//! Guests and daemons that come and go: what one leaves, the next must find;
+//! what is wrong must be said.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -16,8 +17,8 @@ use harness::served::{Controller, Volumes};
 use harness::{Daemon, Guest};
 use serde_json::json;
 
-/// A guest that is killed in the middle of its work leaves a server that takes the next one, and a disk that still holds
-/// what was flushed.
+/// A guest that is killed in the middle of its work leaves a server that takes the next one, and a
+/// disk that still holds what was flushed.
 #[test]
 fn a_second_guest_after_the_first_is_killed() -> Result<()> {
     let disks = Disks::new()?;
@@ -72,7 +73,8 @@ fn an_emulated_guest_is_told_the_rate_of_its_clock() -> Result<()> {
     guest.poweroff()
 }
 
-/// Behind an emulated IOMMU every transfer has its own short-lived mapping: the server's map changes all the time.
+/// Behind an emulated IOMMU every transfer has its own short-lived mapping: the server's
+/// map changes all the time.
 #[test]
 fn a_guest_behind_an_iommu_reads_what_it_wrote() -> Result<()> {
     let disks = Disks::new()?;
@@ -111,8 +113,9 @@ fn a_guest_behind_an_iommu_reads_what_it_wrote() -> Result<()> {
     served.finish()
 }
 
-/// The controller is plugged into running machines, one after the other. It is not pulled out of them: QEMU 11.1 itself
-/// aborts when a vfio-user-pci device is (an assertion in memory_region_del_subregion).
+/// The controller is plugged into running machines, one after the other. It is not pulled out of
+/// them: QEMU 11.1 itself aborts when a vfio-user-pci device is (an assertion in
+/// memory_region_del_subregion).
 #[test]
 fn a_controller_is_plugged_into_running_guests() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
@@ -183,7 +186,8 @@ fn a_daemon_that_is_started_again_serves_the_same_disk() -> Result<()> {
     Ok(())
 }
 
-/// A guest whose memory cannot be shared gets no disk, and the log says which QEMU option was left out.
+/// A guest whose memory cannot be shared gets no disk, and the log says which
+/// QEMU option was left out.
 #[test]
 fn memory_that_is_not_shared_is_explained() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
@@ -239,8 +243,8 @@ impl Drop for Tmpfs<'_> {
     }
 }
 
-/// The filesystem below a volume runs full: the guest's write fails, everything else goes on; when there is room again,
-/// writes succeed.
+/// The filesystem below a volume runs full: the guest's write fails, everything else goes on; when
+/// there is room again, writes succeed.
 #[test]
 fn a_full_host_filesystem_fails_the_write_and_nothing_else() -> Result<()> {
     let name = "a_full_host_filesystem";

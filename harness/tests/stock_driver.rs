@@ -31,7 +31,8 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
         .open(&locked)?
         .set_len(64 << 20)?;
 
-    // Controller 1: 512-byte blocks. Controller 2: two namespaces of 4 KiB blocks. Controller 3: read-only.
+    // Controller 1: 512-byte blocks. Controller 2: two namespaces of 4 KiB
+    // blocks. Controller 3: read-only.
     let one = Volumes::file("stock-512", &first).serve()?;
     let mut volumes = Volumes::file("stock-4k", &second);
     volumes.files.push(third.clone());
@@ -276,7 +277,8 @@ fn registers(guest: &Guest) -> Result<()> {
 }
 
 fn features(guest: &Guest) -> Result<()> {
-    // Arbitration, power, temperature, error recovery, write cache, queues, coalescing, vector, atomicity, events.
+    // Arbitration, power, temperature, error recovery, write cache, queues, coalescing,
+    // vector, atomicity, events.
     for feature in [1, 2, 4, 5, 6, 7, 8, 9, 10, 11] {
         let namespace = if feature == 5 { "-n 1" } else { "" };
         run(
@@ -341,7 +343,8 @@ fn smart_counts(guest: &Guest) -> Result<()> {
         "d=$(disk 1 1); dd if=/dev/zero of=$d bs=1M count=8 seek=900 oflag=direct; dd if=$d of=/dev/null bs=1M count=8 iflag=direct",
     )?;
     let after = counts()?;
-    // Eight 1 MiB transfers each way, in commands of at most mdts, and 16.4 thousands of 512-byte units.
+    // Eight 1 MiB transfers each way, in commands of at most mdts, and 16.4
+    // thousands of 512-byte units.
     for (i, least) in [8.0, 8.0, 16.0, 16.0].into_iter().enumerate() {
         ensure!(
             after[i] - before[i] >= least,
@@ -430,7 +433,8 @@ fn read_only(guest: &Guest, file: &Path) -> Result<()> {
             "dsm refused",
             "still readable",
         ],
-        // QEMU's does not announce write protection, so Linux does not know; and it takes a deallocate.
+        // QEMU's does not announce write protection, so Linux does not know;
+        // and it takes a deallocate.
         Controller::Qemu => &["readable", "controller refused", "still readable"],
     };
     for need in needs {

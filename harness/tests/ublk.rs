@@ -12,8 +12,9 @@ use harness::Guest;
 use harness::daemon::program;
 use harness::progress::{say, skip};
 
-/// The program's environment, and what all scripts need: `up N ARGS` starts `vnvme ublk --id N ARGS` and waits for the
-/// device, `down N` ends it by SIGTERM and waits until the device is gone. A kernel without file locks has `$L` set.
+/// The program's environment, and what all scripts need: `up N ARGS` starts
+/// `vnvme ublk --id N ARGS` and waits for the device, `down N` ends it by SIGTERM and waits until
+/// the device is gone. A kernel without file locks has `$L` set.
 const LIB: &str = r#"
 export LD_LIBRARY_PATH=/tools/lib:/tmp
 [ -e /proc/locks ] && L= || L='?lock=off'
@@ -267,7 +268,8 @@ END
     .map(drop)
 }
 
-/// A disk of 8 MiB with two partitions, `boot` and `two words`: its first and its last 34 blocks of 512 bytes.
+/// A disk of 8 MiB with two partitions, `boot` and `two words`: its first and its
+/// last 34 blocks of 512 bytes.
 fn partitioned() -> [Vec<u8>; 2] {
     const LAST: u64 = (8 << 11) - 1;
     let mut table = vec![0; 128 * 128];

@@ -1,5 +1,5 @@
-//! The userspace driver over the kernel's real VFIO, in a guest with an emulated IOMMU, against QEMU's own controller:
-//! by the group with Debian's kernel, by iommufd with a kernel that has it.
+//! The userspace driver over the kernel's real VFIO, in a guest with an emulated IOMMU, against
+//! QEMU's own controller: by the group with Debian's kernel, by iommufd with a kernel that has it.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -140,7 +140,8 @@ fn found(guest: &Guest) -> Result<()> {
 const PATTERN: &str =
     "--bs=4k --direct=1 --ioengine=psync --verify=pattern --verify_pattern=%o --verify_fatal=1";
 
-/// The driver against QEMU's controller by one of the kernel's interfaces, then the kernel again on the same disk.
+/// The driver against QEMU's controller by one of the kernel's interfaces, then the
+/// kernel again on the same disk.
 fn drive(guest: &Guest, interface: &str) -> Result<()> {
     let out = run_for(
         guest,
@@ -155,7 +156,8 @@ fn drive(guest: &Guest, interface: &str) -> Result<()> {
     Ok(())
 }
 
-/// Somebody takes the device away from a daemon that serves it: the kernel asks for it, and gets it, while the daemon lives.
+/// Somebody takes the device away from a daemon that serves it: the kernel asks for it, and gets
+/// it, while the daemon lives.
 fn given_back(guest: &Guest) -> Result<()> {
     let out = run_for(
         guest,

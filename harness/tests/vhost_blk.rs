@@ -85,7 +85,8 @@ fn a_linux_guest_uses_a_virtio_disk() -> Result<()> {
         "socket,id=v0,path={},reconnect-ms=100",
         export.socket().display()
     );
-    // A second disk stands on another vnvme's namespace, driven by vnvme itself: guest memory is registered with it.
+    // A second disk stands on another vnvme's namespace, driven by vnvme itself: guest
+    // memory is registered with it.
     let below = Daemon::builder("vhost-below").volume("mem://64M").start()?;
     let second = export.dir.path().join("w");
     let above = Daemon::builder("vhost-above")
@@ -250,8 +251,8 @@ fn resize(guest: &Guest, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The daemon goes while fio writes and verifies, and comes back: fio notices nothing. Where it is killed, its volume has been
-/// slow, so that there are requests in flight.
+/// The daemon goes while fio writes and verifies, and comes back: fio notices nothing. Where it is
+/// killed, its volume has been slow, so that there are requests in flight.
 fn restart(
     guest: &Guest,
     export: &Export,

@@ -1,4 +1,5 @@
-//! The targets under libFuzzer. `FUZZ_TARGET` chooses one; without it their names are printed. See run.sh.
+//! The targets under libFuzzer. `FUZZ_TARGET` chooses one; without it their
+//! names are printed. See run.sh.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 #![no_main]

@@ -1,4 +1,5 @@
-//! A block device of the kernel's, used past its page cache by several threads, each with a part of it.
+//! A block device of the kernel's, used past its page cache by several
+//! threads, each with a part of it.
 
 use crate::Outcome;
 use crate::pattern::{Model, Random};

@@ -1,6 +1,7 @@
-//! A hostile guest at a vfio-user socket: crafted and random commands, PRP lists and ranges that another thread rewrites
-//! while they are read, blocks at and over the slice's edges, nonsense in doorbells and registers, memory that goes away.
-//! It expects nothing of the server but that every command to a queue that is in order ends, and that the next reset works.
+//! A hostile guest at a vfio-user socket: crafted and random commands, PRP lists and ranges that
+//! another thread rewrites while they are read, blocks at and over the slice's edges, nonsense in
+//! doorbells and registers, memory that goes away. It expects nothing of the server but that every
+//! command to a queue that is in order ends, and that the next reset works.
 
 use crate::pattern::Random;
 use crate::support::host::{BAR0, CONFIG, Host, RAM_BASE, RAM_SIZE};
@@ -111,7 +112,8 @@ fn lba(random: &mut Random, blocks: u64) -> u64 {
     }
 }
 
-/// Another processor of the guest's: what lists say turns to and fro between what is its own and what is not.
+/// Another processor of the guest's: what lists say turns to and fro between what
+/// is its own and what is not.
 fn rewrite(ram: &File, stop: &AtomicBool) -> u64 {
     let mut random = Random(3);
     let mut count = 0;

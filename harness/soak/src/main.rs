@@ -1,5 +1,6 @@
-//! Clients for the tests of a shared device: each loads its own slice for some seconds, verifies what it reads, disturbs the
-//! server as far as it may, and leaves a file with what its slice has to hold in the end.
+//! Clients for the tests of a shared device: each loads its own slice for some seconds,
+//! verifies what it reads, disturbs the server as far as it may, and leaves a file with what
+//! its slice has to hold in the end.
 //!
 //! ```text
 //! soak nvme SOCKET SECONDS IMAGE      the userspace driver, over vfio-user, with controller resets

@@ -1,4 +1,5 @@
-//! A guest with an NVMe driver: two queue pairs under load, each with half of the namespace, while the controller is reset.
+//! A guest with an NVMe driver: two queue pairs under load, each with half of the namespace,
+//! while the controller is reset.
 
 use crate::pattern::{Model, Random};
 use crate::worker::Worker;
@@ -9,7 +10,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Memory that the controller may reach, and that no command names: a wrong address has something to hit.
+/// Memory that the controller may reach, and that no command names: a wrong
+/// address has something to hit.
 const BYSTANDER: usize = 4 << 20;
 
 /// Answers what the namespace holds.

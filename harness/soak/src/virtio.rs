@@ -1,5 +1,6 @@
-//! A guest with a virtio driver, behind a vhost-user front-end: two queues, each with half of the disk; they are stopped
-//! with requests in flight, and the connection ends with requests in flight that the next one takes up.
+//! A guest with a virtio driver, behind a vhost-user front-end: two queues, each with half of the
+//! disk; they are stopped with requests in flight, and the connection ends with requests in flight
+//! that the next one takes up.
 
 #[path = "../../../crates/vhost-blk/tests/common/mod.rs"]
 mod common;

@@ -1,8 +1,9 @@
-//! `make bench`, the part in a guest: suite `driver`. The kernel's driver with libaio and with io_uring against ours
-//! through VFIO, on two of QEMU's own NVMe controllers with null devices in one guest, in turn.
+//! `make bench`, the part in a guest: suite `driver`. The kernel's driver with libaio and
+//! with io_uring against ours through VFIO, on two of QEMU's own NVMe controllers with null
+//! devices in one guest, in turn.
 //!
-//! The guest has a virtual IOMMU, for VFIO; the kernel's driver bypasses it (`iommu.passthrough=1`), so that it does not
-//! pay for mappings that ours does not make either.
+//! The guest has a virtual IOMMU, for VFIO; the kernel's driver bypasses it
+//! (`iommu.passthrough=1`), so that it does not pay for mappings that ours does not make either.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

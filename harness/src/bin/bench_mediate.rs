@@ -1,9 +1,11 @@
-//! `make bench`, the part in a guest: suite `mediate_guest`. Kernel VFIO, a virtual IOMMU and QEMU's own NVMe controllers
-//! underneath; our driver on such a controller alone, and as the client of our daemon that mediates it, direct and generic.
-//! Data is verified on a controller with a disk, figures are of one with a null device.
+//! `make bench`, the part in a guest: suite `mediate_guest`. Kernel VFIO, a virtual IOMMU and
+//! QEMU's own NVMe controllers underneath; our driver on such a controller alone, and as the client
+//! of our daemon that mediates it, direct and generic. Data is verified on a controller with a
+//! disk, figures are of one with a null device.
 //!
-//! The guest's two processors and the thread of QEMU's that is the device share what the machine has. So the client waits
-//! for interrupts, where it would poll on a machine with processors enough; with two, figures are of who runs when.
+//! The guest's two processors and the thread of QEMU's that is the device share what the machine
+//! has. So the client waits for interrupts, where it would poll on a machine with processors
+//! enough; with two, figures are of who runs when.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -85,8 +87,8 @@ fn boot(disk: &Path) -> Result<Guest> {
     Ok(guest)
 }
 
-/// Shell functions: the address of the controller with a serial number, once it was bound; a load on it, alone or through a
-/// daemon, whose counters follow.
+/// Shell functions: the address of the controller with a serial number, once it was bound; a load
+/// on it, alone or through a daemon, whose counters follow.
 const LIB: &str = r#"
 export LD_LIBRARY_PATH=/tools/lib:/tmp
 bind() {

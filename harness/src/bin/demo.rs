@@ -1,7 +1,8 @@
 //! `make demo`: a virtual NVMe disk, end to end.
 //!
-//! A 1 GiB raw file is served by `vnvme serve`; a Linux guest makes a filesystem on it with its stock driver, copies a
-//! tree of files and reads at random; then the host checks the raw file itself. Every step must succeed.
+//! A 1 GiB raw file is served by `vnvme serve`; a Linux guest makes a filesystem on it with its
+//! stock driver, copies a tree of files and reads at random; then the host checks the raw file
+//! itself. Every step must succeed.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -110,7 +111,8 @@ fn check(
     let copy = dir.join("copy");
     fs::create_dir(&copy)?;
     let request = format!("rdump /share {}", copy.display());
-    // As an ordinary user debugfs cannot give the files to their owners and says so; the content is what counts.
+    // As an ordinary user debugfs cannot give the files to their owners and says so;
+    // the content is what counts.
     image.tree.run("debugfs", &["-R", &request, &disk])?;
     let mut found = BTreeMap::new();
     sums_of(&copy.join("share"), Path::new("."), &mut found)?;

@@ -1,4 +1,5 @@
-//! What the guest tests share: disks, checks that report by name, and a few shell functions for the guest.
+//! What the guest tests share: disks, checks that report by name, and a few
+//! shell functions for the guest.
 
 // Each test program uses its own part of this module.
 #![allow(dead_code)]
@@ -16,7 +17,8 @@ use serde_json::Value;
 /// Longer than a minute, for what writes much.
 pub const LONG: Duration = Duration::from_secs(240);
 
-/// Runs the checks of one boot one after the other, goes on after one that fails, and fails at the end if any did.
+/// Runs the checks of one boot one after the other, goes on after one that fails, and
+/// fails at the end if any did.
 pub struct Checks {
     suite: &'static str,
     failed: Vec<&'static str>,
@@ -109,8 +111,9 @@ pub fn allocated(path: &Path) -> Result<u64> {
 
 /// Shell functions for every script.
 ///
-/// `ctrl N`: the N-th NVMe controller in PCI order (`nvme0`). The driver probes in parallel, so its own numbers may differ.
-/// `disk N NSID`: the block device of a namespace of it (`/dev/nvme0n1`). `bdf N`: its PCI address.
+/// `ctrl N`: the N-th NVMe controller in PCI order (`nvme0`). The driver probes in parallel, so its
+/// own numbers may differ. `disk N NSID`: the block device of a namespace of it (`/dev/nvme0n1`).
+/// `bdf N`: its PCI address.
 pub const LIB: &str = r#"
 bdf() { ls -d /sys/bus/pci/devices/*/class | while read -r c; do [ "$(cat $c)" = 0x010802 ] && basename ${c%/class}; done | sed -n "$1p"; }
 ctrl() { basename /sys/bus/pci/devices/$(bdf $1)/nvme/nvme*; }

@@ -1,9 +1,11 @@
-//! Suite `guest`: fio as in the document of QEMU's shadow doorbell series, against vnvme with shadow doorbells off and on,
-//! polling as it does by itself and always sleeping, and against QEMU's own controller with `dbcs` off and on.
+//! Suite `guest`: fio as in the document of QEMU's shadow doorbell series, against vnvme with
+//! shadow doorbells off and on, polling as it does by itself and always sleeping, and against
+//! QEMU's own controller with `dbcs` off and on.
 //!
-//! The guest has one virtual processor, so that a controller has a core of its own, and all disks, so that nothing else
-//! differs. MMIO doorbells of vnvme are its own counters; those of QEMU's controller are counted by its trace events, in a
-//! guest of their own and a shorter run, because tracing costs time.
+//! The guest has one virtual processor, so that a controller has a core of its own, and all
+//! disks, so that nothing else differs. MMIO doorbells of vnvme are its own counters; those of
+//! QEMU's controller are counted by its trace events, in a guest of their own and a shorter run,
+//! because tracing costs time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +38,8 @@ struct Disk {
 enum By {
     Vnvme {
         shadow: bool,
-        /// How long the worker polls after the last work, in microseconds; `None`: as it does when nothing is said.
+        /// How long the worker polls after the last work, in microseconds; `None`: as it
+        /// does when nothing is said.
         window: Option<u32>,
     },
     Qemu {
@@ -129,7 +132,8 @@ impl Served {
     }
 }
 
-/// The words that give QEMU a disk of its own on null-co, as in the document; none for one of vnvme's.
+/// The words that give QEMU a disk of its own on null-co, as in the
+/// document; none for one of vnvme's.
 fn qemu_disk(disk: &Disk) -> Vec<String> {
     let By::Qemu { dbcs } = disk.by else {
         return Vec::new();
@@ -219,7 +223,8 @@ fn idle(disks: &[(&Disk, Option<Served>)], figures: &mut Figures) -> Result<()> 
     Ok(())
 }
 
-/// CPU time that a process has used, in user and kernel mode: /proc/PID/schedstat of its threads, in nanoseconds.
+/// CPU time that a process has used, in user and kernel mode: /proc/PID/schedstat of
+/// its threads, in nanoseconds.
 fn cpu_time(pid: u32) -> Result<Duration> {
     let mut total = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -230,7 +235,8 @@ fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_nanos(total))
 }
 
-/// Doorbell writes of QEMU's own controller, by its trace events, in guests with one of its disks each.
+/// Doorbell writes of QEMU's own controller, by its trace events, in guests
+/// with one of its disks each.
 fn count(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
     say("bench: guest, counting the doorbells of QEMU's controller");
     let cache = Cache::open()?;

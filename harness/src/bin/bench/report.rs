@@ -9,7 +9,8 @@ pub struct Report {
     pub ios: u64,
     /// I/Os per second.
     pub iops: f64,
-    /// Median and 99th percentile of the completion latency in nanoseconds, of the direction with more I/Os.
+    /// Median and 99th percentile of the completion latency in nanoseconds, of the
+    /// direction with more I/Os.
     pub p50_ns: f64,
     /// The 99th percentile.
     pub p99_ns: f64,
