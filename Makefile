@@ -45,6 +45,7 @@ test-all: check tools-guest
 
 check: tools-build
 	harness/setup.sh check
+	harness/words.sh
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
