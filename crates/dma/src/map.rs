@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::epoch::Epochs;
 use crate::list::Inner;
-use crate::sigbus::Slot;
+use crate::sigbus::MappingSlot;
 use crate::{DmaError, MapError, Memory, Pin, SegmentList, copy};
 
 /// What a device may do in a window.
@@ -61,7 +61,7 @@ pub struct Window {
 }
 
 /// A window as it is stored, keyed by its first address.
-struct Entry {
+struct WindowEntry {
     /// Last address, inclusive: a window may end at the end of the address space.
     last: u64,
     backing: Option<(Memory, u64)>,
@@ -70,7 +70,7 @@ struct Entry {
     prot: Prot,
 }
 
-impl Entry {
+impl WindowEntry {
     /// Length in bytes; `start` is the window's key.
     fn len(&self, start: u64) -> u64 {
         // Came in as a length, so it fits.
@@ -86,7 +86,7 @@ struct Cached {
     len: u64,
     host: *mut u8,
     prot: Prot,
-    slot: Option<&'static Slot>,
+    slot: Option<&'static MappingSlot>,
 }
 
 impl Cached {
@@ -111,7 +111,7 @@ const WAYS: usize = 4;
 pub(crate) struct Run {
     pub(crate) ptr: *mut u8,
     pub(crate) len: u64,
-    pub(crate) slot: &'static Slot,
+    pub(crate) slot: &'static MappingSlot,
 }
 
 /// The windows through which a device sees guest memory. Belongs to one worker thread
@@ -119,7 +119,7 @@ pub(crate) struct Run {
 /// Lookups and changes cost O(log n); the last few translations are remembered, and a hit
 /// costs a few compares, no atomics.
 pub struct DmaMap {
-    windows: BTreeMap<u64, Entry>,
+    windows: BTreeMap<u64, WindowEntry>,
     generation: u64,
     epochs: Epochs,
     /// Recent translations, and which of them is replaced next. Emptied at every change.
@@ -186,7 +186,7 @@ impl DmaMap {
         }
         self.windows.insert(
             iova,
-            Entry {
+            WindowEntry {
                 last,
                 backing,
                 host,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fs::{FileType, MemfdFlags, Stat};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::sigbus::{Registration, Slot};
+use crate::sigbus::{MappingSlot, Registration};
 use crate::{MapError, MemoryError, Segment, SegmentList, copy};
 
 /// A memory file that is mapped once, whole. Cloning is cheap and shares the mapping: every window
@@ -27,7 +27,7 @@ pub(crate) struct Mapping {
     fd: OwnedFd,
     /// None only inside `drop`.
     registration: Option<Registration>,
-    slot: &'static Slot,
+    slot: &'static MappingSlot,
 }
 
 impl std::fmt::Debug for Registration {
@@ -36,9 +36,9 @@ impl std::fmt::Debug for Registration {
     }
 }
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for MappingSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot")
+        f.debug_struct("MappingSlot")
             .field("poisoned", &self.is_poisoned())
             .finish_non_exhaustive()
     }
@@ -286,7 +286,7 @@ impl Memory {
     }
 
     #[inline]
-    pub(crate) fn slot(&self) -> &'static Slot {
+    pub(crate) fn slot(&self) -> &'static MappingSlot {
         self.0.slot
     }
 

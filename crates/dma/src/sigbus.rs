@@ -26,7 +26,7 @@ const BUS_ADRERR: c_int = 2;
 /// `si_code` of an access to a page that the hardware has lost.
 const BUS_MCEERR_AR: c_int = 4;
 
-static SLOTS: [Slot; MAX_MAPPINGS] = [const { Slot::new() }; MAX_MAPPINGS];
+static SLOTS: [MappingSlot; MAX_MAPPINGS] = [const { MappingSlot::new() }; MAX_MAPPINGS];
 /// The action before ours; set before ours is installed, never changed or freed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 /// Faults taken.
@@ -42,7 +42,7 @@ pub fn faults() -> u64 {
 
 /// One mapping in the table. Its owner writes it under an odd sequence number; a reader that meets
 /// one skips the slot, since a mapping that somebody accesses is not being registered.
-pub(crate) struct Slot {
+pub(crate) struct MappingSlot {
     taken: AtomicBool,
     sequence: AtomicUsize,
     start: AtomicUsize,
@@ -50,9 +50,9 @@ pub(crate) struct Slot {
     poisoned: AtomicBool,
 }
 
-impl Slot {
-    const fn new() -> Slot {
-        Slot {
+impl MappingSlot {
+    const fn new() -> MappingSlot {
+        MappingSlot {
             taken: AtomicBool::new(false),
             sequence: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
@@ -92,9 +92,9 @@ impl Slot {
     }
 }
 
-/// A place in the table, given back when dropped: before the mapping itself is undone, so
+/// A place in the table, freed when dropped: before the mapping itself is undone, so
 /// that no stale range remains.
-pub(crate) struct Registration(&'static Slot);
+pub(crate) struct Registration(&'static MappingSlot);
 
 impl Registration {
     /// Registers a mapping that nobody has accessed yet, and installs the handler the first time.
@@ -116,7 +116,7 @@ impl Registration {
     }
 
     #[inline]
-    pub(crate) fn slot(&self) -> &'static Slot {
+    pub(crate) fn slot(&self) -> &'static MappingSlot {
         self.0
     }
 }

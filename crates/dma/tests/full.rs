@@ -27,7 +27,7 @@ fn one_mapping_too_many_is_an_error() {
         .map(|_| Memory::anonymous(4096).unwrap())
         .collect();
     assert_eq!(Memory::anonymous(4096).err(), Some(MapError::TableFull));
-    // The last slot works like the first; a slot that was given back works again, unpoisoned.
+    // The last slot works like the first; a slot that was freed works again, unpoisoned.
     for _ in 0..2 {
         let last = memories.pop().unwrap();
         rustix::fs::ftruncate(last.fd(), 0).unwrap();

@@ -1,4 +1,4 @@
-//! Whether memory that was given up is given back.
+//! Whether memory that was given up is returned to the system.
 
 use crate::{Memory, PrivateMemory};
 
