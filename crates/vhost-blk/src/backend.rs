@@ -3,7 +3,7 @@
 use crate::disk::{Disk, DiskOptions, is_flush};
 use crate::error::{ClientError, Error};
 use crate::memory::Attach;
-use crate::session::{Session, Status};
+use crate::session::{Session, SessionStatus};
 use crate::stats::Stats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -169,9 +169,9 @@ impl Backend {
             return;
         };
         match session.on_ready(&mut self.disk) {
-            Ok(Status::Open) => self.rewatch(),
-            Ok(Status::More) => self.more = true,
-            Ok(Status::Closed) => self.disconnect(None),
+            Ok(SessionStatus::Open) => self.rewatch(),
+            Ok(SessionStatus::More) => self.more = true,
+            Ok(SessionStatus::Closed) => self.disconnect(None),
             Err(error) => self.disconnect(Some(&error)),
         }
     }

@@ -4,7 +4,7 @@
 use crate::chain::{Buffer, ChainError, MAX_CHAIN, Walker};
 use crate::request::{Action, Limits, NoStatus, Parsed, Work, parse};
 use crate::ring::{Descriptor, Ring, RingAddress, flag};
-use crate::virtio::Status;
+use crate::virtio::BlkStatus;
 use dma::{DmaMap, Memory, Prot, SegmentList};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -161,7 +161,7 @@ fn check_parsed(
         Action::Id => prop_assert!(data.len_bytes() <= 20),
         Action::Ranges => prop_assert!(!ranges.is_empty() && data.is_empty()),
         Action::End(status) => {
-            prop_assert_ne!(status, Status::Ok);
+            prop_assert_ne!(status, BlkStatus::Ok);
             prop_assert!(data.is_empty() && ranges.is_empty());
         }
     }
@@ -263,10 +263,10 @@ proptest! {
         let action = first.unwrap().action;
         match (kind, expected) {
             (0 | 1 | 4, Some(work)) => prop_assert_eq!(action, Action::Work(work)),
-            (0 | 1, None) => prop_assert_eq!(action, Action::End(Status::IoErr)),
+            (0 | 1, None) => prop_assert_eq!(action, Action::End(BlkStatus::IoErr)),
             (8, _) => prop_assert_eq!(action, Action::Id),
             (11 | 13, _) => prop_assert!(matches!(action, Action::Ranges | Action::End(_))),
-            _ => prop_assert_eq!(action, Action::End(Status::Unsupported)),
+            _ => prop_assert_eq!(action, Action::End(BlkStatus::Unsupported)),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! buffers as they like (2.7.4).
 
 use crate::chain::Buffer;
-use crate::virtio::{FLAG_UNMAP, ID_BYTES, MAX_RANGES, SECTOR, Status, kind};
+use crate::virtio::{BlkStatus, FLAG_UNMAP, ID_BYTES, MAX_RANGES, SECTOR, kind};
 use dma::{Access, DmaMap, SegmentList};
 use std::collections::VecDeque;
 use volume::Op;
@@ -44,7 +44,7 @@ pub(crate) enum Action {
     /// The ranges that were gathered, one after the other; there is at least one.
     Ranges,
     /// Nothing: it ends like this.
-    End(Status),
+    End(BlkStatus),
 }
 
 /// A request that can be answered.
@@ -119,7 +119,7 @@ impl Chain<'_> {
         &self,
         data: &mut SegmentList,
         ranges: &mut VecDeque<Work>,
-    ) -> Result<Action, Status> {
+    ) -> Result<Action, BlkStatus> {
         let mut header = [0; HEADER_BYTES];
         self.copy_out(0, &mut header)?;
         let (kind, sector) = split_header(header);
@@ -148,18 +148,23 @@ impl Chain<'_> {
             }
             kind::DISCARD if self.limits.discard => self.ranges(kind, out_data, ranges),
             kind::WRITE_ZEROES if self.limits.write_zeroes => self.ranges(kind, out_data, ranges),
-            _ => Err(Status::Unsupported),
+            _ => Err(BlkStatus::Unsupported),
         }
     }
 
     /// The segments of a discard or write-zeroes request, each checked before any of them is begun.
-    fn ranges(&self, kind: u32, len: u64, ranges: &mut VecDeque<Work>) -> Result<Action, Status> {
+    fn ranges(
+        &self,
+        kind: u32,
+        len: u64,
+        ranges: &mut VecDeque<Work>,
+    ) -> Result<Action, BlkStatus> {
         let count = len / RANGE_BYTES as u64;
         if !len.is_multiple_of(RANGE_BYTES as u64) || count == 0 || count > u64::from(MAX_RANGES) {
-            return Err(Status::IoErr);
+            return Err(BlkStatus::IoErr);
         }
         let mut bytes = [0; RANGE_BYTES * MAX_RANGES as usize];
-        let bytes = bytes.get_mut(..len as usize).ok_or(Status::IoErr)?;
+        let bytes = bytes.get_mut(..len as usize).ok_or(BlkStatus::IoErr)?;
         self.copy_out(HEADER_BYTES as u64, bytes)?;
         for range in bytes.chunks_exact(RANGE_BYTES) {
             let (sector, sectors, flags) = split_range(range);
@@ -170,7 +175,7 @@ impl Chain<'_> {
                     fua: self.limits.fua,
                 },
                 // "The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP" (5.2.6.2).
-                _ => return Err(Status::Unsupported),
+                _ => return Err(BlkStatus::Unsupported),
             };
             ranges.push_back(self.work(op, sector, u64::from(sectors) * SECTOR)?);
         }
@@ -178,22 +183,22 @@ impl Chain<'_> {
     }
 
     /// The operation, if it covers whole blocks. Whether they exist is the volume's question.
-    fn work(&self, op: Op, sector: u64, len: u64) -> Result<Work, Status> {
-        let offset = sector.checked_mul(SECTOR).ok_or(Status::IoErr)?;
+    fn work(&self, op: Op, sector: u64, len: u64) -> Result<Work, BlkStatus> {
+        let offset = sector.checked_mul(SECTOR).ok_or(BlkStatus::IoErr)?;
         let mask = u64::from(self.limits.block_size).max(SECTOR) - 1;
         if (offset | len) & mask != 0 {
-            return Err(Status::IoErr);
+            return Err(BlkStatus::IoErr);
         }
         if op.has_data() && len > self.limits.max_transfer {
-            return Err(Status::IoErr);
+            return Err(BlkStatus::IoErr);
         }
         Ok(Work { op, offset, len })
     }
 
     /// Copies what the driver gives, from a byte of it on.
-    fn copy_out(&self, skip: u64, out: &mut [u8]) -> Result<(), Status> {
+    fn copy_out(&self, skip: u64, out: &mut [u8]) -> Result<(), BlkStatus> {
         if self.out_len < skip.saturating_add(out.len() as u64) {
-            return Err(Status::IoErr);
+            return Err(BlkStatus::IoErr);
         }
         let mut rest = out;
         self.pieces(false, skip, rest.len() as u64, |addr, len| {
@@ -210,7 +215,7 @@ impl Chain<'_> {
         skip: u64,
         len: u64,
         list: &mut SegmentList,
-    ) -> Result<(), Status> {
+    ) -> Result<(), BlkStatus> {
         let access = if writable {
             Access::Write
         } else {
@@ -228,7 +233,7 @@ impl Chain<'_> {
         mut skip: u64,
         mut len: u64,
         mut each: impl FnMut(u64, u64) -> Result<(), dma::DmaError>,
-    ) -> Result<(), Status> {
+    ) -> Result<(), BlkStatus> {
         for buffer in self.buffers.iter().filter(|b| b.writable == writable) {
             let size = u64::from(buffer.len);
             let start = skip.min(size);
@@ -237,11 +242,15 @@ impl Chain<'_> {
             if take == 0 {
                 continue;
             }
-            let addr = buffer.addr.checked_add(start).ok_or(Status::IoErr)?;
-            each(addr, take).map_err(|_| Status::IoErr)?;
+            let addr = buffer.addr.checked_add(start).ok_or(BlkStatus::IoErr)?;
+            each(addr, take).map_err(|_| BlkStatus::IoErr)?;
             len -= take;
         }
-        if len == 0 { Ok(()) } else { Err(Status::IoErr) }
+        if len == 0 {
+            Ok(())
+        } else {
+            Err(BlkStatus::IoErr)
+        }
     }
 }
 

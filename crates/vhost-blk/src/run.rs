@@ -7,7 +7,7 @@ use crate::inflight::Tracker;
 use crate::request::{Action, NoStatus, Parsed, Work, parse};
 use crate::ring::{Ring, need_event};
 use crate::stats::{QueueStats, Stats};
-use crate::virtio::Status;
+use crate::virtio::BlkStatus;
 use dma::{DmaMap, SegmentList};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const REQUESTS_PER_ROUND: usize = 64;
 
 /// A place for one request in flight.
 #[derive(Debug, Default)]
-struct Slot {
+struct RequestSlot {
     busy: bool,
     head: u16,
     status_at: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Run {
     stopping: bool,
     /// Something waits in the ring, but there is no room for it.
     full: bool,
-    slots: Vec<Slot>,
+    slots: Vec<RequestSlot>,
     free: Vec<u16>,
     /// Requests of an earlier back-end, to be begun again before anything else.
     again: VecDeque<u16>,
@@ -100,7 +100,8 @@ impl Run {
             walker: Walker::default(),
             stats: stats.clone(),
         };
-        run.slots.resize_with(usize::from(run.size), Slot::default);
+        run.slots
+            .resize_with(usize::from(run.size), RequestSlot::default);
         if let Some(tracker) = &mut run.tracker {
             run.again = tracker.recover(used).into();
             // No more than the ring has, as each was found once.
@@ -287,7 +288,7 @@ impl Run {
             Action::Ranges => self.go_on(index, disk, map, stats),
             Action::Id => {
                 slot.written = slot.data.copy_from(0, &disk.id) as u32;
-                self.finish(index, Status::Ok, map, stats);
+                self.finish(index, BlkStatus::Ok, map, stats);
             }
             Action::End(status) => self.finish(index, status, map, stats),
         }
@@ -300,7 +301,7 @@ impl Run {
                 return;
             };
             let Some(Work { op, offset, len }) = slot.ranges.pop_front() else {
-                return self.finish(index, Status::Ok, map, stats);
+                return self.finish(index, BlkStatus::Ok, map, stats);
             };
             slot.op = Some(op);
             slot.bytes = len;
@@ -359,8 +360,8 @@ impl Run {
             Err(error) => {
                 tracing::debug!(queue = self.index, op = ?slot.op, %error, "request failed");
                 match error.kind {
-                    IoErrorKind::Unsupported => Status::Unsupported,
-                    _ => Status::IoErr,
+                    IoErrorKind::Unsupported => BlkStatus::Unsupported,
+                    _ => BlkStatus::IoErr,
                 }
             }
         };
@@ -370,11 +371,11 @@ impl Run {
     }
 
     /// Answers a request.
-    fn finish(&mut self, index: u16, status: Status, map: &DmaMap, stats: &QueueStats) {
+    fn finish(&mut self, index: u16, status: BlkStatus, map: &DmaMap, stats: &QueueStats) {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return;
         };
-        if status != Status::Ok {
+        if status != BlkStatus::Ok {
             stats.errors.add(1);
         }
         let (head, status_at, written) = (slot.head, slot.status_at, slot.written);

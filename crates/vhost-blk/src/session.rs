@@ -32,7 +32,7 @@ pub(crate) enum Pending {
 
 /// Whether a connection goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum SessionStatus {
     /// It waits for something from outside.
     Open,
     /// It has more to read.
@@ -104,18 +104,18 @@ impl Session {
     }
 
     /// Reads and handles what has come.
-    pub(crate) fn on_ready(&mut self, disk: &mut Disk) -> Result<Status, ClientError> {
+    pub(crate) fn on_ready(&mut self, disk: &mut Disk) -> Result<SessionStatus, ClientError> {
         for _ in 0..MESSAGES_PER_TURN {
             if !self.stream.flush()? || self.pending.is_some() {
-                return Ok(Status::Open);
+                return Ok(SessionStatus::Open);
             }
             match self.stream.receive()? {
                 Received::Message(message) => self.handle(message, disk)?,
-                Received::Blocked => return Ok(Status::Open),
-                Received::Eof => return Ok(Status::Closed),
+                Received::Blocked => return Ok(SessionStatus::Open),
+                Received::Eof => return Ok(SessionStatus::Closed),
             }
         }
-        Ok(Status::More)
+        Ok(SessionStatus::More)
     }
 
     /// Answers what has waited long enough. `true` when something was.

@@ -46,7 +46,7 @@ pub(crate) const ID_BYTES: usize = 20;
 /// A request's status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Status {
+pub enum BlkStatus {
     /// VIRTIO_BLK_S_OK.
     Ok = 0,
     /// VIRTIO_BLK_S_IOERR.
