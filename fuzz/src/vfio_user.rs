@@ -15,8 +15,8 @@ use rustix::net::{
     SocketType, recv, sendmsg, socketpair,
 };
 use vfio_user::{
-    Connection, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, Interest, IrqData, IrqInfo,
-    Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status, Unmapped,
+    Connection, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, Interest,
+    IrqData, IrqInfo, Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
 };
 
 /// Region sizes by index: BAR0, a read-only one that is huge, configuration space.
@@ -252,7 +252,7 @@ impl Bench {
         for _ in 0..MAX_CALLS {
             let result = self.connection.on_ready(&mut self.device);
             self.check(&result);
-            if !matches!(result, Ok(Status::MoreWork)) {
+            if !matches!(result, Ok(ConnectionStatus::MoreWork)) {
                 return;
             }
         }
@@ -265,10 +265,13 @@ impl Bench {
         self.check(&result);
     }
 
-    fn check(&self, result: &Result<Status, vfio_user::ConnectionError>) {
-        let closed = matches!(result, Ok(Status::Closed) | Err(_));
+    fn check(&self, result: &Result<ConnectionStatus, vfio_user::ConnectionError>) {
+        let closed = matches!(result, Ok(ConnectionStatus::Closed) | Err(_));
         assert_eq!(closed, self.device.disconnected);
-        assert_eq!(self.device.pending, matches!(result, Ok(Status::Pending)));
+        assert_eq!(
+            self.device.pending,
+            matches!(result, Ok(ConnectionStatus::Pending))
+        );
         if closed {
             assert_eq!(self.connection.interest(), Interest::None);
         }

@@ -49,7 +49,7 @@ const BYTES_PER_WORK: usize = 16 << 10;
 /// Where a connection stands after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Status {
+pub enum ConnectionStatus {
     /// Nothing more to do before the socket is ready again, see [`Connection::interest`].
     Open,
     /// The call's budget is used up: call [`Connection::on_ready`] again, after the
@@ -115,7 +115,7 @@ enum Next {
     /// The next message.
     Message,
     /// Stop with this status.
-    Stop(Status),
+    Stop(ConnectionStatus),
 }
 
 impl Connection {
@@ -183,14 +183,17 @@ impl Connection {
     ///
     /// An error means that the connection was closed and the device told. Never blocks;
     /// may be called at any time.
-    pub fn on_ready(&mut self, device: &mut dyn Device) -> Result<Status, ConnectionError> {
+    pub fn on_ready(
+        &mut self,
+        device: &mut dyn Device,
+    ) -> Result<ConnectionStatus, ConnectionError> {
         if self.closed {
-            return Ok(Status::Closed);
+            return Ok(ConnectionStatus::Closed);
         }
         let result = self.run(device);
         if !matches!(
             result,
-            Ok(Status::Open | Status::MoreWork | Status::Pending)
+            Ok(ConnectionStatus::Open | ConnectionStatus::MoreWork | ConnectionStatus::Pending)
         ) {
             self.close(device);
         }
@@ -205,7 +208,7 @@ impl Connection {
         &mut self,
         device: &mut dyn Device,
         result: Result<(), Errno>,
-    ) -> Result<Status, ConnectionError> {
+    ) -> Result<ConnectionStatus, ConnectionError> {
         if let Some(Deferred { request, payload }) = self.deferred.take() {
             if request.flags & wire::flags::NO_REPLY == 0 {
                 self.outbox.begin().extend_from_slice(&payload);
@@ -230,18 +233,18 @@ impl Connection {
         device.disconnected();
     }
 
-    fn run(&mut self, device: &mut dyn Device) -> Result<Status, ConnectionError> {
+    fn run(&mut self, device: &mut dyn Device) -> Result<ConnectionStatus, ConnectionError> {
         match self
             .outbox
             .flush(self.socket.as_fd())
             .map_err(ConnectionError::Send)?
         {
             Sent::All => {}
-            Sent::Blocked => return Ok(Status::Open),
-            Sent::PeerGone => return Ok(Status::Closed),
+            Sent::Blocked => return Ok(ConnectionStatus::Open),
+            Sent::PeerGone => return Ok(ConnectionStatus::Closed),
         }
         if self.deferred.is_some() {
-            return Ok(Status::Pending);
+            return Ok(ConnectionStatus::Pending);
         }
         let mut budget = self.limits.work_per_call.max(1) as usize;
         let mut drained = false;
@@ -253,17 +256,17 @@ impl Connection {
                 }
                 budget = budget.saturating_sub(cost);
                 if budget == 0 {
-                    return Ok(Status::MoreWork);
+                    return Ok(ConnectionStatus::MoreWork);
                 }
             }
             if drained {
-                return Ok(Status::Open);
+                return Ok(ConnectionStatus::Open);
             }
             budget = budget.saturating_sub(1);
             match self.inbox.receive(self.socket.as_fd())? {
                 Received::Bytes { more } => drained = !more || budget == 0,
-                Received::Blocked => return Ok(Status::Open),
-                Received::Eof if self.inbox.is_empty() => return Ok(Status::Closed),
+                Received::Blocked => return Ok(ConnectionStatus::Open),
+                Received::Eof if self.inbox.is_empty() => return Ok(ConnectionStatus::Closed),
                 Received::Eof => return Err(ConnectionError::Truncated),
             }
         }
@@ -304,7 +307,7 @@ impl Connection {
                     request: header,
                     payload,
                 });
-                return Ok((Next::Stop(Status::Pending), cost));
+                return Ok((Next::Stop(ConnectionStatus::Pending), cost));
             }
             Ok(Handled::Reply(fd)) => Ok(fd),
             Err(errno) => {
@@ -330,8 +333,8 @@ impl Connection {
         }
         let next = match sent {
             Sent::All => Next::Message,
-            Sent::Blocked => Next::Stop(Status::Open),
-            Sent::PeerGone => Next::Stop(Status::Closed),
+            Sent::Blocked => Next::Stop(ConnectionStatus::Open),
+            Sent::PeerGone => Next::Stop(ConnectionStatus::Closed),
         };
         Ok((next, cost))
     }

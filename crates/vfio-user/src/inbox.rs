@@ -23,7 +23,7 @@ use crate::wire::{HEADER_SIZE, Header, MAX_MSG_FDS, flags};
 /// The buffer's normal size. A longer message makes it grow for as long as that message is there.
 const BASE_SIZE: usize = 16 << 10;
 
-/// Descriptors held for messages that are not yet handed out: those of a message that waits until
+/// Descriptors held for messages that are not yet delivered: those of a message that waits until
 /// it is known whose the next ones are, those next ones, which came with a piece of a header, and
 /// those of the read that brings its rest.
 const MAX_HELD_FDS: usize = 3 * MAX_MSG_FDS;

@@ -101,7 +101,7 @@ mod session;
 pub mod version;
 pub mod wire;
 
-pub use connection::{Connection, Counters, Interest, Limits, Status};
+pub use connection::{Connection, ConnectionStatus, Counters, Interest, Limits};
 pub use device::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, IrqAction, IrqData, IrqInfo, MmapArea, Outcome,
     RegionInfo, RegionMmap, SetIrqs, Unmapped,

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use crate::wire::{HEADER_SIZE, Header, flags};
 
-/// Buffers above this size are given back when their message is sent.
+/// Buffers above this size are freed when their message is sent.
 const KEEP: usize = 64 << 10;
 
 /// How sending went.

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use vfio_user::wire::flags;
 use vfio_user::{
-    Connection, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqInfo, Outcome, RegionInfo,
-    SetIrqs, Status, Unmapped,
+    Connection, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqInfo,
+    Outcome, RegionInfo, SetIrqs, Unmapped,
 };
 
 struct Counting;
@@ -108,7 +108,7 @@ fn doorbells() {
         };
         for message in messages {
             send(theirs.as_fd(), message, SendFlags::NOSIGNAL).unwrap();
-            assert_eq!(connection.on_ready(&mut device), Ok(Status::Open));
+            assert_eq!(connection.on_ready(&mut device), Ok(ConnectionStatus::Open));
             let _ = recv(theirs.as_fd(), &mut replies, RecvFlags::DONTWAIT);
         }
         if round == 1 {

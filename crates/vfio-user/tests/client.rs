@@ -10,7 +10,8 @@ use std::time::Duration;
 use vfio_user::client::{self, Client, ClientError, RawClient};
 use vfio_user::wire::{self, Command, flags};
 use vfio_user::{
-    Connection, DmaUnmapping, Errno, Interest, IrqAction, Listener, MmapArea, RegionInfo, Status,
+    Connection, ConnectionStatus, DmaUnmapping, Errno, Interest, IrqAction, Listener, MmapArea,
+    RegionInfo,
 };
 use zerocopy::IntoBytes;
 
@@ -32,10 +33,10 @@ fn serve(listener: Listener, mut device: Mock) -> std::thread::JoinHandle<Mock> 
                 poll(&mut [PollFd::new(&connection, flags)], None).unwrap();
             }
             let status = match connection.on_ready(&mut device).unwrap() {
-                Status::Pending => connection.complete(&mut device, Ok(())).unwrap(),
+                ConnectionStatus::Pending => connection.complete(&mut device, Ok(())).unwrap(),
                 status => status,
             };
-            if status == Status::Closed {
+            if status == ConnectionStatus::Closed {
                 return device;
             }
         }

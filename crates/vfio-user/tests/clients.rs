@@ -8,7 +8,7 @@ use common::*;
 use std::os::fd::AsFd;
 use vfio_user::version::Capabilities;
 use vfio_user::wire::{self, Command, flags, irq_set};
-use vfio_user::{IrqAction, MmapArea, Status};
+use vfio_user::{ConnectionStatus, IrqAction, MmapArea};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// QEMU 10.1, `-device vfio-user-pci`, with its own limits on replies: none is longer than its
@@ -48,7 +48,7 @@ fn qemu() {
         .peer
         .send(&dma_map(4, 0x1_0000_0000), &[ram.as_fd()])
         .unwrap();
-    assert_eq!(server.pump(), Ok(Status::Open));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Open));
     for (id, length) in [(1, 0), (2, 0), (3, 24), (4, 0)] {
         let reply = server.peer.recv().unwrap();
         assert_eq!(
@@ -204,7 +204,7 @@ fn qemu() {
     server.accepted(&region_read(14, BAR0, 0x1c, 4), &[]);
     server.accepted(&message(15, Command::DEVICE_RESET, 0, &[]), &[]);
     rustix::net::shutdown(server.peer.as_fd(), rustix::net::Shutdown::Both).unwrap();
-    assert_eq!(server.pump(), Ok(Status::Closed));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Closed));
 }
 
 /// Cloud Hypervisor: reads each reply as a structure of fixed size, so errors and other

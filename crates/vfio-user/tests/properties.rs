@@ -8,7 +8,7 @@ use common::*;
 use proptest::prelude::*;
 use std::os::fd::{AsFd, OwnedFd};
 use vfio_user::wire::{self, Command, flags, irq_set};
-use vfio_user::{Errno, Interest, Limits, Status};
+use vfio_user::{ConnectionStatus, Errno, Interest, Limits};
 use zerocopy::IntoBytes;
 
 /// A message of a client that keeps the rules.
@@ -117,7 +117,7 @@ fn deliver(
 fn work(server: &mut Server, replies: &mut Vec<u8>) {
     loop {
         let mut status = server.pump().unwrap();
-        while status == Status::Pending {
+        while status == ConnectionStatus::Pending {
             status = server
                 .connection
                 .complete(&mut server.device, Ok(()))
@@ -137,7 +137,7 @@ fn work(server: &mut Server, replies: &mut Vec<u8>) {
         // A budget that is used up by reading may leave bytes in the socket.
         let waiting = rustix::io::ioctl_fionread(server.connection.as_fd()).unwrap();
         if waiting == 0
-            && status == Status::Open
+            && status == ConnectionStatus::Open
             && server.connection.interest() == Interest::Readable
         {
             break;
@@ -196,7 +196,7 @@ fn calls_by_split(steps: &[Step], cuts: &[usize], pumps: &[bool], defer: bool, w
     assert_eq!(cut_replies, replies);
 }
 
-/// Three messages' descriptors come before the first one can be handed out.
+/// Three messages' descriptors come before the first one can be delivered.
 #[test]
 fn descriptors_of_three_messages_are_held() {
     let irqs = || Step::Irqs {
@@ -262,8 +262,8 @@ proptest! {
                 Err(errno) => panic!("{errno}"),
             }
             match server.pump() {
-                Ok(Status::Open) => prop_assert!(!closed),
-                Ok(Status::Closed) | Err(_) => closed = true,
+                Ok(ConnectionStatus::Open) => prop_assert!(!closed),
+                Ok(ConnectionStatus::Closed) | Err(_) => closed = true,
                 Ok(status) => panic!("{status:?}"),
             }
         }

@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use std::os::fd::AsFd;
 use vfio_user::wire::{self, Command, flags};
-use vfio_user::{Errno, Limits, MmapArea, Status};
+use vfio_user::{ConnectionStatus, Errno, Limits, MmapArea};
 use zerocopy::{FromBytes, IntoBytes};
 
 fn version(text: &[u8], major: u16, minor: u16) -> Vec<u8> {
@@ -172,7 +172,7 @@ fn region_reads() {
         move || peer.recv().unwrap()
     });
     while !reader.is_finished() {
-        assert_eq!(server.pump(), Ok(Status::Open));
+        assert_eq!(server.pump(), Ok(ConnectionStatus::Open));
         if server.connection.interest() == vfio_user::Interest::Readable {
             break;
         }

@@ -7,7 +7,9 @@ mod common;
 use common::*;
 use std::os::fd::{AsFd, BorrowedFd};
 use vfio_user::wire::{self, Command, Header, flags, irq_set};
-use vfio_user::{ConnectionError, DmaUnmapping, Errno, Interest, IrqAction, Limits, Status};
+use vfio_user::{
+    ConnectionError, ConnectionStatus, DmaUnmapping, Errno, Interest, IrqAction, Limits,
+};
 use zerocopy::IntoBytes;
 
 /// Sends in one piece without letting the server work.
@@ -71,7 +73,7 @@ fn descriptors_come_to_their_message_when_reads_coalesce() {
         queue(&mut server, &dma_map(i as u16, i << 16), &fds);
     }
     queue(&mut server, &region_read(50, CONFIG, 0, 4), &[]);
-    assert_eq!(server.pump(), Ok(Status::Open));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Open));
     let mut expected: Vec<_> = (0..12).map(|i| map_call(i << 16, with(i))).collect();
     expected.push(Call::Read {
         index: CONFIG,
@@ -140,7 +142,7 @@ fn sixteen_descriptors_in_chunks() {
             &fds,
         );
     }
-    assert_eq!(server.pump(), Ok(Status::Open));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Open));
     let calls = server.take_calls();
     assert_eq!(calls.len(), 3);
     let got: Vec<_> = calls
@@ -171,7 +173,7 @@ fn closed_by(server: &mut Server, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Conne
         1
     );
     // It stays closed, quietly, and the peer sees it.
-    assert_eq!(server.pump(), Ok(Status::Closed));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Closed));
     assert_eq!(server.connection.interest(), Interest::None);
     server.connection.close(&mut server.device);
     assert_eq!(
@@ -280,13 +282,13 @@ fn end_of_the_connection() {
     // Between messages it is an end, within one an error.
     let mut server = Server::negotiated();
     rustix::net::shutdown(server.peer.as_fd(), rustix::net::Shutdown::Both).unwrap();
-    assert_eq!(server.pump(), Ok(Status::Closed));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Closed));
     assert_eq!(server.take_calls(), [Call::Disconnected]);
 
     let mut server = Server::negotiated();
     queue(&mut server, &region_read(1, CONFIG, 0, 4)[..20], &[]);
     rustix::net::shutdown(server.peer.as_fd(), rustix::net::Shutdown::Write).unwrap();
-    assert_eq!(server.pump(), Ok(Status::Open));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Open));
     assert_eq!(server.pump(), Err(ConnectionError::Truncated));
     assert_eq!(server.take_calls(), [Call::Disconnected]);
 }
@@ -315,7 +317,7 @@ fn too_many_descriptors_are_closed_with_the_connection() {
     let mut server = Server::negotiated();
     let bytes = dma_map(1, 0);
     let fds = vec![file.as_fd(); 16];
-    let mut result = Ok(Status::Open);
+    let mut result = Ok(ConnectionStatus::Open);
     for byte in &bytes[..10] {
         server.peer.send(&[*byte], &fds).unwrap();
         result = server.pump();
@@ -357,9 +359,9 @@ fn a_pending_operation_holds_back_what_comes_behind_it() {
     packet.extend(region_write(3, 0, BAR0, 0, &[1, 2, 3, 4]));
     packet.extend(message(4, Command::DEVICE_RESET, 0, &[]));
     packet.extend(region_read(5, CONFIG, 0, 4));
-    assert_eq!(server.send(&packet, &[]), Ok(Status::Pending));
+    assert_eq!(server.send(&packet, &[]), Ok(ConnectionStatus::Pending));
     assert_eq!(server.connection.interest(), Interest::None);
-    assert_eq!(server.pump(), Ok(Status::Pending));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Pending));
     assert!(server.silent());
     let unmap = Call::Unmap(DmaUnmapping::Range {
         iova: 0x10000,
@@ -369,7 +371,7 @@ fn a_pending_operation_holds_back_what_comes_behind_it() {
 
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Pending)
+        Ok(ConnectionStatus::Pending)
     );
     let reply = server.peer.recv().unwrap();
     assert_eq!(
@@ -390,7 +392,7 @@ fn a_pending_operation_holds_back_what_comes_behind_it() {
         server
             .connection
             .complete(&mut server.device, Err(Errno::TIMEDOUT)),
-        Ok(Status::Open)
+        Ok(ConnectionStatus::Open)
     );
     let reply = server.peer.recv().unwrap();
     assert_eq!(
@@ -403,7 +405,7 @@ fn a_pending_operation_holds_back_what_comes_behind_it() {
     // Nothing is pending now: a stray completion answers nothing.
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Open)
+        Ok(ConnectionStatus::Open)
     );
     assert!(server.silent());
 }
@@ -414,11 +416,11 @@ fn receivers_of_interrupts_may_be_in_use_for_some_time() {
     server.device.defer = true;
     let none = irq_set::DATA_NONE | irq_set::ACTION_TRIGGER;
     let message = set_irqs(2, none, MSIX, 0, 0, &[]);
-    assert_eq!(server.send(&message, &[]), Ok(Status::Pending));
+    assert_eq!(server.send(&message, &[]), Ok(ConnectionStatus::Pending));
     assert!(server.silent());
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Open)
+        Ok(ConnectionStatus::Open)
     );
     let reply = server.peer.recv().unwrap();
     assert_eq!(
@@ -437,11 +439,11 @@ fn a_pending_operation_that_wants_no_reply() {
             &message(2, Command::DEVICE_RESET, flags::NO_REPLY, &[]),
             &[]
         ),
-        Ok(Status::Pending)
+        Ok(ConnectionStatus::Pending)
     );
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Open)
+        Ok(ConnectionStatus::Open)
     );
     assert!(server.silent());
 }
@@ -452,13 +454,13 @@ fn the_client_leaves_while_an_operation_is_pending() {
     server.device.defer = true;
     assert_eq!(
         server.send(&message(2, Command::DEVICE_RESET, 0, &[]), &[]),
-        Ok(Status::Pending)
+        Ok(ConnectionStatus::Pending)
     );
     rustix::net::shutdown(server.peer.as_fd(), rustix::net::Shutdown::Both).unwrap();
-    assert_eq!(server.pump(), Ok(Status::Pending));
+    assert_eq!(server.pump(), Ok(ConnectionStatus::Pending));
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Closed)
+        Ok(ConnectionStatus::Closed)
     );
     assert_eq!(server.take_calls(), [Call::Reset, Call::Disconnected]);
 }
@@ -479,7 +481,7 @@ fn work_per_call_is_bounded() {
         let status = server.connection.on_ready(&mut server.device).unwrap();
         calls += 1;
         assert!(server.take_calls().len() <= 8);
-        if status != Status::MoreWork {
+        if status != ConnectionStatus::MoreWork {
             break;
         }
     }
@@ -506,7 +508,7 @@ fn a_client_that_does_not_read_is_not_read_from() {
     for id in 0..sent {
         let frame = loop {
             // The rest of a reply follows only when there is room.
-            assert_eq!(server.pump(), Ok(Status::Open));
+            assert_eq!(server.pump(), Ok(ConnectionStatus::Open));
             if !server.silent() {
                 break recv_slowly(&mut server);
             }
@@ -530,7 +532,7 @@ fn recv_slowly(server: &mut Server) -> vfio_user::client::Frame {
         vfio_user::client::RawClient::from_fd(fd, std::time::Duration::from_secs(20)).unwrap();
     let reader = std::thread::spawn(move || peer.recv().unwrap());
     while !reader.is_finished() {
-        assert_eq!(server.pump(), Ok(Status::Open));
+        assert_eq!(server.pump(), Ok(ConnectionStatus::Open));
         std::thread::yield_now();
     }
     reader.join().unwrap()
@@ -576,11 +578,11 @@ fn a_write_may_take_some_time() {
     let mut server = Server::negotiated();
     server.device.defer = true;
     let write = region_write(2, 0, CONFIG, 4, &[6, 0]);
-    assert_eq!(server.send(&write, &[]), Ok(Status::Pending));
+    assert_eq!(server.send(&write, &[]), Ok(ConnectionStatus::Pending));
     assert!(server.silent());
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Open)
+        Ok(ConnectionStatus::Open)
     );
     let reply = server.peer.recv().unwrap();
     assert_eq!(
@@ -611,22 +613,22 @@ fn a_write_may_take_some_time() {
         &[&count, entries.as_bytes()],
     );
     server.take_calls();
-    assert_eq!(server.send(&several, &[]), Ok(Status::Pending));
+    assert_eq!(server.send(&several, &[]), Ok(ConnectionStatus::Pending));
     assert_eq!(server.take_calls().len(), 3);
     assert!(server.silent());
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Open)
+        Ok(ConnectionStatus::Open)
     );
     assert_eq!(server.peer.recv().unwrap().payload, count);
 
     let mut posted = region_write(4, flags::NO_REPLY, CONFIG, 4, &[6, 0]);
     posted.extend(region_read(5, CONFIG, 0, 4));
-    assert_eq!(server.send(&posted, &[]), Ok(Status::Pending));
+    assert_eq!(server.send(&posted, &[]), Ok(ConnectionStatus::Pending));
     assert!(server.silent());
     assert_eq!(
         server.connection.complete(&mut server.device, Ok(())),
-        Ok(Status::Open)
+        Ok(ConnectionStatus::Open)
     );
     assert_eq!(server.peer.recv().unwrap().header.message_id, 5);
     assert!(server.silent());

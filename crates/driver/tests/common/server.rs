@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vfio_user::{
-    Connection, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo,
-    Listener, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status, Unmapped,
+    Connection, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction,
+    IrqData, IrqInfo, Listener, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
 };
 
 const AREA: [MmapArea; 1] = [MmapArea {
@@ -307,7 +307,7 @@ fn serve_with(
                 None => connection = listener.accept().unwrap().map(Connection::new),
                 Some(open) => {
                     let status = open.on_ready(&mut server);
-                    if matches!(status, Ok(Status::Closed) | Err(_)) {
+                    if matches!(status, Ok(ConnectionStatus::Closed) | Err(_)) {
                         connection = None;
                     }
                 }

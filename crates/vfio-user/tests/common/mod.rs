@@ -14,8 +14,9 @@ use rustix::net::{
 use vfio_user::client::{Frame, RawClient};
 use vfio_user::wire::{self, Command, Header};
 use vfio_user::{
-    Connection, ConnectionError, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction,
-    IrqData, IrqInfo, Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Status, Unmapped,
+    Connection, ConnectionError, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping,
+    Errno, IrqAction, IrqData, IrqInfo, Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs,
+    Unmapped,
 };
 use zerocopy::IntoBytes;
 
@@ -382,10 +383,10 @@ impl Server {
     }
 
     /// Lets the server work until it has nothing more to do.
-    pub fn pump(&mut self) -> Result<Status, ConnectionError> {
+    pub fn pump(&mut self) -> Result<ConnectionStatus, ConnectionError> {
         loop {
             match self.connection.on_ready(&mut self.device)? {
-                Status::MoreWork => {}
+                ConnectionStatus::MoreWork => {}
                 status => return Ok(status),
             }
         }
@@ -396,19 +397,19 @@ impl Server {
         &mut self,
         bytes: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<Status, ConnectionError> {
+    ) -> Result<ConnectionStatus, ConnectionError> {
         self.peer.send(bytes, fds).unwrap();
         self.pump()
     }
 
     /// Sends a message and lets the server work; the connection stays open.
     pub fn post(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        assert_eq!(self.send(bytes, fds), Ok(Status::Open));
+        assert_eq!(self.send(bytes, fds), Ok(ConnectionStatus::Open));
     }
 
     /// Sends a message and takes its reply.
     pub fn ask(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Frame {
-        assert_eq!(self.send(bytes, fds), Ok(Status::Open));
+        assert_eq!(self.send(bytes, fds), Ok(ConnectionStatus::Open));
         let reply = self.peer.recv().unwrap();
         assert_eq!(reply.header.message_id.to_ne_bytes(), bytes[..2]);
         assert_eq!(reply.header.command.0.to_ne_bytes(), bytes[2..4]);

@@ -3,7 +3,7 @@
 use super::nvme::{NvmeFront, TOKEN_CLIENT};
 use crate::device::Waiting;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vfio_user::{Connection, ConnectionError, Interest, Status};
+use vfio_user::{Connection, ConnectionError, ConnectionStatus, Interest};
 
 impl NvmeFront {
     /// Answers a VMM that waits for an unmap or a reset, once that has ended.
@@ -88,12 +88,12 @@ impl NvmeFront {
         self.after(status);
     }
 
-    fn after(&mut self, status: Result<Status, ConnectionError>) {
+    fn after(&mut self, status: Result<ConnectionStatus, ConnectionError>) {
         let socket = self.listener.path().display();
         match status {
-            Ok(Status::Open | Status::Pending) => {}
-            Ok(Status::MoreWork) => self.more = true,
-            Ok(Status::Closed) => {
+            Ok(ConnectionStatus::Open | ConnectionStatus::Pending) => {}
+            Ok(ConnectionStatus::MoreWork) => self.more = true,
+            Ok(ConnectionStatus::Closed) => {
                 let log = &self.log;
                 log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
                 self.connection = None;
