@@ -35,7 +35,7 @@ struct Shared(Rc<World>);
 
 fn take<K: Ord>(counts: &RefCell<BTreeMap<K, u32>>, key: K) {
     let mut counts = counts.borrow_mut();
-    let count = counts.get_mut(&key).expect("given back once too often");
+    let count = counts.get_mut(&key).expect("released once too often");
     *count -= 1;
     if *count == 0 {
         counts.remove(&key);

@@ -194,7 +194,7 @@ fn discard(guest: &Guest, file: &Path) -> Result<()> {
     let before = allocated(file)?;
     run(guest, "blkdiscard -o $((8 << 20)) -l $((32 << 20)) $d")?;
     let freed = before.saturating_sub(allocated(file)?);
-    ensure!(freed == 32 << 20, "{freed} bytes were given back");
+    ensure!(freed == 32 << 20, "{freed} bytes were deallocated");
     let text = run(
         guest,
         "blkdiscard -z -o $((48 << 20)) -l $((8 << 20)) $d

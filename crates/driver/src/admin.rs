@@ -11,7 +11,7 @@ use nvme::{AdminOpcode, Command, Completion, Status};
 use crate::buffer::{DmaBuffer, Heap};
 use crate::error::Error;
 use crate::options::Options;
-use crate::queue::bell::Bell;
+use crate::queue::host_doorbell::HostDoorbell;
 use crate::queue::ring::{CqRing, ShadowBuffers, SqRing};
 use crate::transport::{Transport, TransportError};
 
@@ -43,8 +43,8 @@ pub(crate) struct Admin {
     transport: Arc<dyn Transport>,
     sq: SqRing,
     cq: CqRing,
-    sq_bell: Bell,
-    cq_bell: Bell,
+    sq_doorbell: HostDoorbell,
+    cq_doorbell: HostDoorbell,
     tail: u32,
     head: u32,
     phase: bool,
@@ -72,16 +72,16 @@ impl Admin {
         let (Some(sq), Some(cq)) = (SqRing::new(sq, ENTRIES), CqRing::new(cq, ENTRIES)) else {
             return Err(area);
         };
-        let bell = |is_cq| {
+        let doorbell = |is_cq| {
             let offset = regs::doorbell_offset(0, is_cq, dstrd);
-            Bell::new(transport, offset, ENTRIES, options.doorbells.behaviour)
+            HostDoorbell::new(transport, offset, ENTRIES, options.doorbells.behaviour)
         };
         Ok(Self {
             transport: transport.clone(),
             sq,
             cq,
-            sq_bell: bell(false),
-            cq_bell: bell(true),
+            sq_doorbell: doorbell(false),
+            cq_doorbell: doorbell(true),
             tail: 0,
             head: 0,
             phase: true,
@@ -104,8 +104,8 @@ impl Admin {
     /// Starts a new life; the controller is disabled.
     pub fn reset(&mut self) {
         self.cq.clear();
-        self.sq_bell.reset();
-        self.cq_bell.reset();
+        self.sq_doorbell.reset();
+        self.cq_doorbell.reset();
         (self.tail, self.head, self.phase) = (0, 0, true);
         self.waiting.clear();
         self.stuck = false;
@@ -114,13 +114,13 @@ impl Admin {
     /// Uses the shadow entries, after Doorbell Buffer Config: for hosts that do so. Both shadow
     /// entries were made to hold the current indexes by the controller or are made so now.
     pub fn attach(&mut self, buffers: &Arc<ShadowBuffers>, stride: usize) {
-        for (bell, at, index) in [
-            (&mut self.sq_bell, 0, self.tail),
-            (&mut self.cq_bell, stride, self.head),
+        for (doorbell, at, index) in [
+            (&mut self.sq_doorbell, 0, self.tail),
+            (&mut self.cq_doorbell, stride, self.head),
         ] {
             if let Some(cells) = buffers.cells(at) {
                 doorbell::Cell::store(cells.get().doorbell, index, doorbell::Step::Initialise);
-                bell.attach(Some(cells));
+                doorbell.attach(Some(cells));
             }
         }
     }
@@ -136,7 +136,7 @@ impl Admin {
         command.cid = self.last_cid.into();
         self.sq.put(self.tail, &command);
         self.tail = (self.tail + 1) % ENTRIES;
-        self.sq_bell.publish(self.tail);
+        self.sq_doorbell.publish(self.tail);
         self.last_cid
     }
 
@@ -176,7 +176,7 @@ impl Admin {
             }
         }
         if moved {
-            self.cq_bell.publish(self.head);
+            self.cq_doorbell.publish(self.head);
         }
         found
     }

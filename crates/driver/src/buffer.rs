@@ -124,7 +124,7 @@ impl Drop for DmaBuffer {
         if let Some((heap, chunk)) = self.home.take()
             && let Some(heap) = heap.upgrade()
         {
-            heap.give_back(chunk, self.offset, self.len);
+            heap.free(chunk, self.offset, self.len);
         }
     }
 }
@@ -134,7 +134,7 @@ struct Chunk {
     space: Space,
 }
 
-/// Mapped memory of the driver's own, handed out in pieces: for queues, PRP lists, and the user's
+/// Mapped memory of the driver's own, allocated in pieces: for queues, PRP lists, and the user's
 /// buffers. Not for the data path: a lock is taken.
 pub struct Heap {
     mapper: Arc<Mapper>,
@@ -220,7 +220,7 @@ impl Heap {
         Ok(buffer)
     }
 
-    fn give_back(&self, chunk: usize, offset: u64, len: u64) {
+    fn free(&self, chunk: usize, offset: u64, len: u64) {
         let mut chunks = self.chunks.lock().unpoisoned();
         if let Some(chunk) = chunks.get_mut(chunk) {
             let len = len.max(1).next_multiple_of(self.page);

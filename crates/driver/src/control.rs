@@ -95,7 +95,7 @@ pub(crate) enum State {
     GoneWild = 2,
     /// Disabled for a while; commands wait.
     Suspended = 3,
-    /// To be given back: what is in flight ends, nothing more is taken.
+    /// To be released: what is in flight ends, nothing more is taken.
     Draining = 4,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Shared {
     pub resets: AtomicU64,
     pub limits: Limits,
     /// How many commands each queue pair has in flight: stored by its thread, read when the
-    /// device is to be given back.
+    /// device is to be released.
     flying: Mutex<Vec<Weak<AtomicU32>>>,
     control: Mutex<Control>,
 }

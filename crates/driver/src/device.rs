@@ -298,7 +298,7 @@ impl Device {
     }
 
     /// A descriptor that becomes readable when the system asks for the device back (VFIO's request
-    /// interrupt); `None` on a transport that never does. The answer is [`Device::give_back`].
+    /// interrupt); `None` on a transport that never does. The answer is [`Device::release`].
     ///
     /// # Errors
     /// [`Error`].
@@ -310,8 +310,8 @@ impl Device {
     /// long at most, shuts the controller down, and releases it although handles still exist; those
     /// only see that it is gone. Whether everything ended by itself; what did not, fails as gone.
     /// Queue pairs have to be polled meanwhile, each by its own thread.
-    pub fn give_back(&self, limit: std::time::Duration) -> bool {
-        self.shared.give_back(limit)
+    pub fn release(&self, limit: std::time::Duration) -> bool {
+        self.shared.release(limit)
     }
 
     /// The shadow doorbell buffers in use, for tests.

@@ -1,6 +1,6 @@
-//! The seam to the controller: registers, memory, interrupts, reset. Whatever
-//! carries a controller implements
-//! [`Transport`]: VFIO, a vfio-user socket, a controller in this process, or a test that tampers with one of these.
+//! The seam to the controller: registers, memory, interrupts, reset. Whatever carries a controller
+//! implements [`Transport`]: VFIO, a vfio-user socket, a controller in this process, or a test that
+//! tampers with one of these.
 
 use std::any::Any;
 use std::fmt::Debug;

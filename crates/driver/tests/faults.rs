@@ -1,5 +1,5 @@
 //! Faults: a controller that loses, repeats or invents completions, that is reset behind our back,
-//! that fails, that goes away. Never a hang, never a panic, never a buffer given back that the
+//! that fails, that goes away. Never a hang, never a panic, never a buffer returned that the
 //! device may still write to.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
@@ -39,7 +39,7 @@ fn each_new(mut spoil: impl FnMut(u64, nvme::Completion) -> Look + Send + 'stati
     }))
 }
 
-/// Random I/O under a tap; the disk is right in the end, and the counters are handed out.
+/// Random I/O under a tap; the disk is right in the end, and the counters can be read.
 fn under(tap: Box<dyn Tap>, options: Options, requests: u64) -> (driver::QueueCounters, Device) {
     let device = open(&disk(2 * MIB, 512), options);
     let mut queue = device
@@ -407,7 +407,7 @@ fn a_device_that_is_pulled_fails_everything_and_gives_the_buffers_back() {
 }
 
 #[test]
-fn buffers_that_a_lost_device_may_still_write_to_are_never_given_back() {
+fn buffers_that_a_lost_device_may_still_write_to_are_never_returned() {
     let (transport, device) = sick(MIB);
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
     for i in 0..20 {
@@ -577,7 +577,7 @@ fn namespaces_that_grow_come_and_go_are_noticed() {
 }
 
 #[test]
-fn events_are_handed_out_and_asked_for_again() {
+fn events_are_delivered_and_asked_for_again() {
     let transport = disk(MIB, 512);
     let device = open(&transport, Options::default());
     let queue = device.queue(1, QueueOptions::default()).unwrap();

@@ -245,7 +245,7 @@ fn only_who_waits_for_one_queue_pair_rests() {
 }
 
 #[test]
-fn what_comes_during_a_rest_ends_it_and_is_handed_out() {
+fn what_comes_during_a_rest_ends_it_and_is_delivered() {
     let (transport, device, faults) = holding();
     let mut queue = polled(&device);
     let mut buffer = device.allocate(4096).unwrap();

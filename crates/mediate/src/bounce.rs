@@ -53,8 +53,8 @@ impl Bounces {
         Ok(buffer)
     }
 
-    /// Takes a buffer back that nothing uses any more.
-    pub fn give_back(&mut self, buffer: DmaBuffer) {
+    /// Keeps a buffer that nothing uses any more, for the next.
+    pub fn recycle(&mut self, buffer: DmaBuffer) {
         self.used -= buffer.len().min(self.used);
         if self.spare.len() < KEPT && buffer.len() <= KEPT_BYTES {
             self.spare.push(buffer);

@@ -20,7 +20,7 @@ pub(crate) enum Use {
 /// A guest's command in flight, or room for one: what its end needs, in one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Entry {
+pub(crate) struct InFlight {
     pub used: Use,
     /// Whose it is.
     pub client: usize,
@@ -40,12 +40,12 @@ pub(crate) struct Entry {
     pub dw0: u32,
 }
 
-const _: () = assert!(size_of::<Entry>() == 64);
+const _: () = assert!(size_of::<InFlight>() == 64);
 
 /// The copy that the device works on, and the guest's memory that it is a copy of.
 pub(crate) type Copied = (DmaBuffer, SegmentList);
 
-impl Entry {
+impl InFlight {
     pub fn new() -> Self {
         Self {
             used: Use::Free,

@@ -5,7 +5,7 @@ use driver::iova::Tables;
 use nvme::Status;
 
 use crate::bounce::{Bounces, copy};
-use crate::entry::{Copied, Done, Entry, Use};
+use crate::entry::{Copied, Done, InFlight, Use};
 
 /// Looks at the physical queue pair after which one that asked for room without success, and has
 /// not asked again, is taken to want none.
@@ -32,7 +32,7 @@ impl Client {
 /// The commands in flight, what they hold, and the virtual queue pairs that they are of.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    pub entries: Vec<Entry>,
+    pub entries: Vec<InFlight>,
     /// Of entries that say so, their copies.
     copies: Vec<Option<Copied>>,
     /// Numbers of entries that are not in use.
@@ -45,7 +45,7 @@ pub(crate) struct Flight {
 impl Flight {
     pub fn new(device: &Device, depth: usize) -> Self {
         Self {
-            entries: (0..depth).map(|_| Entry::new()).collect(),
+            entries: (0..depth).map(|_| InFlight::new()).collect(),
             copies: (0..depth).map(|_| None).collect(),
             free: (0..depth as u16).rev().collect(),
             tables: Tables::new(device.mapper()),
@@ -108,7 +108,7 @@ impl Flight {
             if wanted && !copy(&data, &buffer, false) {
                 entry.status = Status::DATA_TRANSFER_ERROR;
             }
-            self.bounces.give_back(buffer);
+            self.bounces.recycle(buffer);
         }
         entry.used = Use::Free;
         let done = Done::new(entry.token, entry.status, dw0);
@@ -143,7 +143,7 @@ impl Flight {
             && std::mem::take(&mut entry.copied)
             && let Some((buffer, _)) = self.copies.get_mut(at).and_then(Option::take)
         {
-            self.bounces.give_back(buffer);
+            self.bounces.recycle(buffer);
         }
     }
 

@@ -44,7 +44,7 @@ pub(crate) struct Lane {
 }
 
 /// What a command needs to be put on the device's queue.
-pub(crate) struct Job<'a> {
+pub(crate) struct Submission<'a> {
     pub client: usize,
     pub token: u64,
     pub guest: &'a Command,
@@ -180,7 +180,7 @@ impl Lane {
     /// Translates a checked command and puts it on the physical queue. On an
     /// error nothing has happened.
     #[inline]
-    pub fn start(&mut self, plan: &Plan, job: &mut Job<'_>) -> Result<(), Status> {
+    pub fn start(&mut self, plan: &Plan, job: &mut Submission<'_>) -> Result<(), Status> {
         let Some(&index) = self.flight.free.last() else {
             // A host that is told to try again must not do so for ever.
             let gone = self.queue.is_gone();
@@ -260,7 +260,7 @@ impl Lane {
         &mut self,
         index: u16,
         plan: &Plan,
-        job: &mut Job<'_>,
+        job: &mut Submission<'_>,
         len: u64,
         access: Access,
     ) -> Result<(), Status> {
@@ -283,7 +283,7 @@ impl Lane {
         &mut self,
         index: u16,
         plan: &Plan,
-        job: &mut Job<'_>,
+        job: &mut Submission<'_>,
         len: u64,
     ) -> Result<(), Status> {
         let Some(entry) = self.flight.entries.get_mut(usize::from(index)) else {
@@ -332,7 +332,7 @@ impl Lane {
         &mut self,
         index: u16,
         plan: &Plan,
-        job: &mut Job<'_>,
+        job: &mut Submission<'_>,
         method: driver::raw::Method,
         len: u64,
         most: u64,
@@ -418,7 +418,7 @@ impl Lane {
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             entry.parts = entry.parts.saturating_sub(parts);
             if entry.parts == 0 {
-                // Handed out by the next poll, with its own status.
+                // Delivered by the next poll, with its own status.
                 self.over.push((index, Status::SUCCESS, entry.dw0));
                 entry.parts = 1;
             }
@@ -432,7 +432,7 @@ impl Lane {
         &mut self,
         index: u16,
         plan: &Plan,
-        job: &mut Job<'_>,
+        job: &mut Submission<'_>,
         count: usize,
     ) -> Result<(), Status> {
         let mut bytes = [0; DSM_MAX_RANGES * 16];

@@ -10,8 +10,8 @@ use crate::lane::Lane;
 use crate::options::DirectOptions;
 use crate::queue::DirectQueue;
 
-/// The physical queue pairs of one device that one worker has taken. They are given
-/// back when nobody uses them.
+/// The physical queue pairs of one device that one worker has taken. They are
+/// released when nobody uses them.
 #[derive(Debug)]
 pub struct Pool {
     device: Device,

@@ -12,7 +12,7 @@ use nvme::{Command, NvmOpcode, Status};
 
 use crate::check::{Rules, Wants};
 use crate::entry::Done;
-use crate::lane::{Job, Lane};
+use crate::lane::{Lane, Submission};
 use crate::options::DirectOptions;
 use crate::slice::Slice;
 use crate::stats::QueueStats;
@@ -184,7 +184,7 @@ impl DirectQueue {
         };
         lane.start(
             &plan,
-            &mut Job {
+            &mut Submission {
                 client: self.client,
                 token,
                 guest,

@@ -220,7 +220,7 @@ fn sleep(waker: &mediate::Waker) -> bool {
 }
 
 #[test]
-fn a_queue_that_is_polled_lets_go_of_its_interrupt_and_takes_it_to_sleep() {
+fn a_queue_that_is_polled_detaches_its_interrupt_and_attaches_it_to_sleep() {
     let transport = Arc::new(Quiet(
         controller(MIB, ControllerConfig::default()),
         AtomicBool::new(false),

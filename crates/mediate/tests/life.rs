@@ -148,7 +148,7 @@ fn removal_is_a_clean_error() {
 }
 
 #[test]
-fn given_back_after_what_is_in_flight() {
+fn released_after_what_is_in_flight() {
     for stuck in [false, true] {
         let (model, device, mut guest) = guest(Options::default());
         assert!(
@@ -163,7 +163,7 @@ fn given_back_after_what_is_in_flight() {
             let over = over.clone();
             let limit = if stuck { 100 } else { 60_000 };
             std::thread::spawn(move || {
-                let drained = device.give_back(Duration::from_millis(limit));
+                let drained = device.release(Duration::from_millis(limit));
                 over.store(true, Ordering::Release);
                 drained
             })

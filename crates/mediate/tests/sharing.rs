@@ -55,7 +55,7 @@ fn one_each_and_then_the_one_with_the_fewest_users() {
     // Another worker finds none.
     let other = Pool::new(device.clone()).queue(DirectOptions::new(1, slice(&device, 9)));
     assert!(matches!(other, Err(Error::NoQueue { allowed: 2 })));
-    // They are given back with the last user.
+    // They are released with the last user.
     guests.clear();
     Pool::new(device.clone())
         .queue(DirectOptions::new(1, slice(&device, 9)))

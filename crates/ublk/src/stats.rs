@@ -31,7 +31,7 @@ pub struct QueueStats {
     pub bytes_written: Counter,
     /// Flushes done.
     pub flushes: Counter,
-    /// Ranges zeroed or given back.
+    /// Ranges zeroed or deallocated.
     pub discards: Counter,
     /// Requests that failed.
     pub errors: Counter,

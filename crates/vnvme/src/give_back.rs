@@ -57,7 +57,7 @@ fn wait(device: &Device, name: &str, request: &OwnedFd, stop: &OwnedFd) {
                 device = name,
                 "the system asks for the device: giving it back"
             );
-            let drained = device.give_back(PATIENCE);
+            let drained = device.release(PATIENCE);
             tracing::warn!(device = name, drained, "the device was given back");
             return;
         }

@@ -258,11 +258,11 @@ fn mischief(host: &mut Host, random: &mut Random) {
     match random.below(5) {
         0 => {
             for _ in 0..8 {
-                let bell = doorbell_offset(random.below(8) as u16, random.below(2) == 0, 0);
+                let doorbell = doorbell_offset(random.below(8) as u16, random.below(2) == 0, 0);
                 let value = [random.below(64), random.next()][random.below(2) as usize];
                 let _ = host
                     .client
-                    .region_write(BAR0, bell, &(value as u32).to_le_bytes());
+                    .region_write(BAR0, doorbell, &(value as u32).to_le_bytes());
             }
         }
         1 => {

@@ -46,7 +46,7 @@ impl World {
     }
 }
 
-fn give_back<K: Ord + Copy + std::fmt::Debug>(counts: &RefCell<BTreeMap<K, u32>>, key: K) -> bool {
+fn count_down<K: Ord + Copy + std::fmt::Debug>(counts: &RefCell<BTreeMap<K, u32>>, key: K) -> bool {
     let mut counts = counts.borrow_mut();
     match counts.get_mut(&key) {
         Some(1) => counts.remove(&key).is_some(),
@@ -71,7 +71,7 @@ impl Pages for Shared {
     }
 
     fn unpin(&mut self, page: GuestPage) {
-        if !give_back(&self.0.pins, page) {
+        if !count_down(&self.0.pins, page) {
             self.0.fault(format!("{page:?} unpinned once too often"));
         }
     }
@@ -87,7 +87,7 @@ impl Subclasses for Shared {
     }
 
     fn unregister(&mut self, subclass: Subclass) {
-        if !give_back(&self.0.subclasses, subclass) {
+        if !count_down(&self.0.subclasses, subclass) {
             self.0
                 .fault(format!("{subclass:?} unregistered once too often"));
         }

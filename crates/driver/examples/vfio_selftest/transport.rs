@@ -174,11 +174,11 @@ impl<'a> Admin<'a> {
             .write(SQ as usize + 64 * slot as usize, command.as_bytes())?;
         self.memory.write(DATA as usize, &[0; 4096])?;
         self.sent += 1;
-        let bell = self
+        let doorbell = self
             .vfio
             .doorbell(regs::DOORBELLS)
             .ok_or("no mapped doorbell")?;
-        bell.ring(self.sent % ENTRIES);
+        doorbell.ring(self.sent % ENTRIES);
         let mut ready = [PollFd::new(&self.interrupt, PollFlags::IN)];
         let limit = Timespec {
             tv_sec: 30,

@@ -1,5 +1,5 @@
 //! What happens to a controller from outside: it is suspended and resumed, or
-//! given back to the system.
+//! released to the system.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -57,7 +57,7 @@ impl Shared {
 
     /// Lets what is in flight end, for so long at most, and takes nothing more; then shuts the
     /// controller down. Whether everything ended by itself; what did not, fails as gone.
-    pub fn give_back(&self, limit: Duration) -> bool {
+    pub fn release(&self, limit: Duration) -> bool {
         {
             let _control = self.lock();
             if self.state() == State::Live {

@@ -1,4 +1,4 @@
-//! Free address space: ranges allocated and given back, coalesced.
+//! Free address space: ranges allocated and freed, coalesced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, RwCdw12, WriteZeroesCdw12};
 use nvme::{Command, regs};
 
-use super::bell::Bell;
 use super::data::{self, IovaRange, Method, Shape};
+use super::host_doorbell::HostDoorbell;
 use super::nap::Nap;
 use super::request::{Completion, Op, QueueCounters, Sink, Tap};
 use super::ring::{CqRing, Lists, SqRing};
@@ -37,7 +37,7 @@ pub(crate) enum Data<'a> {
 }
 
 /// A queue pair without its handle.
-pub(crate) struct Core {
+pub(crate) struct QueueCore {
     pub shared: Arc<Shared>,
     /// The controller's life that the queue pair belongs to.
     pub epoch: u32,
@@ -52,8 +52,8 @@ pub(crate) struct Core {
     pub sq: SqRing,
     pub cq: CqRing,
     pub lists: Lists,
-    sq_bell: Bell,
-    pub(super) cq_bell: Bell,
+    sq_doorbell: HostDoorbell,
+    pub(super) cq_doorbell: HostDoorbell,
     pub vector: Option<u16>,
     pub eventfd: Option<OwnedFd>,
     /// Its owner polls, and sleeps seldom.
@@ -83,14 +83,14 @@ pub(crate) struct Core {
     /// Ticks until a command is late.
     timeout_ticks: u32,
     rounds: u32,
-    /// Completions that came about otherwise than by an entry, to be handed out by the next poll.
+    /// Completions that came about otherwise than by an entry, to be delivered by the next poll.
     pub finished: VecDeque<Completion>,
     pub tap: Option<Box<dyn Tap>>,
     stepped: bool,
     pub counters: QueueCounters,
 }
 
-impl Core {
+impl QueueCore {
     pub fn new(
         shared: &Arc<Shared>,
         namespace: &Namespace,
@@ -111,10 +111,10 @@ impl Core {
         let sq = heap.allocate(sq_entries as usize * size_of::<Command>())?;
         let cq = heap.allocate(cq_entries as usize * size_of::<nvme::Completion>())?;
         let lists = heap.allocate(each * depth as usize)?;
-        let bell = |is_cq, size| {
+        let doorbell = |is_cq, size| {
             let offset = regs::doorbell_offset(qid, is_cq, limits.dstrd);
             let behaviour = shared.options.doorbells.behaviour;
-            Bell::new(&shared.transport, offset, size, behaviour)
+            HostDoorbell::new(&shared.transport, offset, size, behaviour)
         };
         let interrupt = if options.interrupts && limits.vectors > 0 {
             shared.lock().vector(qid)
@@ -137,8 +137,8 @@ impl Core {
             sq: SqRing::new(sq, sq_entries).ok_or_else(area)?,
             cq: CqRing::new(cq, cq_entries).ok_or_else(area)?,
             lists: Lists::new(lists, each, depth as usize).ok_or_else(area)?,
-            sq_bell: bell(false, sq_entries),
-            cq_bell: bell(true, cq_entries),
+            sq_doorbell: doorbell(false, sq_entries),
+            cq_doorbell: doorbell(true, cq_entries),
             vector,
             eventfd,
             polled: options.polled,
@@ -187,8 +187,8 @@ impl Core {
 
     pub fn counters(&self) -> QueueCounters {
         QueueCounters {
-            register_doorbells: self.sq_bell.registers + self.cq_bell.registers,
-            silent_doorbells: self.sq_bell.silent + self.cq_bell.silent,
+            register_doorbells: self.sq_doorbell.registers + self.cq_doorbell.registers,
+            silent_doorbells: self.sq_doorbell.silent + self.cq_doorbell.silent,
             ..self.counters
         }
     }
@@ -209,8 +209,8 @@ impl Core {
         }
         self.cq.clear();
         (self.tail, self.rung, self.head, self.phase, self.untold) = (0, 0, 0, true, 0);
-        self.sq_bell.reset();
-        self.cq_bell.reset();
+        self.sq_doorbell.reset();
+        self.cq_doorbell.reset();
         let stride = regs::doorbell_stride(shared.limits.dstrd) as usize;
         let at = |is_cq: usize| (2 * usize::from(self.qid) + is_cq) * stride;
         if let Some(buffers) = control.shadow_buffers()
@@ -221,7 +221,7 @@ impl Core {
                 .iter()
                 .flatten()
             {
-                Bell::clear(cells);
+                HostDoorbell::clear(cells);
             }
         }
         let queues = Queues {
@@ -234,13 +234,13 @@ impl Core {
         };
         control.create_queues(&queues, shared.options.admin_timeout)?;
         if let Some(buffers) = control.shadow(&shared) {
-            self.sq_bell.attach(buffers.cells(at(0)));
-            self.cq_bell.attach(buffers.cells(at(1)));
+            self.sq_doorbell.attach(buffers.cells(at(0)));
+            self.cq_doorbell.attach(buffers.cells(at(1)));
         }
         Ok(())
     }
 
-    /// Submits one command of at most [`Core::max_blocks`] blocks (operations with data)
+    /// Submits one command of at most [`QueueCore::max_blocks`] blocks (operations with data)
     /// or 65,536. Nothing is rung.
     #[inline]
     pub fn push(
@@ -333,7 +333,7 @@ impl Core {
             }
             self.tell_in_flight();
             self.rung = self.tail;
-            self.sq_bell.publish(self.tail);
+            self.sq_doorbell.publish(self.tail);
         }
     }
 
@@ -343,14 +343,14 @@ impl Core {
         self.look(done, true)
     }
 
-    /// As [`Core::poll`], with a rest or, for an owner with other things to look at, without.
+    /// As [`QueueCore::poll`], with a rest or, for an owner with other things to look at, without.
     #[inline]
     pub fn look(&mut self, done: &mut impl Sink, rest: bool) -> usize {
         self.ring();
         let mut may_rest = rest || self.stepped;
         let mut count = loop {
             let count = self.reap(done);
-            // What comes during the rest is handed out at once: its submitter waits for it.
+            // What comes during the rest is delivered at once: its submitter waits for it.
             if count > 0 || !std::mem::take(&mut may_rest) || !self.rest() {
                 break count;
             }
@@ -508,7 +508,7 @@ impl Core {
             Ok(csts) if !csts.rdy() => self.recover("the controller was reset by another owner"),
             Ok(_) => {
                 let (tick, timeout_ticks) = (self.tick, self.timeout_ticks);
-                let late = |slot: &super::slots::Slot| {
+                let late = |slot: &super::slots::CommandSlot| {
                     slot.busy && tick.wrapping_sub(slot.tick) > timeout_ticks
                 };
                 let late = self.slots.iter().position(late);

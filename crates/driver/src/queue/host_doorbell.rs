@@ -10,7 +10,7 @@ use crate::transport::{DoorbellCell, Transport};
 
 /// A doorbell that this side writes.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct HostDoorbell {
     publisher: Publisher,
     shadow: Option<ShadowCells>,
     cell: Option<DoorbellCell>,
@@ -25,7 +25,7 @@ pub(crate) struct Bell {
     pub silent: u64,
 }
 
-impl Bell {
+impl HostDoorbell {
     pub fn new(
         transport: &Arc<dyn Transport>,
         offset: u64,

@@ -10,9 +10,9 @@
 //! doorbells mostly none at all. Reset, time-outs and split requests leave that path for
 //! `core`'s cold part and `split`.
 
-pub(crate) mod bell;
 pub(crate) mod core;
 pub(crate) mod data;
+pub(crate) mod host_doorbell;
 mod nap;
 pub mod raw;
 mod reap;
@@ -35,7 +35,7 @@ use crate::control::{Shared, State};
 use crate::error::{CommandError, Error, Refusal, Refused};
 use crate::namespace::Namespace;
 use crate::options::QueueOptions;
-use core::{Core, Data};
+use core::{Data, QueueCore};
 use data::{IovaRange, Method};
 pub(crate) use slots::SINGLE;
 use split::Parent;
@@ -49,7 +49,7 @@ use wait::Waiter;
 /// only then is their memory free.
 pub struct QueuePair {
     /// Always there, until it is dropped.
-    core: Option<Box<Core>>,
+    core: Option<Box<QueueCore>>,
     waiter: Waiter,
     bounce: Option<DmaBuffer>,
 }
@@ -69,7 +69,7 @@ impl QueuePair {
         options: QueueOptions,
     ) -> Result<Self, Error> {
         let qid = shared.lock().take_qid()?;
-        let made = Core::new(shared, namespace, options, qid).and_then(|mut core| {
+        let made = QueueCore::new(shared, namespace, options, qid).and_then(|mut core| {
             core.attach()?;
             Ok(core)
         });
@@ -91,7 +91,7 @@ impl QueuePair {
     }
 
     #[inline]
-    pub(crate) fn core(&mut self) -> Option<&mut Core> {
+    pub(crate) fn core(&mut self) -> Option<&mut QueueCore> {
         self.core.as_deref_mut()
     }
 
@@ -365,7 +365,7 @@ impl QueuePair {
     }
 
     /// Executes a request and waits for it. Its `user_data` must be no other's that is in flight;
-    /// other completions that come meanwhile are handed out by the next poll.
+    /// other completions that come meanwhile are delivered by the next poll.
     ///
     /// # Errors
     /// [`Refused`].
@@ -502,7 +502,7 @@ impl Drop for QueuePair {
         };
         // The next one with its number finds the interrupt in place.
         core.attach_interrupt();
-        let Core {
+        let QueueCore {
             shared,
             epoch,
             qid,

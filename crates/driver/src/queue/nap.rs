@@ -8,7 +8,7 @@
 
 use std::os::fd::AsFd;
 
-use super::core::Core;
+use super::core::QueueCore;
 use super::wait;
 
 /// Completions found since the last sleep, after which the interrupt is detached: attaching and
@@ -35,7 +35,7 @@ impl Nap {
     }
 }
 
-impl Core {
+impl QueueCore {
     /// Completions were found: whether the interrupt is worth its price.
     #[inline]
     pub(super) fn found(&mut self, count: usize) {

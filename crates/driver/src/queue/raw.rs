@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U16, U32};
 
 pub use super::data::{IovaRange, Method};
 
-use super::core::Core;
+use super::core::QueueCore;
 use super::request::Sink;
 use super::slots::SINGLE;
 use super::{Completion, QueuePair};
@@ -52,7 +52,7 @@ pub enum RawData<'a> {
     Words(&'a [u64]),
 }
 
-impl Core {
+impl QueueCore {
     /// Submits a command. Of `command` the opcode, the namespace and command dwords 10 to
     /// 15 are taken, nothing else.
     #[inline]
@@ -230,7 +230,7 @@ impl QueuePair {
     /// Before the owner sleeps on [`QueuePair::eventfd`]: consumes what was signalled so far.
     /// `true`: nothing waits here, and what completes from now on signals. `false`: poll again.
     pub fn arm(&mut self) -> bool {
-        self.core().is_none_or(Core::arm)
+        self.core().is_none_or(QueueCore::arm)
     }
 
     /// Whether [`QueuePair::arm`] can say yes while commands are in flight: the queue pair

@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering;
 
 use nvme::Status;
 
-use super::core::Core;
+use super::core::QueueCore;
 use super::request::{Look, Sink};
 use super::ring::Cqe;
 use super::slots::SINGLE;
 use crate::error::CommandError;
 
-impl Core {
+impl QueueCore {
     /// Says how many commands are in flight.
     #[inline]
     pub(super) fn tell_in_flight(&self) {
@@ -36,7 +36,7 @@ impl Core {
             self.untold += consumed;
             if self.untold >= self.lazy {
                 self.untold = 0;
-                self.cq_bell.publish(self.head);
+                self.cq_doorbell.publish(self.head);
             }
         }
         count

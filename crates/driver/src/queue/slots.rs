@@ -11,7 +11,7 @@ pub(crate) const SINGLE: u32 = u32::MAX;
 /// looked at again if all goes well, and one with what its end needs.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Slot {
+pub(crate) struct CommandSlot {
     /// As it was submitted, to be submitted again after a reset.
     pub command: Command,
     pub hold: Option<DmaBuffer>,
@@ -28,12 +28,12 @@ pub(crate) struct Slot {
     pub tries: u8,
 }
 
-const _: () = assert!(size_of::<Slot>() == 2 * 64);
+const _: () = assert!(size_of::<CommandSlot>() == 2 * 64);
 
 /// All slots of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<CommandSlot>,
     free: Vec<u16>,
     /// Low bits of a CID that are the slot's number.
     bits: u32,
@@ -47,7 +47,7 @@ impl Slots {
         let bits = u32::from(count + 1).next_power_of_two().trailing_zeros();
         Self {
             slots: (0..count)
-                .map(|index| Slot {
+                .map(|index| CommandSlot {
                     command: Command::default(),
                     hold: None,
                     user_data: 0,
@@ -80,7 +80,7 @@ impl Slots {
 
     /// Takes the slot that [`Slots::next`] named, with a fresh CID.
     #[inline]
-    pub fn begin(&mut self, index: u16) -> Option<&mut Slot> {
+    pub fn begin(&mut self, index: u16) -> Option<&mut CommandSlot> {
         if self.free.last() != Some(&index) {
             return None;
         }
@@ -95,19 +95,19 @@ impl Slots {
 
     /// The command in flight that a completion names; `None` when there is none.
     #[inline]
-    pub fn named(&mut self, cid: u16) -> Option<(u16, &mut Slot)> {
+    pub fn named(&mut self, cid: u16) -> Option<(u16, &mut CommandSlot)> {
         let index = cid & ((1u32 << self.bits) - 1) as u16;
         let slot = self.slots.get_mut(usize::from(index))?;
         (slot.busy && slot.cid == cid).then_some((index, slot))
     }
 
     /// A slot.
-    pub fn get(&mut self, index: u16) -> Option<&mut Slot> {
+    pub fn get(&mut self, index: u16) -> Option<&mut CommandSlot> {
         self.slots.get_mut(usize::from(index))
     }
 
     /// The command goes out again: its next completion has another CID.
-    pub fn renew(&mut self, index: u16) -> Option<&mut Slot> {
+    pub fn renew(&mut self, index: u16) -> Option<&mut CommandSlot> {
         let bits = self.bits;
         let slot = self.slots.get_mut(usize::from(index))?;
         slot.renew(bits);
@@ -129,7 +129,7 @@ impl Slots {
         busy.map(|(index, _)| index as u16).collect()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub fn iter(&self) -> impl Iterator<Item = &CommandSlot> {
         self.slots.iter()
     }
 
@@ -142,7 +142,7 @@ impl Slots {
     }
 }
 
-impl Slot {
+impl CommandSlot {
     #[inline]
     fn renew(&mut self, bits: u32) {
         self.cid = self.cid.wrapping_add((1u32 << bits) as u16);

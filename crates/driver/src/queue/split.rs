@@ -52,7 +52,7 @@ impl Parents {
         self.parents.get_mut(index as usize)
     }
 
-    /// Ends a request; its buffer and its list of ranges are handed out.
+    /// Ends a request; its buffer and its list of ranges are returned.
     pub fn end(&mut self, index: u32) -> Option<(Option<DmaBuffer>, Vec<IovaRange>)> {
         let parent = self.parents.get_mut(index as usize)?;
         if !std::mem::take(&mut parent.busy) {

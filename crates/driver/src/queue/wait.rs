@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::core::Core;
+use super::core::QueueCore;
 use super::request::Completion;
 
 /// The shortest window worth having.
@@ -35,7 +35,7 @@ impl Waiter {
 
     pub fn wait(
         &mut self,
-        core: &mut Core,
+        core: &mut QueueCore,
         timeout: Duration,
         done: &mut impl FnMut(Completion),
     ) -> io::Result<usize> {
@@ -101,7 +101,7 @@ impl Waiter {
 }
 
 /// Consumes what the queue's interrupt has signalled so far.
-pub(super) fn drain(core: &Core) {
+pub(super) fn drain(core: &QueueCore) {
     if let Some(eventfd) = &core.eventfd {
         let mut count = [0; 8];
         // Not blocking: nothing to read is no error.

@@ -214,7 +214,7 @@ impl Vfio {
     /// An error for calls that come after the device was released.
     fn held(&self) -> Result<(), TransportError> {
         if self.released.load(Ordering::Acquire) {
-            return Err(TransportError::Gone("it was given back".into()));
+            return Err(TransportError::Gone("it was released".into()));
         }
         Ok(())
     }
