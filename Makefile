@@ -28,6 +28,7 @@ help:
 SLOW = ap doorbell harness fuzz soak volume worker vhost-blk driver ap-plugin
 quick: tools-build
 	harness/setup.sh check
+	harness/words.sh
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace --lib --bins $(SLOW:%=--exclude %)
