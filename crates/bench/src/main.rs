@@ -9,6 +9,8 @@
 //! *What may be touched here.* Servers, as processes: by their sockets, their configuration and
 //! their control socket. *What may not.* The inside of the program that is measured. There is no
 //! unsafe code.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A suite fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
 mod output;

@@ -1,4 +1,6 @@
 //! What a suite must not leave behind.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use std::fs;

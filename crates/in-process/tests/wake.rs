@@ -1,4 +1,6 @@
 //! A controller on a thread of its own that sleeps: each command wakes it.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{Device, DmaBuffer, Options, QueueOptions, QueuePair};

@@ -1,5 +1,7 @@
 //! Every wrapper over every kind, with fast paths and without, answers the same as a naive model: a
 //! byte vector.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
 
 mod common;
 

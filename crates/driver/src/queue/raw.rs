@@ -239,8 +239,8 @@ impl QueuePair {
         self.core.as_ref().is_some_and(|core| core.can_wake())
     }
 
-    /// After how long to poll again at the latest although nothing was signalled: a command may have
-    /// reached its time-out.
+    /// After how long to poll again at the latest although nothing was signalled: a command may
+    /// have reached its time-out.
     pub fn until_tick(&self) -> Option<Duration> {
         let core = self.core.as_ref()?;
         (core.slots.in_flight() > 0).then(|| core.tick_len())

@@ -1,7 +1,7 @@
 //! `make bench`, the part that needs a guest: suite `guest`.
 //!
-//! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes figures in the form of `results.json`, for
-//! `vnvme-bench --report --add OUTPUT`.
+//! Usage: bench OUTPUT [--runtime SECONDS] [--runs N]. Writes figures in the form of
+//! `results.json`, for `vnvme-bench --report --add OUTPUT`.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
