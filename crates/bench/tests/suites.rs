@@ -1,6 +1,7 @@
 //! What a suite must not leave behind.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
+#![allow(unsafe_code)] // `pre_exec`.
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use std::fs;
