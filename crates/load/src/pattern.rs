@@ -4,7 +4,7 @@ use crate::job::{Job, Rw};
 
 /// SplitMix64: fast, and good enough to scatter I/O (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// A sequence; equal seeds give equal sequences.
@@ -46,7 +46,7 @@ pub fn fill(data: &mut [u8], offset: u64, seed: u64) {
 }
 
 /// The offset in the target of the first 8 bytes that are not as [`fill`] made them.
-pub fn check(data: &[u8], offset: u64, seed: u64) -> Option<u64> {
+pub(crate) fn check(data: &[u8], offset: u64, seed: u64) -> Option<u64> {
     data.chunks(8).enumerate().find_map(|(i, word)| {
         let at = offset + 8 * i as u64;
         let value = mix(seed ^ at).to_le_bytes();
@@ -56,7 +56,7 @@ pub fn check(data: &[u8], offset: u64, seed: u64) -> Option<u64> {
 
 /// The part of a target that one queue works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub(crate) struct Region {
     /// First byte.
     pub start: u64,
     /// Blocks of the job's size.
@@ -85,7 +85,7 @@ impl Region {
 
 /// One queue's sequence of I/Os.
 #[derive(Clone, Debug)]
-pub struct Sequence {
+pub(crate) struct Sequence {
     random: Random,
     region: Region,
     bs: u64,
@@ -96,7 +96,7 @@ pub struct Sequence {
 
 /// One I/O of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Step {
+pub(crate) struct Step {
     /// A write, else a read.
     pub write: bool,
     /// Block of the region.
@@ -151,7 +151,7 @@ impl Sequence {
 
 /// Blocks that were written, one bit each.
 #[derive(Clone, Debug, Default)]
-pub struct Written(Vec<u64>);
+pub(crate) struct Written(Vec<u64>);
 
 impl Written {
     /// Nothing was written of `blocks` blocks.

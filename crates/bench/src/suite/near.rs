@@ -63,7 +63,7 @@ impl Place {
                 let mut seen = seen.lock().unpoisoned();
                 seen.append(&mut looked);
                 chosen.or_else(|error| {
-                    tracing::warn!("no memory near CPUs {client} and {server}: {error:#}");
+                    eprintln!("no memory near CPUs {client} and {server}: {error:#}");
                     Memory::anonymous(len)
                 })
             })
