@@ -102,7 +102,7 @@ impl Results {
     fn parse(bytes: &[u8]) -> Result<Results> {
         let mut results = Results::default();
         for object in serde_json::from_slice::<Vec<serde_json::Value>>(bytes)? {
-            if object["suite"] == "about" {
+            if object.get("suite").is_some_and(|suite| suite == "about") {
                 results.about = serde_json::from_value(object)?;
             } else {
                 results.rows.push(serde_json::from_value(object)?);

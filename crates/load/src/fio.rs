@@ -115,20 +115,23 @@ fn flow(flow: &Flow, measured: &Measured, bins: bool) -> Value {
 /// Submission and completion are one step here: `clat` and `lat` are the same, `slat` is nothing.
 fn latency(flow: &Flow, bins: bool) -> Value {
     let histogram = &flow.latency;
-    let mut value = json!({
+    let value = json!({
         "min": if histogram.is_empty() { 0 } else { histogram.min() },
         "max": histogram.max(),
         "mean": flow.mean(),
         "stddev": flow.deviation(),
         "N": histogram.len(),
     });
-    if histogram.is_empty() {
+    let Value::Object(mut value) = value else {
         return value;
+    };
+    if histogram.is_empty() {
+        return value.into();
     }
     let percentiles = PERCENTILES
         .iter()
         .map(|&p| (format!("{p:.6}"), flow.percentile(p).into()));
-    value["percentile"] = Value::Object(percentiles.collect());
+    value.insert("percentile".into(), Value::Object(percentiles.collect()));
     if bins {
         let counts = histogram.iter_recorded().map(|step| {
             (
@@ -136,9 +139,9 @@ fn latency(flow: &Flow, bins: bool) -> Value {
                 step.count_at_value().into(),
             )
         });
-        value["bins"] = Value::Object(counts.collect());
+        value.insert("bins".into(), Value::Object(counts.collect()));
     }
-    value
+    value.into()
 }
 
 /// I/Os that were told to the target together, on average.
