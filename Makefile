@@ -3,10 +3,11 @@
 #   make demo    a disk served to a real Linux guest, end to end
 #   make quick   formatting, lints and the unit tests that are fast: before each commit
 #   make check   formatting, lints, documentation, AArch64, licences
-#   make test    check, then unit, property, socket and guest tests, and ten seconds of each fuzz target
+#   make test    check, then unit, property, socket and guest tests, instruction counts, and ten seconds of each fuzz target
 #   make msrv    everything with the oldest Rust that Cargo.toml promises, where rustup has it
 #   make deny    licences, sources and known vulnerabilities of all dependencies, by cargo-deny
 #   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
+#   make cost    instructions for each I/O, held against bench/ceilings.toml
 #   make bench   the benchmarks
 #   make help    these lines
 
@@ -15,7 +16,7 @@ FUZZ_SECONDS ?= 600
 export CARGO
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-all check msrv deny fuzz bench help tools-build tools-guest tools-bench
+.PHONY: demo quick test test-all check msrv deny cost fuzz bench help tools-build tools-guest tools-bench
 
 demo: tools-guest
 	$(CARGO) build --release -p vnvme -p harness
@@ -25,7 +26,7 @@ help:
 	@sed -n 's/^#   make /  make /p' Makefile
 
 # Crates whose tests take longer than a few seconds, or need more than a compiler.
-SLOW = ap doorbell harness fuzz soak volume worker vhost-blk driver ap-plugin
+SLOW = ap bench doorbell harness fuzz load soak volume worker vhost-blk driver ap-plugin
 quick: tools-build
 	harness/setup.sh check
 	harness/words.sh
@@ -42,6 +43,7 @@ test-all: check tools-guest
 	$(CARGO) build -p vnvme
 	$(CARGO) test --workspace --no-fail-fast
 	$(CARGO) test --release -p driver --lib --test mapper
+	$(MAKE) --no-print-directory cost
 	fuzz/run.sh 10
 
 check: tools-build
@@ -60,6 +62,14 @@ msrv: tools-build
 deny: tools-build
 	harness/skips.sh harness/deny.sh
 
+# What is counted is the program as it is released. Built by itself: together with other packages it could have other
+# features of its dependencies, and so be another program.
+RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
+cost: export PATH := $(PATH):$(CURDIR)/target/tools/bin
+cost: tools-build tools-bench
+	$(CARGO) build --release -p vnvme
+	$(CARGO) run --quiet -p bench -- --suite cost --vnvme $(RELEASE)/vnvme --ceilings bench/ceilings.toml --output target/cost
+
 fuzz: tools-build
 	fuzz/run.sh $(FUZZ_SECONDS)
 
@@ -67,7 +77,8 @@ fuzz: tools-build
 BENCH = target/bench
 bench: export PATH := $(PATH):$(CURDIR)/target/tools/bin
 bench: tools-build tools-bench
-	$(CARGO) build --release -p vnvme -p bench -p harness
+	$(CARGO) build --release -p vnvme
+	$(CARGO) build --release -p bench -p harness
 	rm -rf $(BENCH)
 	mkdir -p $(BENCH)
 	status=0; \

@@ -19,7 +19,7 @@ mod results;
 mod suite;
 mod virtio;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use output::OutputError;
 use std::io::Write;
@@ -76,9 +76,12 @@ struct Options {
     /// Directory of results.json and report.html
     #[arg(long, default_value = "target/bench", value_name = "DIR")]
     output: PathBuf,
-    /// Ceilings of the suite cost; figures above them are an error
-    #[arg(long, default_value = "bench/ceilings.toml", value_name = "FILE")]
-    ceilings: PathBuf,
+    /// Ceilings of the suite cost; figures above them are an error [default: bench/ceilings.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    ceilings: Option<PathBuf>,
+    /// The program to measure [default: vnvme, beside this one]
+    #[arg(long, env = "VNVME_BIN", value_name = "PATH")]
+    vnvme: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> Result<Duration> {
@@ -89,18 +92,41 @@ fn seconds(text: &str) -> Result<Duration> {
 }
 
 impl Options {
+    /// The program that is measured, as a path that is whole.
+    fn vnvme(&self) -> Result<PathBuf> {
+        let path = match &self.vnvme {
+            Some(path) => path.clone(),
+            None => {
+                let own = std::env::current_exe().context("the program's own path")?;
+                own.with_file_name("vnvme")
+            }
+        };
+        path.canonicalize().with_context(|| {
+            let path = path.display();
+            format!("{path}: the suites measure the vnvme beside them, or that of --vnvme")
+        })
+    }
+
+    fn ceilings(&self) -> Option<PathBuf> {
+        let usual = || PathBuf::from("bench/ceilings.toml");
+        self.ceilings
+            .clone()
+            .or_else(|| Some(usual()).filter(|path| path.exists()))
+    }
+
     /// Measures, and writes the report.
     fn run(self) -> Result<()> {
         let mut verdict = Ok(());
         if let Some(name) = self.suite {
             name.check_only(&self.only)?;
             let plan = suite::Plan {
+                vnvme: self.vnvme()?,
                 only: self.only.clone(),
                 runtime: self.runtime.unwrap_or_default(),
                 ramp: self.ramp,
                 runs: self.runs,
                 output: self.output.clone(),
-                ceilings: self.ceilings.clone(),
+                ceilings: self.ceilings(),
                 memory: suite::place(self.memory)?,
             };
             verdict = suite::run(name, self.runtime, &plan);

@@ -1,16 +1,25 @@
-//! Suite `cost`: instructions for each I/O, counted by callgrind. The number hardly depends on the machine, so what a change
-//! costs shows: a file holds a ceiling for each case, and a case above its ceiling is an error.
+//! Suite `cost`: instructions for each I/O, counted by callgrind. The number hardly depends on the
+//! machine, so what a change costs shows: a file holds a ceiling for each case, and a case above its
+//! ceiling is an error. The ceilings are those of one build: the release build of `vnvme` by itself,
+//! with the compiler that the file names.
 //!
-//! Each case runs twice in one process with driver and controller on one thread, with few and with many I/Os; the difference
-//! leaves out what it takes to begin and to end. `null read` and the like count the controller only, from finding the doorbell
-//! to the completion; `whole null read` counts driver, controller and load. The load takes no
-//! latencies meanwhile: for how many I/Os it would look at the clock depends on the clock. How
-//! often a controller looks in vain for what a disk has not done yet is no constant, so a file has
-//! two cases: `file read, start` from the entry in hand to that of the ring, `file read, end` from
-//! the end of the request to the completion.
+//! Each case runs twice, with few and with many I/Os; the difference leaves out what it takes to
+//! begin and to end. Driver, worker and controller are on one thread, so that the count is the same
+//! each time; the load takes no latencies, because for how many I/Os it would look at the clock
+//! depends on the clock. What is counted:
+//!
+//! - `null read` and the like: the loop that production runs, `worker::Worker`, with its clock, its
+//!   meter and the controller that it serves; from the doorbell to the completion. What is left out
+//!   of a turn is the look at the sockets, which is due by the time (a system call in 100 us), and
+//!   sleep.
+//! - `null read, controller` and the like: of that the controller with its volume alone. On an
+//!   immediate volume that is all of a command's way.
+//! - `whole null read`: driver, worker, controller and load.
+//! - How often a worker looks in vain for what a disk has not done yet is no constant, so a file has
+//!   two cases of the controller: `file read, start` from the entry in hand to that of the ring,
+//!   `file read, end` from the end of the request to the completion.
 
 use super::scratch::Scratch;
-use super::server::vnvme;
 use super::{Outcome, Plan};
 use crate::results::Case;
 use anyhow::{Context, Result, bail, ensure};
@@ -24,41 +33,66 @@ const FEW: u64 = 4_000;
 const MANY: u64 = 12_000;
 const DEPTH: u16 = 32;
 
-/// The function below which a controller in this process works, doorbell to completion.
-const CONTROLLER: Option<&str> = Some("in_process::Host::step");
+/// The function whose instructions count, with what it calls; `None`: all do. Each is one that the
+/// compiler keeps as a function of its own: what is called from one place only may be gone.
+type Counted = Option<&'static str>;
+
+const WHOLE: Counted = None;
+/// A step of the worker that serves a controller in this process.
+const LOOP: Counted = Some("in_process::Host::step");
+/// A controller's part of a round: the same code for every front-end that has a controller.
+const CONTROLLER: Counted = Some("controller::controller::Controller::poll");
 /// That in which a controller starts a batch of commands on a volume that does not answer at once.
-const START: Option<&str> = Some("controller::engine::run::Batch::start");
+const START: Counted = Some("controller::engine::run::Batch::start");
 /// That in which it ends one of them.
-const END: Option<&str> =
+const END: Counted =
     Some("controller::engine::complete::<impl controller::engine::Engine>::complete");
+
 /// Stands for a file that the suite makes.
 const FILE: &str = "";
 const DISK: &str = "disk.raw";
 const FILE_SIZE: usize = 16 << 20;
+const NULL: &str = "null://1T";
+const MEMORY: &str = "mem://64M";
 
 struct Cost {
     case: &'static str,
     target: &'static str,
     rw: &'static str,
     bs: &'static str,
-    /// The function whose instructions count, with what it calls; all do, when none is named.
-    function: Option<&'static str>,
+    counted: Counted,
 }
 
-const CASES: [Cost; 7] = [
-    cost("null read", "null://1T", "randread", "4k", CONTROLLER),
-    cost("null write", "null://1T", "randwrite", "4k", CONTROLLER),
-    cost("memory read", "mem://64M", "randread", "4k", CONTROLLER),
+const CASES: [Cost; 11] = [
+    cost("null read", NULL, "randread", "4k", LOOP),
+    cost("null write", NULL, "randwrite", "4k", LOOP),
+    cost("memory read", MEMORY, "randread", "4k", LOOP),
+    cost("null read 128k", NULL, "randread", "128k", LOOP),
+    cost("null read, controller", NULL, "randread", "4k", CONTROLLER),
     cost(
-        "null read 128k",
-        "null://1T",
+        "null write, controller",
+        NULL,
+        "randwrite",
+        "4k",
+        CONTROLLER,
+    ),
+    cost(
+        "memory read, controller",
+        MEMORY,
+        "randread",
+        "4k",
+        CONTROLLER,
+    ),
+    cost(
+        "null read 128k, controller",
+        NULL,
         "randread",
         "128k",
         CONTROLLER,
     ),
-    cost("whole null read", "null://1T", "randread", "4k", None),
     cost("file read, start", FILE, "randread", "4k", START),
     cost("file read, end", FILE, "randread", "4k", END),
+    cost("whole null read", NULL, "randread", "4k", WHOLE),
 ];
 
 const fn cost(
@@ -66,14 +100,14 @@ const fn cost(
     target: &'static str,
     rw: &'static str,
     bs: &'static str,
-    function: Option<&'static str>,
+    counted: Counted,
 ) -> Cost {
     Cost {
         case,
         target,
         rw,
         bs,
-        function,
+        counted,
     }
 }
 
@@ -86,9 +120,9 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         );
         return Ok(outcome);
     }
-    let ceilings = ceilings(&plan.ceilings)?;
-    let mut above = Vec::new();
+    let ceilings = plan.ceilings.as_deref().map(ceilings).transpose()?;
     let file = file(&plan.output)?;
+    let mut complaints = Vec::new();
     for cost in &CASES {
         let target = match cost.target {
             FILE => format!(
@@ -97,9 +131,10 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             ),
             other => other.to_owned(),
         };
-        let value = match instructions(cost, &target) {
+        let value = match instructions(&plan.vnvme, cost, &target) {
             Ok(value) => value,
             Err(error) => {
+                complaints.push(format!("{}: {error:#}", cost.case));
                 outcome.leave_out(cost.case, format!("{error:#}"));
                 continue;
             }
@@ -114,20 +149,31 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         outcome
             .collector
             .add(case, "instructions_per_io", "1", value);
+        let Some(ceilings) = &ceilings else {
+            continue;
+        };
         if let Some(&ceiling) = ceilings.get(cost.case) {
             outcome.collector.add(case, "ceiling", "1", ceiling);
-            if value > ceiling {
-                above.push(format!(
-                    "{} takes {value:.1} instructions, its ceiling is {ceiling}",
-                    cost.case
-                ));
-            }
         }
+        complaints.extend(complaint(cost.case, value, ceilings));
     }
-    if !above.is_empty() {
-        outcome.complaint = Some(above.join("; "));
+    if !complaints.is_empty() {
+        outcome.complaint = Some(complaints.join("; "));
     }
     Ok(outcome)
+}
+
+/// What is wrong with a case's figure.
+fn complaint(case: &str, value: f64, ceilings: &BTreeMap<String, f64>) -> Option<String> {
+    match ceilings.get(case) {
+        None => Some(format!(
+            "{case} takes {value:.1} instructions, and has no ceiling"
+        )),
+        Some(ceiling) if value > *ceiling => Some(format!(
+            "{case} takes {value:.1} instructions, its ceiling is {ceiling}"
+        )),
+        Some(_) => None,
+    }
 }
 
 /// A folder with a file that holds data, on a disk if the output is.
@@ -148,36 +194,40 @@ fn has_valgrind() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// `"null read" = 250`: a case and its ceiling, a line each. No file: no ceilings.
+/// `"null read" = 250`: a case and its ceiling, a line each.
 fn ceilings(path: &Path) -> Result<BTreeMap<String, f64>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => toml::from_str(&text).with_context(|| format!("{}", path.display())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-        Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let read: BTreeMap<String, f64> =
+        toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+    for case in read.keys() {
+        let known = CASES.iter().any(|cost| cost.case == case);
+        ensure!(known, "{}: there is no case \"{case}\"", path.display());
     }
+    Ok(read)
 }
 
-fn instructions(cost: &Cost, target: &str) -> Result<f64> {
+fn instructions(vnvme: &Path, cost: &Cost, target: &str) -> Result<f64> {
     let (few, many) = (
-        collected(cost, target, FEW)?,
-        collected(cost, target, MANY)?,
+        collected(vnvme, cost, target, FEW)?,
+        collected(vnvme, cost, target, MANY)?,
     );
     ensure!(
         many > few,
-        "callgrind counted {few} instructions, then {many}"
+        "callgrind counted {few} instructions, then {many}: is {} still a function of its own?",
+        cost.counted.unwrap_or("the program")
     );
     Ok((many - few) as f64 / (MANY - FEW) as f64)
 }
 
 /// Instructions of a run with that many I/Os.
-fn collected(cost: &Cost, target: &str, ios: u64) -> Result<u64> {
+fn collected(vnvme: &Path, cost: &Cost, target: &str, ios: u64) -> Result<u64> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    if let Some(function) = cost.function {
+    if let Some(function) = cost.counted {
         command.arg(format!("--toggle-collect={function}"));
     }
     command
-        .arg(vnvme()?)
+        .arg(vnvme)
         .args([
             "bench", target, "--rw", cost.rw, "--bs", cost.bs, "--seed", "1", "--json",
         ])
@@ -210,13 +260,34 @@ mod tests {
     }
 
     #[test]
-    fn ceilings_are_read_and_may_be_missing() {
+    fn ceilings_are_of_known_cases() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "\"null read\" = 250\n\"null write\" = 260.5\n").unwrap();
         let read = ceilings(file.path()).unwrap();
         assert_eq!(read.get("null write"), Some(&260.5));
-        assert!(ceilings(Path::new("/no/such/file")).unwrap().is_empty());
-        std::fs::write(file.path(), "\"null read\" = \"many\"").unwrap();
-        assert!(ceilings(file.path()).is_err());
+        assert!(ceilings(Path::new("/no/such/file")).is_err());
+        for wrong in ["\"null read\" = \"many\"", "\"nul read\" = 250"] {
+            std::fs::write(file.path(), wrong).unwrap();
+            assert!(ceilings(file.path()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_above_its_ceiling_or_has_none_is_complained_about() {
+        let ceilings = BTreeMap::from([("null read".to_owned(), 230.0)]);
+        assert_eq!(complaint("null read", 230.0, &ceilings), None);
+        let above = complaint("null read", 230.1, &ceilings).unwrap();
+        assert!(above.contains("its ceiling is 230"), "{above}");
+        let missing = complaint("null write", 1.0, &ceilings).unwrap();
+        assert!(missing.contains("has no ceiling"), "{missing}");
+    }
+
+    #[test]
+    fn every_case_has_a_ceiling() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/ceilings.toml");
+        let read = ceilings(&path).unwrap();
+        for cost in &CASES {
+            assert!(read.contains_key(cost.case), "{}", cost.case);
+        }
     }
 }

@@ -72,14 +72,17 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         for way in &WAYS {
             for &(depth, queues) in way.points {
                 for doorbells in [Doorbells::Mmio, Doorbells::Shadow] {
-                    let server = Server::start(&Serve {
-                        idle_window: way.idle_window,
-                        ..Serve::one(
-                            "null://1T",
-                            false,
-                            cores.server.get(..1).unwrap_or_default(),
-                        )
-                    })?;
+                    let server = Server::start(
+                        &plan.vnvme,
+                        &Serve {
+                            idle_window: way.idle_window,
+                            ..Serve::one(
+                                "null://1T",
+                                false,
+                                cores.server.get(..1).unwrap_or_default(),
+                            )
+                        },
+                    )?;
                     let job = Job {
                         doorbells,
                         batch: way.batch,

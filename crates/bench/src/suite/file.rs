@@ -263,10 +263,13 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
             "beside" => Way::Beside(bare()?, cpus.to_vec(), cores.client.clone()),
             _ => {
                 let volume = format!("{}?lock=off", medium.path.display());
-                let server = Server::start(&Serve {
-                    pin_memory,
-                    ..Serve::one(&volume, false, cpus)
-                })?;
+                let server = Server::start(
+                    &plan.vnvme,
+                    &Serve {
+                        pin_memory,
+                        ..Serve::one(&volume, false, cpus)
+                    },
+                )?;
                 let target = DeviceTarget::open(&server.url(0), &plan.job(1, &cores.client))?;
                 Way::Served(target, server, cores.client.clone())
             }

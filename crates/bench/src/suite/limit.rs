@@ -53,7 +53,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                 for mapped in [true, false] {
                     let way = if mapped { "mapped" } else { "shadow" };
                     let before = pingpong::measure(client, server, pingpong::SPAN, &source)?;
-                    let served = Server::start(&Serve::one(volume, mapped, &[server]))?;
+                    let served =
+                        Server::start(&plan.vnvme, &Serve::one(volume, mapped, &[server]))?;
                     let job = Job {
                         doorbells: if mapped {
                             Doorbells::Mmio

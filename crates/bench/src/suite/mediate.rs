@@ -19,6 +19,7 @@ use anyhow::{Context, Result};
 use load::device::DeviceTarget;
 use load::job::{Doorbells, Job};
 use load::stats::Measured;
+use std::path::Path;
 
 const SUITE: &str = "mediate";
 const DEPTHS: [u16; 2] = [1, 32];
@@ -84,6 +85,7 @@ impl Drop for Way {
 
 impl Way {
     fn start(
+        vnvme: &Path,
         (way, path): (&str, Option<&'static str>),
         (device, volume): (&str, &str),
         job: &Job,
@@ -95,10 +97,13 @@ impl Way {
             Some(_) => format!("controller+{volume}"),
             None => volume.to_owned(),
         };
-        let served = Server::start(&Serve {
-            path,
-            ..Serve::one(&below, true, &[server])
-        })?;
+        let served = Server::start(
+            vnvme,
+            &Serve {
+                path,
+                ..Serve::one(&below, true, &[server])
+            },
+        )?;
         let target = DeviceTarget::open(&served.url(0), job)?;
         served.stand_still(true)?;
         Ok(Self {
@@ -146,7 +151,7 @@ fn compare(
     };
     let ways = WAYS
         .iter()
-        .map(|way| Way::start(*way, device, &job, server));
+        .map(|way| Way::start(&plan.vnvme, *way, device, &job, server));
     let ways = ways.collect::<Result<Vec<_>>>()?;
     for slice in 0..SLICES as usize {
         let mut bare = 0.0;

@@ -87,6 +87,8 @@ impl Name {
 /// How suites measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// The program that is measured.
+    pub vnvme: PathBuf,
     /// Words that choose cases, see [`Plan::chosen`].
     pub only: Vec<String>,
     /// Of one run of one case.
@@ -96,7 +98,8 @@ pub struct Plan {
     pub runs: u32,
     /// Where results go, and files to load.
     pub output: PathBuf,
-    pub ceilings: PathBuf,
+    /// Of the suite cost; without them it only counts.
+    pub ceilings: Option<PathBuf>,
     /// Where the memory of queues and data is.
     pub memory: Place,
 }
@@ -265,12 +268,13 @@ mod tests {
     #[test]
     fn words_choose_cases_and_unknown_ones_are_refused() {
         let plan = |only: &[&str]| Plan {
+            vnvme: PathBuf::new(),
             only: only.iter().map(|word| (*word).to_owned()).collect(),
             runtime: Duration::ZERO,
             ramp: Duration::ZERO,
             runs: 1,
             output: PathBuf::new(),
-            ceilings: PathBuf::new(),
+            ceilings: None,
             memory: Place::default(),
         };
         let some = plan(&["32", "disk", "1"]);

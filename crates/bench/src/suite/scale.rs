@@ -56,7 +56,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             for depth in DEPTHS {
                 let job = plan.job(depth, &cores.client);
                 for controllers in CONTROLLERS {
-                    let server = Server::start(&serve(controllers))?;
+                    let server = Server::start(&plan.vnvme, &serve(controllers))?;
                     let urls: Vec<String> =
                         (0..controllers.into()).map(|i| server.url(i)).collect();
                     let pool = Pool::controllers(&urls, &job)?;
@@ -66,7 +66,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                 for queues in QUEUES {
                     for loaded in [queues, 1] {
                         let idle = if loaded < queues { " one busy" } else { "" };
-                        let server = Server::start(&serve(1))?;
+                        let server = Server::start(&plan.vnvme, &serve(1))?;
                         let pool = Pool::queues(&server.url(0), &job, queues, loaded)?;
                         let case = format!("queues {queues}{idle}{words}");
                         measure(&mut outcome, &pool, &job, &case, queues)?;

@@ -2,11 +2,11 @@
 
 use super::counters::{self, ControllerCounters};
 use super::scratch::Scratch;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -56,8 +56,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it and waits until it listens.
-    pub fn start(serve: &Serve) -> Result<Server> {
+    /// Starts it, by the program `vnvme`, and waits until it listens.
+    pub fn start(vnvme: &Path, serve: &Serve) -> Result<Server> {
         let dir = Scratch::new()?;
         let mut config = String::new();
         for (i, volume) in serve.volumes.iter().enumerate() {
@@ -82,7 +82,7 @@ impl Server {
         let path = dir.path().join("config.toml");
         std::fs::write(&path, config)?;
         let log = File::create(dir.path().join("log"))?;
-        let mut command = Command::new(vnvme()?);
+        let mut command = Command::new(vnvme);
         command
             .arg("serve")
             .arg("--config")
@@ -181,21 +181,6 @@ impl Server {
         let lines: Vec<&str> = text.lines().rev().take(5).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
     }
-}
-
-/// The program that is measured: it lies beside this one.
-///
-/// # Errors
-/// A sentence for the user, when it does not.
-pub fn vnvme() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("the program's own path")?;
-    let path = own.with_file_name("vnvme");
-    ensure!(
-        path.is_file(),
-        "{} is not there: the suites measure the program that lies beside them",
-        path.display()
-    );
-    Ok(path)
 }
 
 fn socket(dir: &Scratch, index: usize) -> PathBuf {

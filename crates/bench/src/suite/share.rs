@@ -96,14 +96,22 @@ fn slice(device: &str, number: usize, options: &str) -> String {
     format!("{device}&offset={number}G&length=1G{sign}{options}")
 }
 
-fn serve(volumes: Vec<String>, exports: Vec<String>, workers: usize) -> Result<Server> {
-    Server::start(&Serve {
-        volumes,
-        exports,
-        workers,
-        idle_window: Some(0),
-        ..Serve::one("", false, &[])
-    })
+fn serve(
+    plan: &Plan,
+    volumes: Vec<String>,
+    exports: Vec<String>,
+    workers: usize,
+) -> Result<Server> {
+    Server::start(
+        &plan.vnvme,
+        &Serve {
+            volumes,
+            exports,
+            workers,
+            idle_window: Some(0),
+            ..Serve::one("", false, &[])
+        },
+    )
 }
 
 /// A slice, ready to be loaded.
@@ -201,8 +209,8 @@ fn shares(
     name: &str,
 ) -> Result<()> {
     let (mut volumes, mut exports, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
-    for (number, client) in share.clients.iter().enumerate() {
-        let (options, depth) = (share.options[number], share.depths[number]);
+    let slices = share.clients.iter().zip(share.options).zip(share.depths);
+    for (number, ((client, options), depth)) in slices.enumerate() {
         let list = match client {
             Nvme => &mut volumes,
             Virtio => &mut exports,
@@ -210,7 +218,7 @@ fn shares(
         jobs.push((*client, list.len(), job(plan, depth)));
         list.push(slice(NARROW, number, options));
     }
-    let server = serve(volumes, exports, workers)?;
+    let server = serve(plan, volumes, exports, workers)?;
     let measured = together(&server, &jobs)?;
     let rates: Vec<f64> = measured.iter().map(Measured::iops).collect();
     let all: f64 = rates.iter().sum();
@@ -227,7 +235,7 @@ fn shares(
 fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let limited = format!("weight=100&iops={LIMIT}");
     let volumes = vec![slice(WIDE, 0, "weight=100"), slice(WIDE, 1, &limited)];
-    let server = serve(volumes, Vec::new(), 2)?;
+    let server = serve(plan, volumes, Vec::new(), 2)?;
     let neighbour = job(plan, 4);
     let long = Job {
         runtime: plan.runtime.max(LIMIT_TIME),

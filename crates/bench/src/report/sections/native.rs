@@ -500,8 +500,8 @@ pub fn cost(results: &Results) -> Section {
         values,
         colour: 0,
     });
-    table.note = "Counted by callgrind on one thread. The controller alone, from the doorbell to the completion; whole: driver, \
-                  controller and load."
+    table.note = "Counted by callgrind on one thread. The worker's loop with the controller, from the doorbell to the completion; \
+                  the controller alone, with its volume; whole: driver, worker, controller and load."
         .into();
     Section {
         id: "cost",
