@@ -6,6 +6,17 @@
 //! process) and [`uring`] (a file or block device, straight). [`signature`] keeps a load from
 //! overwriting what a target holds; [`progress`] shows a person that it goes on.
 //!
+//! ```
+//! use load::device::DeviceTarget;
+//! use load::job::Job;
+//!
+//! let job = Job { depth: 4, ios: Some(1000), ..Job::default() };
+//! let target = DeviceTarget::open("mem://16M", &job)?;
+//! let measured = load::run(&target, &job, &mut ())?;
+//! assert_eq!(measured.read.ios, 1000);
+//! # Ok::<(), anyhow::Error>(())
+//! ```
+//!
 //! `vnvme bench TARGET` is this crate and a command line; the suites of crate `bench` run the same
 //! jobs on servers of their own.
 //!

@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn a_line_goes_there_and_back() {
         let Ok(cores) = Cores::pair() else {
-            let what = "vnvme::bench::suite::pingpong::a_line_goes_there_and_back";
+            let what = "bench::suite::pingpong::a_line_goes_there_and_back";
             testkit::skip(what, "it needs two CPUs");
             return;
         };
