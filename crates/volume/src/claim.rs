@@ -1,7 +1,8 @@
 //! Who serves which bytes: two exports of one process must not write the same ones.
 //!
-//! Files are locked against other processes besides (`file::lock`). What is kept here covers everything that can be
-//! opened twice in one process, devices driven by the process itself among them, and knows both by name.
+//! Files are locked against other processes besides (`file::lock`). What is kept here covers
+//! everything that can be opened twice in one process, devices driven by the process itself among
+//! them, and knows both by name.
 
 use crate::Volume;
 use std::ops::Bound;
@@ -89,11 +90,12 @@ struct Entry {
     name: String,
 }
 
-/// The volumes of this process that are open, as far as they lie in something that can be opened twice.
+/// The volumes of this process that are open, as far as they lie in something that can be opened
+/// twice.
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
-/// Enters a volume under a name, unless it has bytes in common with one that was entered before, and either writes. The
-/// entry lasts as long as the volume does.
+/// Enters a volume under a name, unless it has bytes in common with one that was entered before,
+/// and either writes. The entry lasts as long as the volume does.
 pub fn claim(volume: &Arc<dyn Volume>, name: &str) -> Result<(), Overlap> {
     let Some(extent) = volume.extent() else {
         return Ok(());

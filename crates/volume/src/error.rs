@@ -1,4 +1,5 @@
-//! Errors: of one request ([`IoError`], small and `Copy`) and of opening a volume ([`VolumeError`], for people).
+//! Errors: of one request ([`IoError`], small and `Copy`) and of opening a volume ([`VolumeError`],
+//! for people).
 
 use std::fmt;
 use std::io;
@@ -17,11 +18,13 @@ pub enum IoErrorKind {
     ReadOnly,
     /// The range does not lie within the volume.
     OutOfRange,
-    /// The range lies within the volume, but what is behind it has become shorter since it was opened.
+    /// The range lies within the volume, but what is behind it has become shorter since it was
+    /// opened.
     Truncated,
     /// Offset, length and data do not fit together, or are no multiples of the volume's block size.
     Invalid,
-    /// The request's own memory could not be accessed (for example a guest memory file that was cut short).
+    /// The request's own memory could not be accessed (for example a guest memory file that was cut
+    /// short).
     Memory,
     /// The request was cancelled before it took effect, or took effect only in part.
     Aborted,
@@ -29,7 +32,8 @@ pub enum IoErrorKind {
     Gone,
     /// The volume cannot do this operation at all.
     Unsupported,
-    /// More requests in flight than [`Io::capacity`](crate::Io::capacity) allows. The request has not been started.
+    /// More requests in flight than [`Io::capacity`](crate::Io::capacity) allows. The request has
+    /// not been started.
     Busy,
 }
 
@@ -68,8 +72,8 @@ impl IoError {
         Self { kind, errno: 0 }
     }
 
-    /// The error that the system reported as `errno` (positive). `write` tells whether the failed operation changes
-    /// the volume (write, flush, zeroing, deallocation).
+    /// The error that the system reported as `errno` (positive). `write` tells whether the failed
+    /// operation changes the volume (write, flush, zeroing, deallocation).
     pub const fn from_errno(errno: i32, write: bool) -> Self {
         let kind = match errno {
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
@@ -105,7 +109,8 @@ impl std::error::Error for IoError {}
 
 /// Why a volume could not be opened, in words that tell the user what to do about it.
 ///
-/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice where the chain is printed.
+/// What stands in the words is no [`source`](std::error::Error::source): it would be said twice
+/// where the chain is printed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// There is nothing at this path.

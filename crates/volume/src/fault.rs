@@ -1,6 +1,7 @@
 //! Declared faults: another volume that fails, delays or holds chosen requests.
 //!
-//! Tests of everything above a volume put this one in between: what they see is what a failing disk would give them.
+//! Tests of everything above a volume put this one in between: what they see is what a failing disk
+//! would give them.
 
 use crate::{
     Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
@@ -64,7 +65,7 @@ pub struct Fault {
     pub range: Option<Range<u64>>,
     /// So many matching requests pass first.
     pub skip: u64,
-    /// So many are hit then; after that the fault is over.
+    /// So many are hit then; after that the fault is removed.
     pub times: u64,
     /// What happens to them.
     pub effect: Effect,

@@ -18,8 +18,8 @@ pub enum Kind {
 pub struct Info {
     /// Size of the volume. A multiple of `block_size`. Changes when the volume is resized.
     pub size: u64,
-    /// Smallest unit of I/O: offset and length of every request are multiples of it (1: anything goes). A power of
-    /// two. A namespace's blocks must be at least this big.
+    /// Smallest unit of I/O: offset and length of every request are multiples of it (1: anything
+    /// goes). A power of two. A namespace's blocks must be at least this big.
     pub block_size: u32,
     /// Unit of I/O that the volume handles best; a power of two, a multiple of `block_size`.
     pub optimal_io: u32,
@@ -29,12 +29,13 @@ pub struct Info {
     pub volatile_cache: bool,
     /// [`Op::Deallocate`](crate::Op::Deallocate) gives space back.
     pub deallocate: bool,
-    /// Unit in which space is given back; requests that cover no whole unit may free nothing. A power of two, or 0
-    /// where `deallocate` is false.
+    /// Unit in which space is given back; requests that cover no whole unit may free nothing. A
+    /// power of two, or 0 where `deallocate` is false.
     pub deallocate_granularity: u32,
     /// A range reads as zeroes after a successful deallocation.
     pub zeroes_after_deallocate: bool,
-    /// [`Op::WriteZeroes`](crate::Op::WriteZeroes) is expected to be faster than writing zeroes. It works either way.
+    /// [`Op::WriteZeroes`](crate::Op::WriteZeroes) is expected to be faster than writing zeroes. It
+    /// works either way.
     pub write_zeroes: bool,
     /// What is behind it.
     pub kind: Kind,

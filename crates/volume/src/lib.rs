@@ -2,10 +2,11 @@
 //!
 //! This crate turns reads, writes, flushes, zeroing and deallocation of byte ranges into I/O on
 //! something real: a file or block device by io_uring ([`FileVolume`]), memory ([`MemVolume`]), or
-//! nothing ([`NullVolume`]). A volume may stand in another one: a part of it ([`SliceVolume`]), with
-//! limits ([`LimitVolume`]), with its share of a device ([`FairVolume`]), with declared faults for
-//! tests ([`FaultVolume`]). [`gpt`] finds partitions, [`claim`] keeps exports apart, [`open_url`]
-//! opens what a user typed by the [`Registry`] of kinds, to which a program can add its own.
+//! nothing ([`NullVolume`]). A volume may stand in another one: a part of it ([`SliceVolume`]),
+//! with limits ([`LimitVolume`]), with its share of a device ([`FairVolume`]), with declared faults
+//! for tests ([`FaultVolume`]). [`gpt`] finds partitions, [`claim()`] keeps exports apart,
+//! [`open_url`] opens what a user typed by the [`Registry`] of kinds, to which a program can add
+//! its own.
 //!
 //! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A
 //! volume counts in bytes, knows neither namespaces nor queues nor status codes, and never looks at
@@ -18,12 +19,12 @@
 //! locks.
 //!
 //! ```text
-//! worker -> VolumeQueue::submit(Request) --done at once--> Some(Completion)      memory, null, refused requests
+//! worker -> VolumeQueue::submit(Request) --done at once--> Some(Completion)
 //!                       |
 //!                       +-- slot of the worker's ring -> Io::flush (one system call for the batch)
 //!                                                            |
 //! worker <- Completion { tag, result, data } <- Io::poll <- kernel
-//! worker <- Completion { tag, result, data } <- VolumeQueue::poll                null with a latency, held faults
+//! worker <- Completion { tag, result, data } <- VolumeQueue::poll   (null with a latency, faults)
 //! ```
 //!
 //! A request owns its data segments until its completion returns them, so that the memory stays

@@ -10,12 +10,13 @@ use dma::{PrivateMemory, SegmentList, View};
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
 const RELEASE_FROM: u64 = 256 << 10;
 
-/// Cache lines of a read or write that are asked for when it is known of: the processor asks for the others itself, once the copy is
-/// under way.
+/// Cache lines of a read or write that are asked for when it is known of: the processor asks for
+/// the others itself, once the copy is under way.
 const AHEAD: usize = 16;
 
-/// A volume in memory: shared by all its queues, gone with the process. Memory is taken from the system when it is
-/// first written, in huge pages where there are any ([`PrivateMemory`]), and given back by deallocation.
+/// A volume in memory: shared by all its queues, gone with the process. Memory is taken from the
+/// system when it is first written, in huge pages where there are any ([`PrivateMemory`]), and
+/// given back by deallocation.
 #[derive(Debug)]
 pub struct MemVolume {
     memory: PrivateMemory,
@@ -140,7 +141,8 @@ impl MemQueue {
         self.complete(request.op, released, request.len)
     }
 
-    /// All bytes must have been reached: the ranges were checked, so that anything else is memory that has gone.
+    /// All bytes must have been reached: the ranges were checked, so that anything else is memory
+    /// that has gone.
     fn complete(&self, op: Op, bytes: u64, len: u64) -> Result<(), IoError> {
         if bytes != len {
             Err(IoErrorKind::Memory.into())

@@ -17,23 +17,26 @@ use sync::Unpoisoned;
 pub struct NullOptions {
     /// Size in bytes.
     pub size: u64,
-    /// Reads fill their data with zeroes. Otherwise they leave it as it is: what the reader's memory held before.
+    /// Reads fill their data with zeroes. Otherwise they leave it as it is: what the reader's
+    /// memory held before.
     pub read_zeroes: bool,
     /// Writes are refused.
     pub read_only: bool,
-    /// Each request completes this long after it was submitted, by [`VolumeQueue::poll`]; zero: at once, by `submit`.
+    /// Each request completes this long after it was submitted, by [`VolumeQueue::poll`]; zero: at
+    /// once, by `submit`.
     pub latency: Duration,
-    /// Requests that are worked on at one time, over all queues; the others wait for their turn, in the order of their
-    /// coming. 0: as many as there are. Means nothing without a latency.
+    /// Requests that are worked on at one time, over all queues; the others wait for their turn, in
+    /// the order of their coming. 0: as many as there are. Means nothing without a latency.
     pub units: usize,
 }
 
-/// From this latency on, the worker sleeps until a request is over instead of polling for it.
+/// From this latency on, the worker sleeps until a request has completed instead of polling for it.
 const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 
 /// A volume that completes every request and touches nothing.
 ///
-/// A read leaves the reader's buffer as it is unless [`NullOptions::read_zeroes`] is set; writes vanish.
+/// A read leaves the reader's buffer as it is unless [`NullOptions::read_zeroes`] is set; writes
+/// vanish.
 #[derive(Debug)]
 pub struct NullVolume {
     options: NullOptions,
@@ -42,8 +45,8 @@ pub struct NullVolume {
     root: Option<String>,
 }
 
-/// The units of a device that works on so many requests at a time, each for equally long. The n-th request begins when
-/// the one `units` before it is over.
+/// The units of a device that works on so many requests at a time, each for equally long. The n-th
+/// request begins when the one `units` before it has completed.
 #[derive(Debug)]
 struct Units {
     epoch: Instant,
@@ -61,7 +64,7 @@ impl Units {
         }
     }
 
-    /// When a request that comes now is over.
+    /// When a request that comes now completes.
     fn end(&self, now: Instant, latency: Duration) -> Option<Instant> {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (now, latency) = (
@@ -99,8 +102,8 @@ impl NullVolume {
         })
     }
 
-    /// A part of the device of this name, which every volume of that name in this process is: they have its units in common
-    /// (as many as the first one asked for), and may not overlap.
+    /// A part of the device of this name, which every volume of that name in this process is: they
+    /// have its units in common (as many as the first one asked for), and may not overlap.
     pub fn named(mut self, name: &str) -> Self {
         self.root = Some(format!("null device {name}"));
         let Some(mine) = &self.device else {
@@ -190,7 +193,8 @@ impl VolumeQueue for NullQueue {
         if self.options.latency.is_zero() {
             return Some(Self::finish(&self.options, request));
         }
-        // The deadline of a latency beyond the clock's range is now: the latency is an option of the user's own.
+        // The deadline of a latency beyond the clock's range is now: the latency is an option of
+        // the user's own.
         let now = Instant::now();
         let latency = self.options.latency;
         let end = match &self.device {

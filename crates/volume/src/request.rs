@@ -23,8 +23,8 @@ pub enum Op {
         fua: bool,
     },
     /// Give the range's space back. When it succeeds, the range reads as zeroes where
-    /// [`Info::zeroes_after_deallocate`] says so. [`IoErrorKind::Unsupported`] where that cannot be done: nothing has
-    /// happened then. Takes no data.
+    /// [`Info::zeroes_after_deallocate`] says so. [`IoErrorKind::Unsupported`] where that cannot be
+    /// done: nothing has happened then. Takes no data.
     Deallocate,
 }
 
@@ -43,8 +43,8 @@ impl Op {
 /// One piece of work. Owns its data segments until its [`Completion`] gives them back.
 #[derive(Debug)]
 pub struct Request {
-    /// The caller's name for the request; comes back in the completion. Unique among the requests in flight on one
-    /// worker, across its volumes.
+    /// The caller's name for the request; comes back in the completion. Unique among the requests
+    /// in flight on one worker, across its volumes.
     pub tag: u64,
     /// What to do.
     pub op: Op,
@@ -78,7 +78,8 @@ impl Request {
         }
     }
 
-    /// Checks a request against the volume that it is for: range, alignment, data length, right to write.
+    /// Checks a request against the volume that it is for: range, alignment, data length, right to
+    /// write.
     ///
     /// Volumes call this on the way in; it looks only at sizes, never at the data.
     pub fn check(&self, size: u64, block_size: u32, read_only: bool) -> Result<(), IoError> {
@@ -135,8 +136,8 @@ pub(crate) fn check_data(op: Op, len: u64, data: View<'_>) -> Result<(), IoError
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
-    /// How it went. After an error the range of a write holds the old data, the new, or a mixture of blocks; the
-    /// data of a read is undefined, but never another volume's.
+    /// How it went. After an error the range of a write holds the old data, the new, or a mixture
+    /// of blocks; the data of a read is undefined, but never another volume's.
     pub result: Result<(), IoError>,
     /// The request's data segments.
     pub data: SegmentList,

@@ -7,7 +7,8 @@ use crate::{
 use dma::{SegmentList, View};
 use std::sync::Arc;
 
-/// A range of another volume, as a volume of its own. Nothing outside of the range can be reached through it.
+/// A range of another volume, as a volume of its own. Nothing outside of the range can be reached
+/// through it.
 #[derive(Debug)]
 pub struct SliceVolume {
     whole: Arc<dyn Volume>,
@@ -17,7 +18,8 @@ pub struct SliceVolume {
 }
 
 impl SliceVolume {
-    /// `len` bytes of `whole` from byte `offset` on, or everything from there. Both edges lie on the volume's blocks.
+    /// `len` bytes of `whole` from byte `offset` on, or everything from there. Both edges lie on
+    /// the volume's blocks.
     pub fn new(whole: Arc<dyn Volume>, offset: u64, len: Option<u64>) -> Result<Self, VolumeError> {
         let info = whole.info();
         let rest = info.size.saturating_sub(offset);
@@ -95,7 +97,8 @@ struct SliceQueue {
 }
 
 impl SliceQueue {
-    /// Where a range lies in the whole. What lies behind the end of the whole is the whole's to refuse.
+    /// Where a range lies in the whole. What lies behind the end of the whole is the whole's to
+    /// refuse.
     fn place(&self, offset: u64, len: u64) -> Result<u64, IoError> {
         let end = offset.checked_add(len);
         let inside = end.is_some_and(|end| self.len.is_none_or(|len| end <= len));

@@ -57,8 +57,8 @@ pub trait Volume: Send + Sync + Debug {
 /// enough for everything that a volume does; [`FastPath`] does some of it in fewer steps.
 ///
 /// Dropping a queue cancels what can be cancelled and waits for the rest; completions of its
-/// requests that have not been seen still come out of [`Io::poll`] (or are dropped, for volumes that
-/// complete by [`VolumeQueue::poll`]).
+/// requests that have not been seen still come out of [`Io::poll`] (or are dropped, for volumes
+/// that complete by [`VolumeQueue::poll`]).
 pub trait VolumeQueue {
     /// Starts a request. `Some` when it is already done (memory, null, refused requests); otherwise
     /// its completion comes out of [`Io::poll`] or [`VolumeQueue::poll`]. [`Io::flush`] and
@@ -86,8 +86,8 @@ pub trait VolumeQueue {
 /// What a [`VolumeQueue`] is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueState {
-    /// Requests that the device or the kernel works on, or that [`VolumeQueue::poll`] returns later:
-    /// started and not completed. Those that only wait for a limit's tokens do not count.
+    /// Requests that the device or the kernel works on, or that [`VolumeQueue::poll`] returns
+    /// later: started and not completed. Those that only wait for a limit's tokens do not count.
     pub in_flight: usize,
     /// How the worker learns that it has to call [`VolumeQueue::poll`].
     pub wake: Wake,
@@ -108,9 +108,9 @@ impl QueueState {
 }
 
 /// The fast path into a volume: what [`VolumeQueue`] does, in fewer steps. Optional as a whole
-/// ([`OpenQueue::new`] is for queues without it), but not in parts: no method has a default, so that
-/// a wrapper which offers it says of each how it passes on, and a method that is added later is
-/// reported by the compiler in every wrapper.
+/// ([`OpenQueue::new`] is for queues without it), but not in parts: no method has a default, so
+/// that a wrapper which offers it says of each how it passes on, and a method that is added later
+/// is reported by the compiler in every wrapper.
 ///
 /// ```compile_fail,E0046
 /// # use volume::{Completion, FastPath, OpenQueue, QueueState, Request, VolumeQueue};
@@ -141,8 +141,8 @@ pub trait FastPath: VolumeQueue {
     /// moved from call to call.
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion>;
 
-    /// What was started is a batch, and all of it for now. It is sent at once when the worker's ring
-    /// has nothing else in flight; what is for a device at work goes with [`Io::flush`].
+    /// What was started is a batch, and all of it for now. It is sent at once when the worker's
+    /// ring has nothing else in flight; what is for a device at work goes with [`Io::flush`].
     fn push(&mut self);
 
     /// Whether [`FastPath::try_now`] does anything. Does not change.

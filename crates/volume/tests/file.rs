@@ -113,8 +113,8 @@ fn a_second_user_is_kept_out() {
 fn the_holder_of_a_lock_is_named() {
     let directory = disk();
     let path = sparse(&directory, MIB);
-    // `flock` (the program) uses another kind of lock, so the one who holds ours is played by this process; a sleeping
-    // shell has the file open, too, and is found.
+    // `flock` (the program) uses another kind of lock, so the one who holds ours is played by this
+    // process; a sleeping shell has the file open, too, and is found.
     let _writer = open(&path);
     let file = std::fs::File::open(&path).unwrap();
     let mut sleeper = std::process::Command::new("sleep")

@@ -62,7 +62,8 @@ fn total(rate: u64) -> Rates {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Over ten seconds a limited volume stays within 2% of its limits, and reaches the one that binds.
+    /// Over ten seconds a limited volume stays within 2% of its limits, and reaches the one that
+    /// binds.
     #[test]
     fn limits_are_kept_and_reached(
         iops in 500u64..20_000,

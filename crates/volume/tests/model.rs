@@ -63,7 +63,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..30)
 }
 
-/// Guest memory for `len` bytes in that shape: segments in descending order, with gaps, so that none are merged.
+/// Guest memory for `len` bytes in that shape: segments in descending order, with gaps, so that
+/// none are merged.
 fn list(guest: &Guest, shape: &Shape, len: u64) -> SegmentList {
     let mut pieces = Vec::new();
     let mut left = len;

@@ -1,4 +1,5 @@
-//! What needs a privileged user: a full filesystem, and block devices. Skipped with a line elsewhere.
+//! What needs a privileged user: a full filesystem, and block devices. Skipped with a line
+//! elsewhere.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

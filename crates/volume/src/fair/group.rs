@@ -10,10 +10,11 @@ use sync::Unpoisoned;
 
 /// Cheapest request, in bytes: small ones cost the device as much as these.
 pub(super) const LEAST: u64 = 4096;
-/// Fraction bits of virtual time, so that weights divide it well. In 64 bits there is room for 2^54 bytes at weight 1 before
-/// it begins again, and then only differences are looked at.
+/// Fraction bits of virtual time, so that weights divide it well. In 64 bits there is room for 2^54
+/// bytes at weight 1 before it begins again, and then only differences are looked at.
 const FRACTION: u32 = 10;
-/// Nobody's start lies further ahead of the virtual time than the largest request at the smallest weight.
+/// No slice's start lies further ahead of the virtual time than the largest request at the smallest
+/// weight.
 const AHEAD: u64 = 1 << 48;
 /// A thread that has requests waiting, but was not seen for so long, is not waited for.
 const GRACE: Duration = Duration::from_micros(500);
@@ -37,13 +38,13 @@ fn ahead(a: u64, b: u64) -> i64 {
 
 /// A volume's share.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct FairShare {
     weight: AtomicU32,
     /// Virtual time at which its next request starts: its predecessor's end, or later.
     start: AtomicU64,
 }
 
-impl Share {
+impl FairShare {
     pub(super) fn new(weight: u32) -> Self {
         let share = Self {
             weight: AtomicU32::new(DEFAULT_WEIGHT),
@@ -69,16 +70,16 @@ impl Share {
 
 /// One thread's queue into a volume of the group, as the other threads see it.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) share: Arc<Share>,
-    /// When its thread was last seen with requests of it that wait for a place; 0: none wait. Nanoseconds since the
-    /// group's epoch.
+pub(super) struct FlowEntry {
+    pub(super) share: Arc<FairShare>,
+    /// When its thread was last seen with requests of it that wait for a place; 0: none wait.
+    /// Nanoseconds since the group's epoch.
     waiting: AtomicU64,
     /// When it was last seen with requests at all.
     busy: AtomicU64,
 }
 
-impl Entry {
+impl FlowEntry {
     /// It has requests that wait, as its thread sees now; 0: none.
     pub(super) fn see_waiting(&self, now: u64) {
         self.waiting.store(now, Ordering::Relaxed);
@@ -120,16 +121,17 @@ pub(super) struct Group {
     taken: Alone<AtomicUsize>,
     /// Virtual time: the start of the request that was started last.
     now: Alone<AtomicU64>,
-    /// Bytes started, and virtual time that slices lost because they could not keep up: the tuner's figures.
+    /// Bytes started, and virtual time that slices lost because they could not keep up: the tuner's
+    /// figures.
     work: Alone<AtomicU64>,
     requests: AtomicU64,
     lost: AtomicU64,
     /// When the tuner has to be called next, in nanoseconds since the epoch.
     next_look: AtomicU64,
     tuner: Mutex<Tuner>,
-    /// Changes when somebody enters or leaves.
+    /// Changes when a queue enters or leaves.
     generation: AtomicUsize,
-    entries: Mutex<Vec<Arc<Entry>>>,
+    entries: Mutex<Vec<Arc<FlowEntry>>>,
 }
 
 /// Counters for the tuner; they wrap.
@@ -181,8 +183,8 @@ impl Group {
     }
 
     /// Enters a thread's queue into a volume.
-    pub(super) fn enter(&self, share: Arc<Share>) -> Arc<Entry> {
-        let entry = Arc::new(Entry {
+    pub(super) fn enter(&self, share: Arc<FairShare>) -> Arc<FlowEntry> {
+        let entry = Arc::new(FlowEntry {
             share,
             waiting: AtomicU64::new(0),
             busy: AtomicU64::new(0),
@@ -193,16 +195,16 @@ impl Group {
         entry
     }
 
-    /// A thread's queue leaves. Who has seen it lets go of it at the next look.
-    pub(super) fn leave(&self, entry: &Arc<Entry>) {
+    /// A thread's queue leaves. Threads that have seen it forget it at the next look.
+    pub(super) fn leave(&self, entry: &Arc<FlowEntry>) {
         entry.see_waiting(0);
         let mut entries = self.entries.lock().unpoisoned();
         entries.retain(|other| !Arc::ptr_eq(other, entry));
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// All entries, if somebody came or went since `generation`.
-    pub(super) fn entries(&self, generation: &mut usize) -> Option<Vec<Arc<Entry>>> {
+    /// All entries, if a queue came or went since `generation`.
+    pub(super) fn entries(&self, generation: &mut usize) -> Option<Vec<Arc<FlowEntry>>> {
         let newest = self.generation.load(Ordering::Acquire);
         if *generation == newest {
             return None;
@@ -235,10 +237,10 @@ impl Group {
         self.taken.0.load(Ordering::Relaxed) < depth
     }
 
-    /// A share that had nothing waiting has something again: it begins at the virtual time, or a device full of requests
-    /// before it. It saves nothing else up. `keeping_up`: it was at work all the time, so that what it does not get for
-    /// this is lost because of the others.
-    pub(super) fn begin(&self, share: &Share, keeping_up: bool) {
+    /// A share that had nothing waiting has something again: it begins at the virtual time, or a
+    /// device full of requests before it. It saves nothing else up. `keeping_up`: it was at work
+    /// all the time, so that what it does not get for this is lost because of the others.
+    pub(super) fn begin(&self, share: &FairShare, keeping_up: bool) {
         let weight = share.weight();
         let full = time(LEAST * self.most as u64, weight);
         let earliest = self.now.0.load(Ordering::Relaxed).wrapping_sub(full);
@@ -262,7 +264,7 @@ impl Group {
     }
 
     /// A share's next request starts, which costs so much.
-    pub(super) fn charge(&self, share: &Share, cost: u64) {
+    pub(super) fn charge(&self, share: &FairShare, cost: u64) {
         let time = time(cost, share.weight());
         let start = share.start.fetch_add(time, Ordering::Relaxed);
         let later = |now: u64| (ahead(start, now) > 0).then_some(start);
@@ -274,7 +276,7 @@ impl Group {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Looks at how the device does, when it is time for that and nobody else is at it.
+    /// Looks at how the device does, when it is time for that and no other thread does so.
     pub(super) fn tune(&self, now: u64) {
         if now < self.next_look.load(Ordering::Relaxed) {
             return;

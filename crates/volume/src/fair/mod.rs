@@ -1,13 +1,16 @@
-//! Fair shares of one device: slices of a volume, each with a weight, in one group for the whole process.
+//! Fair shares of one device: slices of a volume, each with a weight, in one group for the whole
+//! process.
 //!
-//! A device that is given more requests than it can work on at once decides itself whose turn it is, and whoever has most
-//! requests outstanding wins. So the group keeps only as many in the device as it needs, its depth, and gives each place
-//! that becomes free to the slice that has had least for its weight ([`scheduler`]). Places and virtual times are atomic
-//! numbers which all threads that serve slices of the group have in common ([`group`]).
+//! A device that is given more requests than it can work on at once decides itself whose turn it
+//! is, and the slice with most requests outstanding wins. So the group keeps only as many in the
+//! device as it needs, its depth, and gives each place that becomes free to the slice that has had
+//! least for its weight ([`scheduler`]). Places and virtual times are atomic numbers which all
+//! threads that serve slices of the group have in common ([`group`]).
 //!
-//! The depth has to be that from which on the device does not become faster: below it the device idles, above it requests
-//! queue up inside, where shares follow the load again. A slice with few requests outstanding suffers first: all of them
-//! wait inside, behind those of others. This is noticed, and answered by trying a smaller depth ([`tuner`]).
+//! The depth has to be that from which on the device does not become faster: below it the device
+//! idles, above it requests queue up inside, where shares follow the load again. A slice with few
+//! requests outstanding suffers first: all of them wait inside, behind those of others. This is
+//! noticed, and answered by trying a smaller depth ([`tuner`]).
 
 mod group;
 mod scheduler;
@@ -19,7 +22,7 @@ use crate::{
     VolumeError, VolumeQueue,
 };
 use dma::{SegmentList, View};
-use group::{Group, Share};
+use group::{FairShare, Group};
 use scheduler::{Flow, Scheduler};
 use std::any::Any;
 use std::cell::RefCell;
@@ -52,8 +55,9 @@ impl FairGroup {
         Self(Arc::new(Group::new(depth.max(1), clock)))
     }
 
-    /// The group of all volumes of this process in `root` (see [`Extent::root`]). The first one decides its depth: what it
-    /// asks for, or [`DEFAULT_DEPTH`].
+    /// The group of all volumes of this process in `root` (see
+    /// [`Extent::root`](crate::Extent::root)). The first one decides its depth: what it asks for,
+    /// or [`DEFAULT_DEPTH`].
     pub(crate) fn of(root: &str, depth: Option<usize>) -> Self {
         let mut groups = GROUPS.lock().unpoisoned();
         groups.retain(|(_, group)| group.strong_count() > 0);
@@ -92,7 +96,7 @@ impl FairGroup {
 /// A volume's share of its group, to be read and changed by anyone while it is in use.
 #[derive(Debug, Clone)]
 pub struct ShareHandle {
-    share: Arc<Share>,
+    share: Arc<FairShare>,
     group: FairGroup,
 }
 
@@ -107,7 +111,8 @@ impl ShareHandle {
         self.share.set_weight(weight);
     }
 
-    /// Requests of the group that are kept in the device while several of it want it, as it is now, and at most.
+    /// Requests of the group that are kept in the device while several of it want it, as it is now,
+    /// and at most.
     pub fn depth(&self) -> (usize, usize) {
         (self.group.0.depth(), self.group.0.most())
     }
@@ -121,10 +126,10 @@ pub struct FairVolume {
 }
 
 impl FairVolume {
-    /// `volume` in a group; its share is its weight (1 to [`MAX_WEIGHT`]) among the weights of those that want more than
-    /// they get.
+    /// `volume` in a group; its share is its weight (1 to [`MAX_WEIGHT`]) among the weights of
+    /// those that want more than they get.
     pub fn new(volume: Arc<dyn Volume>, group: FairGroup, weight: u32) -> Self {
-        let share = Arc::new(Share::new(weight));
+        let share = Arc::new(FairShare::new(weight));
         Self {
             volume,
             handle: ShareHandle { share, group },
@@ -178,11 +183,11 @@ impl VolumeQueue for FairQueue {
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
-        // The scheduler is let go before anybody else's code runs.
-        let mut over = self.scheduler.borrow_mut().poll(self.flow);
-        let count = over.len();
-        over.drain(..).for_each(done);
-        self.scheduler.borrow_mut().recycle(self.flow, over);
+        // The scheduler is not borrowed while the caller's code runs.
+        let mut completed = self.scheduler.borrow_mut().poll(self.flow);
+        let count = completed.len();
+        completed.drain(..).for_each(done);
+        self.scheduler.borrow_mut().recycle(self.flow, completed);
         count
     }
 
@@ -226,7 +231,7 @@ impl FastPath for FairQueue {
 impl Drop for FairQueue {
     fn drop(&mut self) {
         let flow = self.scheduler.borrow_mut().leave(self.flow);
-        // This may wait for the device: the others can go on as soon as it is over.
+        // This may wait for the device; then the others get its places.
         drop(flow);
         self.scheduler.borrow_mut().settle();
     }

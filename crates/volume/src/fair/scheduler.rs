@@ -1,25 +1,29 @@
-//! Start-time fair queueing with a bounded depth (Goyal, Vin, Cheng 1996; SFQ(D): Jin, Chase, Kaur 2004).
+//! Start-time fair queueing with a bounded depth (Goyal, Vin, Cheng 1996; SFQ(D): Jin, Chase, Kaur
+//! 2004).
 //!
-//! Each share has a start tag: the virtual time at which its next request would begin if it had had exactly its share so
-//! far. The one with the smallest is served next; that tag is the virtual time then.
+//! Each share has a start tag: the virtual time at which its next request would begin if it had had
+//! exactly its share so far. The one with the smallest is served next; that tag is the virtual time
+//! then.
 //!
-//! Each thread serves its own queues, and leaves places to those of other threads that are further behind and wait. While
-//! several queues are busy, places are given away only when the worker polls, once in a round: then all of them have had
-//! the chance to submit again, and whoever is behind is not passed over just because his completions came last.
+//! Each thread serves its own queues, and leaves places to those of other threads that are further
+//! behind and wait. While several queues are busy, places are given away only when the worker
+//! polls, once in a round: then all of them have had the chance to submit again, and a slice that
+//! is behind is not passed over because its completions came last.
 
-use super::group::{Entry, Group, LEAST};
+use super::group::{FlowEntry, Group, LEAST};
 use crate::{Completion, IoErrorKind, Op, OpenQueue, QueueState, Request, Wake};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a thread sleeps at most while requests wait for places: other threads give them back without a word.
+/// How long a thread sleeps at most while requests wait for places: other threads give them back
+/// without a word.
 const NAP: Duration = Duration::from_micros(50);
 
 /// One slice's queue in a scheduler.
 pub(super) struct Flow {
     queue: OpenQueue,
-    entry: Arc<Entry>,
+    entry: Arc<FlowEntry>,
     waiting: VecDeque<Request>,
     /// It had requests in the last round.
     busy: bool,
@@ -30,7 +34,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn new(queue: OpenQueue, entry: Arc<Entry>) -> Self {
+    pub(super) fn new(queue: OpenQueue, entry: Arc<FlowEntry>) -> Self {
         Self {
             queue,
             entry,
@@ -49,9 +53,9 @@ pub(super) struct Scheduler {
     /// Places that its requests have.
     taken: usize,
     /// Other threads' queues, as of a generation of the group.
-    others: Vec<Arc<Entry>>,
+    others: Vec<Arc<FlowEntry>>,
     generation: usize,
-    /// Nobody else, here or elsewhere, was at work lately.
+    /// No other flow, here or on another thread, was at work lately.
     alone: bool,
 }
 
@@ -100,7 +104,7 @@ impl Scheduler {
         self.flows.get_mut(index)?.as_mut()
     }
 
-    /// Takes a request, and starts it at once if nobody else is there.
+    /// Takes a request, and starts it at once if no other flow is at work.
     pub(super) fn submit(&mut self, index: usize, request: Request) -> Option<Completion> {
         let tag = request.tag;
         let others = self.flows.iter().enumerate();
@@ -123,7 +127,7 @@ impl Scheduler {
             return None;
         }
         self.start();
-        // Done at once, and nobody has come before: the caller gets it directly.
+        // Done at once, and none has come before: the caller gets it directly.
         let flow = self.flow_mut(index)?;
         match flow.done.back() {
             Some(done) if done.tag == tag => flow.done.pop_back(),
@@ -138,11 +142,11 @@ impl Scheduler {
         }
     }
 
-    /// Gives back the places of those that are over.
+    /// Gives back the places of those that have completed.
     pub(super) fn settle(&mut self) {
         let flows = self.flows.iter().flatten();
         let busy: usize = flows.map(|flow| flow.queue.state().in_flight).sum();
-        // One flow that leaves is not among them any more, and over.
+        // A flow that leaves is not among them any more, and its requests have completed.
         self.group.give_back(self.taken.saturating_sub(busy));
         self.taken = self.taken.min(busy);
     }
@@ -162,7 +166,7 @@ impl Scheduler {
     /// Tells other threads that this one is there, and sees who else is.
     fn look_around(&mut self) {
         if let Some(all) = self.group.entries(&mut self.generation) {
-            let own = |entry: &Arc<Entry>| {
+            let own = |entry: &Arc<FlowEntry>| {
                 let mut flows = self.flows.iter().flatten();
                 flows.any(|flow| Arc::ptr_eq(&flow.entry, entry))
             };
@@ -185,8 +189,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts as many requests as there are places, each of the flow that is behind the most; another thread's, which is
-    /// left to that thread.
+    /// Starts as many requests as there are places, each of the flow that is behind the most;
+    /// another thread's, which is left to that thread.
     fn start(&mut self) {
         self.settle();
         if self.flows.iter().flatten().all(|f| f.waiting.is_empty()) {
@@ -210,7 +214,8 @@ impl Scheduler {
         loop {
             let waiting = self.flows.iter_mut().flatten();
             let waiting = waiting.filter(|flow| !flow.waiting.is_empty());
-            // Distances from the one that is behind the most keep their order when the virtual time begins again.
+            // Distances from the one that is behind the most keep their order when the virtual time
+            // begins again.
             let first = waiting.min_by_key(|flow| flow.entry.share.start().wrapping_sub(base));
             let Some(flow) = first else {
                 break;
@@ -241,7 +246,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives free places away, then answers what is over of a flow: what becomes free by that waits for the next round.
+    /// Gives free places away, then returns a flow's completions: what becomes free by that waits
+    /// for the next round.
     pub(super) fn poll(&mut self, index: usize) -> VecDeque<Completion> {
         self.look_around();
         self.start();

@@ -1,8 +1,9 @@
 //! How many requests the device needs to be as fast as it can be.
 //!
-//! Two depths are compared by trying them in turns, several times, so that what else happens on the machine hits both. The
-//! smaller one is kept if the device did nearly as much with it. A smaller one is tried when slices lose what is due to
-//! them: they had all their requests in the device, and fell behind nevertheless. A larger one is tried now and then.
+//! Two depths are compared by trying them in turns, several times, so that what else happens on the
+//! machine hits both. The smaller one is kept if the device did nearly as much with it. A smaller
+//! one is tried when slices lose what is due to them: they had all their requests in the device,
+//! and fell behind nevertheless. A larger one is tried now and then.
 
 use super::group::Figures;
 use std::time::Duration;
@@ -49,7 +50,7 @@ struct Direction {
 }
 
 impl Direction {
-    /// It was tried: if in vain, not so soon again.
+    /// It was tried: where that gained nothing, not so soon again.
     fn tried(&mut self, now: u64, changed: bool) {
         self.pause = if changed {
             0
@@ -108,7 +109,8 @@ impl Tuner {
         let mut next = now + SETTLE;
         let before = std::mem::replace(&mut self.looked, now);
         if now.saturating_sub(before) > LONGEST {
-            // There was nobody to share with meanwhile: what the device did then says nothing about a depth.
+            // There was no other slice to share with meanwhile: what the device did then says
+            // nothing about a depth.
             self.comparison = None;
         }
         if let Some(comparison) = self.comparison.take() {
@@ -132,7 +134,7 @@ impl Tuner {
         let (then, before) = std::mem::replace(&mut self.since, (now, figures));
         let work = figures.work.wrapping_sub(before.work);
         let lost = figures.lost.wrapping_sub(before.lost);
-        // Nobody looked for a long time: there was nobody to share with.
+        // No thread looked for a long time: there was no other slice to share with.
         if work == 0 || now.saturating_sub(then) > LONGEST {
             return;
         }
@@ -157,7 +159,7 @@ impl Tuner {
         });
     }
 
-    /// The next step of a comparison; none when it is over.
+    /// The next step of a comparison; none at its end.
     fn compare(
         &mut self,
         mut comparison: Comparison,
@@ -217,8 +219,9 @@ impl Tuner {
 mod tests {
     use super::*;
 
-    /// The smallest depth that is settled on for a device which does more with 32 places than with fewer, and whose slices
-    /// lose much. Nobody uses it for some seconds after the look of this number.
+    /// The smallest depth that is settled on for a device which does more with 32 places than with
+    /// fewer, and whose slices lose much. It is not used for some seconds after the look of this
+    /// number.
     fn smallest(pause: u32) -> usize {
         let mut tuner = Tuner::new(32);
         let (mut now, mut figures, mut smallest) = (0, Figures::default(), 32);

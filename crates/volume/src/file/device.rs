@@ -12,8 +12,8 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// The device with these numbers, or nothing where sysfs does not show it (also for filesystems that do not stand
-    /// on a block device).
+    /// The device with these numbers, or nothing where sysfs does not show it (also for filesystems
+    /// that do not stand on a block device).
     pub(super) fn find(major: u32, minor: u32) -> Option<Self> {
         let own = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
         let partition = read(&own, "partition");

@@ -7,7 +7,8 @@ use std::path::Path;
 /// Most processes named in a message.
 const NAMED: usize = 3;
 
-/// The other processes that have `path` open, in words. Best effort: processes of other users may be invisible.
+/// The other processes that have `path` open, in words. Best effort: processes of other users may
+/// be invisible.
 pub(super) fn holder(path: &Path) -> String {
     let names = match fs::metadata(path) {
         Ok(file) => others(file.dev(), file.ino()),

@@ -54,7 +54,8 @@ pub struct FileOptions {
     pub direct: Direct,
     /// Lock the file against other users: exclusively, or shared when `read_only`.
     pub lock: bool,
-    /// Smallest block in bytes that requests will use, when the user has chosen one; a power of two from 512 to 65536.
+    /// Smallest block in bytes that requests will use, when the user has chosen one; a power of two
+    /// from 512 to 65536.
     pub block_size: Option<u32>,
     /// What the file's first bytes may be.
     pub format: Format,
@@ -74,8 +75,9 @@ impl Default for FileOptions {
 
 /// A raw file or block device.
 ///
-/// A write is durable after a flush (`fdatasync`) or when written with `fua` (`RWF_DSYNC`). Deallocation punches
-/// holes, which read as zeroes. All I/O is asynchronous and goes through the worker's [`Io`].
+/// A write is durable after a flush (`fdatasync`) or when written with `fua` (`RWF_DSYNC`).
+/// Deallocation punches holes, which read as zeroes. All I/O is asynchronous and goes through the
+/// worker's [`Io`].
 #[derive(Debug)]
 pub struct FileVolume {
     shared: Arc<Shared>,
@@ -116,8 +118,8 @@ impl FileVolume {
         Ok(volume)
     }
 
-    /// Opens a file or block device without the lock that the options ask for: [`FileVolume::lock`] sets it, when it is
-    /// known which part is to be used.
+    /// Opens a file or block device without the lock that the options ask for: [`FileVolume::lock`]
+    /// sets it, when it is known which part is to be used.
     pub fn open_unlocked(
         path: impl AsRef<Path>,
         options: FileOptions,
@@ -137,7 +139,8 @@ impl FileVolume {
                 path: path.into(),
                 fd: Arc::new(opened.fd),
                 size: AtomicU64::new(opened.size),
-                // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
+                // Devices are always asked: where they cannot do it, the kernel writes zeroes for
+                // them.
                 abilities: Arc::new(Abilities::new(opened.punch, writable)),
                 read_only: options.read_only,
                 direct: opened.direct,
@@ -158,8 +161,9 @@ impl FileVolume {
         })
     }
 
-    /// Locks `len` bytes (or all) from byte `offset` on against other users, as the options say: exclusively, or shared
-    /// when it is read-only. The lock lasts until nobody uses this opening of the file any more.
+    /// Locks `len` bytes (or all) from byte `offset` on against other users, as the options say:
+    /// exclusively, or shared when it is read-only. The lock lasts as long as this opening of the
+    /// file is used.
     pub fn lock(&self, offset: u64, len: Option<u64>) -> Result<(), VolumeError> {
         let shared = &*self.shared;
         if shared.root.is_none() {
@@ -267,8 +271,9 @@ struct FileQueue {
 }
 
 impl FileQueue {
-    /// Reads or writes at once, on a filesystem that has nothing to wait for. The kernel would give such a request of the
-    /// ring to a thread of its own, which takes several times as long as the work.
+    /// Reads or writes at once, on a filesystem that has nothing to wait for. The kernel would give
+    /// such a request of the ring to a thread of its own, which takes several times as long as the
+    /// work.
     fn transfer(&self, op: Op, offset: u64, data: View<'_>) -> Result<(), IoError> {
         let shared = &*self.shared;
         let size = shared.size.load(Ordering::Acquire);

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Sizes that blocks can have, in bytes.
 const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=65536;
-/// How often a lock that somebody holds is tried again, and how far apart.
+/// How often a lock that another process holds is tried again, and how far apart.
 const LOCK_RETRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of one direct read that all common blocks divide.
@@ -132,7 +132,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
             Some(device) => device.punches(),
             None => !is_device && punches(fd.as_fd(), size),
         };
-    // A filesystem's blocks are the unit of its holes; `st_blksize` is their size on all common ones.
+    // A filesystem's blocks are the unit of its holes; `st_blksize` is their size on all common
+    // ones.
     let file_unit = power(u64::try_from(now.st_blksize).unwrap_or(0), block_size);
     let unit =
         |of_device: Option<u64>| of_device.map_or(file_unit, |bytes| power(bytes, block_size));
@@ -265,8 +266,9 @@ fn system(path: &Path, errno: Errno, what: &'static str) -> VolumeError {
     }
 }
 
-/// Locks the file, with a little patience: the kernel takes the ring of a killed process down, and with it the last hold
-/// on the file and its lock, only after the process is gone and its successor has perhaps been started.
+/// Locks the file, with a time-out: the kernel takes the ring of a killed process down, and with it
+/// the last hold on the file and its lock, only after the process is gone and its successor has
+/// perhaps been started.
 pub(super) fn lock(
     path: &Path,
     read_only: bool,
@@ -368,7 +370,8 @@ fn is_local(fd: BorrowedFd<'_>) -> bool {
     )
 }
 
-/// Reads the first `block` bytes directly. A medium that cannot be read is no reason against direct I/O.
+/// Reads the first `block` bytes directly. A medium that cannot be read is no reason against direct
+/// I/O.
 fn try_read(fd: BorrowedFd<'_>, block: u32) -> Result<(), String> {
     let mut buffer = Buffer::new(block as usize);
     match rustix::io::pread(fd, &mut buffer[..], 0) {

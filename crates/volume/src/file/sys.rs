@@ -1,4 +1,5 @@
-//! System calls that no library wraps: locks that belong to an open file; reads and writes of memory that is a guest's.
+//! System calls that no library wraps: locks that belong to an open file; reads and writes of
+//! memory that is a guest's.
 #![allow(unsafe_code)]
 
 use dma::View;
@@ -8,11 +9,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Most segments in one call (`UIO_MAXIOV`).
 const MAX_SEGMENTS: usize = 1024;
 
-/// Reads all of `view` from the file (`preadv2`), or writes all of it (`pwritev2`) with `flags` (`RWF_*`).
+/// Reads all of `view` from the file (`preadv2`), or writes all of it (`pwritev2`) with `flags`
+/// (`RWF_*`).
 ///
 /// # Errors
-/// The system's, or [`io::ErrorKind::UnexpectedEof`] when the file ends before; a part may have been moved then.
-/// [`io::ErrorKind::Interrupted`] never comes out.
+/// The system's, or [`io::ErrorKind::UnexpectedEof`] when the file ends before; a part may have
+/// been moved then. [`io::ErrorKind::Interrupted`] never comes out.
 pub(super) fn transfer(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -24,7 +26,8 @@ pub(super) fn transfer(
         let wanted: usize = segments.iter().map(dma::Segment::len).sum();
         let moved = vectored(fd, write, segments, offset, flags)?;
         if moved < wanted {
-            // Rare: a signal in the middle, or the end of the file or of its space. Byte by byte of what is left.
+            // Rare: a signal in the middle, or the end of the file or of its space. Byte by byte of
+            // what is left.
             rest(fd, write, segments, offset, moved, flags)?;
         }
         offset += wanted as u64;
@@ -77,7 +80,8 @@ fn one(
         iov_base: segment.as_ptr().wrapping_add(skip).cast(),
         iov_len: segment.len() - skip,
     };
-    // SAFETY: a part of the segment, which the caller's view keeps mapped (and writable, for a read).
+    // SAFETY: a part of the segment, which the caller's view keeps mapped (and writable, for a
+    // read).
     unsafe { call(fd, write, &raw const vector, 1, offset, flags) }
 }
 
@@ -88,8 +92,8 @@ fn vectored(
     offset: u64,
     flags: i32,
 ) -> io::Result<usize> {
-    // SAFETY: a segment has the layout of an `iovec`; the caller's view keeps the memory mapped (and writable, for a
-    // read). There are at most `MAX_SEGMENTS`.
+    // SAFETY: a segment has the layout of an `iovec`; the caller's view keeps the memory mapped
+    // (and writable, for a read). There are at most `MAX_SEGMENTS`.
     unsafe {
         call(
             fd,
@@ -132,18 +136,21 @@ unsafe fn call(
     }
 }
 
-/// First bytes of a file that no part is locked over: whoever uses a part says so there.
+/// First bytes of a file, which no part's lock covers: a process that uses a part says so there.
 const PRESENCE: u64 = 512;
-/// QEMU's locks on a disk image (`block/file-posix.c`): a shared lock of this byte says "I write" ...
+/// QEMU's locks on a disk image (`block/file-posix.c`): a shared lock of this byte says "I write"
+/// ...
 const QEMU_WRITES: u64 = 101;
-/// ... and one of this says "nobody else may write".
+/// ... and one of this says "no other process may write".
 const QEMU_NO_OTHER_WRITER: u64 = 201;
 
-/// Locks a range of a file for this open file description (`F_OFD_SETLK`): shared, or exclusively. Does not wait.
+/// Locks a range of a file for this open file description (`F_OFD_SETLK`): shared, or exclusively.
+/// Does not wait.
 ///
-/// Unlike the older POSIX locks these are kept until the last descriptor of this opening is closed, and two openings
-/// in one process exclude each other. `false`: someone else holds a lock that excludes this one. Other programs that
-/// lock disk images in ranges (QEMU does) are noticed too, when all of the file is locked.
+/// Unlike the older POSIX locks these are kept until the last descriptor of this opening is closed,
+/// and two openings in one process exclude each other. `false`: someone else holds a lock that
+/// excludes this one. Other programs that lock disk images in ranges (QEMU does) are noticed too,
+/// when all of the file is locked.
 pub(super) fn lock(
     fd: BorrowedFd<'_>,
     exclusive: bool,
@@ -158,7 +165,8 @@ pub(super) fn lock(
     excluded(io::Error::last_os_error())
 }
 
-/// Locks a part of a file: others may lock other parts, but nobody all of it, nor may QEMU write to it.
+/// Locks a part of a file: others may lock other parts, but none all of it, nor may QEMU write to
+/// it.
 ///
 /// The first bytes are left out, for there everybody who uses a part has a shared lock.
 pub(super) fn lock_part(
@@ -178,7 +186,8 @@ pub(super) fn lock_part(
     }
 }
 
-/// Whether QEMU has the file open for writing. A lock of all of it, by one who reads it, has that byte too.
+/// Whether QEMU has the file open for writing. A lock of all of it, by one who reads it, has that
+/// byte too.
 fn qemu_writes(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut range = range(true, QEMU_WRITES, Some(1))?;
     // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.

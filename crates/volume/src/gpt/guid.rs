@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn the_first_three_fields_are_little_endian_on_disk() {
-        // The EFI system partition's type, as the UEFI specification writes it and as disks hold it.
+        // The EFI system partition's type, as the UEFI specification writes it and as disks hold
+        // it.
         let text = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";
         let disk = [
             0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e,

@@ -1,7 +1,8 @@
 //! GUID partition tables (UEFI 2.10, 5.3): from a partition's number, label or GUID to its bytes.
 //!
-//! The table is read through the [`Volume`] itself, so that it works on every kind of volume. What it says is not
-//! believed: checksums, sizes and ranges are checked before use, and a table that contradicts itself gives no partition.
+//! The table is read through the [`Volume`] itself, so that it works on every kind of volume. What
+//! it says is not believed: checksums, sizes and ranges are checked before use, and a table that
+//! contradicts itself gives no partition.
 
 mod guid;
 mod header;
@@ -231,7 +232,8 @@ impl Table {
 fn read(reader: &mut Reader, size: u64, block_size: u32) -> Result<Table, GptError> {
     let unit = u64::from(block_size.max(512));
     protective_mbr(&reader.read(0, unit.min(size) as usize)?)?;
-    // The blocks of the table are those of the disk that it was made on: an image may have been moved.
+    // The blocks of the table are those of the disk that it was made on: an image may have been
+    // moved.
     let mut damage = None;
     let mut sectors = vec![unit];
     sectors.extend([512, 4096].into_iter().filter(|&s| s > unit));

@@ -53,7 +53,8 @@ impl Disk {
         self
     }
 
-    /// Writes both headers and the copy of the table; `edit` may change a header before its checksum is made.
+    /// Writes both headers and the copy of the table; `edit` may change a header before its
+    /// checksum is made.
     fn finish_with(&mut self, edit: impl Fn(&mut [u8])) -> &mut Self {
         let (sector, blocks) = (self.sector, self.bytes.len() / self.sector);
         let len = self.entries * self.entry_size;

@@ -1,16 +1,19 @@
 //! When a device that has nothing to do gets its first requests.
 //!
-//! A round's requests go to the kernel in one call. A device that is at work does not mind; one that is idle would wait until
-//! the last of them is prepared and has passed through the kernel's layers. So it gets a part of them in a call of its own,
-//! and works on that while the rest is prepared. The part is not so small that it is over before the rest arrives: then it
-//! would interrupt the worker for every few requests.
+//! A round's requests go to the kernel in one call. A device that is at work does not mind; one
+//! that is idle would wait until the last of them is prepared and has passed through the kernel's
+//! layers. So it gets a part of them in a call of its own, and works on that while the rest is
+//! prepared. The part is not so small that it completes before the rest arrives: then it would
+//! interrupt the worker for every few requests.
 
-/// That part of a burst, as a divisor. With 4 KiB random writes on a virtio disk, at depth 8 and 32: without it 0.84 and
-/// 0.98 of what a bare ring does, with an eighth 1.00 and 0.97, with a quarter 1.10 and 1.03.
+/// That part of a burst, as a divisor. With 4 KiB random writes on a virtio disk, at depth 8 and
+/// 32: without it 0.84 and 0.98 of what a bare ring does, with an eighth 1.00 and 0.97, with a
+/// quarter 1.10 and 1.03.
 const PART: usize = 4;
 
-/// After how many requests of a burst the device gets them, when the last burst had `last`; none: at its end. A single one is
-/// all of it, most likely, and need not wait until the worker comes back from where it was started.
+/// After how many requests of a burst the device gets them, when the last burst had `last`; none:
+/// at its end. A single one is all of it, most likely, and need not wait until the worker comes
+/// back from where it was started.
 fn enough(last: usize) -> usize {
     if last == 1 { 1 } else { last / PART }
 }
@@ -25,15 +28,15 @@ pub(super) struct Burst {
 }
 
 impl Burst {
-    /// A request was put into the ring; with it `busy` are in flight, of which the kernel has not seen `unsent`. Whether
-    /// to send them now.
+    /// A request was put into the ring; with it `busy` are in flight, of which the kernel has not
+    /// seen `unsent`. Whether to send them now.
     #[inline]
     pub(super) fn started(&mut self, busy: usize, unsent: usize) -> bool {
         self.open |= busy == 1;
         self.open && busy == enough(self.last) && unsent == busy
     }
 
-    /// The round is over, with so many in flight.
+    /// The round ends, with so many in flight.
     #[inline]
     pub(super) fn ended(&mut self, busy: usize) {
         if std::mem::take(&mut self.open) {
@@ -46,7 +49,8 @@ impl Burst {
 mod tests {
     use super::*;
 
-    /// Starts so many requests with `busy` in flight; after which of them something is sent, before the round's end.
+    /// Starts so many requests with `busy` in flight; after which of them something is sent, before
+    /// the round's end.
     fn round(burst: &mut Burst, busy: usize, count: usize) -> Option<usize> {
         let (mut sent, mut early) = (busy, None);
         for now in busy + 1..=busy + count {

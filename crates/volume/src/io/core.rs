@@ -1,9 +1,10 @@
 //! The slots that own requests while the kernel works on them.
 //!
-//! The one rule that makes this safe: whatever an entry in the ring points to (the request's segments, the bounce
-//! buffer, the I/O vectors, the zero buffer, the file) belongs to a slot, and a slot is emptied only when the kernel
-//! has posted the completion of its one operation. Nothing is freed while the kernel may still write to it, not even
-//! when queues are dropped: [`Core::finish`] waits.
+//! The one rule that makes this safe: whatever an entry in the ring points to (the request's
+//! segments, the bounce buffer, the I/O vectors, the zero buffer, the file) belongs to a slot, and
+//! a slot is emptied only when the kernel has posted the completion of its one operation. Nothing
+//! is freed while the kernel may still write to it, not even when queues are dropped:
+//! [`RingCore::finish`] waits.
 #![allow(unsafe_code)]
 
 mod pin;
@@ -12,12 +13,12 @@ mod pin;
 pub(super) use pin::why_not_pinned;
 
 use super::burst::Burst;
-use super::entrance::Entrance;
 use super::entry::{self, Sources, Target, Transfer};
 use super::fixed::FixedTable;
 use super::inline::{self, Inline};
-use super::job::{Job, Next, Step};
+use super::job::{Next, RingJob, Step};
 use super::pool::BouncePool;
+use super::registered::RegisteredRing;
 use super::ring::RingFile;
 use super::setup::Mode;
 use super::{IoCounters, IoOptions, IoStats, MAX_CAPACITY};
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 /// Most files that get a place in the kernel's table of registered files; others go by descriptor.
 const REGISTERED_FILES: u32 = 64;
 /// Marks completions that no slot waits for.
-const NOBODY: u64 = u64::MAX;
+const NO_SLOT: u64 = u64::MAX;
 /// Threads that the kernel may have for requests of this ring's thread that block.
 const KERNEL_THREADS: u32 = 256;
 /// System calls in a row that may fail before the kernel is given up.
@@ -49,9 +50,10 @@ struct OpenFile {
     inline: Inline,
 }
 
-/// What [`Core::reap`] found.
+/// What [`RingCore::reap`] found.
 pub(super) enum Arrival {
-    /// A request that ended as it should: made a [`Completion`] of only where it is handed out, so that it is not copied.
+    /// A request that ended as it should: made a [`Completion`] of only where it is returned, so
+    /// that it is not copied.
     Plain { tag: u64, data: SegmentList },
     /// Any other end.
     Other(Completion),
@@ -70,23 +72,23 @@ impl OpenFile {
 
 /// A place for one request in flight.
 #[derive(Default)]
-struct Slot {
-    job: Option<Job>,
-    /// I/O vectors of the current operation, where they are not the request's own: what remains after a part of the
-    /// data has moved.
+struct RingSlot {
+    job: Option<RingJob>,
+    /// I/O vectors of the current operation, where they are not the request's own: what remains
+    /// after a part of the data has moved.
     vectors: Vec<libc::iovec>,
     /// Tells this use of the slot from earlier ones.
     generation: u32,
 }
 
-pub(super) struct Core {
+pub(super) struct RingCore {
     /// Goes before the ring.
-    entrance: Entrance,
+    registered: RegisteredRing,
     uring: IoUring,
     mode: Mode,
-    slots: Vec<Slot>,
+    slots: Vec<RingSlot>,
     free: Vec<u32>,
-    /// Requests that ended while nobody polled; room for all slots.
+    /// Requests that ended while the worker did not poll; room for all slots.
     ready: VecDeque<Completion>,
     /// Entries written to the ring and not yet sent.
     unsent: usize,
@@ -121,7 +123,7 @@ pub(super) struct Core {
     untold: bool,
 }
 
-impl Core {
+impl RingCore {
     pub(super) fn new(
         uring: IoUring,
         mode: Mode,
@@ -145,9 +147,9 @@ impl Core {
         }
         let cycles_per_second = probes::cycles_per_second();
         let mut slots = Vec::new();
-        slots.resize_with(capacity as usize, Slot::default);
+        slots.resize_with(capacity as usize, RingSlot::default);
         Self {
-            entrance: Entrance::new(&uring),
+            registered: RegisteredRing::new(&uring),
             uring,
             mode,
             slots,
@@ -189,7 +191,7 @@ impl Core {
         self.counters
     }
 
-    /// Requests started and not handed out.
+    /// Requests started whose completions have not been returned.
     pub(super) fn in_flight(&self) -> usize {
         self.busy() + self.ready.len()
     }
@@ -230,15 +232,16 @@ impl Core {
             registered,
             busy: 0,
         };
-        if let Some(index) = self.files.iter().position(Option::is_none) {
-            self.files[index] = Some(open);
+        let mut places = self.files.iter_mut().enumerate();
+        if let Some((index, place)) = places.find(|(_, place)| place.is_none()) {
+            *place = Some(open);
             return index;
         }
         self.files.push(Some(open));
         self.files.len() - 1
     }
 
-    /// Forgets a file, after [`Core::finish`].
+    /// Forgets a file, after [`RingCore::finish`].
     pub(super) fn unregister(&mut self, file: usize) {
         let Some(open) = self.files.get_mut(file).and_then(Option::take) else {
             return;
@@ -264,9 +267,11 @@ impl Core {
             return Some(request.complete(Err(IoErrorKind::Busy.into())));
         };
         let reachable = !request.op.has_data() || open.file.reaches(&request);
-        let slot = &mut self.slots[index as usize];
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return Some(request.complete(Err(IoErrorKind::Busy.into())));
+        };
         slot.generation = slot.generation.wrapping_add(1);
-        slot.job = Some(Job::new(request, file, reachable, &open.file.abilities));
+        slot.job = Some(RingJob::new(request, file, reachable, &open.file.abilities));
         open.busy += 1;
         match self.operate(index as usize) {
             Ok(()) => {
@@ -277,8 +282,9 @@ impl Core {
         }
     }
 
-    /// [`Core::begin`] of a read or write of all of `data`: the shortest way for one piece of memory that the kernel can be
-    /// handed as it is. What is taken here comes in registers and goes to its place at once.
+    /// [`RingCore::begin`] of a read or write of all of `data`: the shortest way for one piece of
+    /// memory that the kernel can be handed as it is. What is taken here comes in registers and
+    /// goes to its place at once.
     #[inline]
     pub(super) fn begin_transfer(
         &mut self,
@@ -311,14 +317,14 @@ impl Core {
             let entry = transfer
                 .entry(open.target())
                 .user_data(name(index as usize, generation));
-            // SAFETY: the entry points to the memory of `data`, which the slot has from here on until the completion has
-            // been seen; see the module's documentation.
+            // SAFETY: the entry points to the memory of `data`, which the slot has from here on
+            // until the completion has been seen; see the module's documentation.
             if unsafe { self.uring.submission().push(&entry) }.is_ok() {
                 self.free.pop();
                 slot.generation = generation;
                 // The kernel can be handed the memory as it is.
                 let request = Request::transfer(tag, op, offset, data);
-                slot.job = Some(Job::at(Step::Data, request, file));
+                slot.job = Some(RingJob::at(Step::Data, request, file));
                 open.busy += 1;
                 self.counters.requests += 1;
                 self.counters.operations += 1;
@@ -333,11 +339,11 @@ impl Core {
 
     /// Puts the operation that a slot needs next into the ring.
     fn operate(&mut self, index: usize) -> Result<(), IoErrorKind> {
-        let Slot {
+        let RingSlot {
             job,
             vectors,
             generation,
-        } = &mut self.slots[index];
+        } = self.slots.get_mut(index).ok_or(IoErrorKind::Gone)?;
         let job = job.as_mut().ok_or(IoErrorKind::Gone)?;
         let open = self
             .files
@@ -371,8 +377,9 @@ impl Core {
 
     fn push(&mut self, entry: &squeue::Entry) -> Result<(), IoErrorKind> {
         for _ in 0..2 {
-            // SAFETY: everything that the entry points to belongs to a slot (or to the ring: the zero buffer, which
-            // lives as long) and stays there until the completion has been seen; see the module's documentation.
+            // SAFETY: everything that the entry points to belongs to a slot (or to the ring: the
+            // zero buffer, which lives as long) and stays there until the completion has been seen;
+            // see the module's documentation.
             if unsafe { self.uring.submission().push(entry) }.is_ok() {
                 self.unsent += 1;
                 self.fresh = true;
@@ -400,7 +407,8 @@ impl Core {
         self.unsent == 0
     }
 
-    /// A request was taken: an idle device gets the first of a burst at once. A thread of the kernel takes them anyway.
+    /// A request was taken: an idle device gets the first of a burst at once. A thread of the
+    /// kernel takes them anyway.
     pub(super) fn start_burst(&mut self) {
         if self.burst.started(self.busy(), self.unsent) && self.mode != Mode::Polled {
             self.send();
@@ -416,8 +424,8 @@ impl Core {
         }
     }
 
-    /// Brings the counters up to date that others read. Not at the system call itself: whoever waits for its completions comes
-    /// first.
+    /// Brings the counters up to date that others read. Not at the system call itself: a guest that
+    /// waits for its completions comes first.
     #[inline]
     pub(super) fn tell(&mut self) {
         if std::mem::take(&mut self.untold) {
@@ -457,7 +465,7 @@ impl Core {
             return self.measured_enter(events);
         }
         let before = probes::cycles();
-        let result = self.entrance.enter(self.unsent as u32, events);
+        let result = self.registered.enter(self.unsent as u32, events);
         let took = probes::cycles().wrapping_sub(before);
         if took > self.slow {
             self.suspect(took);
@@ -472,7 +480,7 @@ impl Core {
     fn measured_enter(&mut self, events: bool) -> io::Result<()> {
         self.trying = false;
         let (before, slept) = (probes::cycles(), inline::sleeps());
-        let result = self.entrance.enter(self.unsent as u32, events);
+        let result = self.registered.enter(self.unsent as u32, events);
         let took = probes::cycles().wrapping_sub(before);
         let waited = took > self.slow && inline::sleeps() > slept;
         let waited = waited.then(|| self.duration(took));
@@ -508,9 +516,11 @@ impl Core {
         self.counters.batches += u64::from(std::mem::take(&mut self.fresh));
     }
 
-    /// There is something that a kernel thread, which takes entries by itself, has to be called for.
+    /// There is something that a kernel thread, which takes entries by itself, has to be called
+    /// for.
     fn needs_call(&mut self) -> bool {
-        // The order in which the thread's sleep is looked for is the ring's own business: this only counts.
+        // The order in which the thread's sleep is looked for is the ring's own business: this only
+        // counts.
         let submission = self.uring.submission();
         submission.need_wakeup() || submission.cq_overflow()
     }
@@ -523,7 +533,8 @@ impl Core {
         match result {
             Ok(()) => self.troubled = false,
             Err(error) => match error.raw_os_error() {
-                // For now: interrupted, short of memory, completions to be taken first. The next call tries again.
+                // For now: interrupted, short of memory, completions to be taken first. The next
+                // call tries again.
                 Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
                 _ if self.troubled => {}
                 _ => {
@@ -547,7 +558,7 @@ impl Core {
             return;
         }
         self.counters.system_calls += 1;
-        let result = self.entrance.enter(0, true);
+        let result = self.registered.enter(0, true);
         self.sent(result);
     }
 
@@ -556,8 +567,9 @@ impl Core {
         self.mode != Mode::Deferred
     }
 
-    /// Switches the event descriptor. In the other modes it always signals: only with deferred work is there a system
-    /// call before sleeping that orders this store before the kernel's look at the flag.
+    /// Switches the event descriptor. In the other modes it always signals: only with deferred work
+    /// is there a system call before sleeping that orders this store before the kernel's look at
+    /// the flag.
     pub(super) fn signal(&mut self, on: bool) {
         if !self.always_signals() {
             let completion = self.uring.completion();
@@ -596,7 +608,7 @@ impl Core {
         }
         loop {
             let (user_data, result) = self.posted()?;
-            if let Some((tag, data)) = self.over(user_data, result) {
+            if let Some((tag, data)) = self.plain_end(user_data, result) {
                 return Some(Arrival::Plain { tag, data });
             }
             if let Some(completion) = self.answer(user_data, result) {
@@ -611,13 +623,13 @@ impl Core {
         Some((entry.user_data(), entry.result()))
     }
 
-    /// The request that this answer of the kernel ends without more ado, its tag and its data; none: [`Core::answer`]
-    /// finds out.
+    /// The request that this answer of the kernel ends without more ado, its tag and its data;
+    /// none: [`RingCore::answer`] finds out.
     #[inline(always)]
-    fn over(&mut self, user_data: u64, answer: i32) -> Option<(u64, SegmentList)> {
+    fn plain_end(&mut self, user_data: u64, answer: i32) -> Option<(u64, SegmentList)> {
         let index = user_data as u32 as usize;
         let slot = self.slots.get_mut(index)?;
-        if user_data == NOBODY || name(index, slot.generation) != user_data {
+        if user_data == NO_SLOT || name(index, slot.generation) != user_data {
             return None;
         }
         let job = slot.job.as_mut().filter(|job| job.is_done_by(answer))?;
@@ -634,7 +646,7 @@ impl Core {
     fn answer(&mut self, user_data: u64, answer: i32) -> Option<Completion> {
         let index = user_data as u32 as usize;
         let slot = self.slots.get_mut(index)?;
-        if user_data == NOBODY || name(index, slot.generation) != user_data {
+        if user_data == NO_SLOT || name(index, slot.generation) != user_data {
             return None;
         }
         let job = slot.job.as_mut()?;
@@ -690,25 +702,27 @@ impl Core {
     }
 
     fn cancel(&mut self, index: usize) {
-        let slot = &mut self.slots[index];
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
         let Some(job) = slot.job.as_mut() else { return };
         if std::mem::replace(&mut job.cancelled, true) {
             return;
         }
         let target = name(index, slot.generation);
         // Not to be had for lack of room: the request then ends by itself.
-        let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NOBODY));
+        let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NO_SLOT));
     }
 
-    /// Ends the requests of a file (or all), and waits for the kernel to let go of them.
+    /// Ends the requests of a file (or all), and waits until the kernel has completed them.
     pub(super) fn finish(&mut self, file: Option<usize>) {
-        let concerns = |slot: &Slot| {
+        let concerns = |slot: &RingSlot| {
             slot.job
                 .as_ref()
                 .is_some_and(|job| file.is_none_or(|file| job.file == file))
         };
         for index in 0..self.slots.len() {
-            if concerns(&self.slots[index]) {
+            if self.slots.get(index).is_some_and(concerns) {
                 self.cancel(index);
             }
         }
@@ -725,8 +739,8 @@ impl Core {
                 }
             }
             if failures > MAX_FAILURES {
-                // The kernel neither finishes nor waits. What it may still write to must never be used for anything
-                // else, so it is given up.
+                // The kernel neither finishes nor waits. What it may still write to must never be
+                // used for anything else, so it is given up.
                 tracing::error!("io_uring: requests do not end; giving up their memory");
                 for slot in self.slots.iter_mut().filter(|slot| concerns(slot)) {
                     std::mem::forget(slot.job.take());
@@ -738,9 +752,10 @@ impl Core {
     }
 }
 
-impl Drop for Core {
+impl Drop for RingCore {
     fn drop(&mut self) {
-        // Every queue closes its file, so nothing is left; but this is the last moment at which it could be waited for.
+        // Every queue closes its file, so nothing is left; but this is the last moment at which it
+        // could be waited for.
         self.finish(None);
     }
 }

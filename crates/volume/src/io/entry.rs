@@ -2,7 +2,7 @@
 
 use super::IoCounters;
 use super::fixed::FixedTable;
-use super::job::{Job, Step};
+use super::job::{RingJob, Step};
 use super::pool::BouncePool;
 use crate::{IoErrorKind, Op};
 use dma::{Buffer, Segment};
@@ -10,7 +10,8 @@ use io_uring::{opcode, squeue, types};
 
 /// Most segments in one operation (`UIO_MAXIOV`); requests with more take several operations.
 const MAX_SEGMENTS: usize = 1024;
-/// Most bytes in one operation: below the kernel's own limit of 2 GiB less a page, and a multiple of every block.
+/// Most bytes in one operation: below the kernel's own limit of 2 GiB less a page, and a multiple
+/// of every block.
 const MAX_BYTES: u64 = 1 << 30;
 /// Size of the buffer from which zeroes are written.
 const ZEROES: usize = 1 << 20;
@@ -27,10 +28,10 @@ pub(super) struct Sources<'a> {
     pub(super) counters: &'a mut IoCounters,
 }
 
-/// The entry for the job's current step. It points to the job's memory, to `vectors` and to the zeroes: the caller
-/// keeps all of them in place until the operation is over.
+/// The entry for the job's current step. It points to the job's memory, to `vectors` and to the
+/// zeroes: the caller keeps all of them in place until the operation has completed.
 pub(super) fn entry(
-    job: &mut Job,
+    job: &mut RingJob,
     vectors: &mut Vec<libc::iovec>,
     target: Target,
     sources: Sources<'_>,

@@ -1,16 +1,17 @@
 //! Guest memory in the kernel's table of fixed buffers: which bytes are there, and at which place.
 //!
-//! The kernel pins a fixed buffer's pages once, so that an operation on it need not look them up. The table here knows
-//! them by address. It holds the memory of each, mapped, for as long as the kernel's table names it: no other memory can
-//! come to these addresses meanwhile, and be taken for them.
+//! The kernel pins a fixed buffer's pages once, so that an operation on it need not look them up.
+//! The table here knows them by address. It holds the memory of each, mapped, for as long as the
+//! kernel's table names it: no other memory can come to these addresses meanwhile, and be taken for
+//! them.
 
 use dma::Memory;
 
 /// Places in the kernel's table: as many as it takes (IORING_MAX_REG_BUFFERS). Tests do with less.
 pub(super) const PLACES: u16 = if cfg!(test) { 256 } else { 1 << 14 };
 /// Longest buffer that is registered, in bytes. The kernel would take 1 GiB, but pinning that takes
-/// it 10 ms and more, in which the worker serves nobody; this takes about 1 ms where the pages are
-/// there.
+/// it 10 ms and more, in which the worker serves no queue; this takes about 1 ms where the pages
+/// are there.
 pub(super) const LONGEST: usize = if cfg!(test) { 4 << 20 } else { 64 << 20 };
 
 /// A part of a memory that the kernel has pinned.
@@ -70,7 +71,8 @@ impl FixedTable {
         self.entries.insert(at, fixed);
     }
 
-    /// Forgets what is at `place`; the result keeps its memory until the kernel has forgotten it, too.
+    /// Forgets what is at `place`; the result keeps its memory until the kernel has forgotten it,
+    /// too.
     pub(super) fn remove(&mut self, place: u16) -> Option<Memory> {
         let at = self.entries.iter().position(|known| known.place == place)?;
         Some(self.entries.remove(at).memory)
@@ -79,7 +81,7 @@ impl FixedTable {
     /// The place of the buffer in which all of these bytes lie.
     #[inline]
     pub(super) fn find(&self, start: usize, len: usize) -> Option<u16> {
-        // Nothing at all where nobody asked for it.
+        // Nothing at all where `--pin-memory` is not given.
         let before = self.entries.partition_point(|known| known.start <= start);
         let known = self.entries.get(before.checked_sub(1)?)?;
         let offset = start - known.start;

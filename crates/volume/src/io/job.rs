@@ -57,7 +57,7 @@ pub(crate) enum Step {
 /// What follows an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Another operation: what [`Job::step`] says.
+    /// Another operation: what [`RingJob::step`] says.
     Again,
     /// The request ends.
     Done(Result<(), IoError>),
@@ -65,7 +65,7 @@ pub(crate) enum Next {
 
 /// One request in flight.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct RingJob {
     pub(crate) request: Request,
     /// Index of its file in the ring's table.
     pub(crate) file: usize,
@@ -79,8 +79,9 @@ pub(crate) struct Job {
     retries: u16,
 }
 
-impl Job {
-    /// A request at its first step. `reachable`: the file can be read into its memory without a copy.
+impl RingJob {
+    /// A request at its first step. `reachable`: the file can be read into its memory without a
+    /// copy.
     pub(crate) fn new(request: Request, file: usize, reachable: bool, can: &Abilities) -> Self {
         let step = match request.op {
             Op::Read | Op::Write { .. } if reachable => Step::Data,
@@ -110,8 +111,8 @@ impl Job {
         }
     }
 
-    /// The kernel's first answer ends the request: all of its data has moved. The same as [`Job::advance`] says, for what
-    /// nearly all answers are.
+    /// The kernel's first answer ends the request: all of its data has moved. The same as
+    /// [`RingJob::advance`] says, for what nearly all answers are.
     #[inline(always)]
     pub(crate) fn is_done_by(&self, answer: i32) -> bool {
         self.step == Step::Data
@@ -126,8 +127,8 @@ impl Job {
 
     /// Takes the kernel's answer to the current step (bytes moved, or a negative error number).
     ///
-    /// `unit` is the granularity at which the file is accessed: a transfer that ended between two units is repeated
-    /// from the unit that it did not finish.
+    /// `unit` is the granularity at which the file is accessed: a transfer that ended between two
+    /// units is repeated from the unit that it did not finish.
     pub(crate) fn advance(&mut self, answer: i32, unit: u64, can: &Abilities) -> Next {
         let Ok(moved) = u64::try_from(answer) else {
             return self.failed(answer.saturating_neg(), can);
@@ -206,7 +207,8 @@ impl Job {
                 self.step = Step::Zeroes;
                 self.again()
             }
-            // Stricter about memory than it said it was: a page aligned buffer satisfies every device.
+            // Stricter about memory than it said it was: a page aligned buffer satisfies every
+            // device.
             (libc::EINVAL, Step::Data) => {
                 self.step = Step::Bounce;
                 self.again()
@@ -228,8 +230,8 @@ impl Job {
         self.request.data.copy_from(self.done, data) == data.len()
     }
 
-    /// Fills the bounce buffer with what is to be written from the current position on; the number of bytes that the
-    /// next operation moves, or nothing when memory is missing.
+    /// Fills the bounce buffer with what is to be written from the current position on; the number
+    /// of bytes that the next operation moves, or nothing when memory is missing.
     pub(crate) fn load_bounce(&mut self) -> Option<usize> {
         let left = usize::try_from(self.left()).ok()?;
         let bounce = self.bounce.as_mut()?;

@@ -2,13 +2,13 @@
 
 mod burst;
 mod core;
-mod entrance;
 mod entry;
 mod fixed;
 mod inline;
 pub(crate) mod job;
 mod others;
 mod pool;
+mod registered;
 pub(crate) mod ring;
 mod setup;
 mod stats;
@@ -37,12 +37,13 @@ pub struct IoOptions {
     pub capacity: u32,
     /// Most bytes held in bounce buffers before requests are cut into small pieces.
     pub bounce_bytes: usize,
-    /// Memory that [`Pinner::pin`] is called with is pinned by the kernel (fixed buffers), so that requests need not look its
-    /// pages up. All of it is then allocated and stays where it is: what somebody punches out of it (a balloon) is lost to
-    /// its users while it is pinned, for the kernel goes on with the old pages.
+    /// Memory that [`Pinner::pin`] is called with is pinned by the kernel (fixed buffers), so that
+    /// requests need not look its pages up. All of it is then allocated and stays where it is: what
+    /// is punched out of it (by a balloon) is lost to its users while it is pinned, for the kernel
+    /// goes on with the old pages.
     pub fixed_buffers: bool,
-    /// A thread of the kernel takes what is submitted (`IORING_SETUP_SQPOLL`): no system call to submit, for a processor
-    /// that is busy while there is work.
+    /// A thread of the kernel takes what is submitted (`IORING_SETUP_SQPOLL`): no system call to
+    /// submit, for a processor that is busy while there is work.
     pub sqpoll: bool,
 }
 
@@ -62,7 +63,8 @@ const PIN_AT_LEAST: u64 = 1 << 20;
 
 /// A worker's own io_uring. Made by and for one thread; volumes opened on it share it.
 ///
-/// The ring is created when the first volume needs it, so null and memory volumes work where io_uring is forbidden.
+/// The ring is created when the first volume needs it, so null and memory volumes work where
+/// io_uring is forbidden.
 #[derive(Debug)]
 pub struct Io {
     options: IoOptions,
@@ -108,31 +110,34 @@ impl Io {
         self.ending.clone()
     }
 
-    /// The worker ends: limits do not apply any more, so that what waits for them is over soon.
+    /// The worker ends: limits do not apply any more, so that what waits for them completes soon.
     pub fn end(&self) {
         self.ending.set(true);
     }
 
     /// Most requests that may be in flight through the ring; one more is refused as
-    /// [`IoErrorKind::Busy`](crate::IoErrorKind::Busy). A worker stops taking work when it gets there.
+    /// [`IoErrorKind::Busy`](crate::IoErrorKind::Busy). A worker stops taking work when it gets
+    /// there.
     pub fn capacity(&self) -> usize {
         self.options.capacity.clamp(1, MAX_CAPACITY) as usize
     }
 
-    /// Requests started on the ring whose completions have not been handed out.
+    /// Requests started on the ring whose completions have not been returned.
     pub fn in_flight(&self) -> usize {
         self.ring.get().map_or(0, |ring| ring.in_flight())
     }
 
-    /// Ends a round: sends everything that was started since the last call to the kernel, in one system call; none when
-    /// there is nothing to send. A device that had nothing to do got the first of it when it was started. `false` when the kernel
-    /// could not take everything for now: call again before sleeping.
+    /// Ends a round: sends everything that was started since the last call to the kernel, in one
+    /// system call; none when there is nothing to send. A device that had nothing to do got the
+    /// first of it when it was started. `false` when the kernel could not take everything for now:
+    /// call again before sleeping.
     pub fn flush(&self) -> bool {
         self.ring.get().is_none_or(|ring| ring.flush())
     }
 
-    /// Hands out the completions that have arrived, and returns their number. Makes no system call unless the kernel
-    /// says that completions wait for one. `done` may start new requests.
+    /// Calls `done` with each completion that has arrived, and returns their number. Makes no
+    /// system call unless the kernel says that completions wait for one. `done` may start new
+    /// requests.
     pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
         self.ring.get().map_or(0, |ring| ring.poll(done))
     }
@@ -143,22 +148,24 @@ impl Io {
         self.ring.get().is_some_and(|ring| ring.has_news())
     }
 
-    /// A descriptor for `epoll`, that becomes readable when completions arrive after [`Io::arm`]; `None` while no
-    /// volume uses the ring. It stays the same once there is one, and needs no reading: [`Io::poll`] resets it.
+    /// A descriptor for `epoll`, that becomes readable when completions arrive after [`Io::arm`];
+    /// `None` while no volume uses the ring. It stays the same once there is one, and needs no
+    /// reading: [`Io::poll`] resets it.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.ring.get().map(|ring| ring.event_fd())
     }
 
-    /// To be called before going to sleep on [`Io::event_fd`]: sends what has not been sent, and asks the kernel to
-    /// signal the next completion. `false` when completions wait already: poll again instead of sleeping. The next
-    /// [`Io::poll`] ends it, so that no signal is paid for while the worker polls.
+    /// To be called before going to sleep on [`Io::event_fd`]: sends what has not been sent, and
+    /// asks the kernel to signal the next completion. `false` when completions wait already: poll
+    /// again instead of sleeping. The next [`Io::poll`] ends it, so that no signal is paid for
+    /// while the worker polls.
     #[must_use = "going to sleep although completions wait may sleep forever"]
     pub fn arm(&self) -> bool {
         self.others.arm() && self.ring.get().is_none_or(|ring| ring.arm())
     }
 
-    /// Has the worker woken for completions that do not come through the ring: `fd` is readable when there are some, and
-    /// `arm` is asked by [`Io::arm`], until it says [`Armed::Gone`].
+    /// Has the worker woken for completions that do not come through the ring: `fd` is readable
+    /// when there are some, and `arm` is asked by [`Io::arm`], until it says [`Armed::Gone`].
     ///
     /// # Errors
     /// No descriptor is left.
@@ -175,14 +182,14 @@ impl Io {
         Watcher(self.others.clone())
     }
 
-    /// As [`Io::event_fd`], for what [`Io::watch`] was told of: to be waited for too. `None` while there is nothing; it
-    /// stays the same once there is.
+    /// As [`Io::event_fd`], for what [`Io::watch`] was told of: to be waited for too. `None` while
+    /// there is nothing; it stays the same once there is.
     pub fn others_fd(&self) -> Option<BorrowedFd<'_>> {
         self.others.fd()
     }
 
-    /// What pins guest memory for this worker's requests, where [`IoOptions::fixed_buffers`] asks for it and a volume uses
-    /// the ring.
+    /// What pins guest memory for this worker's requests, where [`IoOptions::fixed_buffers`] asks
+    /// for it and a volume uses the ring.
     pub fn pinner(&self) -> Option<Pinner> {
         let ring = self.ring.get().filter(|_| self.options.fixed_buffers)?;
         Some(Pinner { ring: ring.clone() })
@@ -193,7 +200,8 @@ impl Io {
         self.ring.get().map_or(0, |ring| ring.pinned())
     }
 
-    /// The counters for other threads to read; [`Io::flush`] and [`Io::arm`] bring them up to date after system calls.
+    /// The counters for other threads to read; [`Io::flush`] and [`Io::arm`] bring them up to date
+    /// after system calls.
     pub fn stats(&self) -> Arc<IoStats> {
         self.stats.clone()
     }
@@ -232,12 +240,14 @@ pub struct Pinner {
 }
 
 impl Pinner {
-    /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as the result lives. Requests into it are
-    /// then spared the look-up of its pages. What cannot be pinned goes without; why is said once in the log. Takes time:
-    /// pages that are not there yet are allocated. [`PinnedWindows`] does it piece by piece.
+    /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as the result
+    /// lives. Requests into it are then spared the look-up of its pages. What cannot be pinned goes
+    /// without; why is said once in the log. Takes time: pages that are not there yet are
+    /// allocated. [`PinnedWindows`] does it piece by piece.
     ///
-    /// Dropping the result takes the memory out of the kernel's table. Requests in flight keep their own pages until they
-    /// are over: when both have happened, no page is pinned any more.
+    /// Dropping the result takes the memory out of the kernel's table. Requests in flight keep
+    /// their own pages until they have completed: when both have happened, no page is pinned any
+    /// more.
     pub fn pin(&self, memory: &Memory, offset: u64, len: u64) -> Option<PinnedMemory> {
         let mut pinned = self.begin(memory, offset, len)?;
         loop {
@@ -266,7 +276,8 @@ impl Pinner {
     }
 }
 
-/// Memory that the kernel has pinned for a worker's requests, until this is dropped. See [`Pinner::pin`].
+/// Memory that the kernel has pinned for a worker's requests, until this is dropped. See
+/// [`Pinner::pin`].
 #[derive(Debug)]
 #[must_use = "dropping it unpins the memory"]
 pub struct PinnedMemory {

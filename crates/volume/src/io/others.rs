@@ -1,8 +1,8 @@
-//! Completions that come otherwise than through the ring (of a device's queue pair, say), and what wakes a worker that
-//! sleeps for them.
+//! Completions that come otherwise than through the ring (of a device's queue pair, say), and what
+//! wakes a worker that sleeps for them.
 //!
-//! Each source has a descriptor that becomes readable when it has news. A worker waits for one only: an epoll set of all of
-//! them, which stays the same while sources come and go.
+//! Each source has a descriptor that becomes readable when it has news. A worker waits for one
+//! only: an epoll set of all of them, which stays the same while sources come and go.
 
 use rustix::event::epoll;
 use rustix::io;
@@ -78,7 +78,8 @@ impl Others {
     /// `false`: poll instead of sleeping.
     pub fn arm(&self) -> bool {
         let mut quiet = true;
-        // Sources look at their own queues and at nothing of the worker's: they do not come back here.
+        // Sources look at their own queues and at nothing of the worker's: they do not come back
+        // here.
         let Ok(mut sources) = self.sources.try_borrow_mut() else {
             return false;
         };
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_gone_wakes_nobody() {
+    fn one_that_is_gone_wakes_no_worker() {
         let others = Others::default();
         let (left, stays) = (event(), event());
         let gone = Rc::new(Cell::new(Armed::Quiet));

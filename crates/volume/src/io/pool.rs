@@ -2,7 +2,8 @@
 
 use dma::Buffer;
 
-/// Sizes of bounce buffers: powers of two from the first to the last. A longer request goes in pieces.
+/// Sizes of bounce buffers: powers of two from the first to the last. A longer request goes in
+/// pieces.
 const SMALLEST: usize = 4 << 10;
 /// What a request gets when the pool's limit is reached. Not smaller than any block.
 const FRUGAL: usize = 64 << 10;
@@ -13,7 +14,7 @@ const CLASSES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 #[derive(Debug)]
 pub(super) struct BouncePool {
     free: [Vec<Buffer>; CLASSES],
-    /// Bytes handed out.
+    /// Bytes in buffers that requests have.
     out: usize,
     /// Bytes in `free`.
     kept: usize,

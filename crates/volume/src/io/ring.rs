@@ -1,6 +1,6 @@
 //! A worker's ring as the queues on it see it.
 
-use super::core::{Arrival, Core};
+use super::core::{Arrival, RingCore};
 use super::job::Abilities;
 use super::setup::{self, Mode};
 use super::{IoCounters, IoStats};
@@ -59,10 +59,10 @@ impl RingFile {
     }
 }
 
-/// A worker's ring. Interior mutability, so that every queue on it can hold it; all borrows end inside this module,
-/// never while a caller's code runs.
+/// A worker's ring. Interior mutability, so that every queue on it can hold it; all borrows end
+/// inside this module, never while a caller's code runs.
 pub(crate) struct Ring {
-    core: RefCell<Core>,
+    core: RefCell<RingCore>,
     event: OwnedFd,
     /// The kernel has been asked to signal `event`.
     armed: Cell<bool>,
@@ -95,7 +95,7 @@ impl Ring {
             why: "no event descriptor for it",
             source,
         })?;
-        let mut core = Core::new(uring, mode, options, stats);
+        let mut core = RingCore::new(uring, mode, options, stats);
         core.signal(false);
         Ok(Self {
             core: RefCell::new(core),
@@ -109,8 +109,8 @@ impl Ring {
         self.core.borrow_mut().register(file)
     }
 
-    /// Forgets a file: cancels its requests, waits until the kernel has finished with all of them, and keeps their
-    /// completions for the next [`Ring::poll`].
+    /// Forgets a file: cancels its requests, waits until the kernel has finished with all of them,
+    /// and keeps their completions for the next [`Ring::poll`].
     pub(crate) fn close(&self, file: usize) {
         let core = &mut *self.core.borrow_mut();
         core.finish(Some(file));
@@ -173,7 +173,7 @@ impl Ring {
         self.core.borrow().pinned()
     }
 
-    /// Requests started and not handed out.
+    /// Requests started whose completions have not been returned.
     pub(crate) fn in_flight(&self) -> usize {
         self.core.borrow().in_flight()
     }
@@ -193,7 +193,7 @@ impl Ring {
         all
     }
 
-    /// Hands out completions.
+    /// Calls `done` with each completion that has arrived.
     #[inline]
     pub(crate) fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
         if self.armed.take() {
@@ -203,19 +203,20 @@ impl Ring {
         if self.core.borrow_mut().is_quiet() {
             return 0;
         }
-        self.hand_out(done)
+        self.return_arrived(done)
     }
 
-    /// There is something to hand out, or to be done about what is in flight.
+    /// There is a completion to return, or something to be done about what is in flight.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         !self.core.borrow_mut().is_quiet()
     }
 
-    fn hand_out(&self, done: &mut dyn FnMut(Completion)) -> usize {
+    fn return_arrived(&self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut asked = false;
         let mut count = 0;
-        // `done` may start requests that are finished before this loop is: a bound keeps it from going on for ever.
+        // `done` may start requests that are finished before this loop is: a bound keeps it from
+        // going on for ever.
         let limit = self.core.borrow().capacity();
         while count < limit {
             // The borrow ends with the statement: `done` may come back here by `submit`.
@@ -233,7 +234,8 @@ impl Ring {
                     count += 1;
                     done(completion);
                 }
-                // What the kernel holds back while there is enough to do goes with the next batch's call.
+                // What the kernel holds back while there is enough to do goes with the next batch's
+                // call.
                 None if count == 0 && !asked && self.core.borrow_mut().kernel_has_work() => {
                     asked = true;
                     self.core.borrow_mut().enter_for(true);
@@ -256,8 +258,9 @@ impl Ring {
         }
         self.armed.set(true);
         core.signal(true);
-        // The kernel queues the work and then looks whether to signal; this side asks for the signal and then looks
-        // for work. With a full fence on both sides, one of them sees the other.
+        // The kernel queues the work and then looks whether to signal; this side asks for the
+        // signal and then looks for work. With a full fence on both sides, one of them sees the
+        // other.
         fence(Ordering::SeqCst);
         let idle = core.busy() == 0;
         if !idle {

@@ -30,7 +30,8 @@ const STEPS: [(Mode, &str); 3] = [
     (Mode::Plain, "no task work control (needs Linux 5.19)"),
 ];
 
-/// A ring for `entries` requests, and how it works. `polled`: a thread of the kernel is to take what is submitted.
+/// A ring for `entries` requests, and how it works. `polled`: a thread of the kernel is to take
+/// what is submitted.
 pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), VolumeError> {
     if polled {
         let ring = build(Mode::Polled, entries).map_err(|source| {
@@ -58,10 +59,11 @@ pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), Volume
     })))
 }
 
-/// A ring of that mode, if the kernel has it; from Linux 6.6 on without the array of indices between the ring and its entries,
-/// which are taken in their order.
+/// A ring of that mode, if the kernel has it; from Linux 6.6 on without the array of indices
+/// between the ring and its entries, which are taken in their order.
 pub(super) fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
-    // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot crowd them out.
+    // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot
+    // crowd them out.
     match builder(mode).setup_no_sqarray().build(entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder(mode).build(entries),
         result => result,

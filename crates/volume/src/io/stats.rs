@@ -9,11 +9,11 @@ pub struct IoCounters {
     pub requests: u64,
     /// Operations handed to the kernel; more than `requests` where requests took several steps.
     pub operations: u64,
-    /// Times that operations were handed over: each is one system call for all that were started before it, or none
-    /// where a thread of the kernel takes them.
+    /// Times that operations were sent to the kernel: each is one system call for all that were
+    /// started before it, or none where a thread of the kernel takes them.
     pub batches: u64,
-    /// System calls made: those of the batches, and those that let the kernel post completions while there was nothing to
-    /// submit.
+    /// System calls made: those of the batches, and those that let the kernel post completions
+    /// while there was nothing to submit.
     pub system_calls: u64,
     /// Operations on memory that the kernel has pinned.
     pub fixed: u64,
@@ -23,7 +23,8 @@ pub struct IoCounters {
     pub continued: u64,
 }
 
-/// The counters for other threads: written by the worker at the end of each round with a system call, with plain stores.
+/// The counters for other threads: written by the worker at the end of each round with a system
+/// call, with plain stores.
 #[derive(Debug, Default)]
 pub struct IoStats {
     requests: AtomicU64,

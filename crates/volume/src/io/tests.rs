@@ -103,9 +103,10 @@ fn every_mode_completes_sleeps_and_wakes() {
                 assert!(began.elapsed() < BOUND, "{mode:?}: nothing comes");
                 if io.arm() {
                     assert_eq!(io.stats().counters(), io.counters(), "asleep");
-                    assert_eq!(sleep(&io, 60), 1, "{mode:?}: nobody woke the worker up");
+                    assert_eq!(sleep(&io, 60), 1, "{mode:?}: nothing woke the worker up");
                 } else {
-                    // Whoever may not sleep has something to do, or the kernel's thread has something to take.
+                    // A worker that may not sleep has something to do, or the kernel's thread has
+                    // something to take.
                     assert!(io.has_news() || mode == Mode::Polled, "{mode:?}");
                 }
                 io.poll(&mut |completion| came.push(completion));
@@ -190,21 +191,21 @@ fn pinning(directory: &tempfile::TempDir) -> (Io, OpenQueue) {
     (io, queue)
 }
 
-/// Looks until so many requests are over, and sends nothing.
+/// Looks until so many requests have completed, and sends nothing.
 fn poll_for(io: &Io, count: usize) -> Vec<Completion> {
     let (began, mut over) = (Instant::now(), Vec::new());
     while over.len() < count {
         io.poll(&mut |completion| over.push(completion));
         assert!(
             began.elapsed() < BOUND,
-            "{} of {count} are over",
+            "{} of {count} have completed",
             over.len()
         );
     }
     over
 }
 
-/// Sends what there is, and waits until so many requests are over.
+/// Sends what there is, and waits until so many requests have completed.
 fn finish(io: &Io, requests: usize) -> Vec<Result<(), crate::IoError>> {
     let (began, mut results) = (Instant::now(), Vec::new());
     while results.len() < requests {
@@ -250,7 +251,7 @@ fn pinned_memory_is_used_until_it_is_unpinned_with_requests_in_flight() {
             assert!(begin(&mut *queue, request).is_none());
         }
         if round % 4 < 2 {
-            // Sent or not: whoever goes on must not meet an empty place.
+            // Sent or not: the next request must not meet an empty place.
             io.flush();
         }
         drop(pinned);
@@ -304,7 +305,7 @@ fn memory_that_shrinks_while_it_is_pinned_does_no_harm() {
     memory.write(0, &[7; 8192]).unwrap();
     let pinned = io.pinner().unwrap().pin(&memory, 0, 2 * MIB).unwrap();
     rustix::fs::ftruncate(memory.fd(), 4096).unwrap();
-    // The kernel has the old pages still: these are nobody else's.
+    // The kernel has the old pages still: these belong to no other memory.
     assert!(queue.submit(page(1, WRITE, &memory, 1)).is_none());
     assert!(queue.submit(page(2, Op::Read, &memory, 100)).is_none());
     assert_eq!(finish(&io, 2), [Ok(()), Ok(())]);
@@ -424,7 +425,7 @@ fn a_batch_is_one_system_call_and_one_more_where_the_device_is_idle() {
         assert!(io.flush());
         assert!(io.flush(), "there is nothing left to send");
         assert_eq!(calls(&io), early + 1);
-        // Completions that are there are handed out without a call.
+        // Completions that are there are returned without a call.
         let began = Instant::now();
         while !io.ring().unwrap().has_arrivals() {
             io.ring().unwrap().enter();

@@ -9,7 +9,8 @@ use dma::Memory;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Windows of a guest's memory that the kernel has pinned for one worker's requests; none without a [`Pinner`].
+/// Windows of a guest's memory that the kernel has pinned for one worker's requests; none without a
+/// [`Pinner`].
 #[derive(Debug, Default)]
 pub struct PinnedWindows {
     pinner: Option<Pinner>,
@@ -37,7 +38,8 @@ impl PinnedWindows {
         }
     }
 
-    /// The windows in these addresses are no more; each goes whole. Requests in flight keep their pages until they are over.
+    /// The windows in these addresses are no more; each goes whole. Requests in flight keep their
+    /// pages until they have completed.
     pub fn unmapped(&mut self, iova: u64, len: u64) {
         let stays = |start: u64| start.checked_sub(iova).is_none_or(|at| at >= len);
         self.windows.retain(|&(start, _)| stays(start));

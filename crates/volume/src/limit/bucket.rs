@@ -1,13 +1,15 @@
-//! A token bucket as a single number: the time until which its tokens are spent (the "virtual scheduling" form of the
-//! generic cell rate algorithm, ITU-T I.371, annex A).
+//! A token bucket as a single number: the time until which its tokens are spent (the "virtual
+//! scheduling" form of the generic cell rate algorithm, ITU-T I.371, annex A).
 //!
-//! A bucket of a rate spends `1 / rate` of time for each token. What is spent may lie ahead of now by the burst; a request
-//! is let through as long as it does not, whatever its own size, so that a request larger than the burst passes, and the
-//! next ones wait for it. One atomic number needs no lock and tells when to look again.
+//! A bucket of a rate spends `1 / rate` of time for each token. What is spent may lie ahead of now
+//! by the burst; a request is let through as long as it does not, whatever its own size, so that a
+//! request larger than the burst passes, and the next ones wait for it. One atomic number needs no
+//! lock and tells when to look again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Units of time in a nanosecond: fine enough for a byte at tens of gigabytes a second; 64 bits hold nine years.
+/// Units of time in a nanosecond: fine enough for a byte at tens of gigabytes a second; 64 bits
+/// hold nine years.
 pub(super) const PER_NANOSECOND: u64 = 64;
 /// Fraction bits of the cost of a token.
 const FRACTION: u32 = 24;

@@ -1,9 +1,9 @@
 //! Limits of requests and bytes per second.
 //!
-//! A [`LimitVolume`] passes requests on as long as there are tokens for them; the others wait in its queue, in order, and
-//! [`VolumeQueue::next_deadline`] tells the worker how long it may sleep. Limits belong to the volume, not to the queue:
-//! several workers draw from the same buckets, which are atomic numbers and can be changed at any time through the
-//! [`LimitHandle`].
+//! A [`LimitVolume`] passes requests on as long as there are tokens for them; the others wait in
+//! its queue, in order, and [`VolumeQueue::state`] tells the worker how long it may sleep. Limits
+//! belong to the volume, not to the queue: several workers draw from the same buckets, which are
+//! atomic numbers and can be changed at any time through the [`LimitHandle`].
 
 mod bucket;
 
@@ -96,7 +96,8 @@ impl LimitHandle {
         handle
     }
 
-    /// Sets other limits: also for what waits already. A worker that sleeps notices within a tenth of a second.
+    /// Sets other limits: also for what waits already. A worker that sleeps notices within a tenth
+    /// of a second.
     pub fn set(&self, limits: Limits) {
         let shared = &*self.0;
         let mut any = false;
@@ -178,7 +179,7 @@ impl Shared {
     }
 
     fn instant(&self, units: u64) -> Option<Instant> {
-        // A bit late rather than early: early means to look in vain.
+        // A bit late rather than early: early means to find that it may not pass yet.
         self.epoch
             .checked_add(Duration::from_nanos(units.div_ceil(PER_NANOSECOND)))
     }
@@ -322,7 +323,7 @@ impl LimitQueue {
 
 impl VolumeQueue for LimitQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
-        // A flush covers only what is over, so it need not wait for what is not.
+        // A flush covers only writes that have completed, so it need not wait for the others.
         if request.op == Op::Flush {
             return self.queue.submit(request);
         }

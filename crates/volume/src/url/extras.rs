@@ -1,4 +1,5 @@
-//! What every volume's URL can ask for, whatever kind of volume it is: a part of it, limits, a share.
+//! What every volume's URL can ask for, whatever kind of volume it is: a part of it, limits, a
+//! share.
 
 use super::options::Options;
 use super::{OpenError, UrlOption, parse_duration, parse_size};
@@ -138,11 +139,12 @@ impl Extras {
         self.limits.is_some() || self.share.is_some()
     }
 
-    /// Makes of the volume what the URL asked for, and enters it under the name (the whole URL) among those that this
-    /// process serves.
+    /// Makes of the volume what the URL asked for, and enters it under the name (the whole URL)
+    /// among those that this process serves.
     ///
     /// # Errors
-    /// [`OpenError::Gpt`], [`OpenError::Volume`] (the part does not lie in the volume), [`OpenError::Overlap`].
+    /// [`OpenError::Gpt`], [`OpenError::Volume`] (the part does not lie in the volume),
+    /// [`OpenError::Overlap`].
     pub fn apply(&self, whole: Arc<dyn Volume>, name: &str) -> Result<Arc<dyn Volume>, OpenError> {
         let volume = self.cut(whole, name)?;
         let volume = self.limit(volume)?;
@@ -157,7 +159,7 @@ impl Extras {
                 return Err(OpenError::Value {
                     key: "weight".into(),
                     value: weight.to_string(),
-                    why: "nobody else can have a share of this volume: it is opened only once, or without lock=",
+                    why: "no other disk can have a share of this volume: it is opened only once, or without lock=",
                 });
             };
             let group = FairGroup::of(&extent.root, depth);

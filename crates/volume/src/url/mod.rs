@@ -29,7 +29,8 @@ fn kinds<X: 'static>() -> Vec<VolumeKind<X>> {
 pub struct OpenOptions {
     /// Never write (a URL can only add this, not take it back).
     pub read_only: bool,
-    /// Smallest block in bytes that requests will use, when the user has chosen one (`block-size=` overrides it).
+    /// Smallest block in bytes that requests will use, when the user has chosen one (`block-size=`
+    /// overrides it).
     pub block_size: Option<u32>,
 }
 

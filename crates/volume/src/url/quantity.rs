@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// A size in bytes: a whole number with an optional unit. `K`, `M`, `G`, `T`, `P` (and `KiB`, `MiB`, ...) are powers
-/// of 1024; `KB`, `MB`, ... powers of 1000; no unit or `B`: bytes. The case of the letters does not matter.
+/// A size in bytes: a whole number with an optional unit. `K`, `M`, `G`, `T`, `P` (and `KiB`,
+/// `MiB`, ...) are powers of 1024; `KB`, `MB`, ... powers of 1000; no unit or `B`: bytes. The case
+/// of the letters does not matter.
 ///
 /// The error says what is wrong with the text.
 pub fn parse_size(text: &str) -> Result<u64, &'static str> {
@@ -39,7 +40,8 @@ pub fn parse_size(text: &str) -> Result<u64, &'static str> {
         .ok_or("the number is too large")
 }
 
-/// A duration: a number, which may have a decimal point, and one of the units `ns`, `us`, `ms`, `s`.
+/// A duration: a number, which may have a decimal point, and one of the units `ns`, `us`, `ms`,
+/// `s`.
 ///
 /// The error says what is wrong with the text.
 pub fn parse_duration(text: &str) -> Result<Duration, &'static str> {

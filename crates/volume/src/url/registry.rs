@@ -1,5 +1,5 @@
-//! The kinds of volumes that a URL can name, in a table: what a user may write, what help and errors
-//! say about it, and what opens it.
+//! The kinds of volumes that a URL can name, in a table: what a user may write, what help and
+//! errors say about it, and what opens it.
 
 use super::{Extras, OpenError, OpenOptions, Options, scheme};
 use crate::{FileVolume, Volume};
@@ -137,8 +137,8 @@ pub struct Opened<X = ()> {
 ///
 /// # To add a kind of volume
 ///
-/// 1. Write a module with the kind's [`Scheme`] (its options, their help), and a function that opens
-///    it; `url/mem.rs` is an example.
+/// 1. Write a module with the kind's [`Scheme`] (its options, their help), and a function that
+///    opens it; `url/mem.rs` is an example.
 /// 2. Add the kind in one line: in `kinds` of `url/mod.rs` (which also names the module) when it
 ///    belongs to this crate, else by [`Registry::with`] in the program.
 ///
@@ -194,8 +194,8 @@ impl<X: 'static> Registry<X> {
             (self.open_whole(&rest, open)?, extras)
         };
         let volume = extras.apply(whole.volume, url)?;
-        // Locked only now that it is known which part is used; the others of this process, which have
-        // names, came first.
+        // Locked only now that it is known which part is used; the others of this process, which
+        // have names, came first.
         if let (Some(file), Some(part)) = (whole.to_lock, volume.extent()) {
             file.lock(part.offset, part.len)?;
         }

@@ -177,7 +177,7 @@ fn several_parts_of_one_file_are_opened_at_once() {
         .collect();
     assert!(error(&format!("{disk}?offset=1M&length=4K")).contains("overlaps"));
     drop(readers);
-    // Memory of one's own is nobody else's.
+    // Memory of one volume is in no other.
     let _both = (open("mem://1M").unwrap(), open("mem://1M").unwrap());
     // Who answers for it himself.
     let _both = (

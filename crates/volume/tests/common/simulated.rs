@@ -1,4 +1,5 @@
-//! A device in simulated time: every request takes about equally long, and so many are worked on at a time.
+//! A device in simulated time: every request takes about equally long, and so many are worked on at
+//! a time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -63,7 +64,8 @@ impl Device {
         Self::with_units(clock, latency, 0)
     }
 
-    /// A device that works on so many requests at a time; the others wait in it, in the order of their coming.
+    /// A device that works on so many requests at a time; the others wait in it, in the order of
+    /// their coming.
     pub fn with_units(clock: &Arc<Simulated>, latency: Duration, units: usize) -> Arc<Self> {
         Arc::new(Self {
             units: Mutex::new((0, vec![clock.now(); units])),

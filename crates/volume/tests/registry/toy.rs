@@ -1,5 +1,5 @@
-//! A kind of volume that was added by the recipe of [`Registry`](volume::Registry): this module, and
-//! one line where the registry is made.
+//! A kind of volume that was added by the recipe of [`Registry`](volume::Registry): this module,
+//! and one line where the registry is made.
 
 use std::sync::Arc;
 use volume::{

@@ -1,16 +1,16 @@
 //! Guest memory pinned by the kernel, in its table of fixed buffers.
 //!
-//! The one rule: a place in the kernel's table names addresses only while [`FixedTable`](super::FixedTable) holds the memory
-//! that is mapped there.
+//! The one rule: a place in the kernel's table names addresses only while
+//! [`FixedTable`](super::FixedTable) holds the memory that is mapped there.
 
-use super::{Core, MAX_FAILURES};
+use super::{MAX_FAILURES, RingCore};
 use crate::io::fixed;
 use dma::Memory;
 use std::io;
 
-impl Core {
+impl RingCore {
     /// Lets the kernel pin `len` bytes of a memory from `offset` on, at most [`fixed::LONGEST`],
-    /// until [`Core::unpin`] is called with the place that comes back.
+    /// until [`RingCore::unpin`] is called with the place that comes back.
     pub(in crate::io) fn pin(
         &mut self,
         memory: &Memory,
@@ -48,7 +48,8 @@ impl Core {
         }
     }
 
-    /// Ends what [`Core::pin`] began. Operations in flight keep their pages until they are over; later ones go without.
+    /// Ends what [`RingCore::pin`] began. Operations in flight keep their pages until they have
+    /// completed; later ones go without.
     pub(in crate::io) fn unpin(&mut self, places: &[u16]) {
         if places.is_empty() {
             return;
@@ -65,7 +66,8 @@ impl Core {
             match self.set_fixed(place, std::ptr::null_mut(), 0) {
                 Ok(()) => self.fixed.give(place),
                 Err(error) => {
-                    // The kernel holds the pages still. Nobody names the place again, and nobody else gets its addresses.
+                    // The kernel holds the pages still. No entry names the place again, and no
+                    // other memory gets its addresses.
                     tracing::error!("io_uring: memory stays pinned: {error}");
                     std::mem::forget(memory);
                 }
@@ -80,8 +82,8 @@ impl Core {
             iov_len: len,
         };
         let submitter = self.uring.submitter();
-        // SAFETY: the bytes are those of a memory that stays mapped until the place is emptied: `fixed` keeps it, or (when
-        // that fails) nobody ever unmaps it.
+        // SAFETY: the bytes are those of a memory that stays mapped until the place is emptied:
+        // `fixed` keeps it, or (when that fails) it is never unmapped.
         unsafe { submitter.register_buffers_update(place.into(), &[vector], None) }
     }
 

@@ -20,8 +20,8 @@ fn request(op: Op, len: u64) -> Request {
     }
 }
 
-fn job(op: Op, len: u64) -> Job {
-    Job::new(request(op, len), 0, true, &Abilities::new(true, true))
+fn job(op: Op, len: u64) -> RingJob {
+    RingJob::new(request(op, len), 0, true, &Abilities::new(true, true))
 }
 
 fn failed(kind: IoErrorKind) -> Next {
@@ -49,7 +49,8 @@ fn direct_transfers_go_on_at_a_block() {
     let mut job = job(Op::Read, 8192);
     assert_eq!(job.advance(5000, 512, &can), Next::Again);
     assert_eq!(job.done, 4608);
-    // The end of a file that shrank, within a block: no progress at a whole block, so it is the end.
+    // The end of a file that shrank, within a block: no progress at a whole block, so it is the
+    // end.
     assert_eq!(job.advance(392, 512, &can), failed(IoErrorKind::Truncated));
 }
 
@@ -121,10 +122,10 @@ fn zeroing_falls_back_step_by_step_and_remembers() {
     assert_eq!(job.advance(0, 512, &can), Next::Done(Ok(())));
     assert!(!can.punch() && !can.zero_range());
     assert_eq!(
-        Job::new(request(zeroes, 4096), 0, true, &can).step,
+        RingJob::new(request(zeroes, 4096), 0, true, &can).step,
         Step::Zeroes
     );
-    let mut deallocate = Job::new(request(Op::Deallocate, 4096), 0, true, &can);
+    let mut deallocate = RingJob::new(request(Op::Deallocate, 4096), 0, true, &can);
     assert_eq!(
         deallocate.advance(-libc::EOPNOTSUPP, 512, &can),
         system(libc::EOPNOTSUPP, true)
@@ -179,7 +180,7 @@ fn errors_keep_their_number_and_get_a_kind() {
 #[test]
 fn bounced_reads_arrive_piece_by_piece() {
     let can = Abilities::new(true, true);
-    let mut job = Job::new(request(Op::Read, 10000), 0, false, &can);
+    let mut job = RingJob::new(request(Op::Read, 10000), 0, false, &can);
     assert_eq!(job.step, Step::Bounce);
     job.bounce = Some(Buffer::new(4096));
     for (expected, byte) in [(4096, 1), (4096, 2), (1808, 3)] {

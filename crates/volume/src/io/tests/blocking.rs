@@ -63,7 +63,7 @@ impl LateMemory {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is nobody's yet.
+        // SAFETY: the descriptor has no owner yet.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         ioctl(&fd, UFFDIO_API, &mut [UFFD_API, 0, 0])?;
         let start = memory.segment(0, PAGE).map_or(0, |s| s.as_ptr().addr());

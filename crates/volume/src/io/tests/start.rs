@@ -114,9 +114,9 @@ fn news_are_what_can_be_handed_out() {
                 assert!(began.elapsed() < BOUND, "{mode:?}");
             }
             assert_eq!(poll_for(&io, 1)[0].result, Ok(()));
-            assert!(!io.has_news(), "{mode:?}: handed out");
+            assert!(!io.has_news(), "{mode:?}: returned already");
         }
-        // Nor is there anything in what nobody waits for, once it has been looked at.
+        // Nor is there anything in an entry that no slot waits for, once it has been looked at.
         for page in 0..CAPACITY {
             assert!(read(&mut *queue, &map, page).is_none());
         }
@@ -196,11 +196,12 @@ fn memory_is_kept_while_the_kernel_has_it_and_no_longer() {
         over.truncate(1);
         assert!(!map.quiesced());
         drop(over);
-        assert!(map.quiesced(), "somebody keeps it still");
+        assert!(map.quiesced(), "a request keeps it still");
     }
 }
 
-/// A file that demands more than it says, which is nothing; it holds 64 KiB of sevens. And the same without demands.
+/// A file that demands more than it says, which is nothing; it holds 64 KiB of sevens. And the same
+/// without demands.
 fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
     let path = directory.path().join("strict.raw");
     std::fs::write(&path, [7; 65536]).unwrap();

@@ -1,7 +1,8 @@
 //! The system call of a ring, by a registered descriptor where the kernel has room for it.
 //!
-//! A thread may register the descriptors of its rings (`IORING_REGISTER_RING_FDS`, Linux 5.18; 16 per thread): a call then
-//! names a place in the thread's own table, and the kernel need not take a reference to the ring's file and give it back.
+//! A thread may register the descriptors of its rings (`IORING_REGISTER_RING_FDS`, Linux 5.18; 16
+//! per thread): a call then names a place in the thread's own table, and the kernel need not take a
+//! reference to the ring's file and give it back.
 #![allow(unsafe_code)]
 
 use io_uring::IoUring;
@@ -23,9 +24,10 @@ struct RsrcUpdate {
     data: u64,
 }
 
-/// Where a ring is entered. Dropped before the ring. Stays on its thread: in another's table the place may be another ring's.
+/// Where a ring is entered. Dropped before the ring. Stays on its thread: in another's table the
+/// place may be another ring's.
 #[derive(Debug)]
-pub(super) struct Entrance {
+pub(super) struct RegisteredRing {
     /// The ring's descriptor.
     ring: RawFd,
     /// Its place in the thread's table.
@@ -34,7 +36,7 @@ pub(super) struct Entrance {
     here: PhantomData<*const ()>,
 }
 
-impl Entrance {
+impl RegisteredRing {
     /// That of a ring of the calling thread.
     pub(super) fn new(uring: &IoUring) -> Self {
         let ring = uring.as_raw_fd();
@@ -64,7 +66,8 @@ impl Entrance {
         self.place.is_some()
     }
 
-    /// Submits up to `count` entries; with `events`, lets the kernel post what it holds back, too. Waits for nothing.
+    /// Submits up to `count` entries; with `events`, lets the kernel post what it holds back, too.
+    /// Waits for nothing.
     #[inline]
     pub(super) fn enter(&self, count: u32, events: bool) -> io::Result<()> {
         let (ring, flags) = match self.place {
@@ -72,8 +75,8 @@ impl Entrance {
             None => (self.ring as u32, 0),
         };
         let flags = flags | if events { IORING_ENTER_GETEVENTS } else { 0 };
-        // SAFETY: there is no argument that the kernel reads or writes memory by; what the entries point to is the concern
-        // of who wrote them.
+        // SAFETY: there is no argument that the kernel reads or writes memory by; what the entries
+        // point to is the concern of who wrote them.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -89,7 +92,7 @@ impl Entrance {
     }
 }
 
-impl Drop for Entrance {
+impl Drop for RegisteredRing {
     fn drop(&mut self) {
         let Some(place) = self.place else { return };
         let mut update = RsrcUpdate {
@@ -106,7 +109,8 @@ impl Drop for Entrance {
 
 /// `io_uring_register(2)` with one update.
 fn register(ring: RawFd, what: u32, update: &mut RsrcUpdate) -> io::Result<()> {
-    // SAFETY: the kernel reads and writes one structure, which is what it expects for both operations.
+    // SAFETY: the kernel reads and writes one structure, which is what it expects for both
+    // operations.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,
@@ -134,11 +138,11 @@ mod tests {
     /// The kernel's `IO_RINGFD_REG_MAX`.
     const PLACES: usize = 16;
 
-    fn nop(uring: &mut IoUring, entrance: &Entrance) {
+    fn nop(uring: &mut IoUring, registered: &RegisteredRing) {
         let entry = opcode::Nop::new().build().user_data(7);
         // SAFETY: it points to nothing.
         unsafe { uring.submission().push(&entry) }.unwrap();
-        entrance.enter(1, true).unwrap();
+        registered.enter(1, true).unwrap();
         assert_eq!(uring.completion().next().unwrap().user_data(), 7);
     }
 
@@ -147,12 +151,12 @@ mod tests {
         let mut rings = Vec::new();
         for _ in 0..PLACES + 4 {
             let uring = IoUring::new(8).unwrap();
-            rings.push((Entrance::new(&uring), uring));
+            rings.push((RegisteredRing::new(&uring), uring));
         }
         let registered = rings.iter().filter(|(e, _)| e.is_registered()).count();
         assert_eq!(registered, PLACES, "needs Linux 5.18");
-        for (entrance, uring) in &mut rings {
-            nop(uring, entrance);
+        for (registered, uring) in &mut rings {
+            nop(uring, registered);
         }
     }
 
@@ -160,19 +164,19 @@ mod tests {
     fn a_place_is_given_back() {
         for _ in 0..4 * PLACES {
             let mut uring = IoUring::new(8).unwrap();
-            let entrance = Entrance::new(&uring);
-            assert!(entrance.is_registered());
-            nop(&mut uring, &entrance);
+            let registered = RegisteredRing::new(&uring);
+            assert!(registered.is_registered());
+            nop(&mut uring, &registered);
         }
     }
 
     #[test]
     fn an_error_of_the_call_is_told() {
         let uring = IoUring::new(8).unwrap();
-        let mut entrance = Entrance::new(&uring);
-        entrance.place = None;
-        entrance.ring = -1;
-        let error = entrance.enter(0, false).unwrap_err();
+        let mut registered = RegisteredRing::new(&uring);
+        registered.place = None;
+        registered.ring = -1;
+        let error = registered.enter(0, false).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBADF));
     }
 }
