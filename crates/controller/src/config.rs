@@ -41,7 +41,7 @@ pub struct ControllerConfig {
     pub max_namespaces: u32,
     /// Commands in flight in volumes, over all queues.
     pub max_in_flight: u16,
-    /// Workers that its queues may live on, its own included; see [`Controller::branch`](crate::Controller::branch).
+    /// Workers that its queues may live on, its own included; see [`Controller::remote_engine`](crate::Controller::remote_engine).
     pub workers: u16,
     /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
     pub reset_timeout: Duration,

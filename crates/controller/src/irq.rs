@@ -118,7 +118,7 @@ impl Irqs {
     }
 
     /// Delivers what is pending to those that have a receiver. Only the control half's own engine does: another one may not
-    /// have heard yet that a receiver is gone.
+    /// know yet that a receiver is gone.
     pub fn deliver_pending(&mut self) {
         if !self.messages || !self.pending.any() {
             return;

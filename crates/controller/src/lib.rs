@@ -5,9 +5,10 @@
 //! is checked here; what is wrong gets the status code that the standard names. Nothing here blocks, and nothing here
 //! touches memory or devices itself: that is `dma`'s and `volume`'s.
 //!
-//! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data half (queues and
-//! commands in flight: `engine`) by few calls and by events. Some of the queues may live on other workers: each of those
-//! has a [`Branch`], a data half of its own, which the control half talks to by messages (`branch`).
+//! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data half
+//! (queues and commands in flight: `engine`) by orders and by events. Queues may migrate to other
+//! workers: each of those has a [`RemoteEngine`], a data half of its own, which gets the same orders
+//! by messages (`remote`; the control half's part is `controller::migration`).
 //!
 //! *What it does not do.* It has no socket, no thread, no loop, no device model of a VMM; it emulates
 //! NVMe over PCIe (no fabrics), one function without virtual functions, and stores nothing: that is
@@ -88,16 +89,15 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-mod branch;
 mod config;
 mod controller;
 mod engine;
 mod irq;
 mod passthrough;
 pub mod pci;
+mod remote;
 mod stats;
 
-pub use branch::{Branch, BranchSeed};
 pub use config::{
     ConfigError, ControllerConfig, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
 };
@@ -105,4 +105,5 @@ pub use controller::Controller;
 pub use engine::tag_owner;
 pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};
+pub use remote::{RemoteEngine, RemoteEngineSetup};
 pub use stats::{ControllerStats, Counter, IoStats, QueueStats};

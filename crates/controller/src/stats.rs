@@ -93,7 +93,7 @@ pub struct ControllerStats {
     /// Controller-level resets.
     pub resets: Counter,
     /// Queues that went from one worker to another.
-    pub moves: Counter,
+    pub migrations: Counter,
     /// Per queue pair, admin first.
     pub queues: Vec<QueueStats>,
     /// Per worker, the controller's own first.

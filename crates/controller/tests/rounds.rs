@@ -1,4 +1,4 @@
-//! What a round looks at, fetches and starts, and when: glances, idle queues beside busy ones, batches, early starts.
+//! What a round looks at, fetches and starts, and when: spin polls, idle queues beside busy ones, batches, early starts.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -40,10 +40,10 @@ fn fetched(h: &Host, qid: u16) -> u64 {
     h.c.stats().queues[usize::from(qid)].commands.get()
 }
 
-// ---- glances
+// ---- spin polls
 
 #[test]
-fn a_glance_sees_the_doorbell_of_a_busy_queue_and_changes_nothing() {
+fn a_spin_poll_sees_the_doorbell_of_a_busy_queue_and_changes_nothing() {
     for ring in RINGS_OF {
         let mut h = host(ring, mem(1 << 20), ControllerConfig::default());
         let command = read(&h);
@@ -61,7 +61,7 @@ fn a_glance_sees_the_doorbell_of_a_busy_queue_and_changes_nothing() {
             assert!(!h.c.has_news(), "{ring:?}: it is fetched");
             assert!(h.reap(1).is_some());
         }
-        // Who was idle for long is not glanced at: rounds and the last look before sleep find it.
+        // An idle queue is not looked at: rounds and the last look before sleep find it.
         assert!(!h.c.arm());
         h.submit(1, command);
         assert!(!h.c.has_news());

@@ -64,7 +64,7 @@ impl Frontend for Local {
     }
 
     fn drain_messages(&mut self) -> bool {
-        self.0.hear()
+        self.0.drain_messages()
     }
 
     fn flush(&mut self) {

@@ -122,13 +122,13 @@ impl Balance {
         }
     }
 
-    /// Looks whether something is to be moved, if it is time; goes on with moves. To be called now and then while the worker
-    /// is awake.
-    pub fn tend(&mut self, controller: &mut Controller, now: Instant) {
+    /// Looks whether a queue is to migrate, if it is time; goes on with migrations. To be called now and
+    /// then while the worker is awake.
+    pub fn rebalance(&mut self, controller: &mut Controller, now: Instant) {
         if self.spread == Spread::Off || self.peers.count() < 2 {
             return;
         }
-        if !self.moves.is_empty() && !controller.is_moving() {
+        if !self.moves.is_empty() && !controller.is_migrating() {
             self.move_one(controller);
         }
         if now < self.next {
@@ -146,8 +146,8 @@ impl Balance {
         let Some((cqid, to)) = self.moves.pop() else {
             return;
         };
-        if self.reach(controller, to) && controller.move_queue(cqid, to as u16) {
-            tracing::debug!(cqid, worker = to, "queue moves");
+        if self.reach(controller, to) && controller.migrate_queue(cqid, to as u16) {
+            tracing::debug!(cqid, worker = to, "queue migrates");
         }
     }
 
@@ -156,14 +156,14 @@ impl Balance {
         if worker == self.worker {
             return true;
         }
-        match controller.has_branch(worker as u16) {
+        match controller.has_remote_engine(worker as u16) {
             Some(true) => true,
             None => false,
             Some(false) => {
                 let handle = self.peers.handle(worker);
-                let seed = handle.and_then(|h| controller.branch(worker as u16, h.waker()));
-                if let Some(seed) = seed {
-                    self.peers.open_branch(worker, seed);
+                let setup = handle.and_then(|h| controller.remote_engine(worker as u16, h.waker()));
+                if let Some(setup) = setup {
+                    self.peers.open_remote_engine(worker, setup);
                 }
                 false
             }
@@ -189,7 +189,7 @@ impl Balance {
         };
         let elapsed = now.saturating_duration_since(old.at);
         // This worker slept meanwhile: an average over that time says nothing.
-        if elapsed > PERIOD * 2 || !self.moves.is_empty() || !controller.may_spread() {
+        if elapsed > PERIOD * 2 || !self.moves.is_empty() || !controller.may_migrate() {
             return;
         }
         let elapsed = elapsed.as_nanos() as f64;
@@ -223,7 +223,7 @@ impl Balance {
             return;
         }
         tracing::debug!(?busy, ?moves, "uneven");
-        // Branches that are not open yet take a while; what they were to get is decided anew then.
+        // Engines that are not open yet take a while; which queues go there is decided anew then.
         let reached = moves.iter().filter(|(_, to)| self.reach(controller, *to));
         self.moves = reached.copied().collect();
         self.move_one(controller);
@@ -238,10 +238,10 @@ impl Balance {
         let pick = (self.random >> 33) as usize;
         let to = (self.random >> 20) as usize % self.peers.count();
         if let Some(&(cqid, _)) = queues.get(pick % queues.len().max(1))
-            && controller.may_spread()
+            && controller.may_migrate()
             && self.reach(controller, to)
         {
-            controller.move_queue(cqid, to as u16);
+            controller.migrate_queue(cqid, to as u16);
         }
     }
 }

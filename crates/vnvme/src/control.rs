@@ -196,7 +196,7 @@ impl ControllerCounters {
             bytes_written: stats.bytes_written(),
             errors: stats.error_log_entries.get(),
             resets: stats.resets.get(),
-            moves: stats.moves.get(),
+            moves: stats.migrations.get(),
             queues: stats
                 .queues
                 .iter()

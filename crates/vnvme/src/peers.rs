@@ -2,7 +2,7 @@
 //! busy it is.
 
 use crate::front::{Front, Handle, Remote};
-use controller::{BranchSeed, ControllerStats};
+use controller::{ControllerStats, RemoteEngineSetup};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub struct Peers {
     /// The last one.
     count: Mutex<Option<Count>>,
     start: Instant,
-    /// When queues were last moved, in nanoseconds since the start: one worker at a time decides.
+    /// When queues last migrated, in nanoseconds since the start: one worker at a time decides.
     decided: AtomicU64,
 }
 
@@ -56,15 +56,15 @@ impl Peers {
         self.all.get(worker)
     }
 
-    /// Has a worker open a branch of another worker's controller.
-    pub fn open_branch(&self, worker: usize, seed: BranchSeed) {
+    /// Has a worker open an engine of another worker's controller.
+    pub fn open_remote_engine(&self, worker: usize, setup: RemoteEngineSetup) {
         let Some(handle) = self.all.get(worker) else {
             return;
         };
         handle.post(move |served| {
             let opened = served.add(|context| {
-                let branch = seed.open(context.owner, context.io)?;
-                Ok::<_, controller::ConfigError>(Front::Remote(Box::new(Remote::new(branch))))
+                let engine = setup.open(context.owner, context.io)?;
+                Ok::<_, controller::ConfigError>(Front::Remote(Box::new(Remote::new(engine))))
             });
             match opened {
                 Ok(Some(_)) => {}

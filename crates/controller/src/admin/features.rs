@@ -287,7 +287,7 @@ impl Controller {
                 }
             }
             Fid::NUMBER_OF_QUEUES => {
-                if self.engine.any_io_queue() || self.spread.any_queue() {
+                if self.engine.any_io_queue() || self.migration.any_queue() {
                     return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
                 }
                 if cdw11 & 0xffff == 0xffff || cdw11 >> 16 == 0xffff {

@@ -25,7 +25,7 @@ impl KeepAlive {
         self.restart(now);
     }
 
-    /// The host will not be heard of any more, and that is all right.
+    /// The host sends nothing any more, and that is all right.
     pub fn stop(&mut self) {
         self.deadline = None;
     }

@@ -1,7 +1,7 @@
 //! The admin commands, each stated once.
 //!
 //! From a row come: dispatch, the Commands Supported and Effects log page, OACS of Identify
-//! Controller, and whether a migration of a queue is called off for the command.
+//! Controller, and whether a queue migration is cancelled for the command.
 //!
 //! # To add an admin command
 //!

@@ -89,7 +89,7 @@ impl Controller {
             return true;
         }
         if elapsed >= INTERRUPT_AFTER && !std::mem::replace(&mut draining.interrupted, true) {
-            self.order_all(|| Order::Interrupt);
+            self.order_all(|| Order::EndCommandsEarly);
         }
         false
     }

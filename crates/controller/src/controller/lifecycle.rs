@@ -139,7 +139,7 @@ impl Controller {
     }
 
     fn begin_reset(&mut self) {
-        let epoch = self.spread.next_epoch();
+        let epoch = self.migration.next_epoch();
         self.order_all(|| Order::Stop(epoch));
         self.engine.irqs.reset();
         self.engine.stats.resets.add(1);
@@ -194,11 +194,11 @@ impl Controller {
 
     /// Goes on with a reset that waits for commands in flight.
     pub(super) fn progress(&mut self) -> bool {
-        if self.state != State::Resetting || !self.engine.drained() || !self.spread.stopped() {
+        if self.state != State::Resetting || !self.engine.drained() || !self.migration.stopped() {
             return false;
         }
         self.engine.clear();
-        self.spread.reset_over();
+        self.migration.reset_completed();
         self.csts = Csts::new()
             .with_nssro(self.csts.nssro())
             .with_shst(match self.shutdown {

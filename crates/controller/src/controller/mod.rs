@@ -2,8 +2,8 @@
 
 mod bus_master;
 mod lifecycle;
+mod migration;
 mod registers;
-mod spread;
 
 use crate::admin::Admin;
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
@@ -15,8 +15,8 @@ use crate::stats::ControllerStats;
 use bus_master::Draining;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
+use migration::{Migration, Place};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
-use spread::{Place, Spread};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,7 +34,7 @@ pub struct Controller {
     pub(crate) pci: ConfigSpace,
     pub(crate) engine: Engine,
     pub(crate) admin: Admin,
-    pub(crate) spread: Spread,
+    pub(crate) migration: Migration,
     state: State,
     shutdown: Shutdown,
     cap: Cap,
@@ -103,7 +103,7 @@ impl Controller {
             config,
             engine,
             admin,
-            spread: Spread::new(template, configured),
+            migration: Migration::new(template, configured),
             state: State::Disabled,
             shutdown: Shutdown::No,
             cap,
@@ -179,7 +179,7 @@ impl Controller {
 
     /// Every worker knows the receivers.
     pub fn receivers_settled(&self) -> bool {
-        self.spread.receivers_settled()
+        self.migration.receivers_settled()
     }
 
     /// Sets or takes away the receiver of the INTx pin.
@@ -234,14 +234,14 @@ impl Controller {
     fn change_memory(&mut self, change: &MemoryChange) -> Result<u64, MapError> {
         let bytes = self.engine.apply(Order::Memory(change.clone()))?;
         if bytes > 0 {
-            self.spread.send_all(|| Order::Memory(change.clone()));
+            self.migration.send_all(|| Order::Memory(change.clone()));
         }
         Ok(bytes)
     }
 
     /// No command in flight can touch memory that was unmapped.
     pub fn dma_quiesced(&mut self) -> bool {
-        self.engine.dma.quiesced() && self.spread.quiesced()
+        self.engine.dma.quiesced() && self.migration.quiesced()
     }
 
     /// The windows.
@@ -263,7 +263,7 @@ impl Controller {
         worked |= self.check_keep_alive();
         worked |= self.check_memory();
         worked |= self.progress();
-        worked |= self.tend();
+        worked |= self.advance_if_migrating();
         worked |= self.engine.end_round();
         // What was found only then is for the next round.
         worked || !self.engine.events.is_empty()
@@ -284,10 +284,10 @@ impl Controller {
             Event::InvalidDoorbell { qid, cq, value } => {
                 self.invalid_doorbell_value(qid, cq, value);
             }
-            Event::Flushed { number, failed } => self.flush_ended(Place::Own, number, failed),
+            Event::Flushed { number, failed } => self.flush_completed(Place::Own, number, failed),
             Event::AbortMissed { sqid, cid } => self.abort_missed(sqid, cid),
-            Event::Left(parcel) => self.queue_left(parcel),
-            Event::Stayed => self.queue_stayed(),
+            Event::Released(queues) => self.queue_released(queues),
+            Event::MigrationCancelled => self.migration_cancelled(),
         }
     }
 
@@ -353,7 +353,7 @@ impl Controller {
             self.engine.next_interrupt(),
             self.engine.next_volume_deadline(),
             self.keep_alive_deadline(),
-            self.move_deadline(),
+            self.migration_deadline(),
             self.draining_deadline(),
         ];
         deadlines.into_iter().flatten().min()

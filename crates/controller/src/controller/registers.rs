@@ -97,7 +97,7 @@ impl Controller {
                 if !self.has_queues() {
                     return;
                 }
-                if let Some(waker) = self.spread.waker_of(index) {
+                if let Some(waker) = self.migration.waker_of(index) {
                     self.engine.store_doorbell(index, value);
                     waker.wake_by_ref();
                 } else if !self.engine.write_doorbell(index, value) {

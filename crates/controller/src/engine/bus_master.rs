@@ -44,13 +44,13 @@ impl Engine {
         if self.doorbells.shadowed() {
             // As for buffers whose memory goes away, see `unmapped`.
             self.look_at_all();
-            self.doorbells.let_go();
+            self.doorbells.release();
             self.look_at_all();
         }
         self.master = false;
         self.irqs.set_messages(false);
-        (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.let_go());
-        (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.let_go());
+        (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
+        (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
         // Queues with unread entries are signalled when the bit is set.
         for qid in std::mem::take(&mut self.dirty) {
             if let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) {
@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Asks that commands in flight end early. Their completions are kept for the host.
-    pub(super) fn interrupt_commands(&mut self) {
+    pub(super) fn end_commands_early(&mut self) {
         self.interrupting = true;
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
         for (tag, ns) in in_flight {

@@ -58,7 +58,7 @@ impl Engine {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
-                        // The host has not asked for this, see `interrupt_commands`: it is to send
+                        // The host has not asked for this, see `end_commands_early`: it is to send
                         // the command again.
                         IoErrorKind::Aborted if self.interrupting && !slot.abort => {
                             Status::COMMAND_INTERRUPTED
@@ -188,7 +188,7 @@ impl Engine {
             }
         }
         if own {
-            self.own_flush_over();
+            self.own_flush_completed();
         }
         if !self.flushes.is_empty() {
             self.start_flushes();
@@ -252,7 +252,7 @@ impl Engine {
         self.flushes = waiting;
     }
 
-    fn own_flush_over(&mut self) {
+    fn own_flush_completed(&mut self) {
         self.flushing = self.flushing.saturating_sub(1);
         self.flushed();
     }

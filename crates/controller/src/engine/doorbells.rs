@@ -145,7 +145,7 @@ impl Doorbells {
     }
 
     /// The buffers' memory was unmapped.
-    pub fn let_go(&mut self) {
+    pub fn release(&mut self) {
         if let Some(buffers) = &mut self.buffers {
             buffers.found = None;
         }

@@ -19,9 +19,9 @@ mod doorbells;
 mod fetch;
 mod interrupt;
 mod io;
+mod migrate;
 mod namespace;
 mod order;
-mod parcel;
 mod pass;
 mod polled;
 mod post;
@@ -46,9 +46,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) use interrupt::Coalescing;
+pub(crate) use migrate::MigratingQueues;
 pub(crate) use namespace::Namespace;
 pub(crate) use order::{MemoryChange, Order};
-pub(crate) use parcel::Parcel;
 pub(crate) use queue::Sq;
 pub use slots::tag_owner;
 
@@ -77,10 +77,11 @@ pub(crate) enum Event {
     Flushed { number: u64, failed: Option<Status> },
     /// There is no such command to abort.
     AbortMissed { sqid: u16, cid: u16 },
-    /// A completion queue that was to leave a branch, with its submission queues, has left ([`Engine::leave`]).
-    Left(Box<Parcel>),
-    /// It stays after all ([`Engine::stay`]).
-    Stayed,
+    /// A queue that migrates has left the engine: nothing of it is in flight there
+    /// ([`Engine::begin_migration`]).
+    Released(Box<MigratingQueues>),
+    /// The queue that was to migrate stays ([`Engine::cancel_migration`]).
+    MigrationCancelled,
 }
 
 #[derive(Clone)]
@@ -128,8 +129,8 @@ pub(crate) struct Engine {
     masterings: u64,
     /// Commands in flight were asked to end early, because it was cleared.
     interrupting: bool,
-    /// The completion queue that is to leave for another engine.
-    leaving: Option<u16>,
+    /// The completion queue that migrates to another engine.
+    migrating: Option<u16>,
     /// Submission queues that are fetched from, and whose turn it is.
     polled: PolledQueues,
     /// Completion queues with entries that no interrupt has told of yet.
@@ -183,7 +184,7 @@ impl Engine {
             master: false,
             masterings: 0,
             interrupting: false,
-            leaving: None,
+            migrating: None,
             polled: PolledQueues::with_capacity(usize::from(queues)),
             dirty: Vec::with_capacity(usize::from(queues)),
             blocked: Vec::with_capacity(usize::from(queues)),
@@ -220,7 +221,7 @@ impl Engine {
         self.blocked.clear();
         self.events.clear();
         self.halted = false;
-        self.leaving = None;
+        self.migrating = None;
         self.doorbells.forget();
         self.slots.orphan_all();
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
@@ -284,7 +285,7 @@ impl Engine {
         if self.doorbells.lie_in(iova, len) {
             // One last look at the entries, and a first one without them: registers count from their next change on.
             self.look_at_all();
-            self.doorbells.let_go();
+            self.doorbells.release();
             self.look_at_all();
         }
     }

@@ -7,7 +7,7 @@
 //! [`Event`]: super::Event
 
 use super::queue::Cq;
-use super::{Coalescing, Engine, Parcel, Sq};
+use super::{Coalescing, Engine, MigratingQueues, Sq};
 use crate::irq::IrqSink;
 use dma::{MapError, Memory, Prot};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// From the control half to an engine.
 ///
 /// Orders are applied in the order in which they were given, and that is all the rules there are: a
-/// queue that comes after an unmap finds the memory gone, one that left before has dropped it when
+/// queue that comes after an unmap finds the memory gone, one that left before has released it when
 /// the unmap is answered.
 pub(crate) enum Order {
     // ---- to the one engine that the queue is in, or is to be in
@@ -31,14 +31,13 @@ pub(crate) enum Order {
         sqid: u16,
         cid: u16,
     },
-    /// This completion queue is to leave, with its submission queues: answered by `Event::Left` or
-    /// `Event::Stayed`.
-    Recall(u16),
-    /// It is to stay after all, if it has not left: answered by whichever of the two became
-    /// true.
-    Stay,
-    /// Queues that have left another engine.
-    Adopt(Box<Parcel>),
+    /// This completion queue migrates, with its submission queues: answered by `Event::Released` or
+    /// `Event::MigrationCancelled`.
+    Migrate(u16),
+    /// It is to stay, if it was not released yet: answered by whichever of the two events is true.
+    CancelMigration,
+    /// Queues that another engine has released.
+    InstallMigrated(Box<MigratingQueues>),
 
     // ---- to every engine
     /// Guest memory comes or goes.
@@ -55,7 +54,7 @@ pub(crate) enum Order {
         eventidx: u64,
     },
     /// Commands in flight are to end early: Bus Master Enable was cleared a while ago.
-    Interrupt,
+    EndCommandsEarly,
     /// The namespace of this index has so many blocks now.
     Resized {
         index: usize,
@@ -120,13 +119,13 @@ impl Engine {
             Order::DeleteSq(qid) => self.delete_sq(qid),
             Order::DeleteCq(qid) => self.delete_cq(qid),
             Order::Abort { sqid, cid } => self.abort(sqid, cid),
-            Order::Recall(cqid) => self.leave(cqid),
-            Order::Stay => self.stay(),
-            Order::Adopt(parcel) => self.adopt(*parcel),
+            Order::Migrate(cqid) => self.begin_migration(cqid),
+            Order::CancelMigration => self.cancel_migration(),
+            Order::InstallMigrated(queues) => self.install_migrated(*queues),
             Order::Memory(change) => return self.change_memory(change),
             Order::Master { on, masterings } => self.set_master(on, masterings),
             Order::Shadow { shadow, eventidx } => self.configure_shadow(shadow, eventidx),
-            Order::Interrupt => self.interrupt_commands(),
+            Order::EndCommandsEarly => self.end_commands_early(),
             Order::Resized { index, blocks } => {
                 if let Some(ns) = self.namespaces.get_mut(index) {
                     ns.resized(blocks);

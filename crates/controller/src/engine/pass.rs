@@ -75,7 +75,7 @@ impl Engine {
             let Some(mut passthrough) = namespace.passthrough.take() else {
                 continue;
             };
-            let done = &mut |tag, status, result| self.passed_over(tag, status, result);
+            let done = &mut |tag, status, result| self.passed_completed(tag, status, result);
             worked |= passthrough.poll(done) > 0;
             if let Some(namespace) = self.namespaces.get_mut(at) {
                 namespace.passthrough = Some(passthrough);
@@ -85,7 +85,7 @@ impl Engine {
     }
 
     /// A command that a device took is over. Stale tags are ignored.
-    fn passed_over(&mut self, tag: u64, status: Status, result: u32) {
+    fn passed_completed(&mut self, tag: u64, status: Status, result: u32) {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
         };

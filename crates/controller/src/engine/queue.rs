@@ -38,8 +38,9 @@ impl QueueMemory {
         })
     }
 
-    /// Another engine takes the queue: it looks for the ring in its own map, by [`QueueMemory::mapped`].
-    pub fn let_go(&mut self) {
+    /// Forgets the ring: [`QueueMemory::mapped`] finds it again, for instance in the map of the engine
+    /// that the queue migrates to.
+    pub fn release(&mut self) {
         self.ring = None;
     }
 
@@ -47,7 +48,7 @@ impl QueueMemory {
         self.ring.as_ref()
     }
 
-    /// A range of IOVAs was unmapped: lets go of the ring if it lies there.
+    /// A range of IOVAs was unmapped: releases the ring if it lies there.
     pub fn unmapped(&mut self, iova: u64, len: u64) {
         let bytes = u64::from(self.entries) * self.entry_size as u64;
         if iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len) {

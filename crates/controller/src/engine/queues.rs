@@ -32,7 +32,7 @@ impl Engine {
     /// A new completion queue, to be installed. `None` when its memory is not there.
     pub fn make_cq(&self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> Option<Cq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 16, Access::Write)?;
-        memory.let_go();
+        memory.release();
         let cells = self.doorbells.cells(qid, Which::CqHead)?;
         Some(Cq::new(memory, Watch::create(size, cells), vector))
     }
@@ -41,7 +41,7 @@ impl Engine {
     /// its memory is not there. Its doorbell has its first value.
     pub fn make_sq(&self, qid: u16, cqid: u16, iova: u64, size: u32) -> Option<Sq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
-        memory.let_go();
+        memory.release();
         let cells = self.doorbells.cells(qid, Which::SqTail)?;
         Some(Sq::new(cqid, memory, Watch::create(size, cells)))
     }

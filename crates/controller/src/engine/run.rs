@@ -32,7 +32,7 @@ pub(super) enum Next {
     /// This command was fetched, and its volume refused it.
     Failed(Command, Status),
     /// This request was started, and is over already.
-    Over(volume::Completion),
+    Completed(volume::Completion),
 }
 
 /// A read or write that was checked.
@@ -289,7 +289,7 @@ impl Batch<'_> {
                 return (fetched, Next::General(*command));
             };
             if let Some(over) = self.ns.queue.start(tag, op, offset, data) {
-                return (fetched, Next::Over(over));
+                return (fetched, Next::Completed(over));
             }
         }
         (fetched, Next::Idle)
@@ -459,7 +459,7 @@ impl Engine {
                 });
                 self.finish(qid, cid, status, 0);
             }
-            Next::Over(completion) => self.complete(completion),
+            Next::Completed(completion) => self.complete(completion),
         }
     }
 }

@@ -72,7 +72,7 @@ impl NvmeFront {
         descriptors.add(listener.as_fd(), TOKEN_LISTENER, worker::Interest::Readable)?;
         descriptors.add(&resized, TOKEN_RESIZED, worker::Interest::Readable)?;
         if let Some(handle) = peers.handle(worker) {
-            controller.set_home(worker as u16, handle.waker());
+            controller.set_worker(worker as u16, handle.waker());
         }
         peers.enter(controller.stats());
         let balance = Balance::new(spread, worker, peers.clone(), &controller);
@@ -170,11 +170,11 @@ impl Frontend for NvmeFront {
     }
 
     fn drain_messages(&mut self) -> bool {
-        self.device.controller.hear()
+        self.device.controller.drain_messages()
     }
 
     fn housekeeping(&mut self, now: Instant) {
-        self.balance.tend(&mut self.device.controller, now);
+        self.balance.rebalance(&mut self.device.controller, now);
     }
 
     fn ready(&mut self, token: u32) {

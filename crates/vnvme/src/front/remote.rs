@@ -1,6 +1,6 @@
 //! Queues of another worker's controller.
 
-use controller::Branch;
+use controller::RemoteEngine;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 use volume::{Completion, PinPace};
@@ -11,15 +11,15 @@ const CALL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A controller's queues on another worker than its own.
 pub struct Remote {
-    branch: Branch,
+    engine: RemoteEngine,
     /// When the controller's own worker is woken next.
     next_call: Instant,
 }
 
 impl Remote {
-    pub fn new(branch: Branch) -> Self {
+    pub fn new(engine: RemoteEngine) -> Self {
         Remote {
-            branch,
+            engine,
             next_call: Instant::now(),
         }
     }
@@ -30,57 +30,57 @@ impl Frontend for Remote {
 
     #[inline]
     fn poll(&mut self, now: Instant) -> bool {
-        self.branch.poll(now)
+        self.engine.poll(now)
     }
 
     #[inline]
     fn complete(&mut self, completion: Completion) {
-        self.branch.complete(completion);
+        self.engine.complete(completion);
     }
 
     #[inline]
     fn poll_volumes(&mut self, out: &mut Vec<Completion>) {
-        self.branch.poll_volumes(out);
+        self.engine.poll_volumes(out);
     }
 
     #[inline]
     fn has_news(&self) -> bool {
-        self.branch.has_news()
+        self.engine.has_news()
     }
 
     #[inline]
     fn in_flight(&self) -> usize {
-        self.branch.in_flight()
+        self.engine.in_flight()
     }
 
     #[inline]
     fn must_poll(&self) -> bool {
-        self.branch.needs_polling()
+        self.engine.needs_polling()
     }
 
     #[inline]
     fn keeps_window(&self) -> bool {
-        self.branch.shadowed() || self.branch.is_busy()
+        self.engine.shadowed() || self.engine.is_busy()
     }
 
     fn arm(&mut self) -> bool {
-        self.branch.arm()
+        self.engine.arm()
     }
 
     fn needs_recheck(&self) -> bool {
-        self.branch.shadowed()
+        self.engine.shadowed()
     }
 
     fn recheck(&mut self) -> bool {
-        self.branch.recheck()
+        self.engine.recheck()
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.branch.deadline()
+        self.engine.deadline()
     }
 
     fn drain_messages(&mut self) -> bool {
-        self.branch.hear()
+        self.engine.drain_messages()
     }
 
     /// Only the controller's own worker can migrate a queue, and it may sleep while this one has
@@ -88,23 +88,23 @@ impl Frontend for Remote {
     fn housekeeping(&mut self, now: Instant) {
         if now >= self.next_call {
             self.next_call = now + CALL_INTERVAL;
-            self.branch.call_home();
+            self.engine.wake_controller();
         }
     }
 
     fn is_pinning(&self) -> bool {
-        self.branch.is_pinning()
+        self.engine.is_pinning()
     }
 
     fn pin(&mut self, pace: &mut PinPace) {
-        self.branch.pin_on(pace);
+        self.engine.pin_on(pace);
     }
 
     fn flush(&mut self) {
-        self.branch.flush();
+        self.engine.flush();
     }
 
     fn is_drained(&self) -> bool {
-        self.branch.is_drained()
+        self.engine.is_drained()
     }
 }

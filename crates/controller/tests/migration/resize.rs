@@ -1,6 +1,6 @@
 //! Namespaces that are resized while their queues are on several workers.
 
-use crate::rules::spread;
+use crate::rules::migrate_to_others;
 use crate::world::{OTHERS, PAIRS, PLACES, WINDOW, World};
 use nvme::{NvmOpcode, Status};
 use std::sync::Arc;
@@ -88,8 +88,8 @@ impl VolumeQueue for Queue {
     }
 }
 
-/// Reads a page of the volume in every queue; the workers hear of what they were told before, or do not.
-fn read_everywhere(w: &mut World, place: u64, hear: bool) {
+/// Reads a page of the volume in every queue; the workers drain their messages before, or do not.
+fn read_everywhere(w: &mut World, place: u64, drain: bool) {
     let inside = place < w.size;
     for qid in 1..=PAIRS {
         let at = WINDOW + place % PLACES * 4096;
@@ -98,7 +98,7 @@ fn read_everywhere(w: &mut World, place: u64, hear: bool) {
         // Beside queues that were busy lately, one that was not has its turn within so many rounds.
         for _ in 0..16 {
             for worker in 0..=OTHERS {
-                w.step(worker, hear);
+                w.step(worker, drain);
             }
         }
         let status = w.h.reap(qid).unwrap().status();
@@ -109,36 +109,36 @@ fn read_everywhere(w: &mut World, place: u64, hear: bool) {
         };
         assert!(
             right,
-            "{place} of {}, queue {qid}, hear: {hear}: {status}",
+            "{place} of {}, queue {qid}, drain: {drain}: {status}",
             w.size
         );
     }
 }
 
-/// The host knows the new size as soon as the controller does: it holds in every queue, however late a worker hears of it.
+/// The host knows the new size as soon as the controller does: it holds in every queue, however late a worker is told of it.
 #[test]
 fn a_new_size_holds_on_every_worker_at_once() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     for size in [PLACES / 2, PLACES, 1, 2, PLACES] {
         let before = w.size;
         w.resize(size);
-        for hear in [false, true] {
+        for drain in [false, true] {
             for place in [0, size - 1, before - 1, size, before, PLACES] {
-                read_everywhere(&mut w, place, hear);
+                read_everywhere(&mut w, place, drain);
             }
         }
     }
     w.verify();
 }
 
-/// A worker that has heard of the new size need not ask the volume.
+/// A worker that knows the new size need not ask the volume.
 #[test]
 fn every_worker_hears_of_the_new_size() {
     let mut w = World::new(true);
-    spread(&mut w);
-    // More than its branch was opened with.
+    migrate_to_others(&mut w);
+    // More than its engine was opened with.
     w.resize(2 * PLACES);
     w.wake_all();
     w.h.run();

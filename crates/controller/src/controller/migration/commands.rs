@@ -1,30 +1,30 @@
-//! Admin commands about queues that may live on other workers, or be on their way there.
+//! Admin commands about queues that may be on other workers, or migrate.
 
 use super::link::Link;
-use super::{Place, Spread};
+use super::{Migration, Place};
 use crate::admin::table;
 use crate::controller::Controller;
 use crate::engine::Order;
 use nvme::{Command, Status};
 
-/// Orders of one branch that may be under way before admin commands wait for it.
+/// Orders of one remote engine that may be under way before admin commands wait for it.
 const ORDERS: u64 = 256;
 
-/// A completion queue that lives elsewhere.
+/// A completion queue in a remote engine.
 pub(super) struct RemoteCq {
     pub link: usize,
     /// Submission queues that complete there.
     pub users: u16,
 }
 
-/// A submission queue that lives elsewhere.
+/// A submission queue in a remote engine.
 pub(super) struct RemoteSq {
     pub link: usize,
     pub cqid: u16,
 }
 
-impl Spread {
-    /// A submission queue of a branch is gone.
+impl Migration {
+    /// A submission queue of a remote engine is gone.
     pub(super) fn sq_gone(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.remove(&qid)
             && let Some(cq) = self.cqs.get_mut(&sq.cqid)
@@ -33,7 +33,7 @@ impl Spread {
         }
     }
 
-    /// A branch has so many orders before it that no admin command may give more.
+    /// A remote engine has so many orders before it that no admin command may give more.
     pub(super) fn is_behind(&self) -> bool {
         let behind = |link: &Link| link.is_open() && link.sent > link.handled() + ORDERS;
         self.links.iter().any(behind)
@@ -44,33 +44,33 @@ impl Controller {
     fn must_hold(&self, command: &Command) -> bool {
         let concerns_queues = table::concerns_queues(command.admin_opcode());
         // Without Bus Master Enable a command's data cannot be reached.
-        (self.spread.moving.is_some() && concerns_queues)
-            || self.spread.is_behind()
+        (self.migration.migrating.is_some() && concerns_queues)
+            || self.migration.is_behind()
             || !self.engine.is_master()
     }
 
-    /// Runs an admin command, or holds it until no queue that it may be about is on its way.
+    /// Runs an admin command, or holds it until no queue that it may be about migrates.
     pub(in crate::controller) fn admin_or_hold(&mut self, command: &Command) {
-        if self.spread.held.is_empty() && !self.must_hold(command) {
+        if self.migration.held.is_empty() && !self.must_hold(command) {
             return self.admin_command(command);
         }
-        self.spread.held.push_back(*command);
-        self.call_off();
-        self.tend_busy();
+        self.migration.held.push_back(*command);
+        self.cancel_migration();
+        self.advance_migrations();
     }
 
     /// The engine that a completion queue is in.
     pub(super) fn place_of_cq(&self, qid: u16) -> Option<Place> {
-        match self.spread.cqs.get(&qid) {
-            Some(cq) => Some(Place::Branch(cq.link)),
+        match self.migration.cqs.get(&qid) {
+            Some(cq) => Some(Place::Remote(cq.link)),
             None => self.engine.cq_exists(qid).then_some(Place::Own),
         }
     }
 
     /// The engine that a submission queue is in.
     fn place_of_sq(&self, qid: u16) -> Option<Place> {
-        match self.spread.sqs.get(&qid) {
-            Some(sq) => Some(Place::Branch(sq.link)),
+        match self.migration.sqs.get(&qid) {
+            Some(sq) => Some(Place::Remote(sq.link)),
             None => self.engine.sq_exists(qid).then_some(Place::Own),
         }
     }
@@ -85,7 +85,7 @@ impl Controller {
 
     /// Submission queues complete there.
     pub(crate) fn cq_in_use(&self, qid: u16) -> bool {
-        let remote = self.spread.cqs.get(&qid);
+        let remote = self.migration.cqs.get(&qid);
         self.engine.cq_in_use(qid) || remote.is_some_and(|cq| cq.users > 0)
     }
 
@@ -113,10 +113,10 @@ impl Controller {
         ) else {
             return false;
         };
-        if let Some(cq) = self.spread.cqs.get_mut(&cqid) {
+        if let Some(cq) = self.migration.cqs.get_mut(&cqid) {
             cq.users += 1;
             let link = cq.link;
-            self.spread.sqs.insert(qid, RemoteSq { link, cqid });
+            self.migration.sqs.insert(qid, RemoteSq { link, cqid });
         }
         self.note_worker(qid, place);
         self.order(place, Order::InstallSq(qid, Box::new(sq)));
@@ -126,7 +126,7 @@ impl Controller {
     /// Deletes a completion queue.
     pub(crate) fn delete_cq(&mut self, qid: u16) {
         if let Some(place) = self.place_of_cq(qid) {
-            self.spread.cqs.remove(&qid);
+            self.migration.cqs.remove(&qid);
             self.order(place, Order::DeleteCq(qid));
         }
     }
@@ -147,8 +147,8 @@ impl Controller {
         place.is_some()
     }
 
-    /// Doorbell Buffer Config in all engines. `None` when a buffer's memory is not there; else whether it is done: if not, the
-    /// command completes when every branch has followed.
+    /// Doorbell Buffer Config in all engines. `None` when a buffer's memory is not there; else whether
+    /// it is done: if not, the command completes when every remote engine has applied it.
     pub(crate) fn configure_shadow(
         &mut self,
         cid: u16,
@@ -159,12 +159,12 @@ impl Controller {
             return None;
         }
         self.order_all(|| Order::Shadow { shadow, eventidx });
-        let spread = &mut self.spread;
-        if !spread.any_queue() {
+        let migration = &mut self.migration;
+        if !migration.any_queue() {
             return Some(true);
         }
-        let wanted = spread.links.iter().map(|link| link.sent).collect();
-        spread.configuring.push((cid, wanted));
+        let wanted = migration.links.iter().map(|link| link.sent).collect();
+        migration.configuring.push((cid, wanted));
         Some(false)
     }
 
@@ -178,17 +178,18 @@ impl Controller {
         });
     }
 
-    /// Completes Doorbell Buffer Config commands that every branch has followed. Returns whether there was one.
+    /// Completes Doorbell Buffer Config commands that every remote engine has applied. Returns whether
+    /// there was one.
     pub(super) fn end_configuring(&mut self) -> bool {
         let mut worked = false;
-        let configuring = std::mem::take(&mut self.spread.configuring);
+        let configuring = std::mem::take(&mut self.migration.configuring);
         for (cid, wanted) in configuring {
-            let mut links = self.spread.links.iter().zip(&wanted);
+            let mut links = self.migration.links.iter().zip(&wanted);
             if links.all(|(link, wanted)| !link.is_open() || link.handled() >= *wanted) {
                 self.engine.finish(0, cid, Status::SUCCESS, 0);
                 worked = true;
             } else {
-                self.spread.configuring.push((cid, wanted));
+                self.migration.configuring.push((cid, wanted));
             }
         }
         worked
@@ -197,10 +198,10 @@ impl Controller {
     /// Runs the commands that were held, as far as they need not be any more. Returns whether there was one.
     pub(super) fn release_held(&mut self) -> bool {
         let mut worked = false;
-        while let Some(command) = self.spread.held.front().copied()
+        while let Some(command) = self.migration.held.front().copied()
             && !self.must_hold(&command)
         {
-            self.spread.held.pop_front();
+            self.migration.held.pop_front();
             self.admin_command(&command);
             worked = true;
         }

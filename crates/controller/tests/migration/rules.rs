@@ -1,7 +1,7 @@
 //! The rules of queues on other workers, one by one.
 
 use crate::common::*;
-use crate::side::wake_flag;
+use crate::other_worker::wake_flag;
 use crate::world::{OTHERS, PAIRS, PLACES, WINDOW, World};
 use nvme::cmd::admin::AbortResult;
 use nvme::regs::{Shn, Shst};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use volume::{Effect, Fault, OpKind};
 
 /// All queues but the first on other workers.
-pub fn spread(w: &mut World) {
+pub fn migrate_to_others(w: &mut World) {
     for cqid in 2..=PAIRS {
         let worker = 1 + (cqid % OTHERS as u16);
-        assert!(w.move_queue(cqid, worker));
+        assert!(w.migrate_queue(cqid, worker));
         w.wake_all();
         w.h.run();
         assert_eq!(w.worker_of(cqid), worker);
@@ -30,16 +30,16 @@ fn a_queue_goes_round_all_workers_under_load() {
         }
         let (cqid, worker) = (1 + turn % PAIRS, (turn / PAIRS) % 3);
         if w.worker_of(cqid) != worker {
-            assert!(w.move_queue(cqid, worker));
+            assert!(w.migrate_queue(cqid, worker));
         }
         w.settle();
         assert_eq!(w.worker_of(cqid), worker);
-        assert!(!w.h.c.is_moving());
+        assert!(!w.h.c.is_migrating());
         for cqid in 1..=PAIRS {
             w.reap(cqid, 1000);
         }
     }
-    assert!(w.h.c.stats().moves.get() > 30);
+    assert!(w.h.c.stats().migrations.get() > 30);
     let stats = w.h.c.stats();
     let fetched: u64 = stats.queues[1..].iter().map(|q| q.commands.get()).sum();
     w.verify();
@@ -53,27 +53,27 @@ fn a_queue_with_a_slow_command_stays() {
     w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
     w.submit(2, true);
     w.step(0, true);
-    assert!(w.move_queue(2, 1));
+    assert!(w.migrate_queue(2, 1));
     w.submit(2, true);
     for _ in 0..4 {
         w.step(0, true);
     }
-    assert!(w.h.c.is_moving());
-    assert!(!w.h.c.move_queue(3, 1), "one at a time");
+    assert!(w.h.c.is_migrating());
+    assert!(!w.h.c.migrate_queue(3, 1), "one at a time");
     w.h.now += Duration::from_secs(1);
     w.settle();
-    assert!(!w.h.c.is_moving(), "called off");
+    assert!(!w.h.c.is_migrating(), "cancelled");
     assert_eq!(w.worker_of(2), 0);
     w.verify();
-    // The same from a branch.
-    spread(&mut w);
+    // The same from a engine.
+    migrate_to_others(&mut w);
     w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
     w.submit(2, true);
     w.settle();
-    assert!(w.move_queue(2, 0));
+    assert!(w.migrate_queue(2, 0));
     w.h.now += Duration::from_secs(1);
     w.settle();
-    assert!(!w.h.c.is_moving());
+    assert!(!w.h.c.is_migrating());
     assert_eq!(w.worker_of(2), 1);
     w.verify();
 }
@@ -86,7 +86,7 @@ fn rounds(w: &mut World) {
 
 /// A command of another worker's queue is in flight, until its volume lets it go.
 fn one_held_elsewhere(w: &mut World) {
-    spread(w);
+    migrate_to_others(w);
     w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
     w.submit(2, false);
     rounds(w);
@@ -121,24 +121,24 @@ fn a_reset_waits_for_a_command_on_another_worker() {
 #[test]
 fn a_branch_flushes_at_the_end() {
     let mut w = World::new(true);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.submit(2, true);
     w.settle();
     w.wake_all();
     w.faults.add(Fault::nth(OpKind::Flush, 1, Effect::Hold));
-    w.sides.borrow_mut()[0].branch.flush();
+    w.others.borrow_mut()[0].engine.flush();
     w.step(1, true);
     assert_eq!(w.faults.held(), 1);
-    assert!(!w.sides.borrow()[0].branch.is_drained());
+    assert!(!w.others.borrow()[0].engine.is_drained());
     w.faults.release();
     w.step(1, true);
-    assert!(w.sides.borrow()[0].branch.is_drained());
+    assert!(w.others.borrow()[0].engine.is_drained());
 }
 
 #[test]
 fn a_shutdown_flushes_on_every_worker() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.faults.add(Fault::nth(OpKind::Flush, 3, Effect::Hold));
     (1..=4).for_each(|qid| w.submit(qid, true));
     w.settle();
@@ -166,7 +166,7 @@ fn a_shutdown_flushes_on_every_worker() {
 #[test]
 fn an_abort_finds_its_command_on_another_worker() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
     let command = w.h.rw(NvmOpcode::READ, 1, 0, 8, WINDOW);
     let cid = w.h.submit(2, command);
@@ -187,7 +187,7 @@ fn an_abort_finds_its_command_on_another_worker() {
 #[test]
 fn errors_on_another_worker_are_in_the_error_log() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     let command = Command::new(0x7f, 0, 1);
     for _ in 0..200 {
@@ -208,7 +208,7 @@ fn errors_on_another_worker_are_in_the_error_log() {
 #[test]
 fn a_disconnect_leaves_nothing_behind() {
     let mut w = World::new(true);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     (1..=4).for_each(|qid| w.submit(qid, false));
     w.step(1, true);
     w.h.c.disconnect();
@@ -229,11 +229,17 @@ fn a_disconnect_leaves_nothing_behind() {
 fn who_cannot_have_branches_has_none() {
     let mut h = Host::ready();
     let flag = wake_flag(&Arc::default());
-    assert!(h.c.branch(1, flag.clone().into()).is_none(), "no home yet");
-    h.c.set_home(0, flag.clone().into());
-    assert!(h.c.branch(1, flag.into()).is_none(), "made for one worker");
-    assert_eq!(h.c.has_branch(1), Some(false));
-    assert!(!h.c.move_queue(1, 1));
+    assert!(
+        h.c.remote_engine(1, flag.clone().into()).is_none(),
+        "no worker was named yet"
+    );
+    h.c.set_worker(0, flag.clone().into());
+    assert!(
+        h.c.remote_engine(1, flag.into()).is_none(),
+        "made for one worker"
+    );
+    assert_eq!(h.c.has_remote_engine(1), Some(false));
+    assert!(!h.c.migrate_queue(1, 1));
     assert_eq!(h.c.completion_queues(), [(1, 0)]);
 }
 
@@ -241,7 +247,7 @@ fn who_cannot_have_branches_has_none() {
 #[test]
 fn shadow_buffers_are_told_of_when_every_worker_has_them() {
     let mut w = World::new(true);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     let beside = w.h.beside.take();
     let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
@@ -270,8 +276,8 @@ fn commands_about_queues_call_a_migration_off() {
     w.submit(2, true);
     w.step(0, true);
     for opcode in 0..=0xff {
-        if !w.h.c.is_moving() {
-            assert!(w.move_queue(2, 1), "before {opcode:#x}");
+        if !w.h.c.is_migrating() {
+            assert!(w.migrate_queue(2, 1), "before {opcode:#x}");
         }
         // Nothing that the command could do, nor data that it could take.
         let mut command = Command::new(opcode, 0, 0);
@@ -289,7 +295,7 @@ fn commands_about_queues_call_a_migration_off() {
             AdminOpcode::DOORBELL_BUFFER_CONFIG,
         ]
         .contains(&AdminOpcode(opcode));
-        assert_eq!(w.h.c.is_moving(), !concerns_queues, "{opcode:#x}");
+        assert_eq!(w.h.c.is_migrating(), !concerns_queues, "{opcode:#x}");
     }
     assert_eq!(w.worker_of(2), 0);
     w.faults.release();
@@ -300,7 +306,7 @@ fn commands_about_queues_call_a_migration_off() {
 #[test]
 fn a_report_from_before_a_reset_is_not_taken_for_one_after_it() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     let worker = w.worker_of(2);
     let steps = |w: &mut World| {
@@ -310,7 +316,7 @@ fn a_report_from_before_a_reset_is_not_taken_for_one_after_it() {
             w.step(3 - usize::from(worker), true);
         }
     };
-    // From here on the controller does not hear its branches.
+    // From here on the controller does not drain its messages.
     let beside = w.h.beside.take();
     let mut command = Command::new(AdminOpcode::DELETE_IO_SQ.0, 0, 0);
     command.cdw10 = 2.into();
@@ -320,7 +326,7 @@ fn a_report_from_before_a_reset_is_not_taken_for_one_after_it() {
     steps(&mut w);
     assert!(!w.h.csts().rdy());
     w.up();
-    assert!(w.move_queue(2, worker));
+    assert!(w.migrate_queue(2, worker));
     steps(&mut w);
     assert_eq!(w.worker_of(2), worker);
     w.h.beside = beside;

@@ -1,8 +1,8 @@
 //! Interrupts of queues on several workers.
 
 use crate::common::*;
-use crate::rules::spread;
-use crate::side::wake_flag;
+use crate::other_worker::wake_flag;
+use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World, config};
 use controller::pci;
 use nvme::Status;
@@ -21,7 +21,7 @@ fn pending(h: &mut Host) -> u8 {
 #[test]
 fn the_pin_gathers_all_queues() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     let pin = Arc::<Count>::default();
     for vector in 0..w.h.c.vectors() {
         w.h.c.set_msix(vector, None);
@@ -30,7 +30,10 @@ fn the_pin_gathers_all_queues() {
     w.wake_all();
     w.h.run();
     assert!((2..=PAIRS).all(|cqid| w.worker_of(cqid) == 0));
-    assert!(!w.h.c.move_queue(2, 1), "the pin is one worker's business");
+    assert!(
+        !w.h.c.migrate_queue(2, 1),
+        "the pin is one worker's business"
+    );
     w.submit(2, true);
     w.settle();
     assert_eq!(pin.take(), 1);
@@ -40,7 +43,7 @@ fn the_pin_gathers_all_queues() {
 #[test]
 fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.settle();
     w.h.quiet();
     for qid in 2..=PAIRS {
@@ -62,12 +65,12 @@ fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
     w.verify();
 }
 
-/// One worker is late to hear of receivers that have come and gone: the interrupt that another one could not deliver is not
+/// One worker is late to know of receivers that have come and gone: the interrupt that another one could not deliver is not
 /// given to them.
 #[test]
 fn a_pending_interrupt_is_not_for_a_receiver_that_has_gone() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.settle();
     w.wake_all();
     let (gone, new) = (Arc::<Count>::default(), Arc::<Count>::default());
@@ -89,11 +92,11 @@ fn a_pending_interrupt_is_not_for_a_receiver_that_has_gone() {
     w.verify();
 }
 
-/// The VMM is answered when every worker has heard that a receiver is gone: one that has not may still signal it.
+/// The VMM is answered when every worker knows that a receiver is gone: one that does not may still signal it.
 #[test]
 fn a_receiver_is_gone_when_every_worker_has_heard_of_it() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.settle();
     w.wake_all();
     w.h.quiet();
@@ -114,11 +117,11 @@ fn a_receiver_is_gone_when_every_worker_has_heard_of_it() {
     w.verify();
 }
 
-/// A worker that has not heard of the receiver yet leaves the interrupt, and it gets there.
+/// A worker that does not know of the receiver yet leaves the interrupt, and it gets there.
 #[test]
 fn an_interrupt_of_a_worker_that_is_late_gets_to_its_receiver() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.settle();
     w.wake_all();
     w.h.c.set_msix(3, None);
@@ -136,14 +139,14 @@ fn an_interrupt_of_a_worker_that_is_late_gets_to_its_receiver() {
     w.verify();
 }
 
-/// A worker that opens its branch late hears of a reset that is long over: what is pending since then stays so.
+/// A worker that opens its engine late is told of a reset that is long over: what is pending since then stays so.
 #[test]
 fn a_late_branch_takes_no_pending_interrupt_away() {
     let mut h = Host::with(config(false), vec![ns(1, mem(8 << 20), 512)]);
     let flag = wake_flag(&Arc::default());
-    h.c.set_home(0, flag.clone().into());
+    h.c.set_worker(0, flag.clone().into());
     h.enable();
-    let seed = h.c.branch(1, flag.into()).unwrap();
+    let setup = h.c.remote_engine(1, flag.into()).unwrap();
     h.disable();
     h.run();
     h.enable();
@@ -152,7 +155,7 @@ fn a_late_branch_takes_no_pending_interrupt_away() {
     let command = h.rw(nvme::NvmOpcode::READ, 1, 0, 1, DATA);
     assert_eq!(h.io(command), Status::SUCCESS);
     assert_eq!(pending(&mut h), 1 << 1);
-    let _branch = seed.open(10, &Io::new(IoOptions::default())).unwrap();
+    let _engine = setup.open(10, &Io::new(IoOptions::default())).unwrap();
     assert_eq!(pending(&mut h), 1 << 1);
 }
 
@@ -172,7 +175,7 @@ fn a_delayed_interrupt_does_not_get_lost_on_the_way() {
         w.h.until(|h| h.c.stats().queues[2].completions.get() == done);
         w.h.run();
         assert_eq!(w.h.vectors[2].take(), 0);
-        assert!(w.move_queue(2, worker));
+        assert!(w.migrate_queue(2, worker));
         w.wake_all();
         w.h.run();
         assert_eq!(w.worker_of(2), worker);
@@ -185,7 +188,7 @@ fn a_delayed_interrupt_does_not_get_lost_on_the_way() {
 #[test]
 fn a_delayed_interrupt_is_sent_in_time_by_a_worker_that_sleeps() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     let done = w.h.set_feature(Fid::INTERRUPT_COALESCING, 255 << 8 | 9);
     assert_eq!(done.status(), Status::SUCCESS);

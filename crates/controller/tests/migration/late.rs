@@ -1,8 +1,8 @@
-//! Branches that are made, or hear of things, late.
+//! Remote engines that are made, or drain their messages, late.
 
 use crate::common::*;
-use crate::rules::spread;
-use crate::side::{Side, wake_flag};
+use crate::other_worker::{OtherWorker, wake_flag};
+use crate::rules::migrate_to_others;
 use crate::world::{ENTRIES, OTHERS, World, config};
 use nvme::feature::Fid;
 use nvme::regs;
@@ -33,14 +33,14 @@ impl Volume for Growing {
     }
 }
 
-/// Pages of 8 KiB, delayed interrupts, shadow doorbells: a branch that is made afterwards works with all of them. It hears of
+/// Pages of 8 KiB, delayed interrupts, shadow doorbells: a remote engine that is made afterwards works with all of them. It is told of
 /// a volume that grows, too.
 #[test]
 fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     let volume = Arc::new(Growing(mem(8 << 20), AtomicU64::new(1 << 20)));
     let mut h = Host::with(config(false), vec![ns(1, volume.clone(), 512)]);
     let flag = wake_flag(&Arc::default());
-    h.c.set_home(0, flag.clone().into());
+    h.c.set_worker(0, flag.clone().into());
     h.enable();
     h.disable();
     h.run();
@@ -58,10 +58,10 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     h.quiet();
 
     let theirs = wake_flag(&Arc::default());
-    let seed = h.c.branch(1, theirs.clone().into()).unwrap();
+    let setup = h.c.remote_engine(1, theirs.clone().into()).unwrap();
     let io = Io::new(IoOptions::default());
-    let mut side = Side {
-        branch: seed.open(10, &io).unwrap(),
+    let mut other = OtherWorker {
+        engine: setup.open(10, &io).unwrap(),
         io,
         flag: theirs,
         wakes: Arc::default(),
@@ -69,10 +69,10 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
         raced: false,
     };
     h.beside = Some(Box::new(move |controller, now| {
-        let worked = flag.take() && controller.hear();
-        side.round(true, now) | worked
+        let worked = flag.take() && controller.drain_messages();
+        other.round(true, now) | worked
     }));
-    assert!(h.c.move_queue(1, 1));
+    assert!(h.c.migrate_queue(1, 1));
     h.run();
     assert_eq!(h.c.completion_queues(), [(1, 1)]);
 
@@ -110,7 +110,7 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
 #[test]
 fn a_reset_that_a_worker_has_not_heard_of_rings_no_doorbell() {
     let mut w = World::new(true);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     (0..5).for_each(|_| w.submit(2, false));
     w.settle();
     assert_eq!(w.reap(2, 1000), 5);
@@ -132,12 +132,12 @@ fn a_reset_that_a_worker_has_not_heard_of_rings_no_doorbell() {
 fn a_queue_loses_rings_that_are_unmapped_wherever_it_is() {
     for moves in [false, true] {
         let mut w = World::new(true);
-        spread(&mut w);
+        migrate_to_others(&mut w);
         w.settle();
         w.wake_all();
         assert_eq!(w.worker_of(2), 1);
         if moves {
-            assert!(w.move_queue(2, 2));
+            assert!(w.migrate_queue(2, 2));
             // It has left, and its next worker does not have it yet.
             (0..4).for_each(|_| {
                 w.step(1, true);
@@ -168,7 +168,7 @@ fn a_queue_loses_rings_that_are_unmapped_wherever_it_is() {
 #[test]
 fn receivers_are_let_go_with_their_client() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     w.h.c.disconnect();
     w.settle();
@@ -177,11 +177,11 @@ fn receivers_are_let_go_with_their_client() {
     }
 }
 
-/// What the host's errors take while the controller does not hear of them is bounded: its commands wait.
+/// What the host's errors take while the controller does not drain its messages is bounded: its commands wait.
 #[test]
 fn errors_that_nobody_hears_of_are_bounded() {
     let mut w = World::new(true);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     for _ in 0..100 {
         for _ in 1..ENTRIES {

@@ -9,22 +9,22 @@ use nvme::Status;
 impl Controller {
     /// Flushes every namespace, in every engine: each waits for its own commands in flight, and flushes what they wrote.
     pub(crate) fn flush_everywhere(&mut self) {
-        self.spread.flushes += 1;
-        let number = self.spread.flushes;
+        self.migration.flushes += 1;
+        let number = self.migration.flushes;
         self.order_all(|| Order::Flush(number));
     }
 
     /// An engine's flushes have completed, those up to this number.
-    pub(in crate::controller) fn flush_ended(
+    pub(in crate::controller) fn flush_completed(
         &mut self,
         place: Place,
         number: u64,
         failed: Option<Status>,
     ) {
-        let spread = &mut self.spread;
+        let migration = &mut self.migration;
         let flushed = match place {
-            Place::Own => &mut spread.flushed_own,
-            Place::Branch(link) => match spread.links.get_mut(link) {
+            Place::Own => &mut migration.flushed_own,
+            Place::Remote(link) => match migration.links.get_mut(link) {
                 Some(link) => &mut link.flushed,
                 None => return,
             },
@@ -35,12 +35,12 @@ impl Controller {
         }
         *flushed = number;
         if let Some(status) = failed {
-            spread.flush_failed.get_or_insert(status);
+            migration.flush_failed.get_or_insert(status);
         }
-        let flushes = spread.flushes;
+        let flushes = migration.flushes;
         let over = |link: &Link| !link.is_open() || link.flushed >= flushes;
-        if spread.flushed_own == flushes && spread.links.iter().all(over) {
-            let failed = spread.flush_failed.take();
+        if migration.flushed_own == flushes && migration.links.iter().all(over) {
+            let failed = migration.flush_failed.take();
             self.flushed();
             self.cache_flushed(failed);
         }

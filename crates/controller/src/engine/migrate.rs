@@ -1,39 +1,41 @@
-//! Queues that go from one engine to another: a completion queue with the submission queues that complete there.
+//! Queues that migrate from one engine to another: a completion queue with the submission queues that
+//! complete there.
 //!
-//! Nothing is fetched from them any more; when what was fetched is over and posted, they are taken out. What goes with them
-//! is all that the engine knew of them: heads, tails, the phase, and what its looks at the doorbells have found, EventIdx
-//! included. The guest's memory the other engine finds by itself, in its own map. So the next engine goes on exactly
-//! where this one has stopped.
+//! Nothing is fetched from them any more; when what was fetched has completed and is posted, the engine
+//! releases them. What goes with them is all that the engine knew of them: heads, tails, the phase, and
+//! what its looks at the doorbells have found, EventIdx included. The guest's memory the other engine
+//! finds by itself, in its own map. So the next engine goes on exactly where this one has stopped.
 
 use super::queue::{Cq, Sq};
 use super::{Engine, Event};
 
-/// A completion queue and its submission queues, between two engines.
-pub(crate) struct Parcel {
+/// A completion queue and its submission queues, on their way between two engines.
+pub(crate) struct MigratingQueues {
     pub cqid: u16,
     pub cq: Cq,
     pub sqs: Vec<(u16, Sq)>,
-    /// [`Engine::masterings`] where it comes from, when it left.
+    /// [`Engine::masterings`] where they come from, when they were released.
     pub masterings: u64,
 }
 
 impl Engine {
-    /// Lets a completion queue go, with its submission queues: [`Engine::depart`] hands them out as soon as nothing of them is
-    /// in flight. One at a time; it stays when there is no such queue, or another one is leaving.
-    pub(super) fn leave(&mut self, cqid: u16) {
-        if self.leaving.is_some() || !self.cq_exists(cqid) {
-            self.events.push_back(Event::Stayed);
+    /// Migrates a completion queue, with its submission queues: [`Engine::release_migrating`] releases
+    /// them as soon as nothing of them is in flight. One at a time; it stays when there is no such queue,
+    /// or another one migrates.
+    pub(super) fn begin_migration(&mut self, cqid: u16) {
+        if self.migrating.is_some() || !self.cq_exists(cqid) {
+            self.events.push_back(Event::MigrationCancelled);
             return;
         }
-        self.leaving = Some(cqid);
+        self.migrating = Some(cqid);
         let sqs = &self.sqs;
         self.polled
             .remove(|q| matches!(sqs.get(usize::from(q)), Some(Some(sq)) if sq.cqid == cqid));
     }
 
-    /// The queue that was to leave stays, if it has not left yet.
-    pub(super) fn stay(&mut self) {
-        let Some(cqid) = self.leaving.take() else {
+    /// The queue that migrates stays, if it was not released yet.
+    pub(super) fn cancel_migration(&mut self) {
+        let Some(cqid) = self.migrating.take() else {
             return;
         };
         for qid in self.users_of(cqid) {
@@ -41,7 +43,7 @@ impl Engine {
                 self.start_fetching(qid);
             }
         }
-        self.events.push_back(Event::Stayed);
+        self.events.push_back(Event::MigrationCancelled);
     }
 
     /// Submission queues that complete in `cqid`.
@@ -51,12 +53,13 @@ impl Engine {
         self.sqs.iter().enumerate().filter_map(user).collect()
     }
 
-    /// Hands the leaving queue out, if nothing of it is in flight.
-    pub fn depart(&mut self) -> Option<Box<Parcel>> {
-        // Without Bus Master Enable nothing is told to the host, and nothing leaves.
-        let cqid = self.leaving.filter(|_| self.master)?;
+    /// Releases the queue that migrates, if nothing of it is in flight.
+    pub fn release_migrating(&mut self) -> Option<Box<MigratingQueues>> {
+        // Without Bus Master Enable nothing is told to the host, and no queue migrates.
+        let cqid = self.migrating.filter(|_| self.master)?;
         let users = self.users_of(cqid);
-        // Completions that wait for room are outstanding, too; and a queue that is being deleted is there as long as any is.
+        // Completions that wait for room are outstanding, too; and a queue that is being deleted is
+        // there as long as any is.
         let busy = |sq: &Sq| sq.outstanding > 0;
         if users
             .iter()
@@ -66,21 +69,21 @@ impl Engine {
         }
         // An interrupt that is being delayed is not for the next engine to send.
         self.signal_now(cqid);
-        self.leaving = None;
+        self.migrating = None;
         self.blocked.retain(|&q| q != cqid);
         let mut cq = self.cqs.get_mut(usize::from(cqid))?.take()?;
-        cq.memory.let_go();
+        cq.memory.release();
         cq.blocked = false;
         cq.users = 0;
         let mut sqs = Vec::with_capacity(users.len());
         for qid in users {
             if let Some(mut sq) = self.sqs.get_mut(usize::from(qid)).and_then(Option::take) {
-                sq.memory.let_go();
+                sq.memory.release();
                 sqs.push((qid, sq));
             }
         }
         let masterings = self.masterings;
-        Some(Box::new(Parcel {
+        Some(Box::new(MigratingQueues {
             cqid,
             cq,
             sqs,
@@ -88,14 +91,14 @@ impl Engine {
         }))
     }
 
-    /// Takes queues in that have left another engine of the controller.
-    pub(super) fn adopt(&mut self, parcel: Parcel) {
-        let Parcel {
+    /// Takes queues in that another engine of the controller has released.
+    pub(super) fn install_migrated(&mut self, queues: MigratingQueues) {
+        let MigratingQueues {
             cqid,
             mut cq,
             sqs,
             masterings,
-        } = parcel;
+        } = queues;
         if self.master {
             cq.memory.mapped(&self.dma);
         }

@@ -1,7 +1,7 @@
-//! The control half's end of a branch.
+//! The control half's end of a remote engine.
 
-use crate::branch::{OPEN, Progress, Report};
 use crate::engine::Order;
+use crate::remote::{OPEN, Progress, Report};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
@@ -28,7 +28,7 @@ impl Link {
     pub fn send(&mut self, order: Order) {
         let unmap = order.takes_memory_away();
         let receiver = matches!(order, Order::Vector(..));
-        // A branch that could not be opened has no queues and hears nothing.
+        // An engine that could not be opened has no queues and takes no orders.
         if self.orders.send(order).is_ok() {
             self.sent += 1;
             if unmap {

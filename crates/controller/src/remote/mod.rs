@@ -1,26 +1,27 @@
 //! A controller's queues on another worker than its own.
 //!
 //! ```text
-//!      home worker                                   another worker
-//!  Controller --- Order (channel, in order) ------> Branch
-//!    control half <- Report (channel, bounded) ---    |
-//!    engine       <- Progress (plain stores) -----  engine
+//!   the controller's own worker                        another worker
+//!  Controller ---- Order (channel, in order) -----> RemoteEngine
+//!    control half <- Report (channel, bounded) ----   |
+//!    engine       <- Progress (plain stores) ------ engine
 //! ```
 //!
-//! A [`Branch`] is an engine and what it needs to hear the control half and to answer it. It has its own map of the
-//! guest's memory, its own slots and its own queues into the volumes, so nothing of a command's way is shared; with the
-//! control half it shares the doorbell page, the counters (each queue's have one writer, that queue's worker) and the
-//! receivers of interrupts. A submission queue lives where its completion queue lives.
+//! A [`RemoteEngine`] is an engine with the messages between it and the control half. It has its own
+//! map of the guest's memory, its own slots and its own queues into the volumes, so nothing of a
+//! command's way is shared; with the control half it shares the doorbell page, the counters (each
+//! queue's have one writer, that queue's worker) and the receivers of interrupts. A submission queue
+//! lives where its completion queue lives.
 //!
 //! What an order does is the engine's business ([`Engine::apply`]); here it is received, and what the
-//! control half waits for is told.
+//! control half waits for is told. How a queue migrates is decided in `controller::migration`.
 
 mod report;
-mod seed;
+mod setup;
 
 pub(crate) use report::{OPEN, OPENING, Progress, Report};
-pub use seed::BranchSeed;
-pub(crate) use seed::Parts;
+pub(crate) use setup::Connection;
+pub use setup::RemoteEngineSetup;
 
 use crate::engine::{Engine, Event, MemoryChange, Order};
 use std::sync::Arc;
@@ -30,24 +31,26 @@ use std::task::Waker;
 use std::time::Instant;
 use volume::{PinPace, PinnedWindows, Pinner};
 
-/// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need is bounded by this.
+/// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need
+/// is bounded by this.
 const EVENTS_WAITING: usize = 64;
 
-/// A controller's data half on a worker other than its own. Belongs to that worker's thread, which treats it as it treats a
-/// controller, and calls [`Branch::hear`] when its worker was woken for messages.
-pub struct Branch {
+/// A controller's data half on a worker other than its own. Belongs to that worker's thread, which
+/// treats it as it treats a controller, and calls [`RemoteEngine::drain_messages`] when its worker was
+/// woken for messages.
+pub struct RemoteEngine {
     engine: Engine,
     orders: Receiver<Order>,
     reports: SyncSender<Report>,
     progress: Arc<Progress>,
-    /// The control half's worker.
-    home: Waker,
+    /// Wakes the controller's own worker.
+    controller: Waker,
     mapped_doorbells: bool,
     /// The controller-level reset that was last begun.
     epoch: u64,
-    /// It is not over: commands are in flight.
+    /// It has not ended: commands are in flight.
     stopping: bool,
-    /// Orders carried out.
+    /// Orders applied.
     handled: u64,
     /// Memory was taken away, and commands in flight may still touch it.
     unmapping: bool,
@@ -55,16 +58,16 @@ pub struct Branch {
     pinned: PinnedWindows,
 }
 
-impl Branch {
-    fn new(engine: Engine, parts: Parts, pinner: Option<Pinner>) -> Self {
-        Branch {
+impl RemoteEngine {
+    fn new(engine: Engine, connection: Connection, pinner: Option<Pinner>) -> Self {
+        RemoteEngine {
             engine,
-            orders: parts.orders,
-            reports: parts.reports,
-            progress: parts.progress,
-            home: parts.home,
-            mapped_doorbells: parts.mapped_doorbells,
-            epoch: parts.epoch,
+            orders: connection.orders,
+            reports: connection.reports,
+            progress: connection.progress,
+            controller: connection.controller,
+            mapped_doorbells: connection.mapped_doorbells,
+            epoch: connection.epoch,
             stopping: false,
             handled: 0,
             unmapping: false,
@@ -72,7 +75,7 @@ impl Branch {
         }
     }
 
-    /// Guest memory waits to be pinned for this worker: [`Branch::pin_on`] is to be called.
+    /// Guest memory waits to be pinned for this worker: [`RemoteEngine::pin_on`] is to be called.
     pub fn is_pinning(&self) -> bool {
         self.pinned.is_pinning()
     }
@@ -82,15 +85,15 @@ impl Branch {
         pace.step(&mut self.pinned);
     }
 
-    /// Wakes the controller's own worker, if this one has queues of it.
-    pub fn call_home(&self) {
+    /// Wakes the controller's own worker, if this one has queues of the controller.
+    pub fn wake_controller(&self) {
         if self.engine.any_io_queue() {
-            self.home.wake_by_ref();
+            self.controller.wake_by_ref();
         }
     }
 
-    /// Carries out what the control half has ordered. Returns whether there was anything.
-    pub fn hear(&mut self) -> bool {
+    /// Applies what the control half has ordered. Returns whether there was anything.
+    pub fn drain_messages(&mut self) -> bool {
         let before = self.handled;
         while let Ok(order) = self.orders.try_recv() {
             self.apply(order);
@@ -102,7 +105,7 @@ impl Branch {
         self.tell_progress();
         self.progress.handled.store(self.handled, Ordering::Release);
         self.report();
-        self.home.wake_by_ref();
+        self.controller.wake_by_ref();
         true
     }
 
@@ -186,13 +189,13 @@ impl Branch {
     pub fn poll(&mut self, now: Instant) -> bool {
         let mut worked = self.engine.events.len() < EVENTS_WAITING && self.engine.poll(now);
         worked |= self.engine.end_round();
-        if let Some(parcel) = self.engine.depart() {
-            self.engine.events.push_back(Event::Left(parcel));
+        if let Some(queues) = self.engine.release_migrating() {
+            self.engine.events.push_back(Event::Released(queues));
         }
         if self.stopping || self.unmapping || !self.engine.events.is_empty() {
             let told = self.tell_progress() | self.report();
             if told {
-                self.home.wake_by_ref();
+                self.controller.wake_by_ref();
             }
             worked |= told;
         }
@@ -254,8 +257,8 @@ impl Branch {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Starts to make everything durable that went through here, for a clean exit of the process. It is over when
-    /// [`Branch::is_drained`] says so.
+    /// Starts to make everything durable that went through here, for a clean exit of the process. It
+    /// has ended when [`RemoteEngine::is_drained`] says so.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }

@@ -1,7 +1,7 @@
 //! A worker beside the controller's own.
 
 use crate::common::*;
-use controller::{Branch, IrqSink};
+use controller::{IrqSink, RemoteEngine};
 use std::sync::Arc;
 use std::time::Instant;
 use volume::Io;
@@ -14,8 +14,8 @@ pub fn wake_flag(wakes: &Arc<Count>) -> Arc<WakeFlag> {
 }
 
 /// A worker that is not the controller's.
-pub struct Side {
-    pub branch: Branch,
+pub struct OtherWorker {
+    pub engine: RemoteEngine,
     pub io: Io,
     pub flag: Arc<WakeFlag>,
     pub wakes: Arc<Count>,
@@ -24,7 +24,7 @@ pub struct Side {
     pub raced: bool,
 }
 
-impl Side {
+impl OtherWorker {
     pub fn wake_up(&mut self) {
         if std::mem::take(&mut self.asleep) {
             self.flag.awake();
@@ -33,7 +33,7 @@ impl Side {
     }
 
     /// A round, unless it sleeps and nothing has woken it.
-    pub fn round(&mut self, hear: bool, now: Instant) -> bool {
+    pub fn round(&mut self, drain: bool, now: Instant) -> bool {
         if self.asleep {
             if self.wakes.take() == 0 {
                 return false;
@@ -41,16 +41,16 @@ impl Side {
             self.wake_up();
         }
         self.raced = false;
-        let Side { branch, io, .. } = self;
-        let mut worked = io.poll(&mut |completion| branch.complete(completion)) > 0;
-        worked |= hear && self.flag.take() && self.branch.hear();
-        worked |= self.branch.poll(now);
+        let OtherWorker { engine, io, .. } = self;
+        let mut worked = io.poll(&mut |completion| engine.complete(completion)) > 0;
+        worked |= drain && self.flag.take() && self.engine.drain_messages();
+        worked |= self.engine.poll(now);
         self.io.flush();
         let mut done = Vec::new();
-        self.branch.poll_volumes(&mut done);
+        self.engine.poll_volumes(&mut done);
         worked |= !done.is_empty();
         for completion in done {
-            self.branch.complete(completion);
+            self.engine.complete(completion);
         }
         worked
     }
@@ -60,9 +60,9 @@ impl Side {
             return;
         }
         let mut raced = self.flag.prepare_sleep();
-        raced |= self.branch.needs_polling();
-        raced |= self.branch.arm();
-        raced |= self.branch.recheck();
+        raced |= self.engine.needs_polling();
+        raced |= self.engine.arm();
+        raced |= self.engine.recheck();
         self.raced = raced;
         if raced {
             self.flag.awake();

@@ -1,16 +1,16 @@
 //! A host that asks for more than the workers can keep up with.
 
-use crate::rules::spread;
+use crate::rules::migrate_to_others;
 use crate::world::{ENTRIES, OTHERS, World};
 use nvme::feature::Fid;
 use nvme::{AdminOpcode, Command, Status};
 use volume::{Effect, Fault, IoError, IoErrorKind, OpKind};
 
-/// Errors on another worker may come as fast as they are heard of: the controller's own worker does other things in between.
+/// Errors on another worker may come as fast as they are reported: the controller's own worker does other things in between.
 #[test]
 fn a_controller_hears_a_share_of_what_it_is_told() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.settle();
     w.wake_all();
     w.flag.take();
@@ -25,14 +25,14 @@ fn a_controller_hears_a_share_of_what_it_is_told() {
         });
         assert_eq!(w.h.reap_all(3).len(), ENTRIES as usize - 1);
     }
-    let heard = |w: &World| w.h.c.stats().error_log_entries.get();
-    assert!(w.flag.take() && w.h.c.hear());
-    let first = heard(&w);
+    let reported = |w: &World| w.h.c.stats().error_log_entries.get();
+    assert!(w.flag.take() && w.h.c.drain_messages());
+    let first = reported(&w);
     assert!(0 < first && first < errors, "{first} of {errors} at once");
     while w.flag.take() {
-        w.h.c.hear();
+        w.h.c.drain_messages();
     }
-    assert_eq!(heard(&w), errors);
+    assert_eq!(reported(&w), errors);
 }
 
 /// Commands that are held until it is known where a queue is take room; a host that does not wait for their completions gets
@@ -40,12 +40,12 @@ fn a_controller_hears_a_share_of_what_it_is_told() {
 #[test]
 fn held_admin_commands_are_bounded() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.wake_all();
     let worker = w.worker_of(2);
-    assert!(w.move_queue(2, 0));
-    assert!(w.h.c.is_moving());
-    // The worker that has the queue does not hear of it meanwhile.
+    assert!(w.migrate_queue(2, 0));
+    assert!(w.h.c.is_migrating());
+    // The worker that has the queue does not drain its messages meanwhile.
     let beside = w.h.beside.take();
     let mut sent = 0u64;
     let before = w.h.c.stats().queues[0].commands.get();
@@ -76,24 +76,24 @@ fn held_admin_commands_are_bounded() {
         answered += w.h.reap_all(0).len() as u64;
     }
     assert_eq!(answered, sent);
-    assert_eq!(w.worker_of(2), worker, "the move was called off");
+    assert_eq!(w.worker_of(2), worker, "the migration was cancelled");
     w.verify();
 }
 
-/// A flush that a reset had to wait for, and that failed, is heard of only when the next one is under way.
+/// A flush that a reset had to wait for, and that failed, is reported only when the next one is under way.
 #[test]
 fn a_flush_from_before_a_reset_says_nothing_of_the_next_one() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.settle();
     w.wake_all();
     let beside = w.h.beside.take();
-    let steps = |w: &mut World, hear: bool| {
+    let steps = |w: &mut World, drain: bool| {
         for _ in 0..8 {
             (1..=OTHERS).for_each(|worker| {
                 w.step(worker, true);
             });
-            w.step(0, hear);
+            w.step(0, drain);
         }
     };
     // A flush begins when the write is over, which the reset cancels.
@@ -119,7 +119,7 @@ fn a_flush_from_before_a_reset_says_nothing_of_the_next_one() {
     w.faults.clear();
     w.h.enable();
     feature(&mut w, 0);
-    // What was reported before is heard of first.
+    // What was reported before is taken first.
     w.step(0, false);
     w.step(0, true);
     steps(&mut w, true);

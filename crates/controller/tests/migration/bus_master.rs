@@ -1,8 +1,8 @@
 //! Bus Master Enable, with queues on several workers.
 
 use crate::common::*;
-use crate::rules::spread;
-use crate::side::wake_flag;
+use crate::other_worker::wake_flag;
+use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
 use nvme::pci::command::BUS_MASTER;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use volume::{Effect, Fault, Io, IoOptions, OpKind};
 fn every_worker_stops_and_goes_on() {
     for mapped in [false, true] {
         let mut w = World::new(mapped);
-        spread(&mut w);
+        migrate_to_others(&mut w);
         w.settle();
         w.faults.add(Fault::nth(OpKind::Any, 2, Effect::Hold));
         for qid in 1..=5 {
@@ -35,9 +35,9 @@ fn every_worker_stops_and_goes_on() {
             (0..4).for_each(|_| w.submit(qid, true));
         }
         let memory = w.memory();
-        assert!(!w.move_queue(2, 0), "moved without the bit");
+        assert!(!w.migrate_queue(2, 0), "moved without the bit");
         w.settle();
-        assert!(w.asleep && w.sides.borrow().iter().all(|side| side.asleep));
+        assert!(w.asleep && w.others.borrow().iter().all(|other| other.asleep));
         assert!(w.memory() == memory);
         w.h.quiet();
         w.master();
@@ -53,7 +53,7 @@ fn every_worker_stops_and_goes_on() {
 #[test]
 fn unread_entries_on_other_workers_are_signalled() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     for qid in 2..=PAIRS {
         w.submit(qid, false);
     }
@@ -72,11 +72,11 @@ fn unread_entries_on_other_workers_are_signalled() {
 #[test]
 fn a_queue_between_two_workers_is_signalled_where_it_arrives() {
     let mut w = World::new(false);
-    spread(&mut w);
+    migrate_to_others(&mut w);
     w.submit(2, false);
     w.settle();
     let worker = w.worker_of(2);
-    assert!(w.move_queue(2, 0));
+    assert!(w.migrate_queue(2, 0));
     // It has left there, and has not arrived here.
     w.step(worker.into(), true);
     w.h.quiet();
@@ -92,26 +92,26 @@ fn a_queue_between_two_workers_is_signalled_where_it_arrives() {
 #[test]
 fn a_branch_that_is_made_without_the_bit_knows() {
     let mut h = Host::with(crate::world::config(false), vec![ns(1, mem(1 << 20), 512)]);
-    h.c.set_home(0, wake_flag(&Arc::default()).into());
+    h.c.set_worker(0, wake_flag(&Arc::default()).into());
     h.enable();
     h.create_pair(1, 16);
     assert!(h.use_shadow().is_success());
     h.set_command(BUS_MASTER, false);
-    let seed = h.c.branch(1, wake_flag(&Arc::default()).into());
+    let setup = h.c.remote_engine(1, wake_flag(&Arc::default()).into());
     let io = Io::new(IoOptions::default());
-    let mut branch = seed.unwrap().open(11, &io).unwrap();
-    assert!(!branch.shadowed() && !branch.arm());
+    let mut engine = setup.unwrap().open(11, &io).unwrap();
+    assert!(!engine.shadowed() && !engine.arm());
     h.set_command(BUS_MASTER, true);
-    branch.hear();
-    assert!(h.c.move_queue(1, 1));
+    engine.drain_messages();
+    assert!(h.c.migrate_queue(1, 1));
     for _ in 0..4 {
         h.round();
-        branch.hear();
-        branch.poll(h.now);
-        h.c.hear();
+        engine.drain_messages();
+        engine.poll(h.now);
+        h.c.drain_messages();
     }
     assert!(
-        branch.shadowed(),
+        engine.shadowed(),
         "the queue is there, with its shadow doorbells"
     );
 }

@@ -12,10 +12,10 @@ impl World {
         }
     }
 
-    pub fn step(&mut self, worker: usize, hear: bool) -> bool {
+    pub fn step(&mut self, worker: usize, drain: bool) -> bool {
         if worker > 0 {
             let now = self.h.now;
-            return self.sides.borrow_mut()[worker - 1].round(hear, now);
+            return self.others.borrow_mut()[worker - 1].round(drain, now);
         }
         if self.asleep {
             if self.wakes.take() == 0 {
@@ -25,22 +25,22 @@ impl World {
         }
         let beside = self.h.beside.take();
         self.raced = false;
-        let mut worked = hear && self.flag.take() && self.h.c.hear();
+        let mut worked = drain && self.flag.take() && self.h.c.drain_messages();
         worked |= self.h.round();
         self.h.beside = beside;
         worked
     }
 
-    /// Any worker makes a round, and may be late to hear what it was told.
+    /// Any worker makes a round, and may drain its messages late.
     pub fn step_any(&mut self) {
         let worker = self.random() as usize % (OTHERS + 1);
-        let hear = !self.random().is_multiple_of(3);
-        self.step(worker, hear);
+        let drain = !self.random().is_multiple_of(3);
+        self.step(worker, drain);
     }
 
     pub fn sleep(&mut self, worker: usize) {
         if worker > 0 {
-            return self.sides.borrow_mut()[worker - 1].sleep();
+            return self.others.borrow_mut()[worker - 1].sleep();
         }
         if self.asleep || self.raced {
             return;
@@ -78,23 +78,23 @@ impl World {
 
     /// Nothing moves: the next deadline comes.
     pub fn pass_time(&mut self) {
-        let sides = self.sides.clone();
-        let mut sides = sides.borrow_mut();
-        let home = self.h.c.deadline();
-        let next = sides
+        let others = self.others.clone();
+        let mut others = others.borrow_mut();
+        let own = self.h.c.deadline();
+        let next = others
             .iter()
-            .map(|side| side.branch.deadline())
-            .chain([home]);
+            .map(|other| other.engine.deadline())
+            .chain([own]);
         let Some(next) = next.flatten().min() else {
             return;
         };
         self.h.now = self.h.now.max(next);
-        for side in sides.iter_mut() {
-            if side.branch.deadline().is_some_and(|at| at <= self.h.now) {
-                side.wake_up();
+        for other in others.iter_mut() {
+            if other.engine.deadline().is_some_and(|at| at <= self.h.now) {
+                other.wake_up();
             }
         }
-        if home.is_some_and(|at| at <= self.h.now) {
+        if own.is_some_and(|at| at <= self.h.now) {
             self.wake_up();
         }
     }
@@ -140,8 +140,8 @@ impl World {
     /// Admin commands of the test wait by rounds of everything, and do not sleep.
     pub fn wake_all(&mut self) {
         self.wake_up();
-        for side in self.sides.borrow_mut().iter_mut() {
-            side.wake_up();
+        for other in self.others.borrow_mut().iter_mut() {
+            other.wake_up();
         }
     }
 }

@@ -91,10 +91,10 @@ impl World {
         self.used.insert(place);
     }
 
-    pub fn move_queue(&mut self, cqid: u16, worker: u16) -> bool {
+    pub fn migrate_queue(&mut self, cqid: u16, worker: u16) -> bool {
         // Its owner is awake when it does so.
         self.wake_up();
-        self.h.c.move_queue(cqid, worker)
+        self.h.c.migrate_queue(cqid, worker)
     }
 
     /// Disables the controller in the middle of everything; afterwards it touches nothing. Then it is enabled again.

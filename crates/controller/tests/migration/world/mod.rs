@@ -1,11 +1,11 @@
 //! A controller, its workers, and a host that knows what it waits for and what is on the volume.
 
-mod deeds;
+mod actions;
 mod run;
 
 use crate::common::*;
+use crate::other_worker::{OtherWorker, wake_flag};
 use crate::resize::Resizable;
-use crate::side::{Side, wake_flag};
 use controller::ControllerConfig;
 use dma::Prot;
 use nvme::Status;
@@ -38,11 +38,11 @@ pub struct Waiting {
 
 pub struct World {
     pub h: Host,
-    pub sides: Rc<RefCell<Vec<Side>>>,
+    pub others: Rc<RefCell<Vec<OtherWorker>>>,
     pub flag: Arc<WakeFlag>,
     pub wakes: Arc<Count>,
     pub asleep: bool,
-    /// See [`Side::raced`].
+    /// See [`OtherWorker::raced`].
     pub raced: bool,
     pub faults: Arc<Faults>,
     pub waiting: BTreeMap<(u16, u16), Waiting>,
@@ -82,22 +82,22 @@ impl World {
         let mut h = Host::with(config(mapped), vec![ns(1, volume.clone(), 512)]);
         let wakes = Arc::<Count>::default();
         let flag = wake_flag(&wakes);
-        h.c.set_home(0, flag.clone().into());
-        let mut sides = Vec::new();
+        h.c.set_worker(0, flag.clone().into());
+        let mut others = Vec::new();
         for worker in 1..=OTHERS as u16 {
             let wakes = Arc::<Count>::default();
             let flag = wake_flag(&wakes);
-            let seed = h.c.branch(worker, flag.clone().into()).unwrap();
+            let setup = h.c.remote_engine(worker, flag.clone().into()).unwrap();
             assert!(
-                h.c.branch(worker, flag.clone().into()).is_none(),
+                h.c.remote_engine(worker, flag.clone().into()).is_none(),
                 "one for each"
             );
-            assert_eq!(h.c.has_branch(worker), None);
+            assert_eq!(h.c.has_remote_engine(worker), None);
             let io = Io::new(IoOptions::default());
-            let branch = seed.open(10 + worker, &io).unwrap();
-            assert_eq!(h.c.has_branch(worker), Some(true));
-            sides.push(Side {
-                branch,
+            let engine = setup.open(10 + worker, &io).unwrap();
+            assert_eq!(h.c.has_remote_engine(worker), Some(true));
+            others.push(OtherWorker {
+                engine,
                 io,
                 flag,
                 wakes,
@@ -105,12 +105,12 @@ impl World {
                 raced: false,
             });
         }
-        let sides = Rc::new(RefCell::new(sides));
-        let (theirs, ours) = (sides.clone(), flag.clone());
+        let others = Rc::new(RefCell::new(others));
+        let (theirs, ours) = (others.clone(), flag.clone());
         h.beside = Some(Box::new(move |controller, now| {
-            let mut worked = ours.take() && controller.hear();
-            for side in theirs.borrow_mut().iter_mut() {
-                worked |= side.round(true, now);
+            let mut worked = ours.take() && controller.drain_messages();
+            for other in theirs.borrow_mut().iter_mut() {
+                worked |= other.round(true, now);
             }
             worked
         }));
@@ -119,7 +119,7 @@ impl World {
             .unwrap();
         let mut world = World {
             h,
-            sides,
+            others,
             flag,
             wakes,
             asleep: false,

@@ -1,0 +1,199 @@
+//! One queue that migrates from one worker to another.
+
+use super::commands::{RemoteCq, RemoteSq};
+use crate::controller::Controller;
+use crate::controller::lifecycle::{Shutdown, State};
+use crate::engine::{MigratingQueues, Order};
+use std::time::{Duration, Instant};
+
+/// Time-out of a migration: a queue whose commands in flight take longer stays where it is, for nothing
+/// is fetched from it meanwhile.
+const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// The engine that a queue is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::controller) enum Place {
+    /// The controller's own.
+    Own,
+    /// The remote engine behind this link.
+    Remote(usize),
+}
+
+pub(super) struct QueueMigration {
+    pub cqid: u16,
+    pub from: Place,
+    pub to: Place,
+    pub since: Instant,
+    /// It was cancelled; the engine's answer is awaited.
+    pub cancelled: bool,
+}
+
+impl Controller {
+    /// Completion queues, which are what can migrate, and the worker of each. The admin queue is not
+    /// among them.
+    pub fn completion_queues(&self) -> Vec<(u16, u16)> {
+        let mut all: Vec<(u16, u16)> = Vec::new();
+        if let Some((own, _)) = &self.migration.own_worker {
+            all.extend(self.engine.io_cqs().map(|cqid| (cqid, *own)));
+        }
+        for (&cqid, cq) in &self.migration.cqs {
+            if let Some(link) = self.migration.links.get(cq.link) {
+                all.push((cqid, link.worker));
+            }
+        }
+        all
+    }
+
+    /// Submission queues that complete in `cqid`.
+    pub fn submission_queues(&self, cqid: u16) -> Vec<u16> {
+        let there = self.migration.sqs.iter();
+        let there = there.filter_map(|(&qid, sq)| (sq.cqid == cqid).then_some(qid));
+        self.engine
+            .users_of(cqid)
+            .into_iter()
+            .chain(there)
+            .collect()
+    }
+
+    /// Queues may migrate to other workers: the controller runs, interrupts are messages, and doorbells
+    /// need not all pass through this worker.
+    pub fn may_migrate(&self) -> bool {
+        self.state == State::Ready
+            && self.shutdown == Shutdown::No
+            && !self.engine.irqs.pin_based()
+            && (self.engine.shadowed() || self.config.mapped_doorbells)
+    }
+
+    /// A queue migrates from one worker to another.
+    pub fn is_migrating(&self) -> bool {
+        self.migration.migrating.is_some()
+    }
+
+    /// Migrates a completion queue, with its submission queues, to another worker. It goes as soon as its
+    /// commands in flight have completed; if that takes long, it stays. `false` when it cannot go there
+    /// now.
+    pub fn migrate_queue(&mut self, cqid: u16, worker: u16) -> bool {
+        let own = self.migration.own_worker.as_ref().map(|(own, _)| *own);
+        let to = if own == Some(worker) {
+            Place::Own
+        } else {
+            if !self.may_migrate() || self.has_remote_engine(worker) != Some(true) {
+                return false;
+            }
+            match self.migration.link_of(worker) {
+                Some(link) => Place::Remote(link),
+                None => return false,
+            }
+        };
+        self.begin_migration(cqid, to)
+    }
+
+    pub(super) fn begin_migration(&mut self, cqid: u16, to: Place) -> bool {
+        if cqid == 0
+            || self.migration.is_busy()
+            || !self.engine.is_master()
+            || self.state != State::Ready
+            || self.shutdown != Shutdown::No
+        {
+            return false;
+        }
+        let Some(from) = self.place_of_cq(cqid).filter(|from| *from != to) else {
+            return false;
+        };
+        self.order(from, Order::Migrate(cqid));
+        self.migration.migrating = Some(QueueMigration {
+            cqid,
+            from,
+            to,
+            since: self.now,
+            cancelled: false,
+        });
+        true
+    }
+
+    /// Goes on with a migration from here, and cancels one that takes too long. Returns whether there was
+    /// anything.
+    pub(super) fn advance_migration(&mut self) -> bool {
+        let mut worked = false;
+        if self.migration.migrating.is_some()
+            && let Some(queues) = self.engine.release_migrating()
+        {
+            self.queue_released(queues);
+            worked = true;
+        }
+        if let Some(migrating) = &self.migration.migrating
+            && self.now.saturating_duration_since(migrating.since) >= MIGRATION_TIMEOUT
+        {
+            self.cancel_migration();
+        }
+        worked
+    }
+
+    /// When [`Controller::advance_if_migrating`] has something to do though nothing happens.
+    pub(in crate::controller) fn migration_deadline(&self) -> Option<Instant> {
+        let migrating = self
+            .migration
+            .migrating
+            .as_ref()
+            .filter(|migrating| !migrating.cancelled)?;
+        Some(migrating.since + MIGRATION_TIMEOUT)
+    }
+
+    /// The queue that migrates stays where it is, unless it has been released already.
+    pub(super) fn cancel_migration(&mut self) {
+        let Some(migrating) = &mut self.migration.migrating else {
+            return;
+        };
+        if std::mem::replace(&mut migrating.cancelled, true) {
+            return;
+        }
+        let from = migrating.from;
+        self.order(from, Order::CancelMigration);
+    }
+
+    pub(in crate::controller) fn migration_cancelled(&mut self) {
+        self.migration.migrating = None;
+    }
+
+    /// Hands a queue that one engine has released to the next.
+    pub(in crate::controller) fn queue_released(&mut self, queues: Box<MigratingQueues>) {
+        let Some(migrating) = self.migration.migrating.take() else {
+            return;
+        };
+        let cqid = queues.cqid;
+        debug_assert_eq!(migrating.cqid, cqid);
+        self.migration.cqs.remove(&cqid);
+        self.migration.sqs.retain(|_, sq| sq.cqid != cqid);
+        let qids: Vec<u16> = queues.sqs.iter().map(|(qid, _)| *qid).collect();
+        let mut to = migrating.to;
+        if let Place::Remote(link) = to {
+            // Interrupts may have changed to the pin meanwhile.
+            if self.may_migrate() {
+                let users = qids.len() as u16;
+                self.migration.cqs.insert(cqid, RemoteCq { link, users });
+                let there = qids.iter().map(|&qid| (qid, RemoteSq { link, cqid }));
+                self.migration.sqs.extend(there);
+            } else {
+                to = Place::Own;
+            }
+        }
+        self.order(to, Order::InstallMigrated(queues));
+        self.engine.stats.migrations.add(1);
+        for qid in qids {
+            self.note_worker(qid, to);
+        }
+    }
+
+    /// Tells of a submission queue's worker in its counters.
+    pub(super) fn note_worker(&self, qid: u16, place: Place) {
+        let worker = match place {
+            Place::Remote(link) => self.migration.links.get(link).map(|link| link.worker),
+            Place::Own => self.migration.own_worker.as_ref().map(|(own, _)| *own),
+        };
+        if let (Some(queue), Some(worker)) =
+            (self.engine.stats.queues.get(usize::from(qid)), worker)
+        {
+            queue.worker.set(worker.into());
+        }
+    }
+}

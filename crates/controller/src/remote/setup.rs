@@ -1,0 +1,58 @@
+//! A remote engine before it is on its worker's thread.
+
+use super::report::{CLOSED, OPEN};
+use super::{Progress, RemoteEngine, Report};
+use crate::config::{ConfigError, NamespaceConfig};
+use crate::engine::{Engine, EngineConfig, Namespace, Order};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::task::Waker;
+use volume::Io;
+
+/// A remote engine's ends of what connects it with the control half.
+pub(crate) struct Connection {
+    pub orders: Receiver<Order>,
+    pub reports: SyncSender<Report>,
+    pub progress: Arc<Progress>,
+    /// Wakes the controller's own worker.
+    pub controller: Waker,
+    pub mapped_doorbells: bool,
+    /// The last controller-level reset.
+    pub epoch: u64,
+}
+
+/// What a [`RemoteEngine`] is made of, on the way to its worker's thread: see [`Controller::remote_engine`](crate::Controller::remote_engine).
+pub struct RemoteEngineSetup {
+    pub(crate) config: EngineConfig,
+    pub(crate) namespaces: Vec<NamespaceConfig>,
+    pub(crate) connection: Connection,
+}
+
+impl RemoteEngineSetup {
+    /// Opens the controller's volumes for this thread. `id` names the engine in the tags of its volume
+    /// requests, see [`tag_owner`](crate::tag_owner); `io` is this worker's.
+    ///
+    /// # Errors
+    /// A volume that cannot be opened a second time. The controller then does without this worker.
+    pub fn open(self, id: u16, io: &Io) -> Result<RemoteEngine, ConfigError> {
+        let RemoteEngineSetup {
+            config,
+            namespaces,
+            connection,
+        } = self;
+        let opened = namespaces.into_iter().map(|ns| Namespace::open(ns, io));
+        let opened = opened.collect::<Result<Vec<_>, _>>();
+        let state = if opened.is_ok() { OPEN } else { CLOSED };
+        let (progress, controller) = (connection.progress.clone(), connection.controller.clone());
+        let remote = opened.map(|namespaces| {
+            let engine = Engine::new(EngineConfig { id, ..config }, namespaces);
+            let mut remote = RemoteEngine::new(engine, connection, io.pinner());
+            remote.drain_messages();
+            remote
+        });
+        progress.state.store(state, Ordering::Release);
+        controller.wake_by_ref();
+        remote
+    }
+}
