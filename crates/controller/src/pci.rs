@@ -97,14 +97,31 @@ impl ConfigSpace {
         space
     }
 
+    /// Bytes of a register, and which of their bits the host may write. All offsets are this module's.
+    fn set<const N: usize>(&mut self, at: usize, value: [u8; N], mask: [u8; N]) {
+        for (i, (value, mask)) in value.into_iter().zip(mask).enumerate() {
+            if let (Some(byte), Some(bits)) =
+                (self.bytes.get_mut(at + i), self.mask.get_mut(at + i))
+            {
+                (*byte, *bits) = (value, mask);
+            }
+        }
+    }
+
+    fn set8(&mut self, at: usize, value: u8, mask: u8) {
+        self.set(at, [value], [mask]);
+    }
+
     fn set16(&mut self, at: usize, value: u16, mask: u16) {
-        self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
-        self.mask[at..at + 2].copy_from_slice(&mask.to_le_bytes());
+        self.set(at, value.to_le_bytes(), mask.to_le_bytes());
     }
 
     fn set32(&mut self, at: usize, value: u32, mask: u32) {
-        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        self.mask[at..at + 4].copy_from_slice(&mask.to_le_bytes());
+        self.set(at, value.to_le_bytes(), mask.to_le_bytes());
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        self.bytes.get(at).copied().unwrap_or(0)
     }
 
     fn header(&mut self, ids: PciIds) {
@@ -113,18 +130,18 @@ impl ConfigSpace {
         // I/O space is not decoded; memory, bus master, parity, SERR and INTx disable are the host's.
         self.set16(COMMAND, 0, 0x0546);
         self.set16(STATUS, status::CAPABILITIES_LIST, 0);
-        self.bytes[0x08] = ids.revision;
+        self.set8(0x08, ids.revision, 0);
         // Class 01h (mass storage), subclass 08h (non-volatile memory), interface 02h (NVM Express I/O controller).
-        self.bytes[0x09..0x0c].copy_from_slice(&[0x02, 0x08, 0x01]);
-        self.mask[0x0c] = 0xff; // cache line size
+        self.set(0x09, [0x02, 0x08, 0x01], [0; 3]);
+        self.set8(0x0c, 0, 0xff); // cache line size
         let size_mask = !(BAR0_SIZE as u32 - 1);
         self.set32(BAR0, 0b100, size_mask); // 64-bit memory, not prefetchable
         self.set32(BAR0 + 4, 0, u32::MAX);
         self.set16(0x2c, ids.subsystem_vendor, 0);
         self.set16(0x2e, ids.subsystem, 0);
-        self.bytes[0x34] = PM_CAP as u8;
-        self.mask[INTERRUPT_LINE] = 0xff;
-        self.bytes[INTERRUPT_LINE + 1] = 1; // INTA#
+        self.set8(0x34, PM_CAP as u8, 0);
+        self.set8(INTERRUPT_LINE, 0, 0xff);
+        self.set8(INTERRUPT_LINE + 1, 1, 0); // INTA#
     }
 
     fn power_management(&mut self) {
@@ -190,13 +207,13 @@ impl ConfigSpace {
     }
 
     fn command(&self) -> u16 {
-        u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
+        u16::from_le_bytes([self.byte(COMMAND), self.byte(COMMAND + 1)])
     }
 
     /// The function is in D0. In D3hot it answers configuration accesses only, and sends nothing
     /// ("PCI Bus Power Management Interface 1.2", 5.4.1).
     fn is_awake(&self) -> bool {
-        self.bytes[PM_CONTROL] & 0x03 == 0
+        self.byte(PM_CONTROL) & 0x03 == 0
     }
 
     /// The function may reach the host's memory: Bus Master Enable, in D0.
@@ -225,12 +242,13 @@ impl ConfigSpace {
     /// Interrupt Status, which is read only.
     pub fn set_interrupt_status(&mut self, on: bool) {
         let bit = status::INTERRUPT as u8;
-        self.bytes[STATUS] = self.bytes[STATUS] & !bit | if on { bit } else { 0 };
+        let others = self.byte(STATUS) & !bit;
+        self.set8(STATUS, others | if on { bit } else { 0 }, 0);
     }
 
     /// MSI-X Enable and not Function Mask.
     pub fn msix_enabled(&self) -> bool {
-        self.bytes[MSIX_CONTROL + 1] & 0xc0 == 0x80
+        self.byte(MSIX_CONTROL + 1) & 0xc0 == 0x80
     }
 
     /// INTx may not be asserted: Interrupt Disable, or another power state than D0.

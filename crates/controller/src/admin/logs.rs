@@ -216,14 +216,14 @@ impl Controller {
     pub(super) fn commands_supported(&self, csi: Csi) -> Vec<u8> {
         let mut log = CommandsSupported::new_zeroed();
         for (opcode, effects) in table::effects(&self.config) {
-            log.acs[usize::from(opcode.0)] = effects;
+            set(&mut log.acs, opcode.0, effects);
         }
         // Tools ask for every command set that could be there: of the others there is no command.
         if csi != Csi::NVM {
             return log.as_bytes().to_vec();
         }
         for (opcode, effects) in engine::commands::effects() {
-            log.iocs[usize::from(opcode.0)] = effects;
+            set(&mut log.iocs, opcode.0, effects);
         }
         log.as_bytes().to_vec()
     }
@@ -289,10 +289,17 @@ fn entry(status: Status) -> ErrorInformation {
     entry
 }
 
+/// Sets one of the 256 entries that these log pages have.
+fn set<T>(entries: &mut [T; 256], at: u8, value: T) {
+    if let Some(entry) = entries.get_mut(usize::from(at)) {
+        *entry = value;
+    }
+}
+
 fn supported_log_pages() -> Vec<u8> {
     let mut log = SupportedLogPages::new_zeroed();
     for LogPage { lid, .. } in LOG_PAGES {
-        log.lids[usize::from(lid.0)] = LidSupported::new().with_lsupp(true);
+        set(&mut log.lids, lid.0, LidSupported::new().with_lsupp(true));
     }
     log.as_bytes().to_vec()
 }
@@ -306,7 +313,8 @@ fn features_supported() -> Vec<u8> {
         } else {
             2
         };
-        log.fids[usize::from(fid.0)] = FeatureEffects::new().with_fsupp(true).with_fsp(scope);
+        let effects = FeatureEffects::new().with_fsupp(true).with_fsp(scope);
+        set(&mut log.fids, fid.0, effects);
     }
     log.as_bytes().to_vec()
 }
