@@ -125,6 +125,24 @@ impl Controller {
         self.fail();
     }
 
+    /// A rule is broken that always holds: an error of this program, see [`Engine::broken`]. Logged
+    /// once, for a controller that has failed is not failed again.
+    ///
+    /// [`Engine::broken`]: crate::engine::Engine::broken
+    pub(super) fn broken(&mut self, what: &'static str) {
+        if self.state != State::Ready {
+            return;
+        }
+        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+            tracing::error!(
+                left_out,
+                what,
+                "the controller has failed by a defect of its program"
+            );
+        }
+        self.fail();
+    }
+
     /// Looks at the windows after a fault anywhere in the process: what this controller wrote to a file that shrank
     /// went nowhere, so that it must not go on as if nothing had happened.
     pub(super) fn check_memory(&mut self) -> bool {

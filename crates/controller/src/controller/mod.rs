@@ -288,6 +288,7 @@ impl Controller {
             Event::AbortMissed { sqid, cid } => self.abort_missed(sqid, cid),
             Event::Released(queues) => self.queue_released(queues),
             Event::MigrationCancelled => self.migration_cancelled(),
+            Event::Broken(what) => self.broken(what),
         }
     }
 

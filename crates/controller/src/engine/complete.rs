@@ -51,7 +51,7 @@ impl Engine {
     #[inline(never)]
     fn complete_other(&mut self, index: u16, mut completion: volume::Completion) {
         let Some(slot) = self.slots.get(index) else {
-            return;
+            return self.broken("a request completes without its slot");
         };
         match &mut slot.work {
             Work::Single => {
@@ -119,7 +119,7 @@ impl Engine {
     /// Gives a slot back.
     pub(super) fn free_slot(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
-            return;
+            return self.broken("a slot is freed that is not in use");
         };
         self.scratch.give_back(std::mem::take(&mut slot.scratch));
         self.slots.release(index);
@@ -157,7 +157,7 @@ impl Engine {
     /// As [`Engine::end`], with dword 0 of the completion.
     pub(super) fn end_with(&mut self, index: u16, result: u32) {
         let Some(slot) = self.slots.get(index) else {
-            return;
+            return self.broken("a command ends without its slot");
         };
         let (sqid, cid, status, nsid, lba) =
             (slot.sqid, slot.cid, slot.status, slot.nsid, slot.slba);

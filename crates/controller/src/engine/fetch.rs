@@ -145,6 +145,7 @@ impl Engine {
 
     fn poll_sq(&mut self, qid: u16) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
+            self.broken("a submission queue is polled that is gone");
             return false;
         };
         let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {

@@ -58,6 +58,7 @@ impl Engine {
     /// Sends the interrupt of one queue; `false` when it is delayed.
     fn signal(&mut self, qid: u16) -> bool {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
+            self.broken("a completion queue with entries to signal is gone");
             return true;
         };
         if let Some(vector) = cq.vector {
@@ -77,7 +78,7 @@ impl Engine {
     pub(super) fn signal_now(&mut self, qid: u16) {
         self.dirty.retain(|&q| q != qid);
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
-            return;
+            return self.broken("a completion queue is to be signalled that is gone");
         };
         let told = !cq.dirty;
         cq.signalled();

@@ -176,7 +176,7 @@ impl Engine {
     /// Submits the one request of a slot's command, with the slot's list as its data.
     fn start(&mut self, index: u16, extent: Extent, op: Op, kind: Kind) {
         let Some(slot) = self.slots.get(index) else {
-            return;
+            return self.broken("a command starts without its slot");
         };
         slot.kind = kind;
         slot.bytes = if op.has_data() { extent.len } else { 0 };
@@ -196,7 +196,7 @@ impl Engine {
     ) {
         let tag = self.slots.tag(index);
         let Some(ns) = self.namespaces.get_mut(ns) else {
-            return;
+            return self.broken("a slot's namespace is not there");
         };
         if let Some(completion) = ns.queue.submit(Request {
             tag,
@@ -234,10 +234,10 @@ impl Engine {
     pub(super) fn flush_next(&mut self, index: u16) {
         loop {
             let Some(slot) = self.slots.get(index) else {
-                return;
+                return self.broken("a flush goes on without its slot");
             };
             let Work::FlushAll(next) = &mut slot.work else {
-                return;
+                return self.broken("a flush goes on in another command's slot");
             };
             let ns = *next;
             *next += 1;

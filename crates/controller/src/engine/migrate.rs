@@ -71,7 +71,10 @@ impl Engine {
         self.signal_now(cqid);
         self.migrating = None;
         self.blocked.retain(|&q| q != cqid);
-        let mut cq = self.cqs.get_mut(usize::from(cqid))?.take()?;
+        let Some(mut cq) = self.cqs.get_mut(usize::from(cqid)).and_then(Option::take) else {
+            self.broken("a queue migrates that is gone");
+            return None;
+        };
         cq.memory.release();
         cq.blocked = false;
         cq.users = 0;
@@ -95,16 +98,11 @@ impl Engine {
     pub(super) fn install_migrated(&mut self, queues: MigratingQueues) {
         let MigratingQueues {
             cqid,
-            mut cq,
+            cq,
             sqs,
             masterings,
         } = queues;
-        if self.master {
-            cq.memory.mapped(&self.dma);
-        }
-        if let Some(slot) = self.cqs.get_mut(usize::from(cqid)) {
-            *slot = Some(cq);
-        }
+        self.install_cq(cqid, cq);
         for (qid, sq) in sqs {
             self.install_sq(qid, sq);
         }

@@ -18,6 +18,7 @@ mod complete;
 mod doorbells;
 mod fetch;
 mod interrupt;
+mod invariant;
 mod io;
 mod migrate;
 mod namespace;
@@ -82,6 +83,8 @@ pub(crate) enum Event {
     Released(Box<MigratingQueues>),
     /// The queue that was to migrate stays ([`Engine::cancel_migration`]).
     MigrationCancelled,
+    /// A rule that always holds is broken: this one ([`Engine::broken`]).
+    Broken(&'static str),
 }
 
 #[derive(Clone)]

@@ -126,11 +126,10 @@ impl Engine {
             Order::Master { on, masterings } => self.set_master(on, masterings),
             Order::Shadow { shadow, eventidx } => self.configure_shadow(shadow, eventidx),
             Order::EndCommandsEarly => self.end_commands_early(),
-            Order::Resized { index, blocks } => {
-                if let Some(ns) = self.namespaces.get_mut(index) {
-                    ns.resized(blocks);
-                }
-            }
+            Order::Resized { index, blocks } => match self.namespaces.get_mut(index) {
+                Some(ns) => ns.resized(blocks),
+                None => self.broken("a namespace was resized that is not there"),
+            },
             Order::Vector(vector, sink) => self.irqs.set_vector(vector, sink),
             Order::ForgetSinks => self.irqs.forget_sinks(),
             Order::Features {

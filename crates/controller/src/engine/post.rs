@@ -18,11 +18,11 @@ impl Engine {
     #[inline(always)]
     pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
-            return;
+            return self.broken("a command ends whose submission queue is gone");
         };
         let cqid = sq.cqid;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
-            return;
+            return self.broken("a command ends whose completion queue is gone");
         };
         let entry = Entry::new(sqid, cid, status, result).with_sqhd(sq.head);
         if !cq.backlog.is_empty()
@@ -47,7 +47,7 @@ impl Engine {
     #[inline(never)]
     fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
-            return;
+            return self.broken("a completion waits whose submission queue is gone");
         };
         if sq.deleting {
             // Nobody looks for the completions of a queue that is being deleted, see `delete_sq`.
@@ -85,6 +85,7 @@ impl Engine {
     fn post_backlog(&mut self, qid: u16) -> bool {
         let mut worked = false;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
+            self.broken("a completion queue with a backlog is gone");
             return false;
         };
         while let Some(next) = cq.backlog.front() {

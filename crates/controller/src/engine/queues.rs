@@ -51,26 +51,28 @@ impl Engine {
         if self.master {
             cq.memory.mapped(&self.dma);
         }
-        if let Some(slot) = self.cqs.get_mut(usize::from(qid)) {
-            *slot = Some(cq);
-        }
+        let Some(slot) = self.cqs.get_mut(usize::from(qid)) else {
+            return self.broken("a completion queue has no place");
+        };
+        *slot = Some(cq);
     }
 
     /// Takes a submission queue in, and finds its memory in this engine's map. Its completion queue is
     /// there.
     pub(super) fn install_sq(&mut self, qid: u16, mut sq: Sq) {
+        let cqid = sq.cqid;
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
+            return self.broken("a submission queue has no completion queue");
+        };
         let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
-            return;
+            return self.broken("a submission queue has no place");
         };
         if self.master {
             sq.memory.mapped(&self.dma);
         }
-        let cqid = sq.cqid;
         *slot = Some(sq);
+        cq.users += 1;
         self.start_fetching(qid);
-        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
-            cq.users += 1;
-        }
     }
 
     pub(super) fn start_fetching(&mut self, qid: u16) {
@@ -83,7 +85,7 @@ impl Engine {
     pub(super) fn delete_sq(&mut self, qid: u16) {
         self.forget_aborts(qid);
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
-            return;
+            return self.broken("a submission queue is to be deleted that is gone");
         };
         sq.deleting = true;
         self.polled.remove(|q| q == qid);

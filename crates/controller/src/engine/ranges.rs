@@ -57,18 +57,18 @@ impl Engine {
     pub(super) fn next_range(&mut self, index: u16) {
         loop {
             let Some(slot) = self.slots.get(index) else {
-                return;
+                return self.broken("Dataset Management goes on without its slot");
             };
             let ns = slot.ns;
             let Work::Ranges(ranges) = &mut slot.work else {
-                return;
+                return self.broken("Dataset Management goes on in another command's slot");
             };
             let Some((offset, len)) = ranges.pop() else {
                 return self.end(index);
             };
             let tag = self.slots.tag(index);
             let Some(ns) = self.namespaces.get_mut(ns) else {
-                return;
+                return self.broken("a slot's namespace is not there");
             };
             let data = SegmentList::new();
             match ns.queue.submit(Request {
@@ -86,7 +86,7 @@ impl Engine {
 
     pub(super) fn range_done(&mut self, index: u16, result: Result<(), IoError>) {
         let Some(slot) = self.slots.get(index) else {
-            return;
+            return self.broken("Dataset Management goes on without its slot");
         };
         match result {
             Ok(()) => {}

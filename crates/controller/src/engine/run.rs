@@ -348,6 +348,7 @@ impl Engine {
         };
         let cqid = sq.cqid;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
+            self.broken("a submission queue has no completion queue");
             return (0, Next::Idle);
         };
         // A full completion queue stops its submission queues: so the backlog never grows beyond what is in flight.

@@ -157,11 +157,13 @@ impl Controller {
 
     /// Hands a queue that one engine has released to the next.
     pub(in crate::controller) fn queue_released(&mut self, queues: Box<MigratingQueues>) {
-        let Some(migrating) = self.migration.migrating.take() else {
-            return;
-        };
         let cqid = queues.cqid;
-        debug_assert_eq!(migrating.cqid, cqid);
+        let migrating = self.migration.migrating.take();
+        let Some(migrating) = migrating.filter(|migrating| migrating.cqid == cqid) else {
+            return self
+                .engine
+                .broken("an engine releases a queue that does not migrate");
+        };
         self.migration.cqs.remove(&cqid);
         self.migration.sqs.retain(|_, sq| sq.cqid != cqid);
         let qids: Vec<u16> = queues.sqs.iter().map(|(qid, _)| *qid).collect();

@@ -1,0 +1,111 @@
+//! What cannot be, unless this crate has an error.
+//!
+//! A command in flight has its slot, a slot its namespace, a command's submission queue is there until
+//! its completion is posted, and so on: no guest, VMM or volume can break these rules. Where one is
+//! found broken, nothing that the controller does for its guest can be relied on any more. With debug
+//! assertions (tests, fuzz targets) that is a panic; otherwise the controller is failed (CSTS.CFS), from
+//! which only a reset by the guest helps, and the process serves its other controllers.
+//!
+//! Not for anything that comes from outside: that has a status of the standard.
+
+use super::{Engine, Event};
+
+#[cfg(test)]
+thread_local! {
+    /// A test wants to see what happens without debug assertions.
+    static REPORT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// The rule that is broken is to be reported though there are debug assertions.
+fn is_reported() -> bool {
+    #[cfg(test)]
+    return REPORT.get();
+    #[cfg(not(test))]
+    return false;
+}
+
+impl Engine {
+    /// A rule is broken that always holds; `what` says which. The caller does nothing more.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn broken(&mut self, what: &'static str) {
+        debug_assert!(is_reported(), "{what}");
+        self.events.push_back(Event::Broken(what));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::REPORT;
+    use crate::config::ControllerConfig;
+    use crate::controller::Controller;
+    use dma::{Memory, Prot};
+    use nvme::Status;
+    use nvme::regs::{self, Aqa, Cc, Csts};
+    use std::time::Instant;
+    use volume::{Io, IoOptions};
+
+    fn csts(controller: &mut Controller) -> Csts {
+        let mut bytes = [0; 4];
+        controller.bar0_read(regs::CSTS, &mut bytes);
+        Csts::from_bits(u32::from_le_bytes(bytes))
+    }
+
+    fn enabled() -> Controller {
+        let io = Io::new(IoOptions::default());
+        let config = ControllerConfig::default();
+        let mut controller = Controller::new(0, config, Vec::new(), &io).unwrap();
+        let memory = Memory::anonymous(1 << 20).unwrap();
+        let backing = Some((memory, 0));
+        controller.dma_map(0, 1 << 20, backing, Prot::RW).unwrap();
+        // Memory Space Enable and Bus Master Enable.
+        controller.config_write(4, &6u16.to_le_bytes());
+        let aqa = Aqa::new().with_asqs_z(15).with_acqs_z(15);
+        controller.bar0_write(regs::AQA, &aqa.into_bits().to_le_bytes());
+        controller.bar0_write(regs::ASQ, &0x1000u64.to_le_bytes());
+        controller.bar0_write(regs::ACQ, &0x2000u64.to_le_bytes());
+        let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
+        controller.bar0_write(regs::CC, &cc.into_bits().to_le_bytes());
+        assert!(csts(&mut controller).rdy() && !csts(&mut controller).cfs());
+        controller
+    }
+
+    /// A command of a queue that is not there: it cannot be in flight.
+    fn break_a_rule(controller: &mut Controller) {
+        controller.engine.finish(5, 1, Status::SUCCESS, 0);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a command ends whose submission queue is gone")]
+    fn a_broken_rule_is_a_panic_where_there_are_debug_assertions() {
+        break_a_rule(&mut enabled());
+    }
+
+    #[test]
+    fn a_broken_rule_fails_the_controller_until_it_is_reset() {
+        REPORT.set(true);
+        let mut controller = enabled();
+        break_a_rule(&mut controller);
+        break_a_rule(&mut controller);
+        assert!(controller.poll(Instant::now()));
+        assert!(csts(&mut controller).cfs());
+        let cc = Cc::new();
+        controller.bar0_write(regs::CC, &cc.into_bits().to_le_bytes());
+        controller.poll(Instant::now());
+        assert!(!csts(&mut controller).cfs() && !csts(&mut controller).rdy());
+    }
+
+    #[test]
+    fn a_rule_that_is_broken_in_a_reset_does_not_keep_the_reset_from_its_end() {
+        REPORT.set(true);
+        let mut controller = enabled();
+        controller.bar0_write(regs::CC, &Cc::new().into_bits().to_le_bytes());
+        break_a_rule(&mut controller);
+        controller.poll(Instant::now());
+        assert!(!csts(&mut controller).cfs());
+        let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
+        controller.bar0_write(regs::CC, &cc.into_bits().to_le_bytes());
+        assert!(csts(&mut controller).rdy());
+    }
+}
