@@ -2,7 +2,7 @@
 #
 #   make demo    a disk served to a real Linux guest, end to end
 #   make quick   formatting, lints and the unit tests that are fast: before each commit
-#   make check   formatting, lints, documentation, AArch64, licences
+#   make check   formatting, lints, documentation, AArch64, the minimal build, licences
 #   make test    check, then unit, property, socket and guest tests, instruction counts, and ten seconds of each fuzz target
 #   make msrv    everything with the oldest Rust that Cargo.toml promises, where rustup has it
 #   make deny    licences, sources and known vulnerabilities of all dependencies, by cargo-deny
@@ -42,6 +42,7 @@ test-all: check tools-guest
 	$(CARGO) run --quiet -p harness --bin prepare
 	$(CARGO) build -p vnvme
 	$(CARGO) test --workspace --no-fail-fast
+	$(CARGO) test -p vnvme --no-default-features --bin vnvme parts::
 	$(CARGO) test --release -p driver --lib --test mapper
 	$(MAKE) --no-print-directory cost
 	fuzz/run.sh 10
@@ -52,6 +53,7 @@ check: tools-build
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(CARGO) check -p vnvme --no-default-features
 	$(CARGO) test --quiet -p testkit --test dependencies
 	if harness/setup.sh aarch64; then $(CARGO) check --workspace --target aarch64-unknown-linux-gnu; fi
 

@@ -102,6 +102,12 @@ pub enum OpenError {
         #[source]
         source: TransportError,
     },
+    /// This program was built without what drives it.
+    #[error("{name}: this program was built without VFIO (cargo feature \"vfio\")")]
+    NotBuilt {
+        /// What was to be opened.
+        name: String,
+    },
     /// The kernel does not give the device away.
     #[error(transparent)]
     Vfio(#[from] crate::vfio::VfioError),
@@ -268,10 +274,13 @@ impl Target {
     pub fn open(&self) -> Result<Device, OpenError> {
         let name = self.name();
         let transport: Arc<dyn Transport> = match &self.place {
+            #[cfg(feature = "vfio")]
             Place::Pci(address) => Arc::new(crate::vfio::Vfio::open(
                 *address,
                 &crate::vfio::VfioOptions::default(),
             )?),
+            #[cfg(not(feature = "vfio"))]
+            Place::Pci(_) => return Err(OpenError::NotBuilt { name }),
             Place::Socket(path) => match VfioUser::connect(path, MESSAGE_TIMEOUT) {
                 Ok(transport) => transport,
                 Err(source) => return Err(OpenError::Transport { name, source }),

@@ -37,6 +37,7 @@ pub struct BindArgs {
 impl BindArgs {
     /// Hands the devices to vfio-pci.
     pub fn bind(&self) -> Result<()> {
+        crate::parts::check_vfio()?;
         self.print(&bind(&Host::system(), &System, &self.devices)?)
     }
 

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// A sentence for the user.
 pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
+    crate::parts::check(specs)?;
     let mut sockets = Unique::new("socket");
     let mut serials = Unique::new("serial number");
     let mut subnqns = Unique::new("subsystem NQN");

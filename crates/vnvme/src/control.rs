@@ -11,6 +11,8 @@ use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};
 use crate::limits::{Change, LimitRegistry, VolumeLimits};
 use crate::outln;
 use crate::output::OutputError;
+use crate::parts::ublk::DiskStats;
+use crate::parts::vhost_blk;
 use crate::rings::{RingCounters, RingRegistry};
 use crate::ublk::DiskCounters;
 use crate::vhost_blk::VhostBlkCounters;
@@ -23,7 +25,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
-use ublk::DiskStats;
 use vfio_user::Listener;
 
 /// Longest request, in bytes.

@@ -27,6 +27,7 @@ mod limits;
 mod log;
 mod open;
 mod output;
+mod parts;
 mod peers;
 #[cfg(test)]
 mod readme;

@@ -7,13 +7,13 @@ use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, Handle, NvmeFront, Served, Worker};
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
+use crate::parts::ublk::{QueueSetup, Told};
 use crate::peers::Peers;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
 use crate::ublk::{Disks, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
-use ::ublk::{QueueSetup, Told};
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
@@ -433,10 +433,7 @@ impl Share {
 /// Opens a queue of a block device on the worker that is to serve it. The device waits to be told
 /// how that went.
 fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
-    let added = worker.add(|context| {
-        let queue = setup.open(context)?;
-        Ok::<_, Told>(Front::Ublk(Box::new(queue)))
-    });
+    let added = worker.add(|context| Ok::<_, Told>(Front::Ublk(Box::new(setup.open(context)?))));
     if let Ok(None) = added {
         tracing::error!("no queue of a block device can be added to this worker: it is full");
     }

@@ -5,6 +5,7 @@ use crate::identity;
 use crate::open::{Opened, Opener, is_within};
 use crate::outln;
 use crate::output::OutputError;
+use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export, QueueStats, Stats};
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, once, take_options, volume_url, yes};
 use anyhow::{Context as _, Result, bail};
@@ -18,7 +19,6 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vfio_user::Listener;
-use vhost_blk::{Attach, Backend, DiskOptions, Export, QueueStats};
 use worker::Context;
 
 /// One export: a socket and its volume.
@@ -237,7 +237,7 @@ pub struct VhostBlkQueueCounters {
 }
 
 impl VhostBlkCounters {
-    pub fn of(socket: &Path, stats: &vhost_blk::Stats) -> Self {
+    pub fn of(socket: &Path, stats: &Stats) -> Self {
         let queue = |(queue, q): (usize, &QueueStats)| VhostBlkQueueCounters {
             queue,
             requests: q.requests.get(),

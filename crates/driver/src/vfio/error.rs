@@ -123,6 +123,7 @@ pub enum VfioError {
 
 impl VfioError {
     /// A system call's failure.
+    #[cfg(feature = "vfio")]
     pub(super) fn system(what: impl Into<String>, source: io::Error) -> VfioError {
         let what = what.into();
         VfioError::System { what, source }

@@ -1,6 +1,9 @@
 //! Refusals before the kernel is asked, on trees of sysfs made for the purpose. What the kernel
 //! itself does is tested in a guest (`harness/tests/vfio.rs`).
 
+use super::caps::Region;
+use super::function::place;
+use super::sysfs::Sysfs;
 use super::*;
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -8,6 +8,7 @@ mod remote;
 pub use nvme::{NvmeFront, Served};
 pub use remote::Remote;
 
+use crate::parts::{ublk, vhost_blk};
 use crate::vhost_blk::VhostBlk;
 use std::time::Instant;
 use volume::{Completion, PinPace};
@@ -22,7 +23,7 @@ pub enum Front {
     /// A vhost-user-blk export.
     VhostBlk(Box<VhostBlk>),
     /// A queue of a ublk disk.
-    Ublk(Box<::ublk::Queue>),
+    Ublk(Box<ublk::Queue>),
 }
 
 /// Why a front-end could not end as it should.
@@ -33,7 +34,7 @@ pub enum FrontError {
     VhostBlk(#[from] vhost_blk::Error),
     /// A queue of a ublk disk.
     #[error(transparent)]
-    Ublk(#[from] ::ublk::UblkError),
+    Ublk(#[from] ublk::UblkError),
 }
 
 /// A worker of this process.

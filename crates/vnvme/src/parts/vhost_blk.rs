@@ -1,0 +1,96 @@
+//! The names of crate `vhost-blk` that this program uses, where it is left out.
+
+use super::{absent_frontend, missing};
+use dma::Memory;
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use volume::Volume;
+use worker::Context;
+
+/// Why there is no export.
+#[derive(Debug)]
+pub struct Error;
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&missing("vhost-user-blk", "vhost-user-blk"))
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// As the crate's own.
+pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
+
+/// How the guest would see the volume.
+#[derive(Default)]
+#[expect(dead_code, reason = "it is said, and not looked at")]
+pub struct DiskOptions {
+    pub serial: String,
+    pub queues: u16,
+    pub queue_size: u16,
+    pub block_size: Option<u32>,
+    pub write_cache: bool,
+}
+
+/// What would be served.
+#[expect(dead_code, reason = "it is said, and not looked at")]
+pub struct Export {
+    pub volume: Arc<dyn Volume>,
+    pub disk: DiskOptions,
+    pub max_in_flight: usize,
+    pub listener: OwnedFd,
+    pub attach: Option<Box<dyn Fn() -> Attach>>,
+    pub resized: Option<Arc<OwnedFd>>,
+    pub span: tracing::Span,
+}
+
+/// What serves it.
+pub enum Backend {}
+
+absent_frontend!(Backend, Error);
+
+impl Backend {
+    /// Refuses.
+    pub fn new(_: Export, _: &Context<'_>) -> Result<Self, Error> {
+        Err(Error)
+    }
+
+    pub fn stats(&self) -> Arc<Stats> {
+        match *self {}
+    }
+}
+
+/// A number that stays 0.
+pub struct Counter;
+
+impl Counter {
+    pub fn get(&self) -> u64 {
+        0
+    }
+}
+
+/// Counters of a queue.
+pub struct QueueStats {
+    pub requests: Counter,
+    pub bytes_read: Counter,
+    pub bytes_written: Counter,
+    pub errors: Counter,
+    pub kicks: Counter,
+    pub arms: Counter,
+    pub notifications: Counter,
+}
+
+/// Counters of an export.
+pub struct Stats {
+    pub queues: Vec<QueueStats>,
+    pub connections: Counter,
+    pub resubmitted: Counter,
+}
+
+impl Stats {
+    pub fn is_connected(&self) -> bool {
+        false
+    }
+}
