@@ -1,13 +1,16 @@
 #!/bin/sh
-# Runs every fuzz target under libFuzzer. What is found stays in target/fuzz: the corpus, from which the next run goes
-# on, and the inputs of crashes. Without a C++ compiler, which libFuzzer needs, the targets' own tests run instead.
+# Runs every fuzz target under libFuzzer, from the inputs of fuzz/corpus. What is found stays in target/fuzz: the
+# corpus, from which the next run goes on, and the inputs of crashes. Without a C++ compiler, which libFuzzer needs, the
+# targets' own tests run instead.
 #
 #   run.sh SECONDS [TARGET...]    each target, or those that are named, for so many seconds
 #   run.sh replay TARGET FILE     one input again
+#   run.sh minimise [TARGET...]   makes fuzz/corpus, which is in git, anew: of what is there and what runs found, the
+#                                 fewest and shortest inputs that still cover every edge
 set -eu
 cd "$(dirname "$0")/.."
 
-seconds=${1:?usage: run.sh SECONDS [TARGET...] or run.sh replay TARGET FILE}
+seconds=${1:?usage: run.sh SECONDS [TARGET...], run.sh replay TARGET FILE or run.sh minimise [TARGET...]}
 shift
 cargo=${CARGO:-cargo}
 out=${FUZZ_DIR:-$PWD/target/fuzz}
@@ -42,16 +45,36 @@ fi
 
 targets=${*:-$("$program")}
 [ -n "$targets" ] || { echo "fuzz: the program names no targets" >&2; exit 1; }
+
+if [ "$seconds" = minimise ]; then
+    for target in $targets; do
+        kept=fuzz/corpus/$target
+        new=$out/minimised/$target
+        rm -rf "$new"
+        mkdir -p "$new" "$kept" "$out/corpus/$target"
+        # Edges, without how often each was taken: an input for each count would be many times as many.
+        FUZZ_TARGET=$target "$program" -merge=1 -use_counters=0 -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
+            "$new" "$kept" "$out/corpus/$target" >"$out/$target.minimise.log" 2>&1 ||
+            { tail -n 20 "$out/$target.minimise.log" >&2; exit 1; }
+        rm -rf "$kept"
+        mv "$new" "$kept"
+        echo "fuzz: $target: $(find "$kept" -type f | wc -l) inputs, $(du -bs "$kept" | cut -f1) bytes"
+    done
+    exit 0
+fi
 status=0
 for target in $targets; do
     corpus=$out/corpus/$target
     artifacts=$out/artifacts/$target
     log=$out/$target.log
+    seeds=fuzz/corpus/$target
+    [ -d "$seeds" ] || seeds=
     mkdir -p "$corpus" "$artifacts"
     failed=0
     # Long inputs from the start: they are scripts, and short ones end before anything is set up.
     FUZZ_TARGET=$target "$program" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -reload=0 \
-        -max_len=4096 -len_control=0 -print_final_stats=1 -artifact_prefix="$artifacts/" "$corpus" >"$log" 2>&1 || failed=$?
+        -max_len=4096 -len_control=0 -print_final_stats=1 -artifact_prefix="$artifacts/" "$corpus" \
+        ${seeds:+"$seeds"} >"$log" 2>&1 || failed=$?
     if [ "$failed" = 0 ]; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
         edges=$(sed -n 's/^#.*DONE *cov: \([0-9]*\).*/\1/p' "$log")
