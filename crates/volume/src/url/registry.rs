@@ -31,7 +31,8 @@ pub const READ_ONLY: UrlOption = UrlOption::new("read-only", "on|off", "refuse w
 /// What a user may write for one kind of volume, and what help says about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
-    /// What stands before `://`.
+    /// What stands before `://`; with a `+` at its end, what stands before the URL of another
+    /// volume.
     pub name: &'static str,
     /// What stands behind it, as errors show it: `SIZE`.
     pub form: &'static str,
@@ -41,6 +42,21 @@ pub struct Scheme {
     pub help: &'static str,
     /// The options of this kind, beside those of [`Extras`]; [`READ_ONLY`] is always one.
     pub options: &'static [UrlOption],
+}
+
+impl Scheme {
+    /// The URL, as errors show it: `mem://SIZE`; of a prefix, `controller+URL`.
+    pub fn url(&self) -> String {
+        match self.is_prefix() {
+            true => format!("{}{}", self.name, self.form),
+            false => format!("{}://{}", self.name, self.form),
+        }
+    }
+
+    /// It stands before the URL of another volume, which has its own options: its name ends in `+`.
+    pub fn is_prefix(&self) -> bool {
+        self.name.ends_with('+')
+    }
 }
 
 /// Opens a volume of one kind.
@@ -207,6 +223,15 @@ impl<X: 'static> Registry<X> {
     }
 
     fn open_whole(&self, text: &str, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+        let mut prefixes = self.kinds.iter().filter(|kind| kind.scheme.is_prefix());
+        if let Some(kind) = prefixes.find(|kind| text.starts_with(kind.scheme.name)) {
+            let mut url = VolumeUrl {
+                text,
+                name: text.strip_prefix(kind.scheme.name).unwrap_or(text),
+                options: Options::none(),
+            };
+            return (kind.open)(&mut url, open);
+        }
         let (scheme, rest) = scheme(text);
         let (name, query) = match rest.rsplit_once('?') {
             Some((name, query)) => (name, Some(query)),
@@ -239,7 +264,7 @@ impl<X: 'static> Registry<X> {
 
     /// The schemes, for errors.
     fn known(&self) -> String {
-        let schemes = self.schemes().map(|s| format!("{}://{}", s.name, s.form));
+        let schemes = self.schemes().map(Scheme::url);
         schemes.collect::<Vec<_>>().join(", ")
     }
 }

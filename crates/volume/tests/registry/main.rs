@@ -65,6 +65,30 @@ fn an_option_without_effect_is_refused() {
 }
 
 #[test]
+fn a_prefix_stands_before_the_url_of_another_volume() {
+    let mut kind = toy::kind();
+    kind.scheme.name = "twice+";
+    kind.scheme.form = "URL";
+    kind.open = Box::new(|url, options| {
+        // The options are those of the volume behind it.
+        let inner = Registry::<String>::new().open(url.name, options)?;
+        let text = url.take_text().to_owned();
+        Ok(volume::Whole::attached(inner.volume, text))
+    });
+    let registry = registry().with(kind);
+    let open = |url: &str| registry.open(url, OpenOptions::default());
+    let opened = open("twice+null://1M?latency=1ms&length=64K").unwrap();
+    assert_eq!(opened.volume.info().size, 64 << 10);
+    assert_eq!(
+        opened.attached.as_deref(),
+        Some("twice+null://1M?latency=1ms")
+    );
+    let error = |url: &str| open(url).map(|_| ()).unwrap_err().to_string();
+    assert!(error("twice+null://1M?colour=red").contains("null volumes have"));
+    assert!(error("iscsi://host/1").contains("zero://SIZE, twice+URL"));
+}
+
+#[test]
 fn a_kind_can_be_replaced() {
     let mut kind = toy::kind();
     kind.scheme.name = "mem";
