@@ -9,6 +9,7 @@
 #   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
 #   make cost    instructions for each I/O, held against bench/ceilings.toml
 #   make bench   the benchmarks
+#   make docs    docs/reference.md and the man pages in docs/man, from the tables of options
 #   make help    these lines
 
 CARGO ?= cargo
@@ -16,7 +17,7 @@ FUZZ_SECONDS ?= 600
 export CARGO
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-all check msrv deny cost fuzz bench help tools-build tools-guest tools-bench
+.PHONY: demo quick test test-all check msrv deny cost fuzz bench docs help tools-build tools-guest tools-bench
 
 demo: tools-guest
 	$(CARGO) build --release -p vnvme -p harness
@@ -91,6 +92,10 @@ bench: tools-build tools-bench
 	$(CARGO) run --quiet --release -p bench -- --report --output $(BENCH) \
 		$(foreach suite,guest driver mediate_guest,--add $(BENCH)/$(suite).json) || status=1; \
 	exit $$status
+
+# A test fails when they differ from what is committed.
+docs: tools-build
+	VNVME_WRITE_DOCS=1 $(CARGO) test -p vnvme --bin vnvme reference
 
 # What compiling needs: a linker.
 tools-build:

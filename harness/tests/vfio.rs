@@ -175,7 +175,7 @@ fn given_back(guest: &Guest) -> Result<()> {
              /tmp/vnvme bind $b || true"
         ),
     )?;
-    ensure!(out.contains("the device was given back"), "{out}");
+    ensure!(out.contains("the device was released"), "{out}");
     ensure!(
         out.contains("drained=true") && out.contains("still there"),
         "{out}"

@@ -2,7 +2,6 @@
 
 mod merge;
 
-use crate::balance::Spread;
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::control;
@@ -11,14 +10,15 @@ use crate::direct::{PathChange, PathChoice};
 use crate::info;
 use crate::limits::LimitsArgs;
 use crate::log::Filter;
+use crate::options;
+use crate::options::flags::{self, Given};
 use crate::outln;
-use crate::serve::{LoopOptions, MAX_WORKERS, serve};
-use crate::spec::DoorbellMode;
+use crate::serve::serve;
 use crate::ublk::UblkArgs;
 use crate::usage::Usage;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use tracing_subscriber::Layer;
@@ -30,8 +30,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(Parser)]
 #[command(version, max_term_width = 120)]
 pub struct Cli {
-    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like "info,controller=trace"
-    /// [default: info when serving, else warn]
+    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like
+    /// "info,controller=trace" [default: info when serving, else warn]
     #[arg(long, global = true, env = "VNVME_LOG", value_name = "FILTER")]
     log: Option<Filter>,
     #[command(subcommand)]
@@ -49,9 +49,11 @@ enum Command {
     Stats(StatsArgs),
     /// Show or change the limits and weights of a running vnvme serve's volumes
     Limits(Box<LimitsArgs>),
-    /// Show or change how a running vnvme serve's namespaces reach a device below: direct or generic
+    /// Show or change how a running vnvme serve's namespaces reach a device below: direct or
+    /// generic
     Path(PathArgs),
-    /// Shut a device below a running vnvme serve down, for a reset, loss of power or new firmware: its guests' commands wait
+    /// Shut a device below a running vnvme serve down, for a reset, loss of power or new firmware:
+    /// its guests' commands wait
     Suspend(DeviceArgs),
     /// Bring a suspended device up again: the commands that wait are repeated
     Resume(DeviceArgs),
@@ -83,83 +85,78 @@ For a guest with a virtio driver:
   vnvme serve --vhost-user-blk /tmp/vm1.sock disk.raw &
   qemu-system-x86_64 ... -chardev socket,id=disk,path=/tmp/vm1.sock,reconnect-ms=1000 \\
     -device vhost-user-blk-pci,chardev=disk
-Options of the export in its URL: queues=128 (at most), queue-size=128 (seg_max is two less), serial=..., block-size=4096,
-write-cache=off. A daemon that is started again takes up the requests that the previous process had in flight.
+A daemon that is started again takes up the requests that the previous process had in flight.
 
 A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT makes everything durable and ends the
 process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the
 first, ends it at once. SIGHUP, SIGUSR1 and SIGUSR2 are logged and change nothing.";
 
-/// Options of `vnvme serve`.
+/// What `vnvme serve` serves.
 #[derive(Args)]
-struct ServeArgs {
+struct Named {
     /// Volumes, each a namespace: paths or URLs
-    #[arg(required_unless_present_any = ["config", "vhost_user_blk"], requires = "socket", value_name = "VOLUME")]
+    #[arg(
+        required_unless_present_any = ["config", "vhost_user_blk"],
+        requires = "socket",
+        value_name = "VOLUME",
+    )]
     volumes: Vec<String>,
     /// Unix socket to listen on; created with mode 0600, a stale one is replaced
-    #[arg(long, short, required_unless_present_any = ["config", "vhost_user_blk"], requires = "volumes", value_name = "PATH")]
+    #[arg(
+        long,
+        short,
+        required_unless_present_any = ["config", "vhost_user_blk"],
+        requires = "volumes",
+        value_name = "PATH",
+    )]
     socket: Option<PathBuf>,
-    /// Serve a volume as a virtio block device, too, on a vhost-user socket of its own; may be repeated
+    /// Serve a volume as a virtio block device, too, on a vhost-user socket of its own; may be
+    /// repeated
     #[arg(long, num_args = 2, value_names = ["SOCKET", "VOLUME"])]
     vhost_user_blk: Vec<String>,
-    /// Serve the [[controller]]s, [[vhost-user-blk]]s and [[ublk]] devices of a TOML file instead: the keys are the options' names
-    #[arg(long, short, conflicts_with_all = ["volumes", "socket", "vhost_user_blk"], value_name = "FILE")]
+    /// Serve the [[controller]]s, [[vhost-user-blk]]s and [[ublk]] devices of a TOML file instead:
+    /// the keys are the options' names
+    #[arg(
+        long,
+        short,
+        conflicts_with_all = ["volumes", "socket", "vhost_user_blk"],
+        value_name = "FILE",
+    )]
     config: Option<PathBuf>,
-    /// Refuse writes, to every volume
-    #[arg(long, short)]
-    read_only: bool,
-    /// Logical block size in bytes, of every namespace [default: the volume's, 512 at least]
-    #[arg(long, short, value_parser = clap::value_parser!(u32), value_name = "512|4096")]
-    block_size: Option<u32>,
-    /// How the client rings doorbells: by message, or in a mapped page that is polled all the time
-    /// [default: trapped]
-    #[arg(long, value_enum, value_name = "MODE")]
-    doorbells: Option<DoorbellMode>,
-    /// Do not offer shadow doorbells (Doorbell Buffer Config)
-    #[arg(long)]
-    no_shadow_doorbells: bool,
-    /// Start with the volatile write cache off: every write is durable when it completes
-    #[arg(long)]
-    no_write_cache: bool,
-    /// Model number, up to 40 characters
-    #[arg(long, value_name = "TEXT")]
-    model: Option<String>,
-    /// Serial number, up to 20 characters [default: made from the volumes, stable]
-    #[arg(long, value_name = "TEXT")]
-    serial: Option<String>,
-    /// Firmware revision, up to 8 characters
-    #[arg(long, value_name = "TEXT")]
-    firmware: Option<String>,
-    /// NVM subsystem NQN [default: made from the serial number]
-    #[arg(long, value_name = "NQN")]
-    subnqn: Option<String>,
-    /// I/O queue pairs, 1 to 64
-    #[arg(long, value_name = "N")]
-    io_queues: Option<u16>,
-    /// Entries per queue, a power of two from 2 to 4096
-    #[arg(long, value_name = "N")]
-    queue_entries: Option<u32>,
-    /// Largest transfer of a command: 4 KiB times two to the power of this
-    #[arg(long, value_name = "N")]
-    mdts: Option<u8>,
-    #[command(flatten)]
-    polling: LoopOptions,
-    /// Worker threads: controllers, exports and queues of block devices are assigned to them in
-    /// turn, and a controller's queues migrate to those that have time [default: 1]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)), value_name = "N")]
-    workers: Option<u16>,
-    /// What becomes of a controller's queues where there are several workers [default: auto]
-    #[arg(long, value_enum, value_name = "MODE")]
-    spread: Option<Spread>,
-    /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
-    #[arg(long, value_delimiter = ',', value_name = "LIST")]
-    cpus: Vec<usize>,
-    /// Unix socket to answer "vnvme stats", limits, path, suspend and resume on
-    #[arg(long, value_name = "PATH")]
-    control: Option<PathBuf>,
     /// End, as after SIGTERM, when the parent process with this number does
     #[arg(long, hide = true, value_name = "PID")]
     end_with_parent: Option<i32>,
+}
+
+/// Options of `vnvme serve`.
+struct ServeArgs {
+    named: Named,
+    /// The others, which come from the tables of [`crate::options`].
+    given: Given,
+}
+
+impl FromArgMatches for ServeArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self {
+            named: Named::from_arg_matches(matches)?,
+            given: Given::of(options::Command::Serve, matches),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for ServeArgs {
+    fn augment_args(cli: clap::Command) -> clap::Command {
+        flags::augment(options::Command::Serve, Named::augment_args(cli))
+    }
+
+    fn augment_args_for_update(cli: clap::Command) -> clap::Command {
+        Self::augment_args(cli)
+    }
 }
 
 #[derive(Args)]
@@ -274,7 +271,7 @@ fn end_with(parent: i32) -> Result<()> {
 
 impl ServeArgs {
     fn run(self) -> Result<()> {
-        if let Some(parent) = self.end_with_parent {
+        if let Some(parent) = self.named.end_with_parent {
             end_with(parent)?;
         }
         let (specs, options) = self.merge()?;
@@ -337,8 +334,8 @@ mod tests {
         let alone = specs(&[&export[..], &["-r", "--no-write-cache"]].concat());
         assert!(alone.controllers.is_empty());
         let blk = &alone.vhost_user_blk[0];
-        assert_eq!((blk.volume.as_str(), blk.queues), ("a.raw", Some(2)));
-        assert!(blk.read_only && !blk.write_cache);
+        assert_eq!((&*blk.volume, blk.queues), ("a.raw", Some(2)));
+        assert_eq!((blk.read_only, blk.write_cache), (Some(true), Some(false)));
         let second = [
             "--vhost-user-blk",
             "/tmp/w",
@@ -350,7 +347,7 @@ mod tests {
         let beside = specs(&[&export[..], &second].concat());
         assert_eq!(beside.controllers[0].namespaces.len(), 1);
         assert_eq!(beside.vhost_user_blk.len(), 2);
-        assert!(!beside.vhost_user_blk[1].read_only);
+        assert_eq!(beside.vhost_user_blk[1].read_only, None);
         let refused = |args: &[&str]| {
             let all = ["vnvme", "serve"].iter().chain(args);
             assert!(Cli::try_parse_from(all).is_err(), "{args:?}");

@@ -12,12 +12,17 @@ use serde::Serialize;
 /// Options of `vnvme info`.
 #[derive(Args)]
 pub struct InfoArgs {
-    /// nvme://0000:44:00.0 or vfio-user:///tmp/vm0.sock, with or without a namespace
-    #[arg(value_name = "URL")]
+    // The kinds of volumes that are devices.
+    #[arg(value_name = "URL", help = url_help())]
     url: String,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+fn url_help() -> String {
+    let [pci, socket] = [driver::NVME, driver::VFIO_USER].map(|scheme| scheme.example);
+    format!("{pci} or {socket}, with or without a namespace")
 }
 
 #[derive(Serialize)]

@@ -2,8 +2,8 @@
 
 use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
-use crate::give_back::Watch;
 use crate::limits::LimitRegistry;
+use crate::removal::RemovalWatch;
 use crate::spec::NamespaceSpec;
 use anyhow::{Context, Result, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
@@ -35,6 +35,7 @@ pub fn kinds(registry: DeviceRegistry) -> Registry<Below> {
     Registry::new()
         .with(device_kind(driver::NVME, devices.clone()))
         .with(device_kind(driver::VFIO_USER, devices))
+        .with(controller_kind())
 }
 
 /// Volumes on devices.
@@ -57,8 +58,8 @@ fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<Below> {
     })
 }
 
-/// Opens volumes for all workers of the process, so that they share what can be opened only once: a device, however many
-/// of its namespaces and slices are served, and by whichever worker.
+/// Opens volumes for all workers of the process, so that they share what can be opened only once: a
+/// device, however many of its namespaces and slices are served, and by whichever worker.
 pub struct Opener {
     /// Where limits of volumes are entered, to be changed.
     limits: LimitRegistry,
@@ -75,23 +76,19 @@ impl Opener {
 
     /// Opens the volume of a namespace.
     pub fn open(&self, spec: &NamespaceSpec) -> Result<Opened> {
-        let url = &spec.volume;
-        let opened = if is_within(url) {
-            open_within(spec)?
-        } else {
-            let options = OpenOptions {
-                read_only: spec.read_only,
-                block_size: spec.block_size,
-            };
-            let opened = self.kinds.open(url, options)?;
-            match opened.attached {
-                Some(below) => below.opened(spec, opened.volume, &opened.extras)?,
-                None => Opened {
-                    volume: opened.volume,
-                    device: None,
-                    direct: None,
-                },
-            }
+        let url = &*spec.volume;
+        let options = OpenOptions {
+            read_only: spec.is_read_only(),
+            block_size: spec.block_size,
+        };
+        let opened = self.kinds.open(url, options)?;
+        let opened = match opened.attached {
+            Some(below) => below.opened(spec, opened.volume, &opened.extras)?,
+            None => Opened {
+                volume: opened.volume,
+                device: None,
+                direct: None,
+            },
         };
         self.limits.enter(url, &*opened.volume);
         tracing::info!(volume = url, "{}", opened.volume.info().description);
@@ -103,7 +100,7 @@ impl Opener {
 struct Devices {
     /// Where they are entered, to be suspended and resumed.
     registry: DeviceRegistry,
-    open: Mutex<Vec<(Place, Device, Option<Watch>)>>,
+    open: Mutex<Vec<(Place, Device, Option<RemovalWatch>)>>,
 }
 
 impl Devices {
@@ -115,7 +112,7 @@ impl Devices {
             return Ok(device.clone());
         }
         let device = target.open()?;
-        let watch = Watch::start(&device, &target.name()).unwrap_or_else(|error| {
+        let watch = RemovalWatch::start(&device, &target.name()).unwrap_or_else(|error| {
             tracing::warn!(device = target.name(), %error, "requests for the device are not heard");
             None
         });
@@ -133,19 +130,33 @@ fn device_name(place: &Place) -> String {
     }
 }
 
-/// Before the URL of a volume: that volume behind a controller in the thread that opens it, which is driven like a device.
-const WITHIN: &str = "controller+";
+/// Before the URL of a volume: that volume behind a controller in the thread that opens it.
+const CONTROLLER: Scheme = Scheme {
+    name: "controller+",
+    form: "URL",
+    example: "controller+mem://1G",
+    help: "that volume behind a controller on the worker that serves it, driven like a device: for \
+           measurements",
+    options: &[],
+};
 
-/// The volume is behind a controller in the thread that opens it: nobody else may call it.
+/// The volume is behind a controller in the thread that opens it: no other thread may call it.
 pub fn is_within(url: &str) -> bool {
-    url.starts_with(WITHIN)
+    url.starts_with(CONTROLLER.name)
 }
 
-/// A controller in this very thread, for measurements: a device without a CPU of its own.
-fn open_within(spec: &NamespaceSpec) -> Result<Opened> {
+/// Volumes behind a controller in this very thread: devices without a CPU of their own.
+fn controller_kind() -> VolumeKind<Below> {
+    VolumeKind::new(CONTROLLER, |url: &mut VolumeUrl<'_>, options| {
+        let inner = url.name.to_owned();
+        let below = open_within(url.take_text(), &inner, options.read_only);
+        let below = below.map_err(|error| OpenError::Other(error.into()))?;
+        Ok(Whole::attached(below.volume.clone(), below))
+    })
+}
+
+fn open_within(whole: &str, inner: &str, read_only: bool) -> Result<Below> {
     static COUNT: AtomicU64 = AtomicU64::new(1);
-    let (whole, extras) = Extras::split(&spec.volume)?;
-    let inner = whole.strip_prefix(WITHIN).unwrap_or(&whole);
     let volume = open_url(inner, OpenOptions::default())?;
     let namespace = NamespaceConfig {
         nsid: 1,
@@ -164,7 +175,7 @@ fn open_within(spec: &NamespaceSpec) -> Result<Opened> {
     let controller = Controller::new(0, config, vec![namespace], &io)?;
     let transport = in_process::local(Host::new(controller, io)?);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let below = Below::new(
+    Below::new(
         Device::open(transport, Options::default())?,
         1,
         // It works only while this thread polls.
@@ -172,12 +183,10 @@ fn open_within(spec: &NamespaceSpec) -> Result<Opened> {
             interrupts: false,
             ..QueueOptions::default()
         },
-        spec.read_only,
+        read_only,
         format!("{whole}, number {number}"),
     )
-    .with_context(|| spec.volume.clone())?;
-    let volume = extras.apply(below.volume.clone(), &spec.volume)?;
-    below.opened(spec, volume, &extras)
+    .with_context(|| whole.to_owned())
 }
 
 /// A namespace of a device.
@@ -222,7 +231,7 @@ impl Below {
             read_only,
             volume: below,
         } = self;
-        let url = &spec.volume;
+        let url = &*spec.volume;
         if extras.is_limited() {
             ensure!(
                 spec.path != Some(PathChoice::Direct),
@@ -263,7 +272,7 @@ mod tests {
     fn error(url: &str) -> String {
         let registry = DeviceRegistry::default();
         let opener = Opener::new(LimitRegistry::default(), registry);
-        let spec = crate::spec::NamespaceSpec::parse(url).unwrap();
+        let spec = crate::options::url::parse(url).unwrap();
         let Err(error) = opener.open(&spec) else {
             panic!("{url} was opened");
         };
@@ -277,7 +286,19 @@ mod tests {
             for scheme in ["file", "mem", "null", "nvme", "vfio-user"] {
                 assert!(text.contains(&format!("{scheme}://")), "{scheme}: {text}");
             }
+            assert!(text.contains("controller+URL"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_volume_behind_a_controller_is_a_volume_like_others() {
+        let opener = Opener::new(LimitRegistry::default(), DeviceRegistry::default());
+        let open = |url: &str| opener.open(&crate::options::url::parse(url).unwrap());
+        let opened = open("controller+null://1M?offset=64K").unwrap();
+        assert_eq!(opened.volume.info().size, (1 << 20) - (64 << 10));
+        assert!(opened.device.is_some() && opened.direct.is_some());
+        assert!(error("controller+null://lots").contains("lots"));
+        assert!(error("controller+null://1M?colour=red").contains("null volumes have"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Devices that the system asks to have back: somebody unbinds them, or pulls them out.
+//! Devices that the kernel asks to release: they are being unbound, or pulled out.
 
 use anyhow::{Context, Result};
 use driver::Device;
@@ -7,18 +7,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long commands in flight may take to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long commands in flight may take to complete.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Waits for the system's request, in a thread of its own, and answers it: commands in flight end, the device is shut down
-/// and let go of, and guests see errors from then on. Ends when dropped.
-pub struct Watch {
+/// Waits for the kernel's request, in a thread of its own, and answers it: commands in flight are
+/// drained, the device is shut down and released, and guests see errors from then on. Ends when
+/// dropped.
+pub struct RemovalWatch {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
-    /// `None` for a device that nobody will ask for.
+impl RemovalWatch {
+    /// `None` for a device that the kernel cannot ask for.
     pub fn start(device: &Device, name: &str) -> Result<Option<Self>> {
         let Some(request) = device.request_eventfd()? else {
             return Ok(None);
@@ -26,7 +27,7 @@ impl Watch {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("eventfd")?;
         let told = stop.try_clone().context("eventfd")?;
         let (device, name) = (device.clone(), name.to_owned());
-        let builder = std::thread::Builder::new().name("give-back".into());
+        let builder = std::thread::Builder::new().name("removal".into());
         let thread = builder.spawn(move || wait(&device, &name, &request, &told));
         Ok(Some(Self {
             stop,
@@ -48,23 +49,23 @@ fn wait(device: &Device, name: &str, request: &OwnedFd, stop: &OwnedFd) {
                 return;
             }
         }
-        let [asked, over] = fds.map(|fd| !fd.revents().is_empty());
-        if over {
+        let [asked, stopped] = fds.map(|fd| !fd.revents().is_empty());
+        if stopped {
             return;
         }
         if asked {
             tracing::warn!(
                 device = name,
-                "the system asks for the device: giving it back"
+                "the kernel asks for the device: releasing it"
             );
-            let drained = device.release(PATIENCE);
-            tracing::warn!(device = name, drained, "the device was given back");
+            let drained = device.release(DRAIN_TIMEOUT);
+            tracing::warn!(device = name, drained, "the device was released");
             return;
         }
     }
 }
 
-impl Drop for Watch {
+impl Drop for RemovalWatch {
     fn drop(&mut self) {
         let _ = rustix::io::write(self.stop.as_fd(), &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

@@ -15,7 +15,6 @@ use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
 use crate::ublk::{Disks, UblkSpec};
 use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
 use anyhow::{Context, Result, anyhow, ensure};
-use clap::Args;
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -41,22 +40,13 @@ const EXPORT_IN_FLIGHT: usize = 1024;
 const TIMER_SLACK: u64 = 1000;
 
 /// Options of every thread that serves, whatever it serves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopOptions {
-    /// Poll for this long after the last work before sleeping: microseconds, or auto, from 20 to
-    /// 1000 as the load has it
-    #[arg(long, default_value = "auto", value_name = "MICROSECONDS")]
+    /// How long to poll after the last work.
     pub idle_window: IdleWindow,
-    /// Pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block devices
-    /// (io_uring's fixed buffers): less work for each request; all of the memory is allocated soon
-    /// after it was attached, counts against the limit of locked memory (ulimit -l) unless root,
-    /// and must not be reclaimed by a balloon
-    #[arg(long)]
+    /// Register guests' memory with the kernel (io_uring's fixed buffers).
     pub pin_memory: bool,
-    /// Let a thread of the kernel take each thread's requests to files and block devices
-    /// (io_uring's SQPOLL): no system call to submit, for one more CPU that is busy while there is
-    /// work
-    #[arg(long)]
+    /// A thread of the kernel takes the requests (io_uring's SQPOLL).
     pub sqpoll: bool,
 }
 
@@ -108,8 +98,8 @@ fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
         queue_entries: spec.queue_entries.unwrap_or(default.queue_entries),
         mdts: spec.mdts.unwrap_or(default.mdts),
         mapped_doorbells: spec.doorbells == Some(DoorbellMode::Mapped),
-        shadow_doorbells: spec.shadow_doorbells,
-        write_cache: spec.write_cache,
+        shadow_doorbells: spec.shadow_doorbells.unwrap_or(default.shadow_doorbells),
+        write_cache: spec.write_cache.unwrap_or(default.write_cache),
         ..ControllerConfig::default()
     }
 }
@@ -157,7 +147,7 @@ fn served(
         namespaces.push(NamespaceConfig {
             nsid,
             block_size: block_size(ns, &*volume),
-            read_only: ns.read_only,
+            read_only: ns.is_read_only(),
             nguid: match &ns.nguid {
                 Some(text) => hex("nguid", text)?,
                 None => identity::nguid(&serial, nsid, &id),
@@ -213,7 +203,7 @@ fn served(
                 return Err(error.context(format!("{}: path=direct", ns.volume)));
             }
             Err(error) => {
-                tracing::info!(volume = ns.volume, %error, "the generic path is taken");
+                tracing::info!(volume = %ns.volume, %error, "the generic path is taken");
             }
         }
     }
@@ -280,7 +270,8 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
     };
     let mut worker = Worker::new(io, handle, options)?;
     for spec in &load.controllers {
-        // The socket comes first: whoever serves it already has the volumes, too, and is the better explanation.
+        // The socket comes first: a process that serves it already has the volumes, too, and is the
+        // better explanation.
         let listener = Listener::bind(&spec.socket)?;
         let added = worker.add(|context| {
             let (owner, io) = (context.owner, context.io);
@@ -344,7 +335,7 @@ fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
 }
 
 /// What one thread serves.
-enum Share {
+enum ThreadLoad {
     /// And the worker's number.
     Worker(usize, Load),
     /// All block devices: their queues are with the workers.
@@ -354,7 +345,7 @@ enum Share {
 /// How many workers there are: not more than front-ends, where queues do not leave their
 /// controller's worker.
 fn workers(specs: &Specs, options: &ServeOptions) -> usize {
-    let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues));
+    let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues()));
     let fronts = specs.controllers.len() + specs.vhost_user_blk.len() + queues.sum::<usize>();
     let most = match (options.spread, specs.controllers.len()) {
         (Spread::Off, _) | (_, 0) => fronts,
@@ -365,7 +356,7 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
 
 /// Assigns what is to be served to threads: controllers and exports to the workers in turn; the
 /// block devices, whose queues follow, to a thread that makes and removes them.
-fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
+fn thread_loads(specs: &Specs, workers: usize) -> Vec<ThreadLoad> {
     let mut loads = vec![Load::default(); workers];
     let mut turns = (0..workers).cycle();
     for spec in &specs.controllers {
@@ -379,24 +370,24 @@ fn shares(specs: &Specs, workers: usize) -> Vec<Share> {
         }
     }
     let workers = loads.into_iter().enumerate();
-    let workers = workers.map(|(index, load)| Share::Worker(index, load));
-    let disks = (!specs.ublk.is_empty()).then(|| Share::Disks(specs.ublk.clone()));
+    let workers = workers.map(|(index, load)| ThreadLoad::Worker(index, load));
+    let disks = (!specs.ublk.is_empty()).then(|| ThreadLoad::Disks(specs.ublk.clone()));
     workers.chain(disks).collect()
 }
 
-impl Share {
+impl ThreadLoad {
     fn thread_name(&self, index: usize) -> String {
         match self {
-            Share::Worker(..) => format!("worker-{index}"),
-            Share::Disks(_) => "ublk".into(),
+            ThreadLoad::Worker(..) => format!("worker-{index}"),
+            ThreadLoad::Disks(_) => "ublk".into(),
         }
     }
 
     /// Of the worker, if this is one.
     fn handle<'a>(&self, crew: &Crew<'a>) -> Option<&'a Handle> {
         match self {
-            Share::Worker(index, _) => crew.peers.handle(*index),
-            Share::Disks(_) => None,
+            ThreadLoad::Worker(index, _) => crew.peers.handle(*index),
+            ThreadLoad::Disks(_) => None,
         }
     }
 
@@ -410,11 +401,11 @@ impl Share {
         let (opener, registry) = (crew.opener, crew.registry);
         let sizes = crew.sizes;
         match self {
-            Share::Worker(index, load) => {
+            ThreadLoad::Worker(index, load) => {
                 let made = worker(*index, load, stop, crew);
                 go(made, started, |mut worker| Ok(worker.run()?))
             }
-            Share::Disks(specs) => {
+            ThreadLoad::Disks(specs) => {
                 // After the controllers and exports, in turn.
                 let mut turns = (0..crew.peers.count()).cycle().skip(crew.turn);
                 let mut pass = |setup| {
@@ -484,7 +475,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     raise_descriptor_limit();
     let stop = Stop::on_signals()?;
     let workers = workers(specs, options);
-    let shares = shares(specs, workers);
+    let thread_loads = thread_loads(specs, workers);
     let handles = (0..workers).map(|_| Handle::new());
     let peers = &Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = &Registry::default();
@@ -501,7 +492,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         tags: specs
             .ublk
             .iter()
-            .map(|disk| usize::from(disk.queues) * (usize::from(disk.depth) + 1))
+            .map(|disk| usize::from(disk.queues()) * (usize::from(disk.depth()) + 1))
             .sum(),
         turn: (specs.controllers.len() + specs.vhost_user_blk.len()) % workers.max(1),
     };
@@ -511,27 +502,29 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         let _end = EndAll(stop);
         let (started, starts) = mpsc::channel::<Result<()>>();
         let mut threads = Vec::new();
-        for (i, share) in shares.iter().enumerate() {
+        for (i, load) in thread_loads.iter().enumerate() {
             let (descriptor, started) = (stop.descriptor()?, started.clone());
             let cpu = (!options.cpus.is_empty())
                 .then(|| options.cpus.get(i % options.cpus.len()).copied())
                 .flatten();
             let run = move || -> Result<()> {
-                // Deadlines of limits and shares are some microseconds away: the system may not add fifty to each.
+                // Deadlines of limits and weights are some microseconds away: the system may not
+                // add fifty to each.
                 if let Err(error) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
                     tracing::debug!(%error, "timers stay as late as they are");
                 }
-                // When one fails, or panics, the others are to end well: queues of theirs may be here.
+                // When one fails, or panics, the others are to end well: queues of theirs may be
+                // here.
                 let end = EndAll(stop);
-                let _close = Close(share.handle(crew));
+                let _close = Close(load.handle(crew));
                 match cpu.map_or(Ok(()), pin) {
-                    Ok(()) => share.run(descriptor, crew, &started),
+                    Ok(()) => load.run(descriptor, crew, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),
                 }?;
                 std::mem::forget(end);
                 Ok(())
             };
-            let builder = std::thread::Builder::new().name(share.thread_name(i));
+            let builder = std::thread::Builder::new().name(load.thread_name(i));
             threads.push(builder.spawn_scoped(scope, run).context("worker thread")?);
         }
         drop(started);

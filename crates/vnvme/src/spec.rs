@@ -1,39 +1,42 @@
-//! What is to be served, as the command line or a configuration file says it: plain values with their defaults.
+//! What is to be served, as the command line or a configuration file says it. What is not said is
+//! `None`; [`crate::options`] has what can be said, and how.
 
+use crate::balance::Spread;
 use crate::direct::PathChoice;
+use crate::options::{Url, file, url};
+use crate::serve::{LoopOptions, ServeOptions};
 use crate::ublk::UblkSpec;
 use crate::vhost_blk::VhostBlkSpec;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
-use volume::UrlOption;
+use worker::IdleWindow;
 
 /// How a client rings doorbells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DoorbellMode {
-    /// Each ring is a message; idle disks cost nothing. Guests with shadow doorbells (Linux) hardly ring.
+    /// Each ring is a message; idle disks cost nothing. Guests with shadow doorbells (Linux) hardly
+    /// ring.
     #[default]
     Trapped,
-    /// The client maps the doorbell page and writes it directly; vnvme polls it all the time. For polling hosts.
+    /// The client maps the doorbell page and writes it directly; vnvme polls it all the time. For
+    /// polling hosts.
     Mapped,
 }
 
 /// One namespace: a volume and how it is shown.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceSpec {
     /// Path or URL.
-    #[serde(deserialize_with = "volume_url")]
-    pub volume: String,
+    pub volume: Url,
     /// Namespace ID; by position from 1 when not given.
     pub nsid: Option<u32>,
     /// Logical block size in bytes.
     pub block_size: Option<u32>,
     /// Refuse writes.
-    #[serde(default)]
-    pub read_only: bool,
+    pub read_only: Option<bool>,
     /// NGUID, 32 hexadecimal digits.
     pub nguid: Option<String>,
     /// EUI-64, 16 hexadecimal digits.
@@ -42,9 +45,15 @@ pub struct NamespaceSpec {
     pub path: Option<PathChoice>,
 }
 
+impl NamespaceSpec {
+    /// Writes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only.unwrap_or(false)
+    }
+}
+
 /// One controller: a socket and its namespaces.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerSpec {
     /// Where the VMM connects.
     pub socket: PathBuf,
@@ -59,11 +68,9 @@ pub struct ControllerSpec {
     /// Doorbells trapped or mapped; trapped when not given.
     pub doorbells: Option<DoorbellMode>,
     /// Offer shadow doorbells (Doorbell Buffer Config).
-    #[serde(default = "yes")]
-    pub shadow_doorbells: bool,
+    pub shadow_doorbells: Option<bool>,
     /// Volatile write cache on after power-on.
-    #[serde(default = "yes")]
-    pub write_cache: bool,
+    pub write_cache: Option<bool>,
     /// I/O queue pairs.
     pub io_queues: Option<u16>,
     /// Entries per queue.
@@ -71,57 +78,77 @@ pub struct ControllerSpec {
     /// Largest transfer: 4 KiB shifted left by this.
     pub mdts: Option<u8>,
     /// Its namespaces.
-    #[serde(rename = "namespace")]
     pub namespaces: Vec<NamespaceSpec>,
 }
 
-/// A volume in a configuration file: its URL, or a table of the URL and its options, `{ url = "a.raw", iops = 1000 }`.
-pub fn volume_url<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    use serde::de::Error;
-    let mut table = match toml::Value::deserialize(deserializer)? {
-        toml::Value::String(url) => return Ok(url),
-        toml::Value::Table(table) => table,
-        other => {
-            return Err(D::Error::custom(format!(
-                "volume: {other} is no path, URL or table"
-            )));
-        }
-    };
-    let Some(toml::Value::String(mut url)) = table.remove("url") else {
-        return Err(D::Error::custom("volume: the table has no url"));
-    };
-    for (key, value) in table {
-        let value = match value {
-            toml::Value::String(text) => text.replace('%', "%25").replace('&', "%26"),
-            toml::Value::Boolean(true) => "on".into(),
-            toml::Value::Boolean(false) => "off".into(),
-            toml::Value::Integer(number) => number.to_string(),
-            other => return Err(D::Error::custom(format!("volume: {key} = {other}"))),
-        };
-        let sign = if url.contains('?') { '&' } else { '?' };
-        url.push_str(&format!("{sign}{key}={value}"));
-    }
-    Ok(url)
+/// The process, whatever it serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessSpec {
+    /// How long a worker polls after the last work.
+    pub idle_window: Option<IdleWindow>,
+    /// Register guests' memory with the kernel.
+    pub pin_memory: Option<bool>,
+    /// A thread of the kernel takes requests.
+    pub sqpoll: Option<bool>,
+    /// Worker threads.
+    pub workers: Option<u16>,
+    /// What becomes of a controller's queues.
+    pub spread: Option<Spread>,
+    /// CPUs of the workers.
+    pub cpus: Option<Vec<usize>>,
+    /// Where to answer `vnvme stats`.
+    pub control: Option<PathBuf>,
 }
 
-pub fn yes() -> bool {
-    true
+impl ProcessSpec {
+    /// With what counts where nothing was said; `workers` differs from command to command.
+    pub fn options(self, workers: u16) -> ServeOptions {
+        ServeOptions {
+            polling: LoopOptions {
+                idle_window: self.idle_window.unwrap_or_default(),
+                pin_memory: self.pin_memory.unwrap_or(false),
+                sqpoll: self.sqpoll.unwrap_or(false),
+            },
+            workers: self.workers.unwrap_or(workers),
+            spread: self.spread.unwrap_or_default(),
+            cpus: self.cpus.unwrap_or_default(),
+            control: self.control,
+        }
+    }
 }
 
 /// What a process serves.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Specs {
     /// NVMe controllers.
-    #[serde(default, rename = "controller")]
     pub controllers: Vec<ControllerSpec>,
     /// virtio block devices.
-    #[serde(default)]
     pub vhost_user_blk: Vec<VhostBlkSpec>,
     /// Block devices of the host.
-    #[serde(default)]
     pub ublk: Vec<UblkSpec>,
+    /// The process itself.
+    pub process: ProcessSpec,
 }
+
+/// Each is read as a table of a configuration file.
+macro_rules! tables {
+    ($($spec:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $spec {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                file::table(deserializer)
+            }
+        }
+    )*};
+}
+
+tables!(
+    Specs,
+    ProcessSpec,
+    ControllerSpec,
+    NamespaceSpec,
+    VhostBlkSpec,
+    UblkSpec
+);
 
 /// Reads a configuration file.
 pub fn read_config(path: &Path) -> Result<Specs> {
@@ -139,127 +166,17 @@ pub fn read_config(path: &Path) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Options in a volume's URL that are the namespace's.
-pub const NAMESPACE_OPTIONS: &[UrlOption] = &[
-    UrlOption::new(
-        "block-size",
-        "512|4096",
-        "logical block size in bytes [default: the volume's, 512 at least]",
-    ),
-    UrlOption::new("nsid", "N", "namespace ID [default: by position, from 1]"),
-    UrlOption::new(
-        "nguid",
-        "HEX",
-        "NGUID, 32 hexadecimal digits [default: made from serial number and volume]",
-    ),
-    UrlOption::new(
-        "eui64",
-        "HEX",
-        "EUI-64, 16 hexadecimal digits [default: made from serial number and volume]",
-    ),
-    UrlOption::new(
-        "path",
-        "direct|generic",
-        "how commands reach a device: as they are, or through the volume \
-         [default: direct where that is possible]",
-    ),
-];
-
 impl Specs {
     fn take_url_options(&mut self) -> Result<()> {
         let mut namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
-        namespaces.try_for_each(NamespaceSpec::take_url_options)?;
-        for export in &mut self.vhost_user_blk {
-            export.take_url_options()?;
-        }
-        for disk in &mut self.ublk {
-            disk.take_url_options()?;
-        }
-        Ok(())
+        namespaces.try_for_each(url::take)?;
+        self.vhost_user_blk.iter_mut().try_for_each(url::take)?;
+        self.ublk.iter_mut().try_for_each(url::take)
     }
 }
 
-impl NamespaceSpec {
-    /// Takes the namespace's own options ([`NAMESPACE_OPTIONS`]) out of the volume's URL; the
-    /// others are the volume's.
-    pub fn parse(text: &str) -> Result<NamespaceSpec> {
-        let mut spec = NamespaceSpec {
-            volume: text.to_owned(),
-            nsid: None,
-            block_size: None,
-            read_only: false,
-            nguid: None,
-            eui64: None,
-            path: None,
-        };
-        spec.take_url_options()?;
-        Ok(spec)
-    }
-
-    fn take_url_options(&mut self) -> Result<()> {
-        let text = self.volume.clone();
-        self.volume = take_options(&text, |key, value| {
-            let number = || {
-                let number = value.parse::<u32>();
-                number.with_context(|| format!("{text}: {key}={value}"))
-            };
-            match key {
-                "block-size" => once(&mut self.block_size, key, number()?),
-                "nsid" => once(&mut self.nsid, key, number()?),
-                "nguid" => once(&mut self.nguid, key, value.to_owned()),
-                "eui64" => once(&mut self.eui64, key, value.to_owned()),
-                "path" => once(&mut self.path, key, path_choice(&text, value)?),
-                _ => return Ok(false),
-            }?;
-            Ok(true)
-        })?;
-        Ok(())
-    }
-}
-
-/// Sets an option that may come only once: in the URL, or as a key beside it.
-pub fn once<T>(option: &mut Option<T>, key: &str, value: T) -> Result<()> {
-    ensure!(
-        option.replace(value).is_none(),
-        "option \"{key}\" is given twice"
-    );
-    Ok(())
-}
-
-/// Offers each of a URL's options, `?key=value&...`, to `take`, which says whether it is its own; returns the URL with the
-/// others.
-pub fn take_options(
-    text: &str,
-    mut take: impl FnMut(&str, &str) -> Result<bool>,
-) -> Result<String> {
-    // A path is taken as it is when a file of that very name exists.
-    if Path::new(text).exists() {
-        return Ok(text.to_owned());
-    }
-    let Some((volume, query)) = text.split_once('?') else {
-        return Ok(text.to_owned());
-    };
-    let mut rest = Vec::new();
-    for pair in query.split('&') {
-        let Some((key, value)) = pair.split_once('=') else {
-            bail!("{text}: \"{pair}\" is no option: key=value");
-        };
-        if !take(key, value)? {
-            rest.push(pair);
-        }
-    }
-    Ok(match rest.as_slice() {
-        [] => volume.to_owned(),
-        rest => format!("{volume}?{}", rest.join("&")),
-    })
-}
-
-fn path_choice(text: &str, value: &str) -> Result<PathChoice> {
-    let choice = PathChoice::from_str(value, false);
-    choice.map_err(|_| anyhow::anyhow!("{text}: path={value}: direct or generic is expected"))
-}
-
-/// `N` bytes from 2*`N` hexadecimal digits; dashes are ignored, so that UUIDs may be given as they are written.
+/// `N` bytes from 2*`N` hexadecimal digits; dashes are ignored, so that UUIDs may be given as they
+/// are written.
 pub fn hex<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
     let digits: Vec<u32> = text
         .chars()
@@ -281,36 +198,43 @@ pub fn hex<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Spec;
 
     #[test]
     fn every_option_of_the_table_is_taken() {
-        for option in NAMESPACE_OPTIONS {
-            let values = match option.form {
+        let mut count = 0;
+        for row in NamespaceSpec::ROWS.iter().filter(|row| row.url) {
+            let values = match row.form {
                 "N" => "7",
                 "HEX" => "0123456789abcdef",
                 alternatives => alternatives,
             };
             for value in values.split('|') {
-                let text = format!("a.raw?{}={value}", option.name);
-                let spec = NamespaceSpec::parse(&text).unwrap();
-                assert_eq!(spec.volume, "a.raw");
-                assert_ne!(spec, NamespaceSpec::parse("a.raw").unwrap(), "{text}");
+                let text = format!("a.raw?{}={value}", row.key);
+                let spec: NamespaceSpec = url::parse(&text).unwrap();
+                assert_eq!(spec.volume.0, "a.raw");
+                assert_ne!(spec, url::parse("a.raw").unwrap(), "{text}");
+                count += 1;
             }
         }
+        assert_eq!(count, 7);
     }
 
     #[test]
     fn namespace_options_are_taken_out_of_the_url() {
-        let url = "/d/a.raw?direct=off&block-size=4096&nsid=3&lock=off";
-        let spec = NamespaceSpec::parse(url).unwrap();
-        assert_eq!(spec.volume, "/d/a.raw?direct=off&lock=off");
+        let text = "/d/a.raw?direct=off&block-size=4096&nsid=3&lock=off";
+        let spec = url::parse::<NamespaceSpec>(text).unwrap();
+        assert_eq!(spec.volume.0, "/d/a.raw?direct=off&lock=off");
         assert_eq!((spec.block_size, spec.nsid), (Some(4096), Some(3)));
         assert_eq!(
-            NamespaceSpec::parse("mem://1G?nsid=2").unwrap().volume,
+            url::parse::<NamespaceSpec>("mem://1G?nsid=2")
+                .unwrap()
+                .volume
+                .0,
             "mem://1G"
         );
         for bad in ["a?block-size=big", "a?what", "a?nsid=1&nsid=1"] {
-            assert!(NamespaceSpec::parse(bad).is_err(), "{bad}");
+            assert!(url::parse::<NamespaceSpec>(bad).is_err(), "{bad}");
         }
     }
 
@@ -336,6 +260,7 @@ mod tests {
             [[controller]]
             socket = "/run/vm0.sock"
             doorbells = "mapped"
+            write-cache = false
             [[controller.namespace]]
             volume = "/disks/a.raw"
             block-size = 4096
@@ -353,15 +278,18 @@ mod tests {
         .unwrap();
         let read = read_config(&path).unwrap();
         assert_eq!(read.vhost_user_blk.len(), 1);
-        assert_eq!(read.vhost_user_blk[0].volume, "/disks/c.raw?iops=1000");
+        assert_eq!(read.vhost_user_blk[0].volume.0, "/disks/c.raw?iops=1000");
         assert_eq!(read.vhost_user_blk[0].queue_size, Some(256));
-        assert!(read.vhost_user_blk[0].write_cache);
+        assert_eq!(read.vhost_user_blk[0].write_cache, None);
         let specs = read.controllers;
         assert_eq!(specs.len(), 1);
         assert_eq!(specs[0].doorbells, Some(DoorbellMode::Mapped));
-        assert!(specs[0].write_cache && specs[0].shadow_doorbells);
+        assert_eq!(
+            (specs[0].write_cache, specs[0].shadow_doorbells),
+            (Some(false), None)
+        );
         assert_eq!(specs[0].namespaces[0].block_size, Some(4096));
-        assert!(specs[0].namespaces[1].read_only);
+        assert!(specs[0].namespaces[1].is_read_only());
         let options = specs[0].namespaces[2].volume.split_once('?').unwrap().1;
         let options: std::collections::BTreeSet<&str> = options.split('&').collect();
         let wanted = ["direct=off", "iops=1000", "partlabel=a%26b"];

@@ -1,16 +1,19 @@
-//! Volumes as block devices of the host: the `[[ublk]]` tables of a configuration, and `vnvme ublk`.
+//! Volumes as block devices of the host: the `[[ublk]]` tables of a configuration, and `vnvme
+//! ublk`.
 
 use crate::balance::Spread;
 use crate::control::Registry;
 use crate::open::{Opened, Opener, is_within};
+use crate::options::flags::{self, Given};
+use crate::options::{Command, Url, url};
 use crate::outln;
 use crate::output::OutputError;
 use crate::parts::ublk::{Disk, DiskOptions, DiskStats, QueueSetup, QueueStats, remove};
-use crate::serve::{LoopOptions, MAX_WORKERS, ServeOptions, serve};
+use crate::serve::{MAX_WORKERS, ServeOptions, serve};
 use crate::sizes::Sizes;
-use crate::spec::{NamespaceSpec, Specs, once, take_options, volume_url};
+use crate::spec::{NamespaceSpec, Specs};
 use anyhow::{Context, Result, anyhow, ensure};
-use clap::Args;
+use clap::{ArgMatches, Args, FromArgMatches};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
@@ -25,66 +28,42 @@ const ALIVE: Timespec = Timespec {
 };
 
 /// One block device of the host.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UblkSpec {
     /// Path or URL.
-    #[serde(deserialize_with = "volume_url")]
-    pub volume: String,
+    pub volume: Url,
     /// N of `/dev/ublkbN`; the kernel's choice when not given.
     pub id: Option<u32>,
     /// Queues: each is served by one worker.
-    #[serde(default = "one")]
-    pub queues: u16,
+    pub queues: Option<u16>,
     /// Requests of each queue.
-    #[serde(default = "depth")]
-    pub depth: u16,
+    pub depth: Option<u16>,
     /// Logical block size in bytes.
     pub block_size: Option<u32>,
     /// Refuse writes.
-    #[serde(default)]
-    pub read_only: bool,
+    pub read_only: Option<bool>,
     /// The device outlives a killed process, and waits for the next one.
-    #[serde(default)]
-    pub recover: bool,
-}
-
-fn one() -> u16 {
-    1
-}
-
-fn depth() -> u16 {
-    128
+    pub recover: Option<bool>,
 }
 
 impl UblkSpec {
+    /// Queues of the device.
+    pub fn queues(&self) -> u16 {
+        self.queues.unwrap_or(1)
+    }
+
+    /// Requests of each queue.
+    pub fn depth(&self) -> u16 {
+        self.depth.unwrap_or(128)
+    }
+
     fn namespace(&self) -> NamespaceSpec {
         NamespaceSpec {
             volume: self.volume.clone(),
-            nsid: None,
             block_size: self.block_size,
             read_only: self.read_only,
-            nguid: None,
-            eui64: None,
-            path: None,
+            ..NamespaceSpec::default()
         }
-    }
-
-    /// Takes the disk's own option (block-size) out of the volume's URL; the others are the
-    /// volume's.
-    pub fn take_url_options(&mut self) -> Result<()> {
-        let text = self.volume.clone();
-        self.volume = take_options(&text, |key, value| {
-            if key != "block-size" {
-                return Ok(false);
-            }
-            let number = value
-                .parse()
-                .with_context(|| format!("{text}: {key}={value}"));
-            once(&mut self.block_size, key, number?)?;
-            Ok(true)
-        })?;
-        Ok(())
     }
 
     /// The disk, its queues with the workers that `serve` passes them to; `resized` becomes
@@ -99,10 +78,10 @@ impl UblkSpec {
         let Opened { volume, device, .. } = opener.open(&self.namespace())?;
         let options = DiskOptions {
             id: self.id,
-            queues: self.queues,
-            depth: self.depth,
+            queues: self.queues(),
+            depth: self.depth(),
             block_size: self.block_size,
-            recover: self.recover,
+            recover: self.recover.unwrap_or(false),
         };
         let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
             let registered = device.as_ref().map(|device| device.register(memory));
@@ -157,7 +136,7 @@ impl Disks {
             registry.enter_disk(&spec.volume, disk.stats());
             all.push(Ublk {
                 disk,
-                volume: spec.volume.clone(),
+                volume: spec.volume.to_string(),
                 resized,
             });
         }
@@ -232,7 +211,7 @@ pub struct DiskQueueCounters {
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub flushes: u64,
-    /// Ranges zeroed or given back.
+    /// Ranges zeroed or deallocated.
     pub discards: u64,
     pub errors: u64,
     /// Times that the queue's thread slept.
@@ -291,104 +270,76 @@ impl DiskCounters {
     }
 }
 
-/// Options of `vnvme ublk`.
+/// What `vnvme ublk` serves.
 #[derive(Args)]
-pub struct UblkArgs {
+struct Named {
     /// Volumes, each a block device: paths or URLs, as for vnvme serve
     #[arg(required_unless_present = "remove", value_name = "VOLUME")]
     volumes: Vec<String>,
-    /// Number of the first device, N of /dev/ublkbN; the others follow [default: any that are free]
-    #[arg(long, value_name = "N")]
-    id: Option<u32>,
-    /// Queues of each device
-    #[arg(long, default_value_t = one(), value_name = "N")]
-    queues: u16,
-    /// Requests of each queue
-    #[arg(long, default_value_t = depth(), value_name = "N")]
-    depth: u16,
-    /// Logical block size in bytes [default: the volume's, 512 at least]
-    #[arg(long, short, value_name = "512|4096")]
-    block_size: Option<u32>,
-    /// Refuse writes
-    #[arg(long, short)]
-    read_only: bool,
-    /// Let the devices outlive a killed process: they wait for the next one with the same --id, and so do their users
-    #[arg(long, requires = "id")]
-    recover: bool,
-    #[command(flatten)]
-    polling: LoopOptions,
-    /// Worker threads: queues are assigned to them in turn [default: one for each queue of a
-    /// device]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)), value_name = "N")]
-    workers: Option<u16>,
-    /// CPUs to pin the workers to, one each, like 2,3 [default: not pinned]
-    #[arg(long, value_delimiter = ',', value_name = "LIST")]
-    cpus: Vec<usize>,
-    /// Unix socket to answer "vnvme stats" and "vnvme limits" on
-    #[arg(long, value_name = "PATH")]
-    control: Option<PathBuf>,
     /// Remove the device of this number, which a killed process left
     #[arg(long, conflicts_with = "volumes", value_name = "N")]
     remove: Option<u32>,
 }
 
+/// Options of `vnvme ublk`.
+pub struct UblkArgs {
+    named: Named,
+    given: Given,
+}
+
+impl FromArgMatches for UblkArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self {
+            named: Named::from_arg_matches(matches)?,
+            given: Given::of(Command::Ublk, matches),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for UblkArgs {
+    fn augment_args(cli: clap::Command) -> clap::Command {
+        flags::augment(Command::Ublk, Named::augment_args(cli))
+    }
+
+    fn augment_args_for_update(cli: clap::Command) -> clap::Command {
+        Self::augment_args(cli)
+    }
+}
+
 impl UblkArgs {
     /// Serves until a signal asks for the end.
     pub fn run(self) -> Result<()> {
-        if let Some(id) = self.remove {
+        if let Some(id) = self.named.remove {
             return remove(id).map_err(Into::into);
         }
         let (specs, options) = self.merge()?;
         serve(&specs, &options)
     }
 
-    /// What is to be served. All options are named, so that a new one does not compile until it has
-    /// an effect.
+    /// What is to be served.
     fn merge(self) -> Result<(Specs, ServeOptions)> {
-        let UblkArgs {
-            volumes,
-            id,
-            queues,
-            depth,
-            block_size,
-            read_only,
-            recover,
-            polling,
-            workers,
-            cpus,
-            control,
-            remove: _,
-        } = self;
-        let spec = |(i, volume): (usize, String)| -> Result<UblkSpec> {
-            let number = |first: u32| first.checked_add(u32::try_from(i).ok()?);
-            let mut spec = UblkSpec {
-                volume,
-                id: match id {
-                    Some(first) => Some(number(first).context("--id: the numbers are too large")?),
-                    None => None,
-                },
-                queues,
-                depth,
-                block_size: None,
-                read_only,
-                recover,
-            };
-            spec.take_url_options()?;
-            spec.block_size = spec.block_size.or(block_size);
-            Ok(spec)
-        };
-        let ublk = volumes.into_iter().enumerate().map(spec);
-        let specs = Specs {
-            ublk: ublk.collect::<Result<_>>()?,
+        let volumes = self.named.volumes.iter().map(|text| url::parse(text));
+        let mut specs = Specs {
+            ublk: volumes.collect::<Result<_>>()?,
             ..Specs::default()
         };
-        let options = ServeOptions {
-            polling,
-            workers: workers.unwrap_or(queues).clamp(1, MAX_WORKERS),
-            spread: Spread::Off,
-            cpus,
-            control,
-        };
+        self.given.merge(None, &mut specs)?;
+        // --id is the first one's.
+        for (disk, i) in specs.ublk.iter_mut().zip(0..) {
+            if let Some(first) = disk.id {
+                let id = first.checked_add(i);
+                disk.id = Some(id.context("--id: the numbers are too large")?);
+            }
+        }
+        let queues = specs.ublk.first().map_or(1, UblkSpec::queues);
+        let mut process = specs.process.clone();
+        process.spread = Some(Spread::Off);
+        let options = process.options(queues.clamp(1, MAX_WORKERS));
         Ok((specs, options))
     }
 }

@@ -3,12 +3,13 @@
 use crate::control::Registry;
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
+use crate::options::{Url, url};
 use crate::outln;
 use crate::output::OutputError;
 use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export, QueueStats, Stats};
 use crate::sizes::Sizes;
-use crate::spec::{NamespaceSpec, once, take_options, volume_url, yes};
-use anyhow::{Context as _, Result, bail};
+use crate::spec::NamespaceSpec;
+use anyhow::{Context as _, Result};
 use driver::NvmeVolume;
 use probes::LogLimit;
 use rustix::event::{EventfdFlags, eventfd};
@@ -22,14 +23,12 @@ use vfio_user::Listener;
 use worker::Context;
 
 /// One export: a socket and its volume.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VhostBlkSpec {
     /// Where the VMM connects.
     pub socket: PathBuf,
     /// Path or URL.
-    #[serde(deserialize_with = "volume_url")]
-    pub volume: String,
+    pub volume: Url,
     /// Most request queues.
     pub queues: Option<u16>,
     /// Entries of a queue that requests are made for.
@@ -39,62 +38,23 @@ pub struct VhostBlkSpec {
     /// Logical block size in bytes.
     pub block_size: Option<u32>,
     /// Refuse writes.
-    #[serde(default)]
-    pub read_only: bool,
+    pub read_only: Option<bool>,
     /// Volatile write cache on at first.
-    #[serde(default = "yes")]
-    pub write_cache: bool,
+    pub write_cache: Option<bool>,
 }
 
 impl VhostBlkSpec {
-    /// Takes the export's own options (queues, queue-size, serial, block-size, write-cache) out of the volume's URL; the
-    /// others are the volume's.
+    /// An export of a volume at a socket; the URL's options that are the export's are taken out of
+    /// it.
+    ///
+    /// # Errors
+    /// One of them cannot be read.
     pub fn parse(socket: &str, text: &str) -> Result<Self> {
-        let mut spec = VhostBlkSpec {
+        let spec = VhostBlkSpec {
             socket: socket.into(),
-            volume: text.to_owned(),
-            queues: None,
-            queue_size: None,
-            serial: None,
-            block_size: None,
-            read_only: false,
-            write_cache: true,
+            ..url::parse(text)?
         };
-        spec.take_url_options()?;
         Ok(spec)
-    }
-
-    /// Takes the export's own options out of the volume's URL.
-    pub fn take_url_options(&mut self) -> Result<()> {
-        let text = self.volume.clone();
-        self.volume = take_options(&text, |key, value| {
-            let wrong = || format!("{text}: {key}={value}");
-            match key {
-                "queues" => once(&mut self.queues, key, value.parse().with_context(wrong)?),
-                "queue-size" => once(
-                    &mut self.queue_size,
-                    key,
-                    value.parse().with_context(wrong)?,
-                ),
-                "serial" => once(&mut self.serial, key, value.to_owned()),
-                "block-size" => once(
-                    &mut self.block_size,
-                    key,
-                    value.parse().with_context(wrong)?,
-                ),
-                "write-cache" => {
-                    match value {
-                        "on" => {}
-                        "off" => self.write_cache = false,
-                        _ => bail!("{}: on or off", wrong()),
-                    }
-                    Ok(())
-                }
-                _ => return Ok(false),
-            }?;
-            Ok(true)
-        })?;
-        Ok(())
     }
 }
 
@@ -122,12 +82,9 @@ impl VhostBlk {
         let listener = Listener::bind(&spec.socket)?;
         let Opened { volume, device, .. } = opener.open(&NamespaceSpec {
             volume: spec.volume.clone(),
-            nsid: None,
             block_size: spec.block_size,
             read_only: spec.read_only,
-            nguid: None,
-            eui64: None,
-            path: None,
+            ..NamespaceSpec::default()
         })?;
         let serial = spec.serial.clone();
         let serial = serial.unwrap_or_else(|| identity::serial(&[volume.id()]));
@@ -137,7 +94,7 @@ impl VhostBlk {
             queues: spec.queues.unwrap_or(defaults.queues),
             queue_size: spec.queue_size.unwrap_or(defaults.queue_size),
             block_size: spec.block_size,
-            write_cache: spec.write_cache,
+            write_cache: spec.write_cache.unwrap_or(defaults.write_cache),
         };
         let serial = disk.serial.clone();
         let resized = match is_within(&spec.volume) {
@@ -315,15 +272,12 @@ mod tests {
         let text = "/d/a.raw?direct=off&queues=4&serial=ROOT&queue-size=256&write-cache=off&iops=9";
         let spec = VhostBlkSpec::parse("/run/a", text).unwrap();
         assert_eq!(spec.socket, Path::new("/run/a"));
-        assert_eq!(spec.volume, "/d/a.raw?direct=off&iops=9");
+        assert_eq!(spec.volume.0, "/d/a.raw?direct=off&iops=9");
         assert_eq!((spec.queues, spec.queue_size), (Some(4), Some(256)));
         assert_eq!(spec.serial.as_deref(), Some("ROOT"));
-        assert!(!spec.write_cache && !spec.read_only);
+        assert_eq!((spec.write_cache, spec.read_only), (Some(false), None));
         let plain = VhostBlkSpec::parse("s", "mem://1G?block-size=4096").unwrap();
-        assert_eq!(
-            (plain.volume.as_str(), plain.block_size),
-            ("mem://1G", Some(4096))
-        );
+        assert_eq!((&*plain.volume, plain.block_size), ("mem://1G", Some(4096)));
         for bad in [
             "a?queues=many",
             "a?queues=70000",

@@ -2,7 +2,10 @@
 
 use crate::devices::DeviceRegistry;
 use crate::open::kinds;
-use crate::spec::NAMESPACE_OPTIONS;
+use crate::options::{Spec, url};
+use crate::spec::NamespaceSpec;
+use crate::ublk::UblkSpec;
+use crate::vhost_blk::VhostBlkSpec;
 use volume::{Extras, READ_ONLY, Scheme, UrlOption};
 
 /// Columns of a line.
@@ -25,8 +28,18 @@ pub fn volume_help() -> String {
     help += "  Options follow as ?key=value&... Of any volume:\n";
     help += &options([READ_ONLY].iter().chain(Extras::OPTIONS));
     help += "  Of a volume that is a namespace:\n";
-    help += &options(NAMESPACE_OPTIONS);
+    help += &shown::<NamespaceSpec>();
+    help += "  Of a volume that is a vhost-user-blk export:\n";
+    help += &shown::<VhostBlkSpec>();
+    help += "  Of a volume that is a block device of the host:\n";
+    help += &shown::<UblkSpec>();
     help
+}
+
+/// Options of what shows the volume.
+fn shown<S: Spec>() -> String {
+    let options = url::options::<S>();
+    options.map(|(name, help)| entry(6, &name, &help)).collect()
 }
 
 fn options<'a>(options: impl IntoIterator<Item = &'a UrlOption>) -> String {
@@ -62,15 +75,21 @@ mod tests {
         let help = volume_help();
         let kinds = kinds(DeviceRegistry::default());
         let names: Vec<&str> = kinds.schemes().map(|scheme| scheme.name).collect();
-        assert_eq!(names, ["file", "mem", "null", "nvme", "vfio-user"]);
+        assert_eq!(
+            names,
+            ["file", "mem", "null", "nvme", "vfio-user", "controller+"]
+        );
         for scheme in kinds.schemes() {
-            assert!(scheme.options.contains(&READ_ONLY), "{}", scheme.name);
+            let own = scheme.options.contains(&READ_ONLY);
+            assert!(own || scheme.is_prefix(), "{}", scheme.name);
             for example in scheme.example.split(", ") {
                 assert!(help.contains(&format!("  {}", scheme.example)), "{example}");
             }
             let all = scheme.options.iter().chain(Extras::OPTIONS);
-            for option in all.chain(NAMESPACE_OPTIONS) {
-                let line = format!("\n      {}={} ", option.name, option.form);
+            let all = all.map(|option| format!("{}={}", option.name, option.form));
+            let shown = url::options::<NamespaceSpec>().chain(url::options::<VhostBlkSpec>());
+            for option in all.chain(shown.map(|(name, _)| name)) {
+                let line = format!("\n      {option} ");
                 assert!(help.contains(&line), "{line}");
             }
         }

@@ -4,158 +4,48 @@
 //! entry of the file (or a volume's URL) says of itself counts more than an option that only gives
 //! a default.
 
-use super::ServeArgs;
+use super::{Named, ServeArgs};
+use crate::options::url;
 use crate::serve::ServeOptions;
-use crate::spec::{ControllerSpec, NamespaceSpec, Specs, read_config};
+use crate::spec::{ControllerSpec, Specs, read_config};
 use crate::usage::Usage;
 use crate::vhost_blk::VhostBlkSpec;
 use anyhow::Result;
-use std::path::PathBuf;
 
 impl ServeArgs {
     /// What is to be served, and how.
-    ///
-    /// The options are taken apart without `..`: a new one does not compile until it is decided
-    /// here what it does beside `--config`.
     pub(super) fn merge(self) -> Result<(Specs, ServeOptions)> {
-        let ServeArgs {
-            volumes,
-            socket,
-            vhost_user_blk,
-            config,
-            read_only,
-            block_size,
-            doorbells,
-            no_shadow_doorbells,
-            no_write_cache,
-            model,
-            serial,
-            firmware,
-            subnqn,
-            io_queues,
-            queue_entries,
-            mdts,
-            polling,
-            workers,
-            spread,
-            cpus,
-            control,
-            // It concerns this process, whatever it serves, and has been obeyed.
-            end_with_parent: _,
-        } = self;
+        let config = self.named.config.clone();
         let mut specs = match &config {
             Some(path) => read_config(path)?,
-            None => named(&volumes, socket, &vhost_user_blk)?,
+            None => self.named.specs()?,
         };
-
-        if let Some(path) = &config {
-            // Each names one controller, and a file may have many.
-            let one = [
-                ("--serial", serial.is_some()),
-                ("--subnqn", subnqn.is_some()),
-            ];
-            if let Some((option, _)) = one.iter().find(|(_, given)| *given) {
-                let (path, key) = (path.display(), option.trim_start_matches('-'));
-                return Err(Usage::error(format!(
-                    "{option} names one controller; beside --config, write {key} = \"...\" into its [[controller]] in {path}"
-                )));
-            }
-        }
-        if specs.controllers.is_empty() {
-            let of_controllers = [
-                ("--doorbells", doorbells.is_some()),
-                ("--no-shadow-doorbells", no_shadow_doorbells),
-                ("--model", model.is_some()),
-                ("--serial", serial.is_some()),
-                ("--firmware", firmware.is_some()),
-                ("--subnqn", subnqn.is_some()),
-                ("--io-queues", io_queues.is_some()),
-                ("--queue-entries", queue_entries.is_some()),
-                ("--mdts", mdts.is_some()),
-                ("--spread", spread.is_some()),
-            ];
-            if let Some((option, _)) = of_controllers.iter().find(|(_, given)| *given) {
-                return Err(Usage::error(format!(
-                    "{option} concerns NVMe controllers, and none is to be served"
-                )));
-            }
-        }
-        if no_write_cache && !specs.ublk.is_empty() {
-            return Err(Usage::error(
-                "--no-write-cache: [[ublk]] devices have a write cache that cannot be turned off",
-            ));
-        }
-
-        for controller in &mut specs.controllers {
-            controller.doorbells = controller.doorbells.or(doorbells);
-            controller.shadow_doorbells &= !no_shadow_doorbells;
-            controller.write_cache &= !no_write_cache;
-            or(&mut controller.model, &model);
-            or(&mut controller.serial, &serial);
-            or(&mut controller.firmware, &firmware);
-            or(&mut controller.subnqn, &subnqn);
-            or(&mut controller.io_queues, &io_queues);
-            or(&mut controller.queue_entries, &queue_entries);
-            or(&mut controller.mdts, &mdts);
-            for namespace in &mut controller.namespaces {
-                namespace.read_only |= read_only;
-                or(&mut namespace.block_size, &block_size);
-            }
-        }
-        for export in &mut specs.vhost_user_blk {
-            export.read_only |= read_only;
-            export.write_cache &= !no_write_cache;
-            or(&mut export.block_size, &block_size);
-        }
-        for disk in &mut specs.ublk {
-            disk.read_only |= read_only;
-            or(&mut disk.block_size, &block_size);
-        }
-        let options = ServeOptions {
-            polling,
-            workers: workers.unwrap_or(1),
-            spread: spread.unwrap_or_default(),
-            cpus,
-            control,
-        };
+        self.given.merge(config.as_deref(), &mut specs)?;
+        let options = specs.process.clone().options(1);
         Ok((specs, options))
     }
 }
 
-/// An option that gives a default.
-fn or<T: Clone>(own: &mut Option<T>, default: &Option<T>) {
-    if own.is_none() {
-        own.clone_from(default);
+impl Named {
+    /// What the command line names, without its flags.
+    fn specs(self) -> Result<Specs> {
+        let namespaces = self.volumes.iter().map(|text| url::parse(text));
+        let namespaces = namespaces.collect::<Result<Vec<_>>>()?;
+        let controller = self.socket.map(|socket| ControllerSpec {
+            socket,
+            namespaces,
+            ..ControllerSpec::default()
+        });
+        let exports = self.vhost_user_blk.chunks_exact(2).map(|pair| match pair {
+            [socket, volume] => VhostBlkSpec::parse(socket, volume),
+            _ => Err(Usage::error("--vhost-user-blk SOCKET VOLUME")),
+        });
+        Ok(Specs {
+            controllers: controller.into_iter().collect(),
+            vhost_user_blk: exports.collect::<Result<_>>()?,
+            ..Specs::default()
+        })
     }
-}
-
-/// What the command line names, without its options.
-fn named(volumes: &[String], socket: Option<PathBuf>, exports: &[String]) -> Result<Specs> {
-    let namespaces = volumes.iter().map(|text| NamespaceSpec::parse(text));
-    let namespaces = namespaces.collect::<Result<Vec<_>>>()?;
-    let controller = |socket| ControllerSpec {
-        socket,
-        model: None,
-        serial: None,
-        firmware: None,
-        subnqn: None,
-        doorbells: None,
-        shadow_doorbells: true,
-        write_cache: true,
-        io_queues: None,
-        queue_entries: None,
-        mdts: None,
-        namespaces,
-    };
-    let exports = exports.chunks_exact(2).map(|pair| match pair {
-        [socket, volume] => VhostBlkSpec::parse(socket, volume),
-        _ => Err(Usage::error("--vhost-user-blk SOCKET VOLUME")),
-    });
-    Ok(Specs {
-        controllers: socket.map(controller).into_iter().collect(),
-        vhost_user_blk: exports.collect::<Result<_>>()?,
-        ..Specs::default()
-    })
 }
 
 #[cfg(test)]
@@ -232,8 +122,12 @@ mod tests {
             (
                 &["--read-only"],
                 |s, _| {
-                    let exports: Vec<bool> = s.vhost_user_blk.iter().map(|e| e.read_only).collect();
-                    format!("{} {exports:?}", namespaces(s, |n| n.read_only))
+                    let exports: Vec<bool> = s
+                        .vhost_user_blk
+                        .iter()
+                        .map(|e| e.read_only == Some(true))
+                        .collect();
+                    format!("{} {exports:?}", namespaces(s, |n| n.is_read_only()))
                 },
                 "[true, true, true] [true, true]",
             ),
@@ -249,9 +143,12 @@ mod tests {
             (
                 &["--no-write-cache"],
                 |s, _| {
-                    let caches: Vec<bool> =
-                        s.vhost_user_blk.iter().map(|e| e.write_cache).collect();
-                    format!("{} {caches:?}", controllers(s, |c| c.write_cache))
+                    let caches: Vec<bool> = s
+                        .vhost_user_blk
+                        .iter()
+                        .map(|e| e.write_cache.unwrap())
+                        .collect();
+                    format!("{} {caches:?}", controllers(s, |c| c.write_cache.unwrap()))
                 },
                 "[false, false] [false, false]",
             ),
@@ -262,7 +159,7 @@ mod tests {
             ),
             (
                 &["--no-shadow-doorbells"],
-                |s, _| controllers(s, |c| c.shadow_doorbells),
+                |s, _| controllers(s, |c| c.shadow_doorbells.unwrap()),
                 "[false, false]",
             ),
             (
@@ -345,7 +242,7 @@ mod tests {
     #[test]
     fn options_reach_block_devices_of_the_host() {
         let (specs, _) = merge(UBLK, &["--read-only", "--block-size", "4096"]).unwrap();
-        assert!(specs.ublk.iter().all(|disk| disk.read_only));
+        assert!(specs.ublk.iter().all(|disk| disk.read_only == Some(true)));
         let sizes: Vec<_> = specs.ublk.iter().map(|disk| disk.block_size).collect();
         assert_eq!(sizes, [Some(4096), Some(512)]);
     }
@@ -399,7 +296,7 @@ mod tests {
             (namespace.nsid, namespace.block_size),
             (Some(7), Some(4096))
         );
-        assert_eq!(namespace.volume, "mem://1M?iops=9");
+        assert_eq!(namespace.volume.0, "mem://1M?iops=9");
         let twice = format!("{file}\nnsid = 7");
         let error = format!("{:#}", merge(&twice, &[]).unwrap_err());
         assert!(error.contains("\"nsid\" is given twice"), "{error}");

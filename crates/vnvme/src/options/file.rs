@@ -1,0 +1,149 @@
+//! What a configuration file may say: the keys of the tables, each once, and no others.
+
+use super::{Row, Spec};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Reads a table of a configuration file.
+///
+/// # Errors
+/// A key is unknown (a similar one is named), is missing, or its value cannot be read.
+pub fn table<'de, S: Spec, D: Deserializer<'de>>(deserializer: D) -> Result<S, D::Error> {
+    deserializer.deserialize_map(Table(PhantomData))
+}
+
+struct Table<S>(PhantomData<S>);
+
+impl<'de, S: Spec> Visitor<'de> for Table<S> {
+    type Value = S;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a table {}", S::TABLE)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<S, A::Error> {
+        let mut spec = S::default();
+        let mut seen = Vec::new();
+        while let Some(key) = map.next_key_seed(Key::<S>(PhantomData))? {
+            seen.push(key);
+            match S::row(key) {
+                Some(row) => map.next_value_seed(Field(row, &mut spec))?,
+                None => spec.nested(key, &mut map)?,
+            }
+        }
+        let rows = S::ROWS.iter().map(|row| (row.key, row.required));
+        let missing = rows
+            .chain(S::NESTED.iter().copied())
+            .find(|(key, required)| *required && !seen.contains(key));
+        match missing {
+            Some((key, _)) => Err(A::Error::missing_field(key)),
+            None => Ok(spec),
+        }
+    }
+}
+
+/// One of the keys that there are.
+struct Key<S>(PhantomData<S>);
+
+impl<'de, S: Spec> DeserializeSeed<'de> for Key<S> {
+    type Value = &'static str;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<&'static str, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let rows = S::ROWS.iter().map(|row| row.key);
+        let keys: Vec<&'static str> = rows.chain(S::NESTED.iter().map(|(key, _)| *key)).collect();
+        let known = keys.iter().find(|key| **key == text);
+        known
+            .copied()
+            .ok_or_else(|| D::Error::custom(unknown(&text, &keys)))
+    }
+}
+
+/// A key's value, for its field.
+struct Field<'a, S: 'static>(&'static Row<S>, &'a mut S);
+
+impl<'de, S> DeserializeSeed<'de> for Field<'_, S> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        let value = toml::Value::deserialize(deserializer)?;
+        self.0.set_toml(self.1, value).map_err(D::Error::custom)
+    }
+}
+
+/// That a key is unknown, which one was meant, and which there are.
+fn unknown(text: &str, keys: &[&str]) -> String {
+    let similar = |key: &&&str| strsim::damerau_levenshtein(text, key);
+    let nearest = keys.iter().min_by_key(similar);
+    let nearest = nearest.filter(|key| similar(key) * 3 <= text.chars().count().max(3));
+    let meant = nearest.map_or(String::new(), |key| format!(", did you mean `{key}`?"));
+    let quoted: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+    let sign = if meant.is_empty() { "," } else { "" };
+    format!(
+        "unknown field `{text}`{meant}{sign} expected one of {}",
+        quoted.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::spec::Specs;
+
+    fn error(file: &str) -> String {
+        toml::from_str::<Specs>(file).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_key_that_is_unknown_is_shown_with_the_one_that_was_meant() {
+        let file = "[[controller]]\nsocket = \"a\"\nserail = \"typo\"\nnamespace = []";
+        let text = error(file);
+        for words in [
+            "line 3, column 1",
+            "unknown field `serail`, did you mean `serial`? expected one of `socket`, `doorbells`",
+            "`mdts`, `namespace`",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        let far = error("[[controller]]\ncolour = \"red\"");
+        assert!(
+            far.contains("unknown field `colour`, expected one of"),
+            "{far}"
+        );
+        let top = error("[[contoller]]\n");
+        assert!(top.contains("did you mean `controller`?"), "{top}");
+        let within = error("[[ublk]]\nvolume = \"a\"\nqueue = 1");
+        assert!(within.contains("did you mean `queues`?"), "{within}");
+    }
+
+    #[test]
+    fn values_are_checked_where_they_stand() {
+        for (file, words) in [
+            (
+                "[[controller]]\nsocket = 1\n",
+                &["line 2, column 10", "invalid type: integer `1`"][..],
+            ),
+            (
+                "[[ublk]]\nvolume = 7",
+                &["line 2, column 10", "7 is no path, URL or table"],
+            ),
+            (
+                "[[ublk]]\nvolume = \"a\"\nqueues = 70000",
+                &["line 3", "70000"],
+            ),
+            ("[[ublk]]\nqueues = 1", &["missing field `volume`"]),
+            (
+                "[[controller]]\nsocket = \"a\"",
+                &["missing field `namespace`"],
+            ),
+            ("[process]\nworkers = 0", &["line 2", "0 is not in 1..=256"]),
+            ("[process]\nidle-window = \"soon\"", &["line 2", "auto"]),
+        ] {
+            let text = error(file);
+            for word in words {
+                assert!(text.contains(word), "{word}: {text}");
+            }
+        }
+    }
+}

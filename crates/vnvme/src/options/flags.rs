@@ -1,0 +1,385 @@
+//! The flags of `vnvme serve` and `vnvme ublk`, made of the tables.
+
+use super::{Beside, Command, Flag, Row, Spec};
+use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
+use crate::ublk::UblkSpec;
+use crate::usage::Usage;
+use crate::vhost_blk::VhostBlkSpec;
+use anyhow::{Result, anyhow};
+use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::{Arg, ArgAction, ArgMatches};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// Adds the flags of a command.
+pub fn augment(command: Command, mut cli: clap::Command) -> clap::Command {
+    cli = augment_of::<NamespaceSpec>(command, cli);
+    cli = augment_of::<ControllerSpec>(command, cli);
+    cli = augment_of::<VhostBlkSpec>(command, cli);
+    cli = augment_of::<UblkSpec>(command, cli);
+    augment_of::<ProcessSpec>(command, cli)
+}
+
+fn augment_of<S: Spec>(command: Command, mut cli: clap::Command) -> clap::Command {
+    for row in S::ROWS {
+        let Some(flag) = row.flag(command) else {
+            continue;
+        };
+        // Several tables may have it.
+        if cli.get_arguments().all(|arg| arg.get_id() != flag.name) {
+            cli = cli.arg(arg(row, flag));
+        }
+    }
+    cli
+}
+
+fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
+    let mut scratch = S::default();
+    let setting = (row.setting)(&mut scratch);
+    let help = match flag.help {
+        // It says its default itself, if there is another.
+        Some(help) if setting.is_switch() || help.contains("[default: ") => help.to_owned(),
+        Some(help) => Row { help, ..*row }.help_with_default(),
+        None if setting.is_switch() => row.help.to_owned(),
+        None => row.help_with_default(),
+    };
+    let mut arg = Arg::new(flag.name).long(flag.name).help(sentence(&help));
+    if let Some(short) = flag.short {
+        arg = arg.short(short);
+    }
+    if let Some(other) = flag.requires {
+        arg = arg.requires(other);
+    }
+    if setting.is_switch() {
+        return arg.action(ArgAction::SetTrue);
+    }
+    let choices = setting.choices();
+    let parser: ValueParser = if choices.is_empty() {
+        let check = |text: OsString| -> Result<OsString, String> {
+            row.set_text(&mut S::default(), &text)?;
+            Ok(text)
+        };
+        OsStringValueParser::new().try_map(check).into()
+    } else {
+        PossibleValuesParser::new(choices)
+            .map(OsString::from)
+            .into()
+    };
+    if setting.is_list() {
+        arg = arg.action(ArgAction::Append);
+    }
+    arg.value_name(row.form).value_parser(parser)
+}
+
+/// With a capital.
+pub fn sentence(help: &str) -> String {
+    let mut letters = help.chars();
+    let first = letters.next().map(|first| first.to_uppercase().to_string());
+    first.unwrap_or_default() + letters.as_str()
+}
+
+/// The flags that were given to a command, each with its value.
+#[derive(Debug)]
+pub struct Given {
+    command: Command,
+    flags: Vec<(&'static str, OsString)>,
+}
+
+impl Given {
+    /// Those that are in `matches`.
+    pub fn of(command: Command, matches: &ArgMatches) -> Self {
+        let mut given = Self {
+            command,
+            flags: Vec::new(),
+        };
+        given.find::<NamespaceSpec>(matches);
+        given.find::<ControllerSpec>(matches);
+        given.find::<VhostBlkSpec>(matches);
+        given.find::<UblkSpec>(matches);
+        given.find::<ProcessSpec>(matches);
+        given
+    }
+
+    fn find<S: Spec>(&mut self, matches: &ArgMatches) {
+        for row in S::ROWS {
+            let Some(flag) = row.flag(self.command) else {
+                continue;
+            };
+            if self.value(flag.name).is_some() {
+                continue;
+            }
+            let mut scratch = S::default();
+            let value = if (row.setting)(&mut scratch).is_switch() {
+                let on = if flag.name == row.key { "on" } else { "off" };
+                matches.get_flag(flag.name).then(|| on.into())
+            } else {
+                let values = matches.get_many::<OsString>(flag.name);
+                let values = values.into_iter().flatten().map(OsString::as_os_str);
+                Some(values.collect::<Vec<&OsStr>>().join(OsStr::new(",")))
+                    .filter(|_| matches.contains_id(flag.name))
+            };
+            self.flags.extend(value.map(|value| (flag.name, value)));
+        }
+    }
+
+    fn value(&self, name: &str) -> Option<&OsStr> {
+        let mut flags = self.flags.iter();
+        let (_, value) = flags.find(|(known, _)| *known == name)?;
+        Some(value)
+    }
+
+    /// Puts the flags into what the file (`config`), or the command line itself, says is to be
+    /// served. Each concerns everything of its kind, or is refused: none is dropped.
+    ///
+    /// # Errors
+    /// One is refused, in words.
+    pub fn merge(&self, config: Option<&Path>, specs: &mut Specs) -> Result<()> {
+        if let Some(path) = config {
+            self.refuse_beside::<ControllerSpec>(path)?;
+            self.refuse_beside::<NamespaceSpec>(path)?;
+            self.refuse_beside::<VhostBlkSpec>(path)?;
+            self.refuse_beside::<UblkSpec>(path)?;
+            self.refuse_beside::<ProcessSpec>(path)?;
+        }
+        let namespaces = specs.controllers.iter().map(|c| c.namespaces.len());
+        let counts = [
+            self.reach::<NamespaceSpec>(namespaces.sum())?,
+            self.reach::<ControllerSpec>(specs.controllers.len())?,
+            self.reach::<VhostBlkSpec>(specs.vhost_user_blk.len())?,
+            self.reach::<UblkSpec>(specs.ublk.len())?,
+            self.reach::<ProcessSpec>(1)?,
+        ];
+        for (name, _) in &self.flags {
+            let mut of = counts.iter().filter(|reach| reach.flags.contains(name));
+            let names = of.clone().next().map_or("", |reach| reach.names);
+            let reaches = of.any(|reach| reach.count > 0);
+            let alone = counts.iter().find(|reach| reach.of_process.contains(name));
+            let missing = match alone {
+                Some(reach) if reach.count == 0 => Some(reach.names),
+                _ => (!reaches).then_some(names),
+            };
+            if let Some(names) = missing {
+                return Err(Usage::error(format!(
+                    "--{name} concerns {names}, and none is to be served"
+                )));
+            }
+        }
+        for controller in &mut specs.controllers {
+            controller
+                .namespaces
+                .iter_mut()
+                .try_for_each(|n| self.apply(n))?;
+            self.apply(controller)?;
+        }
+        specs
+            .vhost_user_blk
+            .iter_mut()
+            .try_for_each(|e| self.apply(e))?;
+        specs.ublk.iter_mut().try_for_each(|d| self.apply(d))?;
+        self.apply(&mut specs.process)
+    }
+
+    fn refuse_beside<S: Spec>(&self, config: &Path) -> Result<()> {
+        for row in S::ROWS {
+            if let Some(flag) = row.flag(self.command)
+                && let Beside::Refused(why) = flag.beside
+                && self.value(flag.name).is_some()
+            {
+                let (name, key, table) = (flag.name, row.key, S::TABLE);
+                return Err(Usage::error(format!(
+                    "--{name} {why}; beside --config, write {key} = \"...\" into its {table} in {}",
+                    config.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Which flags a kind of thing knows, of which there are `count`.
+    fn reach<S: Spec>(&self, count: usize) -> Result<Reach> {
+        let refused = S::REFUSED
+            .iter()
+            .find(|(name, _)| self.value(name).is_some());
+        if let Some((name, why)) = refused.filter(|_| count > 0) {
+            return Err(Usage::error(format!("--{name}: {} {why}", S::TABLE)));
+        }
+        let flags = S::ROWS.iter().filter_map(|row| row.flag(self.command));
+        Ok(Reach {
+            names: S::NAMES,
+            count,
+            flags: flags.map(|flag| flag.name).collect(),
+            of_process: S::OF_PROCESS,
+        })
+    }
+
+    fn apply<S: Spec>(&self, spec: &mut S) -> Result<()> {
+        for row in S::ROWS {
+            if let Some(flag) = row.flag(self.command)
+                && let Some(value) = self.value(flag.name)
+                && (flag.beside == Beside::Overrides || (row.setting)(spec).is_empty())
+            {
+                row.set_text(spec, value).map_err(|why| anyhow!(why))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What flags a kind of thing knows.
+struct Reach {
+    names: &'static str,
+    /// How many of that kind are to be served.
+    count: usize,
+    flags: Vec<&'static str>,
+    of_process: &'static [&'static str],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
+
+    /// One of each kind, which says nothing of itself.
+    fn specs() -> Specs {
+        let controller = ControllerSpec {
+            namespaces: vec![NamespaceSpec::default()],
+            ..ControllerSpec::default()
+        };
+        Specs {
+            controllers: vec![controller],
+            vhost_user_blk: vec![VhostBlkSpec::default()],
+            ublk: vec![UblkSpec::default()],
+            ..Specs::default()
+        }
+    }
+
+    /// Two values of an option.
+    fn values<S: Spec>(row: &Row<S>) -> [String; 2] {
+        let mut scratch = S::default();
+        let choices = (row.setting)(&mut scratch).choices();
+        if let [first, second, ..] = choices.as_slice() {
+            return [first, second].map(|choice| choice.get_name().to_owned());
+        }
+        match row.form {
+            "512|4096" => ["512", "4096"],
+            "N" | "MICROSECONDS" | "LIST" => ["2", "3"],
+            "TEXT" | "NQN" | "PATH" => ["one", "other"],
+            form => panic!("values of the form {form}?"),
+        }
+        .map(str::to_owned)
+    }
+
+    /// Each flag of a kind of thing reaches all of that kind that say nothing themselves, and does
+    /// what its row says to those that do; or it is refused, with the exit status 2.
+    fn check<S: Spec>(of: fn(&mut Specs) -> &mut S) -> usize {
+        let flags = S::ROWS.iter().filter_map(|row| Some((row, row.serve?)));
+        let mut count = 0;
+        for (row, flag) in flags {
+            count += 1;
+            let mut args = vec![
+                "vnvme".to_owned(),
+                "serve".into(),
+                "--config".into(),
+                "f".into(),
+            ];
+            args.push(format!("--{}", flag.name));
+            let mut scratch = S::default();
+            let is_switch = (row.setting)(&mut scratch).is_switch();
+            let [value, other] = match (is_switch, flag.name == row.key) {
+                (true, true) => ["on", "off"].map(str::to_owned),
+                (true, false) => ["off", "on"].map(str::to_owned),
+                _ => values(row),
+            };
+            args.extend((!is_switch).then(|| value.clone()));
+            let matches = Cli::command().try_get_matches_from(&args).unwrap();
+            let given = Given::of(Command::Serve, matches.subcommand().unwrap().1);
+            let file = Some(Path::new("f"));
+            let shown = |text: &str| {
+                let mut scratch = S::default();
+                row.set_text(&mut scratch, text.as_ref()).unwrap();
+                (row.setting)(&mut scratch).shown()
+            };
+            for says in [None, Some(&other)] {
+                let mut specs = specs();
+                if S::REFUSED.is_empty() && UblkSpec::REFUSED.iter().any(|(no, _)| *no == flag.name)
+                {
+                    let error = given.merge(file, &mut specs).unwrap_err();
+                    assert!(error.is::<Usage>(), "exit status 2: {args:?}");
+                    specs.ublk.clear();
+                }
+                if let Some(text) = says {
+                    row.set_text(of(&mut specs), text.as_ref()).unwrap();
+                }
+                let merged = given.merge(file, &mut specs);
+                let wanted = match (flag.beside, says) {
+                    (Beside::Refused(why), _) => {
+                        let error = merged.unwrap_err();
+                        assert!(error.is::<Usage>(), "exit status 2: {args:?}");
+                        assert!(error.to_string().contains(why), "{args:?}: {error}");
+                        continue;
+                    }
+                    (Beside::Default, Some(other)) => shown(other),
+                    _ => shown(&value),
+                };
+                merged.unwrap();
+                let found = (row.setting)(of(&mut specs)).shown();
+                assert_eq!(
+                    found,
+                    wanted,
+                    "{args:?} to {}, which says {says:?}",
+                    S::TABLE
+                );
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn each_flag_beside_a_file_applies_or_is_refused() {
+        let counts = [
+            check::<ControllerSpec>(|specs| &mut specs.controllers[0]),
+            check::<NamespaceSpec>(|specs| &mut specs.controllers[0].namespaces[0]),
+            check::<VhostBlkSpec>(|specs| &mut specs.vhost_user_blk[0]),
+            check::<UblkSpec>(|specs| &mut specs.ublk[0]),
+            check::<ProcessSpec>(|specs| &mut specs.process),
+        ];
+        assert_eq!(counts, [10, 2, 3, 2, 7]);
+    }
+
+    #[test]
+    fn flags_of_what_is_not_served_are_refused() {
+        for row in ControllerSpec::ROWS {
+            let Some(flag) = row.serve.filter(|flag| flag.name != "no-write-cache") else {
+                continue;
+            };
+            let value = if flag.name.starts_with("no-") {
+                "off".to_owned()
+            } else {
+                values(row)[0].clone()
+            };
+            let given = Given {
+                command: Command::Serve,
+                flags: vec![(flag.name, value.into())],
+            };
+            let mut specs = specs();
+            specs.controllers.clear();
+            let error = given.merge(None, &mut specs).unwrap_err();
+            let text = format!("--{} concerns NVMe controllers, and none", flag.name);
+            assert!(
+                error.is::<Usage>() && error.to_string().contains(&text),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn lists_may_be_repeated() {
+        let args = ["vnvme", "ublk", "a", "--cpus", "2,3", "--cpus", "4"];
+        let matches = Cli::command().try_get_matches_from(args).unwrap();
+        let given = Given::of(Command::Ublk, matches.subcommand().unwrap().1);
+        let mut specs = specs();
+        given.merge(None, &mut specs).unwrap();
+        assert_eq!(specs.process.cpus, Some(vec![2, 3, 4]));
+    }
+}

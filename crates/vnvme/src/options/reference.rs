@@ -1,0 +1,432 @@
+//! docs/reference.md and the man pages in docs/man, made of the tables, of the registry of volume
+//! kinds and of the commands. They are committed: a test compares them, and writes them when
+//! `VNVME_WRITE_DOCS` is set (`make docs`).
+
+use super::{Beside, Flag, Row, Spec};
+use crate::cli::Cli;
+use crate::devices::DeviceRegistry;
+use crate::open::kinds;
+use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec};
+use crate::ublk::UblkSpec;
+use crate::vhost_blk::VhostBlkSpec;
+use clap::CommandFactory;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use volume::{Extras, UrlOption};
+
+/// Options of commands that no configuration file has, and why.
+const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
+    ("help", "it prints"),
+    ("version", "it prints"),
+    (
+        "log",
+        "it is obeyed before a file is read; VNVME_LOG says the same",
+    ),
+    ("config", "it names the file"),
+    ("vhost-user-blk", "a table [[vhost-user-blk]] is the same"),
+    (
+        "end-with-parent",
+        "for tests and supervisors: it names a process",
+    ),
+    ("remove", "it serves nothing"),
+];
+
+/// Keys of a configuration file that the command line says otherwise than by a flag or in a URL.
+const NO_FLAG: &[(&str, &str)] = &[
+    (
+        "socket",
+        "`--socket`, or the first word after `--vhost-user-blk`",
+    ),
+    ("volume", "the words that name volumes"),
+];
+
+/// Lines of text, at most 100 columns; the second and later ones begin with `indent`.
+fn wrapped(text: &str, indent: &str) -> String {
+    let (mut lines, mut line) = (String::new(), String::new());
+    for word in text.split_whitespace() {
+        if !line.trim().is_empty() && line.chars().count() + 1 + word.chars().count() > 100 {
+            lines += &line;
+            lines.push('\n');
+            line = indent.to_owned();
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line += word;
+    }
+    lines + &line + "\n"
+}
+
+fn url_option(out: &mut String, option: &UrlOption) {
+    let text = format!("- `{}={}`: {}", option.name, option.form, option.help);
+    *out += &wrapped(&text, "  ");
+}
+
+/// What an option is on the command line: `-s`, `--socket <PATH>`.
+fn written(arg: &clap::Arg) -> String {
+    let short = arg.get_short().map(|short| format!("`-{short}`, "));
+    let names = arg
+        .get_value_names()
+        .filter(|_| arg.get_action().takes_values());
+    let values = names.into_iter().flatten();
+    let values: String = values.map(|name| format!(" <{name}>")).collect();
+    match arg.get_long() {
+        Some(long) => format!("{}`--{long}{values}`", short.unwrap_or_default()),
+        None => format!("`{}`", values.trim()),
+    }
+}
+
+fn command(out: &mut String, command: &clap::Command) {
+    let about = command.get_about().map(ToString::to_string);
+    let _ = writeln!(out, "### vnvme {}\n", command.get_name());
+    *out += &wrapped(&format!("{}.", about.unwrap_or_default()), "");
+    out.push('\n');
+    let shown =
+        |arg: &&clap::Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "log");
+    for arg in command.get_arguments().filter(shown) {
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let mut text = format!("- {}: {help}", written(arg));
+        let choices = arg.get_possible_values();
+        let choices = choices.iter().filter(|choice| !choice.is_hide_set());
+        let names: Vec<String> = choices.map(|c| format!("`{}`", c.get_name())).collect();
+        if !names.is_empty() && arg.get_action().takes_values() {
+            let _ = write!(text, "; one of {}", names.join(", "));
+        }
+        let defaults = arg.get_default_values();
+        if let (Some(default), true) = (defaults.first(), arg.get_action().takes_values()) {
+            let _ = write!(text, " [default: {}]", default.to_string_lossy());
+        }
+        *out += &wrapped(&text, "  ");
+    }
+    out.push('\n');
+}
+
+/// The choices of a value, or what it looks like.
+fn form<S: Spec>(row: &Row<S>) -> String {
+    let mut scratch = S::default();
+    let setting = (row.setting)(&mut scratch);
+    let choices = setting.choices();
+    let choices = choices.iter().filter(|choice| !choice.is_hide_set());
+    let names: Vec<&str> = choices
+        .map(clap::builder::PossibleValue::get_name)
+        .collect();
+    match (setting.is_switch(), names.is_empty()) {
+        (true, _) => "true or false".into(),
+        (false, false) => names.join(" or "),
+        _ => row.form.replace('|', " or "),
+    }
+}
+
+/// The help with the default, as a configuration file has it.
+fn help<S: Spec>(row: &Row<S>) -> String {
+    let mut scratch = S::default();
+    let default = match ((row.setting)(&mut scratch).is_switch(), row.default) {
+        (true, "on") => "true",
+        (true, "off") => "false",
+        (_, default) => default,
+    };
+    Row { default, ..*row }.help_with_default()
+}
+
+fn beside(flag: &Flag) -> String {
+    match flag.beside {
+        Beside::Default => "is the default of entries that say nothing".into(),
+        Beside::Overrides => "counts more than the file".into(),
+        Beside::Refused(why) => format!("is refused beside `--config`: it {why}"),
+    }
+}
+
+fn table<S: Spec>(out: &mut String, about: &str) {
+    let _ = writeln!(out, "### {}\n", S::TABLE);
+    *out += &wrapped(about, "");
+    out.push('\n');
+    for row in S::ROWS {
+        let required = if row.required { ", required" } else { "" };
+        let mut text = format!("- `{}` ({}{required}): {}", row.key, form(row), help(row));
+        if let Some((first, last)) = row.range {
+            let _ = write!(text, ", {first} to {last}");
+        }
+        text.push('.');
+        if row.url {
+            text += " Also in the volume's URL.";
+        }
+        if let Some(flag) = &row.serve {
+            let _ = write!(text, " `vnvme serve --{}` {}.", flag.name, beside(flag));
+        }
+        if let Some(flag) = row.ublk.as_ref().filter(|_| S::TABLE == UblkSpec::TABLE) {
+            let _ = write!(text, " `vnvme ublk --{}`.", flag.name);
+        }
+        *out += &wrapped(&text, "  ");
+    }
+    for (flag, why) in S::REFUSED {
+        *out += &wrapped(
+            &format!("- `--{flag}` is refused: {} {why}.", S::TABLE),
+            "  ",
+        );
+    }
+    out.push('\n');
+}
+
+/// What can be written in a configuration file.
+fn tables(out: &mut String) {
+    let controller = "An NVMe controller; there may be several.";
+    table::<ControllerSpec>(out, controller);
+    table::<NamespaceSpec>(
+        out,
+        "A namespace of the controller above it; at least one for each.",
+    );
+    table::<VhostBlkSpec>(
+        out,
+        "A volume for a guest with a virtio driver; there may be several.",
+    );
+    let ublk = "A volume as a block device of this host; there may be several.";
+    table::<UblkSpec>(out, ublk);
+    table::<ProcessSpec>(out, "The process, whatever it serves; once at most.");
+}
+
+fn reference() -> String {
+    let mut cli = Cli::command();
+    cli.build();
+    let mut out = String::from(
+        "# Reference\n\n<!-- Made by `make docs`: change the tables in crates/vnvme/src/options \
+         instead. -->\n\n",
+    );
+    out += &wrapped(
+        "Every option: of the commands, of a configuration file, and of a volume's URL. \
+         `vnvme COMMAND --help` says the same of a command, and so do the man pages in \
+         [man](man).",
+        "",
+    );
+    out += "\n## Commands\n\n";
+    out += &wrapped(
+        "Each command has `--help` and `--log <FILTER>` (or the variable `VNVME_LOG`): what to \
+         log, to standard error.",
+        "",
+    );
+    out.push('\n');
+    let commands = cli.get_subcommands();
+    for one in commands.filter(|one| one.get_name() != "help" && !one.is_hide_set()) {
+        command(&mut out, one);
+    }
+    out += "## The configuration file\n\n";
+    out += &wrapped(
+        "`vnvme serve --config FILE` reads TOML. Keys have the names of the options. A key that is \
+         unknown is an error. Options beside `--config` concern all entries of the file, or are \
+         refused; none is ignored.",
+        "",
+    );
+    out.push('\n');
+    tables(&mut out);
+    out += "## Volumes\n\n";
+    out += &wrapped(
+        "A volume is a path or a URL. Options follow as `?key=value&key=value`; in a configuration \
+         file they may be keys of a table, `volume = { url = \"disk.raw\", iops = 1000 }`.",
+        "",
+    );
+    let kinds = kinds(DeviceRegistry::default());
+    for scheme in kinds.schemes() {
+        let _ = writeln!(out, "\n### {}\n", scheme.url());
+        out += &wrapped_example(scheme);
+        for option in scheme.options {
+            url_option(&mut out, option);
+        }
+    }
+    out += "\n### Options of every volume\n\n";
+    for option in Extras::OPTIONS {
+        url_option(&mut out, option);
+    }
+    out
+}
+
+fn wrapped_example(scheme: &volume::Scheme) -> String {
+    wrapped(&format!("`{}`: {}.", scheme.example, scheme.help), "") + "\n"
+}
+
+/// Words as roff has them.
+fn roff(text: &str) -> String {
+    text.replace('\\', "\\e")
+        .replace('-', "\\-")
+        .replace("`", "")
+}
+
+fn man_of<S: Spec>(out: &mut String) {
+    let _ = writeln!(out, ".SH \"{}\"", S::TABLE);
+    for row in S::ROWS {
+        let (key, form, help) = (roff(row.key), roff(&form(row)), roff(&help(row)));
+        let _ = writeln!(out, ".TP\n\\fB{key}\\fR = \\fI{form}\\fR\n{help}");
+    }
+}
+
+/// vnvme.toml(5).
+fn man_of_file() -> String {
+    let mut out = String::from(
+        ".TH vnvme.toml 5\n.SH NAME\nvnvme.toml \\- what vnvme serve \\-\\-config reads\n\
+         .SH DESCRIPTION\nTOML: the tables below, with these keys.\n",
+    );
+    man_of::<ControllerSpec>(&mut out);
+    man_of::<NamespaceSpec>(&mut out);
+    man_of::<VhostBlkSpec>(&mut out);
+    man_of::<UblkSpec>(&mut out);
+    man_of::<ProcessSpec>(&mut out);
+    out + ".SH \"SEE ALSO\"\nvnvme(1), vnvme\\-serve(1)\n"
+}
+
+/// All documents that are made, each with its place below docs/.
+fn documents() -> Vec<(PathBuf, String)> {
+    let directory = tempfile::tempdir().unwrap();
+    clap_mangen::generate_to(
+        Cli::command().disable_help_subcommand(true),
+        directory.path(),
+    )
+    .unwrap();
+    let mut all = vec![
+        ("reference.md".into(), reference()),
+        ("man/vnvme.toml.5".into(), man_of_file()),
+    ];
+    for entry in std::fs::read_dir(directory.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = Path::new("man").join(path.file_name().unwrap());
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+        all.push((name, lines.join("\n") + "\n"));
+    }
+    all
+}
+
+#[test]
+fn what_is_committed_is_what_is_made() {
+    let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs"));
+    let all = documents();
+    if std::env::var_os("VNVME_WRITE_DOCS").is_some() {
+        let _ = std::fs::remove_dir_all(docs.join("man"));
+        std::fs::create_dir_all(docs.join("man")).unwrap();
+        for (name, text) in &all {
+            std::fs::write(docs.join(name), text).unwrap();
+        }
+    }
+    for (name, text) in &all {
+        let committed = std::fs::read_to_string(docs.join(name)).unwrap_or_default();
+        let differs = committed.lines().zip(text.lines()).find(|(a, b)| a != b);
+        assert!(
+            committed == *text,
+            "docs/{} is not what the options say; run `make docs`: {differs:?}",
+            name.display()
+        );
+    }
+    let pages = std::fs::read_dir(docs.join("man")).unwrap().count();
+    assert_eq!(pages, all.len() - 1, "docs/man has pages of no command");
+}
+
+/// The flags of the tables, and the keys.
+fn flags_and_keys<S: Spec>(flags: &mut Vec<&str>, keys: &mut Vec<&str>) {
+    for row in S::ROWS {
+        let own = [row.serve.as_ref(), row.ublk.as_ref()];
+        let own: Vec<&str> = own.into_iter().flatten().map(|flag| flag.name).collect();
+        for name in &own {
+            assert!(
+                name.trim_start_matches("no-") == row.key,
+                "--{name} sets {}",
+                row.key
+            );
+        }
+        let said = row.url || !own.is_empty() || NO_FLAG.iter().any(|(key, _)| *key == row.key);
+        assert!(
+            said,
+            "{} of {}: how does the command line say it?",
+            row.key,
+            S::TABLE
+        );
+        flags.extend(own);
+        keys.push(row.key);
+    }
+}
+
+#[test]
+fn every_option_has_a_key_and_every_key_an_option() {
+    let (mut flags, mut keys) = (Vec::new(), Vec::new());
+    flags_and_keys::<ControllerSpec>(&mut flags, &mut keys);
+    flags_and_keys::<NamespaceSpec>(&mut flags, &mut keys);
+    flags_and_keys::<VhostBlkSpec>(&mut flags, &mut keys);
+    flags_and_keys::<UblkSpec>(&mut flags, &mut keys);
+    flags_and_keys::<ProcessSpec>(&mut flags, &mut keys);
+    let mut cli = Cli::command();
+    cli.build();
+    for name in ["serve", "ublk"] {
+        let command = cli.find_subcommand(name).unwrap();
+        for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+            let alone = ONLY_ON_THE_COMMAND_LINE
+                .iter()
+                .any(|(only, _)| *only == option);
+            let has_key = flags.contains(&option) || keys.contains(&option);
+            assert!(alone != has_key, "vnvme {name} --{option}: has it a key?");
+        }
+    }
+}
+
+#[test]
+fn the_reference_has_every_option() {
+    let text = reference();
+    let mut cli = Cli::command();
+    cli.build();
+    for command in cli.get_subcommands().filter(|one| one.get_name() != "help") {
+        let heading = format!("### vnvme {}\n", command.get_name());
+        let section = text.split(&heading).nth(1).expect(&heading);
+        let section = section.split("\n##").next().unwrap();
+        let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+        for option in shown.filter_map(clap::Arg::get_long) {
+            let is_there = section.contains(&format!("`--{option}"));
+            assert!(
+                is_there || ["help", "log"].contains(&option),
+                "{heading}{option}"
+            );
+        }
+    }
+    let (mut flags, mut keys) = (Vec::new(), Vec::new());
+    flags_and_keys::<ControllerSpec>(&mut flags, &mut keys);
+    flags_and_keys::<NamespaceSpec>(&mut flags, &mut keys);
+    flags_and_keys::<VhostBlkSpec>(&mut flags, &mut keys);
+    flags_and_keys::<UblkSpec>(&mut flags, &mut keys);
+    flags_and_keys::<ProcessSpec>(&mut flags, &mut keys);
+    let file = text.split("## The configuration file").nth(1).unwrap();
+    for key in keys {
+        assert!(file.contains(&format!("- `{key}` (")), "{key}");
+    }
+    let kinds = kinds(DeviceRegistry::default());
+    for scheme in kinds.schemes() {
+        assert!(
+            text.contains(&format!("### {}", scheme.url())),
+            "{}",
+            scheme.name
+        );
+        for option in scheme.options.iter().chain(Extras::OPTIONS) {
+            assert!(
+                text.contains(&format!("- `{}=", option.name)),
+                "{}",
+                option.name
+            );
+        }
+    }
+}
+
+#[test]
+fn defaults_are_those_of_the_code() {
+    let controller = controller::ControllerConfig::default();
+    let of = |key| ControllerSpec::row(key).unwrap().default;
+    assert_eq!(of("io-queues"), controller.io_queues.to_string());
+    assert_eq!(of("queue-entries"), controller.queue_entries.to_string());
+    assert_eq!(of("mdts"), controller.mdts.to_string());
+    assert_eq!(of("model"), controller.model);
+    assert!(controller.shadow_doorbells && controller.write_cache);
+    assert!(!controller.mapped_doorbells);
+    let disk = vhost_blk::DiskOptions::default();
+    let of = |key| VhostBlkSpec::row(key).unwrap().default;
+    assert_eq!(of("queues"), disk.queues.to_string());
+    assert_eq!(of("queue-size"), disk.queue_size.to_string());
+    assert!(disk.write_cache);
+    let disk = UblkSpec::default();
+    let of = |key| UblkSpec::row(key).unwrap().default;
+    assert_eq!(of("queues"), disk.queues().to_string());
+    assert_eq!(of("depth"), disk.depth().to_string());
+    let process = ProcessSpec::default().options(1);
+    assert_eq!(process.polling.idle_window, worker::IdleWindow::Adaptive);
+    assert_eq!(process.spread, crate::balance::Spread::Auto);
+}

@@ -1,0 +1,356 @@
+//! The options, by what they are options of.
+//!
+//! A new option is a row here and a field of the structure that it sets.
+
+use super::{Flag, Row, Setting, Spec, Url};
+use crate::serve::MAX_WORKERS;
+use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
+use crate::ublk::UblkSpec;
+use crate::vhost_blk::VhostBlkSpec;
+use serde::de::MapAccess;
+
+/// Where a VMM connects.
+const fn socket<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "Unix socket to listen on; created with mode 0600, a stale one is replaced";
+    Row::new("socket", "PATH", help, setting).required()
+}
+
+const fn volume<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "path or URL, or a table of the URL and its options, \
+                { url = \"a.raw\", iops = 1000 }";
+    Row::new("volume", "URL", help, setting).required()
+}
+
+const fn read_only<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let flag = Flag::overrides("read-only").short('r');
+    Row::new("read-only", "on|off", "refuse writes", setting)
+        .or("off")
+        .serve(flag.help("refuse writes, to every volume"))
+        .ublk(flag)
+}
+
+const fn block_size<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let flag = Flag::default("block-size").short('b');
+    Row::new(
+        "block-size",
+        "512|4096",
+        "logical block size in bytes",
+        setting,
+    )
+    .or("the volume's, 512 at least")
+    .in_url()
+    .serve(flag.help("logical block size in bytes, of every volume"))
+    .ublk(flag)
+}
+
+const fn write_cache<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "volatile write cache; off: every write is durable when it completes";
+    let flag = Flag::overrides("no-write-cache");
+    Row::new("write-cache", "on|off", help, setting)
+        .or("on")
+        .serve(flag.help(
+            "start with the volatile write cache off: every write is durable when it completes",
+        ))
+}
+
+impl Spec for NamespaceSpec {
+    const TABLE: &'static str = "[[controller.namespace]]";
+    const NAMES: &'static str = "namespaces";
+    const ROWS: &'static [Row<Self>] = &[
+        volume(|n| &mut n.volume),
+        read_only(|n| &mut n.read_only),
+        block_size(|n| &mut n.block_size),
+        Row::<Self>::new("nsid", "N", "namespace ID", |n| &mut n.nsid)
+            .or("by position, from 1")
+            .in_url(),
+        Row::<Self>::new("nguid", "HEX", "NGUID, 32 hexadecimal digits", |n| {
+            &mut n.nguid
+        })
+        .or("made from serial number and volume")
+        .in_url(),
+        Row::<Self>::new("eui64", "HEX", "EUI-64, 16 hexadecimal digits", |n| {
+            &mut n.eui64
+        })
+        .or("made from serial number and volume")
+        .in_url(),
+        Row::<Self>::new(
+            "path",
+            "direct|generic",
+            "how commands reach a device: as they are, or through the volume",
+            |n| &mut n.path,
+        )
+        .or("direct where that is possible")
+        .in_url(),
+    ];
+
+    fn volume(&mut self) -> Option<&mut Url> {
+        Some(&mut self.volume)
+    }
+}
+
+impl Spec for ControllerSpec {
+    const TABLE: &'static str = "[[controller]]";
+    const NAMES: &'static str = "NVMe controllers";
+    const ROWS: &'static [Row<Self>] = &[
+        socket(|c| &mut c.socket),
+        Row::<Self>::new(
+            "doorbells",
+            "MODE",
+            "how the client rings doorbells: by message, or in a mapped page that is polled all \
+             the time",
+            |c| &mut c.doorbells,
+        )
+        .or("trapped")
+        .serve(Flag::default("doorbells")),
+        Row::<Self>::new(
+            "shadow-doorbells",
+            "on|off",
+            "offer shadow doorbells (Doorbell Buffer Config)",
+            |c| &mut c.shadow_doorbells,
+        )
+        .or("on")
+        .serve(
+            Flag::overrides("no-shadow-doorbells")
+                .help("do not offer shadow doorbells (Doorbell Buffer Config)"),
+        ),
+        write_cache(|c| &mut c.write_cache),
+        Row::<Self>::new("model", "TEXT", "model number, up to 40 characters", |c| {
+            &mut c.model
+        })
+        .or("vnvme virtual NVMe disk")
+        .serve(Flag::default("model")),
+        Row::<Self>::new(
+            "serial",
+            "TEXT",
+            "serial number, up to 20 characters",
+            |c| &mut c.serial,
+        )
+        .or("made from the volumes, stable")
+        .serve(Flag::refused("serial", "names one controller")),
+        Row::<Self>::new(
+            "firmware",
+            "TEXT",
+            "firmware revision, up to 8 characters",
+            |c| &mut c.firmware,
+        )
+        .or("the version of vnvme")
+        .serve(Flag::default("firmware")),
+        Row::<Self>::new("subnqn", "NQN", "NVM subsystem NQN", |c| &mut c.subnqn)
+            .or("made from the serial number")
+            .serve(Flag::refused("subnqn", "names one controller")),
+        Row::<Self>::new("io-queues", "N", "I/O queue pairs, 1 to 64", |c| {
+            &mut c.io_queues
+        })
+        .or("64")
+        .serve(Flag::default("io-queues")),
+        Row::<Self>::new(
+            "queue-entries",
+            "N",
+            "entries per queue, a power of two from 2 to 4096",
+            |c| &mut c.queue_entries,
+        )
+        .or("4096")
+        .serve(Flag::default("queue-entries")),
+        Row::<Self>::new(
+            "mdts",
+            "N",
+            "largest transfer of a command: 4 KiB times two to the power of this",
+            |c| &mut c.mdts,
+        )
+        .or("8")
+        .serve(Flag::default("mdts")),
+    ];
+    const NESTED: &'static [(&'static str, bool)] = &[("namespace", true)];
+    const OF_PROCESS: &'static [&'static str] = &["spread"];
+
+    fn nested<'de, A: MapAccess<'de>>(&mut self, _: &str, map: &mut A) -> Result<(), A::Error> {
+        self.namespaces = map.next_value()?;
+        Ok(())
+    }
+}
+
+impl Spec for VhostBlkSpec {
+    const TABLE: &'static str = "[[vhost-user-blk]]";
+    const NAMES: &'static str = "vhost-user-blk exports";
+    const ROWS: &'static [Row<Self>] = &[
+        socket(|e| &mut e.socket),
+        volume(|e| &mut e.volume),
+        Row::<Self>::new("queues", "N", "request queues at most", |e| &mut e.queues)
+            .or("128")
+            .in_url(),
+        Row::<Self>::new(
+            "queue-size",
+            "N",
+            "entries of a queue that requests are made for (seg_max is two less)",
+            |e| &mut e.queue_size,
+        )
+        .or("128")
+        .in_url(),
+        Row::<Self>::new(
+            "serial",
+            "TEXT",
+            "serial number, up to 20 characters",
+            |e| &mut e.serial,
+        )
+        .or("made from the volume, stable")
+        .in_url(),
+        block_size(|e| &mut e.block_size),
+        read_only(|e| &mut e.read_only),
+        write_cache::<Self>(|e| &mut e.write_cache).in_url(),
+    ];
+
+    fn volume(&mut self) -> Option<&mut Url> {
+        Some(&mut self.volume)
+    }
+}
+
+impl Spec for UblkSpec {
+    const TABLE: &'static str = "[[ublk]]";
+    const NAMES: &'static str = "block devices";
+    const ROWS: &'static [Row<Self>] = &[
+        volume(|d| &mut d.volume),
+        Row::<Self>::new("id", "N", "number of the device, N of /dev/ublkbN", |d| {
+            &mut d.id
+        })
+        .or("any that is free")
+        .ublk(
+            Flag::default("id")
+                .help("number of the first device, N of /dev/ublkbN; the others follow"),
+        ),
+        Row::<Self>::new("queues", "N", "queues of each device", |d| &mut d.queues)
+            .or("1")
+            .ublk(Flag::default("queues")),
+        Row::<Self>::new("depth", "N", "requests of each queue", |d| &mut d.depth)
+            .or("128")
+            .ublk(Flag::default("depth")),
+        block_size(|d| &mut d.block_size),
+        read_only(|d| &mut d.read_only),
+        Row::<Self>::new(
+            "recover",
+            "on|off",
+            "let the device outlive a killed process: it waits for the next one with the same id, \
+             and so do its users",
+            |d| &mut d.recover,
+        )
+        .or("off")
+        .ublk(Flag::overrides("recover").requires("id")),
+    ];
+    const REFUSED: &'static [(&'static str, &'static str)] = &[(
+        "no-write-cache",
+        "devices have a write cache that cannot be turned off",
+    )];
+
+    fn volume(&mut self) -> Option<&mut Url> {
+        Some(&mut self.volume)
+    }
+}
+
+/// A flag of whatever serves.
+const fn both<S>(row: Row<S>) -> Row<S> {
+    let flag = Flag::overrides(row.key);
+    row.serve(flag).ublk(flag)
+}
+
+impl Spec for ProcessSpec {
+    const TABLE: &'static str = "[process]";
+    const NAMES: &'static str = "processes";
+    const ROWS: &'static [Row<Self>] = &[
+        both(
+            Row::<Self>::new(
+                "idle-window",
+                "MICROSECONDS",
+                "poll for this long after the last work before sleeping: microseconds, or auto, \
+                 from 20 to 1000 as the load has it",
+                |p| &mut p.idle_window,
+            )
+            .or("auto"),
+        ),
+        both(
+            Row::<Self>::new(
+                "pin-memory",
+                "on|off",
+                "pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block \
+                 devices (io_uring's fixed buffers): less work for each request; all of the memory \
+                 is allocated soon after it was attached, counts against the limit of locked \
+                 memory (ulimit -l) unless root, and must not be reclaimed by a balloon",
+                |p| &mut p.pin_memory,
+            )
+            .or("off"),
+        ),
+        both(
+            Row::<Self>::new(
+                "sqpoll",
+                "on|off",
+                "let a thread of the kernel take each thread's requests to files and block devices \
+                 (io_uring's SQPOLL): no system call to submit, for one more CPU that is busy \
+                 while there is work",
+                |p| &mut p.sqpoll,
+            )
+            .or("off"),
+        ),
+        Row::<Self>::new(
+            "workers",
+            "N",
+            "worker threads: controllers, exports and queues of block devices are assigned to them \
+             in turn, and a controller's queues migrate to those that have time",
+            |p| &mut p.workers,
+        )
+        .range(1, MAX_WORKERS as u32)
+        .or("1")
+        .serve(Flag::overrides("workers"))
+        .ublk(Flag::overrides("workers").help(
+            "worker threads: queues are assigned to them in turn \
+             [default: one for each queue of a device]",
+        )),
+        Row::<Self>::new(
+            "spread",
+            "MODE",
+            "what becomes of a controller's queues where there are several workers",
+            |p| &mut p.spread,
+        )
+        .or("auto")
+        .serve(Flag::overrides("spread")),
+        both(
+            Row::<Self>::new(
+                "cpus",
+                "LIST",
+                "CPUs to pin the workers to, one each, like 2,3",
+                |p| &mut p.cpus,
+            )
+            .or("not pinned"),
+        ),
+        Row::<Self>::new(
+            "control",
+            "PATH",
+            "Unix socket to answer \"vnvme stats\", limits, path, suspend and resume on",
+            |p| &mut p.control,
+        )
+        .serve(Flag::overrides("control"))
+        .ublk(
+            Flag::overrides("control")
+                .help("Unix socket to answer \"vnvme stats\" and \"vnvme limits\" on"),
+        ),
+    ];
+}
+
+impl Spec for Specs {
+    const TABLE: &'static str = "(the file)";
+    const NAMES: &'static str = "files";
+    const ROWS: &'static [Row<Self>] = &[];
+    const NESTED: &'static [(&'static str, bool)] = &[
+        ("controller", false),
+        ("vhost-user-blk", false),
+        ("ublk", false),
+        ("process", false),
+    ];
+
+    fn nested<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "controller" => self.controllers = map.next_value()?,
+            "vhost-user-blk" => self.vhost_user_blk = map.next_value()?,
+            "ublk" => self.ublk = map.next_value()?,
+            _ => self.process = map.next_value()?,
+        }
+        Ok(())
+    }
+}

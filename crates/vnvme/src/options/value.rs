@@ -1,0 +1,313 @@
+//! Values of options, and the fields that they are put into.
+
+use crate::balance::Spread;
+use crate::direct::PathChoice;
+use crate::spec::DoorbellMode;
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use serde::de::DeserializeOwned;
+use std::ffi::OsStr;
+use std::fmt;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::str::FromStr;
+use worker::IdleWindow;
+
+/// A value that an option may have.
+pub trait Value: Sized + fmt::Debug {
+    /// Flags of it have no value: they are there or not.
+    const IS_SWITCH: bool = false;
+    /// Its flag may be repeated: the values are put together, separated by commas.
+    const IS_LIST: bool = false;
+
+    /// Reads what the command line or a URL says.
+    ///
+    /// # Errors
+    /// What is wrong with the text, in words.
+    fn from_text(text: &OsStr) -> Result<Self, String>;
+
+    /// Reads what a configuration file says.
+    ///
+    /// # Errors
+    /// What is wrong with the value, in words.
+    fn from_toml(value: toml::Value) -> Result<Self, String>;
+
+    /// The words that there are, if it is one of some.
+    fn choices() -> Vec<PossibleValue> {
+        Vec::new()
+    }
+}
+
+/// A field that an option sets; it is empty until then.
+pub trait Setting {
+    /// Nothing was said.
+    fn is_empty(&self) -> bool;
+    /// See [`Value::from_text`].
+    ///
+    /// # Errors
+    /// As there.
+    fn set_text(&mut self, text: &OsStr) -> Result<(), String>;
+    /// See [`Value::from_toml`].
+    ///
+    /// # Errors
+    /// As there.
+    fn set_toml(&mut self, value: toml::Value) -> Result<(), String>;
+    /// What it is now, for tests to compare.
+    #[cfg(test)]
+    fn shown(&self) -> String {
+        String::new()
+    }
+    /// See [`Value::IS_SWITCH`].
+    fn is_switch(&self) -> bool {
+        false
+    }
+    /// See [`Value::IS_LIST`].
+    fn is_list(&self) -> bool {
+        false
+    }
+    /// See [`Value::choices`].
+    fn choices(&self) -> Vec<PossibleValue> {
+        Vec::new()
+    }
+}
+
+impl<V: Value> Setting for Option<V> {
+    fn is_empty(&self) -> bool {
+        self.is_none()
+    }
+
+    fn set_text(&mut self, text: &OsStr) -> Result<(), String> {
+        *self = Some(V::from_text(text)?);
+        Ok(())
+    }
+
+    fn set_toml(&mut self, value: toml::Value) -> Result<(), String> {
+        *self = Some(V::from_toml(value)?);
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn shown(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn is_switch(&self) -> bool {
+        V::IS_SWITCH
+    }
+
+    fn is_list(&self) -> bool {
+        V::IS_LIST
+    }
+
+    fn choices(&self) -> Vec<PossibleValue> {
+        V::choices()
+    }
+}
+
+/// A path that has to be there.
+impl Setting for PathBuf {
+    fn is_empty(&self) -> bool {
+        self.as_os_str().is_empty()
+    }
+
+    fn set_text(&mut self, text: &OsStr) -> Result<(), String> {
+        *self = text.into();
+        Ok(())
+    }
+
+    fn set_toml(&mut self, value: toml::Value) -> Result<(), String> {
+        *self = plain(value)?;
+        Ok(())
+    }
+}
+
+/// A volume's path or URL. In a configuration file also a table of the URL and its options,
+/// `{ url = "a.raw", iops = 1000 }`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Url(pub String);
+
+impl Deref for Url {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Setting for Url {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn set_text(&mut self, text: &OsStr) -> Result<(), String> {
+        self.0 = utf8(text)?.to_owned();
+        Ok(())
+    }
+
+    fn set_toml(&mut self, value: toml::Value) -> Result<(), String> {
+        let mut table = match value {
+            toml::Value::String(url) => {
+                self.0 = url;
+                return Ok(());
+            }
+            toml::Value::Table(table) => table,
+            other => return Err(format!("volume: {other} is no path, URL or table")),
+        };
+        let Some(toml::Value::String(mut url)) = table.remove("url") else {
+            return Err("volume: the table has no url".into());
+        };
+        for (key, value) in table {
+            let value = match value {
+                toml::Value::String(text) => text.replace('%', "%25").replace('&', "%26"),
+                toml::Value::Boolean(true) => "on".into(),
+                toml::Value::Boolean(false) => "off".into(),
+                toml::Value::Integer(number) => number.to_string(),
+                other => return Err(format!("volume: {key} = {other}")),
+            };
+            let sign = if url.contains('?') { '&' } else { '?' };
+            url.push_str(&format!("{sign}{key}={value}"));
+        }
+        self.0 = url;
+        Ok(())
+    }
+}
+
+fn utf8(text: &OsStr) -> Result<&str, String> {
+    text.to_str().ok_or_else(|| "it is not UTF-8".into())
+}
+
+fn plain<T: DeserializeOwned>(value: toml::Value) -> Result<T, String> {
+    T::deserialize(value).map_err(|error| error.message().to_owned())
+}
+
+fn parsed<T: FromStr<Err: fmt::Display>>(text: &OsStr) -> Result<T, String> {
+    utf8(text)?
+        .parse()
+        .map_err(|error: T::Err| error.to_string())
+}
+
+/// Values that the standard library and serde read.
+macro_rules! plain_values {
+    ($($value:ty),*) => {$(
+        impl Value for $value {
+            fn from_text(text: &OsStr) -> Result<Self, String> {
+                parsed(text)
+            }
+
+            fn from_toml(value: toml::Value) -> Result<Self, String> {
+                plain(value)
+            }
+        }
+    )*};
+}
+
+plain_values!(String);
+
+/// Numbers: what is out of range is said as clap does.
+macro_rules! numbers {
+    ($($value:ty),*) => {$(
+        impl Value for $value {
+            fn from_text(text: &OsStr) -> Result<Self, String> {
+                let number: i64 = parsed(text)?;
+                let last = Self::MAX;
+                Self::try_from(number).map_err(|_| format!("{number} is not in 0..={last}"))
+            }
+
+            fn from_toml(value: toml::Value) -> Result<Self, String> {
+                plain(value)
+            }
+        }
+    )*};
+}
+
+numbers!(u8, u16, u32);
+
+/// Values that are one of some words.
+macro_rules! choices {
+    ($($value:ty),*) => {$(
+        impl Value for $value {
+            fn from_text(text: &OsStr) -> Result<Self, String> {
+                let choice = <$value>::from_str(utf8(text)?, false);
+                choice.map_err(|_| {
+                    let shown = Self::choices().into_iter().filter(|c| !c.is_hide_set());
+                    let names: Vec<String> = shown.map(|c| c.get_name().to_owned()).collect();
+                    format!("{} is expected", names.join(" or "))
+                })
+            }
+
+            fn from_toml(value: toml::Value) -> Result<Self, String> {
+                plain(value)
+            }
+
+            fn choices() -> Vec<PossibleValue> {
+                let all = Self::value_variants().iter();
+                all.filter_map(ValueEnum::to_possible_value).collect()
+            }
+        }
+    )*};
+}
+
+choices!(DoorbellMode, PathChoice, Spread);
+
+impl Value for PathBuf {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        Ok(text.into())
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        plain(value)
+    }
+}
+
+impl Value for bool {
+    const IS_SWITCH: bool = true;
+
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        match text.to_str() {
+            Some("on") => Ok(true),
+            Some("off") => Ok(false),
+            _ => Err("on or off is expected".into()),
+        }
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        plain(value)
+    }
+}
+
+/// Numbers of CPUs.
+impl Value for Vec<usize> {
+    const IS_LIST: bool = true;
+
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        let numbers = utf8(text)?.split(',').map(str::parse);
+        let numbers = numbers.collect::<Result<_, std::num::ParseIntError>>();
+        numbers.map_err(|error| error.to_string())
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        plain(value)
+    }
+}
+
+impl Value for IdleWindow {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        parsed(text)
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => parsed(OsStr::new(&text)),
+            toml::Value::Integer(number) => parsed(OsStr::new(&number.to_string())),
+            other => Err(format!(
+                "{other} is neither auto nor a number of microseconds"
+            )),
+        }
+    }
+}
