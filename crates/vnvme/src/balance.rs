@@ -1,8 +1,8 @@
 //! Which queues go to which worker.
 //!
-//! Queues are made on their controller's own worker, and stay there as long as it has time for all of them: a second worker
-//! that wakes up for an idle disk would cost more than it gives. When one worker has much more to do than another, queues
-//! go over, so many that both have about the same.
+//! Queues are made on their controller's own worker, and stay there as long as it has time for all
+//! of them: a second worker that wakes up for an idle disk would cost more than it gives. When one
+//! worker has much more to do than another, queues go over, so many that both have about the same.
 
 use crate::peers::Peers;
 use clap::ValueEnum;
@@ -122,8 +122,8 @@ impl Balance {
         }
     }
 
-    /// Looks whether a queue is to migrate, if it is time; goes on with migrations. To be called now and
-    /// then while the worker is awake.
+    /// Looks whether a queue is to migrate, if it is time; goes on with migrations. To be called
+    /// now and then while the worker is awake.
     pub fn rebalance(&mut self, controller: &mut Controller, now: Instant) {
         if self.spread == Spread::Off || self.peers.count() < 2 {
             return;

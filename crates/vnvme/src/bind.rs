@@ -1,8 +1,9 @@
 //! `vnvme bind` and `vnvme unbind`: an NVMe device is handed to vfio-pci, and back to the kernel.
 //!
-//! Everything is checked for all devices before anything is changed for the first one. A device whose disks somebody uses
-//! is refused; the disks are claimed exclusively from that check until the kernel's driver has let go, so that nobody can
-//! mount one in between. When vfio-pci does not take a device, the kernel's driver gets it back.
+//! Everything is checked for all devices before anything is changed for the first one. A device
+//! whose disks are in use is refused; the disks are claimed exclusively from that check until the
+//! kernel's driver has released them, so that none is mounted in between. When vfio-pci does not
+//! take a device, the kernel's driver gets it back.
 
 mod usage;
 
@@ -26,7 +27,8 @@ pub use usage::users;
 /// Devices, and how to report.
 #[derive(Args)]
 pub struct BindArgs {
-    /// PCI addresses of NVMe controllers, as lspci -D lists them: 0000:44:00.0. All those of an IOMMU group together
+    /// PCI addresses of NVMe controllers, as lspci -D lists them: 0000:44:00.0. All those of an
+    /// IOMMU group together
     #[arg(required = true, value_name = "BDF")]
     devices: Vec<Bdf>,
     /// Report as a JSON array
@@ -208,7 +210,8 @@ fn unbind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>
         let device = find(host, *bdf)?;
         let from = device.driver();
         if is_vfio(from.as_deref()) {
-            // Without this check the kernel would wait for the user to go away, and this process with it.
+            // Without this check the kernel would wait for the user to go away, and this process
+            // with it.
             usage::vfio_users(host, &device)?;
         }
         devices.push((device, from));
@@ -232,7 +235,8 @@ fn unbind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>
     Ok(reports)
 }
 
-/// An NVMe controller; anything else may be what the system runs on, in ways that are not looked for here.
+/// An NVMe controller; anything else may be what the system runs on, in ways that are not looked
+/// for here.
 fn find(host: &Host, bdf: Bdf) -> Result<PciDevice> {
     let found = host.sysfs.device(bdf);
     let device = found.ok_or(VfioError::NoDevice { bdf })?;
@@ -262,7 +266,8 @@ fn usable_group(device: &PciDevice, bdfs: &[Bdf]) -> Result<Group> {
 }
 
 fn load(host: &Host, kernel: &impl Kernel) -> Result<()> {
-    // The group's interface needs it, and nothing loads it by itself; kernels with iommufd go without.
+    // The group's interface needs it, and nothing loads it by itself; kernels with iommufd go
+    // without.
     if !host.sysfs.path("module/vfio_iommu_type1").exists() {
         let _ = kernel.modprobe("vfio_iommu_type1");
     }

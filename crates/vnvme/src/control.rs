@@ -1,6 +1,7 @@
 //! The control socket: asks a running `vnvme serve` for its counters.
 //!
-//! A request is one line of JSON, `{"method":"stats"}`, `{"method":"limits","volume":"a.raw","iops":1000}`,
+//! A request is one line of JSON, `{"method":"stats"}`,
+//! `{"method":"limits","volume":"a.raw","iops":1000}`,
 //! `{"method":"path","path":"generic","all":true}` or
 //! `{"method":"device","device":"0000:44:00.0","action":"suspend"}`; the answer is one line of
 //! JSON. A thread of its own answers: it reads the workers' counters and sets limits without
@@ -30,14 +31,14 @@ use vfio_user::Listener;
 /// Longest request, in bytes.
 const REQUEST_MAX: u64 = 4096;
 /// How long a client may take for its request and our answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a device may take to shut down or to come up.
-const DEVICE_PATIENCE: Duration = Duration::from_secs(120);
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Where workers enter their controllers.
 #[derive(Clone, Default)]
 pub struct Registry {
-    controllers: Arc<Mutex<Vec<Entry>>>,
+    controllers: Arc<Mutex<Vec<ControllerEntry>>>,
     vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
     disks: Arc<Mutex<Vec<DiskEntry>>>,
     /// Limits of volumes.
@@ -51,13 +52,14 @@ pub struct Registry {
 }
 
 type DiskEntry = (String, Arc<DiskStats>);
-type Entry = (PathBuf, Arc<ControllerStats>);
+type ControllerEntry = (PathBuf, Arc<ControllerStats>);
 type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 impl Registry {
     /// Enters a controller under its socket.
     pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
-        // A thread that panicked while it held the lock left a whole list: there is no half an entry.
+        // A thread that panicked while it held the lock left a whole list: there is no half an
+        // entry.
         let mut list = self.controllers.lock().unpoisoned();
         list.push((socket.to_owned(), stats));
     }
@@ -251,7 +253,7 @@ pub fn answer(listener: &Listener, registry: &Registry) {
             Err(error) => {
                 // Out of descriptors, most likely: not a reason to spin.
                 tracing::warn!(%error, "control socket");
-                std::thread::sleep(PATIENCE);
+                std::thread::sleep(TIMEOUT);
             }
         }
     }
@@ -259,8 +261,8 @@ pub fn answer(listener: &Listener, registry: &Registry) {
 
 fn serve_one(stream: UnixStream, registry: &Registry) -> Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut line = String::new();
     BufReader::new((&stream).take(REQUEST_MAX))
         .read_line(&mut line)
@@ -323,7 +325,8 @@ pub fn stats(path: &Path) -> Result<Stats> {
     }
 }
 
-/// Changes limits in the process behind a control socket; answers those of the volumes that were meant.
+/// Changes limits in the process behind a control socket; answers those of the volumes that were
+/// meant.
 pub fn limits(path: &Path, change: &Change) -> Result<Vec<VolumeLimits>> {
     let arguments = match serde_json::to_value(change)? {
         serde_json::Value::Object(arguments) => arguments,
@@ -335,7 +338,8 @@ pub fn limits(path: &Path, change: &Change) -> Result<Vec<VolumeLimits>> {
     }
 }
 
-/// Changes paths in the process behind a control socket; answers socket, namespace and path of those that were meant.
+/// Changes paths in the process behind a control socket; answers socket, namespace and path of
+/// those that were meant.
 pub fn paths(path: &Path, change: &PathChange) -> Result<Vec<(PathBuf, u32, PathChoice)>> {
     let arguments = match serde_json::to_value(change)? {
         serde_json::Value::Object(arguments) => arguments,
@@ -353,7 +357,7 @@ pub fn device(path: &Path, change: &DeviceChange) -> Result<DeviceStatus> {
         serde_json::Value::Object(arguments) => arguments,
         _ => serde_json::Map::new(),
     };
-    match ask_for(path, "device", arguments, DEVICE_PATIENCE)? {
+    match ask_for(path, "device", arguments, DEVICE_TIMEOUT)? {
         Reply::Device(status) => Ok(status),
         reply => refused(path, reply),
     }
@@ -371,14 +375,14 @@ fn ask(
     method: &str,
     arguments: serde_json::Map<String, serde_json::Value>,
 ) -> Result<Reply> {
-    ask_for(path, method, arguments, PATIENCE)
+    ask_for(path, method, arguments, TIMEOUT)
 }
 
 fn ask_for(
     path: &Path,
     method: &str,
     arguments: serde_json::Map<String, serde_json::Value>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Reply> {
     let stream = UnixStream::connect(path).with_context(|| {
         format!(
@@ -387,7 +391,7 @@ fn ask_for(
             path.display()
         )
     })?;
-    stream.set_read_timeout(Some(patience))?;
+    stream.set_read_timeout(Some(timeout))?;
     let mut request = serde_json::to_vec(&Request {
         method: method.into(),
         arguments,

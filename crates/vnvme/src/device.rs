@@ -21,7 +21,8 @@ const IRQS: u32 = 5;
 const IRQ_INTX: u32 = 0;
 const IRQ_MSIX: u32 = 2;
 
-/// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or another device.
+/// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or
+/// another device.
 const RAM_AT_LEAST: u64 = 16 << 20;
 
 /// Windows of one client at the same time, as it is told (`max_dma_maps`).

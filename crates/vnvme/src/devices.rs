@@ -38,12 +38,12 @@ pub struct DeviceChange {
 /// How a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum DeviceState {
     /// At work.
     Live,
     /// Suspended: commands wait.
     Suspended,
-    /// Removed, given back or broken.
+    /// Removed, released or broken.
     Gone,
 }
 
@@ -53,7 +53,7 @@ pub struct DeviceStatus {
     /// Its URL.
     pub device: String,
     /// How it is.
-    pub state: State,
+    pub state: DeviceState,
     /// Controller resets so far.
     pub resets: u64,
 }
@@ -61,9 +61,9 @@ pub struct DeviceStatus {
 impl DeviceStatus {
     fn of(name: &str, device: &Device) -> Self {
         let state = match (device.is_gone(), device.is_suspended()) {
-            (true, _) => State::Gone,
-            (_, true) => State::Suspended,
-            _ => State::Live,
+            (true, _) => DeviceState::Gone,
+            (_, true) => DeviceState::Suspended,
+            _ => DeviceState::Live,
         };
         Self {
             device: name.to_owned(),
@@ -75,9 +75,9 @@ impl DeviceStatus {
     /// For people.
     pub fn print(&self) -> Result<(), OutputError> {
         let state = match self.state {
-            State::Live => "at work",
-            State::Suspended => "suspended: commands wait for vnvme resume",
-            State::Gone => "gone",
+            DeviceState::Live => "at work",
+            DeviceState::Suspended => "suspended: commands wait for vnvme resume",
+            DeviceState::Gone => "gone",
         };
         outln!("{}  {state}   resets {}", self.device, self.resets);
         Ok(())
@@ -99,18 +99,19 @@ impl DeviceRegistry {
             .collect()
     }
 
-    /// Suspends or resumes a device; returns when that is done. The error is a sentence for the user.
+    /// Suspends or resumes a device; returns when that is done. The error is a sentence for the
+    /// user.
     pub fn change(&self, change: &DeviceChange) -> Result<DeviceStatus, String> {
         let (name, device) = self.find(&change.device)?;
         let status = DeviceStatus::of(&name, &device);
         let result = match (change.action, status.state) {
-            (_, State::Gone) => return Err(format!("{name} is gone")),
-            (Action::Suspend, State::Suspended) => {
+            (_, DeviceState::Gone) => return Err(format!("{name} is gone")),
+            (Action::Suspend, DeviceState::Suspended) => {
                 return Err(format!("{name} is suspended already"));
             }
-            (Action::Resume, State::Live) => return Err(format!("{name} is not suspended")),
-            (Action::Suspend, State::Live) => device.suspend(),
-            (Action::Resume, State::Suspended) => device.resume(),
+            (Action::Resume, DeviceState::Live) => return Err(format!("{name} is not suspended")),
+            (Action::Suspend, DeviceState::Live) => device.suspend(),
+            (Action::Resume, DeviceState::Suspended) => device.resume(),
         };
         result.map_err(|error| format!("{name}: {error}"))?;
         tracing::warn!(device = name, action = ?change.action, "as the control socket asked for");
@@ -149,7 +150,8 @@ pub struct DeviceArgs {
     /// The control socket of a running vnvme serve --control PATH
     #[arg(value_name = "PATH")]
     control: PathBuf,
-    /// The device: its URL as vnvme serve was given it, without the namespace, or a part of that which only it has
+    /// The device: its URL as vnvme serve was given it, without the namespace, or a part of that
+    /// which only it has
     #[arg(value_name = "DEVICE")]
     device: String,
     /// Print JSON

@@ -1,8 +1,9 @@
 //! The direct path: a controller's commands on a slice of a device, without the volume in between.
 //!
-//! A namespace on an NVMe device has two ways to it: its volume, which works for everything (generic), and mediation,
-//! queue to queue (direct). Both stand on the same blocks and may be at work at once, so that the path is changed while
-//! commands are in flight, by a flag that the worker looks at for each batch; the control socket sets it.
+//! A namespace on an NVMe device has two ways to it: its volume, which works for everything
+//! (generic), and mediation, queue to queue (direct). Both stand on the same blocks and may be at
+//! work at once, so that the path is changed while commands are in flight, by a flag that the
+//! worker looks at for each batch; the control socket sets it.
 
 use crate::outln;
 use crate::output::OutputError;
@@ -23,8 +24,8 @@ use std::time::Instant;
 use sync::Unpoisoned;
 use volume::{Armed, Watcher};
 
-/// Physical queue pairs that a namespace takes at most, for its virtual ones in turn: a worker's thread drives them all, so
-/// more of them are only more doorbells to ring.
+/// Physical queue pairs that a namespace takes at most, for its virtual ones in turn: a worker's
+/// thread drives them all, so more of them are only more doorbells to ring.
 const LANES: usize = 4;
 /// Rounds without a command in flight after which the device is looked at all the same.
 const IDLE_ROUNDS: u32 = 1024;
@@ -236,7 +237,8 @@ impl PathRegistry {
         mine.map(PathEntry::counters).collect()
     }
 
-    /// Changes paths, and answers those of the namespaces that were meant. The error is a sentence for the user.
+    /// Changes paths, and answers those of the namespaces that were meant. The error is a sentence
+    /// for the user.
     pub fn change(&self, change: &PathChange) -> Result<Vec<(PathBuf, u32, PathChoice)>, String> {
         change.check()?;
         let list = lock(&self.0);
@@ -283,8 +285,8 @@ pub struct DirectPath {
 }
 
 impl DirectPath {
-    /// A direct path for the namespace `nsid` of the controller at `socket`, whose commands carry `max_transfer` bytes at
-    /// most. Takes its first queue pair of the device.
+    /// A direct path for the namespace `nsid` of the controller at `socket`, whose commands carry
+    /// `max_transfer` bytes at most. Takes its first queue pair of the device.
     pub fn new(
         direct: &Direct,
         nsid: u32,
@@ -329,7 +331,8 @@ impl DirectPath {
         Ok(())
     }
 
-    /// Has the worker woken by a queue pair. Whether that works: else it polls while commands are in flight.
+    /// Has the worker woken by a queue pair. Whether that works: else it polls while commands are
+    /// in flight.
     fn watch(&self, queue: &DirectQueue) -> bool {
         let Some(waker) = queue.waker() else {
             return false;
@@ -400,7 +403,8 @@ impl Passthrough for DirectPath {
 
     fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
         if self.in_flight == 0 {
-            // Now and then, for what does not come with a command: memory that is to be let go, a device that was reset.
+            // Now and then, for what does not come with a command: memory that is to be released,
+            // a device that was reset.
             self.idle = self.idle.wrapping_add(1);
             if !self.idle.is_multiple_of(IDLE_ROUNDS) {
                 return 0;

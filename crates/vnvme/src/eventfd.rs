@@ -9,15 +9,16 @@ use std::os::fd::{AsRawFd, OwnedFd};
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// Takes a descriptor that a client sent. `EINVAL` when it is no eventfd: a write to anything else could block, or do
-    /// who knows what.
+    /// Takes a descriptor that a client sent. `EINVAL` when it is no eventfd: a write to anything
+    /// else could block, or do who knows what.
     pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
         let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let target = rustix::fs::readlink(link, Vec::new())?;
         if !target.to_bytes().starts_with(b"anon_inode:[eventfd") {
             return Err(Errno::INVAL);
         }
-        // A client that lets the counter run full must not block this thread, which serves others too.
+        // A client that lets the counter run full must not block this thread, which serves others
+        // too.
         let flags = fcntl_getfl(&fd)?;
         if !flags.contains(OFlags::NONBLOCK) {
             fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;

@@ -1,5 +1,5 @@
-//! Identifiers that nobody set: stable, made from what the volume is, so that a guest finds the same disk after each
-//! restart.
+//! Identifiers that nobody set: stable, made from what the volume is, so that a guest finds the
+//! same disk after each restart.
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
@@ -64,7 +64,8 @@ mod tests {
     #[test]
     fn stable_across_versions() {
         let volume = b"/disks/a.raw".to_vec();
-        // Guests' boot configurations hold these values: a change of them is a change of the guest's disk names.
+        // Guests' boot configurations hold these values: a change of them is a change of the
+        // guest's disk names.
         assert_eq!(serial(std::slice::from_ref(&volume)), "VND208DCFEFE48385A");
         assert_eq!(
             subnqn("vm0"),

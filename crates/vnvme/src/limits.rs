@@ -13,12 +13,13 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{LimitHandle, Limits, MAX_WEIGHT, ShareHandle, Volume, parse_duration, parse_size};
 
-/// The limits and weights of the volumes that have any, under the names that the user gave the volumes.
+/// The limits and weights of the volumes that have any, under the names that the user gave the
+/// volumes.
 #[derive(Clone, Default)]
-pub struct LimitRegistry(Arc<Mutex<Vec<Entry>>>);
+pub struct LimitRegistry(Arc<Mutex<Vec<LimitEntry>>>);
 
 /// One volume's; it has at least one of both.
-struct Entry {
+struct LimitEntry {
     name: String,
     limits: Option<LimitHandle>,
     share: Option<ShareHandle>,
@@ -133,7 +134,7 @@ impl Change {
     }
 
     /// Why it cannot be applied to a volume, if it cannot.
-    fn obstacle(&self, entry: &Entry) -> Option<String> {
+    fn obstacle(&self, entry: &LimitEntry) -> Option<String> {
         if self.wants_limits() && entry.limits.is_none() {
             let name = &entry.name;
             return Some(format!(
@@ -149,7 +150,7 @@ impl Change {
         None
     }
 
-    fn apply(&self, entry: &Entry) {
+    fn apply(&self, entry: &LimitEntry) {
         if let (Some(weight), Some(share)) = (self.weight, &entry.share) {
             share.set_weight(weight);
         }
@@ -185,7 +186,7 @@ impl Change {
 impl LimitRegistry {
     /// Enters what a volume has of both.
     pub fn enter(&self, name: &str, volume: &dyn Volume) {
-        let entry = Entry {
+        let entry = LimitEntry {
             name: name.to_owned(),
             limits: volume.limits(),
             share: volume.share(),
@@ -195,7 +196,7 @@ impl LimitRegistry {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<LimitEntry>> {
         self.0.lock().unpoisoned()
     }
 
@@ -204,12 +205,12 @@ impl LimitRegistry {
         self.lock().iter().map(VolumeLimits::of).collect()
     }
 
-    /// Changes limits and weights, and answers those of the volumes that were meant. The error is a sentence for the user;
-    /// nothing was changed then.
+    /// Changes limits and weights, and answers those of the volumes that were meant. The error is a
+    /// sentence for the user; nothing was changed then.
     pub fn change(&self, change: &Change) -> Result<Vec<VolumeLimits>, String> {
         change.check()?;
         let list = self.lock();
-        let mut meant: Vec<&Entry> = list.iter().collect();
+        let mut meant: Vec<&LimitEntry> = list.iter().collect();
         if let Some(text) = &change.volume {
             meant.retain(|entry| entry.name.contains(text));
             if meant.iter().any(|entry| entry.name == *text) {
@@ -249,7 +250,7 @@ impl LimitRegistry {
 }
 
 impl VolumeLimits {
-    fn of(entry: &Entry) -> Self {
+    fn of(entry: &LimitEntry) -> Self {
         let limits = entry.limits.as_ref();
         let none = Limits {
             burst: Duration::ZERO,

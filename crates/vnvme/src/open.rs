@@ -113,7 +113,7 @@ impl Devices {
         }
         let device = target.open()?;
         let watch = RemovalWatch::start(&device, &target.name()).unwrap_or_else(|error| {
-            tracing::warn!(device = target.name(), %error, "requests for the device are not heard");
+            tracing::warn!(device = target.name(), %error, "the kernel's request for the device will not be seen");
             None
         });
         self.registry.enter(&device_name(&target.place), &device);

@@ -1,7 +1,7 @@
 //! What commands print: to standard output, whose reader may go away (`vnvme stats ... | head`).
 //!
-//! The standard library's `println!` panics then. [`outln!`](crate::outln) is it with an error instead, which `main` turns
-//! into the end that shells expect: by SIGPIPE, without a word.
+//! The standard library's `println!` panics then. [`outln!`](crate::outln) is it with an error
+//! instead, which `main` turns into the end that shells expect: by SIGPIPE, without a word.
 
 use signal_hook::consts::SIGPIPE;
 use std::io::{self, Write};

@@ -29,7 +29,7 @@ pub struct Peers {
     decided: AtomicU64,
 }
 
-/// A list is whole whoever panicked while he held its lock.
+/// A list is whole even if a thread panicked while it held its lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unpoisoned()
 }
@@ -79,8 +79,9 @@ impl Peers {
         lock(&self.stats).push(stats);
     }
 
-    /// Commands that each worker has fetched so far, of all controllers, as far as queues are where they were: so only
-    /// differences over a short time mean something. As of some milliseconds ago, if others have asked.
+    /// Commands that each worker has fetched so far, of all controllers, as far as queues are where
+    /// they were: so only differences over a short time mean something. As of some milliseconds
+    /// ago, if others have asked.
     pub fn commands(&self, now: Instant) -> Arc<[u64]> {
         let mut count = lock(&self.count);
         if let Some(count) = &*count
@@ -115,7 +116,8 @@ impl Peers {
         self.all.iter().map(busy).collect()
     }
 
-    /// Whether to decide now: not if any worker did within `pause`. What it decided has to show first.
+    /// Whether to decide now: not if any worker did within `pause`. What it decided has to show
+    /// first.
     pub fn may_decide(&self, now: Instant, pause: Duration) -> bool {
         let now = now.saturating_duration_since(self.start).as_nanos() as u64;
         let decided = self.decided.load(Ordering::Relaxed);

@@ -45,7 +45,7 @@ fn wait(device: &Device, name: &str, request: &OwnedFd, stop: &OwnedFd) {
         match poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
-                tracing::error!(device = name, %error, "requests for the device are not heard");
+                tracing::error!(device = name, %error, "the kernel's request for the device will not be seen");
                 return;
             }
         }

@@ -8,19 +8,20 @@ use sync::Unpoisoned;
 use volume::IoStats;
 
 /// A thread's name and its ring.
-type Entry = (String, Arc<IoStats>);
+type RingEntry = (String, Arc<IoStats>);
 
 /// Where workers enter their rings.
 #[derive(Clone, Default)]
 pub struct RingRegistry {
-    rings: Arc<Mutex<Vec<Entry>>>,
+    rings: Arc<Mutex<Vec<RingEntry>>>,
 }
 
 impl RingRegistry {
     /// Enters the ring of the calling thread under the thread's name.
     pub fn enter(&self, stats: Arc<IoStats>) {
         let name = std::thread::current().name().unwrap_or_default().to_owned();
-        // A thread that panicked while it held the lock left a whole list: there is no half an entry.
+        // A thread that panicked while it held the lock left a whole list: there is no half an
+        // entry.
         let mut rings = self.rings.lock().unpoisoned();
         rings.push((name, stats));
     }
@@ -55,7 +56,8 @@ pub struct RingCounters {
     pub operations: u64,
     /// Times that operations were handed to the kernel.
     pub batches: u64,
-    /// System calls: one for each batch, and those that fetch completions while there is nothing to submit.
+    /// System calls: one for each batch, and those that fetch completions while there is nothing to
+    /// submit.
     pub system_calls: u64,
     /// Operations on memory that the kernel has pinned.
     pub fixed: u64,

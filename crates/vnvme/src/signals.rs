@@ -35,8 +35,8 @@ const SAME_ORDER: Duration = Duration::from_secs(1);
 /// Between two log lines about signals that change nothing.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The order to end, for any number of workers: each waits for its own descriptor to become readable. Nobody reads from
-/// it, so that all see it.
+/// The order to end, for any number of workers: each waits for its own descriptor to become
+/// readable. Nobody reads from it, so that all see it.
 pub struct Stop {
     reader: UnixStream,
     writer: UnixStream,

@@ -1,10 +1,11 @@
 //! Volumes that are resized while they are served: they are asked from time to time, as that may
 //! take a device's time (tens of seconds, where it does not answer), and the thread that serves one
-//! is woken: a worker, or the one that keeps the block devices. Those never ask a volume themselves.
+//! is woken: a worker, or the one that keeps the block devices. Those never ask a volume
+//! themselves.
 //!
-//! One thread keeps the time ([`Sizes::run`]). Once in an interval it starts an asker, a thread that
-//! asks the volumes which are due, one after the other, and ends. One that hangs keeps its asker; in
-//! the next interval another asker goes on with the others. There are [`ASKERS`] at most.
+//! One thread keeps the time ([`Sizes::run`]). Once in an interval it starts an asker, a thread
+//! that asks the volumes which are due, one after the other, and ends. One that hangs keeps its
+//! asker; in the next interval another asker goes on with the others. There are [`ASKERS`] at most.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -163,7 +164,8 @@ impl Sizes {
         drop(state);
         let asker = Asker(self.0.clone());
         let thread = std::thread::Builder::new().name("sizes".into());
-        // Not joined: it may hang. Where there is no thread to be had, the next interval tries again.
+        // Not joined: it may hang. Where there is no thread to be had, the next interval tries
+        // again.
         if let Err(error) = thread.spawn(move || asker.run()) {
             tracing::debug!(%error, "no thread to ask volumes for their sizes");
         }

@@ -1,4 +1,5 @@
-//! Both directions on a made-up system: two NVMe controllers in one group, one of them with a partitioned disk.
+//! Both directions on a made-up system: two NVMe controllers in one group, one of them with a
+//! partitioned disk.
 
 use super::*;
 use std::cell::RefCell;

@@ -1,8 +1,8 @@
 //! Whether anybody uses the disks of an NVMe device, or a device that was given to userspace.
 //!
-//! Disks are those whose sysfs directories are below the device's, and, with native multipath, the shared ones of its NVM
-//! subsystem. They are in use when they, or partitions of them, are mounted, swapped to, held by another device
-//! (device mapper, md), or open.
+//! Disks are those whose sysfs directories are below the device's, and, with native multipath, the
+//! shared ones of its NVM subsystem. They are in use when they, or partitions of them, are mounted,
+//! swapped to, held by another device (device mapper, md), or open.
 
 use super::Host;
 use anyhow::{Result, bail};
@@ -51,8 +51,9 @@ impl Usage {
         // A claim on a disk excludes claims on its partitions, and the other way round.
         let whole = |node: &&Node| !node.path.join("partition").exists();
         for node in nodes(host, "block", &below).iter().filter(whole) {
-            // Refused when the kernel itself holds the disk, or another mount namespace has mounted it. What cannot be
-            // opened for other reasons (hidden paths of a multipath disk have no node) is not claimed.
+            // Refused when the kernel itself holds the disk, or another mount namespace has mounted
+            // it. What cannot be opened for other reasons (hidden paths of a multipath disk have no
+            // node) is not claimed.
             let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
             match rustix::fs::open(host.dev.join(&node.name), flags, Mode::empty()) {
                 Ok(fd) => claims.push(fd),
@@ -90,7 +91,8 @@ pub fn vfio_users(host: &Host, device: &PciDevice) -> Result<()> {
     }
 }
 
-/// The directories below which a device's nodes are: its own, and those of the NVM subsystems of its controllers.
+/// The directories below which a device's nodes are: its own, and those of the NVM subsystems of
+/// its controllers.
 fn directories(host: &Host, device: &PciDevice) -> Vec<PathBuf> {
     let controllers = entries(&device.path().join("nvme"));
     let subsystems = host.sysfs.path("class/nvme-subsystem");
@@ -123,8 +125,8 @@ fn nodes(host: &Host, kind: &str, below: &[PathBuf]) -> Vec<Node> {
 fn mounted(host: &Host, disks: &[Node]) -> Option<String> {
     let table = fs::read_to_string(host.proc.join("self/mountinfo")).unwrap_or_default();
     table.lines().find_map(|line| {
-        // "36 35 259:1 / /mnt rw,noatime master:1 - ext4 /dev/nvme0n1p1 rw"; some filesystems have a number of their
-        // own, and only the source tells the disk.
+        // "36 35 259:1 / /mnt rw,noatime master:1 - ext4 /dev/nvme0n1p1 rw"; some filesystems have
+        // a number of their own, and only the source tells the disk.
         let (front, back) = line.split_once(" - ")?;
         let mut fields = front.split(' ');
         let (number, point) = (fields.nth(2)?, fields.nth(1)?);
@@ -151,7 +153,8 @@ fn held(_: &Host, disks: &[Node]) -> Option<String> {
     })
 }
 
-/// The processes that have one of the nodes open, by name or by number. Processes of other users may be invisible.
+/// The processes that have one of the nodes open, by name or by number. Processes of other users
+/// may be invisible.
 fn opened(host: &Host, names: &[PathBuf], numbers: &[&str]) -> Option<String> {
     let is = |entry: &Path| -> Option<PathBuf> {
         let target = fs::read_link(entry).ok()?;

@@ -1,4 +1,5 @@
-//! Messages that no client sends in earnest: the connection ends, or the command is refused; the server goes on.
+//! Messages that no client sends in earnest: the connection ends, or the command is refused; the
+//! server goes on.
 
 use std::os::fd::AsFd;
 
@@ -104,7 +105,7 @@ fn what_cannot_be_understood_ends_the_connection() {
     for (what, bytes) in &cases {
         let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
         send(&mut client, bytes);
-        // Whoever waits for the rest of a message waits until the client is gone.
+        // The server waits for the rest of a message until the client is gone.
         rustix::net::shutdown(client.as_fd(), rustix::net::Shutdown::Write).unwrap();
         closed(&mut client);
         assert!(daemon.is_alive(), "{what}");
@@ -166,8 +167,8 @@ fn what_is_wrong_in_itself_is_refused_and_the_connection_goes_on() {
         assert_eq!(reply.header.command, Command(command));
         assert_ne!(reply.header.error, 0, "command {command}");
     };
-    // Unknown commands, those that only a server sends, and every known one too short or full of ones (which Get Info
-    // takes: it ignores what follows its size).
+    // Unknown commands, those that only a server sends, and every known one too short or full of
+    // ones (which Get Info takes: it ignores what follows its size).
     for command in [0, 11, 12, 14, 17, 99, u16::MAX] {
         refused(command, &[0; 32]);
     }

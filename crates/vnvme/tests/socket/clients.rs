@@ -111,7 +111,8 @@ fn an_unmap_waits_for_the_commands_that_use_the_memory() {
     daemon.end();
 }
 
-/// A VMM that was killed and is started again at once: whatever the first has left behind, the second is served.
+/// A VMM that was killed and is started again at once: whatever the first has left behind, the
+/// second is served.
 #[test]
 fn the_next_client_need_not_wait_for_the_last() {
     let place = Place::new();

@@ -95,8 +95,9 @@ fn nonsense_on_the_control_socket() {
     daemon.end();
 }
 
-/// The host rings by stores, and by a message only when EventIdx asks for it. Pauses of all lengths around the idle window
-/// let the store meet the worker in every state: polling, arming, asleep. A lost wake-up is a command without an end.
+/// The host rings by stores, and by a message only when EventIdx asks for it. Pauses of all lengths
+/// around the idle window let the store meet the worker in every state: polling, arming, asleep. A
+/// lost wake-up is a command without an end.
 #[test]
 fn shadow_doorbells_wake_a_sleeping_worker() {
     const COMMANDS: u64 = 3000;

@@ -1,4 +1,5 @@
-//! The direct path: a guest's commands on a device below, queue to queue, beside the volume and in turn with it.
+//! The direct path: a guest's commands on a device below, queue to queue, beside the volume and in
+//! turn with it.
 
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Output};

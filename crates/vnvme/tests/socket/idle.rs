@@ -1,4 +1,5 @@
-//! Idle, then one command, again and again: no wake-up is lost between EventIdx, the host's store and the worker's sleep.
+//! Idle, then one command, again and again: no wake-up is lost between EventIdx, the host's store
+//! and the worker's sleep.
 
 use crate::common::{Daemon, Lone, Place, stats, text};
 

@@ -1,5 +1,5 @@
-//! The program from outside: its command line, its signals and its sockets, with clients that behave like those that
-//! exist, and clients that misbehave.
+//! The program from outside: its command line, its signals and its sockets, with clients that
+//! behave like those that exist, and clients that misbehave.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

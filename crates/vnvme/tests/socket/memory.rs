@@ -138,7 +138,8 @@ fn a_full_eventfd_does_not_stop_the_others() {
     daemon.end();
 }
 
-/// A guest that shrinks its memory while the controller works in it: an access there by a copy is a SIGBUS.
+/// A guest that shrinks its memory while the controller works in it: an access there by a copy is a
+/// SIGBUS.
 #[test]
 fn memory_that_shrinks() {
     let place = Place::new();
@@ -150,7 +151,8 @@ fn memory_that_shrinks() {
         host.write(1, 0, &data);
         let end = 8 << 20;
         host.ram.set_len(end).unwrap();
-        // Only the data's place went, but that is not how memory behaves: the controller ends in CSTS.CFS.
+        // Only the data's place went, but that is not how memory behaves: the controller ends in
+        // CSTS.CFS.
         let command = host.transfer(nvme::NvmOpcode::WRITE, nsid, 0, 64 << 10, end);
         host.submit(1, command);
         let mut completed = None;
@@ -320,7 +322,8 @@ fn thousands_of_small_windows() {
             .dma_unmap(DmaUnmapping::Range { iova, size })
             .unwrap();
     }
-    // Far more than it takes; far less than if each map went through all the others by system calls.
+    // Far more than it takes; far less than if each map went through all the others by system
+    // calls.
     assert!(started.elapsed() < 2 * LIMIT, "{:?}", started.elapsed());
     command.set_prps(page(last).iova, 0);
     assert_ne!(host.run(1, command).status(), Status::SUCCESS, "unmapped");

@@ -40,7 +40,8 @@ fn memory_is_pinned_while_it_is_mapped() {
                 });
             }
             std::os::unix::fs::FileExt::write_all_at(&ram, &data, SECOND.offset).unwrap();
-            // Page by page, so that PRP lists are not needed: all are in flight when their memory goes.
+            // Page by page, so that PRP lists are not needed: all are in flight when their memory
+            // goes.
             for page in 0..16 {
                 let mut command = host.transfer(NvmOpcode::WRITE, 1, page * 8, 4096, 0);
                 command.set_prps(SECOND.iova + page * 4096, 0);
@@ -49,7 +50,7 @@ fn memory_is_pinned_while_it_is_mapped() {
             let (iova, size) = (SECOND.iova, SECOND.size);
             let unmap = DmaUnmapping::Range { iova, size };
             host.client.dma_unmap(unmap).unwrap();
-            // Answered means that the kernel has let go, whatever was in flight.
+            // Answered means that the kernel has released it, whatever was in flight.
             assert_eq!(pinned(&daemon), alone);
             let mut written = 0;
             for _ in 0..16 {
@@ -59,7 +60,8 @@ fn memory_is_pinned_while_it_is_mapped() {
                 assert!(host.read(1, 0, data.len()) == data);
             }
         }
-        // What a message announced before the unmap may have come too late; what comes in time is whole.
+        // What a message announced before the unmap may have come too late; what comes in time is
+        // whole.
         let data = pattern(99, 64 << 10);
         host.write(1, 0, &data);
         assert!(host.read(1, 0, data.len()) == data);
@@ -69,7 +71,8 @@ fn memory_is_pinned_while_it_is_mapped() {
     daemon.end();
 }
 
-/// Queues go from worker to worker all the time: each has the memory pinned for itself, and lets it go in time.
+/// Queues go from worker to worker all the time: each has the memory pinned for itself, and lets it
+/// go in time.
 #[test]
 fn memory_is_pinned_on_every_worker_that_has_queues() {
     let place = Place::new();
@@ -103,7 +106,7 @@ fn memory_is_pinned_on_every_worker_that_has_queues() {
         let (iova, size) = (SECOND.iova, SECOND.size);
         let unmap = DmaUnmapping::Range { iova, size };
         host.client.dma_unmap(unmap).unwrap();
-        // Answered means that both have let go.
+        // Answered means that both have released it.
         assert_eq!(pinned(&daemon), alone);
     }
     drop(host);

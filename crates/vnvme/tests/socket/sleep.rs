@@ -1,5 +1,5 @@
-//! A worker whose commands are at work on a device below sleeps, and the device's interrupt wakes it every time, on the
-//! direct path as on the generic one.
+//! A worker whose commands are at work on a device below sleeps, and the device's interrupt wakes
+//! it every time, on the direct path as on the generic one.
 
 use crate::common::{Daemon, Lone, Place, stats, text, ticks};
 
@@ -52,8 +52,9 @@ impl Chain {
     }
 }
 
-/// Commands one at a time, with pauses that begin before the worker's last look and end long after it fell asleep; and now
-/// and then so many without pause that the device is told to interrupt nobody.
+/// Commands one at a time, with pauses that begin before the worker's last look and end long after
+/// it fell asleep; and now and then so many without pause that the device is told to interrupt
+/// nobody.
 fn rounds(path: &str, window: &str) {
     let mut chain = Chain::new("null://1G", path, window);
     for round in 0..ROUNDS {

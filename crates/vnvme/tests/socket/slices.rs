@@ -1,4 +1,5 @@
-//! Parts of one disk for several controllers: nothing passes from one to the other, and overlaps are refused by name.
+//! Parts of one disk for several controllers: nothing passes from one to the other, and overlaps
+//! are refused by name.
 
 use std::fs;
 
@@ -24,7 +25,8 @@ fn config(place: &Place, volumes: &[&str]) -> (String, Vec<std::path::PathBuf>) 
     (text(&path), sockets)
 }
 
-/// Fills each slice from its first to its last byte, reads it back, and tries to get beyond its end.
+/// Fills each slice from its first to its last byte, reads it back, and tries to get beyond its
+/// end.
 fn fill(sockets: &[std::path::PathBuf], blocks: u64) {
     for (seed, socket) in (0..).zip(sockets) {
         let mut host = Host::up(socket);

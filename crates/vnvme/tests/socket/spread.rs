@@ -1,4 +1,5 @@
-//! One controller's queues on two workers, moved from one to the other all the time: nothing is lost, nothing comes twice.
+//! One controller's queues on two workers, moved from one to the other all the time: nothing is
+//! lost, nothing comes twice.
 
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -175,7 +176,8 @@ fn queues_move_under_load_with_mapped_doorbells() {
     stirred(&Place::new(), true, 25);
 }
 
-/// Commands that take about as long as a move waits for them: many moves are called off, some are not.
+/// Commands that take about as long as a move waits for them: many moves are called off, some are
+/// not.
 #[test]
 fn queues_with_slow_commands_lose_none() {
     for latency in ["40ms", "60ms"] {

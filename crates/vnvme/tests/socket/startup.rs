@@ -1,4 +1,5 @@
-//! How known clients start up, in their order and with their habits, until the disk reads what was written.
+//! How known clients start up, in their order and with their habits, until the disk reads what was
+//! written.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -37,7 +38,8 @@ fn exercise(host: &mut Host, vector: u16) {
     host.flush(1);
 }
 
-/// All of configuration space by single accesses; walks the capabilities and gives their identifiers.
+/// All of configuration space by single accesses; walks the capabilities and gives their
+/// identifiers.
 fn capabilities(client: &mut Client) -> Vec<u8> {
     let mut byte = |offset: u8| {
         let mut data = [0];
@@ -75,7 +77,8 @@ fn qemu() {
     assert!(text.contains("\"max_msg_fds\":16"), "{text}");
     let multiple = text.contains("\"write_multiple\":true");
 
-    // A burst of maps before anything is known of the device: RAM with its file, ROMs and other devices without.
+    // A burst of maps before anything is known of the device: RAM with its file, ROMs and other
+    // devices without.
     let mut host = Host::over(client);
     let ram = host.ram.try_clone().unwrap();
     let map = |iova, size, offset, flags, fd: Option<BorrowedFd<'_>>, client: &mut Client| {

@@ -119,7 +119,7 @@ fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_dis
         let stream = UnixStream::connect(&socket).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         start_queue(&stream);
-        assert_eq!((&stream).read(&mut [0; 8]).unwrap(), 0, "it is let go");
+        assert_eq!((&stream).read(&mut [0; 8]).unwrap(), 0, "it is closed");
     }
     assert_eq!(daemon.count("share=on"), 1, "{:#?}", daemon.log());
     let lines = daemon.log().len();

@@ -41,7 +41,7 @@ impl Daemon {
         Self::start(Command::new(env!("CARGO_BIN_EXE_vnvme")), args)
     }
 
-    /// The same for a process that may lock only so many bytes of memory, whoever it is.
+    /// The same for a process that may lock only so many bytes of memory, root too.
     pub fn spawn_with_locked_memory(bytes: u64, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
         // SAFETY: the closure makes two system calls and allocates nothing.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 /// A command that takes longer was not seen.
 const LOST: Duration = Duration::from_secs(10);
-/// The driver looks at the controller now and then while it waits: a register read, which wakes a sleeping worker and so
-/// would hide a lost wake-up.
+/// The driver looks at the controller now and then while it waits: a register read, which wakes a
+/// sleeping worker and so would hide a lost wake-up.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
 pub struct Lone {
@@ -39,8 +39,8 @@ impl Lone {
         }
     }
 
-    /// Reads a block, polling. `false`: the command was not seen; the server is to be killed before this client goes, which
-    /// would wait for it.
+    /// Reads a block, polling. `false`: the command was not seen; the server is to be killed before
+    /// this client goes, which would wait for it.
     #[must_use]
     pub fn read(&mut self, lba: u64) -> bool {
         let buffer = self.buffer.take().unwrap();
@@ -58,7 +58,8 @@ impl Lone {
         self.buffer.is_some()
     }
 
-    /// 0 to 127 microseconds, in no order: from before the worker's last look until long after it fell asleep.
+    /// 0 to 127 microseconds, in no order: from before the worker's last look until long after it
+    /// fell asleep.
     pub fn pause(&mut self) {
         self.pause = self
             .pause

@@ -56,7 +56,10 @@ pub fn text(path: &Path) -> String {
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "it did not happen in time: {what}"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }

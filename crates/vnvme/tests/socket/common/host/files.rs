@@ -1,4 +1,4 @@
-//! Descriptors that a host hands out, and how it goes.
+//! Descriptors that a host passes to the server, and how it disconnects.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -17,8 +17,8 @@ pub fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// Ends a connection. Closing the socket is not enough where other tests start processes: between its fork and its exec
-/// such a process holds a copy.
+/// Ends a connection. Closing the socket is not enough where other tests start processes: between
+/// its fork and its exec such a process holds a copy.
 pub fn leave(socket: impl AsFd) {
     let _ = shutdown(socket, Shutdown::Both);
 }

@@ -1,7 +1,7 @@
 //! An NVMe host at the end of a vfio-user socket.
 //!
-//! Guest memory is a memory file that is read and written by system calls, so that no test needs a mapping of its own;
-//! only mapped doorbells are stored to directly.
+//! Guest memory is a memory file that is read and written by system calls, so that no test needs a
+//! mapping of its own; only mapped doorbells are stored to directly.
 
 mod commands;
 mod files;
@@ -267,7 +267,8 @@ impl Host {
         }
     }
 
-    /// Puts a command into a queue without ringing; returns its identifier, and the doorbell with its value.
+    /// Puts a command into a queue without ringing; returns its identifier, and the doorbell with
+    /// its value.
     pub fn place(&mut self, qid: u16, mut command: Command) -> (u16, u64, u32) {
         let cid = self.next_cid;
         self.next_cid = self.next_cid.wrapping_add(1);
@@ -298,7 +299,8 @@ impl Host {
         }
     }
 
-    /// Sends Doorbell Buffer Config: I/O doorbells are rung in memory from now on (NVMe Base 2.1, 5.2.5).
+    /// Sends Doorbell Buffer Config: I/O doorbells are rung in memory from now on (NVMe Base 2.1,
+    /// 5.2.5).
     pub fn use_shadow_doorbells(&mut self) {
         let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
         command.set_prps(RAM_BASE + AT_SHADOW, RAM_BASE + AT_EVENT_IDX);
@@ -307,7 +309,8 @@ impl Host {
         self.shadow = Some(Memory::from_fd(ram, RAM_SIZE, true).unwrap());
     }
 
-    /// Rings in memory, if that is how; tells whether the register has to be written, too (NVMe Base 2.1, B.5).
+    /// Rings in memory, if that is how; tells whether the register has to be written, too (NVMe
+    /// Base 2.1, B.5).
     fn event_wanted(&self, offset: u64, value: u32) -> bool {
         let at = offset - 0x1000;
         let Some(ram) = self.shadow.as_ref().filter(|_| at >= 8) else {
