@@ -13,7 +13,6 @@ impl Random {
     }
 
     /// The next number.
-    #[expect(clippy::should_implement_trait, reason = "a sequence without an end")]
     #[inline]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

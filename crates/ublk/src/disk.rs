@@ -110,6 +110,16 @@ pub struct QueueSetup {
 pub struct Told;
 
 impl QueueSetup {
+    /// Which of the disk's queues it is, from 0.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The counters of its disk.
+    pub fn stats(&self) -> Arc<DiskStats> {
+        self.stats.clone()
+    }
+
     /// Makes the queue, on the thread that is to serve it, and asks the kernel for requests.
     ///
     /// # Errors

@@ -39,6 +39,15 @@ pub struct QueueStats {
     pub sleeps: Counter,
 }
 
+impl QueueStats {
+    /// Requests of all kinds that were done.
+    pub fn requests(&self) -> u64 {
+        let counters = [&self.reads, &self.writes, &self.flushes, &self.discards];
+        let sum = |sum: u64, counter: &Counter| sum.wrapping_add(counter.get());
+        counters.into_iter().fold(0, sum)
+    }
+}
+
 /// Counters of a disk.
 #[derive(Debug)]
 pub struct DiskStats {

@@ -17,11 +17,16 @@ struct Count {
     commands: Arc<[u64]>,
 }
 
+/// Commands that a front-end has fetched so far.
+type Fetched = Box<dyn Fn() -> u64 + Send + Sync>;
+
 /// All workers that serve controllers.
 pub struct Peers {
     all: Vec<Handle>,
     /// Counters of all controllers.
     stats: Mutex<Vec<Arc<ControllerStats>>>,
+    /// Front-ends that stay with the worker of this index: exports, queues of block devices.
+    fixed: Mutex<Vec<(usize, Fetched)>>,
     /// The last one.
     count: Mutex<Option<Count>>,
     start: Instant,
@@ -40,6 +45,7 @@ impl Peers {
         Peers {
             all,
             stats: Mutex::default(),
+            fixed: Mutex::default(),
             count: Mutex::default(),
             start: Instant::now(),
             decided: AtomicU64::new(0),
@@ -79,7 +85,13 @@ impl Peers {
         lock(&self.stats).push(stats);
     }
 
-    /// Commands that each worker has fetched so far, of all controllers, as far as queues are where
+    /// Enters a front-end that is no controller and stays with its worker. What it fetches takes a
+    /// part of the worker's time that no queue's migration would change.
+    pub fn enter_fixed(&self, worker: usize, fetched: impl Fn() -> u64 + Send + Sync + 'static) {
+        lock(&self.fixed).push((worker, Box::new(fetched)));
+    }
+
+    /// Commands that each worker has fetched so far, of all front-ends, as far as queues are where
     /// they were: so only differences over a short time mean something. As of some milliseconds
     /// ago, if others have asked.
     pub fn commands(&self, now: Instant) -> Arc<[u64]> {
@@ -105,6 +117,11 @@ impl Peers {
                 if let Some(sum) = commands.get_mut(worker) {
                     *sum = sum.wrapping_add(queue.commands.get());
                 }
+            }
+        }
+        for (worker, fetched) in lock(&self.fixed).iter() {
+            if let Some(sum) = commands.get_mut(*worker) {
+                *sum = sum.wrapping_add(fetched());
             }
         }
         commands
@@ -151,6 +168,22 @@ mod tests {
         stats.queues.iter().for_each(|queue| queue.commands.add(1));
         assert_eq!(*peers.commands(at(19)), [5, 10]);
         assert_eq!(*peers.commands(at(20)), [6, 12]);
+    }
+
+    #[test]
+    fn what_exports_and_block_devices_fetch_counts_for_their_worker() {
+        let peers = two();
+        let stats = Arc::new(ControllerStats::new(2, 2));
+        peers.enter(stats.clone());
+        for queue in &stats.queues {
+            queue.worker.set(1);
+            queue.commands.add(1);
+        }
+        let queues = stats.queues.len() as u64;
+        peers.enter_fixed(1, || 90);
+        peers.enter_fixed(0, || 7);
+        peers.enter_fixed(2, || 5);
+        assert_eq!(*peers.commands(peers.start), [7, 90 + queues]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, Handle, NvmeFront, Served, Worker};
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
-use crate::parts::ublk::{QueueSetup, Told};
+use crate::parts::ublk::{QueueSetup, QueueStats, Told};
 use crate::peers::Peers;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
@@ -292,6 +292,9 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
         let added = worker.add(|context| {
             let (opener, registry) = (crew.opener, crew.registry);
             let export = VhostBlk::new(spec, of_export, context, opener, registry, crew.sizes)?;
+            let stats = export.stats();
+            let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
+            crew.peers.enter_fixed(index, requests);
             Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
         })?;
         added.context("too many exports")?;
@@ -408,9 +411,14 @@ impl ThreadLoad {
             ThreadLoad::Disks(specs) => {
                 // After the controllers and exports, in turn.
                 let mut turns = (0..crew.peers.count()).cycle().skip(crew.turn);
-                let mut pass = |setup| {
-                    let worker = turns.next().and_then(|turn| crew.peers.handle(turn));
-                    if let Some(worker) = worker {
+                let mut pass = |setup: QueueSetup| {
+                    let Some(turn) = turns.next() else {
+                        return;
+                    };
+                    let (stats, number) = (setup.stats(), usize::from(setup.number()));
+                    let queue = move || stats.queues.get(number).map_or(0, QueueStats::requests);
+                    crew.peers.enter_fixed(turn, queue);
+                    if let Some(worker) = crew.peers.handle(turn) {
                         worker.post(|worker| serve_queue(worker, setup));
                     }
                 };
