@@ -170,26 +170,28 @@ impl Disks {
                 }
             }
         }
-        // At the same time: each waits for what the block layer still has to write.
-        let halted = std::thread::scope(|scope| {
-            let disks = self.all.iter_mut().map(|ublk| &mut ublk.disk);
-            let threads: Vec<_> = disks.map(|disk| scope.spawn(|| disk.halt())).collect();
-            let ends = threads.into_iter().map(|thread| thread.join());
-            ends.collect::<Vec<_>>()
-        });
-        let mut result = Ok(());
-        for halted in halted {
-            let halted = halted.map_err(|_| anyhow!("a block device ended by a bug"))?;
-            result = result.and(halted.context("a block device could not be stopped"));
-        }
-        for Ublk { disk, .. } in self.all {
+        // Each waits for what the block layer still has to write, and then for those that have the
+        // device open.
+        at_once(self.all, |Ublk { disk, .. }| {
             let id = disk.id();
             let stopped = disk.stop();
-            let stopped = stopped.with_context(|| format!("/dev/ublkb{id} could not be removed"));
-            result = result.and(stopped);
-        }
-        result
+            stopped.with_context(|| format!("/dev/ublkb{id} could not be removed"))
+        })
     }
+}
+
+/// Ends all of them at the same time, each in a thread of its own; the first error.
+fn at_once<T: Send>(all: Vec<T>, end: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+    let end = &end;
+    std::thread::scope(|scope| {
+        let threads = all.into_iter().map(|one| scope.spawn(move || end(one)));
+        let threads: Vec<_> = threads.collect();
+        let ends = threads.into_iter().map(|thread| {
+            let ended = thread.join();
+            ended.map_err(|_| anyhow!("a block device ended by a bug"))?
+        });
+        ends.collect::<Vec<Result<()>>>().into_iter().collect()
+    })
 }
 
 /// Counters of one disk.
@@ -341,5 +343,38 @@ impl UblkArgs {
         process.spread = Some(Spread::Off);
         let options = process.options(queues.clamp(1, MAX_WORKERS));
         Ok((specs, options))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn devices_end_at_the_same_time() {
+        // Each tells the next one that it has begun, and ends only when another has.
+        let (first, at_first) = mpsc::channel();
+        let (second, at_second) = mpsc::channel();
+        let bound = Duration::from_secs(60);
+        let both = vec![(first, at_second), (second, at_first)];
+        let ended = at_once(both, |(tell, told)| {
+            tell.send(())?;
+            Ok(told.recv_timeout(bound)?)
+        });
+        ended.unwrap();
+    }
+
+    #[test]
+    fn an_error_of_one_does_not_keep_the_others() {
+        let (ended, ends) = mpsc::channel();
+        let error = at_once(vec![1, 2, 3], |number| {
+            ended.send(number)?;
+            ensure!(number != 2, "number {number}");
+            Ok(())
+        });
+        assert_eq!(error.unwrap_err().to_string(), "number 2");
+        assert_eq!(ends.try_iter().count(), 3);
     }
 }
