@@ -37,5 +37,6 @@ pub use function::{Vfio, VfioOptions};
 #[cfg(feature = "vfio")]
 pub use iommu::Interface;
 
-#[cfg(all(test, feature = "vfio"))]
+#[cfg(feature = "vfio")]
+#[cfg(test)]
 mod tests;
