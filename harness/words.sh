@@ -10,7 +10,8 @@ pending='
 crates/bench/
 crates/controller/
 crates/volume/
-crates/vnvme/
+crates/vnvme/src/bench/
+crates/vnvme/src/front/
 crates/load/
 crates/doorbell/src/lib.rs
 crates/dma/src/lib.rs
@@ -20,7 +21,6 @@ crates/nvme/src/lib.rs
 crates/vfio-user/src/lib.rs
 crates/vhost-blk/src/lib.rs
 crates/worker/src/lib.rs
-harness/tests/vfio.rs
 ARCHITECTURE.md
 README.md
 docs/

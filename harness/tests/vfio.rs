@@ -158,7 +158,7 @@ fn drive(guest: &Guest, interface: &str) -> Result<()> {
 
 /// Somebody takes the device away from a daemon that serves it: the kernel asks for it, and gets
 /// it, while the daemon lives.
-fn given_back(guest: &Guest) -> Result<()> {
+fn released(guest: &Guest) -> Result<()> {
     let out = run_for(
         guest,
         LONG,
@@ -214,7 +214,7 @@ fn by_group() -> Result<()> {
     checks.check("bind", || bind(&guest));
     checks.check("unprivileged", || unprivileged(&guest, "group"));
     checks.check("drive", || drive(&guest, "group"));
-    checks.check("given back", || given_back(&guest));
+    checks.check("released", || released(&guest));
     checks.check("unbind", || unbind(&guest));
     checks.check("found", || found(&guest));
     guest.poweroff()?;

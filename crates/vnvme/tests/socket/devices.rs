@@ -105,7 +105,7 @@ fn expect_news(host: &mut Host) {
 }
 
 /// Waits for the news, and reads which namespaces they are about.
-fn hear(host: &mut Host) -> Vec<u8> {
+fn changed_namespaces(host: &mut Host) -> Vec<u8> {
     let news = AsyncEvent::notice(
         Notice::NAMESPACE_ATTRIBUTE_CHANGED,
         Lid::CHANGED_NAMESPACE_LIST,
@@ -137,7 +137,7 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
 
     expect_news(&mut host);
     file.set_len(12 << 20).unwrap();
-    assert_eq!(hear(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(changed_namespaces(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(sizes(&mut host), [4 << 11, 8 << 11]);
     host.write(2, (8 << 11) - 8, &pattern(1, 4096));
     assert!(place.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));
@@ -146,7 +146,7 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
 
     expect_news(&mut host);
     file.set_len(6 << 20).unwrap();
-    assert_eq!(hear(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(changed_namespaces(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(sizes(&mut host), [4 << 11, 2 << 11]);
     beyond(&mut host, 2, 2 << 11);
     host.write(2, 0, &pattern(2, 4096));
@@ -156,11 +156,14 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
     // looked at by itself: the news may come together, or one after the other.
     expect_news(&mut host);
     file.set_len(2 << 20).unwrap();
-    match hear(&mut host)[..] {
+    match changed_namespaces(&mut host)[..] {
         [1, 0, 0, 0, 2, 0, 0, 0] => {}
         [first @ (1 | 2), 0, 0, 0, 0, 0, 0, 0] => {
             expect_news(&mut host);
-            assert_eq!(hear(&mut host), [3 - first, 0, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(
+                changed_namespaces(&mut host),
+                [3 - first, 0, 0, 0, 0, 0, 0, 0]
+            );
         }
         ref other => panic!("{other:?}"),
     }
@@ -183,7 +186,11 @@ fn a_slice_follows_the_device_below_on_both_paths() {
         let file = std::fs::OpenOptions::new().write(true).open(disk).unwrap();
         expect_news(&mut host);
         file.set_len(12 << 20).unwrap();
-        assert_eq!(hear(&mut host), [1, 0, 0, 0, 0, 0, 0, 0], "{options}");
+        assert_eq!(
+            changed_namespaces(&mut host),
+            [1, 0, 0, 0, 0, 0, 0, 0],
+            "{options}"
+        );
         assert_eq!(host.identify_namespace(1).unwrap().nsze.get(), 8 << 11);
         host.write(1, (8 << 11) - 8, &pattern(1, 4096));
         assert!(place.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));

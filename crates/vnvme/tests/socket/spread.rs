@@ -219,7 +219,7 @@ fn everything_is_durable_at_the_end_wherever_its_queue_was() {
     }
 }
 
-/// A device below hears of a flush from each worker that the queues were on.
+/// A device below learns of a flush from each worker that the queues were on.
 #[test]
 fn every_worker_flushes_what_went_through_it_at_the_end() {
     let place = Place::new();
