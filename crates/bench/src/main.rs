@@ -34,7 +34,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(Parser)]
 #[command(name = "vnvme-bench", version, max_term_width = 120)]
 struct Options {
-    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like "warn,driver=trace"
+    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like
+    /// "warn,driver=trace"
     #[arg(long, env = "VNVME_LOG", default_value = "warn", value_name = "FILTER")]
     log: Targets,
     /// The suite to run: limit, doorbell, file, scale, mediate, share, cost, or all of them
@@ -54,8 +55,9 @@ struct Options {
     /// Seconds to run a case before measuring begins
     #[arg(long, default_value = "0.25", value_parser = seconds, value_name = "SECONDS")]
     ramp: Duration,
-    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting, beside, plain, vnvme,
-    /// pinned. What no word is given for is done in full. The results then hold nothing else of it
+    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting,
+    /// beside, plain, vnvme, pinned. What no word is given for is done in full. The results then
+    /// hold nothing else of it
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
     /// Where a suite has the memory of queues and data
@@ -76,7 +78,8 @@ struct Options {
     /// Directory of results.json and report.html
     #[arg(long, default_value = "target/bench", value_name = "DIR")]
     output: PathBuf,
-    /// Ceilings of the suite cost; figures above them are an error [default: bench/ceilings.toml, if it is there]
+    /// Ceilings of the suite cost; figures above them are an error [default: bench/ceilings.toml,
+    /// if it is there]
     #[arg(long, value_name = "FILE")]
     ceilings: Option<PathBuf>,
     /// The program to measure [default: vnvme, beside this one]
@@ -154,7 +157,7 @@ fn main() -> ExitCode {
     let Err(error) = options.run() else {
         return ExitCode::SUCCESS;
     };
-    // A reader that has gone wants to hear no more.
+    // Nothing reads a message about a reader that has gone.
     let closed = error.downcast_ref::<OutputError>();
     if !closed.is_some_and(OutputError::is_closed) {
         let _ = writeln!(std::io::stderr(), "vnvme-bench: {error:#}");

@@ -1,5 +1,6 @@
 //! What is printed: to standard output, whose reader may go away (`vnvme-bench --report | head`).
-//! The standard library's `println!` panics then; [`outln!`](crate::outln) returns an error instead.
+//! The standard library's `println!` panics then; [`outln!`](crate::outln) returns an error
+//! instead.
 
 use std::io::{self, Write};
 

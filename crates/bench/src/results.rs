@@ -1,7 +1,8 @@
 //! `results.json`: figures that a program can compare.
 //!
-//! A list of objects. The first one is of suite `about`: machine, commands, what was left out and why. The others are
-//! [`Row`]s. A suite that is run again replaces its own rows and leaves the others'.
+//! A list of objects. The first one is of suite `about`: machine, commands, what was left out and
+//! why. The others are [`Row`]s. A suite that is run again replaces its own rows and leaves the
+//! others'.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -213,8 +214,9 @@ impl Machine {
     }
 }
 
-/// The quotient of two figures: the median of its runs' quotients, since what a run of one is to be compared with is that
-/// run of the other, not another hour's. Of the medians, where there are not as many runs of both.
+/// The quotient of two figures: the median of its runs' quotients, since what a run of one is to be
+/// compared with is that run of the other, not another hour's. Of the medians, where there are not
+/// as many runs of both.
 pub fn quotient(over: &Row, under: &Row) -> f64 {
     if over.runs.is_empty() || over.runs.len() != under.runs.len() {
         return over.value / under.value;

@@ -1,7 +1,9 @@
-//! A vhost-user-blk export as a target: a front-end and a guest's driver of one virtqueue, without a guest.
+//! A vhost-user-blk export as a target: a front-end and a guest's driver of one virtqueue, without
+//! a guest.
 //!
-//! Memory of this process stands for the guest's. Each I/O has three descriptors for good (header, data, status), so that an
-//! I/O costs one header, one place in the available ring and, where the export asks for it, one kick.
+//! Memory of this process stands for the guest's. Each I/O has three descriptors for good (header,
+//! data, status), so that an I/O costs one header, one place in the available ring and, where the
+//! export asks for it, one kick.
 
 mod frontend;
 
@@ -152,7 +154,8 @@ pub struct VirtioLane {
     kick: OwnedFd,
     call: OwnedFd,
     depth: u16,
-    /// Next place in the available ring, as far as the export was told, and the next one in the used ring.
+    /// Next place in the available ring, as far as the export was told, and the next one in the
+    /// used ring.
     next: u16,
     told: u16,
     seen: u16,
@@ -289,7 +292,7 @@ impl Lane for VirtioLane {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            // It may have been silent: then there is nothing to take back.
+            // It may have been silent: then there is nothing to undo.
             let _ = rustix::io::read(&self.call, &mut [0; 8]);
         }
         self.poll(done)

@@ -1,4 +1,5 @@
-//! An NVMe controller as a target, through our driver: behind VFIO, behind a vfio-user socket, or in this process.
+//! An NVMe controller as a target, through our driver: behind VFIO, behind a vfio-user socket, or
+//! in this process.
 
 use crate::job::{Doorbells, Job};
 use crate::lane::{Geometry, Lane, Outcome, Target};
@@ -31,7 +32,8 @@ enum Place {
 #[derive(Clone)]
 struct Local {
     volume: Arc<dyn Volume>,
-    /// The driver writes doorbells into a page that the controller looks at; else into shadow doorbells.
+    /// The driver writes doorbells into a page that the controller looks at; else into shadow
+    /// doorbells.
     mapped: bool,
 }
 
@@ -153,7 +155,7 @@ impl Target for DeviceTarget {
         let options = QueueOptions {
             depth: depth.into(),
             interrupts: self.interrupt,
-            // Whoever asks for interrupts is to see what they cost.
+            // A job that asks for interrupts is to see what they cost.
             poll_window: Duration::ZERO,
             ..QueueOptions::default()
         };

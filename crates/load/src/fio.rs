@@ -1,5 +1,6 @@
-//! A job's figures in the layout of fio's JSON output (fio 3.x, `--output-format=json`), so that tools made for that read
-//! them. What a load generator of this kind cannot know (merges, disk utilisation) is left out or zero, as in fio.
+//! A job's figures in the layout of fio's JSON output (fio 3.x, `--output-format=json`), so that
+//! tools made for that read them. What a load generator of this kind cannot know (merges, disk
+//! utilisation) is left out or zero, as in fio.
 
 use crate::job::Job;
 use crate::stats::{Flow, Measured};
@@ -167,7 +168,8 @@ fn levels(value: u64) -> Value {
     Value::Object(map)
 }
 
-/// Shares, in percent, of latencies up to each bound and above the one before; those above the last but one are `>=` it.
+/// Shares, in percent, of latencies up to each bound and above the one before; those above the last
+/// but one are `>=` it.
 fn within(flow: &Flow, unit: u64, bounds: &[u64]) -> Value {
     let total = flow.latency.len().max(1) as f64;
     let is_last_unit = unit == 1_000_000;

@@ -71,7 +71,8 @@ pub struct JobArgs {
     /// I/Os in flight on each queue
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4095), value_name = "N")]
     pub iodepth: u16,
-    /// Ring the doorbell after this many submissions at the latest; fio's default is 1 [default: after all that can be made]
+    /// Ring the doorbell after this many submissions at the latest; fio's default is 1 [default:
+    /// after all that can be made]
     #[arg(long, value_name = "N")]
     pub iodepth_batch: Option<u16>,
     /// Threads, with a queue pair each
@@ -93,10 +94,12 @@ pub struct JobArgs {
     /// Use only this much of the target, from its start
     #[arg(long, value_parser = size, value_name = "SIZE")]
     pub size: Option<u64>,
-    /// Write a pattern made from offset and seed, check it when it is read, and read back all that was written
+    /// Write a pattern made from offset and seed, check it when it is read, and read back all that
+    /// was written
     #[arg(long)]
     pub verify: bool,
-    /// Seed of offsets and of the pattern; reading with --verify needs the seed that was written with
+    /// Seed of offsets and of the pattern; reading with --verify needs the seed that was written
+    /// with
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Wait for completions by polling (the default)

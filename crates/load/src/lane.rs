@@ -22,28 +22,30 @@ pub trait Target: Sync {
     /// What it is.
     fn geometry(&self) -> Geometry;
 
-    /// Opens a queue for the calling thread, with `depth` buffers of `bytes` bytes: the buffer of I/O `slot` is number
-    /// `slot`.
+    /// Opens a queue for the calling thread, with `depth` buffers of `bytes` bytes: the buffer of
+    /// I/O `slot` is number `slot`.
     fn lane(&self, index: u16, depth: u16, bytes: usize) -> Result<Self::Lane>;
 }
 
 /// How an I/O ended.
 pub type Outcome = Result<(), String>;
 
-/// One queue with the buffers of its I/Os. Stays on the thread that opened it. Called from the hot loop: after the first
-/// calls no allocation, no lock, and no system call that the way to the target does not need.
+/// One queue with the buffers of its I/Os. Stays on the thread that opened it. Called from the hot
+/// loop: after the first calls no allocation, no lock, and no system call that the way to the
+/// target does not need.
 pub trait Lane {
-    /// Starts the I/O of `slot`, which is idle, from or into the slot's buffer. Only [`Lane::kick`] has to be called for it
-    /// to happen.
+    /// Starts the I/O of `slot`, which is idle, from or into the slot's buffer. Only [`Lane::kick`]
+    /// has to be called for it to happen.
     fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()>;
 
     /// Everything that was submitted has to begin now.
     fn kick(&mut self) -> Result<()>;
 
-    /// Hands out the I/Os that have ended.
+    /// Passes the I/Os that have ended to `done`.
     fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
 
-    /// As [`Lane::poll`], by a thread that looks at other lanes next: without a rest when nothing has ended.
+    /// As [`Lane::poll`], by a thread that looks at other lanes next: without a rest when nothing
+    /// has ended.
     fn look(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
         self.poll(done)
     }

@@ -1,9 +1,9 @@
 //! A load generator in the manner of fio: one job on one target.
 //!
 //! [`job`] says what to do, [`pattern`] where and with what data; [`run`] runs a thread for each
-//! queue on a [`lane::Target`]; [`stats`] is what comes out, [`fio`] its layout. Targets: [`device`]
-//! (an NVMe controller through our driver: VFIO, a vfio-user socket, or a controller in this
-//! process) and [`uring`] (a file or block device, straight). [`signature`] keeps a load from
+//! queue on a [`lane::Target`]; [`stats`] is what comes out, [`fio`] its layout. Targets:
+//! [`device`] (an NVMe controller through our driver: VFIO, a vfio-user socket, or a controller in
+//! this process) and [`uring`] (a file or block device, straight). [`signature`] keeps a load from
 //! overwriting what a target holds; [`progress`] shows a person that it goes on.
 //!
 //! ```

@@ -2,7 +2,8 @@
 
 use crate::job::{Job, Rw};
 
-/// SplitMix64: fast, and good enough to scatter I/O (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
+/// SplitMix64: fast, and good enough to scatter I/O (Steele, Lea, Flood: Fast splittable
+/// pseudorandom number generators).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -33,8 +34,8 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Fills `data`, which lies at `offset` of the target: each 8 bytes are made from the seed and their own offset, so that
-/// data that is old, or from elsewhere, is seen.
+/// Fills `data`, which lies at `offset` of the target: each 8 bytes are made from the seed and
+/// their own offset, so that data that is old, or from elsewhere, is seen.
 pub fn fill(data: &mut [u8], offset: u64, seed: u64) {
     for (i, word) in data.chunks_mut(8).enumerate() {
         let value = mix(seed ^ (offset + 8 * i as u64)).to_le_bytes();
@@ -63,8 +64,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Queue `index`'s part of a target of `size` bytes. Random I/O goes everywhere; sequential and verified I/O shares the
-    /// target out, so that no queue overwrites what another one checks.
+    /// Queue `index`'s part of a target of `size` bytes. Random I/O goes everywhere; sequential and
+    /// verified I/O shares the target out, so that no queue overwrites what another one checks.
     pub fn of(job: &Job, size: u64, index: u16) -> Region {
         let size = job.size.map_or(size, |limit| limit.min(size));
         let all = size / job.bs.max(1);

@@ -1,10 +1,10 @@
 //! The load generator: a thread for each queue, and the loop that it runs.
 //!
-//! The loop does nothing for an I/O that the target does not need: no allocation, lock or system call. It also reads no
-//! clock for most of them: at millions of I/Os a second a look at the clock is a tenth of the I/O. Latency is taken of one
-//! I/O in [`INTERVALS`], the more I/Os per second the fewer; at less than about 100,000 a second of each one. The intervals
-//! are odd, so that the timed I/Os wander through the batches. A job may state the interval
-//! instead.
+//! The loop does nothing for an I/O that the target does not need: no allocation, lock or system
+//! call. It also reads no clock for most of them: at millions of I/Os a second a look at the clock
+//! is a tenth of the I/O. Latency is taken of one I/O in [`INTERVALS`], the more I/Os per second
+//! the fewer; at less than about 100,000 a second of each one. The intervals are odd, so that the
+//! timed I/Os wander through the batches. A job may state the interval instead.
 
 use crate::job::Job;
 use crate::lane::{Lane, Outcome, Target};
@@ -18,14 +18,15 @@ use std::time::{Duration, Instant};
 
 /// One I/O of this many is timed.
 const INTERVALS: [u32; 5] = [1, 3, 7, 15, 31];
-/// Timed I/Os that come faster than this make the interval longer; slower than ten times this, shorter.
+/// Timed I/Os that come faster than this make the interval longer; slower than ten times this,
+/// shorter.
 const TIMED_APART: Duration = Duration::from_micros(8);
 /// How long I/Os may take to end after the load has ended.
-const PATIENCE: Duration = Duration::from_secs(30);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// A thread that sleeps looks this often whether the job is over.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
-/// A job's time is over for a queue with the first timed I/O that ends behind it; after so much more for one that waits.
-/// Tests see by that who ended a job.
+/// A job's time is over for a queue with the first timed I/O that ends behind it; after so much
+/// more for one that waits. Tests see by that who ended a job.
 const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
 /// How often the watcher looks, if it wants to know anything.
 const TICK: Duration = Duration::from_millis(20);
@@ -50,7 +51,7 @@ struct Shared {
     over: Alone<AtomicU64>,
 }
 
-/// Hears how a job goes.
+/// Is told how a job goes.
 pub trait Watch {
     /// `ended` I/Os so far, `elapsed` of measuring (zero while ramping up).
     fn tick(&mut self, ended: u64, elapsed: Duration);
@@ -168,8 +169,8 @@ pub fn pin(cpus: &[usize], index: u16) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
-/// How long a thread waited for a CPU since it began: the second field of its `schedstat` (nothing where the kernel does
-/// not count it).
+/// How long a thread waited for a CPU since it began: the second field of its `schedstat` (nothing
+/// where the kernel does not count it).
 pub fn waited(schedstat: &str) -> Duration {
     let text = std::fs::read_to_string(schedstat).unwrap_or_default();
     let field = text.split_ascii_whitespace().nth(1);
@@ -204,7 +205,8 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
             watch.tick(ended(), elapsed);
         }
     };
-    // What this thread itself does, it does before and after: while the others measure it takes no CPU from them.
+    // What this thread itself does, it does before and after: while the others measure it takes no
+    // CPU from them.
     let before = if job.ios.is_some() {
         let before = cpu_time();
         sleep_for(Duration::MAX, true);
@@ -213,8 +215,8 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
         sleep_for(job.ramp, false);
         let before = cpu_time();
         shared.phase.0.store(MEASURE, Ordering::Relaxed);
-        // The queues see for themselves when their time is over: to wake up then would take the CPU from one of them in the
-        // last moments of its time.
+        // The queues see for themselves when their time is over: to wake up then would take the CPU
+        // from one of them in the last moments of its time.
         sleep_for(job.runtime.saturating_add(GRACE), true);
         shared.phase.0.store(STOP, Ordering::Relaxed);
         before
@@ -226,7 +228,8 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
     )
 }
 
-/// User and system time of this process: fields 14 and 15 of /proc/self/stat, in clock ticks (proc(5)).
+/// User and system time of this process: fields 14 and 15 of /proc/self/stat, in clock ticks
+/// (proc(5)).
 fn cpu_time() -> (Duration, Duration) {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name in parentheses may hold anything.
@@ -517,8 +520,8 @@ impl<'a, L: Lane> Loop<'a, L> {
         while self.slots.free.len() < self.slots.steps.len() {
             self.reap()?;
             ensure!(
-                start.elapsed() < PATIENCE,
-                "I/Os did not end within {PATIENCE:?}"
+                start.elapsed() < DRAIN_TIMEOUT,
+                "I/Os did not end within {DRAIN_TIMEOUT:?}"
             );
         }
         Ok(())

@@ -13,9 +13,11 @@ pub struct Flow {
     pub ios: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Latencies from submission to its being seen ended, in nanoseconds, of the I/Os that were timed.
+    /// Latencies from submission to its being seen ended, in nanoseconds, of the I/Os that were
+    /// timed.
     pub latency: Histogram<u64>,
-    /// Sum of the squared deviations is not kept by the histogram: sum and sum of squares of the timed I/Os.
+    /// Sum of the squared deviations is not kept by the histogram: sum and sum of squares of the
+    /// timed I/Os.
     sum: f64,
     squares: f64,
 }
@@ -97,7 +99,8 @@ pub struct Measured {
     pub submitted: u64,
     /// Times that the target was told of them: how they were batched.
     pub kicks: u64,
-    /// How long the queue's thread could have run and had no CPU, while measuring; the longest of all queues.
+    /// How long the queue's thread could have run and had no CPU, while measuring; the longest of
+    /// all queues.
     pub waited: Duration,
 }
 

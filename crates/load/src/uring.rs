@@ -1,8 +1,10 @@
-//! A file loaded straight through io_uring: what a controller on that file is compared with. The ring is used as fio's engine
-//! uses it at its best (a registered file, registered buffers, deferred task work), and polled from user space, which is
-//! faster than fio's waiting in the kernel; [`Lane::wait`] waits as fio does.
+//! A file loaded straight through io_uring: what a controller on that file is compared with. The
+//! ring is used as fio's engine uses it at its best (a registered file, registered buffers,
+//! deferred task work), and polled from user space, which is faster than fio's waiting in the
+//! kernel; [`Lane::wait`] waits as fio does.
 //!
-//! The one rule: the kernel writes only into the lane's own buffers, and a lane waits for its I/Os before these go away.
+//! The one rule: the kernel writes only into the lane's own buffers, and a lane waits for its I/Os
+//! before these go away.
 #![allow(unsafe_code)]
 
 use crate::lane::{Geometry, Lane, Outcome, Target};
@@ -161,7 +163,8 @@ impl UringLane {
             iov_base: all.as_ptr().cast(),
             iov_len: all.len(),
         };
-        // SAFETY: the buffers stay in place as long as the ring: `Drop` waits for all I/Os, and the ring is dropped first.
+        // SAFETY: the buffers stay in place as long as the ring: `Drop` waits for all I/Os, and the
+        // ring is dropped first.
         let fixed = register && unsafe { submitter.register_buffers(&[vector]) }.is_ok();
         Ok(Self {
             ring,
@@ -219,7 +222,8 @@ impl Lane for UringLane {
             (true, false) => opcode::Write::new(fd, at, len).offset(offset).build(),
         };
         let entry = entry.user_data(u64::from(slot));
-        // SAFETY: the entry points to this lane's buffers, which stay until its completion has been seen.
+        // SAFETY: the entry points to this lane's buffers, which stay until its completion has been
+        // seen.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             bail!("the ring is full");
         }
@@ -280,7 +284,8 @@ impl Drop for UringLane {
     fn drop(&mut self) {
         while self.in_flight > 0 {
             if self.enter(1).is_err() {
-                // Nobody can tell whether the kernel still writes to the buffers: they are never freed.
+                // Nobody can tell whether the kernel still writes to the buffers: they are never
+                // freed.
                 std::mem::forget(self.buffers.clone());
                 return;
             }

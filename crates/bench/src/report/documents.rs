@@ -7,7 +7,8 @@ pub struct Series {
     pub points: &'static [(u32, u32, f64)],
 }
 
-/// QEMU's shadow doorbell series (seeds/000): 4 KiB random reads with fio and libaio on null-co, KVM.
+/// QEMU's shadow doorbell series (seeds/000): 4 KiB random reads with fio and libaio on null-co,
+/// KVM.
 pub const QEMU_IOPS: [Series; 2] = [
     Series {
         name: "QEMU series: off",
@@ -96,7 +97,8 @@ const fn mdev(case: &'static str, iops: f64, latency_us: f64, cycles: [Option<f6
     }
 }
 
-/// The table of the series: polling, then with interrupts. Its interrupt latencies are those of the whole I/O.
+/// The table of the series: polling, then with interrupts. Its interrupt latencies are those of the
+/// whole I/O.
 pub const MDEV: [Mdev; 6] = [
     mdev("bare", 147_182.0, 6.516, [None; 3]),
     mdev(

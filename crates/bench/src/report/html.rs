@@ -122,7 +122,8 @@ pub fn page(about: &About, sections: &[Section]) -> String {
     )
 }
 
-/// `2026-11-21`, from seconds since 1970 (the days-to-civil algorithm for the proleptic Gregorian calendar).
+/// `2026-11-21`, from seconds since 1970 (the days-to-civil algorithm for the proleptic Gregorian
+/// calendar).
 fn date(seconds: u64) -> String {
     if seconds == 0 {
         return String::new();

@@ -1,4 +1,5 @@
-//! What a person looks at: tables on the terminal, and a page with tables and plots, from `results.json`.
+//! What a person looks at: tables on the terminal, and a page with tables and plots, from
+//! `results.json`.
 
 mod chart;
 pub mod documents;
@@ -11,8 +12,8 @@ use crate::outln;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-/// Takes other programs' figures in, prints the tables (of one suite, if it is named), and writes `report.html` and an SVG
-/// file for each plot.
+/// Takes other programs' figures in, prints the tables (of one suite, if it is named), and writes
+/// `report.html` and an SVG file for each plot.
 pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
     let path = output.join(results::FILE);
     let mut results = Results::read(&path)?;
@@ -20,7 +21,7 @@ pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
         if file.exists() {
             results.merge(Results::read(file)?);
         } else {
-            // Named after the suite by whoever was to write it.
+            // The program that was to write it names the file after its suite.
             let stem = file.file_stem().unwrap_or_default().to_string_lossy();
             let why = format!("{} was not written: its program failed", file.display());
             let left = LeftOut {

@@ -1,5 +1,5 @@
-//! How fast one core copies blocks out of a volume in memory, with nobody asking by way of a queue: what a command that
-//! moves data costs at least.
+//! How fast one core copies blocks out of a volume in memory, with nobody asking by way of a queue:
+//! what a command that moves data costs at least.
 
 use crate::results::median;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -35,8 +35,8 @@ impl Copying {
         Ok(copying)
     }
 
-    /// Nanoseconds for each of the blocks that `cpu` copies out of it in random order, for about `span`: the median over
-    /// short stretches.
+    /// Nanoseconds for each of the blocks that `cpu` copies out of it in random order, for about
+    /// `span`: the median over short stretches.
     pub fn measure(&self, cpu: usize, span: Duration) -> Result<f64> {
         std::thread::scope(|scope| {
             let copying = scope.spawn(|| {

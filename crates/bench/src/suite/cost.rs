@@ -1,7 +1,7 @@
 //! Suite `cost`: instructions for each I/O, counted by callgrind. The number hardly depends on the
-//! machine, so what a change costs shows: a file holds a ceiling for each case, and a case above its
-//! ceiling is an error. The ceilings are those of one build: the release build of `vnvme` by itself,
-//! with the compiler that the file names.
+//! machine, so what a change costs shows: a file holds a ceiling for each case, and a case above
+//! its ceiling is an error. The ceilings are those of one build: the release build of `vnvme` by
+//! itself, with the compiler that the file names.
 //!
 //! Each case runs twice, with few and with many I/Os; the difference leaves out what it takes to
 //! begin and to end. Driver, worker and controller are on one thread, so that the count is the same
@@ -15,9 +15,9 @@
 //! - `null read, controller` and the like: of that the controller with its volume alone. On an
 //!   immediate volume that is all of a command's way.
 //! - `whole null read`: driver, worker, controller and load.
-//! - How often a worker looks in vain for what a disk has not done yet is no constant, so a file has
-//!   two cases of the controller: `file read, start` from the entry in hand to that of the ring,
-//!   `file read, end` from the end of the request to the completion.
+//! - How often a worker looks for what a disk has not done yet is no constant, so a file
+//!   has two cases of the controller: `file read, start` from the entry in hand to that of the
+//!   ring, `file read, end` from the end of the request to the completion.
 
 use super::scratch::Scratch;
 use super::{Outcome, Plan};

@@ -1,8 +1,9 @@
 //! Suite `doorbell`: what shadow doorbells gain, and how many MMIO doorbells are left.
 //!
-//! Doorbells are trapped (a message each), as a VMM has them; this side polls for completions, and rings for each I/O that
-//! it submits, as fio does. `batched`: it rings once for all that it can submit. `sleeping`: the worker goes to sleep at
-//! once, so each arming and wake-up shows. `interrupt`: this side sleeps too, until an interrupt comes.
+//! Doorbells are trapped (a message each), as a VMM has them; this side polls for completions, and
+//! rings for each I/O that it submits, as fio does. `batched`: it rings once for all that it can
+//! submit. `sleeping`: the worker goes to sleep at once, so each arming and wake-up shows.
+//! `interrupt`: this side sleeps too, until an interrupt comes.
 
 use super::pool::Pool;
 use super::server::{Serve, Server};

@@ -32,20 +32,22 @@ struct Medium {
     _dir: Scratch,
 }
 
-/// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a disk that is slow for a
-/// while is slow for all of them.
+/// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a
+/// disk that is slow for a while is slow for all of them.
 const SLICES: u32 = 60;
-/// A slice is measured again when a thread of it had to wait for a CPU, or the host took one away, for more than this share of
-/// it, beyond the best slice of its case: somebody else had the CPU, and the way that needs two of them suffers more than the
-/// way that needs one. Reads wait for nobody, and nine of ten slices are below it on both ways; a thread of the kernel that
-/// looks at memory now and then takes up to 8% of a slice. For direct writes the kernel has a thread of its own that ends them,
-/// on the same CPU: all ways wait for that, 8 to 10% of the time.
+/// A slice is measured again when a thread of it had to wait for a CPU, or the host took one away,
+/// for more than this share of it, beyond the best slice of its case: another process had the CPU,
+/// and the way that needs two of them suffers more than the way that needs one. Reads wait for
+/// nobody, and nine of ten slices are below it on both ways; a thread of the kernel that looks at
+/// memory now and then takes up to 8% of a slice. For direct writes the kernel has a thread of its
+/// own that ends them, on the same CPU: all ways wait for that, 8 to 10% of the time.
 const DISTURBED: f64 = 0.02;
 /// How often, at most; a case takes at most twice its time for that.
 const RETRIES: u32 = 3;
 
-/// Whether somebody else had the CPU for much of a slice; `usual` is the smallest share so far. On a tmpfs the kernel does all
-/// the work of a bare ring in threads of its own, on the CPU of the ring's owner, which waits for them: that is the way itself.
+/// Whether another process had the CPU for much of a slice; `usual` is the smallest share so far.
+/// On a tmpfs the kernel does all the work of a bare ring in threads of its own, on the CPU of the
+/// ring's owner, which waits for them: that is the way itself.
 fn is_disturbed(way: &Way, medium: &Medium, share: f64, usual: f64) -> bool {
     let own = medium.word == TMPFS && !matches!(way, Way::Served(..));
     share > usual + DISTURBED && !own
@@ -53,13 +55,14 @@ fn is_disturbed(way: &Way, medium: &Medium, share: f64, usual: f64) -> bool {
 
 /// A way to the file.
 enum Way {
-    /// io_uring straight on it, with registered buffers or without, by a thread on the CPU that the worker has otherwise: the
-    /// disk's interrupts, and what the kernel does after them, meet the same thread on both ways.
+    /// io_uring straight on it, with registered buffers or without, by a thread on the CPU that the
+    /// worker has otherwise: the disk's interrupts, and what the kernel does after them, meet the
+    /// same thread on both ways.
     Bare(UringTarget, Vec<usize>),
     /// The same, waiting in the kernel for what is not over yet, as fio's engine does.
     Waiting(UringTarget, Vec<usize>),
-    /// The same, while the client's CPU polls for nothing, as it polls on the way through a controller: where CPUs share what
-    /// they stand on, that alone has its price.
+    /// The same, while the client's CPU polls for nothing, as it polls on the way through a
+    /// controller: where CPUs share what they stand on, that alone has its price.
     Beside(UringTarget, Vec<usize>, Vec<usize>),
     /// Through a controller. The target goes before its server does.
     Served(DeviceTarget, Server, Vec<usize>),
@@ -74,7 +77,8 @@ impl Way {
         }
     }
 
-    /// Measures a slice; also how much of it somebody waited for a CPU, or the host took the CPU away.
+    /// Measures a slice; also how much of it somebody waited for a CPU, or the host took the CPU
+    /// away.
     fn slice(&self, job: &Job, cores: &Cores) -> Result<(Measured, f64)> {
         let cpus = self.cpus(cores);
         let before = stolen(&cpus);
@@ -109,8 +113,8 @@ impl Way {
     }
 }
 
-/// How long the host of this machine, if it is a virtual one, took those CPUs away so far. It is told in hundredths of a second:
-/// what is less is seen now and then.
+/// How long the host of this machine, if it is a virtual one, took those CPUs away so far. It is
+/// told in hundredths of a second: what is less is seen now and then.
 fn stolen(cpus: &[usize]) -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -230,7 +234,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Nanoseconds of a cache line's way between the two CPUs and back: what a controller adds at least to each I/O.
+/// Nanoseconds of a cache line's way between the two CPUs and back: what a controller adds at least
+/// to each I/O.
 fn round_trip(cores: &Cores, plan: &Plan) -> Result<f64> {
     let source = plan.memory.source();
     match (cores.client.first(), cores.server.first()) {
@@ -241,8 +246,8 @@ fn round_trip(cores: &Cores, plan: &Plan) -> Result<f64> {
     }
 }
 
-/// The ways to a file. Only one of them locks it at a time, so the second server is for a disk that can be shared with the
-/// first.
+/// The ways to a file. Only one of them locks it at a time, so the second server is for a disk that
+/// can be shared with the first.
 fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str, Way)>> {
     let cpus = cores.server.get(..1).unwrap_or_default();
     let mut ways = Vec::new();
@@ -358,7 +363,8 @@ fn medium(word: &'static str, dir: &Path) -> Result<Medium> {
         file.write_all(&chunk)?;
     }
     file.sync_all()?;
-    // Direct writes must drop what the page cache holds of the file, and that is nothing to measure.
+    // Direct writes must drop what the page cache holds of the file, and that is nothing to
+    // measure.
     if !wants_tmpfs {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     }

@@ -1,4 +1,5 @@
-//! Suite `limit`: what a controller adds to the two hand-overs of a cache line that it cannot do without.
+//! Suite `limit`: what a controller adds to the two hand-overs of a cache line that it cannot do
+//! without.
 
 use super::copying::Copying;
 use super::pingpong;
@@ -17,8 +18,8 @@ const MEMORY: u64 = 256 << 20;
 const FILL: u64 = 128 << 10;
 const DEPTHS: [u16; 3] = [1, 32, 128];
 
-/// What a command may cost on the null volume with mapped doorbells, in nanoseconds, at a round trip of `rtt`: the
-/// project's own goal.
+/// What a command may cost on the null volume with mapped doorbells, in nanoseconds, at a round
+/// trip of `rtt`: the project's own goal.
 pub fn goal(depth: u32, rtt: f64) -> Option<f64> {
     match depth {
         1 => Some(1.25 * rtt + 200.0),

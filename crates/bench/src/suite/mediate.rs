@@ -1,12 +1,14 @@
 //! Suite `mediate`: one device alone, and behind mediation, direct and generic.
 //!
-//! The device is simulated, by a controller on a null volume whose requests take as long as the document's Optane took, or
-//! no time. Alone, it has a CPU and a process to itself, as any controller of ours. Behind mediation it lives in the very
-//! thread that mediates: with a CPU of its own it would take the loading thread's away, where there are two. So what it
-//! works for a command, which a real device would do by itself, is counted against mediation.
+//! The device is simulated, by a controller on a null volume whose requests take as long as the
+//! document's Optane took, or no time. Alone, it has a CPU and a process to itself, as any
+//! controller of ours. Behind mediation it lives in the very thread that mediates: with a CPU of
+//! its own it would take the loading thread's away, where there are two. So what it works for a
+//! command, which a real device would do by itself, is counted against mediation.
 //!
-//! All ways exist at once, the processes that are not loaded stopped, and are loaded in turn for a fraction of a second each.
-//! Shares of bare and added times are of one turn; the figures are their medians.
+//! All ways exist at once, the processes that are not loaded stopped, and are loaded in turn for a
+//! fraction of a second each. Shares of bare and added times are of one turn; the figures are their
+//! medians.
 
 use super::counters::{ControllerCounters, Cycles};
 use super::server::{Serve, Server};
@@ -25,7 +27,8 @@ const SUITE: &str = "mediate";
 const DEPTHS: [u16; 2] = [1, 32];
 /// Pieces of a run: the ways are loaded in turn.
 const SLICES: u32 = 5;
-/// A device with the latency of the document's, and one with none. The second is no case of the document's.
+/// A device with the latency of the document's, and one with none. The second is no case of the
+/// document's.
 const DEVICES: [(&str, &str); 2] = [("", "null://1T?latency=6.4us"), ("instant", "null://1T")];
 const WAYS: [(&str, Option<&'static str>); 3] = [
     ("bare", None),
@@ -77,7 +80,7 @@ struct Way {
 }
 
 impl Drop for Way {
-    /// The device is let go of by messages.
+    /// The driver releases the device by messages, which the process has to answer.
     fn drop(&mut self) {
         let _ = self.served.stand_still(false);
     }
@@ -130,8 +133,8 @@ impl Way {
     }
 }
 
-/// The ways to one device, in turn, and what came out of it: each with the one before it within a fraction of a second, so
-/// that what else the machine does is the same for all.
+/// The ways to one device, in turn, and what came out of it: each with the one before it within a
+/// fraction of a second, so that what else the machine does is the same for all.
 fn compare(
     plan: &Plan,
     device: (&str, &str),

@@ -1,5 +1,6 @@
-//! Suites: the same jobs against several set-ups, repeated and interleaved, so that a machine that is slow for a while is
-//! slow for all of them. The figure is the median of the runs; comparisons are ratios within one run of a suite.
+//! Suites: the same jobs against several set-ups, repeated and interleaved, so that a machine that
+//! is slow for a while is slow for all of them. The figure is the median of the runs; comparisons
+//! are ratios within one run of a suite.
 
 mod copying;
 mod cost;
@@ -105,7 +106,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Of the words that one part of a case's name may be, those that were asked for; all, when none of them was.
+    /// Of the words that one part of a case's name may be, those that were asked for; all, when
+    /// none of them was.
     fn chosen<'a>(&self, words: &[&'a str]) -> Vec<&'a str> {
         let asked = |word: &&&str| self.only.iter().any(|only| only == **word);
         let chosen: Vec<&str> = words.iter().filter(asked).copied().collect();
@@ -181,7 +183,8 @@ impl Outcome {
     }
 }
 
-/// Runs a suite, or all, and keeps the results. `runtime` is that of each case; none: as each suite thinks best.
+/// Runs a suite, or all, and keeps the results. `runtime` is that of each case; none: as each suite
+/// thinks best.
 pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
     scratch::clean_up_on_signals()?;
     let one = |name: Name, plan: &Plan| {

@@ -1,9 +1,10 @@
 //! Memory whose cache lines go from one CPU to the other on the shorter way.
 //!
-//! On large machines each part of memory has a home, a socket or a part of one, and a line that two cores hand to each other
-//! takes its way past its home. Where the system knows of homes (NUMA nodes) memory is bound to one as threads are bound to
-//! CPUs. A virtual machine mostly does not know, and its memory is from here and there: so it is measured. The figures then
-//! depend on the CPUs and not on the pages that chance had for the queues.
+//! On large machines each part of memory has a home, a socket or a part of one, and a line that two
+//! cores hand to each other takes its way past its home. Where the system knows of homes (NUMA
+//! nodes) memory is bound to one as threads are bound to CPUs. A virtual machine mostly does not
+//! know, and its memory is from here and there: so it is measured. The figures then depend on the
+//! CPUs and not on the pages that chance had for the queues.
 
 use super::{Cores, pingpong};
 use anyhow::{Context, Result};
@@ -17,7 +18,8 @@ use sync::Unpoisoned;
 const PIECE: usize = 4 << 20;
 /// Pages of a piece that are looked at: those at its start, which a device's queues are in.
 const PAGES: usize = 64;
-/// Pieces to choose from: so many in any case, so that it is known what near is, and so many at most.
+/// Pieces to choose from: so many in any case, so that it is known what near is, and so many at
+/// most.
 const LEAST: usize = 6;
 const MOST: usize = 16;
 /// A page is near when its lines take at most this much longer than those of the nearest one.
@@ -76,8 +78,8 @@ impl Place {
         self.source.clone()
     }
 
-    /// Nanoseconds of a round trip in the farthest memory that was seen (the 95th percentile of all pages), where it was
-    /// looked for.
+    /// Nanoseconds of a round trip in the farthest memory that was seen (the 95th percentile of all
+    /// pages), where it was looked for.
     pub fn farthest(&self) -> Option<f64> {
         let seen = self.seen.lock().unpoisoned();
         let mut seen = seen.clone();
@@ -105,7 +107,7 @@ fn choose<T>(
     mut make: impl FnMut() -> Result<T>,
     mut look: impl FnMut(&T) -> Result<Vec<f64>>,
 ) -> Result<T> {
-    // All of them are kept until one is chosen: what is given back would come again.
+    // All of them are kept until one is chosen: what is freed would come again.
     let mut pieces: Vec<(T, Vec<f64>)> = Vec::new();
     let mut nearest = f64::INFINITY;
     while pieces.len() < MOST {

@@ -1,7 +1,8 @@
 //! How fast two cores hand a cache line to each other and back: what a command costs at least.
 //!
-//! Two ways. `line`: one word there, one word back, each on a line of its own (and the one beside it, for processors fetch
-//! pairs). `entry`: a 64-byte entry there, which is read whole, and a 16-byte completion back, as a queue pair has them.
+//! Two ways. `line`: one word there, one word back, each on a line of its own (and the one beside
+//! it, for processors fetch pairs). `entry`: a 64-byte entry there, which is read whole, and a
+//! 16-byte completion back, as a queue pair has them.
 //!
 //! How fast that is depends on the memory, too, see [`super::near`].
 
@@ -53,8 +54,8 @@ impl<'a, const N: usize> Line<'a, N> {
         let mut spins = 0u32;
         while last.load(Ordering::Acquire) != round {
             spins = spins.wrapping_add(1);
-            // The flag is elsewhere, and unchanged: looking costs nothing that is between the two cores. It is set after the
-            // last round, which may be the one that is waited for.
+            // The flag is elsewhere, and unchanged: looking costs nothing that is between the two
+            // cores. It is set after the last round, which may be the one that is waited for.
             if spins.is_multiple_of(1024)
                 && stop.load(Ordering::Acquire)
                 && last.load(Ordering::Acquire) != round
@@ -108,7 +109,7 @@ impl<'a, const THERE: usize, const BACK: usize> Table<'a, THERE, BACK> {
     }
 }
 
-/// Runs both sides, each on its CPU. Whoever ends first does not leave the other one waiting.
+/// Runs both sides, each on its CPU. The side that ends first does not leave the other one waiting.
 fn between<T: Send>(
     client: usize,
     server: usize,
@@ -144,7 +145,8 @@ pub struct RoundTrip {
 /// How long a measurement beside a case takes.
 pub const SPAN: Duration = Duration::from_millis(60);
 
-/// Measures for about `span` between two CPUs, on memory from the same source as that of the queues beside it.
+/// Measures for about `span` between two CPUs, on memory from the same source as that of the queues
+/// beside it.
 pub fn measure(
     client: usize,
     server: usize,
@@ -188,7 +190,8 @@ fn one<const THERE: usize, const BACK: usize>(
     Ok(median(&between(client, server, play, echo)?))
 }
 
-/// A short look at each of these pages of a memory: nanoseconds of a round trip in it, the better one of two looks.
+/// A short look at each of these pages of a memory: nanoseconds of a round trip in it, the better
+/// one of two looks.
 pub fn pages(client: usize, server: usize, memory: &Memory, count: usize) -> Result<Vec<f64>> {
     let tables = (0..count).map(|page| Table::<1, 1>::new(memory, page * PAGE));
     let tables = tables.collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,5 @@
-//! Many queues on one thread: lanes of several controllers, or several of one, loaded as if they were one.
+//! Many queues on one thread: lanes of several controllers, or several of one, loaded as if they
+//! were one.
 
 use anyhow::{Context, Result};
 use load::device::DeviceTarget;

@@ -1,4 +1,5 @@
-//! Suite `scale`: more controllers, more queues, on one worker and on two. This side loads all of them from one thread.
+//! Suite `scale`: more controllers, more queues, on one worker and on two. This side loads all of
+//! them from one thread.
 
 use super::pool::Pool;
 use super::server::{Serve, Server};

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long it may take to start or to end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What to serve.
 #[derive(Clone, Debug)]
@@ -63,7 +63,8 @@ impl Server {
         for (i, volume) in serve.volumes.iter().enumerate() {
             let socket = socket(&dir, i);
             let mode = if serve.mapped { "mapped" } else { "trapped" };
-            // Debug formatting of a string is a TOML basic string, for what paths and URLs are made of.
+            // Debug formatting of a string is a TOML basic string, for what paths and URLs are made
+            // of.
             writeln!(
                 config,
                 "[[controller]]\nsocket = {socket:?}\ndoorbells = \"{mode}\"\n[[controller.namespace]]\nvolume = {volume:?}"
@@ -127,7 +128,7 @@ impl Server {
             if let Some(status) = server.child.try_wait()? {
                 bail!("vnvme serve ended ({status}): {}", server.log());
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > START_STOP_TIMEOUT {
                 bail!("vnvme serve does not listen: {}", server.log());
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -144,7 +145,8 @@ impl Server {
         export(&self.dir, index)
     }
 
-    /// Stops the process where it is, or lets it go on: for servers that poll on the same CPU in turn.
+    /// Stops the process where it is, or lets it go on: for servers that poll on the same CPU in
+    /// turn.
     pub fn stand_still(&self, still: bool) -> Result<()> {
         let signal = if still { Signal::STOP } else { Signal::CONT };
         let pid = Pid::from_raw(self.child.id() as i32).context("no process")?;
@@ -198,7 +200,7 @@ impl Drop for Server {
             let _ = kill_process(pid, Signal::CONT);
         }
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < START_STOP_TIMEOUT {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }

@@ -1,7 +1,9 @@
-//! Suite `share`: slices of one device beside each other: shares under unequal load, weights, limits.
+//! Suite `share`: slices of one device beside each other: shares under unequal load, weights,
+//! limits.
 //!
-//! The device is simulated, with a latency and few units: it is slow enough that CPUs are not what is short, even where two
-//! have to do for two clients and two workers. Clients wait by interrupts, workers sleep, and the device takes no CPU.
+//! The device is simulated, with a latency and few units: it is slow enough that CPUs are not what
+//! is short, even where two have to do for two clients and two workers. Clients wait by interrupts,
+//! workers sleep, and the device takes no CPU.
 
 use super::server::{Serve, Server};
 use super::{Outcome, Plan};

@@ -1,5 +1,5 @@
-//! The front-end's half of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability specification), as much of
-//! it as one queue needs.
+//! The front-end's half of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability
+//! specification), as much of it as one queue needs.
 
 use anyhow::{Context, Result, ensure};
 use dma::Memory;
@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const FEATURES: u64 = feature::EVENT_IDX | feature::PROTOCOL_FEATURES | feature::VERSION_1;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The one queue, at the addresses of what was shared; descriptors are at its start.
 pub struct Vring<'a> {
@@ -39,7 +39,7 @@ impl Frontend {
     pub fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("connecting to {}", socket.display()))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         let mut frontend = Self(stream);
         frontend.send(request::SET_OWNER, &[], &[])?;
         let offered = frontend.number(request::GET_FEATURES)?;
@@ -55,7 +55,8 @@ impl Frontend {
         Ok(frontend)
     }
 
-    /// The disk's capacity in sectors of 512 bytes: the configuration space's first field (virtio 1.2, 5.2.4).
+    /// The disk's capacity in sectors of 512 bytes: the configuration space's first field (virtio
+    /// 1.2, 5.2.4).
     pub fn capacity(&mut self) -> Result<u64> {
         let header = ConfigHeader {
             offset: 0,
@@ -107,7 +108,8 @@ impl Frontend {
         self.send(request::SET_VRING_CALL, index.as_bytes(), &[call])?;
         self.send(request::SET_VRING_KICK, index.as_bytes(), &[kick])?;
         self.send(request::SET_VRING_ENABLE, state(1).as_bytes(), &[])?;
-        // An export that was told of something it does not take hangs up: then this is not answered.
+        // An export that was told of something it does not take hangs up: then this is not
+        // answered.
         self.number(request::GET_FEATURES).map(drop)
     }
 

@@ -246,7 +246,8 @@ pub fn doorbell(results: &Results) -> Section {
     }
 }
 
-/// Other ways of a bare ring than the best: its case's word, what it is, and how it is called in a ratio.
+/// Other ways of a bare ring than the best: its case's word, what it is, and how it is called in a
+/// ratio.
 const OTHER_WAYS: [(&str, &str, &str); 3] = [
     (
         "waiting",
