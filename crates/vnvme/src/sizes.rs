@@ -3,9 +3,10 @@
 //! is woken: a worker, or the one that keeps the block devices. Those never ask a volume
 //! themselves.
 //!
-//! One thread keeps the time ([`Sizes::run`]). Once in an interval it starts an asker, a thread
-//! that asks the volumes which are due, one after the other, and ends. One that hangs keeps its
-//! asker; in the next interval another asker goes on with the others. There are [`ASKERS`] at most.
+//! One thread keeps the time ([`Sizes::run`]). Once in an interval it wakes an asker, a thread that
+//! asks the volumes which are due, one after the other. A volume that hangs keeps its asker; in the
+//! next interval another asker goes on with the others. There are [`ASKERS`] at most, and one while
+//! none hangs.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -60,8 +61,10 @@ pub struct Sizes(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// An asker has ended.
-    ended: Condvar,
+    /// Volumes are due, or the end has come.
+    due: Condvar,
+    /// An asker waits for volumes again, or has ended.
+    idle: Condvar,
 }
 
 impl Shared {
@@ -77,6 +80,8 @@ struct State {
     /// Those that are to be asked next. What an asker asks is in neither list.
     due: VecDeque<Watched>,
     askers: usize,
+    /// Of those, the ones that wait for volumes to be due: one at most.
+    idle: usize,
     /// It was said that too many hang.
     said: bool,
     /// No more are asked.
@@ -90,14 +95,22 @@ impl Asker {
     fn run(self) {
         let shared = &*self.0;
         let mut state = shared.lock();
-        while !state.ending
-            && let Some(mut watched) = state.due.pop_front()
-        {
-            // Not locked while a device is asked.
-            drop(state);
-            watched.ask();
-            state = shared.lock();
-            state.asked.push(watched);
+        while !state.ending {
+            if let Some(mut watched) = state.due.pop_front() {
+                // Not locked while a device is asked.
+                drop(state);
+                watched.ask();
+                state = shared.lock();
+                state.asked.push(watched);
+            } else if state.idle > 0 {
+                // Another asker took this one's place while its volume did not answer.
+                break;
+            } else {
+                state.idle += 1;
+                shared.idle.notify_all();
+                state = shared.due.wait(state).unpoisoned();
+                state.idle -= 1;
+            }
         }
     }
 }
@@ -106,7 +119,7 @@ impl Asker {
 impl Drop for Asker {
     fn drop(&mut self) {
         self.0.lock().askers -= 1;
-        self.0.ended.notify_all();
+        self.0.idle.notify_all();
     }
 }
 
@@ -137,9 +150,10 @@ impl Sizes {
         }
         let mut state = self.0.lock();
         state.ending = true;
+        self.0.due.notify_all();
         let waited = self
             .0
-            .ended
+            .idle
             .wait_timeout_while(state, END_LIMIT, |state| state.askers > 0);
         drop(waited);
     }
@@ -150,6 +164,10 @@ impl Sizes {
         let State { asked, due, .. } = &mut *state;
         due.extend(asked.drain(..));
         if state.due.is_empty() {
+            return;
+        }
+        if state.idle > 0 {
+            self.0.due.notify_one();
             return;
         }
         if state.askers == ASKERS {
@@ -207,11 +225,7 @@ mod tests {
         }
 
         fn wait_until_asked(&self) {
-            let began = std::time::Instant::now();
-            while self.asked.load(Ordering::SeqCst) == 0 {
-                assert!(began.elapsed() < BOUND, "never asked");
-                std::thread::yield_now();
-            }
+            wait_until(|| self.asked.load(Ordering::SeqCst) > 0);
         }
     }
 
@@ -246,25 +260,40 @@ mod tests {
         }
     }
 
+    fn wait_until(mut holds: impl FnMut() -> bool) {
+        let began = std::time::Instant::now();
+        while !holds() {
+            assert!(began.elapsed() < BOUND, "never");
+            std::thread::yield_now();
+        }
+    }
+
     fn event() -> Arc<OwnedFd> {
         Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
     }
 
-    fn wait_for(event: &OwnedFd, what: &str) {
-        let bound = Timespec {
-            tv_sec: BOUND.as_secs() as i64,
-            tv_nsec: 0,
+    /// Starts intervals until `event` is readable.
+    fn wait_for(sizes: &Sizes, event: &OwnedFd, what: &str) {
+        let began = std::time::Instant::now();
+        let moment = Timespec {
+            tv_sec: 0,
+            tv_nsec: 1_000_000,
         };
         let mut fds = [PollFd::new(event, PollFlags::IN)];
-        assert_eq!(poll(&mut fds, Some(&bound)), Ok(1), "{what}");
+        while poll(&mut fds, Some(&moment)) == Ok(0) {
+            assert!(began.elapsed() < BOUND, "{what}");
+            sizes.begin_interval();
+        }
         rustix::io::read(event, &mut [0; 8]).unwrap();
     }
 
+    /// Until no asker asks a volume.
     fn wait_for_askers(sizes: &Sizes) {
         let state = sizes.0.lock();
-        let ended = &sizes.0.ended;
-        let (state, waited) = ended
-            .wait_timeout_while(state, BOUND, |state| state.askers > 0)
+        let (state, waited) = sizes
+            .0
+            .idle
+            .wait_timeout_while(state, BOUND, |state| state.askers > state.idle)
             .unwrap();
         assert!(!waited.timed_out(), "{} askers do not end", state.askers);
     }
@@ -279,25 +308,24 @@ mod tests {
             sizes.watch(hangs.clone(), &unused);
             sizes.watch(answers.clone(), wake);
         }
-        for hangs in &hangs {
-            sizes.begin_interval();
-            hangs.wait_until_asked();
-        }
         for _ in 0..3 {
-            sizes.begin_interval();
             for (_, wake) in &answers {
-                wait_for(wake, "its new size is told");
+                wait_for(&sizes, wake, "its new size is told");
             }
         }
+        hangs.iter().for_each(|volume| volume.wait_until_asked());
         let asked = |volume: &Slow| volume.asked.load(Ordering::SeqCst);
         assert!(hangs.iter().all(|volume| asked(volume) == 1));
         // They answer late, and are asked again.
         hangs.iter().for_each(|volume| volume.answer());
         wait_for_askers(&sizes);
-        wait_for(&unused, "late, but told");
-        sizes.begin_interval();
-        wait_for_askers(&sizes);
-        assert!(hangs.iter().all(|volume| asked(volume) == 2));
+        wait_for(&sizes, &unused, "late, but told");
+        wait_until(|| {
+            sizes.begin_interval();
+            hangs.iter().all(|volume| asked(volume) >= 2)
+        });
+        // The askers that waited for them have ended.
+        wait_until(|| sizes.0.lock().askers == 1);
     }
 
     #[test]
@@ -307,10 +335,13 @@ mod tests {
         for volume in &hangs {
             sizes.watch(volume.clone(), &event());
         }
-        for _ in 0..3 * ASKERS {
+        wait_until(|| {
             sizes.begin_interval();
-        }
-        hangs[..ASKERS].iter().for_each(|v| v.wait_until_asked());
+            hangs[..ASKERS]
+                .iter()
+                .all(|v| v.asked.load(Ordering::SeqCst) > 0)
+        });
+        sizes.begin_interval();
         {
             let state = sizes.0.lock();
             assert_eq!((state.askers, state.due.len()), (ASKERS, 2));
