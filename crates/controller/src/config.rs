@@ -31,17 +31,20 @@ pub struct ControllerConfig {
     pub queue_entries: u32,
     /// Largest transfer of one command: 4 KiB shifted left by this (MDTS). 1 to 13.
     pub mdts: u8,
-    /// The doorbell page is written by the client directly, without a message: the owner has to poll.
+    /// The doorbell page is written by the client directly, without a message: the owner has to
+    /// poll.
     pub mapped_doorbells: bool,
     /// Doorbell Buffer Config is offered.
     pub shadow_doorbells: bool,
     /// The volatile write cache feature after power-on, where a volume has one.
     pub write_cache: bool,
-    /// Number of namespaces that may ever be there (NN); at least the highest NSID of those configured.
+    /// Number of namespaces that may ever be there (NN); at least the highest NSID of those
+    /// configured.
     pub max_namespaces: u32,
     /// Commands in flight in volumes, over all queues.
     pub max_in_flight: u16,
-    /// Workers that its queues may live on, its own included; see [`Controller::remote_engine`](crate::Controller::remote_engine).
+    /// Workers that its queues may live on, its own included; see
+    /// [`Controller::remote_engine`](crate::Controller::remote_engine).
     pub workers: u16,
     /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
     pub reset_timeout: Duration,

@@ -1,12 +1,14 @@
 //! Interrupts: MSI-X vectors, and the one INTx pin of hosts that use neither MSI nor MSI-X.
 //!
-//! Who receives an interrupt is not this crate's business: a vector ends in an [`IrqSink`], an eventfd in practice. The
-//! MSI-X table itself is the VMM's; a vector without a sink collects its interrupt in the pending bit array.
+//! Who receives an interrupt is not this crate's business: a vector ends in an [`IrqSink`], an
+//! eventfd in practice. The MSI-X table itself is the VMM's; a vector without a sink collects its
+//! interrupt in the pending bit array.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The receiving end of an interrupt. `signal` must neither block nor fail visibly: it is called on the data path.
+/// The receiving end of an interrupt. `signal` must neither block nor fail visibly: it is called on
+/// the data path.
 pub trait IrqSink: Send + Sync {
     /// Delivers one interrupt.
     fn signal(&self);
@@ -17,7 +19,8 @@ struct Vector {
     sink: Option<Arc<dyn IrqSink>>,
 }
 
-/// The pending bit array, of all engines of a controller. A bit is set only where a vector has no receiver.
+/// The pending bit array, of all engines of a controller. A bit is set only where a vector has no
+/// receiver.
 #[derive(Default)]
 pub struct Pending([AtomicU64; 2]);
 
@@ -54,7 +57,8 @@ impl Pending {
     }
 }
 
-/// The pin: a level that the host sees as edges, masked after each until the VMM unmasks it (VFIO's automasked INTx).
+/// The pin: a level that the host sees as edges, masked after each until the VMM unmasks it (VFIO's
+/// automasked INTx).
 #[derive(Default)]
 struct Pin {
     sink: Option<Arc<dyn IrqSink>>,
@@ -108,7 +112,8 @@ impl Irqs {
         self.vectors.len() as u16
     }
 
-    /// Sets or takes away a vector's receiver. Unknown vectors are ignored (the VMM was told how many there are).
+    /// Sets or takes away a vector's receiver. Unknown vectors are ignored (the VMM was told how
+    /// many there are).
     pub fn set_vector(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         if let Some(v) = self.vectors.get_mut(usize::from(vector)) {
             self.receivers -= u16::from(v.sink.is_some());
@@ -117,8 +122,8 @@ impl Irqs {
         }
     }
 
-    /// Delivers what is pending to those that have a receiver. Only the control half's own engine does: another one may not
-    /// know yet that a receiver is gone.
+    /// Delivers what is pending to those that have a receiver. Only the control half's own engine
+    /// does: another one may not know yet that a receiver is gone.
     pub fn deliver_pending(&mut self) {
         if !self.messages || !self.pending.any() {
             return;
@@ -164,8 +169,8 @@ impl Irqs {
         }
     }
 
-    /// Sets the pin's level: high while any completion queue with interrupts enabled has entries that the host did not
-    /// consume.
+    /// Sets the pin's level: high while any completion queue with interrupts enabled has entries
+    /// that the host did not consume.
     pub fn set_level(&mut self, level: bool) {
         self.pin.wanted = level && self.intms & 1 == 0;
         let level = self.pin.wanted && !self.pin.disabled;
@@ -236,8 +241,9 @@ impl Irqs {
         }
     }
 
-    /// A controller-level reset: nothing is pending, the mask is clear, the pin is low. Receivers are the VMM's and stay. For
-    /// the control half's own engine: another one may be late, and what is pending is everybody's.
+    /// A controller-level reset: nothing is pending, the mask is clear, the pin is low. Receivers
+    /// are the VMM's and stay. For the control half's own engine: another one may be late, and what
+    /// is pending is everybody's.
     pub fn reset(&mut self) {
         self.pending.clear();
         self.intms = 0;

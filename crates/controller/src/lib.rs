@@ -1,18 +1,19 @@
 //! The virtual NVMe controller: registers, admin commands, queues, namespaces, events, reset.
 //!
-//! A [`Controller`] is one PCI function as a guest sees it. It knows nothing of vfio-user: whoever embeds it delivers
-//! register accesses, guest memory and interrupt receivers, and gives it a thread. Everything that comes from the guest
-//! is checked here; what is wrong gets the status code that the standard names. Nothing here blocks, and nothing here
-//! touches memory or devices itself: that is `dma`'s and `volume`'s.
+//! A [`Controller`] is one PCI function as a guest sees it. It knows nothing of vfio-user: the
+//! program that embeds it delivers register accesses, guest memory and interrupt receivers, and
+//! gives it a thread. Everything that comes from the guest is checked here; what is wrong gets the
+//! status code that the standard names. Nothing here blocks, and nothing here touches memory or
+//! devices itself: that is `dma`'s and `volume`'s.
 //!
-//! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data half
-//! (queues and commands in flight: `engine`) by orders and by events. Queues may migrate to other
-//! workers: each of those has a [`RemoteEngine`], a data half of its own, which gets the same orders
-//! by messages (`remote`; the control half's part is `controller::migration`).
+//! The control half (registers, admin commands, events: `controller`, `admin`) talks to the data
+//! half (queues and commands in flight: `engine`) by orders and by events. Queues may migrate to
+//! other workers: each of those has a [`RemoteEngine`], a data half of its own, which gets the same
+//! orders by messages (`remote`; the control half's part is `controller::migration`).
 //!
-//! *What it does not do.* It has no socket, no thread, no loop, no device model of a VMM; it emulates
-//! NVMe over PCIe (no fabrics), one function without virtual functions, and stores nothing: that is
-//! a [`Volume`](volume::Volume)'s.
+//! *What it does not do.* It has no socket, no thread, no loop, no device model of a VMM; it
+//! emulates NVMe over PCIe (no fabrics), one function without virtual functions, and stores
+//! nothing: that is a [`Volume`](volume::Volume)'s.
 //!
 //! # Embedding it in a VMM
 //!
@@ -83,9 +84,6 @@
 //! assert_eq!((entry.cid.get(), entry.status().into_result()), (7, Ok(())));
 //! # Ok(()) }
 //! ```
-// Until the last places are mended.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
 mod admin;

@@ -15,24 +15,25 @@ pub enum Passed {
     Refused(Status),
 }
 
-/// A way of a namespace's commands to a device below, beside the namespace's volume: the engine offers it commands as they
-/// were fetched, unchecked and untranslated. Commands that it does not take go to the volume, which must stand on the
-/// same blocks; the two may be at work at once. Belongs to the controller's worker.
+/// A way of a namespace's commands to a device below, beside the namespace's volume: the engine
+/// offers it commands as they were fetched, unchecked and untranslated. Commands that it does not
+/// take go to the volume, which must stand on the same blocks; the two may be at work at once.
+/// Belongs to the controller's worker.
 ///
 /// ```text
 /// for each batch of a queue: begin     for each command: submit     once a round: poll
 /// ```
 pub trait Passthrough {
-    /// A batch of commands of submission queue `qid` follows. How many may be submitted now; `None`: all of them go to the
-    /// volume. `page_size` is the host's memory page in bytes; without `write_cache`, every write is to be durable when
-    /// it completes.
+    /// A batch of commands of submission queue `qid` follows. How many may be submitted now;
+    /// `None`: all of them go to the volume. `page_size` is the host's memory page in bytes;
+    /// without `write_cache`, every write is to be durable when it completes.
     fn begin(&mut self, qid: u16, page_size: u64, write_cache: bool) -> Option<usize>;
 
     /// Offers a command, in a copy that the host cannot reach. `token` comes back with its end.
     fn submit(&mut self, qid: u16, command: &Command, map: &DmaMap, token: u64) -> Passed;
 
-    /// Tells the device of what was submitted, and hands out what is over: token, status, dword 0 of the completion. Returns
-    /// how many that was.
+    /// Tells the device of what was submitted, and passes on what has completed: token, status,
+    /// dword 0 of the completion. Returns how many that was.
     fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize;
 
     /// Commands that were taken and are not over.
@@ -48,7 +49,8 @@ pub trait Passthrough {
         None
     }
 
-    /// The namespace has so many blocks now. What is beyond the end is not to reach the device's other parts.
+    /// The namespace has so many blocks now. What is beyond the end is not to reach the device's
+    /// other parts.
     fn resized(&mut self, blocks: u64) {
         let _ = blocks;
     }

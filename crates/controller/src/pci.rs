@@ -1,15 +1,16 @@
-//! PCI configuration space of the controller's one function: type 0 header, power management, PCI Express and MSI-X
-//! capabilities ("NVMe over PCIe Transport 1.1", 3.8).
+//! PCI configuration space of the controller's one function: type 0 header, power management, PCI
+//! Express and MSI-X capabilities ("NVMe over PCIe Transport 1.1", 3.8).
 //!
-//! The space is an array of bytes beside an array of write masks. BAR sizing, which writes all ones and reads back, needs
-//! no code of its own: the mask of a BAR's size bits is zero.
+//! The space is an array of bytes beside an array of write masks. BAR sizing, which writes all ones
+//! and reads back, needs no code of its own: the mask of a BAR's size bits is zero.
 
 use nvme::pci::{command, status};
 
 /// Size of the configuration space in bytes: PCI Express, extended space included (and empty).
 pub const CONFIG_SIZE: usize = 4096;
 
-/// Size of BAR0 in bytes: registers, one page of doorbells, the MSI-X table and the pending bit array.
+/// Size of BAR0 in bytes: registers, one page of doorbells, the MSI-X table and the pending bit
+/// array.
 pub const BAR0_SIZE: u64 = 0x4000;
 /// Offset of the doorbell page in BAR0, in bytes ("NVMe over PCIe Transport 1.1", 3.1.2).
 pub const DOORBELL_OFFSET: u64 = 0x1000;
@@ -50,8 +51,8 @@ pub struct PciIds {
 
 impl Default for PciIds {
     fn default() -> Self {
-        // No vendor ID is ours: 1234h is the one that emulated devices without one of their own go by. NVMe drivers
-        // match on the class code.
+        // No vendor ID is ours: 1234h is the one that emulated devices without one of their own go
+        // by. NVMe drivers match on the class code.
         PciIds {
             vendor: 0x1234,
             device: 0x4e56,
@@ -97,7 +98,8 @@ impl ConfigSpace {
         space
     }
 
-    /// Bytes of a register, and which of their bits the host may write. All offsets are this module's.
+    /// Bytes of a register, and which of their bits the host may write. All offsets are this
+    /// module's.
     fn set<const N: usize>(&mut self, at: usize, value: [u8; N], mask: [u8; N]) {
         for (i, (value, mask)) in value.into_iter().zip(mask).enumerate() {
             if let (Some(byte), Some(bits)) =
@@ -127,11 +129,13 @@ impl ConfigSpace {
     fn header(&mut self, ids: PciIds) {
         self.set16(0x00, ids.vendor, 0);
         self.set16(0x02, ids.device, 0);
-        // I/O space is not decoded; memory, bus master, parity, SERR and INTx disable are the host's.
+        // I/O space is not decoded; memory, bus master, parity, SERR and INTx disable are the
+        // host's.
         self.set16(COMMAND, 0, 0x0546);
         self.set16(STATUS, status::CAPABILITIES_LIST, 0);
         self.set8(0x08, ids.revision, 0);
-        // Class 01h (mass storage), subclass 08h (non-volatile memory), interface 02h (NVM Express I/O controller).
+        // Class 01h (mass storage), subclass 08h (non-volatile memory), interface 02h (NVM Express
+        // I/O controller).
         self.set(0x09, [0x02, 0x08, 0x01], [0; 3]);
         self.set8(0x0c, 0, 0xff); // cache line size
         let size_mask = !(BAR0_SIZE as u32 - 1);
@@ -170,7 +174,8 @@ impl ConfigSpace {
         self.set16(PCIE_CAP + 40, 0, 0x001f);
     }
 
-    /// Copies `data.len()` bytes from `offset`; bytes past the end read as all ones, as on a bus where nothing answers.
+    /// Copies `data.len()` bytes from `offset`; bytes past the end read as all ones, as on a bus
+    /// where nothing answers.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (i, byte) in data.iter_mut().enumerate() {
             let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));

@@ -1,4 +1,5 @@
-//! Counters, each written by the one thread that owns what is counted, and read by anyone without stopping it.
+//! Counters, each written by the one thread that owns what is counted, and read by anyone without
+//! stopping it.
 
 use probes::{Histogram, Summary};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +29,8 @@ impl Counter {
 
 /// Counters of one queue pair: index 0 is the admin queue.
 ///
-/// They go with the queue from worker to worker; no two queues share a cache line, as they may be at work on two cores.
+/// They go with the queue from worker to worker; no two queues share a cache line, as they may be
+/// at work on two cores.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
@@ -36,7 +38,8 @@ pub struct QueueStats {
     pub commands: Counter,
     /// Completions posted.
     pub completions: Counter,
-    /// Doorbells that came as register writes: an exit and a message each. Counted by the controller's own worker.
+    /// Doorbells that came as register writes: an exit and a message each. Counted by the
+    /// controller's own worker.
     pub mmio_doorbells: Counter,
     /// Times that a new submission queue tail was found in memory.
     pub shadow_doorbells: Counter,
@@ -51,7 +54,8 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
-    /// Cycles ([`probes::cycles`]) to send an interrupt, system call included. Only the owner records.
+    /// Cycles ([`probes::cycles`]) to send an interrupt, system call included. Only the owner
+    /// records.
     pub fn interrupt_cycles(&self) -> &Histogram {
         self.interrupt_cycles.get_or_init(Box::default)
     }
@@ -79,7 +83,8 @@ pub struct IoStats {
     pub busy_ns: Counter,
 }
 
-/// What a controller did since it was made: SMART's counters and more ("NVMe Base 2.1", 5.1.12.1.3).
+/// What a controller did since it was made: SMART's counters and more ("NVMe Base 2.1",
+/// 5.1.12.1.3).
 #[derive(Debug, Default)]
 pub struct ControllerStats {
     /// Commands that ended with a media and data integrity error.
@@ -88,7 +93,8 @@ pub struct ControllerStats {
     pub error_log_entries: Counter,
     /// Times that the controller was powered on, i.e. a VMM attached.
     pub power_cycles: Counter,
-    /// Times that power was lost, the controller reset or the VMM gone without a shutdown notification.
+    /// Times that power was lost, the controller reset or the VMM gone without a shutdown
+    /// notification.
     pub unsafe_shutdowns: Counter,
     /// Controller-level resets.
     pub resets: Counter,
@@ -135,8 +141,8 @@ impl ControllerStats {
         self.sum(|share| &share.bytes_written)
     }
 
-    /// Nanoseconds in which at least one I/O command was outstanding: those of the busiest worker, as nobody adds up over
-    /// all of them when they overlap.
+    /// Nanoseconds in which at least one I/O command was outstanding: those of the busiest worker,
+    /// as nobody adds up over all of them when they overlap.
     pub fn busy_ns(&self) -> u64 {
         let all = self.shares.iter().map(|share| share.busy_ns.get());
         all.max().unwrap_or(0)

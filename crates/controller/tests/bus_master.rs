@@ -353,9 +353,9 @@ fn memory_space_enable_is_obeyed_by_those_who_use_it() {
     h.set32(regs::CC, 0);
     h.submit(1, read);
     h.run();
-    assert!(h.peek(1).is_none(), "a doorbell was heard");
+    assert!(h.peek(1).is_none(), "a doorbell was seen");
     h.set_command(MEMORY_SPACE, true);
-    assert!(h.csts().rdy(), "the write was heard");
+    assert!(h.csts().rdy(), "the write was seen");
     h.ring_sq(1);
     h.run();
     assert_eq!(h.reap(1).unwrap().status(), Status::SUCCESS);

@@ -470,7 +470,7 @@ fn compare_memory_is_bounded() {
     h.run();
     assert_eq!(h.reap_all(1).len(), 16);
     for _ in 0..17 {
-        assert_eq!(h.io(compare), Status::SUCCESS, "given back");
+        assert_eq!(h.io(compare), Status::SUCCESS, "released");
     }
 }
 

@@ -368,7 +368,7 @@ fn no_reset_leaves_a_finger_in_old_memory() {
         h.until(|h| !h.c.is_resetting());
         assert!(!h.csts().rdy());
         assert!(h.c.dma_quiesced());
-        // Now the memory is somebody else's.
+        // Now the memory belongs to another program.
         h.write(LOW, &vec![0x5a; LOW_SIZE as usize]);
         h.write(HIGH, &vec![0xa5; HIGH_SIZE as usize]);
         faults.release();

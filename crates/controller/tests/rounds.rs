@@ -1,4 +1,5 @@
-//! What a round looks at, fetches and starts, and when: spin polls, idle queues beside busy ones, batches, early starts.
+//! What a round looks at, fetches and starts, and when: spin polls, idle queues beside busy ones,
+//! batches, early starts.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -173,7 +174,8 @@ fn news_in_shadow_buffers_that_go_and_come_back() {
 
 // ---- idle queues
 
-/// Rounds until a queue is looked at that rings some time, and then `rounds` of them, after queue 1 became busy in each.
+/// Rounds until a queue is looked at that rings some time, and then `rounds` of them, after queue 1
+/// became busy in each.
 fn delay(queues: u16, qid: u16, rounds: usize) -> usize {
     let config = ControllerConfig {
         mapped_doorbells: true,

@@ -1,4 +1,5 @@
-//! Asynchronous Event Request ("NVMe Base 2.1", 5.1.2): requests are parked until there is an event.
+//! Asynchronous Event Request ("NVMe Base 2.1", 5.1.2): requests are parked until there is an
+//! event.
 
 use super::{AdminResult, Outcome};
 use crate::controller::Controller;
@@ -8,7 +9,8 @@ use std::collections::VecDeque;
 
 /// Requests that may be parked at one time: AERL of Identify Controller, zero-based there.
 pub(super) const LIMIT: usize = 4;
-/// Events that wait for a request, at most; further ones of a kind that waits already are the same event.
+/// Events that wait for a request, at most; further ones of a kind that waits already are the same
+/// event.
 const PENDING: usize = 16;
 
 /// Parked requests and waiting events.

@@ -1,7 +1,7 @@
 //! Get Features and Set Features ("NVMe Base 2.1", 5.1.11 and 5.1.25).
 //!
-//! No feature is saveable: what the host sets lasts until the next controller-level reset, and "saved" reads as
-//! "default".
+//! No feature is saveable: what the host sets lasts until the next controller-level reset, and
+//! "saved" reads as "default".
 //!
 //! NSIDs ("NVMe Base 2.1", 4.4). A feature of the controller is set by NSID 0 or FFFFFFFFh, a valid
 //! NSID is Feature Not Namespace Specific; it is read whatever the NSID is. A feature of namespaces
@@ -25,11 +25,13 @@ use nvme::{Command, Status};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify Controller.
+/// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify
+/// Controller.
 const DEFAULT_OVER: u16 = 343;
 /// Arbitration burst after power-on: 32 commands, as a power of two.
 const DEFAULT_ARBITRATION: u32 = 5;
-/// Where the timestamp comes from ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level reset, 001b Set Features.
+/// Where the timestamp comes from ("NVMe Base 2.1", 5.1.25.1.7): 000b zero at a controller-level
+/// reset, 001b Set Features.
 const ORIGIN_SET: u8 = 1;
 
 /// Values of the features.
@@ -48,7 +50,8 @@ pub(crate) struct Features {
     host_identifier: [u8; 16],
 }
 
-/// Counts milliseconds: from zero after a controller-level reset, from the host's value once there is one.
+/// Counts milliseconds: from zero after a controller-level reset, from the host's value once there
+/// is one.
 struct Timestamp {
     /// Milliseconds when it was set.
     value: u64,
@@ -277,8 +280,9 @@ impl Controller {
                     return Err(INVALID_FIELD);
                 }
                 let on = cdw11 & 1 != 0;
-                // From now on the host does not flush: what it wrote so far must not be lost either. New writes are
-                // durable by themselves already, those in flight end before the flush begins.
+                // From now on the host does not flush: what it wrote so far must not be lost
+                // either. New writes are durable by themselves already, those in flight end before
+                // the flush begins.
                 if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
                     self.apply_features();
                     self.admin.cache_flushes.push(command.cid.get());

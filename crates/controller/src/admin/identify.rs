@@ -148,8 +148,8 @@ impl Controller {
     fn subnqn(&self) -> String {
         let config = &self.config;
         config.subnqn.clone().unwrap_or_else(|| {
-            // The form for subsystems that no vendor's domain names: by a UUID ("NVMe Base 2.1", 4.7), the same each time
-            // for the same serial and model number.
+            // The form for subsystems that no vendor's domain names: by a UUID ("NVMe Base 2.1",
+            // 4.7), the same each time for the same serial and model number.
             let mut uuid = fnv128(&[config.serial.as_bytes(), b"/", config.model.as_bytes()]);
             uuid[6] = uuid[6] & 0x0f | 0x80; // version 8: made by a rule of our own
             uuid[8] = uuid[8] & 0x3f | 0x80; // variant of RFC 9562

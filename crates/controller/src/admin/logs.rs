@@ -133,7 +133,8 @@ impl Controller {
         if offset % 4 != 0 || offset > page.len() {
             return Err(INVALID_FIELD);
         }
-        // What is asked for beyond the page is not the page's: zeroes, as far as a sane host can ask.
+        // What is asked for beyond the page is not the page's: zeroes, as far as a sane host can
+        // ask.
         if len > LARGEST.max(page.len()) {
             return Err(INVALID_FIELD);
         }
@@ -197,7 +198,8 @@ impl Controller {
         CriticalWarning::new().with_ttc(TEMPERATURE >= over || TEMPERATURE <= under)
     }
 
-    /// A threshold or the event configuration changed: a temperature outside the thresholds is an event.
+    /// A threshold or the event configuration changed: a temperature outside the thresholds is an
+    /// event.
     pub(super) fn check_temperature(&mut self) {
         let warning = self.critical_warning();
         let enabled = self.admin.features.event_config as u8;
@@ -228,7 +230,8 @@ impl Controller {
         log.as_bytes().to_vec()
     }
 
-    /// A command ended with an error: counts it, keeps it in the error log, tells the log, within limits.
+    /// A command ended with an error: counts it, keeps it in the error log, tells the log, within
+    /// limits.
     pub(crate) fn failed(&mut self, sqid: u16, cid: u16, status: Status, nsid: u32, lba: u64) {
         if status.is(Status::ABORT_REQUESTED) {
             return;

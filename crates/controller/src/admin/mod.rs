@@ -70,7 +70,8 @@ impl Admin {
         }
     }
 
-    /// A controller-level reset: parked commands are gone, features are back at their defaults; logs stay.
+    /// A controller-level reset: parked commands are gone, features are back at their defaults;
+    /// logs stay.
     pub fn reset(&mut self, config: &ControllerConfig) {
         self.features = Features::new(config);
         self.events = AsyncEvents::default();
@@ -116,7 +117,8 @@ impl Controller {
         let cid = command.cid.get();
         let opcode = command.admin_opcode();
         tracing::trace!(%opcode, cid, nsid = command.nsid.get(), cdw10 = command.cdw10.get(), "admin command");
-        // SGLs are for I/O queues ("NVMe over PCIe Transport 1.1", 3.2.1); fused operations are not offered.
+        // SGLs are for I/O queues ("NVMe over PCIe Transport 1.1", 3.2.1); fused operations are not
+        // offered.
         let result = if command.flags.fuse() != Fuse::NORMAL || command.flags.psdt() != Psdt::PRP {
             Err(INVALID_FIELD)
         } else {

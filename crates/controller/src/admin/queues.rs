@@ -1,5 +1,5 @@
-//! Create and Delete I/O Completion and Submission Queue ("NVMe over PCIe Transport 1.1", 3.3), Doorbell Buffer Config
-//! ("NVMe Base 2.1", 5.2.5).
+//! Create and Delete I/O Completion and Submission Queue ("NVMe over PCIe Transport 1.1", 3.3),
+//! Doorbell Buffer Config ("NVMe Base 2.1", 5.2.5).
 
 use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::controller::Controller;
@@ -19,7 +19,8 @@ impl Controller {
     ) -> Result<(u16, u32), Status> {
         let cdw10 = CreateQueueCdw10::from_bits(command.cdw10.get());
         let qid = cdw10.qid();
-        // SeaBIOS creates queues without asking for them first: what was not negotiated is all there is.
+        // SeaBIOS creates queues without asking for them first: what was not negotiated is all
+        // there is.
         if qid == 0 || qid > self.config.io_queues || exists {
             return Err(INVALID_QID);
         }

@@ -7,10 +7,10 @@ use nvme::feature::AsyncEventConfig;
 use nvme::log::Lid;
 
 impl Controller {
-    /// Takes over the sizes that the volumes have by now: commands are checked against them from the
-    /// next one on, and the host is told, if it wants to be ("NVMe Base 2.1", 5.1.2.1, Attached
-    /// Namespace Attribute Changed). Whether anything has changed. Another thread has to ask the volumes
-    /// ([`volume::Volume::refresh`]), as that may block.
+    /// Takes over the sizes that the volumes have by now: commands are checked against them from
+    /// the next one on, and the host is told, if it wants to be ("NVMe Base 2.1", 5.1.2.1, Attached
+    /// Namespace Attribute Changed). Whether anything has changed. Another thread has to ask the
+    /// volumes ([`volume::Volume::refresh`]), as that may block.
     pub fn check_sizes(&mut self) -> bool {
         let mut changed = false;
         for index in 0..self.engine.namespaces.len() {

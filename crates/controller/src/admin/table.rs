@@ -6,8 +6,8 @@
 //! # To add an admin command
 //!
 //! 1. Write a module beside this one with the command's handler and its row, `COMMAND`; `toy`,
-//!    which only tests contain, is an example. The handler reaches the guest's memory by `read_host` and
-//!    `write_host`.
+//!    which only tests contain, is an example. The handler reaches the guest's memory by
+//!    `read_host` and `write_host`.
 //! 2. Name the module in `admin/mod.rs`.
 //! 3. Put `super::module::COMMAND` into [`COMMANDS`].
 //!

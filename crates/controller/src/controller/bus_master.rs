@@ -30,7 +30,8 @@ impl Controller {
     }
 
     /// Writes configuration space. Answer the VMM when [`Controller::config_settled`] says so. A
-    /// function level reset is begun at once; it has ended when [`Controller::is_resetting`] says no.
+    /// function level reset is begun at once; it has ended when [`Controller::is_resetting`] says
+    /// no.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
         let master = self.engine.is_master();
         if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {

@@ -1,6 +1,7 @@
 //! Enable, shutdown and the kinds of reset ("NVMe Base 2.1", 3.5 to 3.7).
 //!
-//! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`], each round.
+//! A reset and a shutdown both wait for commands in flight; they go on in [`Controller::progress`],
+//! each round.
 
 use super::{Controller, MPSMAX};
 use crate::engine::Order;
@@ -143,8 +144,8 @@ impl Controller {
         self.fail();
     }
 
-    /// Looks at the windows after a fault anywhere in the process: what this controller wrote to a file that shrank
-    /// went nowhere, so that it must not go on as if nothing had happened.
+    /// Looks at the windows after a fault anywhere in the process: what this controller wrote to a
+    /// file that shrank went nowhere, so that it must not go on as if nothing had happened.
     pub(super) fn check_memory(&mut self) -> bool {
         let faults = dma::sigbus::faults();
         if std::mem::replace(&mut self.faults, faults) == faults || !self.engine.dma.is_poisoned() {
@@ -168,7 +169,8 @@ impl Controller {
         self.progress();
     }
 
-    /// NVM Subsystem Reset: as a power cycle, to the host; in any state. CSTS.NSSRO tells of it afterwards.
+    /// NVM Subsystem Reset: as a power cycle, to the host; in any state. CSTS.NSSRO tells of it
+    /// afterwards.
     pub(super) fn subsystem_reset(&mut self) {
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::info!(left_out, "NVM subsystem reset");
@@ -231,8 +233,9 @@ impl Controller {
         true
     }
 
-    /// The VMM resets the device (also: function level reset): registers and configuration space as after power-on.
-    /// It is over when [`Controller::is_resetting`] says no. Guest memory and interrupt receivers are the VMM's and stay.
+    /// The VMM resets the device (also: function level reset): registers and configuration space as
+    /// after power-on. It is over when [`Controller::is_resetting`] says no. Guest memory and
+    /// interrupt receivers are the VMM's and stay.
     pub fn reset(&mut self) {
         if self.has_queues() && self.shutdown != Shutdown::Complete {
             self.engine.stats.unsafe_shutdowns.add(1);

@@ -27,8 +27,9 @@ const MPSMAX: u8 = 4;
 
 /// A virtual NVMe controller: one PCI function, its registers, queues and namespaces.
 ///
-/// It belongs to one thread, its worker. The worker delivers register accesses, calls [`Controller::poll`] and
-/// [`Controller::complete`], and sleeps only when [`Controller::arm`] lets it.
+/// It belongs to one thread, its worker. The worker delivers register accesses, calls
+/// [`Controller::poll`] and [`Controller::complete`], and sleeps only when [`Controller::arm`] lets
+/// it.
 pub struct Controller {
     pub(crate) config: ControllerConfig,
     pub(crate) pci: ConfigSpace,
@@ -52,8 +53,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller that is powered on and disabled. `id` names it in the tags of its volume requests, see
-    /// [`tag_owner`](crate::tag_owner); `io` is its worker's.
+    /// A controller that is powered on and disabled. `id` names it in the tags of its volume
+    /// requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
     pub fn new(
         id: u16,
         config: ControllerConfig,
@@ -120,7 +121,8 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Gives a namespace a way to a device below, beside its volume. `false` when there is no such namespace.
+    /// Gives a namespace a way to a device below, beside its volume. `false` when there is no such
+    /// namespace.
     pub fn set_passthrough(&mut self, nsid: u32, passthrough: Box<dyn Passthrough>) -> bool {
         let mut namespaces = self.engine.namespaces.iter_mut();
         let found = namespaces.find(|ns| ns.config.nsid == nsid);
@@ -137,13 +139,14 @@ impl Controller {
         &self.config
     }
 
-    /// The pages behind BAR0: a client may map the doorbell page at [`pci::DOORBELL_OFFSET`] of its file.
+    /// The pages behind BAR0: a client may map the doorbell page at [`pci::DOORBELL_OFFSET`] of its
+    /// file.
     pub fn bar0_pages(&self) -> &Arc<SharedPages> {
         self.engine.doorbell_page()
     }
 
-    /// The VMM is gone: reset, and its memory and interrupt receivers are let go. The next one finds the controller as
-    /// after power-on.
+    /// The VMM is gone: reset, and its memory and interrupt receivers are released. The next one
+    /// finds the controller as after power-on.
     pub fn disconnect(&mut self) {
         self.order_all(|| Order::ForgetSinks);
         self.reset();
@@ -152,8 +155,8 @@ impl Controller {
         self.engine.stats.power_cycles.add(1);
     }
 
-    /// Starts to make everything durable that went through this worker, for a clean exit of the process, in which each
-    /// worker does that. It is over when [`Controller::is_drained`] says so.
+    /// Starts to make everything durable that went through this worker, for a clean exit of the
+    /// process, in which each worker does that. It is over when [`Controller::is_drained`] says so.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }
@@ -170,8 +173,9 @@ impl Controller {
         self.engine.irqs.vectors()
     }
 
-    /// Sets or takes away the receiver of an MSI-X vector; a pending interrupt is delivered to a new one. Answer the VMM when
-    /// [`Controller::receivers_settled`] says so: then the one before is not signalled any more.
+    /// Sets or takes away the receiver of an MSI-X vector; a pending interrupt is delivered to a
+    /// new one. Answer the VMM when [`Controller::receivers_settled`] says so: then the one before
+    /// is not signalled any more.
     pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         self.order_all(|| Order::Vector(vector, sink.clone()));
         self.engine.irqs.deliver_pending();
@@ -201,7 +205,8 @@ impl Controller {
 
     // ---- guest memory
 
-    /// Adds a window of guest memory; `backing` is `None` for memory that is not shared with this process.
+    /// Adds a window of guest memory; `backing` is `None` for memory that is not shared with this
+    /// process.
     pub fn dma_map(
         &mut self,
         iova: u64,
@@ -251,8 +256,8 @@ impl Controller {
 
     // ---- running
 
-    /// One round: what the host submitted is fetched and started, what is over is posted, interrupts are sent. Returns
-    /// whether there was anything to do.
+    /// One round: what the host submitted is fetched and started, what is over is posted,
+    /// interrupts are sent. Returns whether there was anything to do.
     pub fn poll(&mut self, now: Instant) -> bool {
         self.now = now;
         let mut worked = self.engine.poll(now);
@@ -292,8 +297,9 @@ impl Controller {
         }
     }
 
-    /// A request came back from a volume. It may start the next request: completions of the worker's ring may be handed in
-    /// as [`Io::poll`] hands them out, others are collected first ([`Controller::poll_volumes`]).
+    /// A request came back from a volume. It may start the next request: completions of the
+    /// worker's ring may be handed in as [`Io::poll`] hands them out, others are collected first
+    /// ([`Controller::poll_volumes`]).
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
     }
@@ -303,32 +309,33 @@ impl Controller {
         self.engine.poll_volumes(out);
     }
 
-    /// Before sleeping: arms EventIdx of every queue. `true` when something arrived meanwhile: poll again.
+    /// Before sleeping: arms EventIdx of every queue. `true` when something arrived meanwhile: poll
+    /// again.
     pub fn arm(&mut self) -> bool {
         self.engine.arm()
     }
 
-    /// One more look a little after [`Controller::arm`], for hosts without a barrier between their shadow store and
-    /// their EventIdx load. `true` when something arrived: poll again.
+    /// One more look a little after [`Controller::arm`], for hosts without a barrier between their
+    /// shadow store and their EventIdx load. `true` when something arrived: poll again.
     pub fn recheck(&mut self) -> bool {
         self.engine.recheck()
     }
 
-    /// Nothing will tell the worker of new work: doorbells are written by the client's own stores, or a volume
-    /// completes by being polled.
+    /// Nothing will tell the worker of new work: doorbells are written by the client's own stores,
+    /// or a volume completes by being polled.
     pub fn needs_polling(&self) -> bool {
         (self.config.mapped_doorbells && self.csts.rdy() && self.engine.is_master())
             || self.engine.polled_in_flight()
     }
 
-    /// Commands of the host's that are at work below, in whatever way they tell of their end; the controller's own flushes
-    /// included.
+    /// Commands of the host's that are at work below, in whatever way they tell of their end; the
+    /// controller's own flushes included.
     pub fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
 
-    /// The host has rung for a queue that was busy lately: [`Controller::poll`] would find it. A short look between two
-    /// rounds; it need not be made.
+    /// The host has rung for a queue that was busy lately: [`Controller::poll`] would find it. A
+    /// short look between two rounds; it need not be made.
     pub fn has_news(&self) -> bool {
         self.engine.has_news()
     }

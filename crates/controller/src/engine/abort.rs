@@ -7,7 +7,8 @@ const WAITING: usize = 64;
 
 impl Engine {
     /// Tries to end a command early: one in flight in a volume, or one that was submitted and not
-    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is none.
+    /// fetched yet. Answered by [`Event::AbortDone`], or by [`Event::AbortMissed`] if there is
+    /// none.
     pub(super) fn abort(&mut self, sqid: u16, cid: u16) {
         if !self.begin_abort(sqid, cid) {
             self.events.push_back(Event::AbortMissed { sqid, cid });
@@ -52,7 +53,8 @@ impl Engine {
         false
     }
 
-    /// The queue's unfetched commands will never be fetched: Abort commands that wait for them get their answer.
+    /// The queue's unfetched commands will never be fetched: Abort commands that wait for them get
+    /// their answer.
     pub(super) fn forget_aborts(&mut self, sqid: u16) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             return;

@@ -40,8 +40,8 @@ impl Engine {
         // First of all the host is told; the rest can be done while it does something about it.
         self.finish_here(sqid, cid, Status::SUCCESS, 0);
         self.count(read, bytes);
-        // It took nothing from the budget that `free_slot` gives back to.
-        self.slots.give_back(index, completion.data);
+        // It took nothing from the budget that `free_slot` returns bytes to.
+        self.slots.release_with(index, completion.data);
         if !self.flushes.is_empty() {
             self.start_flushes();
         }
@@ -66,7 +66,8 @@ impl Engine {
                         _ => status_of(error, write),
                     };
                 }
-                // A list of host memory (Verify) goes; the slot's own comes back, with its capacity.
+                // A list of host memory (Verify) goes; the slot's own comes back, with its
+                // capacity.
                 if completion.data.buffer().is_none() {
                     slot.list = completion.data;
                 }
@@ -121,11 +122,12 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a slot is freed that is not in use");
         };
-        self.scratch.give_back(std::mem::take(&mut slot.scratch));
+        self.scratch.release(std::mem::take(&mut slot.scratch));
         self.slots.release(index);
     }
 
-    /// Counts the time that it was busy, if it is so no more. Once for a round, not for each command.
+    /// Counts the time that it was busy, if it is so no more. Once for a round, not for each
+    /// command.
     #[inline]
     pub(super) fn count_busy(&mut self) {
         if self.slots.in_use() == 0
@@ -195,12 +197,13 @@ impl Engine {
         }
     }
 
-    /// Flushes every namespace on the controller's own account (shutdown, write cache turned off), as soon as no command
-    /// is in flight: a flush covers only what completed before it began. Nothing is fetched meanwhile.
-    /// [`Event::Flushed`] tells the end.
+    /// Flushes every namespace on the controller's own account (shutdown, write cache turned off),
+    /// as soon as no command is in flight: a flush covers only what completed before it began.
+    /// Nothing is fetched meanwhile. [`Event::Flushed`] tells the end.
     pub(super) fn flush_all(&mut self, number: u64) {
         self.flush = number;
-        // There is one answer for all that were asked for: one that is told of already would come too early for this.
+        // There is one answer for all that were asked for: one that is told of already would come
+        // too early for this.
         let failed = &mut self.flush_failed;
         self.events.retain(|event| {
             if let Event::Flushed { failed: before, .. } = event {
@@ -219,8 +222,8 @@ impl Engine {
         self.start_flushes();
     }
 
-    /// Flushes everything that went through this engine, for a clean exit of the process: it has ended
-    /// when [`Engine::drained`] says so.
+    /// Flushes everything that went through this engine, for a clean exit of the process: it has
+    /// ended when [`Engine::drained`] says so.
     pub fn flush_for_exit(&mut self) {
         self.stop_fetching();
         self.flush_all(self.flush);
@@ -235,7 +238,8 @@ impl Engine {
     }
 
     pub(super) fn start_flushes(&mut self) {
-        // A volume that completes at once comes back here through `end`: the queue is taken away meanwhile.
+        // A volume that completes at once comes back here through `end`: the queue is taken away
+        // meanwhile.
         let mut waiting = std::mem::take(&mut self.flushes);
         while self.slots.in_use() + waiting.len() == self.flushing
             && let Some(&ns) = waiting.front()

@@ -1,4 +1,5 @@
-//! The doorbell cells of every queue: the register page, and the shadow buffers beside it once the host has given them.
+//! The doorbell cells of every queue: the register page, and the shadow buffers beside it once the
+//! host has given them.
 
 use dma::{Access, DmaError, DmaMap, SharedPages};
 use doorbell::{Cells, Shadow};
@@ -100,7 +101,8 @@ impl Doorbells {
         self.buffers.as_ref().is_some_and(|b| b.found.is_some())
     }
 
-    /// Doorbell Buffer Config, with the buffers where they were found; without, they are looked for when something is mapped.
+    /// Doorbell Buffer Config, with the buffers where they were found; without, they are looked for
+    /// when something is mapped.
     pub fn configure(&mut self, shadow_iova: u64, eventidx_iova: u64, found: Option<FoundBuffers>) {
         self.buffers = Some(Buffers {
             shadow_iova,

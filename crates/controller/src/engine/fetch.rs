@@ -13,8 +13,8 @@ use std::time::Instant;
 /// Entries fetched from one queue before the next one has its turn.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
-/// Admin commands that may be without an answer before no more are fetched: they take room where they wait, and no host has
-/// more in the few entries of its queue.
+/// Admin commands that may be without an answer before no more are fetched: they take room where
+/// they wait, and no host has more in the few entries of its queue.
 const ADMIN_OUTSTANDING: u32 = 256;
 
 /// Looks at a submission queue's doorbell. Returns whether the tail moved.
@@ -269,9 +269,10 @@ impl Engine {
         }
     }
 
-    /// Before the worker sleeps: arms EventIdx of every queue that waits for the host, so that the host's next doorbell
-    /// is a register write: submission queues, completion queues that are full, and where the pin is used those whose
-    /// head decides its level. `true` when something arrived meanwhile: do not sleep.
+    /// Before the worker sleeps: arms EventIdx of every queue that waits for the host, so that the
+    /// host's next doorbell is a register write: submission queues, completion queues that are
+    /// full, and where the pin is used those whose head decides its level. `true` when something
+    /// arrived meanwhile: do not sleep.
     pub fn arm(&mut self) -> bool {
         // What is found only now, in whatever queue, is to be fetched by the very next round.
         self.polled.poll_all();
@@ -281,8 +282,8 @@ impl Engine {
         raced || !self.events.is_empty()
     }
 
-    /// One more look after [`Engine::arm`], a little later, for hosts that lack the barrier between their shadow store
-    /// and their EventIdx load. `true` when something arrived.
+    /// One more look after [`Engine::arm`], a little later, for hosts that lack the barrier between
+    /// their shadow store and their EventIdx load. `true` when something arrived.
     pub fn recheck(&mut self) -> bool {
         self.last_look(false)
     }
@@ -296,7 +297,8 @@ impl Engine {
             };
             // A value that an earlier last look found, and no round has taken.
             raced |= sq.watch.current() != sq.seen;
-            // What waited for room or for memory, in a queue that the last round did not look at: no doorbell tells of it.
+            // What waited for room or for memory, in a queue that the last round did not look at:
+            // no doorbell tells of it.
             raced |= may_fetch
                 && !sq.is_empty()
                 && sq.memory.ring().is_some()

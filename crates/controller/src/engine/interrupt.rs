@@ -7,7 +7,8 @@ use crate::irq::Irqs;
 use crate::stats::ControllerStats;
 use std::time::{Duration, Instant};
 
-/// Interrupt coalescing ("NVMe Base 2.1", 5.1.25.2.2): not for the admin queue, not for vectors that opted out.
+/// Interrupt coalescing ("NVMe Base 2.1", 5.1.25.2.2): not for the admin queue, not for vectors
+/// that opted out.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Coalescing {
     /// Completions that are worth an interrupt; 0 and 1 mean no coalescing.
@@ -89,8 +90,8 @@ impl Engine {
         }
     }
 
-    /// The pin is high while any queue with interrupts enabled has entries that the host did not consume. Only hosts
-    /// without MSI-X come here, so a look at every queue is cheap enough.
+    /// The pin is high while any queue with interrupts enabled has entries that the host did not
+    /// consume. Only hosts without MSI-X come here, so a look at every queue is cheap enough.
     fn send_pin(&mut self) {
         self.dirty.clear();
         let mut level = false;

@@ -1,10 +1,11 @@
 //! What cannot be, unless this crate has an error.
 //!
-//! A command in flight has its slot, a slot its namespace, a command's submission queue is there until
-//! its completion is posted, and so on: no guest, VMM or volume can break these rules. Where one is
-//! found broken, nothing that the controller does for its guest can be relied on any more. With debug
-//! assertions (tests, fuzz targets) that is a panic; otherwise the controller is failed (CSTS.CFS), from
-//! which only a reset by the guest helps, and the process serves its other controllers.
+//! A command in flight has its slot, a slot its namespace, a command's submission queue is there
+//! until its completion is posted, and so on: no guest, VMM or volume can break these rules. Where
+//! one is found broken, nothing that the controller does for its guest can be relied on any more.
+//! With debug assertions (tests, fuzz targets) that is a panic; otherwise the controller is failed
+//! (CSTS.CFS), from which only a reset by the guest helps, and the process serves its other
+//! controllers.
 //!
 //! Not for anything that comes from outside: that has a status of the standard.
 

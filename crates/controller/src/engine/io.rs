@@ -1,4 +1,5 @@
-//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checked, walked, handed to the volume.
+//! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): checked, walked, handed to the
+//! volume.
 
 use super::slots::{Kind, Work};
 use super::{Engine, Event, commands};
@@ -230,7 +231,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes on with a flush of every namespace, one after the other: a tag names one request at a time.
+    /// Goes on with a flush of every namespace, one after the other: a tag names one request at a
+    /// time.
     pub(super) fn flush_next(&mut self, index: u16) {
         loop {
             let Some(slot) = self.slots.get(index) else {

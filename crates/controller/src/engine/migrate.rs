@@ -1,10 +1,11 @@
-//! Queues that migrate from one engine to another: a completion queue with the submission queues that
-//! complete there.
+//! Queues that migrate from one engine to another: a completion queue with the submission queues
+//! that complete there.
 //!
-//! Nothing is fetched from them any more; when what was fetched has completed and is posted, the engine
-//! releases them. What goes with them is all that the engine knew of them: heads, tails, the phase, and
-//! what its looks at the doorbells have found, EventIdx included. The guest's memory the other engine
-//! finds by itself, in its own map. So the next engine goes on exactly where this one has stopped.
+//! Nothing is fetched from them any more; when what was fetched has completed and is posted, the
+//! engine releases them. What goes with them is all that the engine knew of them: heads, tails, the
+//! phase, and what its looks at the doorbells have found, EventIdx included. The guest's memory the
+//! other engine finds by itself, in its own map. So the next engine goes on exactly where this one
+//! has stopped.
 
 use super::queue::{Cq, Sq};
 use super::{Engine, Event};
@@ -19,9 +20,9 @@ pub(crate) struct MigratingQueues {
 }
 
 impl Engine {
-    /// Migrates a completion queue, with its submission queues: [`Engine::release_migrating`] releases
-    /// them as soon as nothing of them is in flight. One at a time; it stays when there is no such queue,
-    /// or another one migrates.
+    /// Migrates a completion queue, with its submission queues: [`Engine::release_migrating`]
+    /// releases them as soon as nothing of them is in flight. One at a time; it stays when there is
+    /// no such queue, or another one migrates.
     pub(super) fn begin_migration(&mut self, cqid: u16) {
         if self.migrating.is_some() || !self.cq_exists(cqid) {
             self.events.push_back(Event::MigrationCancelled);

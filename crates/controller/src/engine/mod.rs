@@ -1,4 +1,5 @@
-//! The data half of a controller: queues, commands in flight, completions, interrupts. Owned by one worker thread.
+//! The data half of a controller: queues, commands in flight, completions, interrupts. Owned by one
+//! worker thread.
 //!
 //! ```text
 //! doorbell cells -> fetch (batch) -> I/O command (io) -> dma walk -> volume
@@ -7,9 +8,10 @@
 //! interrupt <- completion queue <- post <------------------------- complete
 //! ```
 //!
-//! The control half ([`crate::Controller`]) creates and deletes queues here and is told what happened by [`Event`]s.
-//! An idle queue costs its submission queue's doorbell look and nothing else: completion queues with entries to signal
-//! or completions to post are in lists (`dirty`, `blocked`).
+//! The control half ([`crate::Controller`]) creates and deletes queues here and is told what
+//! happened by [`Event`]s. An idle queue costs its submission queue's doorbell look and nothing
+//! else: completion queues with entries to signal or completions to post are in lists (`dirty`,
+//! `blocked`).
 
 mod abort;
 mod bus_master;
@@ -72,7 +74,8 @@ pub(crate) enum Event {
         nsid: u32,
         lba: u64,
     },
-    /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue does not allow.
+    /// A doorbell (a completion queue's head if `cq`) was written with a value that its queue does
+    /// not allow.
     InvalidDoorbell { qid: u16, cq: bool, value: u32 },
     /// The flushes that were ordered up to this number have completed; the first error of them.
     Flushed { number: u64, failed: Option<Status> },
@@ -204,8 +207,8 @@ impl Engine {
         }
     }
 
-    /// Index of an active namespace. An NSID that no namespace has is an invalid field; one that none can have is an
-    /// invalid namespace ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
+    /// Index of an active namespace. An NSID that no namespace has is an invalid field; one that
+    /// none can have is an invalid namespace ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
     pub fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
         match self.by_nsid.get(nsid as usize) {
             Some(index) if *index != NO_NAMESPACE => Ok(usize::from(*index)),
@@ -214,8 +217,9 @@ impl Engine {
         }
     }
 
-    /// A controller-level reset begins: no queue is left, nothing more is fetched or posted. It is over when
-    /// [`Engine::drained`] says so: only then no command can touch the guest's memory any more.
+    /// A controller-level reset begins: no queue is left, nothing more is fetched or posted. It is
+    /// over when [`Engine::drained`] says so: only then no command can touch the guest's memory any
+    /// more.
     fn stop(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
@@ -243,8 +247,9 @@ impl Engine {
         }
     }
 
-    /// All engines of the controller have stopped: what their queues left behind is cleared. Not before, for a queue that
-    /// is still fetched from would take a register that was cleared for a doorbell.
+    /// All engines of the controller have stopped: what their queues left behind is cleared. Not
+    /// before, for a queue that is still fetched from would take a register that was cleared for a
+    /// doorbell.
     pub fn clear(&mut self) {
         self.doorbells.clear();
         self.irqs.reset();
@@ -255,7 +260,8 @@ impl Engine {
         self.slots.in_use() == 0 && self.flushing == 0
     }
 
-    /// The controller was enabled: queues may come, from now on. `page_size` is the host's, in bytes.
+    /// The controller was enabled: queues may come, from now on. `page_size` is the host's, in
+    /// bytes.
     fn enable(&mut self, page_size: u64) {
         self.halted = false;
         self.page_size = page_size;
@@ -274,7 +280,7 @@ impl Engine {
 
     // ---- guest memory
 
-    /// A range of IOVAs has gone: rings and buffers in it are let go. Answer the VMM when
+    /// A range of IOVAs has gone: rings and buffers in it are released. Answer the VMM when
     /// `self.dma.quiesced()`.
     fn unmapped(&mut self, iova: u64, len: u64) {
         self.sqs
@@ -286,7 +292,8 @@ impl Engine {
             .flatten()
             .for_each(|cq| cq.memory.unmapped(iova, len));
         if self.doorbells.lie_in(iova, len) {
-            // One last look at the entries, and a first one without them: registers count from their next change on.
+            // One last look at the entries, and a first one without them: registers count from
+            // their next change on.
             self.look_at_all();
             self.doorbells.release();
             self.look_at_all();
@@ -330,7 +337,8 @@ impl Engine {
 
     // ---- running
 
-    /// Ends a round: posts completions that found no space before, sends interrupts. Returns whether it posted any.
+    /// Ends a round: posts completions that found no space before, sends interrupts. Returns
+    /// whether it posted any.
     pub fn end_round(&mut self) -> bool {
         let posted = !self.blocked.is_empty() && self.post_backlogs();
         self.send_interrupts();
@@ -350,7 +358,8 @@ impl Engine {
         self.slots.in_use()
     }
 
-    /// When a volume has to be polled next, though nothing wakes the worker: requests wait for their time.
+    /// When a volume has to be polled next, though nothing wakes the worker: requests wait for
+    /// their time.
     pub fn next_volume_deadline(&self) -> Option<Instant> {
         let queues = self.namespaces.iter();
         queues.filter_map(Namespace::deadline).min()

@@ -31,8 +31,8 @@ impl Namespace {
         self.queue.state().wake == Wake::Poll || passthrough.is_some_and(|p| p.needs_polling())
     }
 
-    /// The namespace has these blocks. Where it has grown, the host may know that before this worker, which is told by a
-    /// message: before anything is refused, the volume is asked.
+    /// The namespace has these blocks. Where it has grown, the host may know that before this
+    /// worker, which is told by a message: before anything is refused, the volume is asked.
     pub fn covers(&self, slba: u64, blocks: u64) -> bool {
         let within = |size| slba.checked_add(blocks).is_some_and(|end| end <= size);
         within(self.blocks) || within(self.config.volume.info().size >> self.shift)

@@ -8,7 +8,8 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode, Status};
 
 impl Batch<'_> {
-    /// How many of the batch's commands the device takes now; `None` when they all go to the volume.
+    /// How many of the batch's commands the device takes now; `None` when they all go to the
+    /// volume.
     pub(super) fn begin_passing(&mut self) -> Option<usize> {
         let passthrough = self.ns.passthrough.as_mut()?;
         passthrough.begin(self.qid, self.page_size, self.write_cache)
@@ -95,7 +96,7 @@ impl Engine {
         if slot.is_plain() && slot.status.is_success() {
             let (sqid, cid, bytes, read) =
                 (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
-            // It took nothing from the budget that `free_slot` gives back to.
+            // It took nothing from the budget that `free_slot` returns bytes to.
             self.slots.release_empty(index);
             self.count(read, bytes);
             self.finish_here(sqid, cid, Status::SUCCESS, result);

@@ -1,8 +1,8 @@
 //! Which submission queues a round looks at: an order, and nothing of the queues themselves.
 //!
 //! Hot queues, which had work lately, are polled in every round. Idle ones are polled in turn, so
-//! that all of them have been looked at within [`IDLE_TURN`] rounds and many idle queues cost a busy
-//! one nothing. As long as no queue is hot, all of them are polled in every round.
+//! that all of them have been looked at within [`IDLE_TURN`] rounds and many idle queues cost a
+//! busy one nothing. As long as no queue is hot, all of them are polled in every round.
 //!
 //! ```text
 //! queues:  [ hot | hot | hot | idle | idle | idle | idle ]

@@ -9,8 +9,9 @@ use std::time::Instant;
 
 /// Guest memory of a queue, found again when the guest's memory map changes under it.
 ///
-/// While a part of it is unmapped (firmware moves windows, a vIOMMU takes a mapping away) the queue stands still: no
-/// entry is fetched or posted, nothing is lost, and it goes on when the memory is back.
+/// While a part of it is unmapped (firmware moves windows, a vIOMMU takes a mapping away) the queue
+/// stands still: no entry is fetched or posted, nothing is lost, and it goes on when the memory is
+/// back.
 pub(crate) struct QueueMemory {
     iova: u64,
     entries: u32,
@@ -38,8 +39,8 @@ impl QueueMemory {
         })
     }
 
-    /// Forgets the ring: [`QueueMemory::mapped`] finds it again, for instance in the map of the engine
-    /// that the queue migrates to.
+    /// Forgets the ring: [`QueueMemory::mapped`] finds it again, for instance in the map of the
+    /// engine that the queue migrates to.
     pub fn release(&mut self) {
         self.ring = None;
     }
@@ -108,8 +109,8 @@ impl Sq {
         self.head == self.tail
     }
 
-    /// Whether the host may move the tail there: not over entries that it submitted and that were not fetched yet
-    /// ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
+    /// Whether the host may move the tail there: not over entries that it submitted and that were
+    /// not fetched yet ("NVMe Base 2.1", 5.1.2.1: Invalid Doorbell Write Value).
     pub fn allows(&self, tail: u32) -> bool {
         let submitted = |tail| distance(self.head, tail, self.size);
         submitted(tail) >= submitted(self.tail)
@@ -133,8 +134,8 @@ pub(crate) struct Backlogged {
     pub entry: Entry,
 }
 
-/// A completion queue entry without its phase tag, as two words: they stay in registers, where a [`Completion`], which is
-/// bytes, goes through memory.
+/// A completion queue entry without its phase tag, as two words: they stay in registers, where a
+/// [`Completion`], which is bytes, goes through memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     low: u64,
@@ -248,7 +249,8 @@ impl Cq {
         self.head != self.tail
     }
 
-    /// Writes `entry` with its phase tag at the tail. `false` when the memory is gone; the caller has checked for space.
+    /// Writes `entry` with its phase tag at the tail. `false` when the memory is gone; the caller
+    /// has checked for space.
     #[inline(always)]
     pub fn push(&mut self, entry: Entry) -> bool {
         let Some(ring) = self.memory.ring() else {

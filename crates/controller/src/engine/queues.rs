@@ -37,8 +37,8 @@ impl Engine {
         Some(Cq::new(memory, Watch::create(size, cells), vector))
     }
 
-    /// A new submission queue, to be installed in the engine that has its completion queue. `None` when
-    /// its memory is not there. Its doorbell has its first value.
+    /// A new submission queue, to be installed in the engine that has its completion queue. `None`
+    /// when its memory is not there. Its doorbell has its first value.
     pub fn make_sq(&self, qid: u16, cqid: u16, iova: u64, size: u32) -> Option<Sq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
         memory.release();
@@ -57,8 +57,8 @@ impl Engine {
         *slot = Some(cq);
     }
 
-    /// Takes a submission queue in, and finds its memory in this engine's map. Its completion queue is
-    /// there.
+    /// Takes a submission queue in, and finds its memory in this engine's map. Its completion queue
+    /// is there.
     pub(super) fn install_sq(&mut self, qid: u16, mut sq: Sq) {
         let cqid = sq.cqid;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
@@ -81,7 +81,8 @@ impl Engine {
         }
     }
 
-    /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their end first.
+    /// The queue is gone when [`Event::SqDrained`] says so: commands already fetched come to their
+    /// end first.
     pub(super) fn delete_sq(&mut self, qid: u16) {
         self.forget_aborts(qid);
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
@@ -89,8 +90,8 @@ impl Engine {
         };
         sq.deleting = true;
         self.polled.remove(|q| q == qid);
-        // The host does not look at this queue's completions any more: those that found no space are dropped, so that a
-        // full completion queue cannot hold up the deletion.
+        // The host does not look at this queue's completions any more: those that found no space
+        // are dropped, so that a full completion queue cannot hold up the deletion.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid)) {
             let before = cq.backlog.len();
             cq.backlog.retain(|b| b.sqid != qid);
@@ -131,8 +132,9 @@ impl Engine {
         self.doorbells.find(&self.dma, shadow, eventidx).is_ok()
     }
 
-    /// Doorbell Buffer Config. Where the buffers' memory is not there, the queues' registers count until
-    /// it is: another engine than that which was asked whether it finds them may have lost it since.
+    /// Doorbell Buffer Config. Where the buffers' memory is not there, the queues' registers count
+    /// until it is: another engine than that which was asked whether it finds them may have lost it
+    /// since.
     pub(super) fn configure_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
         let buffers = found.filter(|_| self.master);

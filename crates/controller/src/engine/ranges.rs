@@ -53,7 +53,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ranges go to the volume one after the other, so that a command never has more than one request out.
+    /// Ranges go to the volume one after the other, so that a command never has more than one
+    /// request out.
     pub(super) fn next_range(&mut self, index: u16) {
         loop {
             let Some(slot) = self.slots.get(index) else {
@@ -90,7 +91,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {}
-            // Deallocation is advice: what the volume cannot give back stays allocated.
+            // Deallocation is advice: what the volume cannot deallocate stays allocated.
             Err(error) if error.kind == IoErrorKind::Unsupported => {}
             Err(error) => {
                 slot.status = status_of(error, true);

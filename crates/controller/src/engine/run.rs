@@ -1,9 +1,10 @@
 //! The short way: plain reads and writes, a batch at a time.
 //!
-//! What nearly every command is (Read or Write, PRPs, an existing namespace, a range within it, a volume that takes it)
-//! passes through here with its queue, rings and counters looked up once for the batch. Everything else, errors
-//! included, leaves the batch and takes the general way ([`super::io`]), which decides alone what a command's fate is:
-//! this module only says "plain" or "not plain".
+//! What nearly every command is (Read or Write, PRPs, an existing namespace, a range within it, a
+//! volume that takes it) passes through here with its queue, rings and counters looked up once for
+//! the batch. Everything else, errors included, leaves the batch and takes the general way
+//! ([`super::io`]), which decides alone what a command's fate is: this module only says "plain" or
+//! "not plain".
 
 use super::complete::status_of;
 use super::doorbells::{Doorbells, Which, trace_eventidx};
@@ -75,8 +76,8 @@ pub(super) struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// The command as a plain read or write, as far as can be said without a look at its data's addresses; none if it is
-    /// anything else.
+    /// The command as a plain read or write, as far as can be said without a look at its data's
+    /// addresses; none if it is anything else.
     #[inline(always)]
     fn plain(&self, command: &Command) -> Option<ReadWrite> {
         let cdw12 = RwCdw12::from_bits(command.cdw12.get());
@@ -115,7 +116,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Where the command's data is, when it lies in one page, and PRPs say where (and the command is not fused).
+    /// Where the command's data is, when it lies in one page, and PRPs say where (and the command
+    /// is not fused).
     #[inline(always)]
     fn page(&self, command: &Command, len: u64) -> Option<u64> {
         let prp1 = command.prp1();
@@ -296,8 +298,8 @@ impl Batch<'_> {
     }
 }
 
-/// Entries that may be posted to a completion queue now. EventIdx is moved so that the host, which cannot consume further
-/// than that, need not ring.
+/// Entries that may be posted to a completion queue now. EventIdx is moved so that the host, which
+/// cannot consume further than that, need not ring.
 #[inline(always)]
 fn make_room(
     controller: u16,
@@ -340,8 +342,8 @@ impl Sq {
 }
 
 impl Engine {
-    /// Fetches up to `limit` entries of an I/O queue and starts them, as long as they are plain. Returns how many were
-    /// fetched, the one in [`Next`] included.
+    /// Fetches up to `limit` entries of an I/O queue and starts them, as long as they are plain.
+    /// Returns how many were fetched, the one in [`Next`] included.
     pub(super) fn run(&mut self, qid: u16, limit: u32) -> (u32, Next) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return (0, Next::Idle);
@@ -351,7 +353,8 @@ impl Engine {
             self.broken("a submission queue has no completion queue");
             return (0, Next::Idle);
         };
-        // A full completion queue stops its submission queues: so the backlog never grows beyond what is in flight.
+        // A full completion queue stops its submission queues: so the backlog never grows beyond
+        // what is in flight.
         if !cq.backlog.is_empty() || !self.flushes.is_empty() {
             return (0, Next::Idle);
         }
@@ -364,8 +367,8 @@ impl Engine {
         if pending == 0 {
             return (0, Next::Idle);
         }
-        // Commands that an Abort waits for have their names compared, over there; and there completions are kept that find
-        // no room.
+        // Commands that an Abort waits for have their names compared, over there; and there
+        // completions are kept that find no room.
         let room = make_room(self.id, cq, cqid, &self.doorbells, &mut self.events);
         let short = sq.abort_on_fetch.is_empty() && !sq.deleting && room > 0;
         let Some(cq_ring) = cq.memory.ring().filter(|_| short) else {
@@ -373,8 +376,9 @@ impl Engine {
             return sq.fetch_general(command);
         };
         let places = cq_ring.cqe_run(cq.tail, pending.min(room));
-        // Copied once, all of them before the first is looked at: they come from another core's cache, and come together.
-        // Those behind one that ends the batch are not fetched by this: they get another copy when it is their turn.
+        // Copied once, all of them before the first is looked at: they come from another core's
+        // cache, and come together. Those behind one that ends the batch are not fetched by this:
+        // they get another copy when it is their turn.
         let (wanted, _) = self
             .entries
             .split_at_mut((places.len() as usize).min(BATCH));

@@ -1,4 +1,5 @@
-//! Host memory for commands that need some of their own (Compare, Verify): bounded over all commands in flight.
+//! Host memory for commands that need some of their own (Compare, Verify): bounded over all
+//! commands in flight.
 
 use super::Engine;
 use super::slots::{Kind, Work};
@@ -7,14 +8,14 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 use volume::Op;
 
-/// Bytes that are handed out at one time, unless one transfer is larger.
+/// Bytes that are in use at one time, unless one transfer is larger.
 const BYTES: u64 = 16 << 20;
 
 /// How much host memory the guest's commands may hold.
 ///
-/// A command that finds none left ends with Command Interrupted, without Do Not Retry: the standard's word for "not now,
-/// try again" ("NVMe Base 2.1", 4.2.3.1). It is not kept waiting, because others behind it in its queue need no such
-/// memory.
+/// A command that finds none left ends with Command Interrupted, without Do Not Retry: the
+/// standard's word for "not now, try again" ("NVMe Base 2.1", 4.2.3.1). It is not kept waiting,
+/// because others behind it in its queue need no such memory.
 pub(super) struct Budget {
     left: u64,
 }
@@ -27,7 +28,7 @@ impl Budget {
         }
     }
 
-    /// A buffer of `len` bytes; they are to be given back with [`Budget::give_back`].
+    /// A buffer of `len` bytes; they are returned by [`Budget::release`].
     pub fn take(&mut self, len: u64) -> Result<Buffer, Status> {
         let left = self.left.checked_sub(len);
         let bytes = usize::try_from(len).map_err(|_| Status::INTERNAL_ERROR)?;
@@ -36,7 +37,7 @@ impl Budget {
     }
 
     /// The buffer is gone.
-    pub fn give_back(&mut self, len: u64) {
+    pub fn release(&mut self, len: u64) {
         self.left = self.left.saturating_add(len);
     }
 }
@@ -47,7 +48,8 @@ impl Engine {
         self.read_aside(sqid, command, true)
     }
 
-    /// Verify reads and throws away. Its size is limited as that of a transfer (VSL), so that its memory is.
+    /// Verify reads and throws away. Its size is limited as that of a transfer (VSL), so that its
+    /// memory is.
     pub(super) fn verify(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         self.read_aside(sqid, command, false)
     }

@@ -7,7 +7,8 @@ use nvme::Status;
 pub(super) enum Work {
     /// One request to the volume. `reads` and `writes` tell what to count.
     Single,
-    /// Dataset Management: the ranges (byte offset, byte length) that have not been deallocated yet, last first.
+    /// Dataset Management: the ranges (byte offset, byte length) that have not been deallocated
+    /// yet, last first.
     Ranges(Vec<(u64, u64)>),
     /// Compare: the request reads into host memory, the guest's data waits in the slot.
     Compare,
@@ -84,8 +85,8 @@ pub(super) struct Plain {
 }
 
 impl Slots {
-    /// A slot for a plain read or write: the tag under which its volume knows it, and its data. `list` becomes the slot's
-    /// own, which is empty: so lists go round, with their capacity.
+    /// A slot for a plain read or write: the tag under which its volume knows it, and its data.
+    /// `list` becomes the slot's own, which is empty: so lists go round, with their capacity.
     #[inline]
     pub fn alloc_plain(
         &mut self,
@@ -99,7 +100,7 @@ impl Slots {
         Some((tag, data))
     }
 
-    /// A slot for a command whose data somebody else keeps: its tag.
+    /// A slot for a command whose data another part of the program keeps: its tag.
     #[inline]
     pub fn alloc_passed(&mut self, plain: Plain) -> Option<u64> {
         let owner = self.owner;
@@ -198,7 +199,7 @@ impl Slots {
 
     /// The same for a slot in use that gets back the list that it gave away.
     #[inline]
-    pub fn give_back(&mut self, index: u16, mut list: SegmentList) {
+    pub fn release_with(&mut self, index: u16, mut list: SegmentList) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
             list.clear();
             slot.list = list;

@@ -7,14 +7,14 @@
 //!    engine       <- Progress (plain stores) ------ engine
 //! ```
 //!
-//! A [`RemoteEngine`] is an engine with the messages between it and the control half. It has its own
-//! map of the guest's memory, its own slots and its own queues into the volumes, so nothing of a
-//! command's way is shared; with the control half it shares the doorbell page, the counters (each
-//! queue's have one writer, that queue's worker) and the receivers of interrupts. A submission queue
-//! lives where its completion queue lives.
+//! A [`RemoteEngine`] is an engine with the messages between it and the control half. It has its
+//! own map of the guest's memory, its own slots and its own queues into the volumes, so nothing of
+//! a command's way is shared; with the control half it shares the doorbell page, the counters (each
+//! queue's have one writer, that queue's worker) and the receivers of interrupts. A submission
+//! queue lives where its completion queue lives.
 //!
-//! What an order does is the engine's business ([`Engine::apply`]); here it is received, and what the
-//! control half waits for is told. How a queue migrates is decided in `controller::migration`.
+//! What an order does is the engine's business ([`Engine::apply`]); here it is received, and what
+//! the control half waits for is told. How a queue migrates is decided in `controller::migration`.
 
 mod report;
 mod setup;
@@ -36,8 +36,8 @@ use volume::{PinPace, PinnedWindows, Pinner};
 const EVENTS_WAITING: usize = 64;
 
 /// A controller's data half on a worker other than its own. Belongs to that worker's thread, which
-/// treats it as it treats a controller, and calls [`RemoteEngine::drain_messages`] when its worker was
-/// woken for messages.
+/// treats it as it treats a controller, and calls [`RemoteEngine::drain_messages`] when its worker
+/// was woken for messages.
 pub struct RemoteEngine {
     engine: Engine,
     orders: Receiver<Order>,
@@ -128,8 +128,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Has the kernel pin what was mapped, and drop what was unmapped: requests in flight keep their
-    /// pages, and what is told of the unmap waits for them.
+    /// Has the kernel pin what was mapped, and drop what was unmapped: requests in flight keep
+    /// their pages, and what is told of the unmap waits for them.
     fn pin(&mut self, change: MemoryChange) {
         match change {
             MemoryChange::Map {
@@ -164,7 +164,8 @@ impl RemoteEngine {
         told
     }
 
-    /// Hands events to the control half, as far as it has room for them. Returns whether there was anything.
+    /// Hands events to the control half, as far as it has room for them. Returns whether there was
+    /// anything.
     fn report(&mut self) -> bool {
         let mut told = false;
         while let Some(event) = self.engine.events.pop_front() {
@@ -257,8 +258,8 @@ impl RemoteEngine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Starts to make everything durable that went through here, for a clean exit of the process. It
-    /// has ended when [`RemoteEngine::is_drained`] says so.
+    /// Starts to make everything durable that went through here, for a clean exit of the process.
+    /// It has ended when [`RemoteEngine::is_drained`] says so.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 
 /// From a remote engine to the control half.
 pub(crate) struct Report {
-    /// The last [`Order::Stop`](crate::engine::Order) before it: what happened before a reset concerns nobody after it.
+    /// The last [`Order::Stop`](crate::engine::Order) before it: what happened before a reset
+    /// concerns nobody after it.
     pub epoch: u64,
     pub event: Event,
 }

@@ -22,7 +22,8 @@ pub(crate) struct Connection {
     pub epoch: u64,
 }
 
-/// What a [`RemoteEngine`] is made of, on the way to its worker's thread: see [`Controller::remote_engine`](crate::Controller::remote_engine).
+/// What a [`RemoteEngine`] is made of, on the way to its worker's thread: see
+/// [`Controller::remote_engine`](crate::Controller::remote_engine).
 pub struct RemoteEngineSetup {
     pub(crate) config: EngineConfig,
     pub(crate) namespaces: Vec<NamespaceConfig>,
@@ -30,8 +31,8 @@ pub struct RemoteEngineSetup {
 }
 
 impl RemoteEngineSetup {
-    /// Opens the controller's volumes for this thread. `id` names the engine in the tags of its volume
-    /// requests, see [`tag_owner`](crate::tag_owner); `io` is this worker's.
+    /// Opens the controller's volumes for this thread. `id` names the engine in the tags of its
+    /// volume requests, see [`tag_owner`](crate::tag_owner); `io` is this worker's.
     ///
     /// # Errors
     /// A volume that cannot be opened a second time. The controller then does without this worker.

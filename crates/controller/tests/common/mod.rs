@@ -1,4 +1,5 @@
-//! A host in the same process: guest memory behind several windows, rings in it, and every way to ring a doorbell.
+//! A host in the same process: guest memory behind several windows, rings in it, and every way to
+//! ring a doorbell.
 #![allow(dead_code)]
 
 use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
@@ -224,7 +225,8 @@ impl Host {
         }
     }
 
-    /// Enabled, one namespace of 8 MiB in memory, blocks of 512 bytes, one I/O queue pair of 64 entries.
+    /// Enabled, one namespace of 8 MiB in memory, blocks of 512 bytes, one I/O queue pair of 64
+    /// entries.
     pub fn ready() -> Host {
         Host::ready_with(vec![ns(1, mem(8 << 20), 512)])
     }
@@ -381,7 +383,8 @@ impl Host {
         self.admin(command).status()
     }
 
-    /// Queue pair 2 of 16 entries at `window`, completion queue in the page behind the submission queue.
+    /// Queue pair 2 of 16 entries at `window`, completion queue in the page behind the submission
+    /// queue.
     pub fn create_cq_in(&mut self, window: u64) {
         assert_eq!(self.create_raw_cq(2, window + 0x1000), Status::SUCCESS);
         assert_eq!(self.create_sq(2, 2, 16, window), Status::SUCCESS);
@@ -391,7 +394,8 @@ impl Host {
         self.create_raw_cq(qid, iova)
     }
 
-    /// A completion queue of 16 entries at an address that need not be one of the host's usual windows.
+    /// A completion queue of 16 entries at an address that need not be one of the host's usual
+    /// windows.
     fn create_raw_cq(&mut self, qid: u16, iova: u64) -> Status {
         let mut command = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
         command.set_prps(iova, 0);
@@ -579,8 +583,8 @@ impl Host {
         self.command(1, command).status()
     }
 
-    /// An I/O command on `blocks` blocks from `slba` on, its data in one run of memory at `iova`, by PRPs (the list, if
-    /// there is one, at `PRP_LIST`).
+    /// An I/O command on `blocks` blocks from `slba` on, its data in one run of memory at `iova`,
+    /// by PRPs (the list, if there is one, at `PRP_LIST`).
     pub fn rw(&self, opcode: NvmOpcode, nsid: u32, slba: u64, blocks: u32, iova: u64) -> Command {
         let mut command = Command::new(opcode.0, 0, nsid);
         command.set_slba(slba);

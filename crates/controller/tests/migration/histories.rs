@@ -136,8 +136,8 @@ proptest! {
     }
 }
 
-/// Entries that waited for room in a full completion queue, in a queue that is not looked at in every round: nothing tells
-/// of them when there is room, but a look before the sleep.
+/// Entries that waited for room in a full completion queue, in a queue that is not looked at in
+/// every round: nothing tells of them when there is room, but a look before the sleep.
 #[test]
 fn entries_that_waited_for_room_are_not_slept_over() {
     let submit = |qid, count| Action::Submit {

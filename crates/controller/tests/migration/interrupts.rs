@@ -65,8 +65,8 @@ fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
     w.verify();
 }
 
-/// One worker is late to know of receivers that have come and gone: the interrupt that another one could not deliver is not
-/// given to them.
+/// One worker is late to know of receivers that have come and gone: the interrupt that another one
+/// could not deliver is not given to them.
 #[test]
 fn a_pending_interrupt_is_not_for_a_receiver_that_has_gone() {
     let mut w = World::new(false);
@@ -92,9 +92,10 @@ fn a_pending_interrupt_is_not_for_a_receiver_that_has_gone() {
     w.verify();
 }
 
-/// The VMM is answered when every worker knows that a receiver is gone: one that does not may still signal it.
+/// The VMM is answered when every worker knows that a receiver is gone: one that does not may still
+/// signal it.
 #[test]
-fn a_receiver_is_gone_when_every_worker_has_heard_of_it() {
+fn a_receiver_is_gone_when_every_worker_knows_of_it() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -139,7 +140,8 @@ fn an_interrupt_of_a_worker_that_is_late_gets_to_its_receiver() {
     w.verify();
 }
 
-/// A worker that opens its engine late is told of a reset that is long over: what is pending since then stays so.
+/// A worker that opens its engine late is told of a reset that is long over: what is pending since
+/// then stays so.
 #[test]
 fn a_late_branch_takes_no_pending_interrupt_away() {
     let mut h = Host::with(config(false), vec![ns(1, mem(8 << 20), 512)]);

@@ -33,8 +33,8 @@ impl Volume for Growing {
     }
 }
 
-/// Pages of 8 KiB, delayed interrupts, shadow doorbells: a remote engine that is made afterwards works with all of them. It is told of
-/// a volume that grows, too.
+/// Pages of 8 KiB, delayed interrupts, shadow doorbells: a remote engine that is made afterwards
+/// works with all of them. It is told of a volume that grows, too.
 #[test]
 fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     let volume = Arc::new(Growing(mem(8 << 20), AtomicU64::new(1 << 20)));
@@ -105,10 +105,10 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
     assert_eq!(io(&mut h, beyond), Status::SUCCESS);
 }
 
-/// The registers are cleared when every worker has stopped: one that has not would take that for a doorbell, and old entries
-/// for new ones.
+/// The registers are cleared when every worker has stopped: one that has not would take that for a
+/// doorbell, and old entries for new ones.
 #[test]
-fn a_reset_that_a_worker_has_not_heard_of_rings_no_doorbell() {
+fn a_reset_that_a_worker_does_not_know_of_rings_no_doorbell() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     (0..5).for_each(|_| w.submit(2, false));
@@ -127,7 +127,8 @@ fn a_reset_that_a_worker_has_not_heard_of_rings_no_doorbell() {
     w.verify();
 }
 
-/// Memory is taken away under a queue on another worker, or between two: whoever has it does not find its rings.
+/// Memory is taken away under a queue on another worker, or between two: the engine that has it
+/// does not find its rings.
 #[test]
 fn a_queue_loses_rings_that_are_unmapped_wherever_it_is() {
     for moves in [false, true] {
@@ -166,7 +167,7 @@ fn a_queue_loses_rings_that_are_unmapped_wherever_it_is() {
 
 /// A VMM that has gone leaves no descriptor behind, on any worker.
 #[test]
-fn receivers_are_let_go_with_their_client() {
+fn receivers_are_released_with_their_client() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();
@@ -177,9 +178,10 @@ fn receivers_are_let_go_with_their_client() {
     }
 }
 
-/// What the host's errors take while the controller does not drain its messages is bounded: its commands wait.
+/// What the host's errors take while the controller does not drain its messages is bounded: its
+/// commands wait.
 #[test]
-fn errors_that_nobody_hears_of_are_bounded() {
+fn errors_that_no_worker_takes_are_bounded() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     w.wake_all();

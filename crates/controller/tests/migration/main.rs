@@ -1,5 +1,6 @@
-//! One controller's queues on several workers, all run by the test's thread in any order: whatever the host and the owner
-//! do meanwhile, each command is executed once and completed once, and nothing touches memory that was taken back.
+//! One controller's queues on several workers, all run by the test's thread in any order: whatever
+//! the host and the owner do meanwhile, each command is executed once and completed once, and
+//! nothing touches memory that was unmapped.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

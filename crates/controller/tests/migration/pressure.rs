@@ -6,9 +6,10 @@ use nvme::feature::Fid;
 use nvme::{AdminOpcode, Command, Status};
 use volume::{Effect, Fault, IoError, IoErrorKind, OpKind};
 
-/// Errors on another worker may come as fast as they are reported: the controller's own worker does other things in between.
+/// Errors on another worker may come as fast as they are reported: the controller's own worker does
+/// other things in between.
 #[test]
-fn a_controller_hears_a_share_of_what_it_is_told() {
+fn a_controller_takes_a_share_of_its_reports_at_a_time() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -35,8 +36,8 @@ fn a_controller_hears_a_share_of_what_it_is_told() {
     assert_eq!(reported(&w), errors);
 }
 
-/// Commands that are held until it is known where a queue is take room; a host that does not wait for their completions gets
-/// no more of it than so many.
+/// Commands that are held until it is known where a queue is take room; a host that does not wait
+/// for their completions gets no more of it than so many.
 #[test]
 fn held_admin_commands_are_bounded() {
     let mut w = World::new(false);
@@ -80,7 +81,8 @@ fn held_admin_commands_are_bounded() {
     w.verify();
 }
 
-/// A flush that a reset had to wait for, and that failed, is reported only when the next one is under way.
+/// A flush that a reset had to wait for, and that failed, is reported only when the next one is
+/// under way.
 #[test]
 fn a_flush_from_before_a_reset_says_nothing_of_the_next_one() {
     let mut w = World::new(false);

@@ -243,7 +243,8 @@ fn who_cannot_have_branches_has_none() {
     assert_eq!(h.c.completion_queues(), [(1, 0)]);
 }
 
-/// The host takes a completed Doorbell Buffer Config for the end of its register writes: every worker looks at the buffers then.
+/// The host takes a completed Doorbell Buffer Config for the end of its register writes: every
+/// worker looks at the buffers then.
 #[test]
 fn shadow_buffers_are_told_of_when_every_worker_has_them() {
     let mut w = World::new(true);
@@ -302,7 +303,8 @@ fn commands_about_queues_call_a_migration_off() {
     w.verify();
 }
 
-/// What a worker reports of a queue that a reset took away says nothing of the queue that has its number afterwards.
+/// What a worker reports of a queue that a reset took away says nothing of the queue that has its
+/// number afterwards.
 #[test]
 fn a_report_from_before_a_reset_is_not_taken_for_one_after_it() {
     let mut w = World::new(false);

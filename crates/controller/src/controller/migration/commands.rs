@@ -104,8 +104,8 @@ impl Controller {
         true
     }
 
-    /// Creates a submission queue where its completion queue is. `false` when the queue's memory is not
-    /// there, or there is no such completion queue.
+    /// Creates a submission queue where its completion queue is. `false` when the queue's memory is
+    /// not there, or there is no such completion queue.
     pub(crate) fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
         let (Some(place), Some(sq)) = (
             self.place_of_cq(cqid),
@@ -131,7 +131,8 @@ impl Controller {
         }
     }
 
-    /// Deletes a submission queue: it is gone when [`Event::SqDrained`](crate::engine::Event) says so.
+    /// Deletes a submission queue: it is gone when [`Event::SqDrained`](crate::engine::Event) says
+    /// so.
     pub(crate) fn delete_sq(&mut self, qid: u16) {
         if let Some(place) = self.place_of_sq(qid) {
             self.order(place, Order::DeleteSq(qid));
@@ -147,8 +148,8 @@ impl Controller {
         place.is_some()
     }
 
-    /// Doorbell Buffer Config in all engines. `None` when a buffer's memory is not there; else whether
-    /// it is done: if not, the command completes when every remote engine has applied it.
+    /// Doorbell Buffer Config in all engines. `None` when a buffer's memory is not there; else
+    /// whether it is done: if not, the command completes when every remote engine has applied it.
     pub(crate) fn configure_shadow(
         &mut self,
         cid: u16,
@@ -178,8 +179,8 @@ impl Controller {
         });
     }
 
-    /// Completes Doorbell Buffer Config commands that every remote engine has applied. Returns whether
-    /// there was one.
+    /// Completes Doorbell Buffer Config commands that every remote engine has applied. Returns
+    /// whether there was one.
     pub(super) fn end_configuring(&mut self) -> bool {
         let mut worked = false;
         let configuring = std::mem::take(&mut self.migration.configuring);
@@ -195,7 +196,8 @@ impl Controller {
         worked
     }
 
-    /// Runs the commands that were held, as far as they need not be any more. Returns whether there was one.
+    /// Runs the commands that were held, as far as they need not be any more. Returns whether there
+    /// was one.
     pub(super) fn release_held(&mut self) -> bool {
         let mut worked = false;
         while let Some(command) = self.migration.held.front().copied()

@@ -7,7 +7,8 @@ use crate::engine::Order;
 use nvme::Status;
 
 impl Controller {
-    /// Flushes every namespace, in every engine: each waits for its own commands in flight, and flushes what they wrote.
+    /// Flushes every namespace, in every engine: each waits for its own commands in flight, and
+    /// flushes what they wrote.
     pub(crate) fn flush_everywhere(&mut self) {
         self.migration.flushes += 1;
         let number = self.migration.flushes;

@@ -1,11 +1,11 @@
-//! Queue migration, and queues on other workers, as the control half sees them: where each queue is,
-//! which orders its worker has had, and how a queue migrates from one worker to another.
+//! Queue migration, and queues on other workers, as the control half sees them: where each queue
+//! is, which orders its worker has had, and how a queue migrates from one worker to another.
 //!
 //! A queue that migrates has one owner at each moment. The engine that has it stops fetching
-//! (`Engine::begin_migration`) and hands it to the control half when nothing of it is in flight; the
-//! control half hands it to the next engine at once. An admin command about queues never meets one
-//! that migrates: the migration is cancelled, and the command is held until it is known in which
-//! engine the queue is.
+//! (`Engine::begin_migration`) and hands it to the control half when nothing of it is in flight;
+//! the control half hands it to the next engine at once. An admin command about queues never meets
+//! one that migrates: the migration is cancelled, and the command is held until it is known in
+//! which engine the queue is.
 
 mod commands;
 mod flush;
@@ -43,8 +43,8 @@ pub(crate) struct Migration {
     migrating: Option<QueueMigration>,
     /// Admin commands that wait until no queue migrates.
     held: VecDeque<Command>,
-    /// Doorbell Buffer Config commands that wait for the remote engines: for each link the order that
-    /// it waits for.
+    /// Doorbell Buffer Config commands that wait for the remote engines: for each link the order
+    /// that it waits for.
     configuring: Vec<(u16, Vec<u64>)>,
     /// Controller-level resets so far.
     epoch: u64,
@@ -123,8 +123,8 @@ impl Migration {
         }
     }
 
-    /// What wakes the worker that has a doorbell's queue, if that is another one: to be used after the
-    /// doorbell was stored.
+    /// What wakes the worker that has a doorbell's queue, if that is another one: to be used after
+    /// the doorbell was stored.
     pub fn waker_of(&self, index: usize) -> Option<&Waker> {
         let qid = (index / 2) as u16;
         let link = if index.is_multiple_of(2) {
@@ -135,8 +135,8 @@ impl Migration {
         Some(&self.links.get(link)?.waker)
     }
 
-    /// A queue migrates, or admin commands wait for remote engines: each round looks whether they can
-    /// go on.
+    /// A queue migrates, or admin commands wait for remote engines: each round looks whether they
+    /// can go on.
     #[inline]
     fn is_busy(&self) -> bool {
         self.migrating.is_some() || !self.held.is_empty() || !self.configuring.is_empty()
@@ -148,8 +148,8 @@ impl Migration {
 }
 
 impl Controller {
-    /// Has every engine apply an order: this controller's own at once, the others when their workers drain
-    /// their messages.
+    /// Has every engine apply an order: this controller's own at once, the others when their
+    /// workers drain their messages.
     pub(crate) fn order_all(&mut self, order: impl Fn() -> Order) {
         // Only a change of memory can fail, see `change_memory`.
         let _ = self.engine.apply(order());
@@ -176,9 +176,9 @@ impl Controller {
     }
 
     /// Makes an engine for another worker, which `waker` wakes. Once it is opened there, queues may
-    /// migrate to it. `None` when that cannot be: the own worker was not named, there is an engine for
-    /// that worker already, [`ControllerConfig::workers`] are reached, or a namespace has a direct path
-    /// to a device, which belongs to one thread.
+    /// migrate to it. `None` when that cannot be: the own worker was not named, there is an engine
+    /// for that worker already, [`ControllerConfig::workers`] are reached, or a namespace has a
+    /// direct path to a device, which belongs to one thread.
     ///
     /// [`ControllerConfig::workers`]: crate::ControllerConfig::workers
     pub fn remote_engine(&mut self, worker: u16, waker: Waker) -> Option<RemoteEngineSetup> {
@@ -244,8 +244,8 @@ impl Controller {
         }
     }
 
-    /// Takes the reports of the remote engines. To be called when this worker was woken for messages.
-    /// Returns whether there was anything.
+    /// Takes the reports of the remote engines. To be called when this worker was woken for
+    /// messages. Returns whether there was anything.
     pub fn drain_messages(&mut self) -> bool {
         // One that did not know of a receiver yet has left an interrupt pending; now it knows.
         self.engine.irqs.deliver_pending();
@@ -283,8 +283,8 @@ impl Controller {
         }
     }
 
-    /// Goes on with a migration, and with commands that wait for remote engines. Returns whether there
-    /// was anything.
+    /// Goes on with a migration, and with commands that wait for remote engines. Returns whether
+    /// there was anything.
     #[inline]
     pub(super) fn advance_if_migrating(&mut self) -> bool {
         (self.migration.is_busy() || (self.migration.any_queue() && self.engine.irqs.pin_based()))

@@ -6,8 +6,8 @@ use crate::controller::lifecycle::{Shutdown, State};
 use crate::engine::{MigratingQueues, Order};
 use std::time::{Duration, Instant};
 
-/// Time-out of a migration: a queue whose commands in flight take longer stays where it is, for nothing
-/// is fetched from it meanwhile.
+/// Time-out of a migration: a queue whose commands in flight take longer stays where it is, for
+/// nothing is fetched from it meanwhile.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The engine that a queue is in.
@@ -29,8 +29,8 @@ pub(super) struct QueueMigration {
 }
 
 impl Controller {
-    /// Completion queues, which are what can migrate, and the worker of each. The admin queue is not
-    /// among them.
+    /// Completion queues, which are what can migrate, and the worker of each. The admin queue is
+    /// not among them.
     pub fn completion_queues(&self) -> Vec<(u16, u16)> {
         let mut all: Vec<(u16, u16)> = Vec::new();
         if let Some((own, _)) = &self.migration.own_worker {
@@ -55,8 +55,8 @@ impl Controller {
             .collect()
     }
 
-    /// Queues may migrate to other workers: the controller runs, interrupts are messages, and doorbells
-    /// need not all pass through this worker.
+    /// Queues may migrate to other workers: the controller runs, interrupts are messages, and
+    /// doorbells need not all pass through this worker.
     pub fn may_migrate(&self) -> bool {
         self.state == State::Ready
             && self.shutdown == Shutdown::No
@@ -69,9 +69,9 @@ impl Controller {
         self.migration.migrating.is_some()
     }
 
-    /// Migrates a completion queue, with its submission queues, to another worker. It goes as soon as its
-    /// commands in flight have completed; if that takes long, it stays. `false` when it cannot go there
-    /// now.
+    /// Migrates a completion queue, with its submission queues, to another worker. It goes as soon
+    /// as its commands in flight have completed; if that takes long, it stays. `false` when it
+    /// cannot go there now.
     pub fn migrate_queue(&mut self, cqid: u16, worker: u16) -> bool {
         let own = self.migration.own_worker.as_ref().map(|(own, _)| *own);
         let to = if own == Some(worker) {
@@ -111,8 +111,8 @@ impl Controller {
         true
     }
 
-    /// Goes on with a migration from here, and cancels one that takes too long. Returns whether there was
-    /// anything.
+    /// Goes on with a migration from here, and cancels one that takes too long. Returns whether
+    /// there was anything.
     pub(super) fn advance_migration(&mut self) -> bool {
         let mut worked = false;
         if self.migration.migrating.is_some()

@@ -85,7 +85,8 @@ impl World {
         most
     }
 
-    /// Nobody knows what is in this place: it is read, behind the guest's back, when everything is at rest.
+    /// Nobody knows what is in this place: it is read, behind the guest's back, when everything is
+    /// at rest.
     pub fn forget(&mut self, place: u64) {
         // Not used again.
         self.used.insert(place);
@@ -97,7 +98,8 @@ impl World {
         self.h.c.migrate_queue(cqid, worker)
     }
 
-    /// Disables the controller in the middle of everything; afterwards it touches nothing. Then it is enabled again.
+    /// Disables the controller in the middle of everything; afterwards it touches nothing. Then it
+    /// is enabled again.
     pub fn reset(&mut self) {
         self.wake_all();
         self.h.disable();
@@ -130,7 +132,8 @@ impl World {
         self.up();
     }
 
-    /// The volume gets another size, and the controller notices. What is behind the end is there again when it grows.
+    /// The volume gets another size, and the controller notices. What is behind the end is there
+    /// again when it grows.
     pub fn resize(&mut self, places: u64) {
         self.wake_up();
         for waiting in self.waiting.values_mut() {
@@ -143,7 +146,8 @@ impl World {
         self.size = places;
     }
 
-    /// Takes the data's window away, in the middle of everything; after the answer nothing touches it.
+    /// Takes the data's window away, in the middle of everything; after the answer nothing touches
+    /// it.
     pub fn unmap(&mut self) {
         if !self.mapped {
             return;
@@ -258,7 +262,8 @@ impl World {
 
     /// Aborts a command that may be anywhere.
     pub fn abort(&mut self, nth: usize) {
-        // Those of the first completion queue, which two share, may have to wait for the host to make room there.
+        // Those of the first completion queue, which two share, may have to wait for the host to
+        // make room there.
         let mut others = self.waiting.keys().filter(|(q, _)| ![1, 5].contains(q));
         let Some(&(sqid, cid)) = others.nth(nth) else {
             return;

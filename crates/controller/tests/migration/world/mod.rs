@@ -137,7 +137,8 @@ impl World {
         world
     }
 
-    /// Enables the controller and makes the queues: a pair each, and one more submission queue on the first's completions.
+    /// Enables the controller and makes the queues: a pair each, and one more submission queue on
+    /// the first's completions.
     pub fn up(&mut self) {
         self.h.enable();
         if !self.h.c.config().mapped_doorbells {

@@ -57,7 +57,8 @@ impl World {
         }
     }
 
-    /// Runs all workers until nothing moves. Who has nothing to do sleeps, and is not woken by this but by its time.
+    /// Runs all workers until nothing moves. Who has nothing to do sleeps, and is not woken by this
+    /// but by its time.
     pub fn settle(&mut self) {
         let mut idle = 0;
         while idle < 8 {
