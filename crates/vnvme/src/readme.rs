@@ -1,27 +1,59 @@
-//! What README.md tells newcomers to type exists.
+//! What README.md and the documents tell people to type exists.
 
 use crate::bench::suites;
 use crate::cli::Cli;
 use crate::spec::read_config;
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
-const README: &str = include_str!("../../../README.md");
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The documents of a directory.
+fn paths(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+        .collect()
+}
+
+/// README.md and every document of docs/, one after the other.
+fn documents() -> String {
+    let mut paths = paths(&root().join("docs"));
+    paths.push(root().join("README.md"));
+    paths.sort();
+    let mut all = String::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let fences = text.matches("```").count();
+        assert!(
+            fences.is_multiple_of(2),
+            "{}: a block has no end",
+            path.display()
+        );
+        all += &text;
+        all.push('\n');
+    }
+    all
+}
 
 /// The blocks of code, each with what is said of its language.
-fn blocks() -> Vec<(&'static str, &'static str)> {
-    let parts = README.split("```").skip(1).step_by(2);
+fn blocks(documents: &str) -> Vec<(&str, &str)> {
+    let parts = documents.split("```").skip(1).step_by(2);
     parts.filter_map(|block| block.split_once('\n')).collect()
 }
 
-/// The pieces of code in the running text.
-fn spans() -> Vec<String> {
-    let prose: String = README.split("```").step_by(2).collect();
+/// The pieces of code in the running text, which may go on in the next line.
+fn spans(documents: &str) -> Vec<String> {
+    let prose: String = documents.split("```").step_by(2).collect();
     prose
         .split('`')
         .skip(1)
         .step_by(2)
-        .map(str::to_owned)
+        .map(|span| span.replace('\n', " "))
         .collect()
 }
 
@@ -44,14 +76,14 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// The arguments of all calls of vnvme, each with whether it is said in full.
-fn calls() -> Vec<(Vec<String>, bool)> {
-    let lines = blocks()
+fn calls(documents: &str) -> Vec<(Vec<String>, bool)> {
+    let lines = blocks(documents)
         .into_iter()
         .filter(|(language, _)| language.is_empty())
         .flat_map(|(_, block)| block.lines().map(str::to_owned));
     let all = lines
         .map(|line| (line, true))
-        .chain(spans().into_iter().map(|span| (span, false)));
+        .chain(spans(documents).into_iter().map(|span| (span, false)));
     all.filter_map(|(line, whole)| {
         let words = words(&line);
         let call = words
@@ -80,10 +112,14 @@ fn has_option(command: Option<&str>, word: &str) -> bool {
 
 #[test]
 fn commands_and_options_exist() {
-    let calls = calls();
-    assert!(calls.len() > 15, "the README is not read: {calls:?}");
+    let documents = documents();
+    let calls = calls(&documents);
+    assert!(calls.len() > 30, "the documents are not read: {calls:?}");
     for (words, whole) in calls {
-        let Some(command) = words.get(1).filter(|word| !word.starts_with('-')) else {
+        let Some(command) = words
+            .get(1)
+            .filter(|word| !word.starts_with('-') && *word != "COMMAND")
+        else {
             continue;
         };
         let args = words.iter().skip(1).map(OsString::from);
@@ -100,11 +136,14 @@ fn commands_and_options_exist() {
             panic!("{words:?}: {error}");
         }
     }
-    let options: Vec<String> = spans()
+    let options: Vec<String> = spans(&documents)
         .into_iter()
         .filter(|span| span.starts_with("--"))
         .collect();
-    assert!(options.len() > 8, "the README is not read: {options:?}");
+    assert!(
+        options.len() > 20,
+        "the documents are not read: {options:?}"
+    );
     for span in options {
         for option in words(&span).iter().filter(|word| word.starts_with("--")) {
             assert!(has_option(None, option), "{option}: {span}");
@@ -115,7 +154,11 @@ fn commands_and_options_exist() {
 #[test]
 fn configuration_files_are_understood() {
     let mut count = 0;
-    for (_, block) in blocks().iter().filter(|(language, _)| *language == "toml") {
+    let documents = documents();
+    for (_, block) in blocks(&documents)
+        .iter()
+        .filter(|(language, _)| *language == "toml")
+    {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vnvme.toml");
         std::fs::write(&path, block).unwrap();
@@ -124,5 +167,53 @@ fn configuration_files_are_understood() {
         }
         count += 1;
     }
-    assert!(count >= 3, "the README is not read");
+    assert!(count >= 3, "the documents are not read");
+}
+
+/// A heading's name in a link, as forges make it.
+fn anchor(heading: &str) -> String {
+    let words = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = words.chars().filter_map(|c| match c {
+        ' ' => Some('-'),
+        c if c.is_alphanumeric() || c == '-' || c == '_' => Some(c),
+        _ => None,
+    });
+    kept.collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut count = 0;
+    for path in paths(&root())
+        .into_iter()
+        .chain(paths(&root().join("docs")))
+    {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for link in text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split_once(')'))
+        {
+            let (file, heading) = link.0.split_once('#').unwrap_or((link.0, ""));
+            if file.contains("://") {
+                continue;
+            }
+            count += 1;
+            let target = match file {
+                "" => path.clone(),
+                file => path.with_file_name(file),
+            };
+            let from = path.display();
+            assert!(target.exists(), "{from}: {file} does not exist");
+            if !heading.is_empty() {
+                let target = std::fs::read_to_string(&target).unwrap();
+                let mut headings = target.lines().filter(|line| line.starts_with('#'));
+                assert!(
+                    headings.any(|line| anchor(line) == heading),
+                    "{from}: {file} has no heading {heading}"
+                );
+            }
+        }
+    }
+    assert!(count > 20, "no links were found");
 }
