@@ -5,7 +5,8 @@
 //! ```
 //!
 //! [`sysfs`] reads what the system knows of the device, [`iommu`] opens it by either of the
-//! kernel's two interfaces, and [`Vfio`] is the [`Transport`]. `unsafe` is in `sys` alone, where
+//! kernel's two interfaces, and [`Vfio`] is the
+//! [`Transport`](crate::transport::Transport). `unsafe` is in `sys` alone, where
 //! the system calls are made. Rules of the kernel that shape this module:
 //! - A device comes with its whole IOMMU group, and only with a real IOMMU: the
 //!   no-IOMMU mode is refused.
