@@ -407,6 +407,7 @@ fn the_reference_has_every_option() {
     }
 }
 
+#[cfg(feature = "vhost-user-blk")]
 #[test]
 fn defaults_are_those_of_the_code() {
     let controller = controller::ControllerConfig::default();

@@ -28,6 +28,14 @@ absent_frontend!(Queue, UblkError);
 pub enum QueueSetup {}
 
 impl QueueSetup {
+    pub fn stats(&self) -> Arc<DiskStats> {
+        match *self {}
+    }
+
+    pub fn number(&self) -> u16 {
+        match *self {}
+    }
+
     /// Never called.
     pub fn open(self, _: &Context<'_>) -> Result<Queue, Told> {
         match self {}
@@ -78,10 +86,6 @@ impl Disk {
         match *self {}
     }
 
-    pub fn halt(&mut self) -> Result<(), UblkError> {
-        match *self {}
-    }
-
     pub fn stop(self) -> Result<(), UblkError> {
         match self {}
     }
@@ -111,6 +115,12 @@ pub struct QueueStats {
     pub discards: Counter,
     pub errors: Counter,
     pub sleeps: Counter,
+}
+
+impl QueueStats {
+    pub fn requests(&self) -> u64 {
+        0
+    }
 }
 
 /// Counters of a disk.
