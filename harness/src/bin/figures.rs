@@ -44,7 +44,9 @@ fn run(args: &[String]) -> Result<()> {
     let figures = Figures::of(&objects)?;
     let path = docs.join("figures.svg");
     fs::write(&path, figures.chart(timed)).with_context(|| format!("{}", path.display()))?;
-    let command = objects.iter().find_map(|o| o.pointer("/commands/0")?.as_str());
+    let command = objects
+        .iter()
+        .find_map(|o| o.pointer("/commands/0")?.as_str());
     let command = command.context("no command is recorded")?;
     replace(
         &docs.join("figures.md"),
