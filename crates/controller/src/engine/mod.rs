@@ -155,6 +155,9 @@ pub(crate) struct Engine {
     flush: u64,
     now: Instant,
     busy_since: Option<Instant>,
+    /// A command ended whose queue is gone: [`Engine::broken`] is told at the end of the round,
+    /// because a call where commands end would cost each of them some registers.
+    queue_gone: bool,
     /// Copies of submission queue entries, while a batch of them is looked at.
     entries: Box<[[u8; 64]; run::BATCH]>,
     /// Data of the command in hand, between commands empty.
@@ -202,6 +205,7 @@ impl Engine {
             flush: 0,
             now: Instant::now(),
             busy_since: None,
+            queue_gone: false,
             entries: Box::new([[0; 64]; run::BATCH]),
             list: SegmentList::with_capacity(1),
         }
@@ -227,6 +231,7 @@ impl Engine {
         self.dirty.clear();
         self.blocked.clear();
         self.events.clear();
+        self.queue_gone = false;
         self.halted = false;
         self.migrating = None;
         self.doorbells.forget();
@@ -342,6 +347,9 @@ impl Engine {
     pub fn end_round(&mut self) -> bool {
         let posted = !self.blocked.is_empty() && self.post_backlogs();
         self.send_interrupts();
+        if std::mem::take(&mut self.queue_gone) {
+            self.broken("a command ends whose queue is gone");
+        }
         if self.busy_since.is_some() {
             self.count_busy();
         }

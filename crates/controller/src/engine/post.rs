@@ -18,11 +18,13 @@ impl Engine {
     #[inline(always)]
     pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
-            return self.broken("a command ends whose submission queue is gone");
+            self.queue_gone = true;
+            return;
         };
         let cqid = sq.cqid;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
-            return self.broken("a command ends whose completion queue is gone");
+            self.queue_gone = true;
+            return;
         };
         let entry = Entry::new(sqid, cid, status, result).with_sqhd(sq.head);
         if !cq.backlog.is_empty()
