@@ -1,18 +1,20 @@
 //! Guest memory as a device sees it.
 //!
-//! A VMM hands over memory files; [`Memory`] maps each of them once. [`DmaMap`] holds the windows through which one
-//! device sees them, keyed by IOVA, and belongs to one worker thread. A command's data pointer (module [`prp`] or
-//! [`sgl`]) is walked through the map into a [`SegmentList`]: host pieces, in order, which stay valid until the list
-//! is cleared, whatever is unmapped meanwhile. Queues ([`Ring`], [`Area`]) and shadow doorbells ([`Cells`]) live longer than a
-//! command; they are resolved once and hold the memory itself. [`PrivateMemory`] is no guest's: a volume in memory keeps its
-//! data there.
+//! A VMM hands over memory files; [`Memory`] maps each of them once. [`DmaMap`] holds the windows
+//! through which one device sees them, keyed by IOVA, and belongs to one worker thread. A command's
+//! data pointer (module [`prp`] or [`sgl`]) is walked through the map into a [`SegmentList`]: host
+//! pieces, in order, which stay valid until the list is cleared, whatever is unmapped meanwhile.
+//! Queues ([`Ring`], [`Area`]) and shadow doorbells ([`Cells`]) live longer than a command; they
+//! are resolved once and hold the memory itself. [`PrivateMemory`] is no guest's: a volume in
+//! memory keeps its data there.
 //!
-//! Everything that comes from the guest is hostile here: addresses, lengths, lists, and the memory, which changes
-//! while it is read and whose file may shrink (module [`sigbus`]). So guest memory is never a Rust slice: it is copied
-//! by raw pointer, or accessed as atomics, and what is copied is copied once.
+//! Everything that comes from the guest is hostile here: addresses, lengths, lists, and the
+//! memory, which changes while it is read and whose file may shrink (module [`sigbus`]). So
+//! guest memory is never a Rust slice: it is copied by raw pointer, or accessed as atomics, and
+//! what is copied is copied once.
 //!
-//! `unsafe` may be touched only in the modules that are marked so below. This crate knows nothing of queues'
-//! semantics, of commands or of vfio-user: it takes addresses and bytes.
+//! `unsafe` may be touched only in the modules that are marked so below. This crate knows nothing
+//! of queues' semantics, of commands or of vfio-user: it takes addresses and bytes.
 //!
 //! # Example
 //!

@@ -1,15 +1,17 @@
 //! Shadow doorbells and EventIdx, host role and controller role.
 //!
-//! *What this room is for.* Doorbell Buffer Config (NVMe Base 2.1, 5.2.5 and annex B.5) turns doorbell writes into memory
-//! writes: the host publishes a queue's tail or head in the Shadow Doorbell buffer and writes the doorbell register only
-//! when it passes the value that the controller left in the EventIdx buffer. This crate holds that protocol, once, for
-//! both sides: [`Publisher`] publishes and decides whether to ring; [`Watch`] reads the newest value, parks EventIdx
-//! while the controller polls and arms it before the controller sleeps.
+//! *What this room is for.* Doorbell Buffer Config (NVMe Base 2.1, 5.2.5 and annex B.5) turns
+//! doorbell writes into memory writes: the host publishes a queue's tail or head in the Shadow
+//! Doorbell buffer and writes the doorbell register only when it passes the value that the
+//! controller left in the EventIdx buffer. This crate holds that protocol, once, for both sides:
+//! [`Publisher`] publishes and decides whether to ring; [`Watch`] reads the newest value, parks
+//! EventIdx while the controller polls and arms it before the controller sleeps.
 //!
-//! *What may be touched here.* 32-bit cells that somebody else maps, through [`Cell`], and the plain data of one
-//! doorbell. *What may not.* Queues, entries, buffers' addresses, their mapping and lifetime, clocks, sleeping, locks:
-//! callers have those. There is no allocation and no unsafe code. Every access to a cell is named by a [`Step`], so
-//! that models and faults come in through the production code.
+//! *What may be touched here.* 32-bit cells that the caller maps, through [`Cell`], and the
+//! plain data of one doorbell. *What may not.* Queues, entries, buffers' addresses, their
+//! mapping and lifetime, clocks, sleeping, locks: callers have those. There is no allocation and
+//! no unsafe code. Every access to a cell is named by a [`Step`], so that models and faults come
+//! in through the production code.
 //!
 //! # Controller
 //!
@@ -44,8 +46,8 @@
 //!
 //! # What has failed elsewhere, and what holds it here
 //!
-//! Tests are in `tests/controller.rs` (both roles in one thread), `tests/arithmetic.rs` and `tests/loom.rs` (every
-//! interleaving).
+//! Tests are in `tests/controller.rs` (both roles in one thread), `tests/arithmetic.rs` and
+//! `tests/loom.rs` (every interleaving).
 //!
 //! | failure | rule | tests |
 //! |---|---|---|

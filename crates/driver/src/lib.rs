@@ -1,16 +1,20 @@
 //! The userspace NVMe driver: transports, IOVA space, queue pairs, recovery.
 //!
-//! This room drives an NVMe controller from a process, without the kernel's block layer. What may be touched here:
-//! queues and registers of a controller behind a [`Transport`](transport::Transport), and memory that it may reach. What
-//! may not: the controller's inside, and anything about a guest. `unsafe` stays in the modules that are marked so.
+//! This room drives an NVMe controller from a process, without the kernel's block
+//! layer. What may be touched here: queues and registers of a controller behind a
+//! [`Transport`](transport::Transport), and memory that it may reach. What may not:
+//! the controller's inside, and anything about a guest. `unsafe` stays in the
+//! modules that are marked so.
 //!
 //! # Tour
 //!
-//! - [`transport`]: what carries a controller. [`vfio`] and [`vfio_user`] are two of them; a third, to a controller in the same
-//!   process, is crate `in-process`.
-//! - [`Device`]: a controller that was brought up. Namespaces, health, events, buffers, queue pairs.
-//! - [`QueuePair`]: one thread's own way to a namespace. Submit, ring, poll; or wait; or [`AsyncQueue`].
-//! - [`raw`]: commands that somebody else made, with addresses that they checked: for mediation.
+//! - [`transport`]: what carries a controller. [`vfio`] and [`vfio_user`] are two of them; a third,
+//!   to a controller in the same process, is crate `in-process`.
+//! - [`Device`]: a controller that was brought up. Namespaces, health,
+//!   events, buffers, queue pairs.
+//! - [`QueuePair`]: one thread's own way to a namespace. Submit, ring, poll;
+//!   or wait; or [`AsyncQueue`].
+//! - [`raw`]: commands that the caller made, with addresses that it checked: for mediation.
 //! - [`DmaBuffer`]: memory that the device reaches. A request owns its buffer until it completes.
 //! - [`iova`]: which addresses the device sees what at.
 //! - [`open`]: all of it from a URL; [`NvmeVolume`]: a namespace as a volume.
@@ -48,9 +52,10 @@
 //!
 //! # How long memory lives
 //!
-//! The device may write to memory at any time until it has answered or is known to have stopped. So buffers move: into
-//! a request, and out of its completion. What is in flight when a queue pair is dropped is kept until the queue is
-//! deleted or the controller reset; what a device that is gone may still reach is never used again.
+//! The device may write to memory at any time until it has answered or is known to have stopped. So
+//! buffers move: into a request, and out of its completion. What is in flight when a queue pair is
+//! dropped is kept until the queue is deleted or the controller reset; what a device that is gone
+//! may still reach is never used again.
 #![deny(unsafe_code)]
 
 mod admin;

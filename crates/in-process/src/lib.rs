@@ -1,9 +1,9 @@
 //! A controller in this very process: for tests, benchmarks and programs that embed one.
 //!
-//! [`local`] keeps the controller in the calling thread: it works only while the driver waits for it
-//! ([`Transport::pause`]), so what happens is the same in every run. [`spawn`] gives it a thread of
-//! its own. Either way a [`Worker`] serves it, the loop of every process; and the controller itself
-//! is reached with [`InProcess::with`].
+//! [`local`] keeps the controller in the calling thread: it works only while the driver waits for
+//! it ([`Transport::pause`]), so what happens is the same in every run. [`spawn`] gives it a thread
+//! of its own. Either way a [`Worker`] serves it, the loop of every process; and the controller
+//! itself is reached with [`InProcess::with`].
 //!
 //! *What may be touched here.* The controller, by its own interface; the driver's transports. *What
 //! may not.* Sockets, and a loop of its own. There is no unsafe code.

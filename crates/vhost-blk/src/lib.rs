@@ -1,10 +1,11 @@
-//! Volumes as virtio block devices, for guests that have a virtio driver and a VMM that speaks vhost-user.
+//! Volumes as virtio block devices, for guests that have a virtio driver and a
+//! VMM that speaks vhost-user.
 //!
-//! A [`Backend`] serves one [`Volume`](volume::Volume) on a Unix socket, as a front-end of a [`worker::Worker`] ([`Server`] is a
-//! worker with one of them): the front-end of the protocol (QEMU's
-//! `vhost-user-blk-pci`, Cloud Hypervisor's `vhost_user=true` disks) hands over the guest's memory files and the addresses
-//! of its virtqueues; from then on requests come by memory, and data moves between the volume and the guest's memory
-//! directly.
+//! A [`Backend`] serves one [`Volume`](volume::Volume) on a Unix socket, as a front-end of a
+//! [`worker::Worker`] ([`Server`] is a worker with one of them): the front-end of the protocol
+//! (QEMU's `vhost-user-blk-pci`, Cloud Hypervisor's `vhost_user=true` disks) hands over the guest's
+//! memory files and the addresses of its virtqueues; from then on requests come by memory, and data
+//! moves between the volume and the guest's memory directly.
 //!
 //! ```text
 //! front-end -- socket --> stream -> session/messages   features, configuration space, memory table, rings
@@ -14,19 +15,20 @@
 //!   +-- used ring, interrupt <-- run <------------------- completion <------+
 //! ```
 //!
-//! What may be touched here: the socket, eventfds, and guest memory through `dma`. What may not: files and devices (that is
-//! `volume`'s), NVMe, and `unsafe`. Guest and front-end are hostile: everything that comes from them is copied once and
-//! checked; a queue that its guest has broken stands still, a front-end that breaks the protocol is let go. Nothing that
+//! What may be touched here: the socket, eventfds, and guest memory through `dma`. What may
+//! not: files and devices (that is `volume`'s), NVMe, and `unsafe`. Guest and front-end are
+//! hostile: everything that comes from them is copied once and checked; a queue that its guest
+//! has broken stands still, a front-end that breaks the protocol is disconnected. Nothing that
 //! they do ends the process.
 //!
-//! The protocol is spoken by this crate itself, without threads and locks: `vhost`'s own server blocks in the middle of a
-//! message and answers at once, while here a worker polls rings, waits for completions, and answers
-//! GET_VRING_BASE or a new memory table only when no request in flight can touch what is being
-//! taken away. `vhost`'s front-end is what the tests speak to it with.
+//! The protocol is spoken by this crate itself, without threads and locks: `vhost`'s own server
+//! blocks in the middle of a message and answers at once, while here a worker polls rings, waits
+//! for completions, and answers GET_VRING_BASE or a new memory table only when no request in flight
+//! can touch what is being taken away. `vhost`'s front-end is what the tests speak to it with.
 //!
 //! # Example
 //!
-//! A disk in memory, for whoever connects:
+//! A disk in memory, for any front-end that connects:
 //!
 //! ```
 //! use std::os::unix::net::{UnixListener, UnixStream};

@@ -29,7 +29,7 @@ pub struct Info {
     pub volatile_cache: bool,
     /// [`Op::Deallocate`](crate::Op::Deallocate) gives space back.
     pub deallocate: bool,
-    /// Unit in which space is given back; requests that cover no whole unit may free nothing. A
+    /// Unit in which space is deallocated; requests that cover no whole unit may free nothing. A
     /// power of two, or 0 where `deallocate` is false.
     pub deallocate_granularity: u32,
     /// A range reads as zeroes after a successful deallocation.

@@ -16,7 +16,7 @@ const AHEAD: usize = 16;
 
 /// A volume in memory: shared by all its queues, gone with the process. Memory is taken from the
 /// system when it is first written, in huge pages where there are any ([`PrivateMemory`]), and
-/// given back by deallocation.
+/// returned by deallocation.
 #[derive(Debug)]
 pub struct MemVolume {
     memory: PrivateMemory,

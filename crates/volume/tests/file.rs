@@ -93,7 +93,7 @@ fn a_second_user_is_kept_out() {
         lock: false,
         ..FileOptions::default()
     };
-    drop(FileVolume::open(&path, unlocked).expect("whoever insists may"));
+    drop(FileVolume::open(&path, unlocked).expect("lock=off is allowed"));
 
     // The lock lives as long as anything uses the file: also a queue, after its volume.
     let worker = Worker::new(&writer);
@@ -586,7 +586,7 @@ fn a_worker_sleeps_and_is_woken() {
 }
 
 #[test]
-fn requests_may_be_started_while_completions_are_handed_out() {
+fn requests_may_be_started_while_completions_are_told() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, MIB));

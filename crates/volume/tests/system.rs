@@ -108,7 +108,7 @@ fn a_full_filesystem_is_no_space() {
                 .map_err(|error| error.kind),
             Err(IoErrorKind::NoSpace)
         );
-        // The volume lives on: what is there can be read, and space that is given back can be used.
+        // The volume lives on: what is there can be read, and deallocated space can be used.
         assert!(worker.read(0, 4096).is_ok());
         assert_eq!(worker.without_data(Op::Deallocate, 0, 4 * MIB), Ok(()));
         assert_eq!(worker.write(2 * MIB, &[7; 4096]), Ok(()));

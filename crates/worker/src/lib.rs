@@ -1,10 +1,10 @@
 //! The one loop of the process: it polls, arms and sleeps, and hosts any front-end.
 //!
-//! *What this room is for.* A [`Worker`] is one thread's loop. It owns an [`Io`](volume::Io) (the thread's io_uring), an
-//! epoll set, and front-ends: whatever has commands to execute on volumes. It polls them while
-//! there is work, goes on for an adaptive window after the last work ([`Window`]), then arms
-//! everything that can wake the thread, looks once more, and sleeps. Other threads reach it through
-//! its [`Handle`]: they post jobs, wake it up and read how busy it is.
+//! *What this room is for.* A [`Worker`] is one thread's loop. It owns an [`Io`](volume::Io) (the
+//! thread's io_uring), an epoll set, and front-ends: whatever has commands to execute on volumes.
+//! It polls them while there is work, goes on for an adaptive window after the last work
+//! ([`Window`]), then arms everything that can wake the thread, looks once more, and sleeps. Other
+//! threads reach it through its [`Handle`]: they post jobs, wake it up and read how busy it is.
 //!
 //! *What may be touched here.* The ring through `volume::Io`, the epoll set, the clock. *What may
 //! not.* Queues, protocols and guest memory: a [`Frontend`] has those. There is no unsafe code.

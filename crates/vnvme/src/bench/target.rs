@@ -22,8 +22,8 @@ pub fn with_target<V: Visitor>(text: &str, job: &Job, visitor: V) -> Result<Meas
         visitor.visit(&DeviceTarget::open(text, job)?)
     } else {
         let path = Path::new(text);
-        // Held until the load has ended. Of what a URL names, the volume or driver that opens it sees
-        // to the same.
+        // Held until the load has ended. Of what a URL names, the volume or driver that
+        // opens it sees to the same.
         let _claim = if job.rw.writes() {
             in_use::claim(&Host::system(), path)?
         } else {

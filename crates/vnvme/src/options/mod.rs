@@ -2,10 +2,11 @@
 //!
 //! There is a table for each kind of thing that is configured (a controller, a namespace, an
 //! export, a block device, the process), in [`tables`]. A row has the option's key in the
-//! configuration file, its flags on the command line, whether a volume's URL may say it, what its
-//! value looks like, its default, its help, and the field that it sets. Of the rows are made: the
-//! commands' flags and their `--help` ([`flags`]), what a configuration file may say ([`mod@file`]),
-//! what a URL may say ([`url`]), and docs/reference.md and the man pages (`reference`, a test).
+//! configuration file, its flags on the command line, whether a volume's URL may say it,
+//! what its value looks like, its default, its help, and the field that it sets. Of the rows
+//! are made: the commands' flags and their `--help` ([`flags`]), what a configuration file
+//! may say ([`mod@file`]), what a URL may say ([`url`]), and docs/reference.md and the man
+//! pages (`reference`, a test).
 
 pub mod file;
 pub mod flags;

@@ -140,7 +140,7 @@ pub(super) struct Figures {
     /// Bytes of the requests that were started.
     pub(super) work: u64,
     pub(super) requests: u64,
-    /// Bytes that slices were behind by, and will not be given back.
+    /// Bytes that slices were behind by, and will not be made up for.
     pub(super) lost: u64,
 }
 
@@ -224,8 +224,8 @@ impl Group {
             .is_ok()
     }
 
-    /// Gives places back.
-    pub(super) fn give_back(&self, places: usize) {
+    /// Releases places.
+    pub(super) fn release(&self, places: usize) {
         if places > 0 {
             self.taken.0.fetch_sub(places, Ordering::Relaxed);
         }

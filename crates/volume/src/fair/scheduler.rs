@@ -142,12 +142,12 @@ impl Scheduler {
         }
     }
 
-    /// Gives back the places of those that have completed.
+    /// Releases the places of those that have completed.
     pub(super) fn settle(&mut self) {
         let flows = self.flows.iter().flatten();
         let busy: usize = flows.map(|flow| flow.queue.state().in_flight).sum();
         // A flow that leaves is not among them any more, and its requests have completed.
-        self.group.give_back(self.taken.saturating_sub(busy));
+        self.group.release(self.taken.saturating_sub(busy));
         self.taken = self.taken.min(busy);
     }
 
@@ -232,13 +232,13 @@ impl Scheduler {
                 break;
             }
             let Some(request) = flow.waiting.pop_front() else {
-                self.group.give_back(1);
+                self.group.release(1);
                 break;
             };
             self.group.charge(&flow.entry.share, cost(&request));
             match flow.queue.submit(request) {
                 Some(completion) => {
-                    self.group.give_back(1);
+                    self.group.release(1);
                     flow.done.push_back(completion);
                 }
                 None => self.taken += 1,
@@ -338,6 +338,6 @@ impl Scheduler {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        self.group.give_back(self.taken);
+        self.group.release(self.taken);
     }
 }

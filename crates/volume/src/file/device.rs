@@ -39,7 +39,7 @@ impl Device {
             .is_some_and(|bytes| bytes > 0)
     }
 
-    /// Unit in which blocks are given back, in bytes.
+    /// Unit in which blocks are deallocated, in bytes.
     pub(super) fn discard_granularity(&self) -> Option<u64> {
         self.number("queue/discard_granularity")
             .filter(|&bytes| bytes > 0)

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_given_back() {
+    fn a_place_is_free_again_after_its_ring() {
         for _ in 0..4 * PLACES {
             let mut uring = IoUring::new(8).unwrap();
             let registered = RegisteredRing::new(&uring);

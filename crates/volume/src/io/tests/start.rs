@@ -95,7 +95,7 @@ fn only_what_is_alone_in_flight_is_pushed() {
 }
 
 #[test]
-fn news_are_what_can_be_handed_out() {
+fn news_are_completions_that_can_be_told() {
     for mode in MODES {
         let Some(io) = io(mode) else { continue };
         assert!(!io.has_news(), "no request");
