@@ -22,9 +22,6 @@
 //!
 //! *What may be touched here.* Any target, as its user does: through the driver, or a system call.
 //! *What may not.* The inside of a controller or a server. `unsafe` is in [`uring`] only.
-// Until the last places are mended.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::indexing_slicing, clippy::panic)]
 #![deny(unsafe_code)]
 
 pub mod device;

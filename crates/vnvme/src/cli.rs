@@ -1,20 +1,24 @@
 //! The command line.
 
+mod devices;
+mod limits;
 mod merge;
+mod ublk;
 
+use self::devices::DeviceArgs;
+use self::limits::LimitsArgs;
+use self::ublk::UblkArgs;
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::control;
-use crate::devices::{Action, DeviceArgs};
+use crate::devices::Action;
 use crate::direct::{PathChange, PathChoice};
 use crate::info;
-use crate::limits::LimitsArgs;
 use crate::log::Filter;
 use crate::options;
 use crate::options::flags::{self, Given};
 use crate::outln;
 use crate::serve::serve;
-use crate::ublk::UblkArgs;
 use crate::usage::Usage;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};

@@ -7,25 +7,17 @@
 //! JSON. A thread of its own answers: it reads the workers' counters and sets limits without
 //! stopping them.
 
-use crate::devices::{DeviceChange, DeviceRegistry, DeviceStatus};
-use crate::direct::{Cycles, PathChange, PathChoice, PathCounters, PathRegistry};
-use crate::limits::{Change, LimitRegistry, VolumeLimits};
-use crate::outln;
-use crate::output::OutputError;
-use crate::parts::ublk::DiskStats;
-use crate::parts::vhost_blk;
-use crate::rings::{RingCounters, RingRegistry};
-use crate::ublk::DiskCounters;
-use crate::vhost_blk::VhostBlkCounters;
+use crate::counters::Stats;
+use crate::devices::{DeviceChange, DeviceStatus};
+use crate::direct::{PathChange, PathChoice};
+use crate::limits::{Change, VolumeLimits};
+use crate::registry::Registry;
 use anyhow::{Context, Result, bail};
-use controller::{ControllerStats, QueueStats};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use sync::Unpoisoned;
 use vfio_user::Listener;
 
 /// Longest request, in bytes.
@@ -34,183 +26,6 @@ const REQUEST_MAX: u64 = 4096;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a device may take to shut down or to come up.
 const DEVICE_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Where workers enter their controllers.
-#[derive(Clone, Default)]
-pub struct Registry {
-    controllers: Arc<Mutex<Vec<ControllerEntry>>>,
-    vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
-    disks: Arc<Mutex<Vec<DiskEntry>>>,
-    /// Limits of volumes.
-    pub limits: LimitRegistry,
-    /// Direct paths to devices.
-    pub paths: PathRegistry,
-    /// Devices below.
-    pub devices: DeviceRegistry,
-    /// The workers' rings.
-    pub rings: RingRegistry,
-}
-
-type DiskEntry = (String, Arc<DiskStats>);
-type ControllerEntry = (PathBuf, Arc<ControllerStats>);
-type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
-
-impl Registry {
-    /// Enters a controller under its socket.
-    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
-        // A thread that panicked while it held the lock left a whole list: there is no half an
-        // entry.
-        let mut list = self.controllers.lock().unpoisoned();
-        list.push((socket.to_owned(), stats));
-    }
-
-    /// Enters a vhost-user-blk export under its socket.
-    pub fn enter_vhost_blk(&self, socket: &Path, stats: Arc<vhost_blk::Stats>) {
-        let mut list = self.vhost_blk.lock().unpoisoned();
-        list.push((socket.to_owned(), stats));
-    }
-
-    /// Enters a block device under the name of its volume.
-    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) {
-        let mut list = self.disks.lock().unpoisoned();
-        list.push((volume.to_owned(), stats));
-    }
-
-    /// The counters of all controllers and exports as they are now.
-    pub fn snapshot(&self) -> Stats {
-        let list = self.controllers.lock().unpoisoned();
-        let exports = self.vhost_blk.lock().unpoisoned();
-        let disks = self.disks.lock().unpoisoned();
-        Stats {
-            controllers: list
-                .iter()
-                .map(|(socket, stats)| ControllerCounters {
-                    direct: self.paths.of(socket),
-                    ..ControllerCounters::of(socket, stats)
-                })
-                .collect(),
-            vhost_user_blk: exports
-                .iter()
-                .map(|(socket, stats)| VhostBlkCounters::of(socket, stats))
-                .collect(),
-            ublk: disks
-                .iter()
-                .map(|(volume, stats)| DiskCounters::of(volume, stats))
-                .collect(),
-            volumes: self.limits.list(),
-            devices: self.devices.list(),
-            rings: self.rings.counters(),
-        }
-    }
-}
-
-/// The answer to `stats`.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Stats {
-    /// One for each socket.
-    pub controllers: Vec<ControllerCounters>,
-    /// One for each vhost-user-blk export.
-    #[serde(default)]
-    pub vhost_user_blk: Vec<VhostBlkCounters>,
-    /// One for each block device of the host.
-    #[serde(default)]
-    pub ublk: Vec<DiskCounters>,
-    /// Volumes with limits or weights.
-    #[serde(default)]
-    pub volumes: Vec<VolumeLimits>,
-    /// Devices below.
-    #[serde(default)]
-    pub devices: Vec<DeviceStatus>,
-    /// One for each worker whose io_uring was used.
-    #[serde(default)]
-    pub rings: Vec<RingCounters>,
-}
-
-/// Counters of one controller since the process began.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct ControllerCounters {
-    /// Its socket.
-    pub socket: PathBuf,
-    /// Read commands completed, Compare and Verify among them.
-    pub host_reads: u64,
-    /// Write commands completed.
-    pub host_writes: u64,
-    /// Bytes read by the host.
-    pub bytes_read: u64,
-    /// Bytes written by the host.
-    pub bytes_written: u64,
-    /// Entries ever made in the error log.
-    pub errors: u64,
-    /// Controller-level resets.
-    pub resets: u64,
-    /// Queues that went from one worker to another.
-    #[serde(default)]
-    pub moves: u64,
-    /// Queue pairs that were used, by ID; 0 is the admin queue.
-    pub queues: Vec<QueueCounters>,
-    /// Namespaces that have a direct path to a device.
-    #[serde(default)]
-    pub direct: Vec<PathCounters>,
-}
-
-/// Counters of one queue pair.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct QueueCounters {
-    /// Queue ID.
-    pub qid: usize,
-    /// Commands fetched.
-    pub commands: u64,
-    /// Completions posted.
-    pub completions: u64,
-    /// Doorbells that came as messages.
-    pub mmio_doorbells: u64,
-    /// Doorbells that were found in memory.
-    pub shadow_doorbells: u64,
-    /// Times that EventIdx was armed.
-    pub arms: u64,
-    /// Interrupts sent.
-    pub interrupts: u64,
-    /// Cycles to send them.
-    #[serde(default)]
-    pub interrupt_cycles: Cycles,
-    /// The worker that it lives on.
-    #[serde(default)]
-    pub worker: u64,
-}
-
-impl ControllerCounters {
-    fn of(socket: &Path, stats: &ControllerStats) -> Self {
-        let queue = |(qid, q): (usize, &QueueStats)| QueueCounters {
-            qid,
-            commands: q.commands.get(),
-            completions: q.completions.get(),
-            mmio_doorbells: q.mmio_doorbells.get(),
-            shadow_doorbells: q.shadow_doorbells.get(),
-            arms: q.arms.get(),
-            interrupts: q.interrupts.get(),
-            interrupt_cycles: q.interrupt_summary().into(),
-            worker: q.worker.get(),
-        };
-        ControllerCounters {
-            socket: socket.to_owned(),
-            host_reads: stats.host_reads(),
-            host_writes: stats.host_writes(),
-            bytes_read: stats.bytes_read(),
-            bytes_written: stats.bytes_written(),
-            errors: stats.error_log_entries.get(),
-            resets: stats.resets.get(),
-            moves: stats.migrations.get(),
-            queues: stats
-                .queues
-                .iter()
-                .enumerate()
-                .map(queue)
-                .filter(|q| q.commands + q.mmio_doorbells > 0)
-                .collect(),
-            direct: Vec::new(),
-        }
-    }
-}
 
 #[derive(Serialize, Deserialize)]
 struct Request {
@@ -405,65 +220,11 @@ fn ask_for(
     serde_json::from_str(&line).context("answer")
 }
 
-impl Stats {
-    /// For people.
-    pub fn print(&self) -> Result<(), OutputError> {
-        self.ublk.iter().try_for_each(DiskCounters::print)?;
-        for c in &self.controllers {
-            outln!("{}", c.socket.display());
-            outln!(
-                "  reads {} ({} MB)   writes {} ({} MB)   errors {}   resets {}",
-                c.host_reads,
-                c.bytes_read / 1_000_000,
-                c.host_writes,
-                c.bytes_written / 1_000_000,
-                c.errors,
-                c.resets
-            );
-            outln!(
-                "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9} {:>7}",
-                "queue",
-                "commands",
-                "completions",
-                "mmio",
-                "shadow",
-                "arms",
-                "interrupts",
-                "mmio/cmd",
-                "worker"
-            );
-            for q in &c.queues {
-                let per_command = q.mmio_doorbells as f64 / q.commands.max(1) as f64;
-                outln!(
-                    "  {:>5} {:>12} {:>12} {:>10} {:>12} {:>10} {:>12} {:>9.3} {:>7}",
-                    q.qid,
-                    q.commands,
-                    q.completions,
-                    q.mmio_doorbells,
-                    q.shadow_doorbells,
-                    q.arms,
-                    q.interrupts,
-                    per_command,
-                    q.worker
-                );
-            }
-            for direct in &c.direct {
-                direct.print()?;
-            }
-        }
-        self.vhost_user_blk
-            .iter()
-            .try_for_each(VhostBlkCounters::print)?;
-        self.volumes.iter().try_for_each(VolumeLimits::print)?;
-        self.devices.iter().try_for_each(DeviceStatus::print)?;
-        self.rings.iter().try_for_each(RingCounters::print)?;
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use controller::ControllerStats;
+    use std::sync::Arc;
 
     fn ask(registry: &Registry, request: &[u8]) -> String {
         let (client, server) = UnixStream::pair().unwrap();

@@ -1,13 +1,10 @@
 //! Limits and weights of volumes as the control socket and `vnvme limits` show and change them.
 
-use crate::control;
 use crate::outln;
 use crate::output::OutputError;
-use crate::usage::Usage;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use sync::Unpoisoned;
@@ -303,36 +300,6 @@ impl VolumeLimits {
         if let (Some(weight), Some((depth, most))) = (l.weight, l.share_depth) {
             outln!("  weight {weight}   requests in the device {depth} of {most} at most");
         }
-        Ok(())
-    }
-}
-
-/// Options of `vnvme limits`.
-#[derive(Args)]
-pub struct LimitsArgs {
-    /// The control socket of a running vnvme serve --control PATH
-    #[arg(value_name = "PATH")]
-    control: PathBuf,
-    #[command(flatten)]
-    change: Change,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-impl LimitsArgs {
-    /// Changes what was asked for and prints what there is.
-    pub fn run(self) -> Result<()> {
-        self.change.check().map_err(Usage::error)?;
-        let list = control::limits(&self.control, &self.change)?;
-        if self.json {
-            outln!("{}", serde_json::to_string_pretty(&list).context("JSON")?);
-            return Ok(());
-        }
-        if list.is_empty() {
-            outln!("no volume has limits or a weight");
-        }
-        list.iter().try_for_each(VolumeLimits::print)?;
         Ok(())
     }
 }

@@ -4,9 +4,6 @@
 //! between a controller and its vfio-user connection. Everything that a guest or a VMM sends is
 //! handled further down; here are only words for people and the order in which things are started
 //! and ended.
-// Until the last places are mended.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
 mod balance;
@@ -15,6 +12,7 @@ mod bind;
 mod check;
 mod cli;
 mod control;
+mod counters;
 mod device;
 mod devices;
 mod direct;
@@ -31,6 +29,7 @@ mod parts;
 mod peers;
 #[cfg(test)]
 mod readme;
+mod registry;
 mod removal;
 mod rings;
 mod serve;

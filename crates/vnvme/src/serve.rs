@@ -2,18 +2,22 @@
 
 use crate::balance::Spread;
 use crate::check::check;
-use crate::control::{self, Registry};
+use crate::control;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, Handle, NvmeFront, Served, Worker};
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{QueueSetup, QueueStats, Told};
 use crate::peers::Peers;
+use crate::registry::Registry;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
-use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, Specs, hex};
-use crate::ublk::{Disks, UblkSpec};
-use crate::vhost_blk::{VhostBlk, VhostBlkSpec};
+use crate::spec::{
+    ControllerSpec, DoorbellMode, MAX_WORKERS, NamespaceSpec, ServeOptions, Specs, UblkSpec,
+    VhostBlkSpec, hex,
+};
+use crate::ublk::Disks;
+use crate::vhost_blk::VhostBlk;
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use rustix::event::{EventfdFlags, eventfd};
@@ -21,15 +25,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use vfio_user::Listener;
 use volume::{Extras, Io, IoOptions, Volume};
-use worker::IdleWindow;
-
-/// Workers at most.
-pub const MAX_WORKERS: u16 = 256;
 
 /// Most requests that a worker's ring takes.
 const RING_CAPACITY: usize = 16384;
@@ -38,44 +37,6 @@ const EXPORT_IN_FLIGHT: usize = 1024;
 
 /// How late a sleeping worker may be woken, in nanoseconds.
 const TIMER_SLACK: u64 = 1000;
-
-/// Options of every thread that serves, whatever it serves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LoopOptions {
-    /// How long to poll after the last work.
-    pub idle_window: IdleWindow,
-    /// Register guests' memory with the kernel (io_uring's fixed buffers).
-    pub pin_memory: bool,
-    /// A thread of the kernel takes the requests (io_uring's SQPOLL).
-    pub sqpoll: bool,
-}
-
-impl LoopOptions {
-    /// Of a thread's ring.
-    pub fn io(&self) -> IoOptions {
-        IoOptions {
-            fixed_buffers: self.pin_memory,
-            sqpoll: self.sqpoll,
-            ..IoOptions::default()
-        }
-    }
-}
-
-/// Options of the whole process.
-#[derive(Clone, Debug)]
-pub struct ServeOptions {
-    /// How each thread polls and does its I/O.
-    pub polling: LoopOptions,
-    /// Worker threads: controllers, exports and queues of block devices are assigned to them in
-    /// turn.
-    pub workers: u16,
-    /// What becomes of a controller's queues where there are several.
-    pub spread: Spread,
-    /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
-    pub cpus: Vec<usize>,
-    /// Where to answer `vnvme stats`.
-    pub control: Option<PathBuf>,
-}
 
 /// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
 fn block_size(spec: &NamespaceSpec, volume: &dyn Volume) -> u32 {

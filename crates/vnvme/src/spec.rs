@@ -4,13 +4,11 @@
 use crate::balance::Spread;
 use crate::direct::PathChoice;
 use crate::options::{Url, file, url};
-use crate::serve::{LoopOptions, ServeOptions};
-use crate::ublk::UblkSpec;
-use crate::vhost_blk::VhostBlkSpec;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
+use volume::IoOptions;
 use worker::IdleWindow;
 
 /// How a client rings doorbells.
@@ -79,6 +77,124 @@ pub struct ControllerSpec {
     pub mdts: Option<u8>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceSpec>,
+}
+
+/// One export: a socket and its volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VhostBlkSpec {
+    /// Where the VMM connects.
+    pub socket: PathBuf,
+    /// Path or URL.
+    pub volume: Url,
+    /// Most request queues.
+    pub queues: Option<u16>,
+    /// Entries of a queue that requests are made for.
+    pub queue_size: Option<u16>,
+    /// Serial number.
+    pub serial: Option<String>,
+    /// Logical block size in bytes.
+    pub block_size: Option<u32>,
+    /// Refuse writes.
+    pub read_only: Option<bool>,
+    /// Volatile write cache on at first.
+    pub write_cache: Option<bool>,
+}
+
+impl VhostBlkSpec {
+    /// An export of a volume at a socket; the URL's options that are the export's are taken out of
+    /// it.
+    ///
+    /// # Errors
+    /// One of them cannot be read.
+    pub fn parse(socket: &str, text: &str) -> Result<Self> {
+        let spec = VhostBlkSpec {
+            socket: socket.into(),
+            ..url::parse(text)?
+        };
+        Ok(spec)
+    }
+}
+
+/// One block device of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UblkSpec {
+    /// Path or URL.
+    pub volume: Url,
+    /// N of `/dev/ublkbN`; the kernel's choice when not given.
+    pub id: Option<u32>,
+    /// Queues: each is served by one worker.
+    pub queues: Option<u16>,
+    /// Requests of each queue.
+    pub depth: Option<u16>,
+    /// Logical block size in bytes.
+    pub block_size: Option<u32>,
+    /// Refuse writes.
+    pub read_only: Option<bool>,
+    /// The device outlives a killed process, and waits for the next one.
+    pub recover: Option<bool>,
+}
+
+impl UblkSpec {
+    /// Queues of the device.
+    pub fn queues(&self) -> u16 {
+        self.queues.unwrap_or(1)
+    }
+
+    /// Requests of each queue.
+    pub fn depth(&self) -> u16 {
+        self.depth.unwrap_or(128)
+    }
+
+    /// Its volume, as one that is opened for a namespace.
+    pub fn namespace(&self) -> NamespaceSpec {
+        NamespaceSpec {
+            volume: self.volume.clone(),
+            block_size: self.block_size,
+            read_only: self.read_only,
+            ..NamespaceSpec::default()
+        }
+    }
+}
+
+/// Workers at most.
+pub const MAX_WORKERS: u16 = 256;
+
+/// Options of every thread that serves, whatever it serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoopOptions {
+    /// How long to poll after the last work.
+    pub idle_window: IdleWindow,
+    /// Register guests' memory with the kernel (io_uring's fixed buffers).
+    pub pin_memory: bool,
+    /// A thread of the kernel takes the requests (io_uring's SQPOLL).
+    pub sqpoll: bool,
+}
+
+impl LoopOptions {
+    /// Of a thread's ring.
+    pub fn io(&self) -> IoOptions {
+        IoOptions {
+            fixed_buffers: self.pin_memory,
+            sqpoll: self.sqpoll,
+            ..IoOptions::default()
+        }
+    }
+}
+
+/// Options of the whole process.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// How each thread polls and does its I/O.
+    pub polling: LoopOptions,
+    /// Worker threads: controllers, exports and queues of block devices are assigned to them in
+    /// turn.
+    pub workers: u16,
+    /// What becomes of a controller's queues where there are several.
+    pub spread: Spread,
+    /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
+    pub cpus: Vec<usize>,
+    /// Where to answer `vnvme stats`.
+    pub control: Option<PathBuf>,
 }
 
 /// The process, whatever it serves.
@@ -301,5 +417,26 @@ mod tests {
         .unwrap();
         let error = format!("{:#}", read_config(&path).unwrap_err());
         assert!(error.contains("serail"), "{error}");
+    }
+
+    #[test]
+    fn the_exports_options_are_taken_out_of_the_url() {
+        let text = "/d/a.raw?direct=off&queues=4&serial=ROOT&queue-size=256&write-cache=off&iops=9";
+        let spec = VhostBlkSpec::parse("/run/a", text).unwrap();
+        assert_eq!(spec.socket, Path::new("/run/a"));
+        assert_eq!(spec.volume.0, "/d/a.raw?direct=off&iops=9");
+        assert_eq!((spec.queues, spec.queue_size), (Some(4), Some(256)));
+        assert_eq!(spec.serial.as_deref(), Some("ROOT"));
+        assert_eq!((spec.write_cache, spec.read_only), (Some(false), None));
+        let plain = VhostBlkSpec::parse("s", "mem://1G?block-size=4096").unwrap();
+        assert_eq!((&*plain.volume, plain.block_size), ("mem://1G", Some(4096)));
+        for bad in [
+            "a?queues=many",
+            "a?queues=70000",
+            "a?write-cache=maybe",
+            "a?what",
+        ] {
+            assert!(VhostBlkSpec::parse("s", bad).is_err(), "{bad}");
+        }
     }
 }

@@ -3,9 +3,7 @@
 use crate::devices::DeviceRegistry;
 use crate::open::kinds;
 use crate::options::{Spec, url};
-use crate::spec::NamespaceSpec;
-use crate::ublk::UblkSpec;
-use crate::vhost_blk::VhostBlkSpec;
+use crate::spec::{NamespaceSpec, UblkSpec, VhostBlkSpec};
 use volume::{Extras, READ_ONLY, Scheme, UrlOption};
 
 /// Columns of a line.

@@ -109,9 +109,6 @@
 //! [`OpenQueue`] is what callers have: it answers the calls of the fast path, too ([`FastPath`]),
 //! whether the queue has one or not. A queue that has one is returned by
 //! [`OpenQueue::with_fast_path`]. Put the kind into the [`Registry`], and users can name it.
-// Until the last places are mended.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::indexing_slicing, clippy::panic)]
 #![deny(unsafe_code)]
 
 mod claim;

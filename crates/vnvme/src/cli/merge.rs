@@ -6,10 +6,10 @@
 
 use super::{Named, ServeArgs};
 use crate::options::url;
-use crate::serve::ServeOptions;
+use crate::spec::ServeOptions;
+use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, Specs, read_config};
 use crate::usage::Usage;
-use crate::vhost_blk::VhostBlkSpec;
 use anyhow::Result;
 
 impl ServeArgs {
@@ -51,7 +51,7 @@ impl Named {
 #[cfg(test)]
 mod tests {
     use crate::cli::{Cli, Command};
-    use crate::serve::ServeOptions;
+    use crate::spec::ServeOptions;
     use crate::spec::{DoorbellMode, Specs};
     use crate::usage::Usage;
     use clap::{CommandFactory, Parser};

@@ -1,10 +1,10 @@
 //! The flags of `vnvme serve` and `vnvme ublk`, made of the tables.
 
 use super::{Beside, Command, Flag, Row, Spec};
+use crate::spec::UblkSpec;
+use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
-use crate::ublk::UblkSpec;
 use crate::usage::Usage;
-use crate::vhost_blk::VhostBlkSpec;
 use anyhow::{Result, anyhow};
 use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches};

@@ -3,10 +3,10 @@
 //! A new option is a row here and a field of the structure that it sets.
 
 use super::{Flag, Row, Setting, Spec, Url};
-use crate::serve::MAX_WORKERS;
+use crate::spec::MAX_WORKERS;
+use crate::spec::UblkSpec;
+use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
-use crate::ublk::UblkSpec;
-use crate::vhost_blk::VhostBlkSpec;
 use serde::de::MapAccess;
 
 /// Where a VMM connects.

@@ -1,0 +1,82 @@
+//! What a process serves, as far as its control socket tells and changes it: workers enter it here.
+
+use crate::counters::{ControllerCounters, DiskCounters, Stats, VhostBlkCounters};
+use crate::devices::DeviceRegistry;
+use crate::direct::PathRegistry;
+use crate::limits::LimitRegistry;
+use crate::parts::ublk::DiskStats;
+use crate::parts::vhost_blk;
+use crate::rings::RingRegistry;
+use controller::ControllerStats;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+
+/// Where workers enter their controllers.
+#[derive(Clone, Default)]
+pub struct Registry {
+    controllers: Arc<Mutex<Vec<ControllerEntry>>>,
+    vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
+    disks: Arc<Mutex<Vec<DiskEntry>>>,
+    /// Limits of volumes.
+    pub limits: LimitRegistry,
+    /// Direct paths to devices.
+    pub paths: PathRegistry,
+    /// Devices below.
+    pub devices: DeviceRegistry,
+    /// The workers' rings.
+    pub rings: RingRegistry,
+}
+
+type DiskEntry = (String, Arc<DiskStats>);
+type ControllerEntry = (PathBuf, Arc<ControllerStats>);
+type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
+
+impl Registry {
+    /// Enters a controller under its socket.
+    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
+        // A thread that panicked while it held the lock left a whole list: there is no half an
+        // entry.
+        let mut list = self.controllers.lock().unpoisoned();
+        list.push((socket.to_owned(), stats));
+    }
+
+    /// Enters a vhost-user-blk export under its socket.
+    pub fn enter_vhost_blk(&self, socket: &Path, stats: Arc<vhost_blk::Stats>) {
+        let mut list = self.vhost_blk.lock().unpoisoned();
+        list.push((socket.to_owned(), stats));
+    }
+
+    /// Enters a block device under the name of its volume.
+    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) {
+        let mut list = self.disks.lock().unpoisoned();
+        list.push((volume.to_owned(), stats));
+    }
+
+    /// The counters of all controllers and exports as they are now.
+    pub fn snapshot(&self) -> Stats {
+        let list = self.controllers.lock().unpoisoned();
+        let exports = self.vhost_blk.lock().unpoisoned();
+        let disks = self.disks.lock().unpoisoned();
+        Stats {
+            controllers: list
+                .iter()
+                .map(|(socket, stats)| ControllerCounters {
+                    direct: self.paths.of(socket),
+                    ..ControllerCounters::of(socket, stats)
+                })
+                .collect(),
+            vhost_user_blk: exports
+                .iter()
+                .map(|(socket, stats)| VhostBlkCounters::of(socket, stats))
+                .collect(),
+            ublk: disks
+                .iter()
+                .map(|(volume, stats)| DiskCounters::of(volume, stats))
+                .collect(),
+            volumes: self.limits.list(),
+            devices: self.devices.list(),
+            rings: self.rings.counters(),
+        }
+    }
+}
