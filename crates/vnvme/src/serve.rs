@@ -497,18 +497,16 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
             threads.push(builder.spawn_scoped(scope, run).context("worker thread")?);
         }
         drop(started);
-        let descriptor = stop.descriptor()?;
-        let builder = std::thread::Builder::new().name("sizes".into());
-        let look = builder.spawn_scoped(scope, move || sizes.run(&descriptor));
-        look.context("thread")?;
-        // One that cannot start ends them all.
+        // Each says once how its start went; one that cannot start ends them all.
         let mut result = Ok(());
-        for start in starts {
+        for start in starts.into_iter().take(threads.len()) {
             if start.is_err() && result.is_ok() {
                 result = start;
                 stop.now();
             }
         }
+        // Until the end: a thread that fails asks for it, too.
+        sizes.run(&stop.descriptor()?);
         for thread in threads {
             let end = thread
                 .join()

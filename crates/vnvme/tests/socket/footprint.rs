@@ -3,7 +3,7 @@
 use driver::{QueueOptions, Target};
 use std::fmt::Write as _;
 
-use crate::common::{Daemon, Place, text};
+use crate::common::{Daemon, Place, eventually, text};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -68,4 +68,43 @@ fn a_controller_takes_little_memory() {
     assert!(one < 16 * MIB, "{one} bytes with one controller");
     let each = many.saturating_sub(one) / 16;
     assert!(each < MIB, "{each} bytes for each further controller");
+}
+
+/// Names of a process's threads.
+fn threads(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.map(|name| name.trim().to_owned()).collect()
+}
+
+#[test]
+fn the_threads_are_as_many_however_many_exports_there_are() {
+    let place = Place::new();
+    let mut config = String::new();
+    for i in 0..20 {
+        let disk = place.disk(&format!("{i}.raw"), MIB);
+        let (nvme, virtio) = (place.path(&format!("n{i}")), place.path(&format!("v{i}")));
+        let (nvme, virtio) = (text(&nvme), text(&virtio));
+        write!(
+            config,
+            "[[controller]]\nsocket = {nvme:?}\n[[controller.namespace]]\nvolume = {disk:?}\n\
+             [[vhost-user-blk]]\nsocket = {virtio:?}\nvolume = \"mem://1M\"\n"
+        )
+        .unwrap();
+    }
+    let path = place.path("config.toml");
+    std::fs::write(&path, config).unwrap();
+    let control = text(&place.path("control"));
+    let process = ["--workers", "2", "--control", &control];
+    let config = text(&path);
+    let daemon = Daemon::spawn(&[&["serve", "--config", &config], &process[..]].concat());
+    daemon.wait_listening(&place.path("v19"));
+    // The last thread: files' sizes are asked for a second later.
+    eventually("sizes are asked for", || {
+        threads(daemon.pid()).contains(&"sizes".to_owned())
+    });
+    let threads = threads(daemon.pid());
+    assert!(threads.len() <= 2 + 4, "{threads:?}");
+    daemon.end();
 }
