@@ -13,7 +13,6 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
-mod output;
 mod report;
 mod results;
 mod suite;
@@ -159,8 +158,9 @@ fn main() -> ExitCode {
     };
     // Nothing reads a message about a reader that has gone.
     let closed = error.downcast_ref::<OutputError>();
-    if !closed.is_some_and(OutputError::is_closed) {
-        let _ = writeln!(std::io::stderr(), "vnvme-bench: {error:#}");
+    if closed.is_some_and(OutputError::is_closed) {
+        return output::end_quietly();
     }
+    let _ = writeln!(std::io::stderr(), "vnvme-bench: {error:#}");
     ExitCode::FAILURE
 }

@@ -10,11 +10,11 @@ mod usage;
 #[cfg(test)]
 mod tests;
 
-use crate::outln;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use driver::vfio::sysfs::{Group, PciDevice, Sysfs, VFIO_PCI};
 use driver::vfio::{Bdf, VfioError};
+use output::outln;
 use serde::Serialize;
 use std::fmt;
 use std::fs;

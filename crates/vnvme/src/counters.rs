@@ -4,11 +4,10 @@
 use crate::devices::DeviceStatus;
 use crate::direct::{Cycles, PathCounters};
 use crate::limits::VolumeLimits;
-use crate::outln;
-use crate::output::OutputError;
 use crate::parts::{ublk, vhost_blk};
 use crate::rings::RingCounters;
 use controller::{ControllerStats, QueueStats};
+use output::{OutputError, outln};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,8 @@
 //! Devices below, as the control socket shows, suspends and resumes them.
 
-use crate::outln;
-use crate::output::OutputError;
 use anyhow::Result;
 use driver::Device;
+use output::{OutputError, outln};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;

@@ -5,8 +5,6 @@
 //! work at once, so that the path is changed while commands are in flight, by a flag that the
 //! worker looks at for each batch; the control socket sets it.
 
-use crate::outln;
-use crate::output::OutputError;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use controller::{Passed, Passthrough};
@@ -14,6 +12,7 @@ use dma::DmaMap;
 use driver::Device;
 use mediate::{DirectOptions, DirectQueue, Pool, QueueStats, Slice};
 use nvme::{Command, Status};
+use output::{OutputError, outln};
 use probes::Summary;
 use serde::{Deserialize, Serialize};
 use std::os::fd::AsFd;

@@ -1,12 +1,11 @@
 //! `vnvme info`: what a device says about itself.
 
-use crate::outln;
-use crate::output::OutputError;
 use anyhow::{Context, Result};
 use clap::Args;
 use driver::{Device, Namespace};
 use nvme::identify::IdentifyController;
 use nvme::log::Smart;
+use output::{OutputError, outln};
 use serde::Serialize;
 
 /// Options of `vnvme info`.

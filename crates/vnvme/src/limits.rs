@@ -1,9 +1,8 @@
 //! Limits and weights of volumes as the control socket and `vnvme limits` show and change them.
 
-use crate::outln;
-use crate::output::OutputError;
 use anyhow::Result;
 use clap::Args;
+use output::{OutputError, outln};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

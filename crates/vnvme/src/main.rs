@@ -24,7 +24,6 @@ mod limits;
 mod log;
 mod open;
 mod options;
-mod output;
 mod parts;
 mod peers;
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Counters of the workers' rings, for `vnvme stats`.
 
-use crate::outln;
-use crate::output::OutputError;
+use output::{OutputError, outln};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;

@@ -8,8 +8,8 @@ mod sections;
 mod table;
 
 use super::results::{self, LeftOut, Results};
-use crate::outln;
 use anyhow::{Context, Result};
+use output::outln;
 use std::path::{Path, PathBuf};
 
 /// Takes other programs' figures in, prints the tables (of one suite, if it is named), and writes

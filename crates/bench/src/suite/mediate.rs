@@ -13,14 +13,13 @@
 use super::counters::{ControllerCounters, Cycles};
 use super::server::{Serve, Server};
 use super::{Cores, Outcome, Plan};
-use crate::outln;
-use crate::output::OutputError;
 use crate::report::documents;
 use crate::results::{Case, Collector};
 use anyhow::{Context, Result};
 use load::device::DeviceTarget;
 use load::job::{Doorbells, Job};
 use load::stats::Measured;
+use output::{OutputError, outln};
 use std::path::Path;
 
 const SUITE: &str = "mediate";

@@ -7,14 +7,13 @@
 
 use super::server::{Serve, Server};
 use super::{Outcome, Plan};
-use crate::outln;
-use crate::output::OutputError;
 use crate::results::Case;
 use crate::virtio::VirtioTarget;
 use anyhow::{Result, anyhow};
 use load::device::DeviceTarget;
 use load::job::Job;
 use load::stats::Measured;
+use output::{OutputError, outln};
 use std::time::Duration;
 
 const SUITE: &str = "share";

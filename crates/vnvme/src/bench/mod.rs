@@ -7,8 +7,6 @@ mod in_use;
 pub mod suites;
 mod target;
 
-use crate::outln;
-use crate::output::OutputError;
 use anyhow::Result;
 use clap::Args;
 use load::fio;
@@ -17,6 +15,7 @@ use load::lane::Target;
 use load::progress::{Progress, nanos, quantity};
 use load::signature;
 use load::stats::{Flow, Measured};
+use output::{OutputError, outln};
 use target::with_target;
 
 /// Help that comes after the options.

@@ -2,9 +2,9 @@
 
 use crate::control;
 use crate::devices::{Action, DeviceChange};
-use crate::outln;
 use anyhow::{Context, Result};
 use clap::Args;
+use output::outln;
 use std::path::PathBuf;
 
 /// Options of `vnvme suspend` and `vnvme resume`.

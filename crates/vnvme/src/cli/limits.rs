@@ -2,10 +2,10 @@
 
 use crate::control;
 use crate::limits::{Change, VolumeLimits};
-use crate::outln;
 use crate::usage::Usage;
 use anyhow::{Context, Result};
 use clap::Args;
+use output::outln;
 use std::path::PathBuf;
 
 /// Options of `vnvme limits`.

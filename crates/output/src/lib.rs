@@ -1,7 +1,20 @@
 //! What commands print: to standard output, whose reader may go away (`vnvme stats ... | head`).
 //!
-//! The standard library's `println!` panics then. [`outln!`](crate::outln) is it with an error
-//! instead, which `main` turns into the end that shells expect: by SIGPIPE, without a word.
+//! The standard library's `println!` panics then. [`outln!`] is it with an error instead, which
+//! `main` turns into the end that shells expect: by SIGPIPE, without a word ([`end_quietly`]).
+//!
+//! *What it does not do.* Logs, tables, progress. There is no unsafe code.
+//!
+//! ```
+//! use output::{OutputError, outln};
+//!
+//! fn hello(name: &str) -> Result<(), OutputError> {
+//!     outln!("hello, {name}");
+//!     Ok(())
+//! }
+//! # hello("world").unwrap();
+//! ```
+#![forbid(unsafe_code)]
 
 use signal_hook::consts::SIGPIPE;
 use std::io::{self, Write};
@@ -26,7 +39,10 @@ impl OutputError {
     }
 }
 
-/// Prints a line.
+/// Prints a line: what [`outln!`] calls.
+///
+/// # Errors
+/// Standard output cannot be written, because its reader has gone for example.
 pub fn line(text: std::fmt::Arguments<'_>) -> Result<(), OutputError> {
     let mut stdout = io::stdout().lock();
     let written = stdout
@@ -40,7 +56,7 @@ pub fn line(text: std::fmt::Arguments<'_>) -> Result<(), OutputError> {
 #[macro_export]
 macro_rules! outln {
     ($($text:tt)*) => {
-        $crate::output::line(format_args!($($text)*))?
+        $crate::line(format_args!($($text)*))?
     };
 }
 
