@@ -87,7 +87,7 @@
 //!     }
 //! };
 //! // A program waits for the socket in between, as `Connection::interest` says.
-//! while connection.on_ready(&mut device)? != Status::Closed {}
+//! while connection.on_ready(&mut device)? != ConnectionStatus::Closed {}
 //! assert_eq!(client.join().expect("no panic")?, [1, 2, 3, 4]);
 //! # Ok(()) }
 //! ```

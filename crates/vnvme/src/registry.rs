@@ -7,6 +7,7 @@ use crate::limits::LimitRegistry;
 use crate::parts::ublk::DiskStats;
 use crate::parts::vhost_blk;
 use crate::rings::RingRegistry;
+use crate::spec::Specs;
 use controller::ControllerStats;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,9 @@ use sync::Unpoisoned;
 /// Where workers enter their controllers.
 #[derive(Clone, Default)]
 pub struct Registry {
+    /// Sockets as the configuration has them: workers that start at the same time enter what they
+    /// serve in any order.
+    order: Arc<[PathBuf]>,
     controllers: Arc<Mutex<Vec<ControllerEntry>>>,
     vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
     disks: Arc<Mutex<Vec<DiskEntry>>>,
@@ -33,10 +37,27 @@ type ControllerEntry = (PathBuf, Arc<ControllerStats>);
 type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 impl Registry {
-    /// Enters a controller under its socket.
-    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
+    /// One that tells of what is served in the order of its configuration.
+    pub fn new(specs: &Specs) -> Self {
+        let controllers = specs.controllers.iter().map(|spec| &spec.socket);
+        let exports = specs.vhost_user_blk.iter().map(|spec| &spec.socket);
+        Self {
+            order: controllers.chain(exports).cloned().collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Entries in the order of the configuration.
+    fn sorted<T: Clone>(&self, list: &Mutex<Vec<(PathBuf, T)>>) -> Vec<(PathBuf, T)> {
         // A thread that panicked while it held the lock left a whole list: there is no half an
         // entry.
+        let mut list = list.lock().unpoisoned().clone();
+        list.sort_by_cached_key(|(socket, _)| self.order.iter().position(|known| known == socket));
+        list
+    }
+
+    /// Enters a controller under its socket.
+    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
         let mut list = self.controllers.lock().unpoisoned();
         list.push((socket.to_owned(), stats));
     }
@@ -55,8 +76,7 @@ impl Registry {
 
     /// The counters of all controllers and exports as they are now.
     pub fn snapshot(&self) -> Stats {
-        let list = self.controllers.lock().unpoisoned();
-        let exports = self.vhost_blk.lock().unpoisoned();
+        let (list, exports) = (self.sorted(&self.controllers), self.sorted(&self.vhost_blk));
         let disks = self.disks.lock().unpoisoned();
         Stats {
             controllers: list

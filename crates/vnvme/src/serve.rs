@@ -447,7 +447,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let thread_loads = thread_loads(specs, workers);
     let handles = (0..workers).map(|_| Handle::new());
     let peers = &Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
-    let registry = &Registry::default();
+    let registry = &Registry::new(specs);
     let opener = &Opener::new(registry.limits.clone(), registry.devices.clone());
     let sizes = &Sizes::default();
     start_control(options, registry)?;
