@@ -36,7 +36,7 @@
 //! assert_eq!(list.copy_to(0, &mut data), 8);
 //! assert_eq!(&data, b"data\0\0\0\0");
 //!
-//! // The list holds the memory: an unmap is over when the list is cleared.
+//! // The list holds the memory: an unmap ends when the list is cleared.
 //! map.unmap(0x8000_0000, 1 << 20)?;
 //! assert!(!map.quiesced());
 //! list.clear();

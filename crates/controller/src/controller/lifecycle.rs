@@ -234,7 +234,7 @@ impl Controller {
     }
 
     /// The VMM resets the device (also: function level reset): registers and configuration space as
-    /// after power-on. It is over when [`Controller::is_resetting`] says no. Guest memory and
+    /// after power-on. It has ended when [`Controller::is_resetting`] says no. Guest memory and
     /// interrupt receivers are the VMM's and stay.
     pub fn reset(&mut self) {
         if self.has_queues() && self.shutdown != Shutdown::Complete {

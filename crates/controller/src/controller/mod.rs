@@ -156,7 +156,7 @@ impl Controller {
     }
 
     /// Starts to make everything durable that went through this worker, for a clean exit of the
-    /// process, in which each worker does that. It is over when [`Controller::is_drained`] says so.
+    /// process, in which each worker does that. It ends when [`Controller::is_drained`] says so.
     pub fn flush(&mut self) {
         self.engine.flush_for_exit();
     }
@@ -256,7 +256,7 @@ impl Controller {
 
     // ---- running
 
-    /// One round: what the host submitted is fetched and started, what is over is posted,
+    /// One round: what the host submitted is fetched and started, what completed is posted,
     /// interrupts are sent. Returns whether there was anything to do.
     pub fn poll(&mut self, now: Instant) -> bool {
         self.now = now;

@@ -1,6 +1,6 @@
 //! Interrupts for a thread that mostly polls.
 //!
-//! A device sends an interrupt for every batch of completions, whether somebody sleeps or not;
+//! A device sends an interrupt for every batch of completions, whether a thread sleeps or not;
 //! MSI-X has no mask that costs nothing to move. So a queue pair whose owner polls detaches its
 //! interrupt once a number of completions were found without sleep in between, and takes it again
 //! before the next sleep. A device so slow that its owner sleeps for every command keeps it; one
