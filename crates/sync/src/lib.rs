@@ -1,12 +1,19 @@
-//! Locks that a panic does not take out of use.
+//! Locks that a panic does not take out of use, and drops that may block.
 //!
 //! A thread that panics while it holds a lock of the standard library poisons it, and every later
 //! `lock` is an error. What this workspace keeps under locks (registries, lists of descriptors,
 //! states) is changed by single steps that leave it whole, and one client's fault must not end the
-//! service of the others: so the error is not passed on, at one place.
+//! service of the others: so the error is not passed on, at one place ([`Unpoisoned`]).
+//!
+//! What may block when it is dropped, descriptors of a client's above all, is dropped by threads
+//! that nobody waits for: [`discard()`].
 #![forbid(unsafe_code)]
 
+mod discard;
+
 use std::sync::{LockResult, PoisonError};
+
+pub use discard::discard;
 
 /// What a lock gives, also after a thread has panicked under it.
 pub trait Unpoisoned {

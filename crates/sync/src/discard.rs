@@ -1,0 +1,340 @@
+//! Drops that may block, on threads where that harms nobody.
+//!
+//! `close` of a descriptor that came from outside may block for as long as its sender likes, and
+//! `munmap` of gigabytes takes its time. A thread that others wait for leaves both to this module.
+//!
+//! One thread drops the values, in order, and another stands ready. When a drop takes longer than
+//! [`Pool::stuck_after`], the other one goes on with the values behind it, and starts the next to
+//! stand ready; so up to [`Pool::most`] drops may be stuck. Behind these the values wait. Threads
+//! without work end after [`Pool::idle`]: a process that discards nothing has none.
+
+use crate::Unpoisoned;
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// The threads of the process.
+static PROCESS: Pool = Pool::new(16, Duration::from_millis(100), Duration::from_secs(5));
+
+/// Bytes of stack that a thread has: drops are shallow.
+const STACK: usize = 256 << 10;
+
+/// Drops a value on a thread that may block. The caller never waits for it, nor does the end of the
+/// process. In which order values are dropped is not said.
+///
+/// Values wait in memory while 16 drops are stuck, or while no thread can be started: who can make
+/// a client's values many bounds their number. A panic of the drop ends there.
+///
+/// ```
+/// use std::sync::mpsc::channel;
+///
+/// let (sender, receiver) = channel::<()>();
+/// sync::discard(sender);
+/// assert!(receiver.recv().is_err());
+/// ```
+pub fn discard(value: impl Send + 'static) {
+    PROCESS.discard(Box::new(value));
+}
+
+/// A value of any type, to be dropped.
+type Value = Box<dyn Send>;
+
+/// Values that are to be dropped, and the threads that do it.
+struct Pool {
+    state: Mutex<State>,
+    /// There are values, or a drop has ended.
+    news: Condvar,
+    /// How many threads there are at most.
+    most: usize,
+    /// How long a drop takes until others go on without it.
+    stuck_after: Duration,
+    /// How long a thread waits for work before it ends.
+    idle: Duration,
+}
+
+struct State {
+    values: VecDeque<Value>,
+    /// Threads that run or are being started.
+    threads: usize,
+    /// Of these, the ones that drop nothing now.
+    ready: usize,
+    /// The number of the newest drop, and when it began; none when it has ended.
+    newest: Option<(u64, Instant)>,
+    drops: u64,
+}
+
+impl State {
+    /// For how long a thread that is ready leaves the values to the one that drops the newest.
+    fn leaves(&self, stuck_after: Duration) -> Duration {
+        self.newest.map_or(Duration::ZERO, |(_, began)| {
+            stuck_after.saturating_sub(began.elapsed())
+        })
+    }
+}
+
+impl Pool {
+    const fn new(most: usize, stuck_after: Duration, idle: Duration) -> Pool {
+        Pool {
+            state: Mutex::new(State {
+                values: VecDeque::new(),
+                threads: 0,
+                ready: 0,
+                newest: None,
+                drops: 0,
+            }),
+            news: Condvar::new(),
+            most,
+            stuck_after,
+            idle,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unpoisoned()
+    }
+
+    fn discard(&'static self, value: Value) {
+        let mut state = self.lock();
+        state.values.push_back(value);
+        let wanted = state.ready == 0 && state.leaves(self.stuck_after).is_zero();
+        self.news.notify_one();
+        if wanted {
+            // The first one, or one for which there was no memory before. The others are started by
+            // threads of this module: a start needs the lock of the process's mappings, which may
+            // be taken while a drop unmaps memory.
+            self.start(state);
+        }
+    }
+
+    /// Starts a thread, unless there are as many as there may be. When it cannot be started the
+    /// values wait for the next attempt.
+    fn start(&'static self, mut state: MutexGuard<'_, State>) {
+        if state.threads >= self.most {
+            return;
+        }
+        state.threads += 1;
+        state.ready += 1;
+        drop(state);
+        let thread = std::thread::Builder::new()
+            .name("discard".to_owned())
+            .stack_size(STACK);
+        if thread.spawn(move || self.run()).is_err() {
+            let mut state = self.lock();
+            state.threads -= 1;
+            state.ready -= 1;
+        }
+    }
+
+    /// A thread's life.
+    fn run(&'static self) {
+        leave_cpu();
+        while let Some((value, number)) = self.next() {
+            // What a panic says may panic in its own drop: it stays where it is.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+                std::mem::forget(payload);
+            }
+            let mut state = self.lock();
+            state.ready += 1;
+            if state.newest.is_some_and(|(newest, _)| newest == number) {
+                state.newest = None;
+            }
+        }
+    }
+
+    /// The next value to drop, with the number of its drop; none when the thread is to end.
+    fn next(&'static self) -> Option<(Value, u64)> {
+        let mut state = self.lock();
+        let mut since = Instant::now();
+        loop {
+            let leaves = state.leaves(self.stuck_after);
+            if leaves.is_zero()
+                && let Some(value) = state.values.pop_front()
+            {
+                state.drops += 1;
+                let number = state.drops;
+                state.newest = Some((number, Instant::now()));
+                state.ready -= 1;
+                if state.ready == 0 {
+                    // Before the drop: afterwards it may be too late.
+                    self.start(state);
+                }
+                return Some((value, number));
+            }
+            if !state.values.is_empty() {
+                since = Instant::now();
+            }
+            // One stays ready while a drop is on its way.
+            let is_last = state.ready == 1 && state.threads > 1;
+            if since.elapsed() >= self.idle && !is_last {
+                state.threads -= 1;
+                state.ready -= 1;
+                return None;
+            }
+            // While values wait, they may be left to another thread for so long.
+            let wait = match state.values.is_empty() {
+                true => self.idle,
+                false => self.idle.min(leaves),
+            };
+            (state, _) = self.news.wait_timeout(state, wait).unpoisoned();
+        }
+    }
+}
+
+/// Has the thread run on every CPU that the process's first thread may use: it would otherwise
+/// share the CPU that a worker, which made the first value, was bound to. Nothing depends on it.
+fn leave_cpu() {
+    if let Ok(cpus) = sched_getaffinity(Some(rustix::process::getpid())) {
+        let _ = sched_setaffinity(None, &cpus);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// Long enough for every machine, when something does happen.
+    const BOUND: Duration = Duration::from_secs(60);
+
+    fn pool(most: usize, stuck_after: u64, idle: u64) -> &'static Pool {
+        let millis = Duration::from_millis;
+        Box::leak(Box::new(Pool::new(most, millis(stuck_after), millis(idle))))
+    }
+
+    /// Its drop says so, then waits until it may end.
+    struct Stuck(Sender<()>, Receiver<()>);
+
+    impl Drop for Stuck {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+            let _ = self.1.recv();
+        }
+    }
+
+    /// A stuck drop that has begun: it ends with the sender.
+    fn stuck(pool: &'static Pool) -> Sender<()> {
+        let (begun, begins) = channel();
+        let (end, ends) = channel();
+        pool.discard(Box::new(Stuck(begun, ends)));
+        begins.recv_timeout(BOUND).unwrap();
+        end
+    }
+
+    /// Where a value is seen to be dropped.
+    fn witness(pool: &'static Pool) -> Receiver<()> {
+        let (sender, receiver) = channel();
+        pool.discard(Box::new(sender));
+        receiver
+    }
+
+    fn is_dropped(receiver: &Receiver<()>) -> bool {
+        use std::sync::mpsc::RecvTimeoutError::Disconnected;
+        receiver.recv_timeout(BOUND) == Err(Disconnected)
+    }
+
+    fn wait_until(pool: &Pool, what: impl Fn(&State) -> bool) {
+        let end = Instant::now() + BOUND;
+        while !what(&pool.lock()) {
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_stuck_drop_holds_up_no_other() {
+        let pool = pool(16, 10, 50);
+        let ends: Vec<_> = (0..5).map(|_| stuck(pool)).collect();
+        assert!(is_dropped(&witness(pool)));
+        drop(ends);
+        wait_until(pool, |state| state.threads == 0);
+    }
+
+    #[test]
+    fn what_waits_behind_a_stuck_drop_goes_on_without_another_call() {
+        let pool = pool(16, 10, 50);
+        let (begun, _begins) = channel();
+        let (_end, ends) = channel();
+        pool.discard(Box::new(Stuck(begun, ends)));
+        assert!(is_dropped(&witness(pool)));
+    }
+
+    #[test]
+    fn behind_as_many_as_may_be_stuck_values_wait() {
+        let pool = pool(3, 1, 50);
+        let mut ends: Vec<_> = (0..3).map(|_| stuck(pool)).collect();
+        let waiting: Vec<_> = (0..100).map(|_| witness(pool)).collect();
+        wait_until(pool, |state| state.ready == 0 && state.values.len() == 100);
+        assert_eq!(pool.lock().threads, 3);
+        ends.pop();
+        assert!(waiting.iter().all(is_dropped));
+    }
+
+    #[test]
+    fn quick_drops_need_few_threads_and_idle_ones_end() {
+        let pool = pool(16, 60_000, 20);
+        let all: Vec<_> = (0..1000).map(|_| witness(pool)).collect();
+        assert!(all.iter().all(is_dropped));
+        assert!(pool.lock().threads <= 2);
+        wait_until(pool, |state| state.threads == 0 && state.ready == 0);
+        assert!(is_dropped(&witness(pool)));
+    }
+
+    #[test]
+    fn while_a_drop_is_stuck_one_thread_stands_ready() {
+        let pool = pool(16, 1, 1);
+        let end = stuck(pool);
+        std::thread::sleep(Duration::from_millis(50));
+        {
+            let state = pool.lock();
+            assert_eq!((state.threads, state.ready), (2, 1));
+        }
+        assert!(is_dropped(&witness(pool)));
+        drop(end);
+        wait_until(pool, |state| state.threads == 0);
+    }
+
+    #[test]
+    fn a_drop_that_is_not_stuck_yet_is_waited_for() {
+        let pool = pool(16, 60_000, 20);
+        let end = stuck(pool);
+        let behind = witness(pool);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(pool.lock().values.len(), 1);
+        drop(end);
+        assert!(is_dropped(&behind));
+    }
+
+    #[test]
+    fn a_panic_ends_in_the_drop() {
+        struct Panics;
+        impl Drop for Panics {
+            fn drop(&mut self) {
+                std::panic::resume_unwind(Box::new(PanicsToo));
+            }
+        }
+        struct PanicsToo;
+        impl Drop for PanicsToo {
+            fn drop(&mut self) {
+                std::panic::resume_unwind(Box::new(()));
+            }
+        }
+        let pool = pool(1, 60_000, 20);
+        pool.discard(Box::new(Panics));
+        assert!(is_dropped(&witness(pool)));
+        wait_until(pool, |state| state.threads == 0);
+    }
+
+    #[test]
+    fn values_wait_for_a_thread_that_can_be_started() {
+        let pool = pool(1, 60_000, 20);
+        // As when the system has no thread.
+        pool.lock().threads = 1;
+        let first = witness(pool);
+        assert_eq!(pool.lock().values.len(), 1);
+        pool.lock().threads = 0;
+        let second = witness(pool);
+        assert!(is_dropped(&first) && is_dropped(&second));
+    }
+}
