@@ -342,6 +342,7 @@ mod tests {
                 disk: DiskOptions::default(),
                 listener: listener.into(),
                 max_in_flight: 1024,
+                memory: dma::MemoryLimits::DEFAULT,
                 attach: None,
                 resized: None,
                 span: tracing::Span::none(),

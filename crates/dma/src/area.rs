@@ -1,9 +1,9 @@
 //! The memory of a structure whose fields have different sizes: a virtqueue's rings.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::table::Table;
-use crate::{Access, DmaError, DmaMap};
+use crate::{Access, DmaError, DmaMap, racy};
 
 /// A structure in guest memory, resolved once, that is accessed field by field at byte offsets. It
 /// holds the memory itself, so it never dangles; after a change of the map ([`DmaMap::generation`])
@@ -19,7 +19,8 @@ pub struct Area {
     generation: u64,
 }
 
-// SAFETY: the table's pointers are into memory that the area holds; it is accessed by atomics only.
+// SAFETY: the table's pointers are into mappings that the area holds; they are accessed by module
+// `racy` only.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
@@ -81,14 +82,13 @@ impl Area {
         // The start of the structure, or of its page, is aligned to 8 at least: a
         // pair does not cross a page.
         let ptr = match self.at(offset, 16, 8) {
-            Some(ptr) if offset.is_multiple_of(16) => ptr.cast::<u64>(),
+            Some(ptr) if offset.is_multiple_of(16) => ptr,
             _ => return [0; 2],
         };
-        // SAFETY: `at` checked range and alignment, the table keeps the memory; all access is
-        // atomic or another process's.
-        let low = unsafe { AtomicU64::from_ptr(ptr) };
+        // SAFETY: `at` checked range and alignment, the table keeps the mapping.
+        let low = unsafe { racy::cell64(ptr) };
         // SAFETY: as above; the range was checked for both.
-        let high = unsafe { AtomicU64::from_ptr(ptr.wrapping_add(1)) };
+        let high = unsafe { racy::cell64(ptr.wrapping_add(8)) };
         [low, high].map(|cell| u64::from_le(cell.load(Ordering::Relaxed)))
     }
 
@@ -112,9 +112,9 @@ impl Area {
     #[inline]
     pub fn store32(&self, offset: usize, value: u32) {
         if let Some(ptr) = self.at(offset, 4, 4).filter(|_| self.writable) {
-            // SAFETY: `at` checked range and alignment, the table keeps the memory, which is
-            // writable; all access is atomic or another process's.
-            let cell = unsafe { AtomicU32::from_ptr(ptr.cast()) };
+            // SAFETY: `at` checked range and alignment, the table keeps the mapping, which is
+            // writable.
+            let cell = unsafe { racy::cell32(ptr) };
             cell.store(value.to_le(), Ordering::Relaxed);
         }
     }
@@ -122,9 +122,9 @@ impl Area {
     #[inline]
     fn cell16(&self, offset: usize) -> Option<&AtomicU16> {
         let ptr = self.at(offset, 2, 2)?;
-        // SAFETY: `at` checked range and alignment, the table keeps the memory; stores are made
-        // only where it is writable; all access is atomic or another process's.
-        Some(unsafe { AtomicU16::from_ptr(ptr.cast()) })
+        // SAFETY: `at` checked range and alignment, the table keeps the mapping; stores are made
+        // only where it is writable.
+        Some(unsafe { racy::cell16(ptr) })
     }
 
     /// The host address of `size` bytes, if they lie inside and are aligned. What is aligned to its

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU32;
 
 use crate::table::Table;
-use crate::{Access, DmaError, DmaMap};
+use crate::{Access, DmaError, DmaMap, racy};
 
 /// A buffer of 32-bit cells in guest memory, by index (NVMe Base 2.1, 5.2.5: Doorbell Buffer
 /// Config). It holds the memory itself; after a change of the map its owner resolves it again.
@@ -14,7 +14,8 @@ pub struct Cells {
     generation: u64,
 }
 
-// SAFETY: the table's pointers are into memory that the cells hold; it is accessed by atomics only.
+// SAFETY: the table's pointers are into mappings that the cells hold; they are accessed by module
+// `racy` only.
 unsafe impl Send for Cells {}
 // SAFETY: as above.
 unsafe impl Sync for Cells {}
@@ -53,8 +54,8 @@ impl Cells {
         }
         let ptr = self.table.at(i * 4)?;
         // SAFETY: in range, in one piece and aligned (pages are aligned to 8 bytes in host memory),
-        // writable, and kept by the table; all access to it is atomic or another process's.
-        Some(unsafe { AtomicU32::from_ptr(ptr.cast()) })
+        // in a writable mapping that the table keeps.
+        Some(unsafe { racy::cell32(ptr) })
     }
 
     /// Number of cells.

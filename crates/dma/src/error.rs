@@ -6,9 +6,12 @@ use rustix::io::Errno;
 /// A memory file or a window was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// The file is not a regular file (memfd, hugetlbfs, tmpfs, disk), or is served by
-    /// another process or machine.
-    #[error("not a regular local memory file")]
+    /// The file is not in memory (memfd, tmpfs, hugetlbfs): its pages may come from a disk, another
+    /// process or another machine, and waiting for them would hold up other clients.
+    #[error(
+        "not a memory file: use a memfd (QEMU: memory-backend-memfd,share=on), or a file on tmpfs \
+         (/dev/shm) or hugetlbfs"
+    )]
     WrongKind,
     /// A system call failed.
     #[error("{call}: {errno}")]
@@ -47,6 +50,30 @@ pub enum MapError {
     /// Write access was asked for memory that is mapped, or opened, read-only.
     #[error("memory is read-only")]
     ReadOnly,
+    /// A window's address, length or offset is not a multiple of [`crate::PAGE`].
+    #[error("address {iova:#x}, length or file offset is not a multiple of 4096")]
+    Misaligned {
+        /// Start of the window.
+        iova: u64,
+    },
+    /// The client has mapped as many memory files as it may.
+    #[error("the client has mapped {limit} memory files, as many as it may")]
+    TooManyMappings {
+        /// Their number.
+        limit: u64,
+    },
+    /// The client's memory files would be larger than they may be, together.
+    #[error("the client's memory files would have more than {limit} bytes")]
+    TooManyBytes {
+        /// Bytes that they may have.
+        limit: u64,
+    },
+    /// All clients' memory files would take more of the address space than they may.
+    #[error("the memory files of all clients would take more than {limit} bytes of addresses")]
+    AddressSpaceFull {
+        /// Bytes that they may take.
+        limit: u64,
+    },
     /// [`crate::sigbus::MAX_MAPPINGS`] memory files are mapped already.
     #[error("too many memory files are mapped")]
     TableFull,

@@ -48,19 +48,19 @@
 
 #[allow(unsafe_code)]
 mod area;
+mod backing;
 #[allow(unsafe_code)]
 mod buffer;
 mod cache;
 #[allow(unsafe_code)]
 mod cells;
-#[allow(unsafe_code)]
-mod copy;
 mod epoch;
 mod error;
 #[allow(unsafe_code)]
 mod list;
 #[allow(unsafe_code)]
 mod map;
+mod memories;
 #[allow(unsafe_code)]
 mod memory;
 #[allow(unsafe_code)]
@@ -68,6 +68,10 @@ mod prefetch;
 #[allow(unsafe_code)]
 mod private;
 pub mod prp;
+#[allow(unsafe_code)]
+mod quota;
+#[allow(unsafe_code)]
+mod racy;
 #[allow(unsafe_code)]
 mod ring;
 mod segment;
@@ -81,6 +85,7 @@ mod table;
 mod tests;
 #[allow(unsafe_code)]
 mod view;
+mod windows;
 
 pub use area::Area;
 pub use buffer::Buffer;
@@ -89,10 +94,11 @@ pub use cells::Cells;
 pub use epoch::Pin;
 pub use error::{DmaError, MapError, MemoryError};
 pub use list::SegmentList;
-pub use map::{Access, DmaMap, Prot, Window};
+pub use map::{Access, DmaMap, PAGE, Prot, Window};
 pub use memory::Memory;
 pub use private::PrivateMemory;
 pub use prp::PrpError;
+pub use quota::MemoryLimits;
 pub use ring::{CqeRun, Ring};
 pub use segment::Segment;
 pub use sgl::SglError;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::map::Run;
-use crate::{Access, Buffer, DmaMap, Memory, Pin, Segment, copy};
+use crate::{Access, Buffer, DmaMap, Memory, Pin, Segment, racy};
 
 /// What keeps the memory of a list's segments.
 #[derive(Clone)]
@@ -286,7 +286,7 @@ impl SegmentList {
             rest = after;
             // SAFETY: `hold` keeps the segments mapped, and they are writable; no reference to a
             // buffer is out, as that needs `&mut self` and no other sharer.
-            unsafe { copy::to_guest(piece.as_ptr(), now) };
+            unsafe { racy::to_guest(piece.as_ptr(), now) };
         }
         src.len() - rest.len()
     }
@@ -299,7 +299,7 @@ impl SegmentList {
             let (now, after) = rest.split_at_mut(piece.len());
             rest = after;
             // SAFETY: `hold` keeps the segments mapped.
-            unsafe { copy::from_guest(piece.as_ptr(), now) };
+            unsafe { racy::from_guest(piece.as_ptr(), now) };
         }
         wanted - rest.len()
     }
@@ -312,7 +312,7 @@ impl SegmentList {
         }
         for segment in self.segments() {
             // SAFETY: as in `copy_from`.
-            unsafe { copy::fill(segment.as_ptr(), byte, segment.len()) };
+            unsafe { racy::fill(segment.as_ptr(), byte, segment.len()) };
         }
         self.len_bytes()
     }
@@ -329,7 +329,7 @@ impl SegmentList {
             let len = to.len().min(from.len());
             // SAFETY: both lists keep their segments mapped, and this one's is writable;
             // neither is shorter than `len`.
-            unsafe { copy::within_guest(to.as_ptr(), from.as_ptr(), len) };
+            unsafe { racy::within_guest(to.as_ptr(), from.as_ptr(), len) };
             return len as u64;
         }
         let mut offset = 0;
@@ -338,7 +338,7 @@ impl SegmentList {
             for to in self.pieces(offset, piece.len() as u64) {
                 // SAFETY: both lists keep their segments mapped, and this one's are writable;
                 // `pieces` gives no more than the length of `piece` in total.
-                unsafe { copy::within_guest(to.as_ptr(), src, to.len()) };
+                unsafe { racy::within_guest(to.as_ptr(), src, to.len()) };
                 src = src.wrapping_add(to.len());
                 offset += to.len() as u64;
             }
@@ -354,7 +354,7 @@ impl SegmentList {
             let (now, after) = rest.split_at(piece.len());
             rest = after;
             // SAFETY: `hold` keeps the segments mapped.
-            if !unsafe { copy::equal(piece.as_ptr(), now) } {
+            if !unsafe { racy::equal(piece.as_ptr(), now) } {
                 return false;
             }
         }

@@ -1,12 +1,18 @@
 //! The IOVA windows of one device, as one worker sees them.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 
 use crate::epoch::Epochs;
 use crate::list::Inner;
+use crate::memories::Memories;
 use crate::sigbus::MappingSlot;
-use crate::{DmaError, MapError, Memory, Pin, SegmentList, copy};
+use crate::windows::{Entry, Windows};
+use crate::{DmaError, MapError, Memory, Pin, SegmentList, racy};
+
+/// The unit of windows: their addresses, lengths and offsets into memory files are multiples of it
+/// (the page size that vfio-user announces). So a transfer has at most one segment for each page
+/// and one for each piece that the guest describes.
+pub const PAGE: u64 = 4096;
 
 /// What a device may do in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,24 +66,6 @@ pub struct Window {
     pub prot: Prot,
 }
 
-/// A window as it is stored, keyed by its first address.
-struct WindowEntry {
-    /// Last address, inclusive: a window may end at the end of the address space.
-    last: u64,
-    backing: Option<(Memory, u64)>,
-    /// Where the window starts in this process; null without memory.
-    host: *mut u8,
-    prot: Prot,
-}
-
-impl WindowEntry {
-    /// Length in bytes; `start` is the window's key.
-    fn len(&self, start: u64) -> u64 {
-        // Came in as a length, so it fits.
-        self.last - start + 1
-    }
-}
-
 /// A translation that was used lately.
 #[derive(Clone, Copy)]
 struct Cached {
@@ -116,10 +104,12 @@ pub(crate) struct Run {
 
 /// The windows through which a device sees guest memory. Belongs to one worker thread
 /// (neither `Send` nor `Sync`: each worker builds its own from the same [`Memory`] handles).
-/// Lookups and changes cost O(log n); the last few translations are remembered, and a hit
-/// costs a few compares, no atomics.
+/// Lookups cost O(log n); the last few translations are remembered, and a hit
+/// costs a few compares, no atomics. A change costs no more than a look at each window that it
+/// removes: memory is unmapped elsewhere.
 pub struct DmaMap {
-    windows: BTreeMap<u64, WindowEntry>,
+    windows: Windows,
+    memories: Memories,
     generation: u64,
     epochs: Epochs,
     /// Recent translations, and which of them is replaced next. Emptied at every change.
@@ -139,7 +129,8 @@ impl DmaMap {
     /// A map without windows.
     pub fn new() -> DmaMap {
         DmaMap {
-            windows: BTreeMap::new(),
+            windows: Windows::default(),
+            memories: Memories::default(),
             generation: 0,
             epochs: Epochs::new(),
             tlb: [const { Cell::new(Cached::NONE) }; WAYS],
@@ -149,12 +140,12 @@ impl DmaMap {
     }
 
     /// Adds a window of `len` bytes at `iova`, on `backing` (a memory and an offset
-    /// into it), or without memory.
+    /// into it), or without memory. All three numbers are multiples of [`PAGE`].
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::OutOfBacking`],
-    /// [`MapError::ReadOnly`] (a writable window on read-only memory), [`MapError::Poisoned`],
-    /// [`MapError::Overlap`]. The map is then as before.
+    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Misaligned`],
+    /// [`MapError::OutOfBacking`], [`MapError::ReadOnly`] (a writable window on read-only memory),
+    /// [`MapError::Poisoned`], [`MapError::Overlap`]. The map is then as before.
     pub fn map(
         &mut self,
         iova: u64,
@@ -163,6 +154,10 @@ impl DmaMap {
         prot: Prot,
     ) -> Result<(), MapError> {
         let last = last(iova, len)?;
+        let offset = backing.as_ref().map_or(0, |(_, offset)| *offset);
+        if !(iova | len | offset).is_multiple_of(PAGE) {
+            return Err(MapError::Misaligned { iova });
+        }
         let mut host = std::ptr::null_mut();
         if let Some((memory, offset)) = &backing {
             let out = MapError::OutOfBacking {
@@ -179,20 +174,19 @@ impl DmaMap {
                 return Err(MapError::Poisoned);
             }
         }
-        if let Some((&start, entry)) = self.windows.range(..=last).next_back()
+        if let Some(entry) = self.windows.at_or_below(last)
             && entry.last >= iova
         {
-            return Err(MapError::Overlap { iova: start });
+            return Err(MapError::Overlap { iova: entry.start });
         }
-        self.windows.insert(
-            iova,
-            WindowEntry {
-                last,
-                backing,
-                host,
-                prot,
-            },
-        );
+        let memory = backing.map(|(memory, _)| self.memories.hold(memory));
+        self.windows.insert(Entry {
+            start: iova,
+            last,
+            host,
+            memory,
+            prot,
+        });
         self.changed();
         Ok(())
     }
@@ -207,47 +201,42 @@ impl DmaMap {
     /// inside. The map is then as before.
     pub fn unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
         let last = last(iova, len)?;
-        if let Some((&start, entry)) = self.windows.range(..iova).next_back()
+        let below = iova.checked_sub(1);
+        if let Some(entry) = below.and_then(|below| self.windows.at_or_below(below))
             && entry.last >= iova
         {
-            return Err(MapError::Bisects { iova: start });
+            return Err(MapError::Bisects { iova: entry.start });
         }
-        match self.windows.range(iova..=last).next_back() {
+        match self.windows.at_or_below(last) {
+            Some(entry) if entry.start < iova => return Ok(0),
             None => return Ok(0),
-            Some((&start, entry)) if entry.last > last => {
-                return Err(MapError::Bisects { iova: start });
+            Some(entry) if entry.last > last => {
+                return Err(MapError::Bisects { iova: entry.start });
             }
             Some(_) => {}
         }
-        let (mut removed, mut sum) = (Vec::new(), 0u64);
-        while let Some((&start, _)) = self.windows.range(iova..=last).next() {
-            let Some(entry) = self.windows.remove(&start) else {
-                break;
-            };
-            sum = sum.saturating_add(entry.len(start));
-            removed.extend(entry.backing.map(|(memory, _)| memory));
-        }
+        let (mut released, mut sum) = (Vec::new(), 0u64);
+        let memories = &mut self.memories;
+        self.windows.remove(iova, last, |entry| {
+            sum = sum.saturating_add(entry.len());
+            released.extend(entry.memory.and_then(|memory| memories.release(memory)));
+        });
         self.changed();
-        self.epochs.retire(removed);
+        self.epochs.retire(released);
         Ok(sum)
     }
 
     /// Removes every window, and returns the sum of their lengths, as far as it fits.
     pub fn unmap_all(&mut self) -> u64 {
-        if self.windows.is_empty() {
+        if self.windows.count() == 0 {
             return 0;
         }
-        let windows = std::mem::take(&mut self.windows);
-        let sum = windows.iter().fold(0u64, |sum, (&start, entry)| {
-            sum.saturating_add(entry.len(start))
-        });
+        let mut sum = 0u64;
+        self.windows
+            .clear(|entry| sum = sum.saturating_add(entry.len()));
         self.changed();
-        self.epochs.retire(
-            windows
-                .into_values()
-                .filter_map(|entry| Some(entry.backing?.0))
-                .collect(),
-        );
+        let released = self.memories.release_all();
+        self.epochs.retire(released);
         sum
     }
 
@@ -325,9 +314,9 @@ impl DmaMap {
         self.runs(iova, rest.len() as u64, Access::Read, |run, bytes| {
             let (piece, after) = std::mem::take(&mut rest).split_at_mut(bytes);
             rest = after;
-            // SAFETY: the run is mapped for at least `bytes`, and stays so
+            // SAFETY: the run lies in a mapping for at least `bytes`, which stays
             // while `self` is borrowed.
-            unsafe { copy::from_guest(run.ptr, piece) };
+            unsafe { racy::from_guest(run.ptr, piece) };
             poisoned |= run.slot.is_poisoned();
         })?;
         if poisoned {
@@ -347,9 +336,9 @@ impl DmaMap {
         self.runs(iova, rest.len() as u64, Access::Write, |run, bytes| {
             let (piece, after) = rest.split_at(bytes);
             rest = after;
-            // SAFETY: the run is mapped for at least `bytes`, writable since the window is (checked
-            // when it was mapped), and stays so while `self` is borrowed.
-            unsafe { copy::to_guest(run.ptr, piece) };
+            // SAFETY: the run lies in a mapping for at least `bytes`, writable since the window is
+            // (checked when it was mapped), which stays while `self` is borrowed.
+            unsafe { racy::to_guest(run.ptr, piece) };
             poisoned |= run.slot.is_poisoned();
         })?;
         if poisoned {
@@ -361,50 +350,51 @@ impl DmaMap {
 
     /// All windows, by address: for diagnostics and for saving state.
     pub fn windows(&self) -> impl Iterator<Item = Window> + '_ {
-        self.windows.iter().map(|(&iova, entry)| Window {
-            iova,
-            // Came in as a length, so it fits.
-            len: entry.last - iova + 1,
-            backing: entry.backing.clone(),
-            prot: entry.prot,
-        })
+        self.windows.iter().map(|entry| self.window(entry))
     }
 
     /// The window that `iova` lies in: for callers that translate addresses into another space, and
     /// remember a window until [`DmaMap::generation`] changes.
     pub fn window_at(&self, iova: u64) -> Option<Window> {
-        let (&start, entry) = self.windows.range(..=iova).next_back()?;
-        (iova <= entry.last).then(|| Window {
-            iova: start,
-            len: entry.last - start + 1,
-            backing: entry.backing.clone(),
+        self.entry_at(iova).map(|entry| self.window(entry))
+    }
+
+    fn window(&self, entry: &Entry) -> Window {
+        let memory = entry.memory.and_then(|memory| self.memories.get(memory));
+        Window {
+            iova: entry.start,
+            len: entry.len(),
+            backing: memory.map(|memory| {
+                let offset = entry.host.addr() - memory.start().addr();
+                (memory.clone(), offset as u64)
+            }),
             prot: entry.prot,
-        })
+        }
     }
 
     /// Number of windows.
     pub fn window_count(&self) -> usize {
-        self.windows.len()
+        self.windows.count()
+    }
+
+    /// Whether any window has memory.
+    pub fn has_memory(&self) -> bool {
+        self.memories.iter().next().is_some()
     }
 
     /// Whether the file of any memory in the map shrank.
     pub fn is_poisoned(&self) -> bool {
-        self.windows.values().any(|entry| {
-            entry
-                .backing
-                .as_ref()
-                .is_some_and(|(memory, _)| memory.is_poisoned())
-        })
+        self.memories.iter().any(Memory::is_poisoned)
     }
 
     /// The memory behind `iova`, for structures that hold it.
     pub(crate) fn memory_at(&self, iova: u64) -> Option<&Memory> {
-        let (_, entry) = self.windows.range(..=iova).next_back()?;
-        entry
-            .backing
-            .as_ref()
-            .filter(|_| iova <= entry.last)
-            .map(|(memory, _)| memory)
+        self.memories.get(self.entry_at(iova)?.memory?)
+    }
+
+    fn entry_at(&self, iova: u64) -> Option<&Entry> {
+        let entry = self.windows.at_or_below(iova)?;
+        (iova <= entry.last).then_some(entry)
     }
 
     /// Calls `each` with every run of host memory of a range, in order, and the
@@ -455,22 +445,14 @@ impl DmaMap {
                 return resolve(&cached, iova, access);
             }
         }
-        let (&start, entry) = self
-            .windows
-            .range(..=iova)
-            .next_back()
-            .ok_or(DmaError::Unmapped { iova })?;
-        if entry.last < iova {
-            return Err(DmaError::Unmapped { iova });
-        }
-        let slot = entry.backing.as_ref().map(|(memory, _)| memory.slot());
+        let entry = self.entry_at(iova).ok_or(DmaError::Unmapped { iova })?;
+        let memory = entry.memory.and_then(|memory| self.memories.get(memory));
         let cached = Cached {
-            start,
-            // Came in as a length.
-            len: entry.last - start + 1,
+            start: entry.start,
+            len: entry.len(),
             host: entry.host,
             prot: entry.prot,
-            slot,
+            slot: memory.map(Memory::slot),
         };
         let way = self.replace.get() % WAYS;
         self.replace.set(way + 1);
@@ -499,7 +481,7 @@ impl Drop for DmaMap {
 impl std::fmt::Debug for DmaMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DmaMap")
-            .field("windows", &self.windows.len())
+            .field("windows", &self.windows.count())
             .field("generation", &self.generation)
             .finish_non_exhaustive()
     }

@@ -1,18 +1,22 @@
 //! A memory file, mapped.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::fs::{FileType, MemfdFlags, Stat};
+use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::backing::{self, Backing};
+use crate::quota::{Account, Charge};
 use crate::sigbus::{MappingSlot, Registration};
-use crate::{MapError, MemoryError, Segment, SegmentList, copy};
+use crate::{MapError, MemoryError, Segment, SegmentList, racy};
 
 /// A memory file that is mapped once, whole. Cloning is cheap and shares the mapping: every window
-/// on the file and every long-lived ring in it holds a clone, and the last one unmaps it.
+/// on the file and every long-lived ring in it holds a clone. After the last one it is unmapped, by
+/// a thread that nobody waits for.
 #[derive(Clone, Debug)]
 pub struct Memory(pub(crate) Arc<Mapping>);
 
@@ -21,41 +25,73 @@ pub(crate) struct Mapping {
     ptr: *mut u8,
     /// The file's size when it was mapped.
     len: usize,
-    /// `len`, rounded up to whole pages.
-    mapped: usize,
     writable: bool,
-    fd: OwnedFd,
-    /// None only inside `drop`.
-    registration: Option<Registration>,
     slot: &'static MappingSlot,
+    pages: ManuallyDrop<Pages>,
 }
 
-impl std::fmt::Debug for Registration {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Registration")
-    }
-}
-
-impl std::fmt::Debug for MappingSlot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MappingSlot")
-            .field("poisoned", &self.is_poisoned())
-            .finish_non_exhaustive()
-    }
-}
-
-// SAFETY: the mapping belongs to no thread; it is accessed by raw copies and atomics only.
+// SAFETY: the mapping belongs to no thread; it is accessed by module `racy` only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // Unmapping gigabytes takes its time, and so does closing the last descriptor of a file.
+        // SAFETY: taken here only, and not used afterwards.
+        sync::discard(unsafe { ManuallyDrop::take(&mut self.pages) });
+    }
+}
+
+/// What is undone when a mapping goes. Its fields are dropped in this order.
+struct Pages {
+    ptr: *mut u8,
+    /// The file's size, rounded up to whole pages.
+    len: usize,
+    /// None only inside `drop`.
+    registration: Option<Registration>,
+    fd: OwnedFd,
+    /// Never read: it is there to be dropped.
+    _charge: Charge,
+}
+
+// SAFETY: a mapping belongs to no thread.
+unsafe impl Send for Pages {}
+// SAFETY: shared, it gives its descriptor only.
+unsafe impl Sync for Pages {}
+
+/// Bytes that are unmapped at a time: for about a millisecond nobody else maps anything then.
+const UNMAP: usize = 64 << 20;
+
+impl Drop for Pages {
+    fn drop(&mut self) {
         // First out of the table: after munmap the addresses may belong to another mapping.
         self.registration = None;
-        // SAFETY: the range was mapped by `map_file`, and every holder of a pointer into it
-        // holds a clone of `Memory`.
-        let _ = unsafe { rustix::mm::munmap(self.ptr.cast(), self.mapped) };
+        let mut done = 0;
+        while done < self.len {
+            let left = self.len - done;
+            let step = left.min(UNMAP);
+            let start = self.ptr.wrapping_add(done).cast();
+            // SAFETY: the range was mapped by `map_file`, and every holder of a pointer into it
+            // held a clone of the `Memory` that has gone.
+            let unmapped = unsafe { rustix::mm::munmap(start, step) };
+            done += step;
+            if unmapped.is_err() {
+                // A huge page is larger than that.
+                // SAFETY: as above.
+                let _ = unsafe { rustix::mm::munmap(start, left) };
+                break;
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pages")
+            .field("len", &self.len)
+            .field("fd", &self.fd)
+            .finish_non_exhaustive()
     }
 }
 
@@ -64,55 +100,26 @@ pub(crate) fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> MapErr
     move |errno| MapError::System { call, errno }
 }
 
-/// File systems whose page faults are answered by another process or machine: a fault there could
-/// block a worker for ever (`linux/magic.h`): FUSE, NFS, 9P, SMB, SMB2, Ceph.
-const REMOTE: [u32; 6] = [
-    0x6573_5546,
-    0x6969,
-    0x0102_1997,
-    0x517B,
-    0xFE53_4D42,
-    0x00C3_6400,
-];
-
-/// Checks what kind of file this is and that it backs at least `end` bytes.
-pub(crate) fn check(fd: BorrowedFd<'_>, end: u64) -> Result<Stat, MapError> {
-    let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(MapError::WrongKind);
-    }
-    let filesystem = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
-    // The kernel's magic numbers have 32 bits; the field may be a wider, signed type.
-    if REMOTE.contains(&(filesystem.f_type as u32)) {
-        return Err(MapError::WrongKind);
-    }
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
-    if size < end {
-        return Err(MapError::OutOfBacking { end, size });
-    }
-    if size == 0 {
-        return Err(MapError::Empty);
-    }
-    Ok(stat)
-}
-
 impl Memory {
-    /// Maps a memory file: a memfd, or a file on hugetlbfs, tmpfs or a local disk. `len_needed` is
-    /// what must be backed (offset plus size of the window to be put on it). The whole file is
-    /// mapped, as large as it is now.
+    /// Maps a memory file: a memfd, or a file on tmpfs or hugetlbfs. `len_needed` is what must be
+    /// backed (offset plus size of the window to be put on it). The whole file is mapped, as large
+    /// as it is now. Clients' files are mapped by [`MemoryCache`](crate::MemoryCache), which
+    /// bounds what they take.
     ///
     /// # Errors
     /// [`MapError::WrongKind`], [`MapError::OutOfBacking`], [`MapError::Empty`],
-    /// [`MapError::TableFull`], or [`MapError::System`] (`EACCES`: not opened for this access).
+    /// [`MapError::TableFull`], [`MapError::AddressSpaceFull`], or [`MapError::System`] (`EACCES`:
+    /// not opened for this access).
     pub fn from_fd(fd: OwnedFd, len_needed: u64, writable: bool) -> Result<Memory, MapError> {
-        let stat = check(fd.as_fd(), len_needed)?;
-        Memory::map_file(fd, stat.st_size as u64, writable)
+        let (fd, backing) = backing::check(fd, len_needed)?;
+        Memory::map_file(fd, backing, writable, None)
     }
 
     /// A memfd of `len` zero bytes, for tests and for hosts in the same process.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::TableFull`] or [`MapError::System`].
+    /// [`MapError::Empty`], [`MapError::TableFull`], [`MapError::AddressSpaceFull`] or
+    /// [`MapError::System`].
     pub fn anonymous(len: usize) -> Result<Memory, MapError> {
         if len == 0 {
             return Err(MapError::Empty);
@@ -123,15 +130,56 @@ impl Memory {
         )
         .map_err(system("memfd_create"))?;
         rustix::fs::ftruncate(&fd, len as u64).map_err(system("ftruncate"))?;
-        Memory::map_file(fd, len as u64, true)
+        Memory::of_our_own(fd)
+    }
+
+    /// Maps a memfd that this process has made.
+    pub(crate) fn of_our_own(fd: OwnedFd) -> Result<Memory, MapError> {
+        let (fd, backing) = backing::check(fd, 0)?;
+        Memory::map_file(fd, backing, true, None)
     }
 
     /// Maps a checked file.
-    pub(crate) fn map_file(fd: OwnedFd, size: u64, writable: bool) -> Result<Memory, MapError> {
-        let len = usize::try_from(size).map_err(|_| MapError::Overflow)?;
-        let mapped = len
-            .checked_next_multiple_of(rustix::param::page_size())
+    pub(crate) fn map_file(
+        fd: OwnedFd,
+        backing: Backing,
+        writable: bool,
+        account: Option<&Arc<Account>>,
+    ) -> Result<Memory, MapError> {
+        match Memory::map_pages(&fd, backing.size, writable, account) {
+            Ok((ptr, mapped, registration, charge)) => Ok(Memory(Arc::new(Mapping {
+                ptr,
+                // It fits: it was mapped.
+                len: backing.size as usize,
+                writable,
+                slot: registration.slot(),
+                pages: ManuallyDrop::new(Pages {
+                    ptr,
+                    len: mapped,
+                    registration: Some(registration),
+                    fd,
+                    _charge: charge,
+                }),
+            }))),
+            Err(error) => {
+                sync::discard(fd);
+                Err(error)
+            }
+        }
+    }
+
+    /// Maps the pages of a file whose kind is known, and enters them into the handler's table.
+    fn map_pages(
+        fd: &OwnedFd,
+        size: u64,
+        writable: bool,
+        account: Option<&Arc<Account>>,
+    ) -> Result<(*mut u8, usize, Registration, Charge), MapError> {
+        let len = usize::try_from(size)
+            .ok()
+            .and_then(|len| len.checked_next_multiple_of(rustix::param::page_size()))
             .ok_or(MapError::Overflow)?;
+        let charge = Charge::take(account, len as u64)?;
         let prot = if writable {
             ProtFlags::READ | ProtFlags::WRITE
         } else {
@@ -141,28 +189,16 @@ impl Memory {
         // may never have meant to use.
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let ptr = unsafe { rustix::mm::mmap(null_mut(), mapped, prot, flags, &fd, 0) }
+        let ptr = unsafe { rustix::mm::mmap(null_mut(), len, prot, flags, fd, 0) }
             .map_err(system("mmap"))?;
         // A core dump is no place for a guest's memory. Only advice: an error changes nothing.
         // SAFETY: the range was just mapped; the advice does not change its content.
-        let _ = unsafe { rustix::mm::madvise(ptr, mapped, Advice::LinuxDontDump) };
-        match Registration::new(ptr as usize, mapped) {
-            Ok(registration) => {
-                let slot = registration.slot();
-                let ptr = ptr.cast();
-                Ok(Memory(Arc::new(Mapping {
-                    ptr,
-                    len,
-                    mapped,
-                    writable,
-                    fd,
-                    registration: Some(registration),
-                    slot,
-                })))
-            }
+        let _ = unsafe { rustix::mm::madvise(ptr, len, Advice::LinuxDontDump) };
+        match Registration::new(ptr as usize, len) {
+            Ok(registration) => Ok((ptr.cast(), len, registration, charge)),
             Err(error) => {
                 // SAFETY: just mapped, nobody else knows of it.
-                let _ = unsafe { rustix::mm::munmap(ptr, mapped) };
+                let _ = unsafe { rustix::mm::munmap(ptr, len) };
                 Err(error)
             }
         }
@@ -191,7 +227,7 @@ impl Memory {
 
     /// The file, for handing it on or for asking about it.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd.as_fd()
+        self.0.pages.fd.as_fd()
     }
 
     /// Size in bytes: the file's when it was mapped.
@@ -229,7 +265,7 @@ impl Memory {
     pub fn read(&self, offset: usize, buf: &mut [u8]) -> Result<(), MemoryError> {
         let ptr = self.at(offset, buf.len()).ok_or(MemoryError::OutOfRange)?;
         // SAFETY: `at` checked the range against the mapping, which `self` keeps.
-        unsafe { copy::from_guest(ptr, buf) };
+        unsafe { racy::from_guest(ptr, buf) };
         self.intact()
     }
 
@@ -244,7 +280,7 @@ impl Memory {
         let ptr = self.at(offset, buf.len()).ok_or(MemoryError::OutOfRange)?;
         // SAFETY: `at` checked the range against the mapping, which `self`
         // keeps and which is writable.
-        unsafe { copy::to_guest(ptr, buf) };
+        unsafe { racy::to_guest(ptr, buf) };
         self.intact()
     }
 
@@ -254,8 +290,8 @@ impl Memory {
             .at(offset, 4)
             .filter(|_| self.0.writable && offset.is_multiple_of(4))?;
         // SAFETY: in range, aligned (a mapping starts at a page), writable, and kept by `self` for
-        // the reference's life; all concurrent access is atomic or another process's.
-        Some(unsafe { AtomicU32::from_ptr(ptr.cast()) })
+        // the reference's life.
+        Some(unsafe { racy::cell32(ptr) })
     }
 
     /// The 64-bit cell at `offset`, if it is aligned, in range and writable.
@@ -264,7 +300,7 @@ impl Memory {
             .at(offset, 8)
             .filter(|_| self.0.writable && offset.is_multiple_of(8))?;
         // SAFETY: as in `atomic_u32`.
-        Some(unsafe { AtomicU64::from_ptr(ptr.cast()) })
+        Some(unsafe { racy::cell64(ptr) })
     }
 
     /// A piece of the memory as a bare [`Segment`]; it does not keep the memory.
@@ -283,6 +319,11 @@ impl Memory {
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let end = offset.checked_add(len)?;
         (end <= self.0.len).then(|| self.0.ptr.wrapping_add(offset))
+    }
+
+    /// Its first byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.0.ptr
     }
 
     #[inline]

@@ -7,7 +7,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::memory::system;
 use crate::sigbus::Registration;
-use crate::{MapError, View, copy, prefetch};
+use crate::{MapError, View, prefetch, racy};
 
 /// Where the processor and the system have huge pages of other sizes, this
 /// is only a matter of speed.
@@ -116,7 +116,7 @@ impl PrivateMemory {
         to.beside(start, |ours, segment| {
             // SAFETY: `at` checked the range against the mapping, which `self` keeps; the view
             // keeps its segment, which may be written.
-            unsafe { copy::within_guest(segment.as_ptr(), ours, segment.len()) }
+            unsafe { racy::within_guest(segment.as_ptr(), ours, segment.len()) }
         });
         bytes
     }
@@ -131,7 +131,7 @@ impl PrivateMemory {
         };
         from.beside(start, |ours, segment| {
             // SAFETY: as in `copy_out`; all of the mapping is writable.
-            unsafe { copy::within_guest(ours, segment.as_ptr(), segment.len()) }
+            unsafe { racy::within_guest(ours, segment.as_ptr(), segment.len()) }
         });
         bytes
     }
@@ -144,7 +144,7 @@ impl PrivateMemory {
         };
         // SAFETY: `at` checked the range, which fits into the address space, against the
         // mapping, which `self` keeps.
-        unsafe { copy::fill(start, 0, len as usize) };
+        unsafe { racy::fill(start, 0, len as usize) };
         len
     }
 

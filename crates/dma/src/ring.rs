@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::table::Table;
-use crate::{Access, DmaError, DmaMap, prefetch};
+use crate::{Access, DmaError, DmaMap, prefetch, racy};
 
 /// A queue's memory: entries of one size, resolved once, page by page (a vIOMMU may scatter them).
 /// It holds the memory itself, so it never dangles; after a change of the map
@@ -25,7 +25,8 @@ pub struct Ring {
     generation: u64,
 }
 
-// SAFETY: the table's pointers are into memory that the ring holds; it is accessed by atomics only.
+// SAFETY: the table's pointers are into mappings that the ring holds; they are accessed by module
+// `racy` only.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
@@ -262,10 +263,10 @@ impl Words<'_> {
     /// entry (the limits see to it).
     #[inline]
     fn get(&self, i: usize) -> &AtomicU64 {
-        // SAFETY: the entry is mapped in one piece, aligned to 8 bytes, and kept by the ring that
-        // is borrowed; all access to it is atomic, of this size, or another process's. In a ring
-        // that was resolved for reading, the callers load only.
-        unsafe { AtomicU64::from_ptr(self.0.wrapping_add(i)) }
+        // SAFETY: the entry lies in one piece in a mapping that the ring keeps, which is borrowed,
+        // and is aligned to 8 bytes. In a ring that was resolved for reading, the callers load
+        // only.
+        unsafe { racy::cell64(self.0.wrapping_add(i).cast()) }
     }
 }
 

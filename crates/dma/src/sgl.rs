@@ -20,7 +20,7 @@ pub enum SglError {
     #[error("invalid SGL segment descriptor")]
     InvalidSegmentDescriptor,
     /// Invalid Number of SGL Descriptors (0Eh): a segment descriptor that is not the last one of
-    /// its segment, or more than [`MAX_DESCRIPTORS`] descriptors or [`MAX_SEGMENTS`] segments.
+    /// its segment, or more than [`max_descriptors`] or [`MAX_SEGMENTS`] segments.
     #[error("invalid number of SGL descriptors")]
     InvalidDescriptorCount,
     /// Data SGL Length Invalid (0Fh): the list describes less than the command's data, or the range
@@ -40,9 +40,17 @@ pub enum SglError {
 
 /// Segments in one list, at most.
 pub const MAX_SEGMENTS: u32 = 256;
-/// Descriptors in one list, at most, over all its segments: enough for 4
-/// MiB in blocks of 512 bytes.
+/// Descriptors in one list, at most, over all its segments and whatever the data's length: enough
+/// for 4 MiB in blocks of 512 bytes.
 pub const MAX_DESCRIPTORS: u32 = 8192 + MAX_SEGMENTS;
+
+/// Descriptors in one list, at most, over all its segments, for a command of `len` bytes: one for
+/// each block of 512 bytes, and 256 more. So what a list costs is in proportion to the data, as the
+/// list's segments in host memory are: no more than descriptors, and pages of the data.
+pub fn max_descriptors(len: u64) -> u32 {
+    let blocks = u32::try_from(len.div_ceil(512)).unwrap_or(u32::MAX);
+    blocks.saturating_add(MAX_SEGMENTS).min(MAX_DESCRIPTORS)
+}
 
 /// How many descriptors are copied at a time.
 const CHUNK: usize = 32;
@@ -75,8 +83,9 @@ impl Descriptor {
 /// the command's own (SGL1).
 ///
 /// The list must describe at least `len` bytes, of which `out` gets the first `len`. Each
-/// descriptor is copied once, before it is looked at; the number of segments and of descriptors is
-/// bounded; nothing is allocated but segments in `out`. After an error `out` may hold a part.
+/// descriptor is copied once, before it is looked at; their number is bounded by `len`
+/// ([`max_descriptors`]), that of segments, too; nothing is allocated but segments in `out`. After
+/// an error `out` may hold a part.
 ///
 /// # Errors
 /// See [`SglError`].
@@ -91,7 +100,7 @@ pub fn walk(
         map,
         access,
         left: len,
-        descriptors: 0,
+        descriptors: max_descriptors(len),
     };
     let mut next = walk.descriptor(Descriptor::parse(descriptor), out)?;
     let mut segments = 0;
@@ -116,7 +125,7 @@ struct Walk<'a> {
     access: Access,
     /// Bytes that are not described yet.
     left: u64,
-    /// Descriptors seen in segments.
+    /// Descriptors that segments may still have.
     descriptors: u32,
 }
 
@@ -165,10 +174,10 @@ impl Walk<'_> {
         out: &mut SegmentList,
     ) -> Result<Option<Descriptor>, SglError> {
         let mut left = segment.length / SIZE;
-        self.descriptors = self.descriptors.saturating_add(left);
-        if self.descriptors > MAX_DESCRIPTORS {
-            return Err(SglError::InvalidDescriptorCount);
-        }
+        self.descriptors = self
+            .descriptors
+            .checked_sub(left)
+            .ok_or(SglError::InvalidDescriptorCount)?;
         let mut at = segment.address;
         let mut bytes = [0; CHUNK * SIZE as usize];
         while left > 0 {

@@ -17,8 +17,8 @@ impl SharedPages {
     /// `len` zero bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`],
-    /// [`MapError::TableFull`] or [`MapError::System`].
+    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::TableFull`],
+    /// [`MapError::AddressSpaceFull`] or [`MapError::System`].
     pub fn new(len: usize) -> Result<SharedPages, MapError> {
         if len == 0 {
             return Err(MapError::Empty);
@@ -34,7 +34,7 @@ impl SharedPages {
         rustix::fs::ftruncate(&fd, len as u64).map_err(system("ftruncate"))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(system("fcntl"))?;
-        Memory::map_file(fd, len as u64, true).map(SharedPages)
+        Memory::of_our_own(fd).map(SharedPages)
     }
 
     /// The file to hand to the client.

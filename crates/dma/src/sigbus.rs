@@ -1,7 +1,7 @@
 //! A memory file that shrinks under its mapping must not kill the process.
 //!
 //! An access beyond the new end of the file raises SIGBUS. The handler here knows every mapping of
-//! this crate from a static table that it reads without locks. For a fault inside one of them it
+//! this crate from a table that it reads without locks. For a fault inside one of them it
 //! puts anonymous zero memory over the whole mapping (a huge page cannot be replaced in part),
 //! marks it poisoned and returns: the access then finds zeroes, and the one that made it sees the
 //! mark. Any other SIGBUS goes to the action that was there before.
@@ -11,28 +11,78 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, OnceLock};
 
 use rustix::io::Errno;
+use sync::Unpoisoned;
 
 use crate::MapError;
 
-/// How many memory files may be mapped at once, in the whole process.
-pub const MAX_MAPPINGS: usize = 4096;
+/// How many memory files may be mapped at once, in the whole process: a quarter of what the kernel
+/// allows a process unless it was told otherwise (`vm.max_map_count`). Beyond that an allocation
+/// could fail, too. Each client may have far fewer: [`MemoryLimits`](crate::MemoryLimits).
+pub const MAX_MAPPINGS: usize = 16_384;
+
+/// Slots that are added to the table at a time.
+const BLOCK: usize = 64;
 
 /// `si_code` of an access to an address without a page behind it (`siginfo.h`).
 const BUS_ADRERR: c_int = 2;
 /// `si_code` of an access to a page that the hardware has lost.
 const BUS_MCEERR_AR: c_int = 4;
 
-static SLOTS: [MappingSlot; MAX_MAPPINGS] = [const { MappingSlot::new() }; MAX_MAPPINGS];
+/// The blocks of the table, the newest first. They are never freed: the handler may be reading them
+/// at any time.
+static TABLE: AtomicPtr<Block> = AtomicPtr::new(null_mut());
 /// The action before ours; set before ours is installed, never changed or freed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 /// Faults taken.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// Slots ever used, so that the handler need not look at all of them.
-static HIGH_WATER: AtomicUsize = AtomicUsize::new(0);
+/// Who makes and frees slots. The handler does neither.
+static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots {
+    slots: Vec::new(),
+    made: 0,
+});
+
+struct FreeSlots {
+    slots: Vec<&'static MappingSlot>,
+    /// Slots that the table has.
+    made: usize,
+}
+
+/// A part of the table.
+struct Block {
+    slots: [MappingSlot; BLOCK],
+    /// The one that was made before; never changes.
+    next: Option<&'static Block>,
+}
+
+impl FreeSlots {
+    /// A slot that nobody uses.
+    fn take(&mut self) -> Option<&'static MappingSlot> {
+        if let Some(slot) = self.slots.pop() {
+            return Some(slot);
+        }
+        if self.made >= MAX_MAPPINGS {
+            return None;
+        }
+        let block: &'static Block = Box::leak(Box::new(Block {
+            slots: [const { MappingSlot::new() }; BLOCK],
+            next: first_block(),
+        }));
+        self.made += BLOCK;
+        self.slots.extend(&block.slots);
+        TABLE.store(std::ptr::from_ref(block).cast_mut(), Ordering::Release);
+        self.slots.pop()
+    }
+}
+
+/// The newest block of the table, which leads to the others.
+fn first_block() -> Option<&'static Block> {
+    // SAFETY: null, or a block that was leaked; blocks are changed by atomics only.
+    unsafe { TABLE.load(Ordering::Acquire).as_ref() }
+}
 
 /// How many faults in mapped memory this process has survived: a worker that sees it change asks
 /// its map and rings whether they are poisoned.
@@ -43,17 +93,23 @@ pub fn faults() -> u64 {
 /// One mapping in the table. Its owner writes it under an odd sequence number; a reader that meets
 /// one skips the slot, since a mapping that somebody accesses is not being registered.
 pub(crate) struct MappingSlot {
-    taken: AtomicBool,
     sequence: AtomicUsize,
     start: AtomicUsize,
     len: AtomicUsize,
     poisoned: AtomicBool,
 }
 
+impl std::fmt::Debug for MappingSlot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MappingSlot")
+            .field("poisoned", &self.is_poisoned())
+            .finish_non_exhaustive()
+    }
+}
+
 impl MappingSlot {
     const fn new() -> MappingSlot {
         MappingSlot {
-            taken: AtomicBool::new(false),
             sequence: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
@@ -94,25 +150,17 @@ impl MappingSlot {
 
 /// A place in the table, freed when dropped: before the mapping itself is undone, so
 /// that no stale range remains.
+#[derive(Debug)]
 pub(crate) struct Registration(&'static MappingSlot);
 
 impl Registration {
     /// Registers a mapping that nobody has accessed yet, and installs the handler the first time.
     pub(crate) fn new(start: usize, len: usize) -> Result<Registration, MapError> {
         install()?;
-        for (index, slot) in SLOTS.iter().enumerate() {
-            if slot
-                .taken
-                .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
-            {
-                HIGH_WATER.fetch_max(index + 1, Ordering::Relaxed);
-                slot.poisoned.store(false, Ordering::Relaxed);
-                slot.publish(start, len);
-                return Ok(Registration(slot));
-            }
-        }
-        Err(MapError::TableFull)
+        let slot = FREE.lock().unpoisoned().take().ok_or(MapError::TableFull)?;
+        slot.poisoned.store(false, Ordering::Relaxed);
+        slot.publish(start, len);
+        Ok(Registration(slot))
     }
 
     #[inline]
@@ -124,7 +172,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.0.publish(0, 0);
-        self.0.taken.store(false, Ordering::Release);
+        FREE.lock().unpoisoned().slots.push(self.0);
     }
 }
 
@@ -185,7 +233,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 
 /// Puts zero memory over the registered mapping that contains `address`; false when there is none.
 fn replace(address: usize) -> bool {
-    for slot in SLOTS.iter().take(HIGH_WATER.load(Ordering::Relaxed)) {
+    let blocks = std::iter::successors(first_block(), |block| block.next);
+    for slot in blocks.flat_map(|block| &block.slots) {
         let Some((start, len)) = slot.range() else {
             continue;
         };

@@ -1,6 +1,6 @@
 //! The host memory of one transfer, borrowed for a moment.
 
-use crate::{Access, DmaError, DmaMap, Segment, SegmentList, copy};
+use crate::{Access, DmaError, DmaMap, Segment, SegmentList, racy};
 
 /// The memory of a transfer that is done before anybody else can do anything: what a
 /// [`SegmentList`] holds, or one [`Piece`]. Nothing has to be kept, as the borrow keeps it.
@@ -48,7 +48,7 @@ impl View<'_> {
         }
         for segment in self.segments {
             // SAFETY: what the view borrows keeps the segments mapped, and they are writable.
-            unsafe { copy::fill(segment.as_ptr(), byte, segment.len()) };
+            unsafe { racy::fill(segment.as_ptr(), byte, segment.len()) };
         }
     }
 }

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{BOTH, PAGE, Space, assert_places};
-use dma::sgl::{self, MAX_DESCRIPTORS, MAX_SEGMENTS};
+use dma::sgl::{self, MAX_DESCRIPTORS, MAX_SEGMENTS, max_descriptors};
 use dma::{Access, DmaError, SegmentList, SglError};
 use proptest::prelude::*;
 
@@ -79,7 +79,7 @@ fn naive(space: &Space, first: [u8; 16], len: u64) -> Result<Vec<(u64, u64)>, Sg
             break;
         };
         seen += u64::from(length / 16);
-        if followed == MAX_SEGMENTS || seen > u64::from(MAX_DESCRIPTORS) {
+        if followed == MAX_SEGMENTS || seen > u64::from(max_descriptors(len)) {
             return Err(SglError::InvalidDescriptorCount);
         }
         let mut descriptors = Vec::new();
@@ -115,6 +115,8 @@ fn check(space: &Space, first: [u8; 16], len: u64) -> Result<(), SglError> {
                     .flat_map(|&(at, len)| space.pieces(at, len).unwrap())
                     .collect();
                 assert_places(&list, &space.memory, &pieces);
+                let bound = u64::from(max_descriptors(len)) + len / PAGE + 1;
+                assert!(list.count() as u64 <= bound);
             }
             Err(SglError::Dma(_)) => assert!(got.is_err()),
             Err(error) => assert_eq!(got, Err(*error)),
@@ -397,6 +399,35 @@ fn a_circle_of_segments_ends() {
     space.map.write(4080, &this).unwrap();
     let walk = sgl::walk(&space.map, this, 1, Access::Read, &mut SegmentList::new());
     assert_eq!(walk, Err(SglError::InvalidDescriptorCount));
+}
+
+/// As many descriptors as there are blocks of 512 bytes, and 256 more.
+#[test]
+fn the_number_of_descriptors_is_bounded_by_the_data() {
+    const DATA_AT: u64 = 64 * PAGE;
+    let space = Space::new(0, (0..96).map(Some).collect());
+    for len in [1u64, 512, 513, 4096, 64 << 10] {
+        let most = 256 + len.div_ceil(512);
+        assert_eq!(u64::from(max_descriptors(len)), most);
+        for count in [most, most + 1] {
+            // All but the last are of one byte each, as far as it goes.
+            let bytes = (count - 1).min(len - 1);
+            let blocks = (0..count).map(|i| match i {
+                i if i + 1 == count => descriptor(DATA, DATA_AT, (len - bytes) as u32),
+                i => descriptor(DATA, DATA_AT + 2 * i, u32::from(i < bytes)),
+            });
+            let bytes = blocks.collect::<Vec<_>>().concat();
+            space.map.write(0, &bytes).unwrap();
+            let first = descriptor(LAST, 0, bytes.len() as u32);
+            let walk = check(&space, first, len);
+            let expected = match count > most {
+                true => Err(SglError::InvalidDescriptorCount),
+                false => Ok(()),
+            };
+            assert_eq!(walk, expected, "{len} {count}");
+        }
+    }
+    assert_eq!(max_descriptors(u64::MAX), MAX_DESCRIPTORS);
 }
 
 #[test]

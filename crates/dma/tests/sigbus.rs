@@ -189,19 +189,20 @@ fn fault_elsewhere() {
     let fd = rustix::fs::memfd_create("elsewhere", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 4096).unwrap();
     let prot = rustix::mm::ProtFlags::READ;
-    // SAFETY: a new mapping, at this address only if it is free.
-    let ptr = unsafe {
-        rustix::mm::mmap(
-            place.cast(),
-            4096,
-            prot,
-            rustix::mm::MapFlags::SHARED,
-            &fd,
-            0,
-        )
-    }
-    .unwrap();
-    assert_eq!(ptr, place.cast());
+    let shared = rustix::mm::MapFlags::SHARED;
+    // The memory is unmapped by another thread, a moment later.
+    let ptr = (0..30_000).find_map(|_| {
+        // SAFETY: a new mapping, at this address only if it is free.
+        let ptr = unsafe { rustix::mm::mmap(place.cast(), 4096, prot, shared, &fd, 0) }.unwrap();
+        if ptr == place.cast() {
+            return Some(ptr);
+        }
+        // SAFETY: just mapped.
+        unsafe { rustix::mm::munmap(ptr, 4096) }.unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        None
+    });
+    let ptr = ptr.unwrap();
     rustix::fs::ftruncate(&fd, 0).unwrap();
     // SAFETY: mapped; the fault is the point of the test.
     let byte = unsafe { ptr.cast::<u8>().read_volatile() };

@@ -156,26 +156,23 @@ fn scattered_guest_memory_needs_no_copy() {
         let io = Io::new(IoOptions::default());
         let mut queue = volume.open(&io).unwrap();
         let mut map = dma::DmaMap::new();
+        let backing = Some((memory.clone(), 0));
+        map.map(0, 1 << 20, backing, dma::Prot::RW).unwrap();
         let count = (1 << 20) / piece as u64;
-        for i in 0..count {
-            // A permutation, so that no two pieces are neighbours in both.
-            let at = (i * 37) % count * piece as u64;
-            let backing = Some((memory.clone(), at));
-            map.map(
-                i * piece as u64,
-                piece as u64,
-                backing,
-                dma::Prot {
-                    read: true,
-                    write: true,
-                },
-            )
-            .unwrap();
-        }
+        // A permutation, so that no two pieces are neighbours in both.
+        let scattered = |len: u64| {
+            let mut list = SegmentList::new();
+            for i in 0..len.div_ceil(piece as u64) {
+                let at = (i * 37) % count * piece as u64;
+                let left = (len - i * piece as u64).min(piece as u64);
+                let access = dma::Access::Write;
+                map.segments(at, left, access, &mut list).unwrap();
+            }
+            list
+        };
         for blocks in [1u64, 7, 8, 9, 16, 100, 127] {
             let len = blocks * 512;
-            let mut list = SegmentList::new();
-            map.segments(0, len, dma::Access::Write, &mut list).unwrap();
+            let list = scattered(len);
             let bytes: Vec<u8> = (0..len).map(|i| (i * 13 + blocks) as u8).collect();
             list.copy_from(0, &bytes);
             let done = one(&mut *queue, Op::Write { fua: false }, 0, len, list);

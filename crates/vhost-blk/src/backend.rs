@@ -2,9 +2,10 @@
 
 use crate::disk::{Disk, DiskOptions, is_flush};
 use crate::error::{ClientError, Error};
-use crate::memory::Attach;
+use crate::memory::{Attach, GuestMemory};
 use crate::session::{Session, SessionStatus};
 use crate::stats::Stats;
+use dma::MemoryLimits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -36,6 +37,8 @@ pub struct Export {
     pub disk: DiskOptions,
     /// Requests that may be with the volume at a time, 1 at least.
     pub max_in_flight: usize,
+    /// What the memory of each front-end may take.
+    pub memory: MemoryLimits,
     /// A listening Unix socket, non-blocking. Its file belongs to the caller.
     pub listener: OwnedFd,
     /// Makes what can reach a guest's memory by itself for every connection.
@@ -61,6 +64,7 @@ enum End {
 /// One export, on the worker that made it: the back-end of the protocol, a front-end of the worker.
 pub struct Backend {
     disk: Disk,
+    memory: MemoryLimits,
     listener: OwnedFd,
     attach: Option<Box<dyn Fn() -> Attach>>,
     descriptors: Descriptors,
@@ -94,6 +98,7 @@ impl Backend {
         let backend = Backend {
             stats: Arc::new(Stats::new(disk.shape.queues, export.span)),
             disk,
+            memory: export.memory,
             listener: export.listener,
             attach: export.attach,
             descriptors: context.descriptors.clone(),
@@ -282,7 +287,9 @@ impl Backend {
         self.client_interest = Interest::Readable;
         let attach = self.attach.as_ref().map(|attach| attach());
         let (descriptors, stats) = (self.descriptors.clone(), self.stats.clone());
-        self.session = Some(Session::new(socket, descriptors, attach, stats, &self.disk));
+        let memory = GuestMemory::new(self.memory, attach, self.disk.io.pinner());
+        let session = Session::new(socket, descriptors, memory, stats, &self.disk);
+        self.session = Some(session);
     }
 }
 

@@ -6,7 +6,7 @@
 //! indices from it are checked.
 
 use dma::{MapError, Memory};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const HEADER: usize = 16;
@@ -43,10 +43,11 @@ impl Inflight {
         })
     }
 
-    /// The region that a front-end has kept. `size` bytes from `offset` on, for so many
+    /// The region that a front-end has kept, in a file that `map` maps, given where its last byte
+    /// is at least. `size` bytes from `offset` on, for so many
     /// queues of so many entries.
     pub(crate) fn import(
-        fd: OwnedFd,
+        map: impl FnOnce(u64) -> Result<Memory, MapError>,
         offset: u64,
         size: u64,
         queues: u16,
@@ -61,7 +62,7 @@ impl Inflight {
             });
         }
         Ok(Inflight {
-            memory: Memory::from_fd(fd, end, true)?,
+            memory: map(end)?,
             // It lies within a mapping.
             offset: offset as usize,
             queues,
@@ -303,12 +304,12 @@ mod tests {
         let region = Inflight::new(2, 8).unwrap();
         assert!(region.tracker(2, 8).is_none());
         assert!(region.tracker(0, 16).is_none());
-        let fd = || region.fd().try_clone_to_owned().unwrap();
-        assert!(Inflight::import(fd(), 0, region.size(), 2, 8).is_ok());
-        assert!(Inflight::import(fd(), 0, region.size(), 2, 16).is_err());
-        assert!(Inflight::import(fd(), 4, region.size() - 8, 2, 8).is_err());
-        assert!(Inflight::import(fd(), 64, region.size(), 2, 8).is_err());
-        assert!(Inflight::import(fd(), u64::MAX - 7, region.size(), 2, 8).is_err());
+        let map = |end| Memory::from_fd(region.fd().try_clone_to_owned().unwrap(), end, true);
+        assert!(Inflight::import(map, 0, region.size(), 2, 8).is_ok());
+        assert!(Inflight::import(map, 0, region.size(), 2, 16).is_err());
+        assert!(Inflight::import(map, 4, region.size() - 8, 2, 8).is_err());
+        assert!(Inflight::import(map, 64, region.size(), 2, 8).is_err());
+        assert!(Inflight::import(map, u64::MAX - 7, region.size(), 2, 8).is_err());
     }
 
     #[test]
@@ -316,8 +317,8 @@ mod tests {
         let region = Inflight::new(2, 8).unwrap();
         assert_eq!(region.write_cache(), None);
         region.set_write_cache(false);
-        let fd = region.fd().try_clone_to_owned().unwrap();
-        let again = Inflight::import(fd, 0, region.size(), 2, 8).unwrap();
+        let map = |end| Memory::from_fd(region.fd().try_clone_to_owned().unwrap(), end, true);
+        let again = Inflight::import(map, 0, region.size(), 2, 8).unwrap();
         assert_eq!(again.write_cache(), Some(false));
         again.set_write_cache(true);
         assert_eq!(region.write_cache(), Some(true));

@@ -45,6 +45,7 @@
 //!     volume: Arc::new(MemVolume::new(64 << 20)?),
 //!     disk: DiskOptions { serial: "ROOT".into(), ..DiskOptions::default() },
 //!     max_in_flight: 1024,
+//!     memory: dma::MemoryLimits::DEFAULT,
 //!     listener: listener.into(),
 //!     attach: None,
 //!     resized: None,

@@ -4,7 +4,7 @@
 use crate::error::Refusal;
 use crate::pins::Pins;
 use crate::wire::Region;
-use dma::{DmaMap, Memory, MemoryCache, Prot};
+use dma::{DmaMap, MapError, Memory, MemoryCache, MemoryLimits, Prot};
 use rustix::fs::fstat;
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -27,10 +27,15 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    pub(crate) fn new(attach: Option<Attach>, pinner: Option<Pinner>) -> GuestMemory {
+    /// None yet, of a front-end that may take so much.
+    pub(crate) fn new(
+        limits: MemoryLimits,
+        attach: Option<Attach>,
+        pinner: Option<Pinner>,
+    ) -> GuestMemory {
         GuestMemory {
             map: DmaMap::new(),
-            files: MemoryCache::new(),
+            files: MemoryCache::with_limits(limits),
             regions: Vec::new(),
             attach,
             attached: Vec::new(),
@@ -58,12 +63,17 @@ impl GuestMemory {
         self.regions.len()
     }
 
+    /// A file of the front-end's that is not the guest's memory.
+    pub(crate) fn import_file(&mut self, fd: OwnedFd, end: u64) -> Result<Memory, MapError> {
+        self.files.import(fd, end, true)
+    }
+
     fn import(&mut self, region: &Region, fd: OwnedFd) -> Result<Memory, Refusal> {
         let end = region.mmap_offset.checked_add(region.size);
-        let end = end.ok_or(dma::MapError::Overflow)?;
+        let end = end.ok_or(MapError::Overflow)?;
         // Rings are looked for by this range.
         if region.user_address.checked_add(region.size).is_none() {
-            return Err(dma::MapError::Overflow.into());
+            return Err(MapError::Overflow.into());
         }
         Ok(self.files.import(fd, end, true)?)
     }
@@ -208,7 +218,7 @@ mod tests {
     #[test]
     fn addresses_of_the_front_end_are_found_in_one_region_only() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(None, None);
+        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
         let table = vec![
             (region(0x1000, 0x1000, 0x7000_0000, 0), fd()),
             (region(0x8000, 0x2000, 0x7000_1000, 0x2000), fd()),
@@ -231,7 +241,7 @@ mod tests {
     #[test]
     fn bad_tables_leave_nothing_behind() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(None, None);
+        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
         let good = region(0x1000, 0x1000, 0x1000, 0);
         for bad in [
             region(0x1800, 0x1000, 0x5000, 0),
@@ -240,6 +250,9 @@ mod tests {
             region(0x9000, 0x1000, 0x5000, u64::MAX),
             region(0x9000, 0x1000, u64::MAX, 0),
             region(u64::MAX, 0x1000, 0x5000, 0),
+            region(0x9001, 0x1000, 0x5000, 0),
+            region(0x9000, 0x800, 0x5000, 0),
+            region(0x9000, 0x1000, 0x5000, 0x800),
         ] {
             assert!(
                 memory.replace(vec![(good, fd()), (bad, fd())]).is_err(),
@@ -252,9 +265,28 @@ mod tests {
     }
 
     #[test]
+    fn files_and_their_bytes_are_bounded_for_each_front_end() {
+        let limits = MemoryLimits {
+            mappings: 2,
+            bytes: 0x5000,
+        };
+        let mut memory = GuestMemory::new(limits, None, None);
+        let at = |i: u64| region(i << 32, 0x1000, i << 32, 0);
+        let (small, large) = (file(0x1000), file(0x4000));
+        memory.add(at(0), large.1()).unwrap();
+        memory.add(at(1), large.1()).unwrap();
+        memory.add(at(2), small.1()).unwrap();
+        assert!(memory.add(at(3), file(0x1000).1()).is_err());
+        assert!(memory.import_file(small.1(), 0x1000).is_ok());
+        let mut memory = GuestMemory::new(limits, None, None);
+        memory.add(at(0), large.1()).unwrap();
+        assert!(memory.import_file(file(0x2000).1(), 0x1000).is_err());
+    }
+
+    #[test]
     fn regions_come_and_go_one_by_one() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(None, None);
+        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
         let (a, b) = (
             region(0, 0x1000, 0, 0),
             region(0x1000, 0x1000, 0x1000, 0x1000),
@@ -283,7 +315,7 @@ mod tests {
             *handle.borrow_mut() += 1;
             Some(Box::new(Token(handle.clone())))
         });
-        let mut memory = GuestMemory::new(Some(attach), None);
+        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, Some(attach), None);
         let (_, fd) = file(0x2000);
         memory.add(region(0, 0x1000, 0, 0), fd()).unwrap();
         memory.add(region(0x1000, 0x1000, 0x1000, 0), fd()).unwrap();

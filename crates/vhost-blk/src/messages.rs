@@ -416,8 +416,9 @@ impl Session {
         if self.queues.iter().any(|queue| queue.run.is_some()) {
             return Err(Refusal::Value("tracking of a running device"));
         }
+        let fd = one(fds)?;
         let inflight = Inflight::import(
-            one(fds)?,
+            |end| self.memory.import_file(fd, end),
             given.mmap_offset,
             given.mmap_size,
             given.queues,

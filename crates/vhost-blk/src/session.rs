@@ -3,7 +3,7 @@
 use crate::disk::Disk;
 use crate::error::{ClientError, Refusal};
 use crate::inflight::Inflight;
-use crate::memory::{Attach, GuestMemory};
+use crate::memory::GuestMemory;
 use crate::queue::{Negotiated, Queue};
 use crate::run::untag;
 use crate::stats::Stats;
@@ -68,14 +68,14 @@ impl Session {
     pub(crate) fn new(
         socket: OwnedFd,
         descriptors: Descriptors,
-        attach: Option<Attach>,
+        memory: GuestMemory,
         stats: Arc<Stats>,
         disk: &Disk,
     ) -> Session {
         Session {
             stream: Stream::new(socket),
             descriptors,
-            memory: GuestMemory::new(attach, disk.io.pinner()),
+            memory,
             queues: Vec::new(),
             stats,
             features: 0,

@@ -1,6 +1,7 @@
 //! The controller as a vfio-user device: regions, interrupts, guest memory.
 
 use crate::eventfd::EventFd;
+use crate::spec::ClientLimits;
 use controller::{Controller, IrqSink, pci};
 use dma::{MapError, Memory, MemoryCache, Prot};
 use driver::NvmeVolume;
@@ -9,8 +10,8 @@ use probes::LogLimit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vfio_user::{
-    Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
-    Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
+    Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, Limits,
+    MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
 };
 use volume::{PinPace, PinnedWindows, Pinner};
 
@@ -24,9 +25,6 @@ const IRQ_MSIX: u32 = 2;
 /// Guest RAM is at least this large; what is smaller and comes without a descriptor is a ROM or
 /// another device.
 const RAM_AT_LEAST: u64 = 16 << 20;
-
-/// Windows of one client at the same time, as it is told (`max_dma_maps`).
-const MAX_WINDOWS: usize = vfio_user::Limits::DEFAULT.max_dma_maps as usize;
 
 static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
     offset: pci::DOORBELL_OFFSET,
@@ -52,7 +50,9 @@ pub enum Waiting {
 pub struct NvmeDevice {
     pub controller: Controller,
     pub waiting: Waiting,
+    /// The memory files of the present client.
     memories: MemoryCache,
+    limits: ClientLimits,
     /// Devices below, which reach guest memory themselves once it is registered with them.
     backends: Vec<Arc<NvmeVolume>>,
     registered: Vec<(Memory, Vec<Registration>)>,
@@ -71,12 +71,17 @@ pub struct NvmeDevice {
 }
 
 impl NvmeDevice {
-    pub fn new(controller: Controller, backends: Vec<Arc<NvmeVolume>>) -> Self {
+    pub fn new(
+        controller: Controller,
+        backends: Vec<Arc<NvmeVolume>>,
+        limits: ClientLimits,
+    ) -> Self {
         NvmeDevice {
             mapped_doorbells: controller.config().mapped_doorbells,
             controller,
             waiting: Waiting::No,
-            memories: MemoryCache::new(),
+            memories: MemoryCache::with_limits(limits.memory),
+            limits,
             backends,
             registered: Vec::new(),
             leaving: Vec::new(),
@@ -84,6 +89,15 @@ impl NvmeDevice {
             log: LogLimit::default(),
             not_shared: LogLimit::default(),
             warned_not_shared: false,
+        }
+    }
+
+    /// What a client is told.
+    pub fn protocol_limits(&self) -> Limits {
+        let windows = self.limits.windows.map(u32::from);
+        Limits {
+            max_dma_maps: windows.unwrap_or(Limits::DEFAULT.max_dma_maps),
+            ..Limits::DEFAULT
         }
     }
 
@@ -155,7 +169,8 @@ fn errno(error: MapError) -> Errno {
     match error {
         MapError::Overlap { .. } => Errno::EXIST,
         MapError::System { errno, .. } => errno,
-        MapError::TableFull => Errno::NOSPC,
+        MapError::TableFull | MapError::TooManyMappings { .. } => Errno::NOSPC,
+        MapError::TooManyBytes { .. } | MapError::AddressSpaceFull { .. } => Errno::NOMEM,
         _ => Errno::INVAL,
     }
 }
@@ -303,7 +318,8 @@ impl Device for NvmeDevice {
             });
         }
         // As the kernel's VFIO answers when the mappings that it grants are used up.
-        if self.controller.dma().window_count() >= MAX_WINDOWS {
+        let most = self.protocol_limits().max_dma_maps;
+        if self.controller.dma().window_count() >= most as usize {
             return Err(Errno::NOSPC);
         }
         let backing = match fd {
@@ -375,5 +391,7 @@ impl Device for NvmeDevice {
         self.controller.disconnect();
         self.pinned.clear();
         self.leaving.append(&mut self.registered);
+        // The next client has an account of its own: what this one had is returned a moment later.
+        self.memories = MemoryCache::with_limits(self.limits.memory);
     }
 }

@@ -174,6 +174,7 @@ fn served(
         backends,
         spread,
         resized,
+        limits: crew.options.clients,
     })
 }
 
@@ -252,7 +253,10 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
     for spec in &load.exports {
         let added = worker.add(|context| {
             let (opener, registry) = (crew.opener, crew.registry);
-            let export = VhostBlk::new(spec, of_export, context, opener, registry, crew.sizes)?;
+            let memory = crew.options.clients.memory;
+            let export = VhostBlk::new(
+                spec, of_export, memory, context, opener, registry, crew.sizes,
+            )?;
             let stats = export.stats();
             let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
             crew.peers.enter_fixed(index, requests);

@@ -3,9 +3,10 @@
 
 use crate::balance::Spread;
 use crate::direct::PathChoice;
-use crate::options::{Url, file, url};
+use crate::options::{Size, Url, file, url};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use dma::MemoryLimits;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
 use volume::IoOptions;
@@ -181,9 +182,21 @@ impl LoopOptions {
     }
 }
 
+/// What each client may take: of guest memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientLimits {
+    /// Windows of guest memory that a client of a controller may map, as it is told
+    /// (`max_dma_maps`); what the protocol's default is if not said.
+    pub windows: Option<u16>,
+    /// Memory files and their bytes.
+    pub memory: MemoryLimits,
+}
+
 /// Options of the whole process.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
+    /// What each client may take.
+    pub clients: ClientLimits,
     /// How each thread polls and does its I/O.
     pub polling: LoopOptions,
     /// Worker threads: controllers, exports and queues of block devices are assigned to them in
@@ -212,6 +225,12 @@ pub struct ProcessSpec {
     pub spread: Option<Spread>,
     /// CPUs of the workers.
     pub cpus: Option<Vec<usize>>,
+    /// Windows of guest memory of one client.
+    pub client_windows: Option<u16>,
+    /// Bytes of one client's memory files.
+    pub client_memory: Option<Size>,
+    /// One client's memory files.
+    pub client_files: Option<u32>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
 }
@@ -219,7 +238,15 @@ pub struct ProcessSpec {
 impl ProcessSpec {
     /// With what counts where nothing was said; `workers` differs from command to command.
     pub fn options(self, workers: u16) -> ServeOptions {
+        let memory = MemoryLimits::DEFAULT;
         ServeOptions {
+            clients: ClientLimits {
+                windows: self.client_windows,
+                memory: MemoryLimits {
+                    mappings: self.client_files.map_or(memory.mappings, u64::from),
+                    bytes: self.client_memory.map_or(memory.bytes, |Size(bytes)| bytes),
+                },
+            },
             polling: LoopOptions {
                 idle_window: self.idle_window.unwrap_or_default(),
                 pin_memory: self.pin_memory.unwrap_or(false),

@@ -7,6 +7,7 @@ use crate::registry::Registry;
 use crate::sizes::Sizes;
 use crate::spec::{NamespaceSpec, VhostBlkSpec};
 use anyhow::{Context as _, Result};
+use dma::MemoryLimits;
 use driver::NvmeVolume;
 use probes::LogLimit;
 use rustix::event::{EventfdFlags, eventfd};
@@ -29,6 +30,7 @@ impl VhostBlk {
     pub fn new(
         spec: &VhostBlkSpec,
         max_in_flight: usize,
+        memory: MemoryLimits,
         context: &Context<'_>,
         opener: &Opener,
         registry: &Registry,
@@ -70,6 +72,7 @@ impl VhostBlk {
             disk,
             listener: listener.as_fd().try_clone_to_owned().context("socket")?,
             max_in_flight,
+            memory,
             attach: device.map(attach),
             resized,
             span,

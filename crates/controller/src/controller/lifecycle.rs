@@ -77,7 +77,7 @@ impl Controller {
             let Some(left_out) = self.admin.quiet_states.allow(self.now) else {
                 return;
             };
-            let shared = self.engine.dma.windows().any(|w| w.backing.is_some());
+            let shared = self.engine.dma.has_memory();
             tracing::warn!(
                 left_out,
                 cc = cc.into_bits(),

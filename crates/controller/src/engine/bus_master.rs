@@ -64,7 +64,7 @@ impl Engine {
         self.master = true;
         self.interrupting = false;
         self.irqs.set_messages(true);
-        self.mapped();
+        self.mapped(0, u64::MAX);
         // The next round looks at every queue.
         self.polled.poll_all();
         self.post_backlogs();

@@ -139,11 +139,11 @@ impl Doorbells {
         }
     }
 
-    /// The buffers are there, and lie in this range of IOVAs.
+    /// The buffers lie in this range of IOVAs, at least in part.
     pub fn lie_in(&self, iova: u64, len: u64) -> bool {
         let bytes = self.cells as u64 * 4;
         let hit = |at: u64| iova < at.saturating_add(bytes) && at < iova.saturating_add(len);
-        matches!(&self.buffers, Some(b) if b.found.is_some() && (hit(b.shadow_iova) || hit(b.eventidx_iova)))
+        matches!(&self.buffers, Some(b) if hit(b.shadow_iova) || hit(b.eventidx_iova))
     }
 
     /// The buffers' memory was unmapped.

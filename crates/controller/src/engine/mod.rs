@@ -296,7 +296,7 @@ impl Engine {
             .iter_mut()
             .flatten()
             .for_each(|cq| cq.memory.unmapped(iova, len));
-        if self.doorbells.lie_in(iova, len) {
+        if self.doorbells.shadowed() && self.doorbells.lie_in(iova, len) {
             // One last look at the entries, and a first one without them: registers count from
             // their next change on.
             self.look_at_all();
@@ -305,8 +305,9 @@ impl Engine {
         }
     }
 
-    /// Something was mapped: rings and buffers that had gone are looked for.
-    fn mapped(&mut self) {
+    /// Something was mapped in a range of IOVAs: rings and buffers that had gone and lie there, in
+    /// part at least, are looked for.
+    fn mapped(&mut self, iova: u64, len: u64) {
         if !self.master {
             // They are looked for when the bit is set.
             return;
@@ -315,12 +316,12 @@ impl Engine {
         self.sqs
             .iter_mut()
             .flatten()
-            .for_each(|sq| sq.memory.mapped(dma));
+            .for_each(|sq| sq.memory.mapped_in(dma, iova, len));
         self.cqs
             .iter_mut()
             .flatten()
-            .for_each(|cq| cq.memory.mapped(dma));
-        if self.doorbells.mapped(dma) {
+            .for_each(|cq| cq.memory.mapped_in(dma, iova, len));
+        if self.doorbells.lie_in(iova, len) && self.doorbells.mapped(dma) {
             self.look_at_all();
         }
     }

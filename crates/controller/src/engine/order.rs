@@ -155,9 +155,9 @@ impl Engine {
                 backing,
                 prot,
             } => {
-                let mapped = self.dma.map(iova, len, backing, prot);
-                self.mapped();
-                mapped.map(|()| len)
+                self.dma.map(iova, len, backing, prot)?;
+                self.mapped(iova, len);
+                Ok(len)
             }
             MemoryChange::Unmap { iova, len } => {
                 let bytes = self.dma.unmap(iova, len)?;

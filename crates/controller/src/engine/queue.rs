@@ -51,13 +51,26 @@ impl QueueMemory {
 
     /// A range of IOVAs was unmapped: releases the ring if it lies there.
     pub fn unmapped(&mut self, iova: u64, len: u64) {
-        let bytes = u64::from(self.entries) * self.entry_size as u64;
-        if iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len) {
+        if self.lies_in(iova, len) {
             self.ring = None;
         }
     }
 
-    /// Something was mapped: tries to find the ring again.
+    /// A part of it at least lies in a range of IOVAs.
+    fn lies_in(&self, iova: u64, len: u64) -> bool {
+        let bytes = u64::from(self.entries) * self.entry_size as u64;
+        iova < self.iova.saturating_add(bytes) && self.iova < iova.saturating_add(len)
+    }
+
+    /// A range of IOVAs was mapped: tries to find the ring again if it lies there. Elsewhere the
+    /// part that is missing still is.
+    pub fn mapped_in(&mut self, dma: &DmaMap, iova: u64, len: u64) {
+        if self.lies_in(iova, len) {
+            self.mapped(dma);
+        }
+    }
+
+    /// Tries to find the ring again, if it is not there.
     pub fn mapped(&mut self, dma: &DmaMap) {
         if self.ring.is_none() {
             self.ring =

@@ -1,8 +1,8 @@
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::{DmaMap, MapError, Memory, MemoryCache, MemoryError, Prot, SharedPages};
+use crate::{DmaMap, MapError, Memory, MemoryCache, MemoryError, MemoryLimits, Prot, SharedPages};
 
 fn dup(memory: &Memory) -> OwnedFd {
     memory.fd().try_clone_to_owned().unwrap()
@@ -64,10 +64,7 @@ fn the_cache_does_not_lend_write_access() {
     let file = Memory::anonymous(4096).unwrap();
     let mut cache = MemoryCache::new();
     let _writable = cache.import(dup(&file), 4096, true).unwrap();
-    let path = format!(
-        "/proc/self/fd/{}",
-        std::os::fd::AsRawFd::as_raw_fd(&file.fd())
-    );
+    let path = format!("/proc/self/fd/{}", file.fd().as_raw_fd());
     let open = |flags| rustix::fs::open(&path, flags, Mode::empty()).unwrap();
     assert_eq!(
         cache.import(open(OFlags::RDONLY), 4096, true).err(),
@@ -89,46 +86,149 @@ fn the_cache_does_not_lend_write_access() {
     ));
 }
 
+/// What can be told of a file without asking its file system: only memory passes.
 #[test]
 fn other_kinds_of_files_are_refused() {
-    let open = |path: &str| rustix::fs::open(path, OFlags::RDONLY, Mode::empty()).unwrap();
-    for path in ["/dev/zero", "/proc", "/"] {
-        assert_eq!(
-            Memory::from_fd(open(path), 0, false).err(),
-            Some(MapError::WrongKind),
-            "{path}"
-        );
-    }
+    let open = |path: &str, flags| rustix::fs::open(path, flags, Mode::empty()).unwrap();
+    let directory = std::env::temp_dir();
+    let disk = OFlags::RDWR | OFlags::TMPFILE;
+    let disk = rustix::fs::open(&directory, disk, Mode::RUSR | Mode::WUSR).unwrap();
+    let on_disk = rustix::fs::fcntl_get_seals(&disk).is_err();
+    rustix::fs::ftruncate(&disk, 8192).unwrap();
+    let memory = Memory::anonymous(4096).unwrap();
+    let name = format!("/proc/self/fd/{}", memory.fd().as_raw_fd());
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    assert_eq!(
-        Memory::from_fd(socket.into(), 0, false).err(),
-        Some(MapError::WrongKind)
-    );
     let (pipe, _other) = std::io::pipe().unwrap();
-    assert_eq!(
-        Memory::from_fd(pipe.into(), 0, false).err(),
-        Some(MapError::WrongKind)
+    let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+    let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let pidfd = rustix::process::pidfd_open(
+        rustix::process::getpid(),
+        rustix::process::PidfdFlags::empty(),
     );
-    // Claims to be a regular file, of no size.
+    let mut wrong: Vec<(&str, OwnedFd)> = vec![
+        ("/dev/zero", open("/dev/zero", OFlags::RDWR)),
+        ("/proc", open("/proc", OFlags::RDONLY)),
+        ("/", open("/", OFlags::RDONLY)),
+        ("/proc/version", open("/proc/version", OFlags::RDONLY)),
+        ("a memory file that is not open", open(&name, OFlags::PATH)),
+        ("socket", socket.into()),
+        ("pipe", pipe.into()),
+        ("epoll", epoll),
+        ("eventfd", eventfd),
+        ("pidfd", pidfd.unwrap()),
+    ];
+    if let Ok(directory) = rustix::fs::open("/dev/shm", OFlags::RDONLY, Mode::empty()) {
+        wrong.push(("a directory of tmpfs", directory));
+    }
+    match on_disk {
+        true => wrong.push(("a disk's file", disk)),
+        false => testkit::skip("dma::import::other_kinds", "/tmp is in memory"),
+    }
+    let mut cache = MemoryCache::new();
+    for (what, fd) in wrong {
+        let again = fd.try_clone().unwrap();
+        let refused = Memory::from_fd(fd, 1, false).err();
+        assert_eq!(refused, Some(MapError::WrongKind), "{what}");
+        let refused = cache.import(again, 1, false).err();
+        assert_eq!(refused, Some(MapError::WrongKind), "{what}");
+    }
+    assert_eq!(Memory::anonymous(0).err(), Some(MapError::Empty));
+    let empty = rustix::fs::memfd_create("empty", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(
-        Memory::from_fd(open("/proc/version"), 1, false).err(),
-        Some(MapError::OutOfBacking { end: 1, size: 0 })
-    );
-    assert_eq!(
-        Memory::from_fd(open("/proc/version"), 0, false).err(),
+        Memory::from_fd(empty, 0, false).err(),
         Some(MapError::Empty)
     );
-    assert_eq!(Memory::anonymous(0).err(), Some(MapError::Empty));
 }
 
 #[test]
-fn a_sparse_file_of_absurd_size_is_an_error() {
-    let file = Memory::anonymous(4096).unwrap();
-    rustix::fs::ftruncate(file.fd(), i64::MAX as u64 & !4095).unwrap();
+fn files_on_tmpfs_are_memory() {
+    let flags = OFlags::RDWR | OFlags::TMPFILE;
+    let Ok(file) = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR) else {
+        return testkit::skip("dma::import::files_on_tmpfs", "no /dev/shm to write to");
+    };
+    rustix::fs::ftruncate(&file, 8192).unwrap();
+    let guest = file.try_clone().unwrap();
+    let memory = Memory::from_fd(file, 8192, true).unwrap();
+    memory.write(4096, b"here").unwrap();
+    let mut bytes = [0; 4];
+    rustix::io::pread(&guest, &mut bytes, 4096).unwrap();
+    assert_eq!(&bytes, b"here");
+}
+
+#[test]
+fn sparse_files_of_absurd_sizes_are_an_error() {
+    let sparse = |size: u64| {
+        let fd = rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, size).unwrap();
+        fd
+    };
+    let absurd = i64::MAX as u64 & !4095;
     assert!(matches!(
-        Memory::from_fd(dup(&file), 1 << 40, true),
-        Err(MapError::System { call: "mmap", .. })
+        Memory::from_fd(sparse(absurd), 1 << 40, true),
+        Err(MapError::AddressSpaceFull { .. })
     ));
+    // Many clients, each with as much as it may have, and each only once.
+    let limits = MemoryLimits {
+        bytes: 2 << 40,
+        ..MemoryLimits::DEFAULT
+    };
+    let mut all = Vec::new();
+    let refused = (0..1000).find_map(|_| {
+        let mut client = MemoryCache::with_limits(limits);
+        let taken = client.import(sparse(2 << 40), 4096, true);
+        let more = client.import(sparse(4096), 4096, true);
+        let refused = taken.map(|memory| all.push(memory)).err();
+        let wanted = MapError::TooManyBytes { limit: 2 << 40 };
+        assert!(refused.is_some() || more.err() == Some(wanted));
+        refused
+    });
+    // There is room for everything else, and for other clients when these have gone.
+    assert!(matches!(refused, Some(MapError::AddressSpaceFull { .. })));
+    drop(vec![1u8; 1 << 30]);
+    drop(all);
+    eventually(|| Memory::from_fd(sparse(2 << 40), 1, true).is_ok());
+}
+
+#[test]
+fn a_client_maps_as_many_files_as_it_may() {
+    let limits = MemoryLimits {
+        mappings: 3,
+        bytes: 16 << 10,
+    };
+    let mut cache = MemoryCache::with_limits(limits);
+    let files: Vec<Memory> = (0..5).map(|_| Memory::anonymous(4096).unwrap()).collect();
+    let import = |cache: &mut MemoryCache, i: usize| cache.import(dup(&files[i]), 4096, true);
+    let mut held: Vec<Memory> = (0..3).map(|i| import(&mut cache, i).unwrap()).collect();
+    let full = MapError::TooManyMappings { limit: 3 };
+    assert_eq!(import(&mut cache, 3).err(), Some(full));
+    // Another window on a file costs nothing, another client has its own account.
+    assert!(import(&mut cache, 2).is_ok());
+    assert!(import(&mut MemoryCache::with_limits(limits), 3).is_ok());
+    held.pop();
+    eventually(|| import(&mut cache, 3).is_ok());
+    drop(held);
+    let large = Memory::anonymous(12 << 10).unwrap();
+    let mut held = None;
+    eventually(|| {
+        held = cache.import(dup(&large), 4096, true).ok();
+        held.is_some()
+    });
+    let (_one, two) = (import(&mut cache, 0).unwrap(), import(&mut cache, 1));
+    assert_eq!(two.err(), Some(MapError::TooManyBytes { limit: 16 << 10 }));
+    drop(held);
+}
+
+/// Waits for what a thread of [`sync::discard`] does.
+fn eventually(holds: impl FnMut() -> bool) {
+    let tries = std::iter::repeat_with(holds).take(30_000);
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(1));
+    assert!(
+        tries
+            .inspect(|holds| if !holds {
+                pause()
+            })
+            .any(|holds| holds)
+    );
 }
 
 #[test]

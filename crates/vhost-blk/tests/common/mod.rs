@@ -10,7 +10,7 @@ pub mod raw;
 #[allow(unused_imports)]
 pub use driver::{Data, Driver, Req};
 
-use dma::Memory;
+use dma::{Memory, MemoryLimits};
 use rustix::event::EventfdFlags;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -100,6 +100,7 @@ impl Served {
                 disk,
                 listener: listener.into(),
                 max_in_flight: 1024,
+                memory: MemoryLimits::DEFAULT,
                 attach: None,
                 resized: Some(watched),
                 span: tracing::Span::none(),

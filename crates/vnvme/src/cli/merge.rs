@@ -206,6 +206,21 @@ mod tests {
             ),
             (&["--cpus", "2,3"], |_, o| format!("{:?}", o.cpus), "[2, 3]"),
             (
+                &["--client-windows", "77"],
+                |_, o| format!("{:?}", o.clients.windows),
+                "Some(77)",
+            ),
+            (
+                &["--client-memory", "3G"],
+                |_, o| o.clients.memory.bytes.to_string(),
+                "3221225472",
+            ),
+            (
+                &["--client-files", "5"],
+                |_, o| o.clients.memory.mappings.to_string(),
+                "5",
+            ),
+            (
                 &["--control", "/run/ctl"],
                 |_, o| format!("{:?}", o.control.as_ref().unwrap()),
                 r#""/run/ctl""#,

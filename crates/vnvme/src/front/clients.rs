@@ -46,7 +46,7 @@ impl NvmeFront {
             });
             return;
         }
-        let connection = Connection::new(fd);
+        let connection = Connection::with_limits(fd, self.device.protocol_limits());
         let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
         let log = &self.log;
         log.line(|left_out| tracing::info!(socket, pid, left_out, "client connected"));

@@ -3,6 +3,7 @@
 use crate::balance::{Balance, Spread};
 use crate::device::NvmeDevice;
 use crate::peers::Peers;
+use crate::spec::ClientLimits;
 use controller::Controller;
 use driver::NvmeVolume;
 use probes::LogLimit;
@@ -32,6 +33,8 @@ pub struct Served {
     pub spread: Spread,
     /// An eventfd that becomes readable when a volume of its namespaces has been resized.
     pub resized: Arc<OwnedFd>,
+    /// What each client may take.
+    pub limits: ClientLimits,
 }
 
 /// A controller, its client and its place among the workers.
@@ -67,6 +70,7 @@ impl NvmeFront {
             backends,
             spread,
             resized,
+            limits,
         } = served;
         let descriptors = context.descriptors.clone();
         descriptors.add(listener.as_fd(), TOKEN_LISTENER, worker::Interest::Readable)?;
@@ -76,7 +80,7 @@ impl NvmeFront {
         }
         peers.enter(controller.stats());
         let balance = Balance::new(spread, worker, peers.clone(), &controller);
-        let mut device = NvmeDevice::new(controller, backends);
+        let mut device = NvmeDevice::new(controller, backends, limits);
         device.set_pinner(context.io.pinner());
         Ok(NvmeFront {
             balance,

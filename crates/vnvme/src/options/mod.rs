@@ -16,7 +16,7 @@ pub mod tables;
 pub mod url;
 mod value;
 
-pub use value::{Setting, Url};
+pub use value::{Setting, Size, Url};
 
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;

@@ -320,6 +320,33 @@ impl Spec for ProcessSpec {
             .or("not pinned"),
         ),
         Row::<Self>::new(
+            "client-windows",
+            "N",
+            "windows of guest memory that a client of a controller may map at a time; it is told \
+             so (max_dma_maps)",
+            |p| &mut p.client_windows,
+        )
+        .range(1, 65_535)
+        .or("65535")
+        .serve(Flag::overrides("client-windows")),
+        Row::<Self>::new(
+            "client-memory",
+            "SIZE",
+            "largest sum of the sizes of one client's memory files",
+            |p| &mut p.client_memory,
+        )
+        .or("4T")
+        .serve(Flag::overrides("client-memory")),
+        Row::<Self>::new(
+            "client-files",
+            "N",
+            "memory files that one client may have mapped at a time",
+            |p| &mut p.client_files,
+        )
+        .range(1, 16_384)
+        .or("512")
+        .serve(Flag::overrides("client-files")),
+        Row::<Self>::new(
             "control",
             "PATH",
             "Unix socket to answer \"vnvme stats\", limits, path, suspend and resume on",

@@ -281,6 +281,24 @@ impl Value for bool {
     }
 }
 
+/// A number of bytes, or one with a unit: `512G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl Value for Size {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        Ok(Size(volume::parse_size(utf8(text)?)?))
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => Self::from_text(OsStr::new(&text)),
+            toml::Value::Integer(number) => Self::from_text(OsStr::new(&number.to_string())),
+            other => Err(format!("{other} is not a number of bytes")),
+        }
+    }
+}
+
 /// Numbers of CPUs.
 impl Value for Vec<usize> {
     const IS_LIST: bool = true;

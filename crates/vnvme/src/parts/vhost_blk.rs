@@ -40,6 +40,7 @@ pub struct Export {
     pub volume: Arc<dyn Volume>,
     pub disk: DiskOptions,
     pub max_in_flight: usize,
+    pub memory: dma::MemoryLimits,
     pub listener: OwnedFd,
     pub attach: Option<Box<dyn Fn() -> Attach>>,
     pub resized: Option<Arc<OwnedFd>>,

@@ -21,6 +21,7 @@ mod memory;
 mod mistakes;
 mod options;
 mod pinned;
+mod quotas;
 mod sleep;
 mod slices;
 mod sockets;

@@ -1,0 +1,64 @@
+//! The memories that a map's windows are on, each once.
+
+use crate::Memory;
+
+/// Memories under small numbers, with how many windows name each.
+#[derive(Debug, Default)]
+pub(crate) struct Memories {
+    /// As many as a client may have mapped, and often one.
+    places: Vec<Option<Held>>,
+}
+
+#[derive(Debug)]
+struct Held {
+    memory: Memory,
+    windows: usize,
+}
+
+impl Memories {
+    /// One more window is on `memory`: returns its number.
+    pub(crate) fn hold(&mut self, memory: Memory) -> u32 {
+        let is_it =
+            |place: &Option<Held>| place.as_ref().is_some_and(|h| h.memory.is_same(&memory));
+        let known = self.places.iter().position(is_it);
+        let at = known.or_else(|| self.places.iter().position(Option::is_none));
+        let at = at.unwrap_or(self.places.len());
+        match self.places.get_mut(at) {
+            Some(Some(held)) => held.windows += 1,
+            Some(place) => *place = Some(Held { memory, windows: 1 }),
+            None => self.places.push(Some(Held { memory, windows: 1 })),
+        }
+        // As many as there are memories: it fits.
+        at as u32
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<&Memory> {
+        let place = self.places.get(number as usize)?;
+        place.as_ref().map(|held| &held.memory)
+    }
+
+    /// One window less is on a memory: returns the memory when it was the last.
+    pub(crate) fn release(&mut self, number: u32) -> Option<Memory> {
+        let place = self.places.get_mut(number as usize)?;
+        let held = place.as_mut()?;
+        held.windows -= 1;
+        if held.windows > 0 {
+            return None;
+        }
+        place.take().map(|held| held.memory)
+    }
+
+    /// No window is on any memory.
+    pub(crate) fn release_all(&mut self) -> Vec<Memory> {
+        let places = std::mem::take(&mut self.places);
+        places
+            .into_iter()
+            .flatten()
+            .map(|held| held.memory)
+            .collect()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Memory> {
+        self.places.iter().flatten().map(|held| &held.memory)
+    }
+}

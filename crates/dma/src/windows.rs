@@ -1,0 +1,284 @@
+//! The windows of a map, by address.
+//!
+//! A client may have tens of thousands of them (a guest behind a virtual IOMMU maps page by page),
+//! and adds and removes them while others wait: one, or all. So they lie in chunks, sorted arrays
+//! of some hundred windows each: one is added or removed by moving the others of its chunk, and a
+//! range is removed by dropping chunks, after a look at each window in it.
+
+use crate::Prot;
+
+/// Windows in a chunk, at most.
+const CHUNK: usize = 256;
+
+/// One window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// First address.
+    pub(crate) start: u64,
+    /// Last address, inclusive: a window may end at the end of the address space.
+    pub(crate) last: u64,
+    /// Where it starts in this process; null without memory.
+    pub(crate) host: *mut u8,
+    /// Which memory, by the number that the map knows it by; none for a window without memory.
+    pub(crate) memory: Option<u32>,
+    pub(crate) prot: Prot,
+}
+
+impl Entry {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        // Came in as a length, so it fits.
+        self.last - self.start + 1
+    }
+}
+
+/// Windows that do not overlap.
+#[derive(Debug, Default)]
+pub(crate) struct Windows {
+    /// The first address of each chunk.
+    firsts: Vec<u64>,
+    /// Sorted, in sorted chunks; none of them is empty.
+    chunks: Vec<Vec<Entry>>,
+    count: usize,
+}
+
+impl Windows {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// All of them, by address.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.chunks.iter().flatten()
+    }
+
+    /// The one with the highest first address that is not above `iova`.
+    pub(crate) fn at_or_below(&self, iova: u64) -> Option<&Entry> {
+        let chunk = self.firsts.partition_point(|first| *first <= iova);
+        let chunk = self.chunks.get(chunk.checked_sub(1)?)?;
+        let at = chunk.partition_point(|entry| entry.start <= iova);
+        chunk.get(at.checked_sub(1)?)
+    }
+
+    /// Adds one that overlaps no other: the caller has looked.
+    pub(crate) fn insert(&mut self, entry: Entry) {
+        self.count += 1;
+        let start = entry.start;
+        let behind = self.firsts.partition_point(|first| *first <= start);
+        // What comes before all chunks goes into the first one.
+        let at = behind.saturating_sub(1);
+        let Some(chunk) = self.chunks.get_mut(at) else {
+            self.firsts.push(start);
+            self.chunks.push(vec![entry]);
+            return;
+        };
+        let place = chunk.partition_point(|known| known.start < start);
+        chunk.insert(place, entry);
+        let split = (chunk.len() > CHUNK).then(|| {
+            // Windows are often mapped in the order of their addresses: the chunks stay full then.
+            let keep = if place == CHUNK { CHUNK } else { CHUNK / 2 };
+            chunk.split_off(keep)
+        });
+        if let (Some(first), Some(entry)) = (self.firsts.get_mut(at), chunk.first()) {
+            *first = entry.start;
+        }
+        if let Some(upper) = split
+            && let Some(entry) = upper.first()
+        {
+            self.firsts.insert(at + 1, entry.start);
+            self.chunks.insert(at + 1, upper);
+        }
+    }
+
+    /// Removes all that begin between two addresses, both inclusive, after a call of `each`.
+    pub(crate) fn remove(&mut self, first: u64, last: u64, mut each: impl FnMut(&Entry)) {
+        let from = self.firsts.partition_point(|start| *start <= first);
+        let from = from.saturating_sub(1);
+        let to = self.firsts.partition_point(|start| *start <= last);
+        let mut removed = 0;
+        for chunk in self.chunks.get_mut(from..to).unwrap_or_default() {
+            let range = chunk.partition_point(|entry| entry.start < first)
+                ..chunk.partition_point(|entry| entry.start <= last);
+            removed += range.len();
+            chunk.drain(range).for_each(|entry| each(&entry));
+        }
+        self.count -= removed;
+        self.forget_empty(from, to);
+    }
+
+    /// Removes all, after a call of `each`.
+    pub(crate) fn clear(&mut self, mut each: impl FnMut(&Entry)) {
+        self.iter().for_each(&mut each);
+        *self = Windows::default();
+    }
+
+    /// Takes chunks that have become empty out of the list, and merges small ones with what comes
+    /// before: among those from `from` to before `to`.
+    fn forget_empty(&mut self, from: usize, to: usize) {
+        // Only the first and the last of a range of chunks can have anything left.
+        let kept: Vec<Vec<Entry>> = match self.chunks.get(from..to) {
+            Some(_) => self
+                .chunks
+                .drain(from..to)
+                .filter(|c| !c.is_empty())
+                .collect(),
+            None => return,
+        };
+        self.firsts.drain(from..to);
+        for (i, chunk) in kept.into_iter().enumerate() {
+            if let Some(first) = chunk.first() {
+                self.firsts.insert(from + i, first.start);
+                self.chunks.insert(from + i, chunk);
+            }
+        }
+        self.merge(from);
+    }
+
+    /// Joins neighbours around a chunk where both are small, so that windows that come and go do
+    /// not leave many chunks of few windows.
+    fn merge(&mut self, at: usize) {
+        for lower in [at + 1, at, at.saturating_sub(1)] {
+            let [Some(a), Some(b)] = [lower, lower + 1].map(|i| self.chunks.get(i).map(Vec::len))
+            else {
+                continue;
+            };
+            if a + b > CHUNK / 2 {
+                continue;
+            }
+            let upper = self.chunks.remove(lower + 1);
+            self.firsts.remove(lower + 1);
+            if let Some(chunk) = self.chunks.get_mut(lower) {
+                chunk.extend(upper);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn entry(start: u64, len: u64) -> Entry {
+        Entry {
+            start,
+            last: start + (len - 1),
+            host: std::ptr::null_mut(),
+            memory: Some(start as u32),
+            prot: Prot::RW,
+        }
+    }
+
+    impl Windows {
+        fn check(&self, model: &BTreeMap<u64, u64>) {
+            let got: Vec<(u64, u64)> = self.iter().map(|e| (e.start, e.last)).collect();
+            let wanted: Vec<(u64, u64)> = model.iter().map(|(a, b)| (*a, *b)).collect();
+            assert_eq!(got, wanted);
+            assert_eq!(self.count(), model.len());
+            assert_eq!(self.firsts.len(), self.chunks.len());
+            for (first, chunk) in self.firsts.iter().zip(&self.chunks) {
+                assert_eq!(*first, chunk[0].start);
+                assert!(chunk.len() <= CHUNK);
+            }
+            // Neighbours are not both small: their number is bounded by that of the windows.
+            assert!(self.chunks.len() <= 2 + 8 * self.count / CHUNK + 2);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Insert { start: u64, many: u64, step: u64 },
+        Remove { first: u64, last: u64 },
+        Clear,
+        Find { at: u64 },
+    }
+
+    const SPACE: u64 = 4000;
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            6 => (0..SPACE, 1..400u64, 1..5u64)
+                .prop_map(|(start, many, step)| Op::Insert { start, many, step }),
+            3 => (0..SPACE, 0..SPACE)
+                .prop_map(|(a, b)| Op::Remove { first: a.min(b), last: a.max(b) }),
+            3 => (0..SPACE, 0..300u64).prop_map(|(a, b)| Op::Remove { first: a, last: a + b }),
+            3 => (0..SPACE, 0..3u64).prop_map(|(a, b)| Op::Remove { first: a, last: a + b }),
+            1 => Just(Op::Remove { first: 0, last: u64::MAX }),
+            1 => Just(Op::Clear),
+            6 => (0..2 * SPACE).prop_map(|at| Op::Find { at }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 2 } else { 300 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn behaves_as_a_sorted_map(ops in prop::collection::vec(op(), 1..40)) {
+            let (mut windows, mut model) = (Windows::default(), BTreeMap::new());
+            for op in ops {
+                match op {
+                    Op::Insert { start, many, step } => {
+                        for start in (0..many).map(|i| start + i * step) {
+                            if model.contains_key(&start) {
+                                continue;
+                            }
+                            model.insert(start, start);
+                            windows.insert(entry(start, 1));
+                        }
+                    }
+                    Op::Remove { first, last } => {
+                        let mut gone = Vec::new();
+                        windows.remove(first, last, |entry| gone.push(entry.start));
+                        let wanted: Vec<u64> = model.range(first..=last).map(|(a, _)| *a).collect();
+                        model.retain(|start, _| !wanted.contains(start));
+                        prop_assert_eq!(gone, wanted);
+                    }
+                    Op::Clear => {
+                        let mut gone = 0;
+                        windows.clear(|_| gone += 1);
+                        prop_assert_eq!(gone, model.len());
+                        model.clear();
+                    }
+                    Op::Find { at } => {
+                        let found = windows.at_or_below(at).map(|entry| entry.start);
+                        prop_assert_eq!(found, model.range(..=at).next_back().map(|(a, _)| *a));
+                    }
+                }
+                windows.check(&model);
+            }
+        }
+    }
+
+    #[test]
+    fn few_windows_are_in_few_chunks() {
+        let mut windows = Windows::default();
+        (0..20_000).for_each(|start| windows.insert(entry(start, 1)));
+        for start in (0..20_000).filter(|start| start % 200 != 0) {
+            windows.remove(start, start, |_| ());
+        }
+        let left = (0..20_000).step_by(200).map(|start| (start, start));
+        windows.check(&left.collect());
+    }
+
+    #[test]
+    fn the_ends_of_the_address_space_are_addresses() {
+        let mut windows = Windows::default();
+        windows.insert(entry(u64::MAX, 1));
+        windows.insert(entry(0, u64::MAX));
+        assert_eq!(
+            windows.at_or_below(u64::MAX).map(|e| e.start),
+            Some(u64::MAX)
+        );
+        assert_eq!(windows.at_or_below(u64::MAX - 1).map(|e| e.start), Some(0));
+        windows.remove(u64::MAX, u64::MAX, |_| ());
+        assert_eq!(windows.count(), 1);
+        windows.remove(0, u64::MAX, |_| ());
+        assert!(windows.at_or_below(u64::MAX).is_none());
+    }
+}

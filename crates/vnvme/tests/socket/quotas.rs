@@ -1,0 +1,277 @@
+//! What one client's memory may take, and neighbours on the same worker who notice nothing.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use vfio_user::client::{Client, ClientError};
+use vfio_user::{DmaMapping, DmaUnmapping, Errno};
+
+use crate::common::*;
+
+fn window(iova: u64, size: u64) -> DmaMapping {
+    DmaMapping {
+        iova,
+        size,
+        offset: 0,
+        read: true,
+        write: true,
+    }
+}
+
+fn errno<T>(result: Result<T, ClientError>) -> Option<Errno> {
+    match result {
+        Err(ClientError::Refused { errno, .. }) => errno,
+        _ => None,
+    }
+}
+
+/// A daemon with two controllers on one worker, and a client of the second one, who goes on all the
+/// time.
+struct Pair {
+    daemon: Daemon,
+    first: PathBuf,
+    neighbour: Host,
+    round: u64,
+}
+
+impl Pair {
+    fn new(place: &Place, args: &[&str]) -> Pair {
+        let sockets = ["first.sock", "second.sock"].map(|name| place.path(name));
+        let config: String = sockets
+            .iter()
+            .map(|socket| {
+                let socket = text(socket);
+                format!(
+                    "[[controller]]\nsocket = \"{socket}\"\n\
+                     [[controller.namespace]]\nvolume = \"mem://1M\"\n"
+                )
+            })
+            .collect();
+        let path = place.path("config.toml");
+        std::fs::write(&path, config).unwrap();
+        let path = text(&path);
+        let mut all = vec!["serve", "--config", &path, "--workers", "1"];
+        all.extend(args);
+        let daemon = Daemon::spawn(&all);
+        sockets
+            .iter()
+            .for_each(|socket| daemon.wait_listening(socket));
+        let neighbour = Host::up(&sockets[1]);
+        let [first, _] = sockets;
+        Pair {
+            daemon,
+            first,
+            neighbour,
+            round: 0,
+        }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.first.clone(), LIMIT).unwrap()
+    }
+
+    /// The neighbour's disk works.
+    fn check(&mut self) {
+        self.round += 1;
+        let data = pattern(self.round, 4096);
+        self.neighbour.write(1, 0, &data);
+        assert!(self.neighbour.read(1, 0, 4096) == data);
+    }
+
+    fn end(self) {
+        drop(self.neighbour);
+        self.daemon.end();
+    }
+}
+
+/// A memory file of a size, of which nothing is allocated.
+fn sparse(size: u64) -> File {
+    memfd(size)
+}
+
+fn unmap(client: &mut Client, map: DmaMapping) {
+    let DmaMapping { iova, size, .. } = map;
+    let unmapped = client.dma_unmap(DmaUnmapping::Range { iova, size });
+    assert_eq!(unmapped.unwrap(), size);
+}
+
+#[test]
+fn windows_are_whole_pages() {
+    let place = Place::new();
+    let mut pair = Pair::new(&place, &[]);
+    let mut client = pair.client();
+    let file = sparse(1 << 20);
+    for (iova, size, offset) in [(1, 4096, 0), (0, 1, 0), (0, 4097, 0), (0, 4096, 512)] {
+        let map = DmaMapping {
+            offset,
+            ..window(iova, size)
+        };
+        let refused = client.dma_map(map, Some(file.as_fd()));
+        assert_eq!(errno(refused), Some(Errno::INVAL), "{map:?}");
+        if offset == 0 {
+            assert_eq!(errno(client.dma_map(map, None)), Some(Errno::INVAL));
+        }
+        pair.check();
+    }
+    client.dma_map(window(0, 4096), Some(file.as_fd())).unwrap();
+    drop(client);
+    pair.end();
+}
+
+/// A disk's pages may come from anywhere: what is to be used instead is said in the log.
+#[test]
+fn files_that_are_no_memory_are_refused() {
+    let place = Place::new();
+    let path = place.path("memory");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .unwrap();
+    file.set_len(1 << 20).unwrap();
+    if rustix::fs::fcntl_get_seals(&file).is_ok() {
+        return testkit::skip(
+            "vnvme::quotas::files_that_are_no_memory",
+            "/tmp is in memory",
+        );
+    }
+    let mut pair = Pair::new(&place, &[]);
+    let mut client = pair.client();
+    let refused = client.dma_map(window(0, 1 << 20), Some(file.as_fd()));
+    assert_eq!(errno(refused), Some(Errno::INVAL));
+    pair.daemon
+        .wait_log(|line| line.contains("memory-backend-memfd"));
+    pair.check();
+    let memory = sparse(1 << 20);
+    client
+        .dma_map(window(0, 1 << 20), Some(memory.as_fd()))
+        .unwrap();
+    drop(client);
+    pair.end();
+}
+
+#[test]
+fn a_clients_windows_are_as_many_as_it_was_told() {
+    let place = Place::new();
+    let mut pair = Pair::new(&place, &["--client-windows", "100"]);
+    let mut client = pair.client();
+    assert_eq!(client.server_capabilities().max_dma_maps, 100);
+    let at = |i: u64| window(i * 8192, 4096);
+    for i in 0..100 {
+        client.dma_map(at(i), None).unwrap();
+    }
+    assert_eq!(errno(client.dma_map(at(100), None)), Some(Errno::NOSPC));
+    pair.check();
+    unmap(&mut client, at(7));
+    client.dma_map(at(100), None).unwrap();
+    drop(client);
+    pair.end();
+}
+
+#[test]
+fn a_clients_memory_files_are_bounded() {
+    let place = Place::new();
+    let mut pair = Pair::new(&place, &["--client-files", "3", "--client-memory", "64M"]);
+    let mut client = pair.client();
+    let at = |i: u64| window(i << 30, 4096);
+    let files: Vec<File> = (0..5).map(|_| sparse(4096)).collect();
+    let map = |client: &mut Client, i: u64| client.dma_map(at(i), Some(files[i as usize].as_fd()));
+    for i in 0..3 {
+        map(&mut client, i).unwrap();
+    }
+    assert_eq!(errno(map(&mut client, 3)), Some(Errno::NOSPC));
+    pair.check();
+    // Windows on files that are mapped cost nothing.
+    client.dma_map(at(9), Some(files[0].as_fd())).unwrap();
+    unmap(&mut client, at(1));
+    eventually("a file less is mapped", || map(&mut client, 3).is_ok());
+    unmap(&mut client, at(3));
+    unmap(&mut client, at(2));
+    // Bytes are those of the files, not of windows.
+    let (half, less) = (sparse(48 << 20), sparse(16 << 20));
+    eventually("its memory is free", || {
+        client.dma_map(at(4), Some(half.as_fd())).is_ok()
+    });
+    let refused = client.dma_map(at(5), Some(less.as_fd()));
+    assert_eq!(errno(refused), Some(Errno::NOMEM));
+    pair.check();
+    // The next client has an account of its own.
+    drop(client);
+    let mut client = pair.client();
+    client.dma_map(at(0), Some(less.as_fd())).unwrap();
+    client.dma_map(at(1), Some(half.as_fd())).unwrap();
+    let refused = client.dma_map(at(2), Some(files[0].as_fd()));
+    assert_eq!(errno(refused), Some(Errno::NOMEM));
+    pair.check();
+    drop(client);
+    pair.end();
+}
+
+/// Sparse files of absurd sizes: the address space is never full, and what fails is a message.
+#[test]
+fn the_address_space_is_not_a_clients() {
+    let place = Place::new();
+    // As much as one may say: the process's own bound holds.
+    let mut pair = Pair::new(&place, &["--client-memory", "4096T"]);
+    let mut client = pair.client();
+    let mut refused = 0;
+    for i in 0..100u64 {
+        let file = sparse(2 << 40);
+        let map = window(i << 41, 2 << 40);
+        match client.dma_map(map, Some(file.as_fd())) {
+            Ok(()) => assert_eq!(refused, 0),
+            error => {
+                assert_eq!(errno(error), Some(Errno::NOMEM));
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 30, "{refused} of 100");
+    pair.check();
+    // Others find room for theirs as soon as this client has gone.
+    drop(client);
+    let mut client = pair.client();
+    let file = sparse(32 << 40);
+    let map = window(0, 32 << 40);
+    eventually("the addresses are free again", || {
+        client.dma_map(map, Some(file.as_fd())).is_ok()
+    });
+    pair.check();
+    drop(client);
+    pair.end();
+}
+
+/// As many windows as there may be, on memory, and then none: what they took is returned.
+#[test]
+fn what_a_client_took_is_returned() {
+    let place = Place::new();
+    let mut pair = Pair::new(&place, &[]);
+    pair.check();
+    let pid = pair.daemon.pid();
+    let before = (descriptors(pid), status_kib(pid, "VmRSS"));
+    let most = pair.client().server_capabilities().max_dma_maps;
+    for _ in 0..2 {
+        let mut client = pair.client();
+        let file = sparse(most * 4096);
+        for i in 0..most {
+            let map = DmaMapping {
+                offset: (i * 37 % most) * 4096,
+                ..window(i * 8192, 4096)
+            };
+            client.dma_map(map, Some(file.as_fd())).unwrap();
+        }
+        pair.check();
+        drop(client);
+        pair.check();
+    }
+    pair.daemon.wait_descriptors(before.0);
+    let mut after = 0;
+    eventually("memory is returned", || {
+        after = status_kib(pid, "VmRSS");
+        after <= before.1 + before.1 / 10
+    });
+    pair.check();
+    pair.end();
+}
