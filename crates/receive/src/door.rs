@@ -1,0 +1,295 @@
+//! The server's side of a door: the receiver process's part of one listening socket.
+
+use crate::message::{self, MAX_READ, Message, TOO_MANY};
+use crate::{ReadError, kind::Wanted};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long an answer may take. Descriptors are checked within microseconds; what takes longer
+/// hangs.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the receiver process has read.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub bytes: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// An answer that is waited for, or has come.
+#[derive(Debug)]
+enum Awaited {
+    /// To be asked for so many bytes as soon as there is a receiver process.
+    Unasked(Instant, u32),
+    /// Asked for.
+    Asked(Instant),
+    Come(Result<Taken, ReadError>),
+}
+
+impl Awaited {
+    fn since(&self) -> Option<Instant> {
+        match self {
+            Awaited::Unasked(since, _) | Awaited::Asked(since) => Some(*since),
+            Awaited::Come(_) => None,
+        }
+    }
+}
+
+/// The client whose messages are read.
+#[derive(Debug)]
+struct Present {
+    client: u64,
+    socket: Arc<OwnedFd>,
+    /// The receiver process has a duplicate.
+    registered: bool,
+    awaited: Option<Awaited>,
+}
+
+/// The server's side of a door, of the thread that serves its listening socket.
+#[derive(Debug)]
+pub(crate) struct Door {
+    /// None while the receiver process is not there.
+    channel: Option<Arc<OwnedFd>>,
+    wanted: Wanted,
+    last_client: u64,
+    present: Option<Present>,
+    /// Clients that have gone, whose sockets the receiver process has not closed yet.
+    leaving: HashSet<u64>,
+    /// Of them those whose end could not be told yet.
+    untold: Vec<u64>,
+}
+
+impl Door {
+    pub(crate) fn new(wanted: Wanted) -> Door {
+        Door {
+            channel: None,
+            wanted,
+            last_client: 0,
+            present: None,
+            leaving: HashSet::new(),
+            untold: Vec::new(),
+        }
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    pub(crate) fn leaving(&self) -> usize {
+        self.leaving.len()
+    }
+
+    /// There is a receiver process again.
+    pub(crate) fn open(&mut self, channel: Arc<OwnedFd>) {
+        self.channel = Some(channel);
+        self.register();
+    }
+
+    /// The receiver process has gone, and what it held with it.
+    fn lose(&mut self) {
+        self.channel = None;
+        self.leaving.clear();
+        self.untold.clear();
+        if let Some(present) = &mut self.present {
+            present.registered = false;
+            // Whether it took anything from the socket is not known.
+            if let Some(awaited @ Awaited::Asked(_)) = &mut present.awaited {
+                *awaited = Awaited::Come(Err(ReadError::ReceiverGone));
+            }
+        }
+    }
+
+    /// Never waits: the receiver process reads messages at once, and few are under way.
+    fn send(&mut self, kind: u32, value: u32, client: u64, fd: Option<BorrowedFd<'_>>) -> bool {
+        let Some(channel) = self.channel.clone() else {
+            return false;
+        };
+        let message = Message {
+            kind,
+            value,
+            client,
+        };
+        match message::send(
+            channel.as_fd(),
+            message,
+            &[],
+            fd.as_slice(),
+            SendFlags::DONTWAIT,
+        ) {
+            Ok(()) => true,
+            Err(Errno::PIPE | Errno::CONNRESET) => {
+                self.lose();
+                false
+            }
+            Err(errno) => {
+                tracing::debug!(%errno, "message to the process that receives descriptors");
+                false
+            }
+        }
+    }
+
+    fn next_client(&mut self) -> u64 {
+        self.last_client += 1;
+        self.last_client
+    }
+
+    /// A client begins. There is one at a time.
+    pub(crate) fn enter(&mut self, socket: Arc<OwnedFd>) -> u64 {
+        let client = self.next_client();
+        self.present = Some(Present {
+            client,
+            socket,
+            registered: false,
+            awaited: None,
+        });
+        self.register();
+        client
+    }
+
+    /// Gives the receiver process a duplicate of the present client's socket.
+    fn register(&mut self) {
+        let Some(present) = &self.present else {
+            return;
+        };
+        let (client, socket) = (present.client, present.socket.clone());
+        let sent = self.send(message::kind::OPEN, 0, client, Some(socket.as_fd()));
+        if let Some(present) = &mut self.present {
+            present.registered = sent;
+            if let Some(Awaited::Unasked(since, most)) = present.awaited {
+                self.ask_since(client, since, most);
+            }
+        }
+    }
+
+    fn ask_since(&mut self, client: u64, since: Instant, most: u32) {
+        let registered = self.present.as_ref().is_some_and(|p| p.registered);
+        let asked = registered && self.send(message::kind::RECEIVE, most, client, None);
+        if let Some(present) = &mut self.present {
+            present.awaited = Some(match asked {
+                true => Awaited::Asked(since),
+                false => Awaited::Unasked(since, most),
+            });
+        }
+    }
+
+    /// Has the receiver process close the socket of a client that is not served. Returns the socket
+    /// if it cannot.
+    pub(crate) fn dismiss(&mut self, socket: OwnedFd) -> Option<OwnedFd> {
+        let client = self.next_client();
+        if !self.send(message::kind::OPEN, 0, client, Some(socket.as_fd())) {
+            return Some(socket);
+        }
+        drop(socket);
+        self.end(client);
+        None
+    }
+
+    /// The server has closed its end of a registered client's socket.
+    pub(crate) fn end(&mut self, client: u64) {
+        let sent = self.send(message::kind::END, 0, client, None);
+        if self.is_open() {
+            self.leaving.insert(client);
+            if !sent {
+                self.untold.push(client);
+            }
+        }
+    }
+
+    /// The client goes. `true` if the receiver process has a duplicate of its socket:
+    /// [`Door::end`] is to follow when the server's own is closed.
+    pub(crate) fn leave(&mut self, client: u64) -> bool {
+        // One that has ended without our having noticed yet holds nothing.
+        self.dispatch();
+        let present = self.present.take_if(|present| present.client == client);
+        present.is_some_and(|present| present.registered)
+    }
+
+    /// Asks for `most` bytes of the client's socket.
+    pub(crate) fn ask(&mut self, client: u64, most: usize) {
+        let most = u32::try_from(most.min(MAX_READ)).unwrap_or(u32::MAX);
+        self.ask_since(client, Instant::now(), most);
+    }
+
+    /// When the answer is late; none if no answer is waited for.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let awaited = self.present.as_ref()?.awaited.as_ref()?;
+        awaited.since().map(|since| since + ANSWER_LIMIT)
+    }
+
+    /// The answer, if it has come.
+    pub(crate) fn answer(&mut self, client: u64) -> Result<Option<Taken>, ReadError> {
+        let present = self.present.as_mut().filter(|p| p.client == client);
+        let Some(present) = present else {
+            return Err(ReadError::ReceiverGone);
+        };
+        match present.awaited.take() {
+            Some(Awaited::Come(answer)) => answer.map(Some),
+            Some(Awaited::Asked(at)) if at.elapsed() >= ANSWER_LIMIT => Err(ReadError::Stuck),
+            Some(Awaited::Unasked(at, _)) if at.elapsed() >= ANSWER_LIMIT => {
+                Err(ReadError::ReceiverGone)
+            }
+            awaited => {
+                present.awaited = awaited;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes in what the receiver process says. `false` when it has gone.
+    pub(crate) fn dispatch(&mut self) -> bool {
+        for client in std::mem::take(&mut self.untold) {
+            self.end(client);
+        }
+        while let Some(channel) = self.channel.clone() {
+            let incoming = match message::receive(channel.as_fd(), MAX_READ) {
+                Ok(Some(incoming)) => incoming,
+                Err(Errno::AGAIN) => return true,
+                Ok(None) | Err(_) => {
+                    self.lose();
+                    return false;
+                }
+            };
+            let Message {
+                kind,
+                value,
+                client,
+            } = incoming.message;
+            match kind {
+                message::kind::ANSWER => {
+                    let answer = match value {
+                        TOO_MANY => Err(ReadError::TooManyFds),
+                        0 if incoming.incomplete => Err(ReadError::TooManyFds),
+                        0 => Ok(Taken {
+                            bytes: incoming.bytes,
+                            fds: incoming.fds,
+                        }),
+                        errno => Err(ReadError::System(Errno::from_raw_os_error(errno as i32))),
+                    };
+                    // Late ones are for nobody. What comes with them is harmless.
+                    if let Some(present) = &mut self.present
+                        && present.client == client
+                        && matches!(present.awaited, Some(Awaited::Asked(_)))
+                    {
+                        present.awaited = Some(Awaited::Come(answer));
+                    }
+                }
+                message::kind::CLOSED => {
+                    self.leaving.remove(&client);
+                    if let Some(present) = self.present.as_mut().filter(|p| p.client == client) {
+                        present.registered = false;
+                    }
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,32 @@
+//! What can go wrong.
+
+use rustix::io::Errno;
+
+/// Why a client's socket cannot be read any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// More descriptors than one message may carry, or than a process may have open.
+    #[error("too many file descriptors")]
+    TooManyFds,
+    /// The receiver process did not answer in time: a descriptor cannot be closed.
+    #[error("file descriptors cannot be received: closing one of them takes too long")]
+    Stuck,
+    /// The receiver process ended while it read from this socket.
+    #[error("the process that receives file descriptors has ended")]
+    ReceiverGone,
+    /// A system call failed, here or in the receiver process.
+    #[error("cannot receive")]
+    System(#[source] Errno),
+}
+
+/// Why the receiver process cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The process.
+    #[error("cannot start the process that receives file descriptors")]
+    Spawn(#[source] std::io::Error),
+    /// The socket to it.
+    #[error("socket to the process that receives file descriptors")]
+    Socket(#[source] Errno),
+}

@@ -1,0 +1,173 @@
+//! Which descriptors are harmless: found out without asking their file system.
+//!
+//! An allow list. What stands on it cannot block the thread that closes it:
+//!
+//! - **Memory files**: what has seals (fcntl(2), F_GET_SEALS), that is memfds and files on tmpfs
+//!   and hugetlbfs. Other file systems may ask a process or a machine, in `fstat`, at `close` and
+//!   in each page fault.
+//! - **eventfds**, by the name that the kernel gives them.
+//! - Where wanted, **connected Unix stream sockets**, after their receiving side is shut down and
+//!   emptied: nothing can be left in them whose end would have to be waited for.
+
+use rustix::fs::{fcntl_get_seals, readlink};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, Shutdown, SocketType, getpeername, recv, shutdown, sockopt,
+};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// What a protocol takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Most descriptors in one read, 253 at most (the kernel's SCM_MAX_FD).
+    pub max_fds: u8,
+    /// Unix stream sockets, beside memory files and eventfds. They are for writing only.
+    pub streams: bool,
+}
+
+/// Whether the descriptor is harmless and of a kind that is wanted.
+///
+/// Called by the receiver process: for a Unix stream socket it may block.
+pub fn is_harmless(fd: BorrowedFd<'_>, wanted: Wanted) -> bool {
+    is_memory(fd) || is_eventfd(fd) || (wanted.streams && made_harmless(fd))
+}
+
+/// A memfd, or a file on tmpfs or hugetlbfs.
+pub fn is_memory(fd: impl AsFd) -> bool {
+    fcntl_get_seals(fd).is_ok()
+}
+
+/// An eventfd. Files that have a path have names that begin with a slash.
+pub fn is_eventfd(fd: impl AsFd) -> bool {
+    let link = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    readlink(link, Vec::new()).is_ok_and(|name| name.to_bytes() == b"anon_inode:[eventfd]")
+}
+
+/// Makes a connected Unix stream socket harmless. `false` for what is none.
+fn made_harmless(fd: BorrowedFd<'_>) -> bool {
+    if sockopt::socket_domain(fd) != Ok(AddressFamily::UNIX)
+        || sockopt::socket_type(fd) != Ok(SocketType::STREAM)
+        // One that is connected stays so: it cannot come to listen.
+        || getpeername(fd).is_err()
+        // Else a read leaves out what was sent out of band.
+        || sockopt::set_socket_oobinline(fd, true).is_err()
+        || shutdown(fd, Shutdown::Read).is_err()
+    {
+        return false;
+    }
+    // The peer cannot send any more. What it has sent may hold descriptors: they are closed here.
+    let mut bytes = [0; 4096];
+    loop {
+        match recv(fd, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return true,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
+    use rustix::net::{
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, sendmsg, socketpair,
+    };
+    use std::io::{IoSlice, Write};
+    use std::mem::MaybeUninit;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+
+    const WANTED: Wanted = Wanted {
+        max_fds: 8,
+        streams: true,
+    };
+
+    #[test]
+    fn memory_files_and_eventfds_are_harmless() {
+        let memory = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+        let sealable = memfd_create("memory", MemfdFlags::ALLOW_SEALING).unwrap();
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let no_streams = Wanted {
+            streams: false,
+            ..WANTED
+        };
+        for fd in [&memory, &sealable, &event] {
+            assert!(is_harmless(fd.as_fd(), WANTED));
+            assert!(is_harmless(fd.as_fd(), no_streams));
+        }
+        assert!(is_memory(&memory) && !is_eventfd(&memory));
+        assert!(is_eventfd(&event) && !is_memory(&event));
+        let stream = UnixStream::pair().unwrap().0;
+        assert!(is_harmless(stream.as_fd(), WANTED));
+        assert!(!is_harmless(stream.as_fd(), no_streams));
+    }
+
+    #[test]
+    fn every_other_kind_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        // On what file system the directory is, the test does not know.
+        let null = open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
+        let proc = open("/proc/self/status", OFlags::RDONLY, Mode::empty()).unwrap();
+        let path = open("/proc/self/exe", OFlags::PATH, Mode::empty()).unwrap();
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::empty());
+        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let unconnected = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None);
+        let flags = SocketFlags::CLOEXEC;
+        let packets = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connected = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let kinds = [
+            ("a device", null),
+            ("procfs", proc),
+            ("a path", path),
+            ("a pipe", pipe),
+            ("an epoll set", epoll.unwrap()),
+            ("a listening Unix socket", listener.into()),
+            ("an unconnected Unix socket", unconnected.unwrap()),
+            ("a Unix socket of packets", packets.unwrap().0),
+            (
+                "a Unix socket of datagrams",
+                UnixDatagram::pair().unwrap().0.into(),
+            ),
+            ("a listening TCP socket", tcp.into()),
+            ("a TCP socket", connected.into()),
+            ("a UDP socket", udp.into()),
+        ];
+        for (what, fd) in &kinds {
+            assert!(!is_harmless(fd.as_fd(), WANTED), "{what}");
+        }
+        // Its name is the eventfd's, but for the directory before it.
+        let name = directory.path().join("anon_inode:[eventfd]");
+        std::fs::write(&name, "").unwrap();
+        assert!(!is_eventfd(std::fs::File::open(name).unwrap()));
+    }
+
+    #[test]
+    fn a_stream_socket_is_emptied_and_stays_empty() {
+        let (mut peer, stream) = UnixStream::pair().unwrap();
+        let file = memfd_create("left", MemfdFlags::CLOEXEC).unwrap();
+        let send = |flags| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [file.as_fd()];
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+            sendmsg(&peer, &[IoSlice::new(&[1, 2, 3])], &mut control, flags)
+        };
+        for flags in [SendFlags::empty(), SendFlags::OOB, SendFlags::empty()] {
+            send(flags).unwrap();
+        }
+        assert!(is_harmless(stream.as_fd(), WANTED));
+        let unread = rustix::io::ioctl_fionread(&stream).unwrap();
+        assert_eq!(unread, 0);
+        assert_eq!(send(SendFlags::NOSIGNAL), Err(Errno::PIPE));
+        // It can be written still.
+        (&stream).write_all(&[7]).unwrap();
+        let mut byte = [0];
+        std::io::Read::read_exact(&mut peer, &mut byte).unwrap();
+        assert_eq!(byte, [7]);
+    }
+}

@@ -1,0 +1,141 @@
+//! What server and receiver process tell each other: packets of a socket pair, each a [`Message`],
+//! with bytes and descriptors behind it. Both sides are the same program.
+
+use crate::kind::Wanted;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Most bytes that the receiver process reads at once: a packet is in one piece in the kernel.
+pub(crate) const MAX_READ: usize = 32 << 10;
+/// The kernel's SCM_MAX_FD: a sender cannot attach more to one call.
+pub(crate) const MAX_FDS: usize = 253;
+
+/// What a message is.
+pub(crate) mod kind {
+    /// To the receiver process, with two descriptors: a door, and the listening socket of it.
+    /// `value`: what is wanted.
+    pub const DOOR: u32 = 1;
+    /// To the receiver process, with a client's socket.
+    pub const OPEN: u32 = 2;
+    /// Read from the client's socket, at most `value` bytes. Nobody else reads until the answer.
+    pub const RECEIVE: u32 = 3;
+    /// The client's socket is closed in the server.
+    pub const END: u32 = 4;
+    /// To the server: what was read, with its descriptors. `value`: an error number, or
+    /// [`TOO_MANY`](super::TOO_MANY).
+    pub const ANSWER: u32 = 5;
+    /// To the server: the client's socket is closed, with all that was in it.
+    pub const CLOSED: u32 = 6;
+}
+
+/// More descriptors came than are wanted.
+pub(crate) const TOO_MANY: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub(crate) struct Message {
+    pub kind: u32,
+    pub value: u32,
+    /// The client's number, which the server gives.
+    pub client: u64,
+}
+
+const STREAMS: u32 = 1 << 8;
+
+impl Wanted {
+    pub(crate) fn to_value(self) -> u32 {
+        u32::from(self.max_fds) | if self.streams { STREAMS } else { 0 }
+    }
+
+    pub(crate) fn of_value(value: u32) -> Self {
+        Wanted {
+            max_fds: value as u8,
+            streams: value & STREAMS != 0,
+        }
+    }
+}
+
+/// A message that has come.
+pub(crate) struct Incoming {
+    pub message: Message,
+    pub bytes: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+    /// Some descriptors are missing: this process may not have more open.
+    pub incomplete: bool,
+}
+
+/// A socket pair for messages: the server's end, the receiver process's.
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Sends a message whole, or not at all. It waits for room unless `flags` say otherwise.
+pub(crate) fn send(
+    channel: BorrowedFd<'_>,
+    message: Message,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::MSGSIZE);
+    }
+    let parts = [IoSlice::new(message.as_bytes()), IoSlice::new(bytes)];
+    loop {
+        match sendmsg(channel, &parts, &mut control, flags | SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(|_| ()),
+        }
+    }
+}
+
+/// The next message, with at most `room` bytes; `None` at the end of the channel. Never waits.
+pub(crate) fn receive(channel: BorrowedFd<'_>, room: usize) -> Result<Option<Incoming>, Errno> {
+    let mut bytes = vec![0; size_of::<Message>() + room];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match recvmsg(
+            channel,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            flags,
+        ) {
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
+            other => break other?,
+        }
+    };
+    let mut fds = Vec::new();
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
+            fds.extend(rights);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    bytes.truncate(received.bytes);
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    let (message, bytes) = Message::read_from_prefix(&bytes).map_err(|_| Errno::PROTO)?;
+    Ok(Some(Incoming {
+        message,
+        bytes: bytes.to_vec(),
+        fds,
+        incomplete: received.flags.contains(ReturnFlags::CTRUNC),
+    }))
+}

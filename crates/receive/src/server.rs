@@ -1,0 +1,227 @@
+//! The receiver process: one thread that reads messages and never closes what clients have sent,
+//! and a pool of threads that do.
+
+use crate::kind::Wanted;
+use crate::message::{self, Incoming, Message};
+use crate::pool::Pool;
+use crate::session::Session;
+use rustix::event::{Timespec, epoll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown, shutdown};
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Until a thread that could not be made is tried again, in nanoseconds.
+const RETRY: i64 = 100_000_000;
+/// The control socket's number in the epoll set. Doors count from 1.
+const CONTROL: u64 = 0;
+
+/// Why the receiver process cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A system call failed.
+    #[error("{call}")]
+    System {
+        /// The system call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        errno: Errno,
+    },
+}
+
+fn system(call: &'static str) -> impl Fn(Errno) -> ServeError {
+    move |errno| ServeError::System { call, errno }
+}
+
+/// A listening socket and its clients.
+struct Door {
+    channel: Arc<OwnedFd>,
+    listener: OwnedFd,
+    wanted: Wanted,
+    clients: HashMap<u64, Arc<Session>>,
+}
+
+struct Server {
+    epoll: OwnedFd,
+    doors: HashMap<u64, Door>,
+    last_door: u64,
+    pool: Pool,
+    stand_in: Arc<OwnedFd>,
+}
+
+/// Receives for the server at the other end of `control` until that closes its end. To be called
+/// by a process of its own, which is to end right after: everything that it holds is shut down
+/// then, and threads of it may hang.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn serve(control: BorrowedFd<'_>) -> Result<(), ServeError> {
+    let stand_in = open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let mut server = Server {
+        epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create1"))?,
+        doors: HashMap::new(),
+        last_door: CONTROL,
+        pool: Pool::default(),
+        stand_in: Arc::new(stand_in.map_err(system("open"))?),
+    };
+    server
+        .watch(control, CONTROL)
+        .map_err(system("epoll_ctl"))?;
+    let ended = server.run(control);
+    server.shut_down();
+    // Dropping it could hang in a client's socket.
+    std::mem::forget(server);
+    ended
+}
+
+impl Server {
+    fn watch(&self, fd: BorrowedFd<'_>, number: u64) -> Result<(), Errno> {
+        let data = epoll::EventData::new_u64(number);
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+    }
+
+    fn run(&mut self, control: BorrowedFd<'_>) -> Result<(), ServeError> {
+        loop {
+            let retry = self.pool.is_behind().then_some(Timespec {
+                tv_sec: 0,
+                tv_nsec: RETRY as _,
+            });
+            let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
+            let ready: Vec<u64> = match epoll::wait(&self.epoll, &mut events[..], retry.as_ref()) {
+                Ok((ready, _)) => ready.iter().map(|event| event.data.u64()).collect(),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(system("epoll_wait")(errno)),
+            };
+            if ready.is_empty() {
+                self.pool.grow();
+            }
+            for number in ready {
+                if number != CONTROL {
+                    self.door_ready(number);
+                } else if !self.open_doors(control) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// `false` when the server has gone.
+    fn open_doors(&mut self, control: BorrowedFd<'_>) -> bool {
+        loop {
+            match message::receive(control, 0) {
+                Ok(Some(incoming)) => self.open_door(incoming),
+                Ok(None) => return false,
+                Err(Errno::AGAIN) => return true,
+                // What was dropped is a door, whose other end sees that.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn open_door(&mut self, incoming: Incoming) {
+        let mut fds = incoming.fds.into_iter();
+        let (Some(channel), Some(listener)) = (fds.next(), fds.next()) else {
+            return;
+        };
+        let number = self.last_door + 1;
+        self.last_door = number;
+        let door = Door {
+            channel: Arc::new(channel),
+            listener,
+            wanted: Wanted::of_value(incoming.message.value),
+            clients: HashMap::new(),
+        };
+        match self.watch(door.channel.as_fd(), number) {
+            Ok(()) => {
+                self.doors.insert(number, door);
+            }
+            // Its listening socket may have clients by now.
+            Err(_) => self.pool.run(move || drop(door)),
+        }
+    }
+
+    fn door_ready(&mut self, number: u64) {
+        while let Some(door) = self.doors.get_mut(&number) {
+            match message::receive(door.channel.as_fd(), 0) {
+                Ok(Some(incoming)) => door.handle(incoming, &self.pool, &self.stand_in),
+                Err(Errno::AGAIN) => return,
+                Ok(None) | Err(_) => {
+                    // That front-end of the server has gone.
+                    let _ = epoll::delete(&self.epoll, &door.channel);
+                    if let Some(door) = self.doors.remove(&number) {
+                        door.shut_down();
+                        let Door {
+                            clients, listener, ..
+                        } = door;
+                        for session in clients.into_values() {
+                            self.pool.run(move || drop(session));
+                        }
+                        self.pool.run(move || drop(listener));
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Nobody can connect any more, and every client sees the end of its connection.
+    fn shut_down(&self) {
+        self.doors.values().for_each(Door::shut_down);
+    }
+}
+
+impl Door {
+    fn handle(&mut self, incoming: Incoming, pool: &Pool, stand_in: &Arc<OwnedFd>) {
+        let Incoming { message, fds, .. } = incoming;
+        let client = message.client;
+        match message.kind {
+            message::kind::OPEN => match fds.into_iter().next() {
+                Some(socket) => {
+                    let door = self.channel.clone();
+                    let session = Session::new(client, socket, door, self.wanted, stand_in.clone());
+                    // Numbers do not come twice.
+                    if let Some(former) = self.clients.insert(client, Arc::new(session)) {
+                        pool.run(move || drop(former));
+                    }
+                }
+                // No descriptor is left: the server is to know that its own is the last.
+                None => self.say(message::kind::CLOSED, client),
+            },
+            message::kind::RECEIVE => match self.clients.get(&client) {
+                Some(session) => {
+                    let session = session.clone();
+                    pool.run(move || session.receive(message.value));
+                }
+                None => self.say(message::kind::CLOSED, client),
+            },
+            message::kind::END => {
+                if let Some(session) = self.clients.remove(&client) {
+                    pool.run(move || drop(session));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// From this thread, which never waits.
+    fn say(&self, kind: u32, client: u64) {
+        let message = Message {
+            kind,
+            value: 0,
+            client,
+        };
+        let _ = message::send(self.channel.as_fd(), message, &[], &[], SendFlags::DONTWAIT);
+    }
+
+    fn shut_down(&self) {
+        let _ = shutdown(&self.listener, Shutdown::Both);
+        let sockets = self.clients.values().filter_map(|session| session.socket());
+        for socket in sockets {
+            let _ = shutdown(socket, Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A client in the receiver process.
+
+use crate::kind::{Wanted, is_harmless};
+use crate::message::{self, MAX_FDS, MAX_READ, Message, TOO_MANY};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg,
+};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+
+/// A client's socket, and where answers go. It is dropped on a thread that may hang.
+pub(crate) struct Session {
+    client: u64,
+    /// None only inside `drop`.
+    socket: Option<OwnedFd>,
+    door: Arc<OwnedFd>,
+    wanted: Wanted,
+    /// Stands in for a descriptor that is not harmless.
+    stand_in: Arc<OwnedFd>,
+    /// Held by the thread that reads, until everything is closed that came: however many messages
+    /// it sends, a client has one thread that hangs and one that waits.
+    reading: Mutex<()>,
+}
+
+/// What a read brought.
+#[derive(Default)]
+struct Taken {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// More descriptors than are wanted: nothing is passed on.
+    too_many: bool,
+}
+
+impl Session {
+    pub(crate) fn new(
+        client: u64,
+        socket: OwnedFd,
+        door: Arc<OwnedFd>,
+        wanted: Wanted,
+        stand_in: Arc<OwnedFd>,
+    ) -> Session {
+        Session {
+            client,
+            socket: Some(socket),
+            door,
+            wanted,
+            stand_in,
+            reading: Mutex::new(()),
+        }
+    }
+
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(OwnedFd::as_fd)
+    }
+
+    /// Reads once, and answers. Closing what the server does not get comes last.
+    pub(crate) fn receive(&self, most: u32) {
+        let _reading = self.reading.lock().unpoisoned();
+        let (value, taken) = match self.take((most as usize).min(MAX_READ)) {
+            Ok(taken) if taken.too_many => (TOO_MANY, taken),
+            Ok(taken) => (0, taken),
+            Err(errno) => (code(errno), Taken::default()),
+        };
+        let passed = match value {
+            0 => taken.fds.iter().map(|fd| self.harmless(fd)).collect(),
+            _ => Vec::new(),
+        };
+        if let Err(errno) = self.say(message::kind::ANSWER, value, &taken.bytes, &passed) {
+            // What it would have said is lost, and so is the client's place in its stream.
+            let _ = self.say(message::kind::ANSWER, code(errno), &[], &[]);
+        }
+    }
+
+    /// The descriptor, or what stands in for it.
+    fn harmless<'a>(&'a self, fd: &'a OwnedFd) -> BorrowedFd<'a> {
+        match is_harmless(fd.as_fd(), self.wanted) {
+            true => fd.as_fd(),
+            false => self.stand_in.as_fd(),
+        }
+    }
+
+    fn take(&self, most: usize) -> Result<Taken, Errno> {
+        let socket = self.socket().ok_or(Errno::NOTCONN)?;
+        let mut bytes = vec![0; most];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = loop {
+            match recvmsg(
+                socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                flags,
+            ) {
+                Err(Errno::INTR) => {}
+                other => break other?,
+            }
+        };
+        let mut fds = Vec::new();
+        for ancillary in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
+                fds.extend(rights);
+            }
+        }
+        let cut = received.flags.contains(ReturnFlags::CTRUNC);
+        bytes.truncate(received.bytes);
+        Ok(Taken {
+            bytes,
+            too_many: cut || fds.len() > usize::from(self.wanted.max_fds),
+            fds,
+        })
+    }
+
+    /// Waits until the server has room: only this client's thread does.
+    fn say(
+        &self,
+        kind: u32,
+        value: u32,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Errno> {
+        let message = Message {
+            kind,
+            value,
+            client: self.client,
+        };
+        message::send(self.door.as_fd(), message, bytes, fds, SendFlags::empty())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // With it goes what waits unread in it: this is where a thread may hang.
+        self.socket = None;
+        let _ = self.say(message::kind::CLOSED, 0, &[], &[]);
+    }
+}
+
+fn code(errno: Errno) -> u32 {
+    errno.raw_os_error().unsigned_abs()
+}

@@ -1,0 +1,244 @@
+//! A client's socket.
+
+use crate::door::Door;
+use crate::error::ReadError;
+use crate::message::MAX_FDS;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recv, recvmsg,
+    shutdown,
+};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use sync::Unpoisoned;
+
+/// What a read brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// So many bytes.
+    Bytes {
+        /// Their number, at least 1.
+        len: usize,
+        /// Another read may bring more at once: this one was ended by the buffer or by
+        /// descriptors, not by an empty socket.
+        more: bool,
+    },
+    /// Nothing for now.
+    Blocked,
+    /// The receiver process reads. Until it has answered the socket itself is not to be waited
+    /// for: see [`Socket::is_waiting`].
+    Waiting,
+    /// The peer has closed its end.
+    Eof,
+}
+
+/// A client's end of a Unix stream socket, non-blocking or not: no read waits.
+#[derive(Debug)]
+pub struct Socket(Way);
+
+#[derive(Debug)]
+enum Way {
+    InPlace { socket: OwnedFd, max_fds: usize },
+    Receiver(Received),
+}
+
+#[derive(Debug)]
+struct Received {
+    /// None only inside `drop`.
+    socket: Option<Arc<OwnedFd>>,
+    door: Arc<Mutex<Door>>,
+    client: u64,
+    waiting: bool,
+}
+
+fn fds_of(control: &mut RecvAncillaryBuffer<'_>, fds: &mut Vec<OwnedFd>) {
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = ancillary {
+            fds.extend(received);
+        }
+    }
+}
+
+/// Reads once.
+fn read_with(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+    control: &mut RecvAncillaryBuffer<'_>,
+    flags: RecvFlags,
+) -> Result<Option<(usize, ReturnFlags)>, ReadError> {
+    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(buf)], control, flags) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::CONNRESET) => return Ok(Some((0, ReturnFlags::empty()))),
+            Err(errno) => return Err(ReadError::System(errno)),
+            Ok(message) => return Ok(Some((message.bytes, message.flags))),
+        }
+    }
+}
+
+impl Socket {
+    /// Of a client that is trusted not to send descriptors that block: they come to this process,
+    /// at most `max_fds` (up to 253) with one read, and this process closes them.
+    pub fn in_place(socket: OwnedFd, max_fds: usize) -> Socket {
+        Socket(Way::InPlace { socket, max_fds })
+    }
+
+    pub(crate) fn received(socket: OwnedFd, door: &Arc<Mutex<Door>>) -> Socket {
+        let socket = Arc::new(socket);
+        let client = door.lock().unpoisoned().enter(socket.clone());
+        Socket(Way::Receiver(Received {
+            socket: Some(socket),
+            door: door.clone(),
+            client,
+            waiting: false,
+        }))
+    }
+
+    /// Reads once into `buf`, which is not to be empty, and adds the descriptors that came to
+    /// `fds`. After [`Read::Waiting`] the buffer of the next call is to be no shorter.
+    ///
+    /// # Errors
+    /// [`ReadError`]: the stream cannot be read any more.
+    pub fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
+        match &mut self.0 {
+            Way::InPlace { socket, max_fds } => read_in_place(socket.as_fd(), *max_fds, buf, fds),
+            Way::Receiver(received) => received.read(buf, fds),
+        }
+    }
+
+    /// The receiver process reads. What tells of its answer is [`Intake::ready`](crate::Intake);
+    /// the next [`Socket::read`] has it.
+    pub fn is_waiting(&self) -> bool {
+        matches!(&self.0, Way::Receiver(Received { waiting: true, .. }))
+    }
+
+    /// When the answer that is waited for is late: [`Socket::read`] is to be called then.
+    pub fn deadline(&self) -> Option<Instant> {
+        match &self.0 {
+            Way::Receiver(Received {
+                waiting: true,
+                door,
+                ..
+            }) => door.lock().unpoisoned().deadline(),
+            _ => None,
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Way::InPlace { socket, .. } => socket.as_fd(),
+            Way::Receiver(received) => received.as_fd(),
+        }
+    }
+}
+
+fn read_in_place(
+    socket: BorrowedFd<'_>,
+    max_fds: usize,
+    buf: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Read, ReadError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let Some((len, flags)) = read_with(socket, buf, &mut control, RecvFlags::empty())? else {
+        return Ok(Read::Blocked);
+    };
+    let before = fds.len();
+    fds_of(&mut control, fds);
+    let received = fds.len() - before;
+    if flags.contains(ReturnFlags::CTRUNC) || received > max_fds {
+        return Err(ReadError::TooManyFds);
+    }
+    Ok(match len {
+        0 => Read::Eof,
+        len => Read::Bytes {
+            len,
+            more: len == buf.len() || received > 0,
+        },
+    })
+}
+
+impl Received {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Some(socket) => socket.as_fd(),
+            None => unreachable!("only a dropped client has no socket"),
+        }
+    }
+
+    fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
+        if self.waiting {
+            return self.take_answer(buf, fds);
+        }
+        // Without room for descriptors. The kernel ends a read behind the first packet that
+        // carries some, and says that they were cut off. They stay in the socket: a peek only
+        // lends them, so that nothing is closed.
+        let mut none = RecvAncillaryBuffer::new(&mut []);
+        let Some((len, flags)) = read_with(self.as_fd(), buf, &mut none, RecvFlags::PEEK)? else {
+            return Ok(Read::Blocked);
+        };
+        if flags.contains(ReturnFlags::CTRUNC) {
+            self.door.lock().unpoisoned().ask(self.client, len);
+            self.waiting = true;
+            return Ok(Read::Waiting);
+        }
+        let Some(seen) = buf.get_mut(..len).filter(|seen| !seen.is_empty()) else {
+            return Ok(Read::Eof);
+        };
+        // Exactly what has just been seen to come without descriptors.
+        loop {
+            match recv(self.as_fd(), &mut *seen, RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(ReadError::System(errno)),
+                Ok((_, taken)) => {
+                    return Ok(Read::Bytes {
+                        len: taken,
+                        more: taken < len || len == buf.len(),
+                    });
+                }
+            }
+        }
+    }
+
+    fn take_answer(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
+        let Some(taken) = self.door.lock().unpoisoned().answer(self.client)? else {
+            return Ok(Read::Waiting);
+        };
+        self.waiting = false;
+        let len = taken.bytes.len();
+        let Some(room) = buf.get_mut(..len) else {
+            return Err(ReadError::System(Errno::MSGSIZE));
+        };
+        room.copy_from_slice(&taken.bytes);
+        fds.extend(taken.fds);
+        Ok(match len {
+            0 => Read::Eof,
+            len => Read::Bytes { len, more: true },
+        })
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        // The client sees the end now, whatever else takes its time.
+        let _ = shutdown(&socket, Shutdown::Both);
+        let mut door = self.door.lock().unpoisoned();
+        if door.leave(self.client) {
+            // Not the last: the receiver process has one until it is told.
+            drop(socket);
+            door.end(self.client);
+        } else {
+            sync::discard(socket);
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! Server and receiver process, with clients that send what blocks.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+use receive::{Intake, Read, ReadError, Receiver, Socket, Wanted};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg,
+    sockopt,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(30);
+const WANTED: Wanted = Wanted {
+    max_fds: 4,
+    streams: true,
+};
+/// Set for a process that is to be the receiver process.
+const CHILD: &str = "VNVME_TEST_RECEIVER";
+
+/// Not a test of its own: what [`receiver`] starts.
+#[test]
+fn child() {
+    if std::env::var_os(CHILD).is_some() {
+        receive::serve(std::io::stdin().as_fd()).unwrap();
+        std::process::exit(0);
+    }
+}
+
+fn receiver() -> Receiver {
+    let start = || {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--exact", "child"]).env(CHILD, "1");
+        command
+    };
+    Receiver::start(start).unwrap()
+}
+
+/// A server with one listening socket.
+struct Server {
+    directory: tempfile::TempDir,
+    listener: UnixListener,
+    intake: Intake,
+}
+
+impl Server {
+    fn new(receiver: &Receiver) -> Server {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let mut intake = Intake::new(receiver, WANTED);
+        assert!(intake.connect(listener.as_fd()).unwrap());
+        Server {
+            directory,
+            listener,
+            intake,
+        }
+    }
+
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.directory.path().join("socket")).unwrap()
+    }
+
+    fn accept(&self) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        accept_with(&self.listener, flags).unwrap()
+    }
+
+    fn admitted(&mut self) -> (UnixStream, Socket) {
+        let client = self.connect();
+        let socket = self.accept();
+        (client, self.intake.admit(socket))
+    }
+
+    /// Waits for the receiver process to say something, and takes it in.
+    fn turn(&mut self) {
+        match self.intake.fd() {
+            Some(fd) => {
+                let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+                poll(
+                    &mut fds,
+                    Some(&Timespec {
+                        tv_sec: 0,
+                        tv_nsec: 10_000_000,
+                    }),
+                )
+                .unwrap();
+                self.intake.ready();
+            }
+            None => {
+                std::thread::sleep(Duration::from_millis(10));
+                let _ = self.intake.connect(self.listener.as_fd());
+            }
+        }
+    }
+
+    /// What the next read brings that is not waited for.
+    fn read(&mut self, socket: &mut Socket) -> Result<(Read, Vec<u8>, Vec<OwnedFd>), ReadError> {
+        let end = Instant::now() + LIMIT;
+        let (mut bytes, mut fds) = (vec![0; 4096], Vec::new());
+        loop {
+            let begin = Instant::now();
+            let read = socket.read(&mut bytes, &mut fds)?;
+            // Of the machine's noise this leaves out what it can.
+            assert!(
+                begin.elapsed() < Duration::from_secs(1),
+                "a read has blocked"
+            );
+            match read {
+                Read::Waiting => self.turn(),
+                Read::Bytes { len, .. } => {
+                    bytes.truncate(len);
+                    return Ok((read, bytes, fds));
+                }
+                other => return Ok((other, Vec::new(), fds)),
+            }
+            assert!(Instant::now() < end, "no answer");
+        }
+    }
+
+    fn eventually(&mut self, what: &str, mut holds: impl FnMut(&mut Server) -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !holds(self) {
+            assert!(Instant::now() < end, "{what}");
+            self.turn();
+        }
+    }
+}
+
+fn send(client: &UnixStream, bytes: &[u8], fds: &[impl AsFd], flags: SendFlags) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let sent = sendmsg(client, &[IoSlice::new(bytes)], &mut control, flags).unwrap();
+    assert_eq!(sent, bytes.len());
+}
+
+/// A TCP socket whose last `close` blocks until this is dropped.
+struct Poison {
+    _peer: TcpStream,
+    socket: TcpStream,
+}
+
+impl Poison {
+    fn new() -> Poison {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        sockopt::set_socket_linger(&socket, Some(Duration::from_secs(3600))).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 65536]).is_ok() {}
+        Poison {
+            _peer: peer,
+            socket,
+        }
+    }
+
+    /// Only those to whom it was sent hold it from now on.
+    fn sent(self) -> TcpStream {
+        self._peer
+    }
+}
+
+/// Sends poison, which is held up by what is returned.
+fn poison(client: &UnixStream, bytes: &[u8], flags: SendFlags) -> TcpStream {
+    let poison = Poison::new();
+    send(client, bytes, &[&poison.socket], flags);
+    poison.sent()
+}
+
+/// Runs something that must not block.
+fn promptly(what: &str, f: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || {
+        f();
+        let _ = done.send(());
+    });
+    let done = is_done.recv_timeout(Duration::from_secs(10));
+    assert!(done.is_ok(), "it blocks: {what}");
+}
+
+fn memory() -> OwnedFd {
+    memfd_create("memory", MemfdFlags::CLOEXEC).unwrap()
+}
+
+fn same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let of = |fd| {
+        rustix::fs::fstat(fd)
+            .map(|stat| (stat.st_dev, stat.st_ino))
+            .unwrap()
+    };
+    of(one) == of(other)
+}
+
+#[test]
+fn bytes_and_harmless_descriptors_come_in_order() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    assert_eq!(server.read(&mut socket).unwrap().0, Read::Blocked);
+    let none: [OwnedFd; 0] = [];
+    let files = [memory(), memory()];
+    send(&client, b"one", &none, SendFlags::empty());
+    send(&client, b"two", &none, SendFlags::empty());
+    assert_eq!(server.read(&mut socket).unwrap().1, b"onetwo");
+    send(&client, b"three", &none, SendFlags::empty());
+    send(&client, b"four", &files, SendFlags::empty());
+    send(&client, b"five", &none, SendFlags::empty());
+    let (read, bytes, fds) = server.read(&mut socket).unwrap();
+    assert_eq!(bytes, b"threefour");
+    assert_eq!(read, Read::Bytes { len: 9, more: true });
+    assert_eq!(fds.len(), 2);
+    assert!(same_file(&fds[0], &files[0]) && same_file(&fds[1], &files[1]));
+    let (_, bytes, fds) = server.read(&mut socket).unwrap();
+    assert!(bytes == b"five" && fds.is_empty());
+    // More than one read of the receiver process.
+    let long: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+    let writer = std::thread::spawn({
+        let (client, long, file) = (client.try_clone().unwrap(), long.clone(), memory());
+        move || {
+            send(&client, &long[..1], &[file], SendFlags::empty());
+            (&client).write_all(&long[1..]).unwrap();
+        }
+    });
+    let (mut got, mut fds) = (Vec::new(), 0);
+    while got.len() < long.len() {
+        let (_, bytes, came) = server.read(&mut socket).unwrap();
+        got.extend(bytes);
+        fds += came.len();
+    }
+    assert!(got == long && fds == 1);
+    writer.join().unwrap();
+    drop(client);
+    assert_eq!(server.read(&mut socket).unwrap().0, Read::Eof);
+}
+
+#[test]
+fn what_is_not_harmless_is_replaced() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    let file = memory();
+    send(
+        &client,
+        b"x",
+        &[file.as_fd(), pipe.as_fd()],
+        SendFlags::empty(),
+    );
+    let (_, _, fds) = server.read(&mut socket).unwrap();
+    assert_eq!(fds.len(), 2);
+    assert!(same_file(&fds[0], &file));
+    let null = std::fs::File::open("/dev/null").unwrap().into();
+    assert!(same_file(&fds[1], &null));
+    // One more than are wanted.
+    send(
+        &client,
+        b"x",
+        &[(); 5].map(|()| memory()),
+        SendFlags::empty(),
+    );
+    assert_eq!(server.read(&mut socket).err(), Some(ReadError::TooManyFds));
+}
+
+#[test]
+fn a_blocking_descriptor_blocks_nobody() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let mut held = Vec::new();
+    for flags in [SendFlags::empty(), SendFlags::OOB] {
+        let (client, mut socket) = server.admitted();
+        held.push(poison(&client, b"x", flags));
+        // The first is answered: what it was closed for comes after.
+        let (_, bytes, fds) = server.read(&mut socket).unwrap();
+        assert!(bytes == b"x" && fds.len() == 1);
+        // The thread of this client hangs, not that of another.
+        let mut other = Server::new(&receiver);
+        let (second, mut its) = other.admitted();
+        send(&second, b"y", &[memory()], SendFlags::empty());
+        assert_eq!(other.read(&mut its).unwrap().1, b"y");
+        // Unread.
+        held.push(poison(&client, b"z", flags));
+        promptly("close", move || drop(socket));
+        server.eventually("it is leaving", |s| s.intake.fd().is_some());
+    }
+    // In a client that is refused.
+    let client = server.connect();
+    held.push(poison(&client, b"x", SendFlags::empty()));
+    let socket = server.accept();
+    server.intake.dismiss(socket);
+    // In one that nobody has accepted.
+    let client = server.connect();
+    held.push(poison(&client, b"x", SendFlags::empty()));
+    promptly("the end", move || drop(server));
+    drop(held);
+}
+
+#[test]
+fn clients_that_cannot_be_closed_are_counted() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let mut held = Vec::new();
+    while !server.intake.is_crowded() {
+        assert!(held.len() < 100, "no end of clients");
+        let client = server.connect();
+        held.push(poison(&client, b"x", SendFlags::empty()));
+        let socket = server.accept();
+        server.intake.dismiss(socket);
+    }
+    held.clear();
+    server.eventually("their sockets are closed", |s| !s.intake.is_crowded());
+    // Others leave no trace.
+    for _ in 0..200 {
+        let (_client, socket) = server.admitted();
+        drop(socket);
+        server.eventually("there is room", |s| !s.intake.is_crowded());
+    }
+}
+
+/// Threads of the receiver process.
+fn threads(receiver: &Receiver) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", receiver.id()));
+    tasks.unwrap().count()
+}
+
+#[test]
+fn a_client_has_few_threads_and_is_ended_when_they_hang() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(poison(&client, b"x", SendFlags::empty()));
+    }
+    // The first answer comes before its descriptor is closed.
+    assert_eq!(server.read(&mut socket).unwrap().1, b"x");
+    let before = threads(&receiver);
+    assert_eq!(server.read(&mut socket).err(), Some(ReadError::Stuck));
+    assert!(threads(&receiver) <= before + 1);
+    promptly("close", move || drop(socket));
+    // This one hangs before its answer: the socket that it sends is emptied first.
+    let (client, mut socket) = server.admitted();
+    let (peer, stream) = UnixStream::pair().unwrap();
+    held.push(poison(&peer, b"x", SendFlags::empty()));
+    send(&client, b"x", &[&stream], SendFlags::empty());
+    drop((stream, peer));
+    assert_eq!(server.read(&mut socket).err(), Some(ReadError::Stuck));
+    promptly("close", move || drop(socket));
+    assert!(threads(&receiver) <= before + 3);
+}
+
+#[test]
+fn a_receiver_process_that_is_killed_is_started_again() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    send(&client, b"x", &[memory()], SendFlags::empty());
+    server.read(&mut socket).unwrap();
+    for _ in 0..3 {
+        let before = receiver.id();
+        kill_process(Pid::from_raw(before as i32).unwrap(), Signal::KILL).unwrap();
+        server.eventually("it is noticed", |s| s.intake.fd().is_none());
+        // Asked for while there is none: it waits.
+        send(&client, b"x", &[memory()], SendFlags::empty());
+        let (_, bytes, fds) = server.read(&mut socket).unwrap();
+        assert!(bytes == b"x" && fds.len() == 1);
+        assert_ne!(receiver.id(), before);
+    }
+}
+
+#[test]
+fn after_the_server_nobody_can_connect_whatever_hangs() {
+    let receiver = receiver();
+    let process = receiver.id();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let held = poison(&client, b"x", SendFlags::empty());
+    server.read(&mut socket).unwrap();
+    let waiting = server.connect();
+    let path = server.directory.path().join("socket");
+    // As at the end of a server that is killed: its descriptors go, nothing is said.
+    let Server {
+        directory,
+        listener,
+        intake,
+    } = server;
+    std::mem::forget(socket);
+    drop((intake, listener, receiver));
+    let end = Instant::now() + LIMIT;
+    let refused = || UnixStream::connect(&path).is_err();
+    while !refused() {
+        assert!(Instant::now() < end, "it is still listened to");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    drop((held, waiting, directory));
+    let ended = || std::fs::read_to_string(format!("/proc/{process}/stat"));
+    while ended().is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(Instant::now() < end, "it does not end");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn in_place_descriptors_come_as_they_are() {
+    let (client, ours) = UnixStream::pair().unwrap();
+    let mut socket = Socket::in_place(ours.into(), 2);
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    send(&client, b"x", &[pipe], SendFlags::empty());
+    let (mut bytes, mut fds) = ([0; 16], Vec::new());
+    let read = socket.read(&mut bytes, &mut fds).unwrap();
+    assert_eq!(read, Read::Bytes { len: 1, more: true });
+    assert_eq!(fds.len(), 1);
+    assert_eq!(socket.read(&mut bytes, &mut fds).unwrap(), Read::Blocked);
+    send(
+        &client,
+        b"x",
+        &[(); 3].map(|()| memory()),
+        SendFlags::empty(),
+    );
+    let error = socket.read(&mut bytes, &mut fds);
+    assert_eq!(error, Err(ReadError::TooManyFds));
+    drop(client);
+    assert_eq!(socket.read(&mut bytes, &mut fds).unwrap(), Read::Eof);
+}
