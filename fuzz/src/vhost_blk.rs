@@ -79,6 +79,7 @@ impl Bench {
             listener: listener.into(),
             max_in_flight: 1024,
             memory: dma::MemoryLimits::DEFAULT,
+            receiver: None,
             attach: None,
             resized: None,
             span: tracing::Span::none(),

@@ -343,6 +343,7 @@ mod tests {
                 listener: listener.into(),
                 max_in_flight: 1024,
                 memory: dma::MemoryLimits::DEFAULT,
+                receiver: None,
                 attach: None,
                 resized: None,
                 span: tracing::Span::none(),

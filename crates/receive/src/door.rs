@@ -1,6 +1,6 @@
 //! The server's side of a door: the receiver process's part of one listening socket.
 
-use crate::message::{self, MAX_READ, Message, TOO_MANY};
+use crate::message::{self, LONG, MAX_READ, Message, TOO_MANY};
 use crate::{ReadError, kind::Wanted};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
@@ -249,7 +249,7 @@ impl Door {
             self.end(client);
         }
         while let Some(channel) = self.channel.clone() {
-            let incoming = match message::receive(channel.as_fd(), MAX_READ) {
+            let incoming = match message::receive::<LONG>(channel.as_fd()) {
                 Ok(Some(incoming)) => incoming,
                 Err(Errno::AGAIN) => return true,
                 Ok(None) | Err(_) => {

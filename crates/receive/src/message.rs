@@ -15,6 +15,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Most bytes that the receiver process reads at once: a packet is in one piece in the kernel.
 pub(crate) const MAX_READ: usize = 32 << 10;
+/// Room for a message without bytes, and for the longest.
+pub(crate) const SHORT: usize = size_of::<Message>();
+pub(crate) const LONG: usize = SHORT + MAX_READ;
 /// The kernel's SCM_MAX_FD: a sender cannot attach more to one call.
 pub(crate) const MAX_FDS: usize = 253;
 
@@ -100,9 +103,12 @@ pub(crate) fn send(
     }
 }
 
-/// The next message, with at most `room` bytes; `None` at the end of the channel. Never waits.
-pub(crate) fn receive(channel: BorrowedFd<'_>, room: usize) -> Result<Option<Incoming>, Errno> {
-    let mut bytes = vec![0; size_of::<Message>() + room];
+/// The next message, of at most `ROOM` bytes; `None` at the end of the channel. Never waits.
+pub(crate) fn receive<const ROOM: usize>(
+    channel: BorrowedFd<'_>,
+) -> Result<Option<Incoming>, Errno> {
+    // On the stack: a large buffer from the heap, among small ones that stay, would hold its pages.
+    let mut bytes = [0; ROOM];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -127,11 +133,11 @@ pub(crate) fn receive(channel: BorrowedFd<'_>, room: usize) -> Result<Option<Inc
     if received.bytes == 0 {
         return Ok(None);
     }
-    bytes.truncate(received.bytes);
+    let bytes = bytes.get(..received.bytes).unwrap_or_default();
     if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(Errno::MSGSIZE);
     }
-    let (message, bytes) = Message::read_from_prefix(&bytes).map_err(|_| Errno::PROTO)?;
+    let (message, bytes) = Message::read_from_prefix(bytes).map_err(|_| Errno::PROTO)?;
     Ok(Some(Incoming {
         message,
         bytes: bytes.to_vec(),

@@ -2,7 +2,7 @@
 //! and a pool of threads that do.
 
 use crate::kind::Wanted;
-use crate::message::{self, Incoming, Message};
+use crate::message::{self, Incoming, Message, SHORT};
 use crate::pool::Pool;
 use crate::session::Session;
 use rustix::event::{Timespec, epoll};
@@ -112,7 +112,7 @@ impl Server {
     /// `false` when the server has gone.
     fn open_doors(&mut self, control: BorrowedFd<'_>) -> bool {
         loop {
-            match message::receive(control, 0) {
+            match message::receive::<SHORT>(control) {
                 Ok(Some(incoming)) => self.open_door(incoming),
                 Ok(None) => return false,
                 Err(Errno::AGAIN) => return true,
@@ -146,7 +146,7 @@ impl Server {
 
     fn door_ready(&mut self, number: u64) {
         while let Some(door) = self.doors.get_mut(&number) {
-            match message::receive(door.channel.as_fd(), 0) {
+            match message::receive::<SHORT>(door.channel.as_fd()) {
                 Ok(Some(incoming)) => door.handle(incoming, &self.pool, &self.stand_in),
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => {

@@ -1,12 +1,14 @@
 //! One client of the server.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
+use receive::{Read, Socket};
 use rustix::net::{Shutdown, UCred, shutdown};
 
 use crate::device::Device;
 use crate::error::ConnectionError;
-use crate::inbox::{Inbox, Message, Received};
+use crate::inbox::{Inbox, Message};
 use crate::outbox::{Outbox, Sent};
 use crate::session::{Handled, Session};
 use crate::version::Capabilities;
@@ -68,8 +70,8 @@ pub enum Interest {
     Readable,
     /// Writable: a reply does not fit into the socket, and nothing is read until it does.
     Writable,
-    /// Nothing: an operation is pending, or the connection is closed. Take the socket out of the
-    /// epoll set: epoll reports a hang-up even if nothing is asked for.
+    /// Nothing: an operation is pending, the receiver process reads, or the connection is closed.
+    /// Take the socket out of the epoll set: epoll reports a hang-up even if nothing is asked for.
     None,
 }
 
@@ -93,7 +95,7 @@ pub struct Counters {
 /// says, then calls [`on_ready`](Self::on_ready).
 #[derive(Debug)]
 pub struct Connection {
-    socket: OwnedFd,
+    socket: Socket,
     inbox: Inbox,
     outbox: Outbox,
     session: Session,
@@ -124,8 +126,15 @@ impl Connection {
         Self::with_limits(socket, Limits::default())
     }
 
-    /// A connection over a Unix stream socket.
+    /// A connection over a Unix stream socket. Descriptors are received in place: the client is
+    /// trusted to send none whose `close` blocks.
     pub fn with_limits(socket: OwnedFd, limits: Limits) -> Self {
+        Self::over(Socket::in_place(socket, wire::MAX_MSG_FDS), limits)
+    }
+
+    /// A connection over a Unix stream socket that says itself how descriptors are received:
+    /// at most [`wire::MAX_MSG_FDS`] with one read.
+    pub fn over(socket: Socket, limits: Limits) -> Self {
         let ours = Capabilities {
             max_msg_fds: wire::MAX_MSG_FDS as u64,
             max_data_xfer_size: u64::from(limits.max_data_xfer_size),
@@ -171,11 +180,22 @@ impl Connection {
             Interest::None
         } else if !self.outbox.is_empty() {
             Interest::Writable
-        } else if self.deferred.is_some() {
+        } else if self.deferred.is_some() || self.is_receiving() {
             Interest::None
         } else {
             Interest::Readable
         }
+    }
+
+    /// The receiver process reads: [`on_ready`](Self::on_ready) is to be called when it says
+    /// something, or at the [deadline](Self::deadline).
+    pub fn is_receiving(&self) -> bool {
+        self.socket.is_waiting()
+    }
+
+    /// When the receiver process is late.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.socket.deadline()
     }
 
     /// Reads what is there, handles complete messages and writes replies,
@@ -263,11 +283,11 @@ impl Connection {
                 return Ok(ConnectionStatus::Open);
             }
             budget = budget.saturating_sub(1);
-            match self.inbox.receive(self.socket.as_fd())? {
-                Received::Bytes { more } => drained = !more || budget == 0,
-                Received::Blocked => return Ok(ConnectionStatus::Open),
-                Received::Eof if self.inbox.is_empty() => return Ok(ConnectionStatus::Closed),
-                Received::Eof => return Err(ConnectionError::Truncated),
+            match self.inbox.receive(&mut self.socket)? {
+                Read::Bytes { more, .. } => drained = !more || budget == 0,
+                Read::Blocked | Read::Waiting => return Ok(ConnectionStatus::Open),
+                Read::Eof if self.inbox.is_empty() => return Ok(ConnectionStatus::Closed),
+                Read::Eof => return Err(ConnectionError::Truncated),
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Why the server closes a connection.
 
+use receive::ReadError;
 use rustix::io::Errno;
 
 use crate::wire::Command;
@@ -45,7 +46,20 @@ pub enum ConnectionError {
     /// Reading from the socket failed.
     #[error("cannot receive")]
     Receive(#[source] Errno),
+    /// Descriptors that came could not be received by the receiver process.
+    #[error(transparent)]
+    Receiver(ReadError),
     /// Writing to the socket failed.
     #[error("cannot send")]
     Send(#[source] Errno),
+}
+
+impl From<ReadError> for ConnectionError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::TooManyFds => Self::TooManyFds,
+            ReadError::System(errno) => Self::Receive(errno),
+            error => Self::Receiver(error),
+        }
+    }
 }

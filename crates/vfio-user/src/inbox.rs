@@ -8,13 +8,10 @@
 //! answered as one) to the last.
 
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use receive::{Read, Socket};
 use zerocopy::FromBytes;
 
 use crate::error::ConnectionError;
@@ -27,20 +24,6 @@ const BASE_SIZE: usize = 16 << 10;
 /// it is known whose the next ones are, those next ones, which came with a piece of a header, and
 /// those of the read that brings its rest.
 const MAX_HELD_FDS: usize = 3 * MAX_MSG_FDS;
-
-/// What a read brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Received {
-    /// Bytes; `more` if another read may bring more at once.
-    Bytes {
-        /// The read was ended by the buffer or by descriptors, not by an empty socket.
-        more: bool,
-    },
-    /// Nothing for now.
-    Blocked,
-    /// The peer has closed its end.
-    Eof,
-}
 
 /// A complete message: its header, where its payload is, its descriptors.
 #[derive(Debug)]
@@ -102,52 +85,29 @@ impl Inbox {
     }
 
     /// Reads once. Only to be called when [`next`](Self::next) has nothing more.
-    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Received, ConnectionError> {
+    pub fn receive(&mut self, socket: &mut Socket) -> Result<Read, ConnectionError> {
         self.make_room();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let room = self.buf.get_mut(self.end..).unwrap_or_default();
-        let asked = room.len();
-        let message = loop {
-            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-            match recvmsg(socket, &mut [IoSliceMut::new(room)], &mut control, flags) {
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Received::Blocked),
-                Err(Errno::CONNRESET) => return Ok(Received::Eof),
-                Err(errno) => return Err(ConnectionError::Receive(errno)),
-                Ok(message) => break message,
-            }
-        };
-        // What was drained is closed on every early return.
         let mut fds = Vec::new();
-        for ancillary in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = ancillary {
-                fds.extend(received);
-            }
-        }
-        // The space is rounded up, so that it may hold one more than it was made for.
-        if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_MSG_FDS {
-            return Err(ConnectionError::TooManyFds);
-        }
-        if message.bytes == 0 {
-            return Ok(Received::Eof);
-        }
+        let room = self.buf.get_mut(self.end..).unwrap_or_default();
+        // What came with an error is closed.
+        let read = socket.read(room, &mut fds)?;
+        let Read::Bytes { len, .. } = read else {
+            return Ok(read);
+        };
         let read_start = self.position.saturating_add((self.end - self.start) as u64);
-        self.end = self.end.saturating_add(message.bytes).min(self.buf.len());
-        let more = message.bytes == asked || !fds.is_empty();
+        self.end = self.end.saturating_add(len).min(self.buf.len());
         if !fds.is_empty() {
             let held: usize = self.groups.iter().map(|group| group.fds.len()).sum();
             if held + fds.len() > MAX_HELD_FDS {
                 return Err(ConnectionError::TooManyFds);
             }
-            let read = read_start..read_start.saturating_add(message.bytes as u64);
             self.groups.push_back(FdGroup {
-                read,
+                read: read_start..read_start.saturating_add(len as u64),
                 owner: None,
                 fds,
             });
         }
-        Ok(Received::Bytes { more })
+        Ok(read)
     }
 
     /// Takes the next complete message out, if there is one of at most `limit` bytes.

@@ -5,20 +5,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, fchmod, flock, open, statat, unlink,
 };
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
+use rustix::process::{PidfdFlags, pidfd_open};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
 /// How often, and how far apart, the directory's lock is tried.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// How often, and how far apart, a socket is probed whose backlog is full.
+const PROBE_TRIES: u32 = 20;
+const PROBE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -183,15 +189,47 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
         Ok(_) => {}
     }
     let probe = new_socket().map_err(failed("create a socket"))?;
-    match connect(&probe, address) {
+    let mut connected = connect(&probe, address);
+    for _ in 0..PROBE_TRIES {
+        if connected != Err(Errno::AGAIN) {
+            break;
+        }
+        std::thread::sleep(PROBE_PAUSE);
+        connected = connect(&probe, address);
+    }
+    if connected == Ok(()) && has_ended(&probe) {
+        return remove(path).map_err(failed("remove the stale socket"));
+    }
+    match connected {
         // A full backlog (EAGAIN) is a live server too.
         Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.to_owned())),
-        Err(Errno::CONNREFUSED) => match unlink(path) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(failed("remove the stale socket")(errno)),
-        },
+        Err(Errno::CONNREFUSED) => remove(path).map_err(failed("remove the stale socket")),
         Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed("probe the socket that is there")(errno)),
+    }
+}
+
+/// The process that listens there is known (since listen(2), unix(7) SO_PEERCRED), and has ended.
+/// Another one may have its socket for a moment longer: the receiver process of a server that was
+/// killed.
+fn has_ended(probe: &OwnedFd) -> bool {
+    let Ok(peer) = socket_peercred(probe) else {
+        return false;
+    };
+    match pidfd_open(peer.pid, PidfdFlags::empty()) {
+        Err(errno) => errno == Errno::SRCH,
+        // One that nobody has waited for yet is readable, too.
+        Ok(pidfd) => {
+            let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+        }
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Errno> {
+    match unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }
 

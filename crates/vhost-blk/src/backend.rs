@@ -5,11 +5,13 @@ use crate::error::{ClientError, Error};
 use crate::memory::{Attach, GuestMemory};
 use crate::session::{Session, SessionStatus};
 use crate::stats::Stats;
+use crate::wire::MAX_FDS;
 use dma::MemoryLimits;
+use receive::{Intake, Receiver, Wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::Span;
@@ -22,7 +24,15 @@ const TELL_AGAIN: Duration = Duration::from_millis(100);
 const TOKEN_LISTENER: u32 = 0;
 const TOKEN_CLIENT: u32 = 1;
 const TOKEN_SIZE: u32 = 2;
+/// The receiver process says something.
+const TOKEN_INTAKE: u32 = 3;
 const TOKEN_KICK: u32 = 16;
+
+/// Memory files, eventfds, and the channel for the back-end's requests.
+const WANTED: Wanted = Wanted {
+    max_fds: MAX_FDS as u8,
+    streams: true,
+};
 
 /// The token of a queue's kicks. There are 256 queues at most.
 pub(crate) fn kick_token(queue: u8) -> u32 {
@@ -41,6 +51,9 @@ pub struct Export {
     pub memory: MemoryLimits,
     /// A listening Unix socket, non-blocking. Its file belongs to the caller.
     pub listener: OwnedFd,
+    /// The process that receives front-ends' descriptors. Without it they are received in place:
+    /// front-ends are trusted to send none whose `close` blocks.
+    pub receiver: Option<Receiver>,
     /// Makes what can reach a guest's memory by itself for every connection.
     pub attach: Option<Box<dyn Fn() -> Attach>>,
     /// An eventfd that becomes readable when the volume has been resized. The worker's thread never
@@ -66,6 +79,9 @@ pub struct Backend {
     disk: Disk,
     memory: MemoryLimits,
     listener: OwnedFd,
+    /// How front-ends' sockets are read. Behind the listening socket, which is to be closed first:
+    /// the last to close it also closes what waits to be accepted.
+    intake: Intake,
     attach: Option<Box<dyn Fn() -> Attach>>,
     descriptors: Descriptors,
     session: Option<Session>,
@@ -94,8 +110,13 @@ impl Backend {
     /// [`Error::System`].
     pub fn new(export: Export, context: &Context<'_>) -> Result<Backend, Error> {
         let (io, owner) = (context.io.clone(), context.owner);
+        let intake = match &export.receiver {
+            Some(receiver) => Intake::new(receiver, WANTED),
+            None => Intake::in_place(MAX_FDS),
+        };
         let disk = Disk::open(export.volume, io, owner, export.max_in_flight, &export.disk)?;
-        let backend = Backend {
+        let mut backend = Backend {
+            intake,
             stats: Arc::new(Stats::new(disk.shape.queues, export.span)),
             disk,
             memory: export.memory,
@@ -111,6 +132,17 @@ impl Backend {
             tell_again: None,
             end: End::Serving,
         };
+        let listener = backend.listener.as_fd();
+        backend
+            .intake
+            .connect(listener)
+            .map_err(system("sendmsg"))?;
+        if let Some(fd) = backend.intake.fd() {
+            let added = backend
+                .descriptors
+                .add(fd, TOKEN_INTAKE, Interest::Readable);
+            added.map_err(system("epoll_ctl"))?;
+        }
         let watch = |fd: &OwnedFd, token| backend.descriptors.add(fd, token, Interest::Readable);
         watch(&backend.listener, TOKEN_LISTENER).map_err(system("epoll_ctl"))?;
         if let Some(resized) = &backend.resized {
@@ -188,7 +220,8 @@ impl Backend {
         let Some(session) = &self.session else {
             return;
         };
-        let wanted = match (session.wants_to_write(), session.pending.is_some()) {
+        let waits = session.pending.is_some() || session.is_receiving();
+        let wanted = match (session.wants_to_write(), waits) {
             (true, _) => Interest::Writable,
             (false, false) => Interest::Readable,
             (false, true) => Interest::HangUp,
@@ -218,15 +251,15 @@ impl Backend {
         self.disk.reset();
         if session.is_busy() {
             self.leaving = Some(session);
-            if std::mem::take(&mut self.listener_watched) {
-                let _ = self.descriptors.remove(&self.listener);
-            }
+            self.listen_later();
         }
     }
 
-    /// Waits for the next front-end again.
+    /// Waits for the next front-end again, if one may come.
     fn listen(&mut self) {
-        if self.listener_watched {
+        let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
+        let closed = self.leaving.is_some() || self.intake.is_crowded() || receiving;
+        if self.listener_watched || closed {
             return;
         }
         let listener = &self.listener;
@@ -239,9 +272,50 @@ impl Backend {
         }
     }
 
+    /// Waits for no front-end until [`Backend::listen`].
+    fn listen_later(&mut self) {
+        if std::mem::take(&mut self.listener_watched) {
+            let _ = self.descriptors.remove(&self.listener);
+        }
+    }
+
+    /// The receiver process says something.
+    fn intake_ready(&mut self) {
+        self.intake.ready();
+        if self.session.as_ref().is_some_and(Session::is_receiving) {
+            self.serve();
+        }
+        self.listen();
+    }
+
+    /// The receiver process is there again, or an answer of it is late.
+    fn check_intake(&mut self, now: Instant) {
+        if self.intake.deadline().is_some_and(|at| now >= at)
+            && let Ok(true) = self.intake.connect(self.listener.as_fd())
+            && let Some(fd) = self.intake.fd()
+        {
+            let added = self.descriptors.add(fd, TOKEN_INTAKE, Interest::Readable);
+            if let Err(error) = added {
+                tracing::error!(%error, "epoll");
+            }
+            self.listen();
+        }
+        let deadline = self.session.as_ref().and_then(Session::deadline);
+        if deadline.is_some_and(|at| now >= at) {
+            self.serve();
+            self.listen();
+        }
+    }
+
     fn accept(&mut self) {
         // The old client may be gone without our having noticed yet: what it left is handled first.
         self.serve();
+        let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
+        if self.intake.is_crowded() || receiving {
+            // The receiver process has to answer first.
+            self.listen_later();
+            return;
+        }
         let gone = self.session.as_ref().is_some_and(|session| {
             let mut fds = [PollFd::from_borrowed_fd(session.fd(), PollFlags::empty())];
             poll(&mut fds, Some(&Timespec::default())).is_ok()
@@ -270,6 +344,7 @@ impl Backend {
                     "a second front-end was refused: this disk has one already"
                 );
             });
+            self.intake.dismiss(socket);
             return;
         }
         let watched = self
@@ -278,8 +353,10 @@ impl Backend {
         if let Err(error) = watched {
             let log = &self.stats.log;
             log.line(|left_out| tracing::warn!(%error, left_out, "front-end"));
+            self.intake.dismiss(socket);
             return;
         }
+        let socket = self.intake.admit(socket);
         let log = &self.stats.log;
         log.line(|left_out| tracing::info!(left_out, "front-end connected"));
         self.stats.connections.add(1);
@@ -383,7 +460,17 @@ impl Frontend for Backend {
         self.tell_again
             .into_iter()
             .chain(self.disk.deadline())
+            .chain(self.intake.deadline())
+            .chain(self.session.as_ref().and_then(Session::deadline))
             .min()
+    }
+
+    fn housekeeping(&mut self, now: Instant) {
+        let client = self.session.as_ref().and_then(Session::deadline);
+        if self.intake.deadline().or(client).is_some() {
+            let stats = self.stats.clone();
+            stats.span.in_scope(|| self.check_intake(now));
+        }
     }
 
     /// Not while an answer is owed: those that wait come first.
@@ -403,6 +490,7 @@ impl Frontend for Backend {
         match token {
             TOKEN_LISTENER => self.accept(),
             TOKEN_CLIENT => self.serve(),
+            TOKEN_INTAKE => self.intake_ready(),
             TOKEN_SIZE => {
                 if let Some(resized) = &self.resized {
                     let _ = rustix::io::read(resized, &mut [0; 8]);

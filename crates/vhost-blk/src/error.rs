@@ -1,6 +1,7 @@
 //! Errors: of setting up and running an export ([`Error`], for people), and why a client was
 //! disconnected ([`ClientError`], for the log).
 
+use receive::ReadError;
 use rustix::io::Errno;
 
 /// Why an export cannot be served.
@@ -39,6 +40,8 @@ pub(crate) enum ClientError {
     Flags { flags: u32 },
     #[error("too many descriptors in one message")]
     TooManyFds,
+    #[error(transparent)]
+    Receiver(ReadError),
     #[error("request {request}: {why}")]
     Refused { request: u32, why: Refusal },
 }
@@ -84,5 +87,15 @@ impl From<dma::MapError> for Refusal {
 impl From<dma::DmaError> for Refusal {
     fn from(error: dma::DmaError) -> Self {
         Self::Dma(error)
+    }
+}
+
+impl From<ReadError> for ClientError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::TooManyFds => Self::TooManyFds,
+            ReadError::System(errno) => Self::Receive(errno),
+            error => Self::Receiver(error),
+        }
     }
 }

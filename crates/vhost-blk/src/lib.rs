@@ -47,6 +47,7 @@
 //!     max_in_flight: 1024,
 //!     memory: dma::MemoryLimits::DEFAULT,
 //!     listener: listener.into(),
+//!     receiver: None,
 //!     attach: None,
 //!     resized: None,
 //!     span: tracing::Span::none(),

@@ -9,9 +9,11 @@ use crate::run::untag;
 use crate::stats::Stats;
 use crate::stream::{Received, Stream};
 use crate::wire::{self, BACKEND_CONFIG_CHANGE, Header, protocol};
+use receive::Socket;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 use volume::Completion;
 use worker::Descriptors;
 use zerocopy::IntoBytes;
@@ -66,7 +68,7 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(
-        socket: OwnedFd,
+        socket: Socket,
         descriptors: Descriptors,
         memory: GuestMemory,
         stats: Arc<Stats>,
@@ -96,6 +98,16 @@ impl Session {
     /// The socket takes no more for now: it is to be waited for.
     pub(crate) fn wants_to_write(&self) -> bool {
         self.stream.is_blocked()
+    }
+
+    /// The receiver process reads from the socket, which is not to be waited for.
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.stream.is_receiving()
+    }
+
+    /// When the receiver process is late: the session is to be served then.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.stream.deadline()
     }
 
     /// Memory is to be pinned, and no answer is owed: those that wait come first.

@@ -7,14 +7,13 @@
 
 use crate::error::ClientError;
 use crate::wire::{HEADER_SIZE, Header, MAX_FDS, MAX_PAYLOAD, flags};
+use receive::{Read, Socket};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
-use std::io::{IoSlice, IoSliceMut};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A whole message.
@@ -29,7 +28,7 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) enum Received {
     Message(Message),
-    /// Nothing more for now.
+    /// Nothing more for now, or the receiver process reads.
     Blocked,
     /// The peer has closed its end.
     Eof,
@@ -38,7 +37,7 @@ pub(crate) enum Received {
 /// A client's connection. Never blocks.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    socket: OwnedFd,
+    socket: Socket,
     /// What has arrived of the message under way.
     buf: Vec<u8>,
     have: usize,
@@ -50,7 +49,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(socket: OwnedFd) -> Stream {
+    pub(crate) fn new(socket: Socket) -> Stream {
         Stream {
             socket,
             buf: vec![0; HEADER_SIZE],
@@ -116,33 +115,26 @@ impl Stream {
 
     /// Reads what is missing of the header or the payload; `None` when nothing is there.
     fn read(&mut self) -> Result<Option<usize>, ClientError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let room = self.buf.get_mut(self.have..).unwrap_or_default();
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let message = loop {
-            match recvmsg(
-                &self.socket,
-                &mut [IoSliceMut::new(room)],
-                &mut control,
-                flags,
-            ) {
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::CONNRESET) => return Ok(Some(0)),
-                Err(errno) => return Err(ClientError::Receive(errno)),
-                Ok(message) => break message,
-            }
+        let bytes = match self.socket.read(room, &mut self.fds)? {
+            Read::Bytes { len, .. } => len,
+            Read::Eof => 0,
+            Read::Blocked | Read::Waiting => return Ok(None),
         };
-        for ancillary in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = ancillary {
-                self.fds.extend(received);
-            }
-        }
-        if message.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+        if self.fds.len() > MAX_FDS {
             return Err(ClientError::TooManyFds);
         }
-        Ok(Some(message.bytes))
+        Ok(Some(bytes))
+    }
+
+    /// The receiver process reads: the socket itself is not to be waited for.
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.socket.is_waiting()
+    }
+
+    /// When the receiver process is late.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.socket.deadline()
     }
 
     /// Answers a request.

@@ -28,6 +28,7 @@ mod parts;
 mod peers;
 #[cfg(test)]
 mod readme;
+mod receiver;
 mod registry;
 mod removal;
 mod rings;
@@ -47,6 +48,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if receiver::wanted(std::env::args_os().skip(1)) {
+        return match receiver::run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error),
+        };
+    }
     if let Some(args) = bench::suites::wanted(std::env::args_os().skip(1)) {
         return match bench::suites::run(&args) {
             Ok(()) => ExitCode::SUCCESS,

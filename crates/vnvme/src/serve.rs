@@ -9,6 +9,7 @@ use crate::identity;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{QueueSetup, QueueStats, Told};
 use crate::peers::Peers;
+use crate::receiver;
 use crate::registry::Registry;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
@@ -17,9 +18,10 @@ use crate::spec::{
     VhostBlkSpec, hex,
 };
 use crate::ublk::Disks;
-use crate::vhost_blk::VhostBlk;
+use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
+use receive::Receiver;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
@@ -185,6 +187,8 @@ struct Crew<'a> {
     registry: &'a Registry,
     sizes: &'a Sizes,
     peers: &'a Arc<Peers>,
+    /// The process that receives clients' descriptors.
+    receiver: &'a Receiver,
     /// Controllers of all workers together.
     controllers: usize,
     /// The worker whose turn it is after all controllers and exports.
@@ -245,7 +249,8 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
                 "listening"
             );
             crew.registry.enter(&spec.socket, one.controller.stats());
-            let front = NvmeFront::new(one, context, index, crew.peers).context("epoll")?;
+            let front =
+                NvmeFront::new(one, context, index, crew.peers, crew.receiver).context("epoll")?;
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
         })?;
         added.context("too many controllers")?;
@@ -253,9 +258,12 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
     for spec in &load.exports {
         let added = worker.add(|context| {
             let (opener, registry) = (crew.opener, crew.registry);
-            let memory = crew.options.clients.memory;
+            let clients = FrontEnds {
+                memory: crew.options.clients.memory,
+                receiver: crew.receiver,
+            };
             let export = VhostBlk::new(
-                spec, of_export, memory, context, opener, registry, crew.sizes,
+                spec, of_export, &clients, context, opener, registry, crew.sizes,
             )?;
             let stats = export.stats();
             let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
@@ -446,6 +454,8 @@ impl Drop for EndAll<'_> {
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     check(specs, options.control.as_deref())?;
     raise_descriptor_limit();
+    // First: it is to have no thread's affinity, and no descriptor of what is opened later.
+    let receiver = &Receiver::start(receiver::command)?;
     let stop = Stop::on_signals()?;
     let workers = workers(specs, options);
     let thread_loads = thread_loads(specs, workers);
@@ -461,6 +471,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         registry,
         sizes,
         peers,
+        receiver,
         controllers: specs.controllers.len(),
         tags: specs
             .ublk

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use dma::MemoryLimits;
 use driver::NvmeVolume;
 use probes::LogLimit;
+use receive::Receiver;
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
@@ -18,11 +19,20 @@ use std::sync::Arc;
 use vfio_user::Listener;
 use worker::Context;
 
+/// What all front-ends have in common.
+pub struct FrontEnds<'a> {
+    /// What the memory of each may take.
+    pub memory: MemoryLimits,
+    /// The process that receives their descriptors.
+    pub receiver: &'a Receiver,
+}
+
 /// An export that a worker serves.
 pub struct VhostBlk {
-    backend: Backend,
-    /// Its file goes when this goes.
+    /// Its file goes when this goes. It is closed before the back-end's door to the receiver
+    /// process is: the last to close it also closes what waits to be accepted.
     _listener: Listener,
+    backend: Backend,
 }
 
 impl VhostBlk {
@@ -30,7 +40,7 @@ impl VhostBlk {
     pub fn new(
         spec: &VhostBlkSpec,
         max_in_flight: usize,
-        memory: MemoryLimits,
+        clients: &FrontEnds<'_>,
         context: &Context<'_>,
         opener: &Opener,
         registry: &Registry,
@@ -72,7 +82,8 @@ impl VhostBlk {
             disk,
             listener: listener.as_fd().try_clone_to_owned().context("socket")?,
             max_in_flight,
-            memory,
+            memory: clients.memory,
+            receiver: Some(clients.receiver.clone()),
             attach: device.map(attach),
             resized,
             span,

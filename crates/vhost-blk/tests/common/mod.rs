@@ -101,6 +101,7 @@ impl Served {
                 listener: listener.into(),
                 max_in_flight: 1024,
                 memory: MemoryLimits::DEFAULT,
+                receiver: None,
                 attach: None,
                 resized: Some(watched),
                 span: tracing::Span::none(),

@@ -1,8 +1,10 @@
 //! The clients of a controller: who is accepted, what they send, when they go.
 
-use super::nvme::{NvmeFront, TOKEN_CLIENT};
+use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE, TOKEN_LISTENER};
 use crate::device::Waiting;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
+use std::time::Instant;
 use vfio_user::{Connection, ConnectionError, ConnectionStatus, Interest};
 
 impl NvmeFront {
@@ -25,6 +27,11 @@ impl NvmeFront {
     pub(super) fn accept(&mut self) {
         // The old client may be gone without our having noticed yet.
         self.serve();
+        if self.intake.is_crowded() || self.is_receiving() {
+            // The receiver process has to answer first.
+            self.listen(false);
+            return;
+        }
         self.close_if_gone();
         let socket = self.listener.path().display().to_string();
         let fd = match self.listener.accept() {
@@ -44,14 +51,67 @@ impl NvmeFront {
                     "a second client was refused: this disk has one already"
                 );
             });
+            self.intake.dismiss(fd);
             return;
         }
-        let connection = Connection::with_limits(fd, self.device.protocol_limits());
+        let limits = self.device.protocol_limits();
+        let connection = Connection::over(self.intake.admit(fd), limits);
         let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
         let log = &self.log;
         log.line(|left_out| tracing::info!(socket, pid, left_out, "client connected"));
         self.connection = Some(connection);
         self.rewatch();
+    }
+
+    fn is_receiving(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::is_receiving)
+    }
+
+    /// Waits for clients, or not.
+    pub(super) fn listen(&mut self, wanted: bool) {
+        if self.listening == wanted {
+            return;
+        }
+        let listener = self.listener.as_fd();
+        let readable = worker::Interest::Readable;
+        let result = match wanted {
+            true => self.descriptors.add(listener, TOKEN_LISTENER, readable),
+            false => self.descriptors.remove(listener),
+        };
+        match result {
+            Ok(()) => self.listening = wanted,
+            Err(error) => tracing::error!(%error, "epoll"),
+        }
+    }
+
+    /// The receiver process says something.
+    pub(super) fn intake_ready(&mut self) {
+        self.intake.ready();
+        if self.is_receiving() {
+            self.serve();
+        }
+        self.listen(!self.intake.is_crowded() && !self.is_receiving());
+    }
+
+    /// Looks after what the receiver process was asked for, and after itself.
+    pub(super) fn check_intake(&mut self, now: Instant) {
+        if self.intake.deadline().is_some_and(|at| now >= at)
+            && let Ok(true) = self.intake.connect(self.listener.as_fd())
+            && let Some(fd) = self.intake.fd()
+        {
+            let readable = worker::Interest::Readable;
+            if let Err(error) = self.descriptors.add(fd, TOKEN_INTAKE, readable) {
+                tracing::error!(%error, "epoll");
+            }
+            self.listen(true);
+        }
+        let late = |connection: &Connection| connection.deadline().is_some_and(|at| now >= at);
+        if self.connection.as_ref().is_some_and(late) {
+            self.serve();
+            self.listen(!self.intake.is_crowded());
+        }
     }
 
     /// Ends the connection of a client that has closed its socket: what it left there is handled
@@ -74,9 +134,18 @@ impl NvmeFront {
             let log = &self.log;
             log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
             connection.close(&mut self.device);
-            drop(connection);
-            self.rewatch();
+            self.part_with(connection);
         }
+    }
+
+    /// Closes a connection that has ended. The receiver process has a duplicate of the socket, so
+    /// that closing it does not take it out of the epoll set.
+    pub(super) fn part_with(&mut self, connection: Connection) {
+        if self.watched != Interest::None {
+            let _ = self.descriptors.remove(&connection);
+        }
+        self.watched = Interest::None;
+        self.more = false;
     }
 
     /// Handles what a client has sent.
@@ -90,30 +159,29 @@ impl NvmeFront {
 
     fn after(&mut self, status: Result<ConnectionStatus, ConnectionError>) {
         let socket = self.listener.path().display();
+        let ended = matches!(status, Err(_) | Ok(ConnectionStatus::Closed));
         match status {
             Ok(ConnectionStatus::Open | ConnectionStatus::Pending) => {}
             Ok(ConnectionStatus::MoreWork) => self.more = true,
             Ok(ConnectionStatus::Closed) => {
                 let log = &self.log;
                 log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
-                self.connection = None;
             }
             Err(error) => {
                 self.log.line(|left_out| {
                     tracing::warn!(%socket, %error, left_out, "client disconnected");
                 });
-                self.connection = None;
             }
         }
-        self.rewatch();
+        match self.connection.take_if(|_| ended) {
+            Some(connection) => self.part_with(connection),
+            None => self.rewatch(),
+        }
     }
 
     /// Keeps the epoll set in step with what the connection waits for.
     fn rewatch(&mut self) {
         let Some(connection) = &self.connection else {
-            // Closing its socket removed it from the set.
-            self.watched = Interest::None;
-            self.more = false;
             return;
         };
         let wanted = connection.interest();

@@ -7,11 +7,13 @@ use crate::spec::ClientLimits;
 use controller::Controller;
 use driver::NvmeVolume;
 use probes::LogLimit;
+use receive::{Intake, Receiver, Wanted};
 use rustix::io::Errno;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
+use vfio_user::wire::MAX_MSG_FDS;
 use vfio_user::{Connection, Interest, Listener};
 use volume::{Completion, PinPace};
 use worker::{Context, Descriptors, Frontend};
@@ -22,6 +24,14 @@ pub(super) const TOKEN_LISTENER: u32 = 0;
 pub(super) const TOKEN_CLIENT: u32 = 1;
 /// A volume has been resized.
 const TOKEN_RESIZED: u32 = 2;
+/// The receiver process says something.
+pub(super) const TOKEN_INTAKE: u32 = 3;
+
+/// What a VMM sends: memory files and eventfds.
+const WANTED: Wanted = Wanted {
+    max_fds: MAX_MSG_FDS as u8,
+    streams: false,
+};
 
 /// A controller and the socket that it is served on.
 pub struct Served {
@@ -42,6 +52,11 @@ pub struct NvmeFront {
     pub(super) device: NvmeDevice,
     balance: Balance,
     pub(super) listener: Listener,
+    /// The listening socket is in the epoll set.
+    pub(super) listening: bool,
+    /// How clients' sockets are read. Behind the listening socket, which is to be closed first: the
+    /// last to close it also closes what waits to be accepted.
+    pub(super) intake: Intake,
     pub(super) descriptors: Descriptors,
     resized: Arc<OwnedFd>,
     pub(super) connection: Option<Connection>,
@@ -57,12 +72,13 @@ impl NvmeFront {
     /// Serves a controller on the worker of this number.
     ///
     /// # Errors
-    /// The socket cannot be waited for.
+    /// The socket cannot be waited for, or the receiver process is not there.
     pub fn new(
         served: Served,
         context: &Context<'_>,
         worker: usize,
         peers: &Arc<Peers>,
+        receiver: &Receiver,
     ) -> Result<Self, Errno> {
         let Served {
             mut controller,
@@ -75,6 +91,11 @@ impl NvmeFront {
         let descriptors = context.descriptors.clone();
         descriptors.add(listener.as_fd(), TOKEN_LISTENER, worker::Interest::Readable)?;
         descriptors.add(&resized, TOKEN_RESIZED, worker::Interest::Readable)?;
+        let mut intake = Intake::new(receiver, WANTED);
+        intake.connect(listener.as_fd())?;
+        if let Some(fd) = intake.fd() {
+            descriptors.add(fd, TOKEN_INTAKE, worker::Interest::Readable)?;
+        }
         if let Some(handle) = peers.handle(worker) {
             controller.set_worker(worker as u16, handle.waker());
         }
@@ -86,6 +107,8 @@ impl NvmeFront {
             balance,
             device,
             listener,
+            listening: true,
+            intake,
             descriptors,
             connection: None,
             resized,
@@ -170,7 +193,9 @@ impl Frontend for NvmeFront {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.controller().deadline()
+        let client = self.connection.as_ref().and_then(Connection::deadline);
+        let deadlines = [self.controller().deadline(), client, self.intake.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     fn drain_messages(&mut self) -> bool {
@@ -178,12 +203,14 @@ impl Frontend for NvmeFront {
     }
 
     fn housekeeping(&mut self, now: Instant) {
+        self.check_intake(now);
         self.balance.rebalance(&mut self.device.controller, now);
     }
 
     fn ready(&mut self, token: u32) {
         match token {
             TOKEN_LISTENER => self.accept(),
+            TOKEN_INTAKE => self.intake_ready(),
             TOKEN_RESIZED => {
                 let _ = rustix::io::read(&self.resized, &mut [0; 8]);
                 self.device.controller.check_sizes();
@@ -216,7 +243,10 @@ impl Frontend for NvmeFront {
     fn close(&mut self) -> Result<(), Infallible> {
         if let Some(mut connection) = self.connection.take() {
             connection.close(&mut self.device);
+            self.part_with(connection);
         }
+        // As with a connection: the receiver process has a duplicate.
+        self.listen(false);
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{absent_frontend, missing};
 use dma::Memory;
+use receive::Receiver;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub struct Export {
     pub max_in_flight: usize,
     pub memory: dma::MemoryLimits,
     pub listener: OwnedFd,
+    pub receiver: Option<Receiver>,
     pub attach: Option<Box<dyn Fn() -> Attach>>,
     pub resized: Option<Arc<OwnedFd>>,
     pub span: tracing::Span,
