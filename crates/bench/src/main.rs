@@ -13,6 +13,7 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
+mod distance;
 mod report;
 mod results;
 mod suite;
@@ -81,6 +82,10 @@ struct Options {
     /// if it is there]
     #[arg(long, value_name = "FILE")]
     ceilings: Option<PathBuf>,
+    /// Another program, an older vnvme for example, to take turns with it in the suites limit,
+    /// doorbell and scale; their reports have the quotients
+    #[arg(long, requires = "suite", value_name = "PATH")]
+    beside: Option<PathBuf>,
     /// The program to measure [default: vnvme, beside this one]
     #[arg(long, env = "VNVME_BIN", value_name = "PATH")]
     vnvme: Option<PathBuf>,
@@ -109,6 +114,15 @@ impl Options {
         })
     }
 
+    /// The program that is compared with, as a path that is whole.
+    fn beside(&self) -> Result<Option<PathBuf>> {
+        let whole = |path: &PathBuf| {
+            let found = path.canonicalize();
+            found.with_context(|| format!("--beside {}", path.display()))
+        };
+        self.beside.as_ref().map(whole).transpose()
+    }
+
     fn ceilings(&self) -> Option<PathBuf> {
         let usual = || PathBuf::from("bench/ceilings.toml");
         self.ceilings
@@ -123,6 +137,7 @@ impl Options {
             name.check_only(&self.only)?;
             let plan = suite::Plan {
                 vnvme: self.vnvme()?,
+                beside: self.beside()?,
                 only: self.only.clone(),
                 runtime: self.runtime.unwrap_or_default(),
                 ramp: self.ramp,

@@ -4,9 +4,12 @@
 //! why. The others are [`Row`]s. A suite that is run again replaces its own rows and leaves the
 //! others'.
 
+use crate::distance::{self, Distance};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
 /// One figure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,9 +27,37 @@ pub struct Row {
     /// The median of `runs`.
     pub value: f64,
     pub unit: String,
-    /// All runs in their order.
+    /// All runs in their order; of slices only the figures that are divided by each other.
     #[serde(default)]
     pub runs: Vec<f64>,
+    /// Nanoseconds of a cache line's round trip at the distance that the figure is of; none: it is
+    /// of no particular one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distance: Option<f64>,
+    /// The rounds that `runs` are of, where each is a slice: slices of one round are compared.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rounds: Vec<u32>,
+    /// How many slices the median is of, and the 10th and 90th percentiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<Slices>,
+}
+
+/// How the slices are spread that a median is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Slices {
+    pub count: usize,
+    pub p10: f64,
+    pub p90: f64,
+}
+
+impl Slices {
+    /// Fewer than these say little.
+    const FEW: usize = 5;
+
+    /// The figure is not to be trusted: of few slices, or of slices that have little in common.
+    pub fn is_doubtful(&self) -> bool {
+        self.count < Self::FEW || self.p90 > 2.0 * self.p10
+    }
 }
 
 /// Where and how it was measured.
@@ -39,6 +70,16 @@ pub struct About {
     /// The same, one by one.
     pub commands: Vec<String>,
     pub left_out: Vec<LeftOut>,
+    /// Distances between the CPUs of each suite that tells them apart.
+    pub distances: Vec<SuiteDistance>,
+}
+
+/// A distance that the CPUs had while a suite measured.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct SuiteDistance {
+    pub suite: String,
+    #[serde(flatten)]
+    pub distance: Distance,
 }
 
 /// What was not measured.
@@ -64,6 +105,10 @@ pub struct Machine {
     pub time: u64,
     /// One-minute load average before measuring: what else the machine did.
     pub load: f64,
+    /// Nanoseconds of a look at the clock: part of each I/O that is timed.
+    pub clock_ns: f64,
+    /// Share of the last suite's time, of 1, in which the host had given the CPUs to others.
+    pub stolen: f64,
 }
 
 /// The whole file.
@@ -133,9 +178,16 @@ impl Results {
     }
 
     /// Takes a suite's figures in; its old ones go.
-    pub fn replace(&mut self, suite: &str, rows: Vec<Row>, left_out: Vec<LeftOut>) {
+    pub fn replace(&mut self, suite: &str, figures: Figures, left_out: Vec<LeftOut>) {
         self.rows.retain(|row| row.suite != suite);
-        self.rows.extend(rows);
+        self.rows.extend(figures.rows);
+        self.about.distances.retain(|d| d.suite != suite);
+        let of_suite = |distance| SuiteDistance {
+            suite: suite.to_owned(),
+            distance,
+        };
+        let distances = figures.distances.into_iter().map(of_suite);
+        self.about.distances.extend(distances);
         self.about.left_out.retain(|l| l.suite != suite);
         self.about.left_out.extend(left_out);
     }
@@ -149,33 +201,40 @@ impl Results {
         for suite in suites {
             let rows = other.rows.iter().filter(|r| r.suite == suite);
             let left = other.about.left_out.iter().filter(|l| l.suite == suite);
-            self.replace(suite, rows.cloned().collect(), left.cloned().collect());
+            let figures = Figures {
+                rows: rows.cloned().collect(),
+                distances: other.about.distances(suite).cloned().collect(),
+            };
+            self.replace(suite, figures, left.cloned().collect());
         }
         for command in other.about.commands {
             self.about.ran(&command);
         }
     }
 
-    /// A figure with its runs.
-    pub fn row(
-        &self,
-        suite: &str,
-        case: &str,
-        depth: u32,
-        queues: u32,
-        metric: &str,
-    ) -> Option<&Row> {
-        self.rows.iter().find(|r| {
-            r.suite == suite
-                && r.case == case
-                && r.depth == depth
-                && r.queues == queues
-                && r.metric == metric
-        })
+    /// A figure with its runs, at a distance, or of a suite that tells none apart.
+    pub fn row(&self, case: Case<'_>, metric: &str, distance: Option<f64>) -> Option<&Row> {
+        let mut rows = self.rows.iter();
+        rows.find(|r| r.is(case, metric) && r.suite == case.suite && r.distance == distance)
+    }
+}
+
+impl Row {
+    fn is(&self, case: Case<'_>, metric: &str) -> bool {
+        self.case == case.case
+            && self.depth == case.depth
+            && self.queues == case.queues
+            && self.metric == metric
     }
 }
 
 impl About {
+    /// The distances that a suite tells apart, the nearest first.
+    pub fn distances(&self, suite: &str) -> impl Iterator<Item = &Distance> {
+        let all = self.distances.iter();
+        all.filter(move |d| d.suite == suite).map(|d| &d.distance)
+    }
+
     /// A command measured.
     pub fn ran(&mut self, command: &str) {
         self.commands.retain(|c| c != command);
@@ -210,14 +269,46 @@ impl Machine {
                 .next()
                 .and_then(|l| l.parse().ok())
                 .unwrap_or(0.0),
+            clock_ns: clock(),
+            stolen: 0.0,
         }
     }
+}
+
+/// Nanoseconds of a look at the clock: the least of several stretches.
+fn clock() -> f64 {
+    const LOOKS: u32 = 1000;
+    let stretch = |_| {
+        let start = Instant::now();
+        (0..LOOKS).for_each(|_| {
+            std::hint::black_box(Instant::now());
+        });
+        start.elapsed().as_nanos() as f64 / f64::from(LOOKS)
+    };
+    (0..20).map(stretch).fold(f64::INFINITY, f64::min)
 }
 
 /// The quotient of two figures: the median of its runs' quotients, since what a run of one is to be
 /// compared with is that run of the other, not another hour's. Of the medians, where there are not
 /// as many runs of both.
+///
+/// Of slices, those of the same rounds.
 pub fn quotient(over: &Row, under: &Row) -> f64 {
+    if !over.rounds.is_empty() && over.rounds.len() == over.runs.len() {
+        let theirs: BTreeMap<u32, f64> = under
+            .rounds
+            .iter()
+            .copied()
+            .zip(under.runs.clone())
+            .collect();
+        let pairs = over.rounds.iter().zip(&over.runs);
+        let quotients = pairs.filter_map(|(round, over)| Some(over / theirs.get(round)?));
+        let quotients: Vec<f64> = quotients.collect();
+        if !quotients.is_empty() {
+            return median(&quotients);
+        }
+        return over.value / under.value;
+    }
     if over.runs.is_empty() || over.runs.len() != under.runs.len() {
         return over.value / under.value;
     }
@@ -240,10 +331,49 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The value that this share of them, of 1, does not exceed.
+fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}
+
+/// A figure's first four digits: the others are noise, and long.
+fn short(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
 /// Collects the runs of figures.
 #[derive(Clone, Default)]
 pub struct Collector {
     rows: Vec<Row>,
+    /// Figures of slices, in the order in which they came first.
+    sliced: Vec<Sliced>,
+}
+
+/// The slices of a figure.
+#[derive(Clone)]
+struct Sliced {
+    /// Without any figure.
+    row: Row,
+    slices: Vec<(Taken, f64)>,
+}
+
+/// When a slice was measured, and at what distance.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    pub round: u32,
+    /// Nanoseconds of a cache line's round trip.
+    pub round_trip: f64,
+}
+
+/// What a suite found.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    pub rows: Vec<Row>,
+    /// The distances that it tells apart.
+    pub distances: Vec<Distance>,
 }
 
 /// What a figure is of.
@@ -258,33 +388,87 @@ pub struct Case<'a> {
 impl Collector {
     /// One run's figure.
     pub fn add(&mut self, case: Case<'_>, metric: &str, unit: &str, value: f64) {
-        let found = self.rows.iter_mut().find(|r| {
-            r.case == case.case
-                && r.depth == case.depth
-                && r.queues == case.queues
-                && r.metric == metric
-        });
-        match found {
+        match self.rows.iter_mut().find(|r| r.is(case, metric)) {
             Some(row) => row.runs.push(value),
             None => self.rows.push(Row {
-                suite: case.suite.to_owned(),
-                case: case.case.to_owned(),
-                depth: case.depth,
-                queues: case.queues,
-                metric: metric.to_owned(),
-                value: 0.0,
-                unit: unit.to_owned(),
                 runs: vec![value],
+                ..Row::new(case, metric, unit)
             }),
         }
     }
 
-    /// The rows with their medians.
-    pub fn rows(mut self) -> Vec<Row> {
+    /// One slice's figure.
+    pub fn add_at(&mut self, case: Case<'_>, metric: &str, unit: &str, value: f64, taken: Taken) {
+        let slice = (taken, value);
+        match self.sliced.iter_mut().find(|s| s.row.is(case, metric)) {
+            Some(sliced) => sliced.slices.push(slice),
+            None => self.sliced.push(Sliced {
+                row: Row::new(case, metric, unit),
+                slices: vec![slice],
+            }),
+        }
+    }
+
+    /// The rows with their medians, of slices those of each distance.
+    pub fn figures(mut self) -> Figures {
         for row in &mut self.rows {
             row.value = median(&row.runs);
         }
-        self.rows
+        let trips = self.sliced.iter().flat_map(|s| &s.slices);
+        let trips: Vec<f64> = trips.map(|(taken, _)| taken.round_trip).collect();
+        let distances = distance::found(&trips);
+        for sliced in &self.sliced {
+            let rows = distances.iter().filter_map(|distance| sliced.at(distance));
+            self.rows.extend(rows);
+        }
+        Figures {
+            rows: self.rows,
+            distances,
+        }
+    }
+}
+
+impl Row {
+    fn new(case: Case<'_>, metric: &str, unit: &str) -> Self {
+        Row {
+            suite: case.suite.to_owned(),
+            case: case.case.to_owned(),
+            depth: case.depth,
+            queues: case.queues,
+            metric: metric.to_owned(),
+            unit: unit.to_owned(),
+            ..Row::default()
+        }
+    }
+}
+
+impl Sliced {
+    /// The figure at a distance, if there were slices.
+    fn at(&self, distance: &Distance) -> Option<Row> {
+        let here = self
+            .slices
+            .iter()
+            .filter(|(t, _)| distance.holds(t.round_trip));
+        let (rounds, values): (Vec<u32>, Vec<f64>) = here.map(|(t, v)| (t.round, *v)).unzip();
+        if values.is_empty() {
+            return None;
+        }
+        let mut row = Row {
+            value: short(median(&values)),
+            distance: Some(distance.round_trip),
+            slices: Some(Slices {
+                count: values.len(),
+                p10: short(quantile(&values, 0.1)),
+                p90: short(quantile(&values, 0.9)),
+            }),
+            ..self.row.clone()
+        };
+        // The others are not divided by each other, and would make the file long.
+        if row.metric == "iops" {
+            row.runs = values.into_iter().map(short).collect();
+            row.rounds = rounds;
+        }
+        Some(row)
     }
 }
 
@@ -344,7 +528,7 @@ mod tests {
             let mut collector = Collector::default();
             collector.add(CASE, "iops", "1/s", value);
             collector.add(CASE, "iops", "1/s", value);
-            results.replace("limit", collector.rows(), Vec::new());
+            results.replace("limit", collector.figures(), Vec::new());
         }
         let mut collector = Collector::default();
         collector.add(
@@ -361,18 +545,93 @@ mod tests {
             what: "disk".into(),
             why: "no disk".into(),
         };
-        results.replace("file", collector.rows(), vec![left.clone()]);
+        results.replace("file", collector.figures(), vec![left.clone()]);
         results.write(&path).unwrap();
         let read = Results::read(&path).unwrap();
         assert_eq!(read.rows, results.rows);
         assert_eq!(read.rows.len(), 2);
-        let row = read.row("limit", "null mapped", 1, 1, "iops");
+        let row = read.row(CASE, "iops", None);
         assert_eq!(row.map(|row| row.value), Some(2.0));
         assert_eq!(read.about.left_out, [left]);
         assert_eq!(read.about.command, "vnvme bench --suite limit");
         let text = std::fs::read_to_string(&path).unwrap();
         let first = text.lines().nth(1).unwrap();
         assert!(first.starts_with("{\"suite\":\"about\""), "{first}");
+    }
+
+    /// Slices of two cases, mapped twice as fast as shadow in every round, at two distances.
+    fn sliced() -> Results {
+        let mut collector = Collector::default();
+        for round in 0..20 {
+            let round_trip = if round % 4 == 0 {
+                300.0
+            } else {
+                100.0 + f64::from(round)
+            };
+            let taken = Taken { round, round_trip };
+            for (case, speed) in [("null mapped", 2.0), ("null shadow", 1.0)] {
+                // One case has no slice in some rounds.
+                if case == "null shadow" && round % 5 == 1 {
+                    continue;
+                }
+                let value = speed * 1e9 / (round_trip + 200.0);
+                collector.add_at(Case { case, ..CASE }, "iops", "1/s", value, taken);
+            }
+        }
+        let mut results = Results::default();
+        results.replace("limit", collector.figures(), Vec::new());
+        results
+    }
+
+    #[test]
+    fn slices_are_told_apart_by_their_distance() {
+        let results = sliced();
+        let trips: Vec<f64> = results
+            .about
+            .distances("limit")
+            .map(|d| d.round_trip)
+            .collect();
+        let [near, far] = trips[..] else {
+            panic!("{trips:?}");
+        };
+        assert!((100.0..120.0).contains(&near) && far == 300.0, "{trips:?}");
+        let at = |distance| results.row(CASE, "iops", Some(distance)).unwrap();
+        assert_eq!((at(near).runs.len(), at(far).runs.len()), (15, 5));
+        assert_eq!(at(far).value, 4e6);
+        assert!(at(near).value > 1.5 * at(far).value, "{:?}", at(near));
+        assert!(!at(far).slices.unwrap().is_doubtful());
+        assert!(results.row(CASE, "iops", None).is_none(), "no mixture");
+        // Survives the file, with its distances.
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        results.write(&path).unwrap();
+        let mut merged = Results::default();
+        merged.merge(Results::read(&path).unwrap());
+        assert_eq!(merged.rows, results.rows);
+        assert_eq!(merged.about.distances, results.about.distances);
+    }
+
+    #[test]
+    fn quotients_of_slices_are_of_the_same_rounds() {
+        let results = sliced();
+        for distance in results.about.distances("limit") {
+            let at = |case| results.row(Case { case, ..CASE }, "iops", Some(distance.round_trip));
+            let (over, under) = (at("null mapped").unwrap(), at("null shadow").unwrap());
+            assert_ne!(over.rounds, under.rounds);
+            assert!((quotient(over, under) - 2.0).abs() < 0.01);
+        }
+    }
+
+    #[test]
+    fn figures_of_few_or_scattered_slices_are_doubtful() {
+        let of = |count, p10, p90| Slices { count, p10, p90 }.is_doubtful();
+        assert!(of(4, 1.0, 1.0) && of(100, 1.0, 2.5));
+        assert!(!of(5, 1.0, 2.0));
+        assert_eq!(
+            (short(123_456.0), short(0.012_344_9)),
+            (123_500.0, 0.012_34)
+        );
+        assert_eq!(short(0.0), 0.0);
     }
 
     #[test]

@@ -35,4 +35,4 @@ pub mod signature;
 pub mod stats;
 pub mod uring;
 
-pub use run::{Watch, pin, run, waited};
+pub use run::{NothingEnded, Watch, pin, run, waited};

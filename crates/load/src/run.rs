@@ -138,15 +138,25 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
         if let Some(error) = failed {
             return Err(error);
         }
-        ensure!(
-            all.read.ios + all.write.ios > 0,
-            "not one I/O ended within {:?}",
-            all.elapsed
-        );
+        if all.read.ios + all.write.ios == 0 {
+            bail!(NothingEnded(all.elapsed));
+        }
         (all.user, all.system) = usage;
         Ok(all)
     })
 }
+
+/// A run without a single I/O that ended in time; holds how long was measured.
+#[derive(Debug)]
+pub struct NothingEnded(pub Duration);
+
+impl std::fmt::Display for NothingEnded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "not one I/O ended within {:?}", self.0)
+    }
+}
+
+impl std::error::Error for NothingEnded {}
 
 /// Counts up when it goes away, however that happens, and wakes the watcher.
 struct Over<'a>(&'a AtomicU64, Thread);

@@ -61,6 +61,8 @@ pub fn page(about: &About, sections: &[Section]) -> String {
         format!("{} GiB", machine.memory_mib.div_ceil(1024)),
         format!("Linux {}", machine.kernel),
         format!("vnvme {}", machine.version),
+        format!("a look at the clock {:.0} ns", machine.clock_ns),
+        format!("CPU taken by the host {:.1}%", 100.0 * machine.stolen),
         date(machine.time),
     ];
     facts.retain(|fact| !fact.is_empty());
@@ -70,7 +72,8 @@ pub fn page(about: &About, sections: &[Section]) -> String {
     ));
     body.push_str(
         "<p>Figures are medians of several runs, interleaved, so that a machine that is slow for a while is slow for all; \
-         ratios are medians of those within each run. Compare figures of one table with each other; another machine, \
+         ratios are medians of those within each run. Where a host moves the CPUs from one distance to another, \
+         figures are medians of short slices, for each distance. Compare figures of one table with each other; another machine, \
          or another hour, gives others. Rows in \
          <i>italics</i> are what the documents state that this project follows, on their machines.</p>\n",
     );

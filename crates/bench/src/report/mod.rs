@@ -7,7 +7,7 @@ mod html;
 mod sections;
 mod table;
 
-use super::results::{self, LeftOut, Results};
+use super::results::{self, Figures, LeftOut, Results};
 use anyhow::{Context, Result};
 use output::outln;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
                 what: "the suite".into(),
                 why,
             };
-            results.replace(&stem, Vec::new(), vec![left]);
+            results.replace(&stem, Figures::default(), vec![left]);
         }
     }
     std::fs::create_dir_all(output).with_context(|| format!("{}", output.display()))?;

@@ -7,7 +7,7 @@ mod share;
 use super::chart::{Chart, Series, Shape};
 use super::documents;
 use super::table::Table;
-use crate::results::{Results, Row, quotient};
+use crate::results::{Case, Results, Row, quotient};
 use std::collections::BTreeSet;
 
 /// One suite.
@@ -42,18 +42,63 @@ pub fn all(results: &Results) -> Vec<Section> {
 type Point = (u32, u32);
 
 /// A look at one suite.
+#[derive(Clone, Copy)]
 struct View<'a> {
     results: &'a Results,
     suite: &'static str,
+    /// The round trip of the distance that is looked at, of a suite that tells distances apart.
+    distance: Option<f64>,
 }
 
-impl View<'_> {
+impl<'a> View<'a> {
+    /// At the distance that the CPUs had most of the time.
+    fn new(results: &'a Results, suite: &'static str) -> Self {
+        let distances = results.about.distances(suite);
+        let most = distances.max_by(|one, other| one.share.total_cmp(&other.share));
+        Self {
+            results,
+            suite,
+            distance: most.map(|d| d.round_trip),
+        }
+    }
+
+    /// A look at each distance, the nearest first, with its words; one without words, where the
+    /// suite tells none apart.
+    fn by_distance(self) -> Vec<(Self, String)> {
+        let distances = self.results.about.distances(self.suite);
+        let at = distances.map(|d| {
+            let view = Self {
+                distance: Some(d.round_trip),
+                ..self
+            };
+            let trip = d.round_trip;
+            let words = format!(
+                " \u{2013} at {trip:.0} ns, {:.0}% of the time",
+                100.0 * d.share
+            );
+            (view, words)
+        });
+        let at: Vec<_> = at.collect();
+        match at.is_empty() {
+            true => vec![(self, String::new())],
+            false => at,
+        }
+    }
+
     fn get(&self, case: &str, point: Point, metric: &str) -> Option<f64> {
         Some(self.figure(case, point, metric)?.value)
     }
 
-    fn figure(&self, case: &str, (depth, queues): Point, metric: &str) -> Option<&Row> {
-        self.results.row(self.suite, case, depth, queues, metric)
+    fn figure(&self, case: &str, (depth, queues): Point, metric: &str) -> Option<&'a Row> {
+        let case = Case {
+            suite: self.suite,
+            case,
+            depth,
+            queues,
+        };
+        let at = |distance| self.results.row(case, metric, distance);
+        // Some figures of a suite are of no distance.
+        at(self.distance).or_else(|| at(None))
     }
 
     /// Depths and queues that there are figures for, of cases that `wanted` likes.
@@ -82,8 +127,30 @@ impl View<'_> {
         metric: &str,
         show: fn(f64) -> String,
     ) {
-        let cells = points.iter().map(|p| self.get(case, *p, metric).map(show));
-        table.row(name, false, cells.collect());
+        let cell = |p: &Point| {
+            let figure = self.figure(case, *p, metric)?;
+            let doubtful = figure.slices.is_some_and(|slices| slices.is_doubtful());
+            Some(show(figure.value) + if doubtful { "?" } else { "" })
+        };
+        table.row(name, false, points.iter().map(cell).collect());
+    }
+
+    /// The quotients to the program beside, of IOPS and of median latencies.
+    fn beside(&self, cases: &[&str], points: &[Point], words: &str) -> [Table; 2] {
+        let quotients = [
+            ("IOPS \u{f7} those of the program beside it", "of_beside"),
+            (
+                "Median latency of the program beside \u{f7} that of this",
+                "p50_of_beside",
+            ),
+        ];
+        quotients.map(|(title, metric)| {
+            let mut table = Table::new(format!("{title}{words}"), depth_names(points));
+            for case in cases {
+                self.row(&mut table, case, case, points, metric, times);
+            }
+            table
+        })
     }
 
     /// Quotients of two cases, each the median of those within the runs.
@@ -185,7 +252,7 @@ fn filled(tables: Vec<Table>) -> Vec<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{Case, Collector};
+    use crate::results::Collector;
 
     fn results(suite: &str, rows: &[(&str, u32, u32, &str, f64)]) -> Results {
         let mut collector = Collector::default();
@@ -199,7 +266,7 @@ mod tests {
             collector.add(case, metric, "", *value);
         }
         let mut results = Results::default();
-        results.replace(suite, collector.rows(), Vec::new());
+        results.replace(suite, collector.figures(), Vec::new());
         results
     }
 

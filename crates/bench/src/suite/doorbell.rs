@@ -7,10 +7,12 @@
 
 use super::pool::Pool;
 use super::server::{Serve, Server};
+use super::slices::{self, Contender, Pings};
 use super::{Cores, Outcome, Plan};
-use crate::results::Case;
 use anyhow::Result;
 use load::job::{Doorbells, Job};
+use std::path::Path;
+use std::rc::Rc;
 
 const SUITE: &str = "doorbell";
 /// Depth and queues.
@@ -68,50 +70,70 @@ const WAYS: [Way; 5] = [
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let cores = Cores::pair()?;
     let mut outcome = Outcome::default();
+    let mut pings = Pings::new(&cores, plan)?;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for way in &WAYS {
-            for &(depth, queues) in way.points {
-                for doorbells in [Doorbells::Mmio, Doorbells::Shadow] {
-                    let server = Server::start(
-                        &plan.vnvme,
-                        &Serve {
-                            idle_window: way.idle_window,
-                            ..Serve::one(
-                                "null://1T",
-                                false,
-                                cores.server.get(..1).unwrap_or_default(),
-                            )
-                        },
-                    )?;
-                    let job = Job {
-                        doorbells,
-                        batch: way.batch,
-                        interrupt: way.interrupt,
-                        ..plan.job(depth, &cores.client)
-                    };
-                    // One thread for all queues: this side has one core.
-                    let pool = Pool::queues(&server.url(0), &job, queues, queues)?;
-                    let measured = load::run(&pool, &pool.job(&job), &mut ())?;
-                    let state = match doorbells {
-                        Doorbells::Mmio => "off",
-                        Doorbells::Shadow => "on",
-                    };
-                    let case = format!("shadow {state}{}", way.words);
-                    let case = Case {
-                        suite: SUITE,
-                        case: &case,
-                        depth: depth.into(),
-                        queues: queues.into(),
-                    };
-                    let c = &mut outcome.collector;
-                    c.add(case, "iops", "1/s", measured.iops());
-                    c.add(case, "p50_ns", "ns", measured.read.percentile(50.0) as f64);
-                    c.add(case, "p99_ns", "ns", measured.read.percentile(99.0) as f64);
-                    c.add(case, "mmio_per_io", "1", server.mmio_per_io()?);
-                }
+            for &point in way.points {
+                pair(&mut outcome, &mut pings, plan, run, &cores, way, point)?;
             }
         }
     }
     Ok(outcome)
+}
+
+/// Measures a way with shadow doorbells and without, in turn.
+fn pair(
+    outcome: &mut Outcome,
+    pings: &mut Pings,
+    plan: &Plan,
+    run: u32,
+    cores: &Cores,
+    way: &Way,
+    (depth, queues): (u16, u16),
+) -> Result<()> {
+    let (mut contenders, mut servers) = (Vec::new(), Vec::new());
+    for (state, doorbells) in [("off", Doorbells::Mmio), ("on", Doorbells::Shadow)] {
+        let job = Job {
+            doorbells,
+            batch: way.batch,
+            interrupt: way.interrupt,
+            ..plan.job(depth, &cores.client)
+        };
+        let served = |program: &Path| -> Result<_> {
+            let server = Rc::new(Server::start(
+                program,
+                &Serve {
+                    idle_window: way.idle_window,
+                    ..Serve::one(
+                        "null://1T",
+                        false,
+                        cores.server.get(..1).unwrap_or_default(),
+                    )
+                },
+            )?);
+            // One thread for all queues: this side has one core.
+            let pool = Pool::queues(&server.url(0), &job, queues, queues)?;
+            let job = pool.job(&job);
+            Ok((server.clone(), slices::load(server, pool, job)))
+        };
+        let (server, load) = served(&plan.vnvme)?;
+        let beside = plan.beside.as_deref().map(served).transpose()?;
+        servers.push(server);
+        contenders.push(Contender {
+            case: format!("shadow {state}{}", way.words),
+            depth,
+            queues,
+            goal: None,
+            load,
+            beside: beside.map(|(_, load)| load),
+        });
+    }
+    slices::take(SUITE, &contenders, pings, plan, run, &mut outcome.collector)?;
+    for (contender, server) in contenders.iter().zip(servers) {
+        let case = contender.case(SUITE);
+        let per_io = server.mmio_per_io()?;
+        outcome.collector.add(case, "mmio_per_io", "1", per_io);
+    }
+    Ok(())
 }

@@ -115,7 +115,7 @@ impl Way {
 
 /// How long the host of this machine, if it is a virtual one, took those CPUs away so far. It is
 /// told in hundredths of a second: what is less is seen now and then.
-fn stolen(cpus: &[usize]) -> Duration {
+pub fn stolen(cpus: &[usize]) -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Duration::from_nanos(stolen_ticks(&text, cpus).saturating_mul(1_000_000_000 / per_second))

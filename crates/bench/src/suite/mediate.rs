@@ -214,7 +214,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 
 /// The figures beside the document's.
 fn print(outcome: &Outcome) -> Result<(), OutputError> {
-    let rows = outcome.collector.clone().rows();
+    let rows = outcome.collector.clone().figures().rows;
     let at = |case: &str, depth: u32, metric: &str| {
         let found =
             |r: &&crate::results::Row| r.case == case && r.depth == depth && r.metric == metric;

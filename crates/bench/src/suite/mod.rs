@@ -16,6 +16,7 @@ mod scale;
 mod scratch;
 mod server;
 mod share;
+mod slices;
 
 pub use near::{Choice, Place};
 
@@ -25,7 +26,7 @@ use clap::ValueEnum;
 use load::job::Job;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -90,6 +91,8 @@ impl Name {
 pub struct Plan {
     /// The program that is measured.
     pub vnvme: PathBuf,
+    /// Another one that takes turns with it, slice by slice.
+    pub beside: Option<PathBuf>,
     /// Words that choose cases, see [`Plan::chosen`].
     pub only: Vec<String>,
     /// Of one run of one case.
@@ -150,6 +153,11 @@ impl Cores {
             client,
             server: all.collect(),
         })
+    }
+
+    /// All of them.
+    fn all(self) -> Vec<usize> {
+        [self.client, self.server].concat()
     }
 
     /// The cores when there are two at least: what polls on both sides makes no sense on one.
@@ -220,8 +228,10 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
     let path = plan.output.join(results::FILE);
     std::fs::create_dir_all(&plan.output).with_context(|| format!("{}", plan.output.display()))?;
     let mut results = Results::read(&path)?;
-    let machine = Machine::here();
+    let mut machine = Machine::here();
     eprintln!("suite {word}");
+    let cpus: Vec<usize> = Cores::here().map_or_else(|_| Vec::new(), Cores::all);
+    let (began, stolen) = (Instant::now(), file::stolen(&cpus));
     let outcome = match name {
         Name::Limit => limit::run(plan),
         Name::Doorbell => doorbell::run(plan),
@@ -247,9 +257,11 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         }
     });
     let left_out = left_out.collect();
+    let stolen = file::stolen(&cpus).saturating_sub(stolen).as_secs_f64();
+    machine.stolen = stolen / (began.elapsed().as_secs_f64() * cpus.len() as f64).max(1e-9);
     results.about.machine = machine;
     results.about.ran(&command());
-    results.replace(word, outcome.collector.rows(), left_out);
+    results.replace(word, outcome.collector.figures(), left_out);
     results.write(&path)?;
     match outcome.complaint {
         Some(complaint) => bail!("{complaint}"),
@@ -272,6 +284,7 @@ mod tests {
     fn words_choose_cases_and_unknown_ones_are_refused() {
         let plan = |only: &[&str]| Plan {
             vnvme: PathBuf::new(),
+            beside: None,
             only: only.iter().map(|word| (*word).to_owned()).collect(),
             runtime: Duration::ZERO,
             ramp: Duration::ZERO,

@@ -160,6 +160,12 @@ pub fn measure(
     })
 }
 
+/// Nanoseconds of a round trip of one word, measured for about `span`, in the first page of a
+/// memory.
+pub fn line(client: usize, server: usize, span: Duration, memory: &Memory) -> Result<f64> {
+    one::<1, 1>(client, server, span, memory, 0)
+}
+
 fn one<const THERE: usize, const BACK: usize>(
     client: usize,
     server: usize,
@@ -168,6 +174,9 @@ fn one<const THERE: usize, const BACK: usize>(
     at: usize,
 ) -> Result<f64> {
     let table = Table::<THERE, BACK>::new(memory, at)?;
+    // Left from the last time.
+    table.there.store(0);
+    table.back.store(0);
     let play = |stop: &AtomicBool| {
         let mut stretches = Vec::new();
         let start = Instant::now();

@@ -3,9 +3,12 @@
 
 use super::pool::Pool;
 use super::server::{Serve, Server};
+use super::slices::{self, Contender, Pings};
 use super::{Cores, Outcome, Plan};
-use crate::results::Case;
 use anyhow::Result;
+use load::job::Job;
+use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 const SUITE: &str = "scale";
@@ -31,49 +34,37 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
              cost is seen, and not what they gain",
         );
     }
+    let mut pings = Pings::new(&cores, plan)?;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
-        for workers in [1, 2] {
-            let words = match (workers, crowded) {
-                (1, _) => "",
-                (_, false) => " two workers",
-                (_, true) => " two workers, one on the load's CPU",
-            };
-            let cpus = server.get(..workers).unwrap_or_default();
-            // Queues go to the second worker when the first has been busy for a while.
-            let plan = &Plan {
-                ramp: if workers > 1 {
-                    plan.ramp.max(SPREADING)
-                } else {
-                    plan.ramp
-                },
-                ..plan.clone()
-            };
-            let serve = |controllers: u16| Serve {
-                volumes: vec![VOLUME.to_owned(); controllers.into()],
-                workers,
-                ..Serve::one(VOLUME, false, cpus)
-            };
-            for depth in DEPTHS {
-                let job = plan.job(depth, &cores.client);
-                for controllers in CONTROLLERS {
-                    let server = Server::start(&plan.vnvme, &serve(controllers))?;
-                    let urls: Vec<String> =
-                        (0..controllers.into()).map(|i| server.url(i)).collect();
-                    let pool = Pool::controllers(&urls, &job)?;
-                    let case = format!("controllers {controllers}{words}");
-                    measure(&mut outcome, &pool, &job, &case, controllers)?;
-                }
-                for queues in QUEUES {
-                    for loaded in [queues, 1] {
-                        let idle = if loaded < queues { " one busy" } else { "" };
-                        let server = Server::start(&plan.vnvme, &serve(1))?;
-                        let pool = Pool::queues(&server.url(0), &job, queues, loaded)?;
-                        let case = format!("queues {queues}{idle}{words}");
-                        measure(&mut outcome, &pool, &job, &case, queues)?;
-                        if queues == 1 {
-                            break;
-                        }
+        for depth in DEPTHS {
+            for workers in [1, 2] {
+                let words = match (workers, crowded) {
+                    (1, _) => "",
+                    (_, false) => " two workers",
+                    (_, true) => " two workers, one on the load's CPU",
+                };
+                let setup = Setup {
+                    plan,
+                    cpus: server.get(..workers).unwrap_or_default(),
+                    workers,
+                    words,
+                    job: plan.job(depth, &cores.client),
+                };
+                for group in [setup.controllers(), setup.queues()] {
+                    let c = &mut outcome.collector;
+                    if workers == 1 {
+                        // All of them are compared with one: they take turns.
+                        let group = group.iter().map(|make| make(&setup));
+                        let group = group.collect::<Result<Vec<_>>>()?;
+                        slices::take(SUITE, &group, &mut pings, plan, run, c)?;
+                        continue;
+                    }
+                    // What takes turns would not stay busy, and its queues not where they went.
+                    for make in &group {
+                        let contender = make(&setup)?;
+                        (contender.load)(SPREADING, Duration::from_millis(1))?;
+                        slices::take(SUITE, &[contender], &mut pings, plan, run, c)?;
                     }
                 }
             }
@@ -82,23 +73,80 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn measure(
-    outcome: &mut Outcome,
-    pool: &Pool,
-    job: &super::Job,
-    case: &str,
-    queues: u16,
-) -> Result<()> {
-    let measured = load::run(pool, &pool.job(job), &mut ())?;
-    let case = Case {
-        suite: SUITE,
-        case,
-        depth: job.depth.into(),
-        queues: queues.into(),
-    };
-    outcome.collector.add(case, "iops", "1/s", measured.iops());
-    outcome
-        .collector
-        .add(case, "p99_ns", "ns", measured.read.percentile(99.0) as f64);
-    Ok(())
+/// What several contenders have in common.
+struct Setup<'a> {
+    plan: &'a Plan,
+    cpus: &'a [usize],
+    workers: usize,
+    words: &'static str,
+    job: Job,
+}
+
+/// Starts a contender.
+type Make = Box<dyn Fn(&Setup<'_>) -> Result<Contender<'static>>>;
+
+impl Setup<'_> {
+    /// One to sixteen controllers, with a queue each.
+    fn controllers(&self) -> Vec<Make> {
+        let make = |count: u16| -> Make {
+            Box::new(move |setup| {
+                let case = format!("controllers {count}{}", setup.words);
+                let open = move |server: &Server, job: &Job| {
+                    let urls: Vec<String> = (0..count.into()).map(|i| server.url(i)).collect();
+                    Pool::controllers(&urls, job)
+                };
+                setup.contender(case, count, count, open)
+            })
+        };
+        CONTROLLERS.into_iter().map(make).collect()
+    }
+
+    /// One to 64 queues of a controller: all loaded, and one of them.
+    fn queues(&self) -> Vec<Make> {
+        let make = |(count, loaded): (u16, u16)| -> Make {
+            Box::new(move |setup| {
+                let idle = if loaded < count { " one busy" } else { "" };
+                let case = format!("queues {count}{idle}{}", setup.words);
+                let open = move |server: &Server, job: &Job| {
+                    Pool::queues(&server.url(0), job, count, loaded)
+                };
+                setup.contender(case, 1, count, open)
+            })
+        };
+        let counts = QUEUES.into_iter().map(|count| (count, count));
+        let one_busy = QUEUES.into_iter().skip(1).map(|count| (count, 1));
+        counts.chain(one_busy).map(make).collect()
+    }
+
+    fn contender(
+        &self,
+        case: String,
+        controllers: u16,
+        queues: u16,
+        open: impl Fn(&Server, &Job) -> Result<Pool>,
+    ) -> Result<Contender<'static>> {
+        let served = |program: &Path| -> Result<_> {
+            let serve = Serve {
+                volumes: vec![VOLUME.to_owned(); controllers.into()],
+                workers: self.workers,
+                ..Serve::one(VOLUME, false, self.cpus)
+            };
+            let server = Server::start(program, &serve)?;
+            let pool = open(&server, &self.job)?;
+            let job = pool.job(&self.job);
+            Ok(slices::load(Rc::new(server), pool, job))
+        };
+        Ok(Contender {
+            case,
+            depth: self.job.depth,
+            queues,
+            goal: None,
+            load: served(&self.plan.vnvme)?,
+            // With two workers there is no turn to take: see above.
+            beside: match &self.plan.beside {
+                Some(program) if self.workers == 1 => Some(served(program)?),
+                _ => None,
+            },
+        })
+    }
 }

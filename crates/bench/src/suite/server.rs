@@ -13,6 +13,17 @@ use std::time::{Duration, Instant};
 /// How long it may take to start or to end.
 const START_STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
+const END_WITH_PARENT: &str = "--end-with-parent";
+
+/// Whether `vnvme serve` knows an option: a program that is compared with may be older than it.
+fn has_option(vnvme: &Path, option: &str) -> Result<bool> {
+    // Hidden options are not in the help. One that is known is refused without its value, too,
+    // for another reason.
+    let asked = Command::new(vnvme).args(["serve", option]).output();
+    let asked = asked.with_context(|| format!("{} serve", vnvme.display()))?;
+    Ok(!String::from_utf8_lossy(&asked.stderr).contains("unexpected argument"))
+}
+
 /// What to serve.
 #[derive(Clone, Debug)]
 pub struct Serve {
@@ -89,9 +100,11 @@ impl Server {
             .arg("--config")
             .arg(&path)
             .arg("--control")
-            .arg(dir.path().join("control"))
+            .arg(dir.path().join("control"));
+        if has_option(vnvme, END_WITH_PARENT)? {
             // However this process ends, its servers do too.
-            .args(["--end-with-parent", &std::process::id().to_string()]);
+            command.args([END_WITH_PARENT, &std::process::id().to_string()]);
+        }
         if !serve.volumes.is_empty() {
             command.args(["--workers", &serve.workers.to_string()]);
         }

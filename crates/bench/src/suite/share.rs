@@ -264,7 +264,7 @@ fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 }
 
 fn print(outcome: &Outcome) -> Result<(), OutputError> {
-    for row in outcome.collector.clone().rows() {
+    for row in outcome.collector.clone().figures().rows {
         outln!(
             "{:<44} {:<16} {:>12.3} {}",
             row.case,

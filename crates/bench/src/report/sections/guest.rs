@@ -8,10 +8,7 @@ use crate::results::Results;
 use load::progress::{nanos, quantity};
 
 pub fn guest(results: &Results) -> Section {
-    let view = View {
-        results,
-        suite: "guest",
-    };
+    let view = View::new(results, "guest");
     let points = view.points(|_| true);
     let names = depth_names(&points);
     let mut iops = Table::new("IOPS in the guest, at depth", names.clone());
@@ -88,10 +85,7 @@ pub fn guest(results: &Results) -> Section {
 }
 
 pub fn driver(results: &Results) -> Section {
-    let view = View {
-        results,
-        suite: "driver",
-    };
+    let view = View::new(results, "driver");
     let points = view.points(|_| true);
     let loads = ["randread", "randwrite", "randrw"];
     let columns: Vec<(&str, Point)> = loads
@@ -170,10 +164,7 @@ fn percent(value: f64) -> String {
 }
 
 pub fn mediate(results: &Results) -> Section {
-    let view = View {
-        results,
-        suite: "mediate",
-    };
+    let view = View::new(results, "mediate");
     let columns = [
         "IOPS, depth 1",
         "latency, depth 1",

@@ -7,10 +7,7 @@ use load::progress::{nanos, quantity};
 
 /// What a slice gets, beside what is due to it.
 pub fn share(results: &Results) -> Section {
-    let view = View {
-        results,
-        suite: "share",
-    };
+    let view = View::new(results, "share");
     let percent = |value: f64| format!("{:.1}%", 100.0 * value);
     let mut shares = Table::new(
         "The first slice's share of the device",

@@ -1,0 +1,91 @@
+//! How far two CPUs are from each other, as it is found: a virtual machine's are moved by its host,
+//! from cores that share a cache to others, within seconds.
+//!
+//! Round trips of a cache line that were measured over a suite fall into groups. Each group is a
+//! distance; what was measured at one is not mixed with what was measured at another.
+
+use crate::results::median;
+use serde::{Deserialize, Serialize};
+
+/// Two round trips are of one distance when they differ by at most this factor.
+const SAME: f64 = 1.15;
+/// A distance that fewer round trips than this share belong to was passed through.
+const PASSING: f64 = 0.05;
+
+/// A distance between the two CPUs of a suite.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Distance {
+    /// Nanoseconds that a cache line takes there and back: the median.
+    pub round_trip: f64,
+    /// The shortest of them, and the longest.
+    pub from: f64,
+    pub to: f64,
+    /// How much of the time the CPUs had this distance, of 1.
+    pub share: f64,
+}
+
+impl Distance {
+    /// Whether a round trip is one of this distance.
+    pub fn holds(&self, round_trip: f64) -> bool {
+        (self.from..=self.to).contains(&round_trip)
+    }
+}
+
+/// Whether two round trips, in nanoseconds, are of one distance.
+pub fn agree(one: f64, other: f64) -> bool {
+    one.max(other) <= one.min(other) * SAME
+}
+
+/// The distances that these round trips show, the nearest first.
+pub fn found(round_trips: &[f64]) -> Vec<Distance> {
+    let mut sorted: Vec<f64> = round_trips.iter().copied().filter(|r| *r > 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    // A gap between neighbours is where one distance ends and the next begins.
+    let groups = sorted.chunk_by(|one, next| agree(*one, *next));
+    let distances = groups.map(|group| Distance {
+        round_trip: median(group).round(),
+        from: group.first().copied().unwrap_or_default(),
+        to: group.last().copied().unwrap_or_default(),
+        share: group.len() as f64 / sorted.len() as f64,
+    });
+    distances.filter(|d| d.share >= PASSING).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_fall_into_distances() {
+        let near = [112.0, 115.0, 118.0, 121.0, 130.0];
+        let far = [290.0, 300.0, 310.0, 330.0];
+        let mut all = [&near[..], &far].concat();
+        all.rotate_left(3);
+        let distances = found(&all);
+        let trips: Vec<f64> = distances.iter().map(|d| d.round_trip).collect();
+        assert_eq!(trips, [118.0, 305.0]);
+        let [first, second] = distances.as_slice() else {
+            panic!("{distances:?}");
+        };
+        assert!((first.share - 5.0 / 9.0).abs() < 1e-9, "{distances:?}");
+        assert!(near.iter().all(|&r| first.holds(r) && !second.holds(r)));
+        assert!(far.iter().all(|&r| second.holds(r) && !first.holds(r)));
+    }
+
+    #[test]
+    fn one_that_was_passed_through_is_none() {
+        let mut trips = vec![100.0; 39];
+        trips.push(500.0);
+        assert_eq!(found(&trips).len(), 1);
+        trips.extend([500.0; 3]);
+        assert_eq!(found(&trips).len(), 2);
+        assert!(found(&[]).is_empty() && found(&[0.0]).is_empty());
+    }
+
+    #[test]
+    fn round_trips_agree_both_ways() {
+        assert!(agree(100.0, 114.0) && agree(114.0, 100.0));
+        assert!(!agree(100.0, 116.0) && !agree(116.0, 100.0));
+    }
+}

@@ -1,0 +1,208 @@
+//! Short slices of load, each with a ping-pong of a cache line before and after it.
+//!
+//! What is compared takes turns: a round has a slice of each. A slice counts when the round trips
+//! before and after it agree, for that distance; the two CPUs were moved during the others, which
+//! are measured again. All lines that a controller and its host hand to each other are in the
+//! host's memory, as those of the ping-pong are, which come from the same source.
+
+use super::server::Server;
+use super::{Cores, Plan, pingpong};
+use crate::distance::agree;
+use crate::results::{Case, Collector, Taken};
+use anyhow::{Context, Result};
+use dma::Memory;
+use load::job::Job;
+use load::lane::Target;
+use load::stats::Measured;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Length of a slice: much shorter than what the host takes to move a CPU.
+const SLICE: Duration = Duration::from_millis(25);
+/// Of load before it is measured.
+const RAMP: Duration = Duration::from_millis(5);
+/// Of a ping-pong.
+const PING: Duration = Duration::from_millis(3);
+/// A worker polls for up to a millisecond after its last work; the ping-pong is to have the CPU.
+const POLLING: Duration = Duration::from_micros(1500);
+/// How often a slice is measured again, at most.
+const RETRIES: u32 = 2;
+
+/// Loads something: so long before measuring, and so long measured.
+pub type Load<'a> = Box<dyn Fn(Duration, Duration) -> Result<Measured> + 'a>;
+
+/// A target and its server. The target goes first.
+struct Loaded<T> {
+    target: T,
+    _server: Rc<Server>,
+    job: Job,
+}
+
+impl<T: Target> Loaded<T> {
+    fn run(&self, ramp: Duration, runtime: Duration) -> Result<Measured> {
+        let job = Job {
+            ramp,
+            runtime,
+            ..self.job.clone()
+        };
+        load::run(&self.target, &job, &mut ())
+    }
+}
+
+/// Loads a target by a job, as long as its server lives with it.
+pub fn load<'a, T: Target + 'a>(server: Rc<Server>, target: T, job: Job) -> Load<'a> {
+    let loaded = Loaded {
+        target,
+        _server: server,
+        job,
+    };
+    Box::new(move |ramp, runtime| loaded.run(ramp, runtime))
+}
+
+/// One thing that is measured.
+pub struct Contender<'a> {
+    /// Its name in the results.
+    pub case: String,
+    pub depth: u16,
+    pub queues: u16,
+    /// Nanoseconds that an I/O may take at a round trip of so many.
+    pub goal: Option<fn(u32, f64) -> Option<f64>>,
+    pub load: Load<'a>,
+    /// The same on the program that is compared with, if there is one.
+    pub beside: Option<Load<'a>>,
+}
+
+impl Contender<'_> {
+    /// What its figures are of.
+    pub fn case<'a>(&'a self, suite: &'a str) -> Case<'a> {
+        Case {
+            suite,
+            case: &self.case,
+            depth: self.depth.into(),
+            queues: self.queues.into(),
+        }
+    }
+}
+
+/// The ping-pong between the two CPUs.
+pub struct Pings {
+    client: usize,
+    server: usize,
+    memory: Memory,
+    /// The last one, while nothing has run since.
+    last: Option<f64>,
+}
+
+impl Pings {
+    pub fn new(cores: &Cores, plan: &Plan) -> Result<Self> {
+        Ok(Self {
+            client: *cores.client.first().context("no CPU")?,
+            server: *cores.server.first().context("no second CPU")?,
+            memory: plan.memory.source().make(pingpong::PAGE)?,
+            last: None,
+        })
+    }
+
+    fn now(&self) -> Result<f64> {
+        std::thread::sleep(POLLING);
+        pingpong::line(self.client, self.server, PING, &self.memory)
+    }
+
+    /// Measures a slice; its round trip, when those before and after it agree.
+    fn slice(&mut self, load: &Load<'_>) -> Result<Option<(f64, Measured)>> {
+        for _ in 0..=RETRIES {
+            let before = match self.last.take() {
+                Some(last) => last,
+                None => self.now()?,
+            };
+            let measured = match load(RAMP, SLICE) {
+                // Others had the CPUs for all of the slice.
+                Err(error) if error.is::<load::NothingEnded>() => continue,
+                measured => measured?,
+            };
+            let after = self.now()?;
+            self.last = Some(after);
+            if agree(before, after) {
+                return Ok(Some(((before + after) / 2.0, measured)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// How many rounds a plan has in each of its runs.
+pub fn rounds(plan: &Plan) -> u32 {
+    let rounds = plan.runtime.as_nanos() / SLICE.as_nanos();
+    u32::try_from(rounds).unwrap_or(u32::MAX).max(1)
+}
+
+/// Measures the contenders in turn, in so many rounds as the plan's run has. `run` is its number.
+pub fn take(
+    suite: &str,
+    contenders: &[Contender<'_>],
+    pings: &mut Pings,
+    plan: &Plan,
+    run: u32,
+    collector: &mut Collector,
+) -> Result<()> {
+    let rounds = rounds(plan);
+    for round in 0..rounds {
+        let id = run * rounds + round;
+        // Another one begins each round: what is first after something is not always the same.
+        let first = round as usize % contenders.len().max(1);
+        let (rest, start) = contenders.split_at(first);
+        for contender in start.iter().chain(rest) {
+            let ours = pings.slice(&contender.load)?;
+            if let Some((round_trip, measured)) = &ours {
+                let taken = Taken {
+                    round: id,
+                    round_trip: *round_trip,
+                };
+                add(suite, contender, taken, measured, collector);
+            }
+            let Some(beside) = &contender.beside else {
+                continue;
+            };
+            let theirs = pings.slice(beside)?;
+            if let (Some((one, ours)), Some((other, theirs))) = (ours, theirs)
+                && agree(one, other)
+            {
+                let taken = Taken {
+                    round: id,
+                    round_trip: (one + other) / 2.0,
+                };
+                let of = ours.iops() / theirs.iops().max(1e-9);
+                let case = contender.case(suite);
+                collector.add_at(case, "of_beside", "ratio", of, taken);
+                // What the host takes from a CPU now and then is not in the medians.
+                let [ours, theirs] = [ours, theirs].map(|m| m.both().percentile(50.0) as f64);
+                let of = theirs / ours.max(1.0);
+                collector.add_at(case, "p50_of_beside", "ratio", of, taken);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn add(
+    suite: &str,
+    contender: &Contender<'_>,
+    taken: Taken,
+    measured: &Measured,
+    collector: &mut Collector,
+) {
+    let case = contender.case(suite);
+    let mut one = |metric, unit, value| collector.add_at(case, metric, unit, value, taken);
+    let nanos = 1e9 / measured.iops().max(1e-9);
+    let both = measured.both();
+    one("iops", "1/s", measured.iops());
+    one("ns_per_io", "ns", nanos);
+    one("p50_ns", "ns", both.percentile(50.0) as f64);
+    one("p99_ns", "ns", both.percentile(99.0) as f64);
+    one("rtt_ns", "ns", taken.round_trip);
+    if let Some(goal) = contender.goal
+        && let Some(goal) = goal(contender.depth.into(), taken.round_trip)
+    {
+        one("of_goal", "ratio", nanos / goal);
+    }
+}
