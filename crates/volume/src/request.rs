@@ -3,6 +3,10 @@
 use crate::{Info, IoError, IoErrorKind};
 use dma::{SegmentList, View};
 
+/// Longest request that a volume carries out within the call that brings it, in bytes: a worker's
+/// other clients wait meanwhile.
+pub(crate) const AT_ONCE: u64 = 128 << 10;
+
 /// What to do with a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {

@@ -136,6 +136,49 @@ fn memory_is_shared_between_workers() {
 }
 
 #[test]
+fn long_work_on_memory_goes_on_in_pieces() {
+    let size = 32 * MIB;
+    let volume = MemVolume::new(size).unwrap();
+    let mut worker = Worker::new(&volume);
+    let zeroes = |deallocate| Op::WriteZeroes {
+        deallocate,
+        fua: false,
+    };
+    let one = vec![7; MIB as usize];
+    for op in [zeroes(false), zeroes(true), Op::Deallocate] {
+        for at in 0..size / MIB {
+            worker.write(at * MIB, &one).unwrap();
+        }
+        let (tag, at_once) = worker.start(op, 0, size, SegmentList::new());
+        assert!(at_once.is_none(), "{op:?}");
+        let state = worker.queue.state();
+        assert_eq!((state.in_flight, state.wake), (1, Wake::Poll));
+        // A round does a part of it, and others have their turn meanwhile.
+        let mut done = Vec::new();
+        worker
+            .queue
+            .poll(&mut |completion| done.push(completion.tag));
+        assert!(done.is_empty(), "{op:?}");
+        let last = worker.read(size - 512, 512).unwrap();
+        assert_eq!(last, [7; 512], "{op:?}");
+        while done.is_empty() {
+            worker.queue.poll(&mut |completion| {
+                assert_eq!(completion.result, Ok(()));
+                done.push(completion.tag);
+            });
+        }
+        assert_eq!((done, worker.queue.state()), (vec![tag], QueueState::IDLE));
+        for at in 0..size / MIB {
+            assert_eq!(
+                worker.read(at * MIB, MIB),
+                Ok(vec![0; MIB as usize]),
+                "{op:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn workers_that_race_on_the_same_bytes_do_no_harm() {
     let volume = Arc::new(MemVolume::new(MIB).unwrap());
     let threads: Vec<_> = (0..3u8)

@@ -108,7 +108,11 @@ fn volume(bytes: &[u8]) -> MemVolume {
         data: SegmentList::owned(buffer),
     };
     let mut queue = volume.open(&Io::new(Default::default())).unwrap();
-    queue.submit(request).unwrap().result.unwrap();
+    let mut done = queue.submit(request);
+    while done.is_none() {
+        queue.poll(&mut |completion| done = Some(completion));
+    }
+    done.unwrap().result.unwrap();
     volume
 }
 

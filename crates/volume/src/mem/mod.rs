@@ -1,11 +1,14 @@
 //! A volume in this process's memory.
 
-use crate::request::check_range;
+mod pieces;
+
+use crate::request::{AT_ONCE, check_range};
 use crate::{
     Completion, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState, Request,
-    Volume, VolumeError, VolumeQueue,
+    Volume, VolumeError, VolumeQueue, Wake,
 };
 use dma::{PrivateMemory, SegmentList, View};
+use pieces::Pieces;
 
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
 const RELEASE_FROM: u64 = 256 << 10;
@@ -17,6 +20,10 @@ const AHEAD: usize = 16;
 /// A volume in memory: shared by all its queues, gone with the process. Memory is taken from the
 /// system when it is first written, in huge pages where there are any ([`PrivateMemory`]), and
 /// returned by deallocation.
+///
+/// What is short is done within the call; zeroing, deallocation and transfers that are long go on
+/// in pieces, a few in each round ([`VolumeQueue::poll`]), so that nobody waits for them but their
+/// client.
 #[derive(Debug)]
 pub struct MemVolume {
     memory: PrivateMemory,
@@ -79,9 +86,12 @@ impl Volume for MemVolume {
 
     fn open(&self, _io: &Io) -> Result<OpenQueue, VolumeError> {
         Ok(OpenQueue::with_fast_path(MemQueue {
-            memory: self.memory.clone(),
-            size: self.size,
-            read_only: self.read_only,
+            bytes: Bytes {
+                memory: self.memory.clone(),
+                size: self.size,
+                read_only: self.read_only,
+            },
+            pieces: Pieces::new(),
         }))
     }
 
@@ -96,26 +106,38 @@ impl Volume for MemVolume {
 
 /// One worker's queue into a [`MemVolume`].
 struct MemQueue {
+    bytes: Bytes,
+    pieces: Pieces,
+}
+
+/// What a queue works on.
+struct Bytes {
     memory: PrivateMemory,
     size: u64,
     read_only: bool,
 }
 
-impl MemQueue {
-    fn execute(&self, request: &Request) -> Result<(), IoError> {
-        request.check(self.size, 1, self.read_only)?;
+impl Bytes {
+    /// Carries out `len` bytes of a request that was checked, from byte `done` of its range on.
+    fn execute(&self, request: &Request, done: u64, len: u64) -> Result<(), IoError> {
+        let offset = request.offset.saturating_add(done);
         match request.op {
             Op::Flush => Ok(()),
+            Op::Read | Op::Write { .. } if len == request.len => {
+                self.copy(request.op, offset, request.data.view())
+            }
             Op::Read | Op::Write { .. } => {
-                self.copy(request.op, request.offset, request.data.view())
+                let mut part = SegmentList::new();
+                request.data.slice(done, len, &mut part);
+                self.copy(request.op, offset, part.view())
             }
             Op::WriteZeroes {
                 deallocate: false, ..
-            } => self.zero(request),
+            } => self.zero(request.op, offset, len),
             Op::WriteZeroes {
                 deallocate: true, ..
             }
-            | Op::Deallocate => self.release(request),
+            | Op::Deallocate => self.release(request, offset, len),
         }
     }
 
@@ -127,18 +149,18 @@ impl MemQueue {
         self.complete(op, copied, data.len_bytes())
     }
 
-    fn zero(&self, request: &Request) -> Result<(), IoError> {
-        let zeroed = self.memory.zero(request.offset, request.len);
-        self.complete(request.op, zeroed, request.len)
+    fn zero(&self, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
+        let zeroed = self.memory.zero(offset, len);
+        self.complete(op, zeroed, len)
     }
 
     /// Gives whole pages back to the system; what is left of pages is zeroed.
-    fn release(&self, request: &Request) -> Result<(), IoError> {
+    fn release(&self, request: &Request, offset: u64, len: u64) -> Result<(), IoError> {
         if request.len < RELEASE_FROM {
-            return self.zero(request);
+            return self.zero(request.op, offset, len);
         }
-        let released = self.memory.release(request.offset, request.len);
-        self.complete(request.op, released, request.len)
+        let released = self.memory.release(offset, len);
+        self.complete(request.op, released, len)
     }
 
     /// All bytes must have been reached: the ranges were checked, so that anything else is memory
@@ -158,19 +180,39 @@ impl MemQueue {
 
 impl VolumeQueue for MemQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
-        let result = self.execute(&request);
+        let Bytes {
+            size, read_only, ..
+        } = self.bytes;
+        if let Err(error) = request.check(size, 1, read_only) {
+            return Some(request.complete(Err(error)));
+        }
+        if !self.pieces.admits(&request) {
+            self.pieces.push(request);
+            return None;
+        }
+        let result = self.bytes.execute(&request, 0, request.len);
         Some(request.complete(result))
     }
 
-    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
-        0
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let bytes = &self.bytes;
+        let work = |request: &Request, done, len| bytes.execute(request, done, len);
+        self.pieces.round(work, done)
     }
 
     fn state(&self) -> QueueState {
-        QueueState::IDLE
+        match self.pieces.count() {
+            0 => QueueState::IDLE,
+            in_flight => QueueState {
+                in_flight,
+                wake: Wake::Poll,
+            },
+        }
     }
 
-    fn cancel(&mut self, _: u64) {}
+    fn cancel(&mut self, tag: u64) {
+        self.pieces.cancel(tag);
+    }
 }
 
 impl FastPath for MemQueue {
@@ -186,8 +228,12 @@ impl FastPath for MemQueue {
 
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
         let len = data.len_bytes();
-        let checked = check_range(op, offset, len, self.size, 1, self.read_only);
-        Some(checked.and_then(|()| self.copy(op, offset, data)))
+        if len > AT_ONCE {
+            return None;
+        }
+        let bytes = &self.bytes;
+        let checked = check_range(op, offset, len, bytes.size, 1, bytes.read_only);
+        Some(checked.and_then(|()| bytes.copy(op, offset, data)))
     }
 
     fn prefetches(&self) -> bool {
@@ -195,6 +241,6 @@ impl FastPath for MemQueue {
     }
 
     fn prefetch(&mut self, _: Op, offset: u64, len: u64) {
-        self.memory.prefetch::<AHEAD>(offset, len);
+        self.bytes.memory.prefetch::<AHEAD>(offset, len);
     }
 }

@@ -1,0 +1,279 @@
+//! Long work on memory, in pieces.
+//!
+//! Zeroing and releasing memory takes no waiting, only time: a command may name gigabytes. A worker
+//! that did all of it within the call would keep everybody else waiting. So what is long goes on in
+//! pieces, for [`QUANTUM`] in each round, and the requests take turns. A request completes when all
+//! of it is done; what else reads its range meanwhile sees the old bytes or the new, as it may of
+//! any two commands that are in flight together ("NVM Command Set 1.1", 2.1.4).
+
+use crate::request::AT_ONCE;
+use crate::{Completion, IoError, IoErrorKind, Op, Request};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How long a round goes on with pieces, at least a piece.
+const QUANTUM: Duration = Duration::from_micros(50);
+/// A piece that took longer is followed by shorter ones; one that took less than a quarter of it,
+/// by longer ones.
+const PIECE_TIME: Duration = Duration::from_micros(40);
+/// Lengths of pieces in bytes. The longest is a huge page, which the kernel releases as one; of
+/// small pages they are 512.
+const SHORTEST: u64 = 32 << 10;
+const LONGEST: u64 = 2 << 20;
+/// What is known when nothing has been measured.
+const FIRST: u64 = 256 << 10;
+
+/// A request that is not finished.
+#[derive(Debug)]
+struct Unfinished {
+    request: Request,
+    /// Bytes of its range that are done.
+    done: u64,
+    cancelled: bool,
+}
+
+/// The length of pieces of one kind of work, by the time that the last ones took.
+#[derive(Debug, Clone, Copy)]
+struct Length(u64);
+
+impl Length {
+    /// A piece of `len` bytes took so long.
+    fn took(&mut self, len: u64, time: Duration) {
+        if time > PIECE_TIME {
+            self.0 = (self.0 / 2).max(SHORTEST);
+        } else if time < PIECE_TIME / 4 && len == self.0 {
+            self.0 = (self.0 * 2).min(LONGEST);
+        }
+    }
+}
+
+/// The unfinished requests of one queue.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    unfinished: VecDeque<Unfinished>,
+    /// Bytes that requests without data have changed at once since the last round.
+    at_once: u64,
+    /// Of pieces that are copied or zeroed.
+    moved: Length,
+    /// Of pieces whose pages are released.
+    released: Length,
+}
+
+impl Pieces {
+    pub(super) fn new() -> Self {
+        Self {
+            unfinished: VecDeque::new(),
+            at_once: 0,
+            moved: Length(FIRST),
+            released: Length(FIRST),
+        }
+    }
+
+    /// Requests that are not finished.
+    pub(super) fn count(&self) -> usize {
+        self.unfinished.len()
+    }
+
+    /// Whether the request may be done within the call that brings it. Requests without data count
+    /// together, from round to round: many short ones take as long as a long one.
+    pub(super) fn admits(&mut self, request: &Request) -> bool {
+        match request.op {
+            Op::Flush => true,
+            Op::Read | Op::Write { .. } => request.len <= AT_ONCE,
+            Op::WriteZeroes { .. } | Op::Deallocate => {
+                let sum = self.at_once.saturating_add(request.len);
+                let admitted = sum <= AT_ONCE;
+                if admitted {
+                    // A request of no bytes takes a little, too.
+                    self.at_once = sum.saturating_add(1);
+                }
+                admitted
+            }
+        }
+    }
+
+    /// Takes a request whose turns come in the next rounds.
+    pub(super) fn push(&mut self, request: Request) {
+        self.unfinished.push_back(Unfinished {
+            request,
+            done: 0,
+            cancelled: false,
+        });
+    }
+
+    /// The request is to end early: in the next round.
+    pub(super) fn cancel(&mut self, tag: u64) {
+        let mut all = self.unfinished.iter_mut();
+        if let Some(one) = all.find(|one| one.request.tag == tag) {
+            one.cancelled = true;
+        }
+    }
+
+    /// A round: `work` is called with a request, where in its range to go on, and for how many
+    /// bytes; `finished` with what has ended. The number of those.
+    pub(super) fn round(
+        &mut self,
+        mut work: impl FnMut(&Request, u64, u64) -> Result<(), IoError>,
+        finished: &mut dyn FnMut(Completion),
+    ) -> usize {
+        self.at_once = 0;
+        if self.unfinished.is_empty() {
+            return 0;
+        }
+        let mut count = 0;
+        let began = Instant::now();
+        let mut before = began;
+        while let Some(mut one) = self.unfinished.pop_front() {
+            let length = match one.request.op {
+                Op::Deallocate
+                | Op::WriteZeroes {
+                    deallocate: true, ..
+                } => &mut self.released,
+                _ => &mut self.moved,
+            };
+            let result = if one.cancelled {
+                Err(IoErrorKind::Aborted.into())
+            } else {
+                let len = piece(&one, length.0);
+                let result = work(&one.request, one.done, len);
+                one.done += len;
+                let now = Instant::now();
+                length.took(len, now.saturating_duration_since(before));
+                before = now;
+                result
+            };
+            if result.is_err() || one.done >= one.request.len {
+                count += 1;
+                finished(one.request.complete(result));
+            } else {
+                self.unfinished.push_back(one);
+            }
+            if before.saturating_duration_since(began) >= QUANTUM {
+                break;
+            }
+        }
+        count
+    }
+}
+
+/// Length of the next piece of a request: it ends where a huge page does, if it gets there, so that
+/// none is broken up that is released as a whole.
+fn piece(one: &Unfinished, most: u64) -> u64 {
+    let at = one.request.offset.saturating_add(one.done);
+    let to_end = LONGEST - at % LONGEST;
+    (one.request.len - one.done).min(most).min(to_end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dma::SegmentList;
+
+    const GIB: u64 = 1 << 30;
+
+    fn request(tag: u64, op: Op, offset: u64, len: u64) -> Request {
+        Request {
+            tag,
+            op,
+            offset,
+            len,
+            data: SegmentList::new(),
+        }
+    }
+
+    #[test]
+    fn lengths_follow_the_time_that_pieces_take() {
+        let mut length = Length(FIRST);
+        for _ in 0..20 {
+            length.took(length.0, PIECE_TIME * 2);
+        }
+        assert_eq!(length.0, SHORTEST);
+        length.took(length.0 / 2, Duration::ZERO);
+        assert_eq!(length.0, SHORTEST, "the rest of a request shows nothing");
+        for _ in 0..20 {
+            length.took(length.0, Duration::ZERO);
+        }
+        assert_eq!(length.0, LONGEST);
+        length.took(LONGEST, PIECE_TIME);
+        assert_eq!(length.0, LONGEST, "neither short nor long");
+    }
+
+    #[test]
+    fn pieces_cover_the_range_and_end_with_huge_pages() {
+        let mut pieces = Pieces::new();
+        let (offset, len) = (3 * 4096, 16 << 20);
+        pieces.push(request(7, Op::Deallocate, offset, len));
+        let (mut next, mut done) = (0, Vec::new());
+        while pieces.count() > 0 {
+            pieces.round(
+                |request, at, len| {
+                    assert_eq!((request.tag, at), (7, next));
+                    assert!(len > 0 && len <= LONGEST);
+                    let (first, last) = (offset + at, offset + at + len - 1);
+                    assert_eq!(first / LONGEST, last / LONGEST, "{at} {len}");
+                    next += len;
+                    Ok(())
+                },
+                &mut |completion| done.push((completion.tag, completion.result)),
+            );
+        }
+        assert_eq!((next, done), (len, vec![(7, Ok(()))]));
+    }
+
+    #[test]
+    fn requests_take_turns_within_a_bounded_round() {
+        let mut pieces = Pieces::new();
+        for tag in 0..3 {
+            pieces.push(request(tag, Op::Deallocate, 0, GIB));
+        }
+        let mut turns = Vec::new();
+        for _ in 0..3 {
+            pieces.round(
+                |request, _, _| {
+                    turns.push(request.tag);
+                    std::thread::sleep(QUANTUM);
+                    Ok(())
+                },
+                &mut |_| panic!("nothing is finished"),
+            );
+        }
+        assert_eq!(turns, [0, 1, 2], "one slow piece in each round");
+        let zeroes = Op::WriteZeroes {
+            deallocate: false,
+            fua: false,
+        };
+        pieces.push(request(3, zeroes, 0, GIB));
+        let mut ended = Vec::new();
+        (0..4).for_each(|tag| pieces.cancel(tag));
+        let count = pieces.round(
+            |_, _, _| panic!("all of them are cancelled"),
+            &mut |completion| ended.push((completion.tag, completion.result)),
+        );
+        let aborted = |tag| (tag, Err(IoErrorKind::Aborted.into()));
+        assert_eq!((count, ended), (4, (0..4).map(aborted).collect()));
+    }
+
+    #[test]
+    fn an_error_ends_a_request() {
+        let mut pieces = Pieces::new();
+        pieces.push(request(1, Op::Deallocate, 0, GIB));
+        let mut ended = Vec::new();
+        let failed = Err(IoErrorKind::Memory.into());
+        pieces.round(|_, _, _| failed, &mut |done| ended.push(done.result));
+        assert_eq!((pieces.count(), ended), (0, vec![failed]));
+    }
+
+    #[test]
+    fn many_short_requests_are_one_long_one() {
+        let mut pieces = Pieces::new();
+        let short = request(0, Op::Deallocate, 0, 4096);
+        let admitted = (0..1000).take_while(|_| pieces.admits(&short)).count();
+        assert_eq!(admitted as u64, AT_ONCE / 4097);
+        let nothing = pieces.round(|_, _, _| Ok(()), &mut |_| {});
+        assert_eq!(nothing, 0);
+        assert!(pieces.admits(&short), "a new round");
+        assert!(pieces.admits(&request(0, Op::Flush, 0, 0)));
+        assert!(pieces.admits(&request(0, Op::Read, 0, AT_ONCE)));
+        assert!(!pieces.admits(&request(0, Op::Read, 0, AT_ONCE + 1)));
+    }
+}
