@@ -6,10 +6,11 @@ mod format;
 mod holder;
 mod open;
 mod sys;
+mod threads;
 
 use crate::io::job::Abilities;
 use crate::io::ring::{Alignment, Ring, RingFile};
-use crate::request::{check_data, check_range};
+use crate::request::{AT_ONCE, check_data, check_range};
 use crate::{
     Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState,
     Request, Volume, VolumeError, VolumeQueue,
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use threads::{FileThreads, ThreadsQueue};
 
 /// Whether the page cache is bypassed (O_DIRECT).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -77,7 +79,8 @@ impl Default for FileOptions {
 ///
 /// A write is durable after a flush (`fdatasync`) or when written with `fua` (`RWF_DSYNC`).
 /// Deallocation punches holes, which read as zeroes. All I/O is asynchronous and goes through the
-/// worker's [`Io`].
+/// worker's [`Io`]; that of a file which is not on a disk of this machine, and may hang, through
+/// threads of its own.
 #[derive(Debug)]
 pub struct FileVolume {
     shared: Arc<Shared>,
@@ -100,14 +103,33 @@ struct Shared {
     device: bool,
     /// On a filesystem that is nothing but memory: nothing to wait for.
     in_memory: bool,
-    /// On a filesystem that is not of this machine's disks.
-    may_hang: bool,
     description: String,
     id: Vec<u8>,
     /// What extents of it lie in; `None` when the user wants no locks.
     root: Option<String>,
     /// Keeps the system's own users off a block device.
     _exclusive: Option<Arc<OwnedFd>>,
+    /// Of a file on a filesystem that is not of this machine's disks: no worker may wait for it.
+    /// After `fd`, so that it is not closed before they have ended.
+    threads: Option<Arc<FileThreads>>,
+}
+
+impl Shared {
+    /// How a request ends that needs no work of the file, or may not have any.
+    fn ends_at_once(&self, request: &Request) -> Option<Result<(), IoError>> {
+        let size = self.size.load(Ordering::Acquire);
+        if let Err(error) = request.check(size, self.block_size, self.read_only) {
+            return Some(Err(error));
+        }
+        match request.op {
+            // Nothing to do; the system takes an empty range for a mistake.
+            op if op != Op::Flush && request.len == 0 => Some(Ok(())),
+            // What is never written needs no flush.
+            Op::Flush if self.read_only => Some(Ok(())),
+            Op::Deallocate if !self.abilities.punch() => Some(Err(IoErrorKind::Unsupported.into())),
+            _ => None,
+        }
+    }
 }
 
 impl FileVolume {
@@ -134,14 +156,19 @@ impl FileVolume {
             );
         }
         let writable = !options.read_only;
+        let fd = Arc::new(opened.fd);
+        // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
+        let abilities = Arc::new(Abilities::new(opened.punch, writable));
+        let threads = opened.may_hang.then(|| {
+            let unit = opened.direct.map_or(1, |direct| direct.block.into());
+            FileThreads::new(fd.clone(), abilities.clone(), unit)
+        });
         Ok(Self {
             shared: Arc::new(Shared {
                 path: path.into(),
-                fd: Arc::new(opened.fd),
+                fd,
                 size: AtomicU64::new(opened.size),
-                // Devices are always asked: where they cannot do it, the kernel writes zeroes for
-                // them.
-                abilities: Arc::new(Abilities::new(opened.punch, writable)),
+                abilities,
                 read_only: options.read_only,
                 direct: opened.direct,
                 block_size: opened.block_size,
@@ -152,7 +179,7 @@ impl FileVolume {
                 punch_granularity: opened.punch_granularity,
                 device: opened.device,
                 in_memory: opened.in_memory,
-                may_hang: opened.may_hang,
+                threads: threads.map(Arc::new),
                 description,
                 id: opened.id,
                 root: options.lock.then_some(opened.root),
@@ -200,8 +227,13 @@ fn describe(path: &Path, options: &FileOptions, opened: &Opened) -> String {
         (None, Some(why)) => format!("buffered I/O ({why})"),
         (None, None) => "buffered I/O".to_owned(),
     };
+    let threads = if opened.may_hang {
+        ", by threads of its own (not on a disk of this machine)"
+    } else {
+        ""
+    };
     let only = if options.read_only { ", read-only" } else { "" };
-    format!("{what} {}, {how}{only}", path.display())
+    format!("{what} {}, {how}{threads}{only}", path.display())
 }
 
 impl Volume for FileVolume {
@@ -228,12 +260,15 @@ impl Volume for FileVolume {
     }
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        if let Some(threads) = &self.shared.threads {
+            let queue = ThreadsQueue::new(self.shared.clone(), threads.clone(), io)?;
+            return Ok(OpenQueue::new(queue));
+        }
         let ring = io.ring()?;
         let file = ring.open(RingFile {
             fd: self.shared.fd.clone(),
             direct: self.shared.direct,
             abilities: self.shared.abilities.clone(),
-            may_hang: self.shared.may_hang,
         });
         Ok(OpenQueue::with_fast_path(FileQueue {
             shared: self.shared.clone(),
@@ -296,20 +331,9 @@ impl FileQueue {
 
 impl VolumeQueue for FileQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
-        let shared = &*self.shared;
-        let size = shared.size.load(Ordering::Acquire);
-        if let Err(error) = request.check(size, shared.block_size, shared.read_only) {
-            return Some(request.complete(Err(error)));
-        }
-        match request.op {
-            // Nothing to do; the system takes an empty range for a mistake.
-            op if op != Op::Flush && request.len == 0 => Some(request.complete(Ok(()))),
-            // What is never written needs no flush.
-            Op::Flush if shared.read_only => Some(request.complete(Ok(()))),
-            Op::Deallocate if !shared.abilities.punch() => {
-                Some(request.complete(Err(IoErrorKind::Unsupported.into())))
-            }
-            _ => self.ring.submit(self.file, request),
+        match self.shared.ends_at_once(&request) {
+            Some(result) => Some(request.complete(result)),
+            None => self.ring.submit(self.file, request),
         }
     }
 
@@ -349,7 +373,8 @@ impl FastPath for FileQueue {
     }
 
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
-        self.is_immediate().then(|| self.transfer(op, offset, data))
+        let at_once = self.is_immediate() && data.len_bytes() <= AT_ONCE;
+        at_once.then(|| self.transfer(op, offset, data))
     }
 
     fn prefetches(&self) -> bool {

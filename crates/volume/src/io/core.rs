@@ -212,6 +212,15 @@ impl RingCore {
         }
     }
 
+    /// Threads of the kernel get all requests that move data, as those of a file that has made the
+    /// worker wait.
+    #[cfg(test)]
+    pub(super) fn distrust(&mut self) {
+        for open in self.files.iter_mut().flatten() {
+            open.inline = Inline::banned();
+        }
+    }
+
     /// Makes a file known; the result names it from now on.
     pub(super) fn register(&mut self, file: RingFile) -> usize {
         let fd = file.fd.as_raw_fd();
@@ -224,7 +233,6 @@ impl RingCore {
         });
         let open = OpenFile {
             inline: match self.mode {
-                _ if file.may_hang => Inline::never(),
                 Mode::Polled => Inline::always(),
                 _ => Inline::new(),
             },

@@ -38,8 +38,6 @@ enum State {
     Tried { left: u16 },
     /// None until then.
     Banned { until: Instant },
-    /// None, ever.
-    Never,
 }
 
 /// Where the kernel executes the requests of one file.
@@ -57,9 +55,12 @@ impl Inline {
         Self::at(State::Tried { left: SUSPECTED })
     }
 
-    /// Of a file whose requests may take any time for anything: not on a disk of this machine.
-    pub(super) fn never() -> Self {
-        Self::at(State::Never)
+    /// Of a file that has just made the worker wait for long.
+    #[cfg(test)]
+    pub(super) fn banned() -> Self {
+        Self::at(State::Banned {
+            until: Instant::now() + LONGEST_PAUSE,
+        })
     }
 
     /// Of a file on a ring whose calls execute nothing: there is nothing to be measured.
@@ -92,7 +93,7 @@ impl Inline {
         match self.state {
             State::Trusted => true,
             State::Tried { .. } => !std::mem::replace(&mut self.trying, true),
-            State::Banned { .. } | State::Never => false,
+            State::Banned { .. } => false,
         }
     }
 
@@ -216,15 +217,6 @@ mod tests {
             inline.measured(Some(Duration::MAX), now);
             now += LONGEST_PAUSE;
         }
-    }
-
-    #[test]
-    fn what_may_hang_is_never_executed_in_the_call() {
-        let now = Instant::now();
-        let mut inline = Inline::never();
-        inline.measured(None, now);
-        inline.suspect(SHORT, true, now);
-        assert!(!inline.is_trusted() && !inline.admit(now + LONGEST_PAUSE * 10));
     }
 
     #[test]

@@ -35,6 +35,16 @@ impl Abilities {
     pub(crate) fn zero_range(&self) -> bool {
         self.zero_range.load(Ordering::Relaxed)
     }
+
+    /// It turned out that no holes can be punched.
+    pub(crate) fn cannot_punch(&self) {
+        self.punch.store(false, Ordering::Relaxed);
+    }
+
+    /// It turned out that ranges cannot be zeroed in place.
+    pub(crate) fn cannot_zero(&self) {
+        self.zero_range.store(false, Ordering::Relaxed);
+    }
 }
 
 /// The kernel operation that a request needs next.
@@ -194,7 +204,7 @@ impl RingJob {
                 self.again()
             }
             (libc::EOPNOTSUPP | libc::ENOSYS, Step::Punch) => {
-                can.punch.store(false, Ordering::Relaxed);
+                can.cannot_punch();
                 match self.request.op {
                     Op::WriteZeroes { .. } if can.zero_range() => self.step = Step::ZeroRange,
                     Op::WriteZeroes { .. } => self.step = Step::Zeroes,
@@ -203,7 +213,7 @@ impl RingJob {
                 self.again()
             }
             (libc::EOPNOTSUPP | libc::ENOSYS, Step::ZeroRange) => {
-                can.zero_range.store(false, Ordering::Relaxed);
+                can.cannot_zero();
                 self.step = Step::Zeroes;
                 self.again()
             }

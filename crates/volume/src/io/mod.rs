@@ -2,6 +2,7 @@
 
 mod burst;
 mod core;
+mod ending;
 mod entry;
 mod fixed;
 mod inline;
@@ -16,6 +17,7 @@ mod windows;
 
 use crate::{Completion, VolumeError};
 use dma::Memory;
+pub(crate) use ending::Ending;
 pub use others::Armed;
 use others::Others;
 use ring::Ring;
@@ -25,6 +27,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 pub use windows::{PinPace, PinnedWindows};
 
 /// Most requests in flight that can be asked for.
@@ -45,7 +48,13 @@ pub struct IoOptions {
     /// A thread of the kernel takes what is submitted (`IORING_SETUP_SQPOLL`): no system call to
     /// submit, for a processor that is busy while there is work.
     pub sqpoll: bool,
+    /// After [`Io::end`], a volume that may hang (FUSE, a network file system) and has not answered
+    /// for so long is given up.
+    pub stop_timeout: Duration,
 }
+
+/// The default of [`IoOptions::stop_timeout`].
+const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 
 impl Default for IoOptions {
     fn default() -> Self {
@@ -54,6 +63,7 @@ impl Default for IoOptions {
             bounce_bytes: 64 << 20,
             fixed_buffers: false,
             sqpoll: false,
+            stop_timeout: STOP_TIMEOUT,
         }
     }
 }
@@ -72,6 +82,8 @@ pub struct Io {
     shared: RefCell<Vec<Shared>>,
     others: Rc<Others>,
     ending: Rc<Cell<bool>>,
+    /// Volumes that were given up.
+    given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
 }
 
@@ -87,6 +99,7 @@ impl Io {
             shared: RefCell::new(Vec::new()),
             others: Rc::default(),
             ending: Rc::new(Cell::new(false)),
+            given_up: Rc::default(),
             stats: Arc::default(),
         }
     }
@@ -110,9 +123,22 @@ impl Io {
         self.ending.clone()
     }
 
-    /// The worker ends: limits do not apply any more, so that what waits for them completes soon.
+    /// For a volume that may hang.
+    pub(crate) fn ending_watch(&self) -> Ending {
+        let limit = self.options.stop_timeout;
+        Ending::new(self.ending.clone(), limit, self.given_up.clone())
+    }
+
+    /// The worker ends: limits do not apply any more, so that what waits for them completes soon,
+    /// and volumes that may hang are given [`IoOptions::stop_timeout`].
     pub fn end(&self) {
         self.ending.set(true);
+    }
+
+    /// Volumes that did not answer in that time, by their description: their requests were ended,
+    /// and what was written to them and not flushed may not be durable.
+    pub fn given_up(&self) -> Vec<String> {
+        self.given_up.borrow().clone()
     }
 
     /// Most requests that may be in flight through the ring; one more is refused as

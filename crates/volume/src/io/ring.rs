@@ -22,8 +22,6 @@ pub(crate) struct RingFile {
     pub(crate) direct: Option<Alignment>,
     /// What the file supports.
     pub(crate) abilities: Arc<Abilities>,
-    /// Its requests may take any time: it is on a filesystem that is not of this machine's disks.
-    pub(crate) may_hang: bool,
 }
 
 /// What direct I/O demands; both are powers of two, in bytes.
@@ -107,6 +105,12 @@ impl Ring {
     /// Makes a file known; the result names it from now on.
     pub(crate) fn open(&self, file: RingFile) -> usize {
         self.core.borrow_mut().register(file)
+    }
+
+    /// As [`RingCore::distrust`].
+    #[cfg(test)]
+    pub(super) fn distrust(&self) {
+        self.core.borrow_mut().distrust();
     }
 
     /// Forgets a file: cancels its requests, waits until the kernel has finished with all of them,

@@ -128,7 +128,7 @@ fn bytes_of(words: &mut [u64; 4]) -> &mut [u8] {
 }
 
 /// A file all of whose blocks are there, or why there is none that is of use here.
-fn direct(directory: &tempfile::TempDir, may_hang: bool) -> io::Result<RingFile> {
+fn direct(directory: &tempfile::TempDir) -> io::Result<RingFile> {
     let path = directory.path().join("direct.raw");
     std::fs::write(&path, [7; PAGES * PAGE])?;
     let mut options = OpenOptions::new();
@@ -142,7 +142,6 @@ fn direct(directory: &tempfile::TempDir, may_hang: bool) -> io::Result<RingFile>
             block: 4096,
         }),
         abilities: Arc::new(Abilities::new(true, true)),
-        may_hang,
     })
 }
 
@@ -180,7 +179,7 @@ fn worker_goes_on(io: &Io, file: usize, late: &mut LateMemory, tag: u64) {
 #[test]
 fn a_file_that_made_the_worker_wait_does_so_no_more() {
     for mode in [Mode::Deferred, Mode::Cooperative, Mode::Plain] {
-        let (Some(io), Some(mut late), Some(file)) = made(mode, false) else {
+        let (Some(io), Some(mut late), Some(file)) = made(mode) else {
             return;
         };
         let ring = io.ring().unwrap();
@@ -207,30 +206,16 @@ fn a_file_that_made_the_worker_wait_does_so_no_more() {
 }
 
 #[test]
-fn a_file_that_may_hang_never_makes_the_worker_wait() {
-    for mode in [Mode::Deferred, Mode::Cooperative, Mode::Plain] {
-        let (Some(io), Some(mut late), Some(file)) = made(mode, true) else {
-            return;
-        };
-        let ring = io.ring().unwrap();
-        let file = ring.open(file);
-        for tag in 1..4 {
-            worker_goes_on(&io, file, &mut late, tag);
-        }
-        ring.close(file);
-    }
-}
-
-#[test]
 fn what_a_thread_of_the_kernel_executes_names_no_pinned_buffer() {
     let directory = tempfile::tempdir().unwrap();
     let (io, _queue) = pinning(&directory);
-    let Ok(file) = direct(&directory, true) else {
+    let Ok(file) = direct(&directory) else {
         println!("skipped: no direct I/O here");
         return;
     };
     let ring = io.ring().unwrap();
     let file = ring.open(file);
+    ring.distrust();
     let memory = Memory::anonymous(4 << 20).unwrap();
     for tag in 0..50 {
         let pinned = io.pinner().unwrap().pin(&memory, MIB, MIB).unwrap();
@@ -244,10 +229,10 @@ fn what_a_thread_of_the_kernel_executes_names_no_pinned_buffer() {
     ring.close(file);
 }
 
-fn made(mode: Mode, may_hang: bool) -> (Option<Io>, Option<LateMemory>, Option<RingFile>) {
+fn made(mode: Mode) -> (Option<Io>, Option<LateMemory>, Option<RingFile>) {
     let directory = tempfile::tempdir().unwrap();
     let late = LateMemory::new().inspect_err(|error| println!("skipped: no userfaultfd: {error}"));
-    let file = direct(&directory, may_hang);
+    let file = direct(&directory);
     let file = file.inspect_err(|error| println!("skipped: no direct I/O here: {error}"));
     (io(mode), late.ok(), file.ok())
 }

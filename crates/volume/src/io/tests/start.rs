@@ -220,7 +220,6 @@ fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
         fd: Arc::new(strict),
         direct: None,
         abilities: Arc::new(Abilities::new(true, true)),
-        may_hang: false,
     };
     Some((plain, file))
 }

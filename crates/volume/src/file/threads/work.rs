@@ -1,0 +1,161 @@
+//! What one thread does with the file at one time: plain system calls, any of which may hang.
+
+use crate::io::job::Abilities;
+use crate::{IoError, IoErrorKind, Op};
+use dma::Buffer;
+use rustix::fs::{FallocateFlags, fallocate, fdatasync};
+use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Longest write of zeroes in bytes, where the file knows no other way.
+const ZEROES: u64 = 256 << 10;
+
+/// The file, as those who work on it need it.
+#[derive(Debug)]
+pub(super) struct WorkFile {
+    pub(super) fd: Arc<OwnedFd>,
+    pub(super) abilities: Arc<Abilities>,
+    /// Granularity of access in bytes.
+    pub(super) unit: u64,
+}
+
+/// A request, or a piece of one.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) op: Op,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// What is written; what was read. Memory of this process: the guest's is not touched by a
+    /// thread that nobody can stop.
+    pub(super) buffer: Option<Buffer>,
+}
+
+impl Work {
+    /// Bytes that a worker copies for it.
+    pub(super) fn copied(&self) -> u64 {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64)
+    }
+
+    /// Does it.
+    pub(super) fn carry_out(&mut self, file: &WorkFile) -> Result<(), IoError> {
+        let fd = file.fd.as_fd();
+        match self.op {
+            Op::Read => {
+                // At most a piece's length.
+                let mut buffer = Buffer::new(self.len as usize);
+                read(fd, &mut buffer, self.offset, file.unit)?;
+                self.buffer = Some(buffer);
+                Ok(())
+            }
+            Op::Write { fua } => {
+                let data = self.buffer.as_deref().ok_or(IoErrorKind::Memory)?;
+                write(fd, data, self.offset, fua, file.unit)
+            }
+            Op::Flush => sync(fd),
+            Op::Deallocate => match self.punch(file) {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => Err(IoErrorKind::Unsupported.into()),
+                result => result.map_err(failed),
+            },
+            Op::WriteZeroes { deallocate, fua } => {
+                self.zero(file, deallocate)?;
+                if fua { sync(fd) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn punch(&self, file: &WorkFile) -> Result<(), Errno> {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.allocate(file, mode).inspect_err(|&errno| {
+            if matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS) {
+                file.abilities.cannot_punch();
+            }
+        })
+    }
+
+    fn allocate(&self, file: &WorkFile, mode: FallocateFlags) -> Result<(), Errno> {
+        again(|| fallocate(file.fd.as_fd(), mode, self.offset, self.len))
+    }
+
+    /// The first way that the file knows.
+    fn zero(&self, file: &WorkFile, deallocate: bool) -> Result<(), IoError> {
+        let unknown = |errno| matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS);
+        if deallocate && file.abilities.punch() {
+            match self.punch(file) {
+                Err(errno) if unknown(errno) => {}
+                result => return result.map_err(failed),
+            }
+        }
+        if file.abilities.zero_range() {
+            let mode = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+            match self.allocate(file, mode) {
+                Err(errno) if unknown(errno) => file.abilities.cannot_zero(),
+                result => return result.map_err(failed),
+            }
+        }
+        let zeroes = Buffer::new(self.len.min(ZEROES) as usize);
+        let mut done = 0;
+        while done < self.len {
+            let len = (self.len - done).min(ZEROES);
+            let piece = zeroes.get(..len as usize).ok_or(IoErrorKind::Memory)?;
+            write(file.fd.as_fd(), piece, self.offset + done, false, file.unit)?;
+            done += len;
+        }
+        Ok(())
+    }
+}
+
+/// Reads all of `buffer`. What is moved in part is repeated from the unit that was not finished.
+fn read(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64, unit: u64) -> Result<(), IoError> {
+    let mut done = 0;
+    while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let left = rest.len();
+        let moved = again(|| pread(fd, &mut *rest, offset + done as u64));
+        let moved = moved.map_err(|errno| IoError::from_errno(errno.raw_os_error(), false))?;
+        done += whole(moved, left, unit).ok_or(IoErrorKind::Truncated)?;
+    }
+    Ok(())
+}
+
+/// Writes all of `data`, likewise.
+fn write(fd: BorrowedFd<'_>, data: &[u8], at: u64, fua: bool, unit: u64) -> Result<(), IoError> {
+    let flags = match fua {
+        true => ReadWriteFlags::DSYNC,
+        false => ReadWriteFlags::empty(),
+    };
+    let mut done = 0;
+    while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
+        let moved = again(|| pwritev2(fd, &[IoSlice::new(rest)], at + done as u64, flags));
+        let moved = moved.map_err(failed)?;
+        done += whole(moved, rest.len(), unit).ok_or(IoErrorKind::MediaWrite)?;
+    }
+    Ok(())
+}
+
+/// What counts of `moved` bytes where `left` were to be moved; nothing: it does not get on.
+fn whole(moved: usize, left: usize, unit: u64) -> Option<usize> {
+    let part = match moved == left {
+        true => moved,
+        false => moved - moved % (unit as usize).max(1),
+    };
+    (part > 0).then_some(part)
+}
+
+fn sync(fd: BorrowedFd<'_>) -> Result<(), IoError> {
+    again(|| fdatasync(fd)).map_err(failed)
+}
+
+/// Until no signal interrupts it.
+fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+fn failed(errno: Errno) -> IoError {
+    IoError::from_errno(errno.raw_os_error(), true)
+}
