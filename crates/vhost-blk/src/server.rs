@@ -19,6 +19,7 @@ fn failed(error: worker::Error<Error>) -> Error {
     match error {
         worker::Error::System { call, errno } => Error::System { call, errno },
         worker::Error::NotDurable(limit) => Error::Flush(format!("not within {limit:?}")),
+        worker::Error::GivenUp(volume) => Error::Flush(format!("{volume} does not answer")),
         worker::Error::Frontend(error) => error,
     }
 }

@@ -18,6 +18,12 @@ pub enum Error<E: std::error::Error + 'static> {
     /// The volumes did not make everything durable in time at the end.
     #[error("the volumes did not become durable within {0:?}")]
     NotDurable(Duration),
+    /// Volumes that may hang (FUSE, network file systems) did not answer in time at the end: these.
+    /// What was written to them and not flushed may not be durable; all else is.
+    #[error(
+        "given up, as nothing of it was answered: {0}; what was not flushed may not be durable"
+    )]
+    GivenUp(String),
     /// A front-end could not end as it should.
     #[error(transparent)]
     Frontend(E),

@@ -1,6 +1,6 @@
 //! What other threads know of a worker.
 
-use crate::{Error, Frontend, WakeFlag, Worker};
+use crate::{Error, Frontend, Pulse, Stalls, WakeFlag, Worker};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,6 +53,10 @@ struct Shared<F: Frontend> {
     /// None when the worker is gone: nobody would run them.
     jobs: Mutex<Option<VecDeque<Job<F>>>>,
     load: Load,
+    pulse: Arc<Pulse>,
+    stalls: Arc<Stalls>,
+    /// Of its front-ends, by owner.
+    names: Mutex<Vec<(u16, String)>>,
 }
 
 impl<F: Frontend> Clone for Handle<F> {
@@ -87,6 +91,9 @@ impl<F: Frontend + 'static> Handle<F> {
             wake,
             jobs: Mutex::new(Some(VecDeque::new())),
             load: Load::default(),
+            pulse: Arc::default(),
+            stalls: Arc::default(),
+            names: Mutex::default(),
         })))
     }
 
@@ -114,6 +121,42 @@ impl<F: Frontend + 'static> Handle<F> {
     /// How busy it is.
     pub fn load(&self) -> &Load {
         &self.0.load
+    }
+
+    /// Where it is.
+    pub fn pulse(&self) -> &Arc<Pulse> {
+        &self.0.pulse
+    }
+
+    /// How often it stood still, as a [`Watchdog`](crate::Watchdog) has found.
+    pub fn stalls(&self) -> &Arc<Stalls> {
+        &self.0.stalls
+    }
+
+    /// The front-end of this number is called so from now on, where it is spoken of.
+    pub fn set_name(&self, owner: u16, name: impl Into<String>) {
+        let mut names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.retain(|(known, _)| *known != owner);
+        names.push((owner, name.into()));
+    }
+
+    /// The front-end that was called so has gone.
+    pub(crate) fn forget_name(&self, owner: u16) {
+        let mut names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.retain(|(known, _)| *known != owner);
+    }
+
+    /// What its front-ends are called.
+    pub fn names(&self) -> Vec<String> {
+        let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().map(|(_, name)| name.clone()).collect()
+    }
+
+    /// What a front-end is called.
+    pub fn name(&self, owner: u16) -> Option<String> {
+        let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = names.iter().find(|(known, _)| *known == owner);
+        found.map(|(_, name)| name.clone())
     }
 
     pub(crate) fn flag(&self) -> &Arc<WakeFlag> {

@@ -69,6 +69,7 @@ mod meter;
 mod pace;
 mod sleep;
 mod wake;
+mod watchdog;
 mod window;
 #[path = "worker.rs"]
 mod worker_loop;
@@ -84,5 +85,6 @@ pub use frontend::Frontend;
 pub use handle::{Handle, Load};
 pub use pace::Pace;
 pub use wake::WakeFlag;
+pub use watchdog::{Activity, Finding, Pulse, Stalls, Watchdog};
 pub use window::{IdleWindow, Window, WindowError};
 pub use worker_loop::{Context, Options, Worker};

@@ -3,6 +3,7 @@
 use crate::descriptors::{Descriptors, OWN, Token};
 use crate::meter::Meter;
 use crate::pace::Pace;
+use crate::watchdog::{Activity, Pulse};
 use crate::window::IdleWindow;
 use crate::{Error, Frontend, Handle};
 use rustix::event::{Timespec, epoll};
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{Completion, Io, PinPace};
 
@@ -103,11 +105,32 @@ pub struct Worker<F: Frontend> {
     pub(crate) pace_of_pins: PinPace,
     completions: Vec<Completion>,
     turns: Turns,
+    /// Where it is, for who watches it. The last to be dropped.
+    pulse: OwnPulse,
+}
+
+/// A worker's pulse, which says at the end that nothing is left of the worker.
+struct OwnPulse(Arc<Pulse>);
+
+impl std::ops::Deref for OwnPulse {
+    type Target = Pulse;
+
+    #[inline(always)]
+    fn deref(&self) -> &Pulse {
+        &self.0
+    }
+}
+
+impl Drop for OwnPulse {
+    fn drop(&mut self) {
+        self.enter(Activity::Ended);
+    }
 }
 
 impl<F: Frontend> Drop for Worker<F> {
     fn drop(&mut self) {
         self.handle.close();
+        self.pulse.enter(Activity::Dropping);
     }
 }
 
@@ -150,11 +173,13 @@ impl<F: Frontend + 'static> Worker<F> {
                 last_look: now,
                 rounds: 0,
             },
+            pulse: OwnPulse(handle.pulse().clone()),
         };
         if let Some(stop) = &worker.stop {
             worker.watch(stop.as_fd(), TOKEN_STOP)?;
         }
         worker.watch(handle.wake_fd(), TOKEN_WAKE)?;
+        worker.pulse.attach();
         Ok(worker)
     }
 
@@ -181,6 +206,7 @@ impl<F: Frontend + 'static> Worker<F> {
         };
         self.generation = self.generation.wrapping_add(1) & 0x7fff;
         let number = u32::from(self.generation) << 16 | u32::from(owner);
+        self.handle.forget_name(owner);
         let front = make(&Context {
             owner,
             io: &self.io,
@@ -274,6 +300,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// # Errors
     /// [`Error::System`] when the loop cannot go on.
     pub fn serve(&mut self) -> Result<(), Error<F::Error>> {
+        self.pulse.enter(Activity::Round);
         while !self.turn()? {}
         Ok(())
     }
@@ -294,6 +321,7 @@ impl<F: Frontend + 'static> Worker<F> {
             let asleep = Instant::now();
             self.measure(asleep);
             let timeout = self.deadline().map(|d| d.saturating_duration_since(asleep));
+            self.pulse.enter(Activity::Asleep);
             if self.look(timeout)? {
                 return Ok(true);
             }
@@ -342,6 +370,7 @@ impl<F: Frontend + 'static> Worker<F> {
         if !self.turns.rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
             return false;
         }
+        self.pulse.beat();
         let now = Instant::now();
         self.turns.now = now;
         self.measure(now);
@@ -413,6 +442,7 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     fn housekeeping(&mut self) {
+        self.pulse.enter(Activity::Housekeeping);
         if self.turns.now >= self.pace_of_pins.next()
             && let Some(front) = self.fronts.iter_mut().flatten().find(|f| f.is_pinning())
         {
@@ -425,6 +455,7 @@ impl<F: Frontend + 'static> Worker<F> {
 
     /// The wake flag was up: other threads have left something.
     fn drain_messages(&mut self) -> bool {
+        self.pulse.enter(Activity::Messages);
         let mut worked = false;
         // One at a time: a job that runs rounds of its own leaves the next ones their order.
         while let Some(job) = self.handle.next_job() {
@@ -446,9 +477,13 @@ impl<F: Frontend + 'static> Worker<F> {
         let mut worked = completed > 0;
         worked |= self.handle.flag().take() && self.drain_messages();
         let now = self.turns.now;
-        for front in self.fronts.iter_mut().flatten() {
-            worked |= front.poll(now);
+        for (owner, front) in self.fronts.iter_mut().enumerate() {
+            if let Some(front) = front {
+                self.pulse.enter(Activity::Polling(owner as u16));
+                worked |= front.poll(now);
+            }
         }
+        self.pulse.enter(Activity::Submitting);
         self.io.flush();
         for front in self.fronts.iter_mut().flatten() {
             front.poll_volumes(&mut self.completions);
@@ -458,10 +493,14 @@ impl<F: Frontend + 'static> Worker<F> {
             complete(&mut self.fronts, completion);
         }
         let mut ended = false;
-        for front in self.fronts.iter_mut().flatten() {
-            worked |= front.finish_round();
-            ended |= front.has_ended();
+        for (owner, front) in self.fronts.iter_mut().enumerate() {
+            if let Some(front) = front {
+                self.pulse.enter(Activity::Finishing(owner as u16));
+                worked |= front.finish_round();
+                ended |= front.has_ended();
+            }
         }
+        self.pulse.enter(Activity::Round);
         worked |= ended && self.remove_ended();
         worked | (self.leaving > 0 && self.finish_removals())
     }
@@ -469,12 +508,13 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Closes front-ends that are being removed and have nothing in flight any more.
     fn finish_removals(&mut self) -> bool {
         let mut worked = false;
-        for (front, place) in self.fronts.iter_mut().zip(&mut self.places) {
+        for (at, (front, place)) in self.fronts.iter_mut().zip(&mut self.places).enumerate() {
             if place.leaving.is_none() || !front.as_ref().is_some_and(F::is_drained) {
                 continue;
             }
             worked = true;
             self.leaving -= 1;
+            self.pulse.enter(Activity::Closing(at as u16));
             let closed = front.take().map_or(Ok(()), |mut front| front.close());
             if let Some(removed) = place.leaving.take() {
                 removed(closed);
@@ -517,13 +557,18 @@ impl<F: Frontend + 'static> Worker<F> {
             tv_sec: t.as_secs() as i64,
             tv_nsec: i64::from(t.subsec_nanos()) as _,
         });
-        let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+        let waited = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref());
+        // Before it does anything: the time asleep is not its own.
+        self.pulse.beat();
+        let ready = match waited {
             Ok((ready, _)) => ready,
             Err(Errno::INTR) => return Ok(false),
             Err(error) => return Err(Error::system("epoll_wait")(error)),
         };
-        for front in self.fronts.iter_mut().flatten() {
-            if front.has_more() {
+        self.pulse.enter(Activity::Round);
+        for (owner, front) in self.fronts.iter_mut().enumerate() {
+            if let Some(front) = front.as_mut().filter(|front| front.has_more()) {
+                self.pulse.enter(Activity::Socket(owner as u16));
                 front.read_on();
             }
         }
@@ -549,6 +594,7 @@ impl<F: Frontend + 'static> Worker<F> {
         if self.places.get(at).is_some_and(|p| p.number == number)
             && let Some(Some(front)) = self.fronts.get_mut(at)
         {
+            self.pulse.enter(Activity::Socket(number as u16));
             front.ready(token);
         }
     }
@@ -564,6 +610,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         let mut limit = Instant::now() + FLUSH_LIMIT;
         while !self.fronts.iter().flatten().all(F::is_drained) {
+            self.pulse.beat();
             self.turns.now = Instant::now();
             // Sockets are not read any more. What takes long is waited for as long as it goes on.
             if self.round() {
@@ -575,9 +622,14 @@ impl<F: Frontend + 'static> Worker<F> {
             std::thread::sleep(FLUSH_PAUSE);
         }
         let mut result = Ok(());
-        for front in &mut self.fronts {
+        for (owner, front) in self.fronts.iter_mut().enumerate() {
+            self.pulse.enter(Activity::Closing(owner as u16));
             let closed = front.take().map_or(Ok(()), |mut front| front.close());
             result = result.and(closed.map_err(Error::Frontend));
+        }
+        let given_up = self.io.given_up();
+        if !given_up.is_empty() {
+            return Err(Error::GivenUp(given_up.join("; ")));
         }
         result
     }

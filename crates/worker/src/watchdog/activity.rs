@@ -1,0 +1,140 @@
+//! What a worker may be at.
+
+/// What a worker is doing. Those with a number are about the front-end of that owner number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// It has not begun.
+    Starting,
+    /// It collects completions, or what comes between two steps.
+    Round,
+    /// It runs jobs and reads messages that other threads have posted.
+    Messages,
+    /// It fetches commands and starts them.
+    Polling(u16),
+    /// It sends what was started to the kernel (`io_uring_enter`).
+    Submitting,
+    /// It publishes completions, interrupts the guest, answers what had to wait.
+    Finishing(u16),
+    /// It handles a client's messages.
+    Socket(u16),
+    /// It does what is not urgent: pins memory, migrates queues.
+    Housekeeping,
+    /// It closes a front-end.
+    Closing(u16),
+    /// It waits until there is something to do.
+    Asleep,
+    /// It has ended, and closes what is left.
+    Dropping,
+    /// It has ended.
+    Ended,
+}
+
+impl Activity {
+    pub(super) const fn code(self) -> u32 {
+        let (kind, owner) = match self {
+            Self::Starting => (0, 0),
+            Self::Round => (1, 0),
+            Self::Messages => (2, 0),
+            Self::Polling(owner) => (3, owner),
+            Self::Submitting => (4, 0),
+            Self::Finishing(owner) => (5, owner),
+            Self::Socket(owner) => (6, owner),
+            Self::Housekeeping => (7, 0),
+            Self::Closing(owner) => (8, owner),
+            Self::Asleep => (9, 0),
+            Self::Dropping => (10, 0),
+            Self::Ended => (11, 0),
+        };
+        kind << 16 | owner as u32
+    }
+
+    pub(super) fn of(code: u32) -> Self {
+        let owner = code as u16;
+        match code >> 16 {
+            0 => Self::Starting,
+            2 => Self::Messages,
+            3 => Self::Polling(owner),
+            4 => Self::Submitting,
+            5 => Self::Finishing(owner),
+            6 => Self::Socket(owner),
+            7 => Self::Housekeeping,
+            8 => Self::Closing(owner),
+            9 => Self::Asleep,
+            10 => Self::Dropping,
+            11 => Self::Ended,
+            _ => Self::Round,
+        }
+    }
+
+    /// The front-end that it is about.
+    pub fn owner(self) -> Option<u16> {
+        match self {
+            Self::Polling(owner)
+            | Self::Finishing(owner)
+            | Self::Socket(owner)
+            | Self::Closing(owner) => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// A worker may do this for any time.
+    pub(super) fn may_last(self) -> bool {
+        matches!(self, Self::Starting | Self::Asleep | Self::Ended)
+    }
+}
+
+/// For a log line; the front-end's name follows.
+impl std::fmt::Display for Activity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Starting => "starting",
+            Self::Round => "collecting completions",
+            Self::Messages => "in messages of other threads",
+            Self::Polling(_) => "fetching commands",
+            Self::Submitting => "in io_uring_enter",
+            Self::Finishing(_) => "completing commands and interrupting",
+            Self::Socket(_) => "in messages of the client",
+            Self::Housekeeping => "housekeeping",
+            Self::Closing(_) => "closing",
+            Self::Asleep => "asleep",
+            Self::Dropping => "closing what is left",
+            Self::Ended => "ended",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activities_come_back_from_their_codes() {
+        let owners = [0, 1, u16::MAX];
+        let of_owner = owners.into_iter().flat_map(|owner| {
+            [
+                Activity::Polling(owner),
+                Activity::Finishing(owner),
+                Activity::Socket(owner),
+                Activity::Closing(owner),
+            ]
+        });
+        let others = [
+            Activity::Starting,
+            Activity::Round,
+            Activity::Messages,
+            Activity::Submitting,
+            Activity::Housekeeping,
+            Activity::Asleep,
+            Activity::Dropping,
+            Activity::Ended,
+        ];
+        let all: Vec<_> = of_owner.chain(others).collect();
+        for activity in &all {
+            assert_eq!(Activity::of(activity.code()), *activity);
+        }
+        let mut words: Vec<_> = all.iter().map(Activity::to_string).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), 12);
+    }
+}

@@ -1,0 +1,116 @@
+//! Where a thread is in the kernel, for people.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// Longest text that is read: these files have a line.
+const LONGEST: usize = 1024;
+
+/// What the kernel says of one thread. Its files are opened once: a process may have given up its
+/// right to open any when there is something to find out.
+#[derive(Debug)]
+pub(super) struct KernelView {
+    stat: Option<File>,
+    syscall: Option<File>,
+    wchan: Option<File>,
+}
+
+impl KernelView {
+    /// Of the thread that calls.
+    pub(super) fn of_calling_thread() -> Self {
+        // This process's own files, made by the kernel. Some kernels have not all of them.
+        let open = |file: &str| File::open(format!("/proc/thread-self/{file}")).ok();
+        Self {
+            stat: open("stat"),
+            syscall: open("syscall"),
+            wchan: open("wchan"),
+        }
+    }
+
+    /// The thread's state, the system call with the descriptor that is its first argument, and the
+    /// kernel's function, as far as the kernel says.
+    pub(super) fn describe(&self) -> String {
+        // "number (name) state ...", where the name may hold anything.
+        let stat = read(&self.stat);
+        let state = stat.rsplit(')').next().unwrap_or_default();
+        let mut text = match state.trim_start().chars().next() {
+            Some('R') => "running, or waiting for a processor",
+            Some('D') => "waiting in the kernel, uninterruptibly",
+            Some('S') => "waiting in the kernel",
+            Some('T' | 't') => "stopped",
+            _ => "in an unknown state",
+        }
+        .to_owned();
+        let call = read(&self.syscall);
+        let mut words = call.split_whitespace();
+        // "running", or -1 outside of system calls.
+        if let Some(number) = words.next().and_then(|word| word.parse::<u32>().ok()) {
+            let _ = write!(text, ", system call {number}");
+            let first = words.next().and_then(|word| word.strip_prefix("0x"));
+            let first = first.and_then(|word| u64::from_str_radix(word, 16).ok());
+            // The name of what is open; nobody's file system is asked for it.
+            let link = first.map(|fd| std::fs::read_link(format!("/proc/self/fd/{fd}")));
+            if let (Some(fd), Some(Ok(link))) = (first, link) {
+                let _ = write!(text, " on descriptor {fd} ({})", link.display());
+            }
+        }
+        let wchan = read(&self.wchan);
+        if !matches!(wchan.as_str(), "" | "0") {
+            let _ = write!(text, ", in {wchan}");
+        }
+        text
+    }
+}
+
+/// A file of the kernel's, as it is now.
+fn read(file: &Option<File>) -> String {
+    let mut text = [0; LONGEST];
+    let read = file.as_ref().map(|file| file.read_at(&mut text, 0));
+    let len = read.and_then(Result::ok).unwrap_or(0);
+    let text = text.get(..len).unwrap_or_default();
+    String::from_utf8_lossy(text).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn where_a_thread_waits_is_found() {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                tell.send(KernelView::of_calling_thread()).unwrap();
+                rustix::io::read(&event, &mut [0; 8]).unwrap();
+            });
+            let thread = told.recv().unwrap();
+            let began = Instant::now();
+            let mut text = thread.describe();
+            while !text.contains("eventfd") && began.elapsed() < Duration::from_secs(10) {
+                std::thread::yield_now();
+                text = thread.describe();
+            }
+            rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+            if read(&thread.syscall).is_empty() {
+                println!("skipped: the kernel does not say which system call a thread is in");
+            } else {
+                assert!(text.starts_with("waiting in the kernel"), "{text}");
+                assert!(text.contains("[eventfd]"), "{text}");
+            }
+        });
+    }
+
+    #[test]
+    fn without_the_kernels_files_there_is_an_answer_too() {
+        let nothing = KernelView {
+            stat: None,
+            syscall: None,
+            wchan: None,
+        };
+        assert_eq!(nothing.describe(), "in an unknown state");
+    }
+}

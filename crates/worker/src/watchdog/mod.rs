@@ -1,0 +1,242 @@
+//! Notices a worker that makes no round: what it does, and for how long it has.
+//!
+//! A worker says where it is ([`Pulse`]): a plain store at each step of a round, and a beat each
+//! time it reads the clock. A thread that looks now and then ([`Watchdog::look`]) finds out who
+//! does not beat. Nobody is stopped or woken by that: it tells what is wrong, so that it can be
+//! told apart from a guest's own fault, and the end of the process need not wait.
+
+mod activity;
+mod kernel;
+mod pulse;
+
+pub use activity::Activity;
+pub use pulse::Pulse;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often a worker stood still. The watchdog alone writes this.
+#[derive(Debug, Default)]
+pub struct Stalls {
+    count: AtomicU64,
+    longest_ns: AtomicU64,
+    now_ns: AtomicU64,
+}
+
+impl Stalls {
+    /// How often.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// The longest time.
+    pub fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed))
+    }
+
+    /// It stands still now, and has for so long, as of the last look; zero: it does not.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.now_ns.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, count: u64, now: Duration) {
+        let nanos = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        self.count.store(count, Ordering::Relaxed);
+        self.now_ns.store(nanos, Ordering::Relaxed);
+        self.longest_ns.fetch_max(nanos, Ordering::Relaxed);
+    }
+}
+
+/// What a look has found. Times are as exact as looks are frequent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finding {
+    /// This worker stands still: told once.
+    Stuck {
+        /// Its index.
+        worker: usize,
+        /// What it does.
+        activity: Activity,
+        /// For so long.
+        time: Duration,
+    },
+    /// It goes on.
+    Recovered {
+        /// Its index.
+        worker: usize,
+        /// After so long.
+        time: Duration,
+    },
+}
+
+/// One worker, as it was at the last look.
+struct Watched {
+    pulse: Arc<Pulse>,
+    stalls: Arc<Stalls>,
+    beats: u64,
+    /// When it was first seen at that beat.
+    since: Instant,
+    /// That was told.
+    told: bool,
+}
+
+/// Looks at workers from a thread that is none.
+pub struct Watchdog {
+    limit: Duration,
+    watched: Vec<Watched>,
+    /// When it looked last.
+    looked: Instant,
+}
+
+impl Watchdog {
+    /// For these workers, each of which has to get on within `limit`.
+    pub fn new(
+        limit: Duration,
+        workers: impl IntoIterator<Item = (Arc<Pulse>, Arc<Stalls>)>,
+        now: Instant,
+    ) -> Self {
+        let watched = workers.into_iter().map(|(pulse, stalls)| Watched {
+            pulse,
+            stalls,
+            beats: 0,
+            since: now,
+            told: false,
+        });
+        Self {
+            limit,
+            watched: watched.collect(),
+            looked: now,
+        }
+    }
+
+    /// Looks at all of them; to be called at least once within the limit.
+    pub fn look(&mut self, now: Instant) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let pause = now.saturating_duration_since(self.looked);
+        self.looked = now;
+        // All of the process was stopped, or its machine: that is no fault of a worker.
+        let was_away = pause > 2 * self.limit;
+        for (worker, watched) in self.watched.iter_mut().enumerate() {
+            let activity = watched.pulse.activity();
+            let beats = watched.pulse.beats();
+            if was_away && !watched.told {
+                watched.since = now;
+            }
+            let time = now.saturating_duration_since(watched.since);
+            if beats != watched.beats || activity.may_last() {
+                if std::mem::take(&mut watched.told) {
+                    watched.stalls.set(watched.stalls.count(), time);
+                    findings.push(Finding::Recovered { worker, time });
+                }
+                watched.stalls.set(watched.stalls.count(), Duration::ZERO);
+                watched.beats = beats;
+                watched.since = now;
+            } else if time >= self.limit {
+                let count = watched.stalls.count() + u64::from(!watched.told);
+                watched.stalls.set(count, time);
+                if !std::mem::replace(&mut watched.told, true) {
+                    findings.push(Finding::Stuck {
+                        worker,
+                        activity,
+                        time,
+                    });
+                }
+            }
+        }
+        findings
+    }
+
+    /// For how long a worker has made no round, as of the last look.
+    pub fn stuck_for(&self, worker: usize, now: Instant) -> Duration {
+        self.watched.get(worker).map_or(Duration::ZERO, |watched| {
+            now.saturating_duration_since(watched.since)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn watched() -> (Arc<Pulse>, Arc<Stalls>) {
+        Default::default()
+    }
+
+    #[test]
+    fn who_makes_no_round_is_told_once_and_again_when_it_goes_on() {
+        let start = Instant::now();
+        let (stuck, busy) = (watched(), watched());
+        let mut watchdog = Watchdog::new(SECOND, [stuck.clone(), busy.clone()], start);
+        for (pulse, _) in [&stuck, &busy] {
+            pulse.enter(Activity::Round);
+            pulse.beat();
+        }
+        assert_eq!(watchdog.look(start), []);
+        stuck.0.enter(Activity::Polling(3));
+        busy.0.beat();
+        assert_eq!(watchdog.look(start + SECOND / 2), []);
+        busy.0.beat();
+        let finding = Finding::Stuck {
+            worker: 0,
+            activity: Activity::Polling(3),
+            time: SECOND,
+        };
+        assert_eq!(watchdog.look(start + SECOND), [finding]);
+        busy.0.beat();
+        assert_eq!(watchdog.look(start + 2 * SECOND), [], "it was told");
+        assert_eq!((stuck.1.count(), stuck.1.now()), (1, 2 * SECOND));
+        assert_eq!(watchdog.stuck_for(0, start + 2 * SECOND), 2 * SECOND);
+        stuck.0.beat();
+        busy.0.beat();
+        let time = 3 * SECOND;
+        let finding = Finding::Recovered { worker: 0, time };
+        assert_eq!(watchdog.look(start + time), [finding]);
+        let stalls = &stuck.1;
+        assert_eq!(
+            (stalls.count(), stalls.longest(), stalls.now()),
+            (1, time, Duration::ZERO)
+        );
+        assert_eq!(busy.1.count(), 0);
+        assert_eq!(watchdog.stuck_for(0, start + time), Duration::ZERO);
+    }
+
+    #[test]
+    fn sleep_lasts_as_long_as_it_likes() {
+        let start = Instant::now();
+        let sleeper = watched();
+        let mut watchdog = Watchdog::new(SECOND, [sleeper.clone()], start);
+        let mut now = start;
+        for activity in [Activity::Starting, Activity::Asleep, Activity::Ended] {
+            sleeper.0.enter(activity);
+            for _ in 0..10 {
+                now += SECOND;
+                assert_eq!(watchdog.look(now), []);
+            }
+        }
+        // It woke up just before the look.
+        sleeper.0.enter(Activity::Socket(0));
+        sleeper.0.beat();
+        assert_eq!(watchdog.look(now + SECOND), []);
+        assert_eq!(watchdog.look(now + 2 * SECOND).len(), 1, "there it is now");
+    }
+
+    #[test]
+    fn who_was_stopped_with_all_others_is_not_told() {
+        let start = Instant::now();
+        let (busy, stuck) = (watched(), watched());
+        let mut watchdog = Watchdog::new(SECOND, [busy.clone(), stuck.clone()], start);
+        for (pulse, _) in [&busy, &stuck] {
+            pulse.enter(Activity::Round);
+        }
+        let later = start + 100 * SECOND;
+        assert_eq!(watchdog.look(later), []);
+        busy.0.beat();
+        let findings = watchdog.look(later + SECOND);
+        assert!(
+            matches!(findings[..], [Finding::Stuck { worker: 1, .. }]),
+            "{findings:?}"
+        );
+    }
+}
