@@ -6,6 +6,7 @@ use crate::direct::{Cycles, PathCounters};
 use crate::limits::VolumeLimits;
 use crate::parts::{ublk, vhost_blk};
 use crate::rings::RingCounters;
+use crate::watch::WorkerCounters;
 use controller::{ControllerStats, QueueStats};
 use output::{OutputError, outln};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub struct Stats {
     /// One for each worker whose io_uring was used.
     #[serde(default)]
     pub rings: Vec<RingCounters>,
+    /// One for each worker.
+    #[serde(default)]
+    pub workers: Vec<WorkerCounters>,
 }
 
 /// Counters of one controller since the process began.
@@ -358,6 +362,7 @@ impl Stats {
         self.volumes.iter().try_for_each(VolumeLimits::print)?;
         self.devices.iter().try_for_each(DeviceStatus::print)?;
         self.rings.iter().try_for_each(RingCounters::print)?;
+        self.workers.iter().try_for_each(WorkerCounters::print)?;
         Ok(())
     }
 }

@@ -4,11 +4,12 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The parts of the program that log, as filters name them: crates.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "controller",
     "driver",
     "mediate",
     "probes",
+    "receive",
     "ublk",
     "vfio_user",
     "vhost_blk",

@@ -16,6 +16,7 @@ mod counters;
 mod device;
 mod devices;
 mod direct;
+mod ending;
 mod eventfd;
 mod front;
 mod identity;
@@ -40,6 +41,7 @@ mod ublk;
 mod usage;
 mod vhost_blk;
 mod volume_help;
+mod watch;
 #[cfg(test)]
 mod words;
 
@@ -87,8 +89,11 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     }
     // Nobody may read it: that is no reason to end by a panic.
     let _ = writeln!(std::io::stderr(), "vnvme: {error:#}");
-    match error.is::<usage::Usage>() {
-        true => ExitCode::from(2),
-        false => ExitCode::FAILURE,
+    if error.is::<usage::Usage>() {
+        ExitCode::from(2)
+    } else if error.is::<ending::NotDurable>() {
+        ExitCode::from(ending::NOT_DURABLE)
+    } else {
+        ExitCode::FAILURE
     }
 }

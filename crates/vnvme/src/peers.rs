@@ -57,6 +57,11 @@ impl Peers {
         self.all.len()
     }
 
+    /// All of them, by index.
+    pub fn handles(&self) -> &[Handle] {
+        &self.all
+    }
+
     /// A worker.
     pub fn handle(&self, worker: usize) -> Option<&Handle> {
         self.all.get(worker)
@@ -73,7 +78,9 @@ impl Peers {
                 Ok::<_, controller::ConfigError>(Front::Remote(Box::new(Remote::new(engine))))
             });
             match opened {
-                Ok(Some(_)) => {}
+                Ok(Some(owner)) => served
+                    .handle()
+                    .set_name(owner, "queues of another worker's controller"),
                 Ok(None) => tracing::warn!("queues cannot go to worker {worker}: it is full"),
                 Err(error) => tracing::warn!(%error, "queues cannot go to worker {worker}"),
             }

@@ -6,8 +6,10 @@ use crate::direct::PathRegistry;
 use crate::limits::LimitRegistry;
 use crate::parts::ublk::DiskStats;
 use crate::parts::vhost_blk;
+use crate::peers::Peers;
 use crate::rings::RingRegistry;
 use crate::spec::Specs;
+use crate::watch::WorkerCounters;
 use controller::ControllerStats;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -30,6 +32,8 @@ pub struct Registry {
     pub devices: DeviceRegistry,
     /// The workers' rings.
     pub rings: RingRegistry,
+    /// The workers.
+    workers: Option<Arc<Peers>>,
 }
 
 type DiskEntry = (String, Arc<DiskStats>);
@@ -38,11 +42,12 @@ type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 impl Registry {
     /// One that tells of what is served in the order of its configuration.
-    pub fn new(specs: &Specs) -> Self {
+    pub fn new(specs: &Specs, workers: &Arc<Peers>) -> Self {
         let controllers = specs.controllers.iter().map(|spec| &spec.socket);
         let exports = specs.vhost_user_blk.iter().map(|spec| &spec.socket);
         Self {
             order: controllers.chain(exports).cloned().collect(),
+            workers: Some(workers.clone()),
             ..Self::default()
         }
     }
@@ -97,6 +102,10 @@ impl Registry {
             volumes: self.limits.list(),
             devices: self.devices.list(),
             rings: self.rings.counters(),
+            workers: self
+                .workers
+                .as_deref()
+                .map_or_else(Vec::new, WorkerCounters::of_all),
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::balance::Spread;
 use crate::check::check;
 use crate::control;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
+use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, NvmeFront, Served, Worker};
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
@@ -19,7 +20,8 @@ use crate::spec::{
 };
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
-use anyhow::{Context, Result, anyhow, ensure};
+use crate::watch::Watch;
+use anyhow::{Context, Result, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use receive::Receiver;
 use rustix::event::{EventfdFlags, eventfd};
@@ -28,14 +30,20 @@ use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 use vfio_user::Listener;
 use volume::{Extras, Io, IoOptions, Volume};
+use worker::Frontend;
 
 /// Most requests that a worker's ring takes.
 const RING_CAPACITY: usize = 16384;
 /// Requests of one export that may be with its volume, where the ring has room for all.
 const EXPORT_IN_FLIGHT: usize = 1024;
+
+/// Between two looks at threads that have not started.
+const START_LOOK: Duration = Duration::from_secs(1);
 
 /// How late a sleeping worker may be woken, in nanoseconds.
 const TIMER_SLACK: u64 = 1000;
@@ -253,7 +261,8 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
                 NvmeFront::new(one, context, index, crew.peers, crew.receiver).context("epoll")?;
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
         })?;
-        added.context("too many controllers")?;
+        let owner = added.context("too many controllers")?;
+        handle.set_name(owner, spec.socket.display().to_string());
     }
     for spec in &load.exports {
         let added = worker.add(|context| {
@@ -270,7 +279,8 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
             crew.peers.enter_fixed(index, requests);
             Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
         })?;
-        added.context("too many exports")?;
+        let owner = added.context("too many exports")?;
+        handle.set_name(owner, spec.socket.display().to_string());
     }
     Ok(worker)
 }
@@ -379,7 +389,7 @@ impl ThreadLoad {
         match self {
             ThreadLoad::Worker(index, load) => {
                 let made = worker(*index, load, stop, crew);
-                go(made, started, |mut worker| Ok(worker.run()?))
+                go(made, started, |mut worker| worker.run().map_err(ended))
             }
             ThreadLoad::Disks(specs) => {
                 // After the controllers and exports, in turn.
@@ -402,12 +412,27 @@ impl ThreadLoad {
     }
 }
 
+/// How a worker has ended.
+fn ended(error: worker::Error<<Front as Frontend>::Error>) -> anyhow::Error {
+    match error {
+        worker::Error::GivenUp(_) | worker::Error::NotDurable(_) => {
+            NotDurable(error.to_string()).into()
+        }
+        error => error.into(),
+    }
+}
+
 /// Opens a queue of a block device on the worker that is to serve it. The device waits to be told
 /// how that went.
 fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
+    let name = format!("queue {} of /dev/ublkb{}", setup.number(), setup.stats().id);
     let added = worker.add(|context| Ok::<_, Told>(Front::Ublk(Box::new(setup.open(context)?))));
-    if let Ok(None) = added {
-        tracing::error!("no queue of a block device can be added to this worker: it is full");
+    match added {
+        Ok(Some(owner)) => worker.handle().set_name(owner, name),
+        Ok(None) => {
+            tracing::error!("no queue of a block device can be added to this worker: it is full");
+        }
+        Err(_) => {}
     }
 }
 
@@ -461,7 +486,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let thread_loads = thread_loads(specs, workers);
     let handles = (0..workers).map(|_| Handle::new());
     let peers = &Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
-    let registry = &Registry::new(specs);
+    let registry = &Registry::new(specs, peers);
     let opener = &Opener::new(registry.limits.clone(), registry.devices.clone());
     let sizes = &Sizes::default();
     start_control(options, registry)?;
@@ -481,16 +506,18 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         turn: (specs.controllers.len() + specs.vhost_user_blk.len()) % workers.max(1),
     };
     let stop = &stop;
+    let ends = &Ends::new();
+    let mut watch = Watch::new(peers);
     let result = std::thread::scope(|scope| {
         // Also where a thread cannot be started.
         let _end = EndAll(stop);
         let (started, starts) = mpsc::channel::<Result<()>>();
-        let mut threads = Vec::new();
         for (i, load) in thread_loads.iter().enumerate() {
             let (descriptor, started) = (stop.descriptor()?, started.clone());
             let cpu = (!options.cpus.is_empty())
                 .then(|| options.cpus.get(i % options.cpus.len()).copied())
                 .flatten();
+            let tell = ends.tell(i);
             let run = move || -> Result<()> {
                 // Deadlines of limits and weights are some microseconds away: the system may not
                 // add fifty to each.
@@ -509,31 +536,59 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
                 Ok(())
             };
             let builder = std::thread::Builder::new().name(load.thread_name(i));
-            threads.push(builder.spawn_scoped(scope, run).context("worker thread")?);
+            let thread = builder.spawn_scoped(scope, move || tell.run(run));
+            thread.context("worker thread")?;
         }
         drop(started);
         // Each says once how its start went; one that cannot start ends them all.
         let mut result = Ok(());
-        for start in starts.into_iter().take(threads.len()) {
-            if start.is_err() && result.is_ok() {
-                result = start;
-                stop.now();
+        let mut starting = thread_loads.len();
+        while starting > 0 {
+            match starts.recv_timeout(START_LOOK) {
+                Ok(start) => {
+                    starting -= 1;
+                    if start.is_err() && result.is_ok() {
+                        result = start;
+                        stop.now();
+                    }
+                }
+                // A file that is being opened may hang.
+                Err(RecvTimeoutError::Timeout) if stop.is_ordered() => break,
+                Err(RecvTimeoutError::Timeout) => watch.look(),
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         // Until the end: a thread that fails asks for it, too.
-        sizes.run(&stop.descriptor()?);
-        for thread in threads {
-            let end = thread
-                .join()
-                .map_err(|_| anyhow!("a worker ended by a bug"))?;
-            stop.now();
-            result = result.and(end);
+        sizes.run(&stop.descriptor()?, || watch.look());
+        let limit = options.polling.stop_timeout;
+        match ends.wait(
+            thread_loads.len(),
+            workers,
+            limit,
+            || stop.now(),
+            &mut watch,
+        ) {
+            Ok(end) => {
+                sizes.end();
+                result.and(end)
+            }
+            // Threads are left that the scope would wait for.
+            Err(left) => {
+                remove_control(options);
+                if let Err(error) = &result {
+                    tracing::error!(error = format_args!("{error:#}"), "not everything started");
+                }
+                ending::exit(&left)
+            }
         }
-        result
     });
+    remove_control(options);
+    result
+}
+
+/// The control socket's thread still listens: the file is what others see.
+fn remove_control(options: &ServeOptions) {
     if let Some(path) = &options.control {
-        // Its thread still listens: the file is what others see.
         let _ = std::fs::remove_file(path);
     }
-    result
 }

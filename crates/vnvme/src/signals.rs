@@ -6,6 +6,7 @@
 //! belongs to `dma`.
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{
     SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
     SIGXCPU, SIGXFSZ,
@@ -64,6 +65,12 @@ impl Stop {
             .try_clone()
             .context("socket pair for signals")?
             .into())
+    }
+
+    /// Whether the order was given.
+    pub fn is_ordered(&self) -> bool {
+        let mut fds = [PollFd::new(&self.reader, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Gives the order.

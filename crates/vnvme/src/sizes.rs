@@ -138,16 +138,23 @@ impl Sizes {
         });
     }
 
-    /// Has them asked until it is to end.
-    pub fn run(&self, stop: &OwnedFd) {
+    /// Has them asked until it is to end; `each` is called once in an interval.
+    pub fn run(&self, stop: &OwnedFd, mut each: impl FnMut()) {
         loop {
             let mut fds = [PollFd::new(stop, PollFlags::IN)];
             match poll(&mut fds, Some(&INTERVAL)) {
-                Ok(0) => self.begin_interval(),
+                Ok(0) => {
+                    self.begin_interval();
+                    each();
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(_) | Err(_) => break,
             }
         }
+    }
+
+    /// No more are asked; those that are being asked have a moment to answer.
+    pub fn end(&self) {
         let mut state = self.0.lock();
         state.ending = true;
         self.0.due.notify_all();
@@ -349,7 +356,8 @@ mod tests {
         // The end does not wait for them for ever.
         let stop = event();
         rustix::io::write(&*stop, &1u64.to_ne_bytes()).unwrap();
-        sizes.run(&stop);
+        sizes.run(&stop, || panic!("no interval has passed"));
+        sizes.end();
         hangs.iter().for_each(|volume| volume.answer());
         wait_for_askers(&sizes);
     }

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use dma::MemoryLimits;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use volume::IoOptions;
 use worker::IdleWindow;
 
@@ -160,8 +161,11 @@ impl UblkSpec {
 /// Workers at most.
 pub const MAX_WORKERS: u16 = 256;
 
+/// How long the end waits for what does not answer, in seconds: less than an administrator does.
+const STOP_TIMEOUT: u64 = 4;
+
 /// Options of every thread that serves, whatever it serves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopOptions {
     /// How long to poll after the last work.
     pub idle_window: IdleWindow,
@@ -169,6 +173,8 @@ pub struct LoopOptions {
     pub pin_memory: bool,
     /// A thread of the kernel takes the requests (io_uring's SQPOLL).
     pub sqpoll: bool,
+    /// How long the end waits for what does not answer.
+    pub stop_timeout: Duration,
 }
 
 impl LoopOptions {
@@ -177,6 +183,7 @@ impl LoopOptions {
         IoOptions {
             fixed_buffers: self.pin_memory,
             sqpoll: self.sqpoll,
+            stop_timeout: self.stop_timeout,
             ..IoOptions::default()
         }
     }
@@ -219,6 +226,8 @@ pub struct ProcessSpec {
     pub pin_memory: Option<bool>,
     /// A thread of the kernel takes requests.
     pub sqpoll: Option<bool>,
+    /// Seconds that the end waits for what does not answer.
+    pub stop_timeout: Option<u16>,
     /// Worker threads.
     pub workers: Option<u16>,
     /// What becomes of a controller's queues.
@@ -251,6 +260,9 @@ impl ProcessSpec {
                 idle_window: self.idle_window.unwrap_or_default(),
                 pin_memory: self.pin_memory.unwrap_or(false),
                 sqpoll: self.sqpoll.unwrap_or(false),
+                stop_timeout: Duration::from_secs(
+                    self.stop_timeout.map_or(STOP_TIMEOUT, u64::from),
+                ),
             },
             workers: self.workers.unwrap_or(workers),
             spread: self.spread.unwrap_or_default(),

@@ -198,6 +198,11 @@ mod tests {
                 "true",
             ),
             (&["--sqpoll"], |_, o| o.polling.sqpoll.to_string(), "true"),
+            (
+                &["--stop-timeout", "9"],
+                |_, o| format!("{:?}", o.polling.stop_timeout),
+                "9s",
+            ),
             (&["--workers", "3"], |_, o| o.workers.to_string(), "3"),
             (
                 &["--spread", "off"],

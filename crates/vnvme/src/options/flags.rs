@@ -263,7 +263,7 @@ mod tests {
         }
         match row.form {
             "512|4096" => ["512", "4096"],
-            "N" | "MICROSECONDS" | "LIST" | "SIZE" => ["2", "3"],
+            "N" | "MICROSECONDS" | "SECONDS" | "LIST" | "SIZE" => ["2", "3"],
             "TEXT" | "NQN" | "PATH" => ["one", "other"],
             form => panic!("values of the form {form}?"),
         }
@@ -344,7 +344,7 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [10, 2, 3, 2, 10]);
+        assert_eq!(counts, [10, 2, 3, 2, 11]);
     }
 
     #[test]

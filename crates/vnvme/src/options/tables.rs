@@ -319,6 +319,19 @@ impl Spec for ProcessSpec {
             )
             .or("not pinned"),
         ),
+        both(
+            Row::<Self>::new(
+                "stop-timeout",
+                "SECONDS",
+                "at the end, how long to wait for volumes that may hang (FUSE, network file \
+                 systems) and answer nothing, and for a worker that makes no round; then the \
+                 process ends without them, with exit code 3. Disks of this machine are waited for \
+                 until nothing of them has completed for a minute",
+                |p| &mut p.stop_timeout,
+            )
+            .range(1, 3600)
+            .or("4"),
+        ),
         Row::<Self>::new(
             "client-windows",
             "N",

@@ -14,6 +14,7 @@ mod devices;
 mod direct;
 mod disks;
 mod footprint;
+mod hanging;
 mod idle;
 mod lifecycle;
 mod limits;

@@ -1,6 +1,8 @@
 //! The daemon as a process, and an NVMe host driver that is as small as can be.
 
 mod daemon;
+mod frozen;
+pub mod fuse;
 mod host;
 mod lone;
 
@@ -9,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use daemon::Daemon;
+pub use frozen::Frozen;
+pub use fuse::Fuse;
 pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd, new_eventfd};
 pub use lone::{Lone, all_stats, stats};
 

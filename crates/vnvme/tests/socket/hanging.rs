@@ -1,0 +1,294 @@
+//! Volumes that hang, workers that stand still: who notices, and how it ends.
+
+use std::time::{Duration, Instant};
+
+use nvme::{Command, NvmOpcode, Status};
+use rustix::process::Signal;
+
+use crate::common::*;
+
+/// Longest that a neighbour may wait on a machine that does other things, too. What hangs here
+/// hangs for ever.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A daemon with one worker for two controllers: one on a file system that may fall silent, one on
+/// a disk. The file system goes first.
+struct Pair {
+    fuse: Fuse,
+    daemon: Daemon,
+    place: Place,
+}
+
+impl Pair {
+    fn new(test: &str) -> Option<Self> {
+        Self::with(test, "")
+    }
+
+    /// With these options of the process.
+    fn with(test: &str, options: &str) -> Option<Self> {
+        let place = Place::new();
+        let fuse = Fuse::mount(&place.path("mnt"), 1 << 20)
+            .map_err(|why| testkit::skip(&format!("vnvme::hanging::{test}"), why))
+            .ok()?;
+        let disk = place.disk("disk.raw", 4 << 20);
+        let config = format!(
+            "[[controller]]\nsocket = \"{}\"\nnamespace = [{{ volume = \"{}\" }}]\n\
+             [[controller]]\nsocket = \"{}\"\nnamespace = [{{ volume = \"{disk}\" }}]\n\
+             [process]\n{options}",
+            text(&place.path("hangs.sock")),
+            text(&fuse.file()),
+            text(&place.socket()),
+        );
+        std::fs::write(place.path("vnvme.toml"), config).unwrap();
+        let daemon = Daemon::spawn(&["serve", "--config", &text(&place.path("vnvme.toml"))]);
+        daemon.wait_listening(&place.path("hangs.sock"));
+        daemon.wait_listening(&place.socket());
+        Some(Self {
+            fuse,
+            daemon,
+            place,
+        })
+    }
+
+    fn hosts(&self) -> [Host; 2] {
+        [self.place.path("hangs.sock"), self.place.socket()].map(|socket| Host::up(&socket))
+    }
+}
+
+/// Commands of every kind on a file that does not answer, more than any pool has threads.
+fn hang(host: &mut Host, fuse: &Fuse) {
+    for i in 0..HANGING as u64 - 1 {
+        let opcode = [NvmOpcode::READ, NvmOpcode::WRITE][i as usize % 2];
+        let transfer = host.transfer(opcode, 1, i, 512, 4 << 20);
+        host.submit(1, transfer);
+    }
+    host.submit(1, Command::new(NvmOpcode::FLUSH.0, 0, 1));
+    fuse.wait_held(8);
+}
+
+/// How many [`hang`] starts.
+const HANGING: usize = 51;
+
+/// Reads, writes, flushes and registers go on.
+fn goes_on(host: &mut Host) {
+    for i in 0..20 {
+        let began = Instant::now();
+        let data = pattern(i, 8192);
+        host.write(1, 8 * i, &data);
+        host.flush(1);
+        assert!(host.read(1, 8 * i, data.len()) == data);
+        assert_ne!(host.read32(nvme::regs::VS), 0);
+        let took = began.elapsed();
+        assert!(took < SOON, "it took {took:?}");
+    }
+}
+
+#[test]
+fn a_volume_that_hangs_keeps_nobody_else() {
+    let Some(pair) = Pair::new("a_volume_that_hangs_keeps_nobody_else") else {
+        return;
+    };
+    let [mut hangs, mut neighbour] = pair.hosts();
+    let data = pattern(7, 16 << 10);
+    hangs.write(1, 0, &data);
+    assert!(hangs.read(1, 0, data.len()) == data);
+    hangs.flush(1);
+    assert!(pair.fuse.bytes(0, data.len()) == data);
+
+    pair.fuse.fall_silent();
+    hang(&mut hangs, &pair.fuse);
+    goes_on(&mut neighbour);
+    // Its own registers, too; and a reset does not wait for what hangs.
+    let began = Instant::now();
+    hangs.enable();
+    hangs.create_queues(1, None);
+    assert!(began.elapsed() < SOON);
+    hang(&mut hangs, &pair.fuse);
+    goes_on(&mut neighbour);
+
+    pair.fuse.answer();
+    hangs.enable();
+    hangs.create_queues(1, None);
+    let data = pattern(8, 16 << 10);
+    hangs.write(1, 0, &data);
+    hangs.flush(1);
+    assert!(hangs.read(1, 0, data.len()) == data);
+    drop((hangs, neighbour));
+    pair.daemon.end();
+}
+
+#[test]
+fn a_volume_that_answers_again_completes_what_it_was_asked() {
+    let Some(pair) = Pair::new("a_volume_that_answers_again_completes_what_it_was_asked") else {
+        return;
+    };
+    let [mut hangs, mut neighbour] = pair.hosts();
+    let data = pattern(5, 16 << 10);
+    for _ in 0..3 {
+        pair.fuse.fall_silent();
+        hang(&mut hangs, &pair.fuse);
+        goes_on(&mut neighbour);
+        pair.fuse.answer();
+        for _ in 0..HANGING {
+            assert_eq!(hangs.completion(1).status(), Status::SUCCESS);
+        }
+        hangs.write(1, 100, &data);
+        assert!(hangs.read(1, 100, data.len()) == data);
+    }
+    drop((hangs, neighbour));
+    pair.daemon.end();
+}
+
+#[test]
+fn a_flush_that_hangs_keeps_no_read() {
+    let Some(pair) = Pair::new("a_flush_that_hangs_keeps_no_read") else {
+        return;
+    };
+    let [mut hangs, mut neighbour] = pair.hosts();
+    let data = pattern(6, 4096);
+    hangs.write(1, 0, &data);
+    pair.fuse.fall_silent_at(fuse::FSYNC);
+    let flush = hangs.submit(1, Command::new(NvmOpcode::FLUSH.0, 0, 1));
+    pair.fuse.wait_held(1);
+    goes_on(&mut neighbour);
+    assert!(hangs.read(1, 0, data.len()) == data);
+    pair.fuse.answer();
+    let completion = hangs.completion(1);
+    assert_eq!(
+        (completion.cid.get(), completion.status()),
+        (flush, Status::SUCCESS)
+    );
+    drop((hangs, neighbour));
+    pair.daemon.end();
+}
+
+#[test]
+fn a_volume_without_room_fails_writes_and_no_more() {
+    let Some(pair) = Pair::new("a_volume_without_room_fails_writes_and_no_more") else {
+        return;
+    };
+    let [mut full, mut neighbour] = pair.hosts();
+    let data = pattern(4, 4096);
+    full.write(1, 0, &data);
+    pair.fuse.fill();
+    let write = full.transfer(NvmOpcode::WRITE, 1, 8, 4096, 4 << 20);
+    assert_ne!(full.run(1, write).status(), Status::SUCCESS);
+    assert!(full.read(1, 0, data.len()) == data);
+    goes_on(&mut neighbour);
+    pair.fuse.answer();
+    full.write(1, 8, &data);
+    full.flush(1);
+    assert!(full.read(1, 8, data.len()) == data);
+    drop((full, neighbour));
+    pair.daemon.end();
+}
+
+#[test]
+fn a_close_that_hangs_does_not_keep_the_end() {
+    let Some(pair) = Pair::new("a_close_that_hangs_does_not_keep_the_end") else {
+        return;
+    };
+    let [mut hangs, mut neighbour] = pair.hosts();
+    let data = pattern(9, 4096);
+    hangs.write(1, 0, &data);
+    hangs.flush(1);
+    neighbour.write(1, 0, &data);
+    drop((hangs, neighbour));
+    pair.fuse.fall_silent_at(fuse::FLUSH);
+    pair.daemon.signal(Signal::TERM);
+    pair.fuse.wait_held(1);
+    // Nobody else waits for that.
+    let second = Daemon::serve(&pair.place, &[&text(&pair.place.path("disk.raw"))]);
+    let mut host = Host::up(&pair.place.socket());
+    assert!(host.read(1, 0, data.len()) == data);
+    drop(host);
+    second.end();
+    assert!(!pair.place.path("hangs.sock").exists());
+    let Pair { fuse, daemon, .. } = pair;
+    drop(fuse);
+    let ended = daemon.wait();
+    assert_eq!(ended.status.code(), Some(0), "{ended:#?}");
+}
+
+#[test]
+fn a_volume_that_hangs_does_not_keep_the_end() {
+    let test = "a_volume_that_hangs_does_not_keep_the_end";
+    let Some(pair) = Pair::with(test, "stop-timeout = 1\n") else {
+        return;
+    };
+    let [mut hangs, mut neighbour] = pair.hosts();
+    let data = pattern(3, 64 << 10);
+    neighbour.write(1, 0, &data);
+    pair.fuse.fall_silent();
+    hang(&mut hangs, &pair.fuse);
+    pair.daemon.signal(Signal::TERM);
+    let file = text(&pair.fuse.file());
+    pair.daemon
+        .wait_log(|line| line.contains(&file) && line.contains("does not answer"));
+    // All else has ended: the neighbour's disk is flushed and free, and so are both sockets.
+    let disk = text(&pair.place.path("disk.raw"));
+    let second = Daemon::serve(&pair.place, &[&disk]);
+    let mut host = Host::up(&pair.place.socket());
+    assert!(host.read(1, 0, data.len()) == data);
+    drop(host);
+    second.end();
+    eventually("its socket is removed", || {
+        !pair.place.path("hangs.sock").exists()
+    });
+    // The kernel waits for the file with each thread that does, whatever kills the process.
+    let Pair { fuse, daemon, .. } = pair;
+    drop(fuse);
+    let ended = daemon.wait();
+    assert_eq!(ended.status.code(), Some(3), "{ended:#?}");
+    let last = ended.log.last().unwrap();
+    let wanted = ["may not be durable", &file];
+    assert!(wanted.iter().all(|text| last.contains(text)), "{last}");
+}
+
+#[test]
+fn a_worker_that_stands_still_is_named_and_not_waited_for() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let control = text(&place.path("ctl"));
+    // Such a worker polls all the time: asleep it would be no wonder that it makes no round.
+    let args = ["--doorbells", "mapped", &disk, "--control", &control];
+    let args = [&args[..], &["--stop-timeout", "1"]].concat();
+    let daemon = Daemon::serve(&place, &args);
+    let mut host = Host::attach(&place.socket());
+    host.enable();
+    let freeze = || Frozen::stop(daemon.pid(), "worker-0");
+    let frozen = match freeze() {
+        Ok(frozen) => frozen,
+        Err(why) => {
+            let test = "vnvme::hanging::a_worker_that_stands_still_is_named_and_not_waited_for";
+            return testkit::skip(test, why);
+        }
+    };
+    daemon.wait_log(|line| line.contains("worker-0 has made no round"));
+    let worker = &all_stats(&control)["workers"][0];
+    assert_eq!(
+        (&worker["thread"], &worker["stalls"]),
+        (&"worker-0".into(), &1.into())
+    );
+    assert!(worker["stalled_ms"].as_u64().unwrap() >= 1000, "{worker}");
+    assert!(
+        worker["doing"].as_str().unwrap().contains("stopped"),
+        "{worker}"
+    );
+    drop(frozen);
+    daemon.wait_log(|line| line.contains("worker-0 goes on after"));
+    let worker = &all_stats(&control)["workers"][0];
+    assert_eq!(
+        (&worker["stalled_ms"], &worker["doing"]),
+        (&0.into(), &serde_json::Value::Null)
+    );
+
+    let frozen = freeze().unwrap();
+    daemon.signal(Signal::TERM);
+    daemon.wait_log(|line| line.contains("worker-0 does not end"));
+    frozen.wait_for_its_end();
+    let ended = daemon.wait();
+    assert_eq!(ended.status.code(), Some(3), "{ended:#?}");
+    let last = ended.log.last().unwrap();
+    assert!(last.contains(&text(&place.socket())), "{last}");
+}
