@@ -1,11 +1,11 @@
 //! Polling that becomes sleeping.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use super::core::QueueCore;
 use super::request::Completion;
@@ -104,7 +104,15 @@ impl Waiter {
 pub(super) fn drain(core: &QueueCore) {
     if let Some(eventfd) = &core.eventfd {
         let mut count = [0; 8];
-        // Not blocking: nothing to read is no error.
-        let _ = rustix::io::read(eventfd.as_fd(), &mut count);
+        // Nothing to read is no error, and must not block: a server at the other end of a socket
+        // shares the descriptor's flags, and may have taken O_NONBLOCK away. An offset of -1 is
+        // that of the descriptor, which has none.
+        let mut buffers = [IoSliceMut::new(&mut count)];
+        let flags = ReadWriteFlags::NOWAIT;
+        let read = preadv2(eventfd.as_fd(), &mut buffers, u64::MAX, flags);
+        if read == Err(Errno::OPNOTSUPP) {
+            // Before Linux 5.8.
+            let _ = rustix::io::read(eventfd.as_fd(), &mut count);
+        }
     }
 }
