@@ -100,6 +100,7 @@ mod error;
 mod inbox;
 mod listener;
 mod outbox;
+mod path_lock;
 mod session;
 pub mod version;
 pub mod wire;

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, fchmod, flock, open, statat, unlink,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, fchmod, statat, unlink};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -17,11 +15,10 @@ use rustix::net::{
 };
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use crate::path_lock::PathLock;
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// How often, and how far apart, the directory's lock is tried.
-const LOCK_TRIES: u32 = 100;
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// How often, and how far apart, a socket is probed whose backlog is full.
 const PROBE_TRIES: u32 = 20;
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
@@ -35,9 +32,24 @@ pub enum ListenError {
     /// What is there is not a socket, and is left alone.
     #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
-    /// Another process holds the directory's lock, under which sockets are made.
-    #[error("{}: directory is locked", .0.display())]
+    /// Another process of this user holds the lock file under which the socket is made.
+    #[error("{}: another process holds this lock", .0.display())]
     Locked(PathBuf),
+    /// The lock file under which the socket is made is another user's, who could hold it for ever.
+    #[error(
+        "{}: this lock file belongs to the user {owner}; remove it, or listen in a directory that \
+         only the server may write to",
+        .path.display()
+    )]
+    ForeignLock {
+        /// The lock file.
+        path: PathBuf,
+        /// The number of the user that owns it.
+        owner: u32,
+    },
+    /// What stands in the lock file's place is no file, and is left alone.
+    #[error("{}: stands where a lock file is to be made, and is none", .0.display())]
+    NotALock(PathBuf),
     /// A system call failed.
     #[error("{}: cannot {action}", .path.display())]
     System {
@@ -65,7 +77,8 @@ impl Listener {
     /// Listens at `path`, with mode 0600.
     ///
     /// A socket file that nobody listens on is replaced. Servers that start at the same time do not
-    /// remove each other's sockets: the directory is locked (flock) meanwhile.
+    /// remove each other's sockets: each holds a lock file meanwhile (`.lock` after the socket's
+    /// name), which only its owner can open.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ListenError> {
         let path = path.as_ref();
         let failed = |action| {
@@ -77,7 +90,7 @@ impl Listener {
         };
 
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
-        let _lock = lock_directory(path)?;
+        let _lock = PathLock::take(path)?;
         remove_stale(path, &address)?;
 
         let socket = new_socket().map_err(failed("create a socket"))?;
@@ -139,36 +152,6 @@ fn new_socket() -> Result<OwnedFd, Errno> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )
-}
-
-/// Locks the directory of `path` until the result is dropped.
-fn lock_directory(path: &Path) -> Result<OwnedFd, ListenError> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let failed = |action| {
-        move |errno| ListenError::System {
-            path: directory.to_owned(),
-            action,
-            errno,
-        }
-    };
-    let fd = open(
-        directory,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(failed("open the directory"))?;
-    for _ in 0..LOCK_TRIES {
-        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(fd),
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(failed("lock the directory")(errno)),
-        }
-    }
-    Err(ListenError::Locked(directory.to_owned()))
 }
 
 /// Removes a socket file that nobody listens on.

@@ -140,3 +140,80 @@ fn many_at_once_leave_one_that_works() {
         assert!(listener.accept().unwrap().is_some(), "round {round}");
     }
 }
+
+/// Everybody who may read the directory can lock it, and keep the lock.
+#[test]
+fn a_lock_on_the_directory_keeps_nobody_out() {
+    use rustix::fs::{FlockOperation, flock};
+    let dir = tempfile::tempdir().unwrap();
+    let theirs = fs::File::open(dir.path()).unwrap();
+    flock(&theirs, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let path = dir.path().join("socket");
+    let listener = Listener::bind(&path).unwrap();
+    // The lock of our own is gone when the socket is made.
+    assert!(!dir.path().join("socket.lock").exists());
+    drop(listener);
+}
+
+#[test]
+fn the_lock_file_is_only_its_owners() {
+    use rustix::fs::{FlockOperation, flock};
+    let dir = tempfile::tempdir().unwrap();
+    let (path, lock) = (dir.path().join("socket"), dir.path().join("socket.lock"));
+    // What a killed server left behind is used again, and closed to others.
+    fs::write(&lock, "").unwrap();
+    fs::set_permissions(&lock, fs::Permissions::from_mode(0o666)).unwrap();
+    drop(Listener::bind(&path).unwrap());
+    assert!(!lock.exists());
+    // Another process of the same user, which does not end.
+    let held = fs::File::create(&lock).unwrap();
+    flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let mode = || fs::metadata(&lock).unwrap().permissions().mode() & 0o777;
+    fs::set_permissions(&lock, fs::Permissions::from_mode(0o644)).unwrap();
+    let error = Listener::bind(&path).unwrap_err();
+    assert!(matches!(error, ListenError::Locked(_)), "{error}");
+    assert!(error.to_string().contains("socket.lock"), "{error}");
+    assert_eq!(mode(), 0o600);
+    fs::remove_file(&lock).unwrap();
+    // What is no file is not opened, and is left alone.
+    fs::create_dir(&lock).unwrap();
+    let error = Listener::bind(&path).unwrap_err();
+    assert!(matches!(error, ListenError::NotALock(_)), "{error}");
+    fs::remove_dir(&lock).unwrap();
+    std::os::unix::fs::symlink(dir.path().join("target"), &lock).unwrap();
+    let error = Listener::bind(&path).unwrap_err();
+    assert!(matches!(error, ListenError::NotALock(_)), "{error}");
+    assert!(!dir.path().join("target").exists());
+    fs::remove_file(&lock).unwrap();
+    // Nor is a file of ours that somebody has given this name, too.
+    let precious = dir.path().join("precious");
+    fs::write(&precious, "").unwrap();
+    fs::set_permissions(&precious, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::hard_link(&precious, &lock).unwrap();
+    let error = Listener::bind(&path).unwrap_err();
+    assert!(matches!(error, ListenError::NotALock(_)), "{error}");
+    let mode = fs::metadata(&precious).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o640);
+    assert!(!path.exists());
+}
+
+/// Needs root, to make a file another user's.
+#[test]
+fn anothers_lock_file_is_named_with_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, lock) = (dir.path().join("socket"), dir.path().join("socket.lock"));
+    fs::write(&lock, "").unwrap();
+    if std::os::unix::fs::chown(&lock, Some(12345), None).is_err() {
+        return testkit::skip(
+            "vfio-user::anothers_lock_file_is_named_with_its_owner",
+            "only root can make another user's file",
+        );
+    }
+    let error = Listener::bind(&path).unwrap_err();
+    assert!(
+        matches!(error, ListenError::ForeignLock { owner: 12345, .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("12345"), "{error}");
+    assert!(lock.exists());
+}
