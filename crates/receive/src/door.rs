@@ -57,6 +57,9 @@ pub(crate) struct Door {
     wanted: Wanted,
     last_client: u64,
     present: Option<Present>,
+    /// Clients whose protocol has no descriptors: the receiver process has duplicates of their
+    /// sockets.
+    plain: HashSet<u64>,
     /// Clients that have gone, whose sockets the receiver process has not closed yet.
     leaving: HashSet<u64>,
     /// Of them those whose end could not be told yet.
@@ -70,6 +73,7 @@ impl Door {
             wanted,
             last_client: 0,
             present: None,
+            plain: HashSet::new(),
             leaving: HashSet::new(),
             untold: Vec::new(),
         }
@@ -96,6 +100,7 @@ impl Door {
     /// The receiver process has gone, and what it held with it.
     fn lose(&mut self) {
         self.channel = None;
+        self.plain.clear();
         self.leaving.clear();
         self.untold.clear();
         if let Some(present) = &mut self.present {
@@ -192,6 +197,23 @@ impl Door {
         None
     }
 
+    /// A client begins whose protocol has no descriptors: there may be many. None if the receiver
+    /// process cannot be given a duplicate of its socket.
+    pub(crate) fn enter_plain(&mut self, socket: BorrowedFd<'_>) -> Option<u64> {
+        let client = self.next_client();
+        let sent = self.send(message::kind::OPEN, 0, client, Some(socket));
+        sent.then(|| {
+            self.plain.insert(client);
+            client
+        })
+    }
+
+    /// Such a client goes; as [`Door::leave`].
+    pub(crate) fn leave_plain(&mut self, client: u64) -> bool {
+        self.dispatch();
+        self.plain.remove(&client)
+    }
+
     /// The server has closed its end of a registered client's socket.
     pub(crate) fn end(&mut self, client: u64) {
         let sent = self.send(message::kind::END, 0, client, None);
@@ -283,6 +305,7 @@ impl Door {
                 }
                 message::kind::CLOSED => {
                     self.leaving.remove(&client);
+                    self.plain.remove(&client);
                     if let Some(present) = self.present.as_mut().filter(|p| p.client == client) {
                         present.registered = false;
                     }

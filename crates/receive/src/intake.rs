@@ -2,6 +2,7 @@
 
 use crate::door::Door;
 use crate::kind::Wanted;
+use crate::plain::PlainSocket;
 use crate::receiver::Receiver;
 use crate::socket::Socket;
 use rustix::io::Errno;
@@ -128,6 +129,18 @@ impl Intake {
                 // It is a Unix socket, so this does not fail.
                 let _ = sockopt::set_socket_oobinline(&socket, true);
                 Socket::received(socket, &process.door)
+            }
+        }
+    }
+
+    /// The socket of a client whose protocol has no descriptors. There may be many at a time.
+    pub fn admit_plain(&mut self, socket: OwnedFd) -> PlainSocket {
+        match &self.0 {
+            Way::InPlace { .. } => PlainSocket::in_place(socket),
+            Way::Receiver(process) => {
+                // As in `admit`.
+                let _ = sockopt::set_socket_oobinline(&socket, true);
+                PlainSocket::received(socket, &process.door)
             }
         }
     }

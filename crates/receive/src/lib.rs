@@ -27,6 +27,9 @@
 //! with it asks anybody else; in place of the others the server gets `/dev/null`, which is of no
 //! kind that it takes.
 //!
+//! A protocol that has no descriptors reads its clients itself ([`Intake::admit_plain`]): one that
+//! sends some is not read any more.
+//!
 //! Programs that trust their clients read in place ([`Intake::in_place`], [`Socket::in_place`]), as
 //! do tests. No unsafe code here, and no protocol: bytes and descriptors only.
 #![forbid(unsafe_code)]
@@ -36,6 +39,7 @@ mod error;
 mod intake;
 pub mod kind;
 mod message;
+mod plain;
 mod pool;
 mod receiver;
 mod server;
@@ -45,6 +49,7 @@ mod socket;
 pub use error::{ReadError, StartError};
 pub use intake::Intake;
 pub use kind::Wanted;
+pub use plain::PlainSocket;
 pub use receiver::Receiver;
 pub use server::{ServeError, serve};
 pub use socket::{Read, Socket};

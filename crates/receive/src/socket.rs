@@ -81,6 +81,49 @@ fn read_with(
     }
 }
 
+/// What waits in a socket.
+pub(crate) enum Seen {
+    Nothing,
+    /// The peer has closed its end.
+    Eof,
+    /// So many bytes, which came without descriptors.
+    Bytes(usize),
+    /// So many bytes, and descriptors with some of them.
+    WithFds(usize),
+}
+
+/// Looks into a socket without taking anything from it. The kernel ends a read behind the first
+/// packet that carries descriptors, and says that they were cut off where there is no room for
+/// them. They stay in the socket: a peek only lends them, so that nothing is closed.
+pub(crate) fn look(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Seen, ReadError> {
+    let mut none = RecvAncillaryBuffer::new(&mut []);
+    let seen = read_with(socket, buf, &mut none, RecvFlags::PEEK)?;
+    Ok(match seen {
+        None => Seen::Nothing,
+        Some((len, flags)) if flags.contains(ReturnFlags::CTRUNC) => Seen::WithFds(len),
+        Some((0, _)) => Seen::Eof,
+        Some((len, _)) => Seen::Bytes(len),
+    })
+}
+
+/// Takes exactly the bytes that have just been seen to come without descriptors.
+pub(crate) fn take(socket: BorrowedFd<'_>, buf: &mut [u8], len: usize) -> Result<Read, ReadError> {
+    let full = len == buf.len();
+    let seen = buf.get_mut(..len).unwrap_or_default();
+    loop {
+        match recv(socket, &mut *seen, RecvFlags::DONTWAIT) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(ReadError::System(errno)),
+            Ok((_, taken)) => {
+                return Ok(Read::Bytes {
+                    len: taken,
+                    more: taken < len || full,
+                });
+            }
+        }
+    }
+}
+
 impl Socket {
     /// Of a client that is trusted not to send descriptors that block: they come to this process,
     /// at most `max_fds` (up to 253) with one read, and this process closes them.
@@ -177,34 +220,15 @@ impl Received {
         if self.waiting {
             return self.take_answer(buf, fds);
         }
-        // Without room for descriptors. The kernel ends a read behind the first packet that
-        // carries some, and says that they were cut off. They stay in the socket: a peek only
-        // lends them, so that nothing is closed.
-        let mut none = RecvAncillaryBuffer::new(&mut []);
-        let Some((len, flags)) = read_with(self.as_fd(), buf, &mut none, RecvFlags::PEEK)? else {
-            return Ok(Read::Blocked);
+        let len = match look(self.as_fd(), buf)? {
+            Seen::Nothing => return Ok(Read::Blocked),
+            Seen::Eof => return Ok(Read::Eof),
+            Seen::Bytes(len) => return take(self.as_fd(), buf, len),
+            Seen::WithFds(len) => len,
         };
-        if flags.contains(ReturnFlags::CTRUNC) {
-            self.door.lock().unpoisoned().ask(self.client, len);
-            self.waiting = true;
-            return Ok(Read::Waiting);
-        }
-        let Some(seen) = buf.get_mut(..len).filter(|seen| !seen.is_empty()) else {
-            return Ok(Read::Eof);
-        };
-        // Exactly what has just been seen to come without descriptors.
-        loop {
-            match recv(self.as_fd(), &mut *seen, RecvFlags::DONTWAIT) {
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(ReadError::System(errno)),
-                Ok((_, taken)) => {
-                    return Ok(Read::Bytes {
-                        len: taken,
-                        more: taken < len || len == buf.len(),
-                    });
-                }
-            }
-        }
+        self.door.lock().unpoisoned().ask(self.client, len);
+        self.waiting = true;
+        Ok(Read::Waiting)
     }
 
     fn take_answer(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {

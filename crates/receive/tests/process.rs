@@ -304,6 +304,72 @@ fn a_blocking_descriptor_blocks_nobody() {
     drop(held);
 }
 
+/// Of a protocol without descriptors: many clients at a time.
+#[test]
+fn plain_clients_bring_bytes_and_block_nobody() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let none: [OwnedFd; 0] = [];
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let client = server.connect();
+        let socket = server.accept();
+        clients.push((client, server.intake.admit_plain(socket)));
+    }
+    let mut buf = [0; 64];
+    for (client, socket) in &mut clients {
+        assert_eq!(socket.read(&mut buf), Ok(Read::Blocked));
+        send(client, b"one", &none, SendFlags::empty());
+        let read = Read::Bytes {
+            len: 3,
+            more: false,
+        };
+        assert_eq!(socket.read(&mut buf), Ok(read));
+        assert_eq!(&buf[..3], b"one");
+    }
+    let mut held = Vec::new();
+    for (at, (client, mut socket)) in clients.into_iter().enumerate() {
+        let flags = match at {
+            0 => SendFlags::OOB,
+            _ => SendFlags::empty(),
+        };
+        send(&client, b"two", &none, SendFlags::empty());
+        held.push(poison(&client, b"x", flags));
+        if at == 3 {
+            // The process that has a duplicate is gone: another thread closes it.
+            let before = Pid::from_raw(receiver.id() as i32).unwrap();
+            kill_process(before, Signal::KILL).unwrap();
+            server.eventually("it is noticed", |s| s.intake.fd().is_none());
+        }
+        promptly("it is read and closed", move || {
+            // Bytes before what is out of band come by themselves.
+            let mut refused = socket.read(&mut [0; 64]);
+            if flags == SendFlags::OOB {
+                assert!(refused.is_ok());
+                refused = socket.read(&mut [0; 64]);
+            }
+            assert_eq!(refused, Err(ReadError::TooManyFds));
+            drop(socket);
+        });
+        // It sees the end: that of a socket with something unread.
+        let end = std::io::Read::read(&mut &client, &mut [0; 8]);
+        let reset = std::io::ErrorKind::ConnectionReset;
+        assert!(matches!(&end, Ok(0)) || end.is_err_and(|error| error.kind() == reset));
+    }
+    // Those that sent none leave nothing.
+    server.eventually("the process is there", |s| s.intake.fd().is_some());
+    for _ in 0..100 {
+        let client = server.connect();
+        let socket = server.accept();
+        let mut socket = server.intake.admit_plain(socket);
+        drop(client);
+        assert_eq!(socket.read(&mut buf), Ok(Read::Eof));
+        drop(socket);
+        server.eventually("there is room", |s| !s.intake.is_crowded());
+    }
+    drop(held);
+}
+
 #[test]
 fn clients_that_cannot_be_closed_are_counted() {
     let receiver = receiver();

@@ -1,0 +1,91 @@
+//! A client's socket of a protocol that has no descriptors.
+
+use crate::door::Door;
+use crate::error::ReadError;
+use crate::socket::{Read, Seen, look, take};
+use rustix::net::{Shutdown, shutdown};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+
+/// A client's end of a Unix stream socket over which bytes come, and no descriptors. A client that
+/// sends some is read no further: the receiver process closes its socket with all that is in it.
+#[derive(Debug)]
+pub struct PlainSocket {
+    /// None only inside `drop`.
+    socket: Option<OwnedFd>,
+    closing: Closing,
+}
+
+#[derive(Debug)]
+enum Closing {
+    /// The client is trusted.
+    Here,
+    /// The receiver process closes it, or another thread where that has no duplicate.
+    Elsewhere {
+        door: Arc<Mutex<Door>>,
+        client: Option<u64>,
+    },
+}
+
+impl PlainSocket {
+    pub(crate) fn in_place(socket: OwnedFd) -> Self {
+        Self {
+            socket: Some(socket),
+            closing: Closing::Here,
+        }
+    }
+
+    pub(crate) fn received(socket: OwnedFd, door: &Arc<Mutex<Door>>) -> Self {
+        let client = door.lock().unpoisoned().enter_plain(socket.as_fd());
+        let door = door.clone();
+        Self {
+            socket: Some(socket),
+            closing: Closing::Elsewhere { door, client },
+        }
+    }
+
+    /// Reads once into `buf`, which is not to be empty; never [`Read::Waiting`].
+    ///
+    /// # Errors
+    /// [`ReadError::TooManyFds`]: the client has sent descriptors. [`ReadError::System`].
+    pub fn read(&mut self, buf: &mut [u8]) -> Result<Read, ReadError> {
+        match look(self.as_fd(), buf)? {
+            Seen::Nothing => Ok(Read::Blocked),
+            Seen::Eof => Ok(Read::Eof),
+            Seen::Bytes(len) => take(self.as_fd(), buf, len),
+            Seen::WithFds(_) => Err(ReadError::TooManyFds),
+        }
+    }
+}
+
+impl AsFd for PlainSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Some(socket) => socket.as_fd(),
+            None => unreachable!("only a dropped client has no socket"),
+        }
+    }
+}
+
+impl Drop for PlainSocket {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        let Closing::Elsewhere { door, client } = &self.closing else {
+            return;
+        };
+        // The client sees the end now, whatever else takes its time.
+        let _ = shutdown(&socket, Shutdown::Both);
+        let mut door = door.lock().unpoisoned();
+        match client.filter(|client| door.leave_plain(*client)) {
+            Some(client) => {
+                // Not the last: the receiver process has one until it is told.
+                drop(socket);
+                door.end(client);
+            }
+            None => sync::discard(socket),
+        }
+    }
+}
