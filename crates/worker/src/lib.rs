@@ -61,6 +61,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod acceptor;
 mod descriptors;
 mod error;
 mod frontend;
@@ -79,6 +80,7 @@ mod sync {
     pub use std::sync::atomic::{AtomicBool, Ordering, fence};
 }
 
+pub use acceptor::{AcceptError, AcceptStats, Acceptor, ConnectPace, ConnectRate};
 pub use descriptors::{Descriptors, Interest};
 pub use error::Error;
 pub use frontend::Frontend;
