@@ -1,4 +1,5 @@
-//! What must not be there twice in one process, or has to be there, before anything is opened.
+//! What must not be there twice in one process, has to be there, or cannot be, before anything is
+//! opened.
 
 use crate::spec::{Specs, hex};
 use anyhow::{Result, ensure};
@@ -6,8 +7,8 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
-/// Refuses two of what has to be unique. What a guest or a VMM finds by it, it would find by
-/// chance.
+/// Refuses what a namespace cannot have, and two of what has to be unique. What a guest or a VMM
+/// finds by it, it would find by chance.
 ///
 /// Only what was said counts: serial numbers and identifiers that are made from volumes are equal
 /// where two controllers show the same file to two guests, which may be meant. The serial number of
@@ -46,6 +47,15 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
             subnqns.enter(subnqn.clone(), subnqn)?;
         }
         for namespace in &controller.namespaces {
+            // Volumes and exports have larger ones, too: their errors would lead to this one.
+            if let Some(size) = namespace.block_size {
+                ensure!(
+                    matches!(size, 512 | 4096),
+                    "{}: a block size of {size} bytes is not possible for a namespace: it is 512 \
+                     or 4096",
+                    namespace.volume
+                );
+            }
             // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
             if let Some(text) = &namespace.nguid {
                 let nguid = hex::<16>("nguid", text)?;
@@ -156,6 +166,20 @@ mod tests {
             let error = checked(&file).expect_err(words).to_string();
             let wanted = format!("the {words} is given twice");
             assert_eq!(error, wanted, "{file}");
+        }
+    }
+
+    #[test]
+    fn a_namespaces_block_size_is_one_that_it_can_have() {
+        for size in [512, 4096] {
+            checked(&two("", &format!("|block-size = {size}"))).unwrap();
+        }
+        for size in [0, 1000, 8192] {
+            let error = checked(&two("", &format!("|block-size = {size}"))).unwrap_err();
+            let wanted = format!(
+                "a: a block size of {size} bytes is not possible for a namespace: it is 512 or 4096"
+            );
+            assert_eq!(error.to_string(), wanted);
         }
     }
 
