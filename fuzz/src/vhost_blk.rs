@@ -77,6 +77,7 @@ impl Bench {
                 ..DiskOptions::default()
             },
             listener: listener.into(),
+            connects: worker::ConnectRate::UNLIMITED,
             max_in_flight: 1024,
             memory: dma::MemoryLimits::DEFAULT,
             receiver: None,

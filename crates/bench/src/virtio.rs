@@ -341,6 +341,7 @@ mod tests {
                 volume,
                 disk: DiskOptions::default(),
                 listener: listener.into(),
+                connects: worker::ConnectRate::UNLIMITED,
                 max_in_flight: 1024,
                 memory: dma::MemoryLimits::DEFAULT,
                 receiver: None,

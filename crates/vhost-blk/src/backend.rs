@@ -10,13 +10,12 @@ use dma::MemoryLimits;
 use receive::{Intake, Receiver, Wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::Span;
 use volume::{Completion, PinPace, Volume};
-use worker::{Context, Descriptors, Frontend, Interest};
+use worker::{Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
 
 /// Until the front-end, whose channel was full, is told of a new size again.
 const TELL_AGAIN: Duration = Duration::from_millis(100);
@@ -51,6 +50,8 @@ pub struct Export {
     pub memory: MemoryLimits,
     /// A listening Unix socket, non-blocking. Its file belongs to the caller.
     pub listener: OwnedFd,
+    /// How many front-ends may connect in a second.
+    pub connects: ConnectRate,
     /// The process that receives front-ends' descriptors. Without it they are received in place:
     /// front-ends are trusted to send none whose `close` blocks.
     pub receiver: Option<Receiver>,
@@ -78,7 +79,7 @@ enum End {
 pub struct Backend {
     disk: Disk,
     memory: MemoryLimits,
-    listener: OwnedFd,
+    acceptor: Acceptor<OwnedFd>,
     /// How front-ends' sockets are read. Behind the listening socket, which is to be closed first:
     /// the last to close it also closes what waits to be accepted.
     intake: Intake,
@@ -87,7 +88,6 @@ pub struct Backend {
     session: Option<Session>,
     /// The front-end has gone, but requests of it are with the volume: the next one waits for them.
     leaving: Option<Session>,
-    listener_watched: bool,
     client_interest: Interest,
     more: bool,
     stats: Arc<Stats>,
@@ -115,24 +115,32 @@ impl Backend {
             None => Intake::in_place(MAX_FDS),
         };
         let disk = Disk::open(export.volume, io, owner, export.max_in_flight, &export.disk)?;
+        eventfd::prepare()?;
+        let acceptor = Acceptor::new(
+            export.listener,
+            context.descriptors.clone(),
+            TOKEN_LISTENER,
+            export.connects,
+        );
+        let acceptor = acceptor.map_err(system("epoll_ctl"))?;
+        let accepts = acceptor.stats();
         let mut backend = Backend {
             intake,
-            stats: Arc::new(Stats::new(disk.shape.queues, export.span)),
+            stats: Arc::new(Stats::new(disk.shape.queues, export.span, accepts)),
             disk,
             memory: export.memory,
-            listener: export.listener,
+            acceptor,
             attach: export.attach,
             descriptors: context.descriptors.clone(),
             session: None,
             leaving: None,
-            listener_watched: true,
             client_interest: Interest::Readable,
             more: false,
             resized: export.resized,
             tell_again: None,
             end: End::Serving,
         };
-        let listener = backend.listener.as_fd();
+        let listener = backend.acceptor.listener().as_fd();
         backend
             .intake
             .connect(listener)
@@ -143,10 +151,11 @@ impl Backend {
                 .add(fd, TOKEN_INTAKE, Interest::Readable);
             added.map_err(system("epoll_ctl"))?;
         }
-        let watch = |fd: &OwnedFd, token| backend.descriptors.add(fd, token, Interest::Readable);
-        watch(&backend.listener, TOKEN_LISTENER).map_err(system("epoll_ctl"))?;
         if let Some(resized) = &backend.resized {
-            watch(resized, TOKEN_SIZE).map_err(system("epoll_ctl"))?;
+            let watched = backend
+                .descriptors
+                .add(resized, TOKEN_SIZE, Interest::Readable);
+            watched.map_err(system("epoll_ctl"))?;
         }
         Ok(backend)
     }
@@ -231,7 +240,10 @@ impl Backend {
         }
         match self.descriptors.modify(session.fd(), TOKEN_CLIENT, wanted) {
             Ok(()) => self.client_interest = wanted,
-            Err(error) => tracing::error!(%error, "epoll"),
+            Err(error) => {
+                let log = &self.stats.log;
+                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
+            }
         }
     }
 
@@ -251,7 +263,7 @@ impl Backend {
         self.disk.reset();
         if session.is_busy() {
             self.leaving = Some(session);
-            self.listen_later();
+            self.acceptor.close();
         }
     }
 
@@ -259,23 +271,17 @@ impl Backend {
     fn listen(&mut self) {
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
         let closed = self.leaving.is_some() || self.intake.is_crowded() || receiving;
-        if self.listener_watched || closed {
+        if closed {
             return;
         }
-        let listener = &self.listener;
-        match self
-            .descriptors
-            .add(listener, TOKEN_LISTENER, Interest::Readable)
-        {
-            Ok(()) => self.listener_watched = true,
-            Err(error) => tracing::error!(%error, "no front-end can connect any more"),
-        }
+        let opened = self.acceptor.open(Instant::now());
+        self.say_closed(opened);
     }
 
-    /// Waits for no front-end until [`Backend::listen`].
-    fn listen_later(&mut self) {
-        if std::mem::take(&mut self.listener_watched) {
-            let _ = self.descriptors.remove(&self.listener);
+    fn say_closed(&self, result: Result<(), Errno>) {
+        if let Err(error) = result {
+            let log = &self.stats.accept_log;
+            log.line(|left_out| tracing::error!(%error, left_out, "no front-end can connect"));
         }
     }
 
@@ -291,12 +297,13 @@ impl Backend {
     /// The receiver process is there again, or an answer of it is late.
     fn check_intake(&mut self, now: Instant) {
         if self.intake.deadline().is_some_and(|at| now >= at)
-            && let Ok(true) = self.intake.connect(self.listener.as_fd())
+            && let Ok(true) = self.intake.connect(self.acceptor.listener().as_fd())
             && let Some(fd) = self.intake.fd()
         {
             let added = self.descriptors.add(fd, TOKEN_INTAKE, Interest::Readable);
             if let Err(error) = added {
-                tracing::error!(%error, "epoll");
+                let log = &self.stats.log;
+                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
             }
             self.listen();
         }
@@ -313,7 +320,7 @@ impl Backend {
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
         if self.intake.is_crowded() || receiving {
             // The receiver process has to answer first.
-            self.listen_later();
+            self.acceptor.close();
             return;
         }
         let gone = self.session.as_ref().is_some_and(|session| {
@@ -327,12 +334,11 @@ impl Backend {
         if self.leaving.is_some() {
             return;
         }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match accept_with(&self.listener, flags) {
-            Ok(socket) => socket,
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+        let socket = match self.acceptor.accept(Instant::now()) {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
             Err(error) => {
-                let log = &self.stats.log;
+                let log = &self.stats.accept_log;
                 log.line(|left_out| tracing::warn!(%error, left_out, "accept"));
                 return;
             }
@@ -462,6 +468,7 @@ impl Frontend for Backend {
             .chain(self.disk.deadline())
             .chain(self.intake.deadline())
             .chain(self.session.as_ref().and_then(Session::deadline))
+            .chain(self.acceptor.deadline())
             .min()
     }
 
@@ -470,6 +477,12 @@ impl Frontend for Backend {
         if self.intake.deadline().or(client).is_some() {
             let stats = self.stats.clone();
             stats.span.in_scope(|| self.check_intake(now));
+        }
+        if self.acceptor.deadline().is_some_and(|until| now >= until) {
+            let stats = self.stats.clone();
+            let _span = stats.span.enter();
+            let resumed = self.acceptor.resume(now);
+            self.say_closed(resumed);
         }
     }
 
@@ -527,6 +540,8 @@ impl Frontend for Backend {
     fn close(&mut self) -> Result<(), Error> {
         let stats = self.stats.clone();
         stats.span.in_scope(|| self.disconnect(None));
+        // The receiver process has a duplicate, which would stay in the epoll set.
+        self.acceptor.close();
         match std::mem::replace(&mut self.end, End::Serving) {
             End::Flushed(result) => result,
             _ => Err(Error::Flush("it was closed before".into())),

@@ -22,6 +22,9 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// This thread cannot send interrupts.
+    #[error(transparent)]
+    Interrupts(#[from] eventfd::PrepareError),
     /// What was written could not be made durable at the end.
     #[error("the volume did not become durable: {0}")]
     Flush(String),

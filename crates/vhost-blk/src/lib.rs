@@ -47,6 +47,7 @@
 //!     max_in_flight: 1024,
 //!     memory: dma::MemoryLimits::DEFAULT,
 //!     listener: listener.into(),
+//!     connects: worker::ConnectRate::default(),
 //!     receiver: None,
 //!     attach: None,
 //!     resized: None,

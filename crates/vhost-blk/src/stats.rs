@@ -1,9 +1,11 @@
 //! Counters, written by the thread that serves and read from anywhere without stopping it.
 
 use probes::LogLimit;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tracing::Span;
+use worker::AcceptStats;
 
 /// A counter with one writer: a plain load and store, no read-modify-write.
 #[derive(Debug, Default)]
@@ -47,6 +49,8 @@ pub struct Stats {
     pub queues: Vec<QueueStats>,
     /// Clients that connected.
     pub connections: Counter,
+    /// Its socket.
+    pub accepts: Arc<AcceptStats>,
     /// Requests of an earlier connection that were taken up again.
     pub resubmitted: Counter,
     connected: AtomicBool,
@@ -54,6 +58,8 @@ pub struct Stats {
     pub(crate) span: Span,
     /// For every log line that a client or a guest can cause.
     pub(crate) log: LogLimit,
+    /// For those about clients that cannot come in.
+    pub(crate) accept_log: LogLimit,
     /// For the line about guest memory that is not shared: other lines do not keep it from being
     /// seen.
     pub(crate) not_shared: LogLimit,
@@ -65,16 +71,18 @@ impl Stats {
         self.span.in_scope(|| self.log.line(write));
     }
 
-    pub(crate) fn new(queues: u16, span: Span) -> Stats {
+    pub(crate) fn new(queues: u16, span: Span, accepts: Arc<AcceptStats>) -> Stats {
         Stats {
             queues: std::iter::repeat_with(QueueStats::default)
                 .take(usize::from(queues))
                 .collect(),
             connections: Counter::default(),
+            accepts,
             resubmitted: Counter::default(),
             connected: AtomicBool::new(false),
             span,
             log: LogLimit::default(),
+            accept_log: LogLimit::new(1, Duration::from_secs(10)),
             not_shared: LogLimit::new(1, Duration::from_secs(60)),
         }
     }

@@ -11,6 +11,7 @@ use controller::{ControllerStats, QueueStats};
 use output::{OutputError, outln};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use worker::AcceptStats;
 
 /// The answer to `stats`.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -37,11 +38,49 @@ pub struct Stats {
     pub workers: Vec<WorkerCounters>,
 }
 
+/// What happened at a socket since the process began.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SocketCounters {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Times that clients had to wait, because too many had come within a second.
+    pub delayed: u64,
+    /// Times that none could be accepted: no descriptor was left, for example.
+    pub failed: u64,
+}
+
+impl SocketCounters {
+    /// As they are now.
+    pub fn of(stats: &AcceptStats) -> Self {
+        Self {
+            accepted: stats.accepted(),
+            delayed: stats.delayed(),
+            failed: stats.failed(),
+        }
+    }
+
+    /// For people: nothing, where nothing was out of the ordinary.
+    fn print(&self) -> Result<(), OutputError> {
+        if self.delayed + self.failed > 0 {
+            outln!(
+                "  connections {}   made to wait {}   failed {}",
+                self.accepted,
+                self.delayed,
+                self.failed
+            );
+        }
+        Ok(())
+    }
+}
+
 /// Counters of one controller since the process began.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct ControllerCounters {
     /// Its socket.
     pub socket: PathBuf,
+    /// Who came there.
+    #[serde(default)]
+    pub clients: SocketCounters,
     /// Read commands completed, Compare and Verify among them.
     pub host_reads: u64,
     /// Write commands completed.
@@ -91,7 +130,7 @@ pub struct QueueCounters {
 
 impl ControllerCounters {
     /// As they are now.
-    pub fn of(socket: &Path, stats: &ControllerStats) -> Self {
+    pub fn of(socket: &Path, stats: &ControllerStats, accepts: &AcceptStats) -> Self {
         let queue = |(qid, q): (usize, &QueueStats)| QueueCounters {
             qid,
             commands: q.commands.get(),
@@ -105,6 +144,7 @@ impl ControllerCounters {
         };
         ControllerCounters {
             socket: socket.to_owned(),
+            clients: SocketCounters::of(accepts),
             host_reads: stats.host_reads(),
             host_writes: stats.host_writes(),
             bytes_read: stats.bytes_read(),
@@ -131,6 +171,9 @@ pub struct VhostBlkCounters {
     pub socket: PathBuf,
     /// A front-end is there.
     pub connected: bool,
+    /// Who came there.
+    #[serde(default)]
+    pub clients: SocketCounters,
     /// Front-ends that connected.
     pub connections: u64,
     /// Requests of an earlier process that were begun again.
@@ -176,6 +219,7 @@ impl VhostBlkCounters {
         VhostBlkCounters {
             socket: socket.to_owned(),
             connected: stats.is_connected(),
+            clients: SocketCounters::of(&stats.accepts),
             connections: stats.connections.get(),
             resubmitted: stats.resubmitted.get(),
             queues: stats
@@ -201,6 +245,7 @@ impl VhostBlkCounters {
             self.connections,
             self.resubmitted
         );
+        self.clients.print()?;
         outln!(
             "  {:>5} {:>12} {:>10} {:>10} {:>8} {:>10} {:>10} {:>13} {:>9}",
             "queue",
@@ -316,6 +361,7 @@ impl Stats {
         self.ublk.iter().try_for_each(DiskCounters::print)?;
         for c in &self.controllers {
             outln!("{}", c.socket.display());
+            c.clients.print()?;
             outln!(
                 "  reads {} ({} MB)   writes {} ({} MB)   errors {}   resets {}",
                 c.host_reads,

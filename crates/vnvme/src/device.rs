@@ -1,6 +1,6 @@
 //! The controller as a vfio-user device: regions, interrupts, guest memory.
 
-use crate::eventfd::EventFd;
+use crate::irq_eventfd::IrqEventfd;
 use crate::spec::ClientLimits;
 use controller::{Controller, IrqSink, pci};
 use dma::{MapError, Memory, MemoryCache, Prot};
@@ -176,7 +176,7 @@ fn errno(error: MapError) -> Errno {
 }
 
 fn sinks(fds: Vec<Option<OwnedFd>>) -> Result<Vec<Option<Arc<dyn IrqSink>>>, Errno> {
-    let sink = |fd: OwnedFd| EventFd::new(fd).map(|e| Arc::new(e) as Arc<dyn IrqSink>);
+    let sink = |fd: OwnedFd| IrqEventfd::new(fd).map(|e| Arc::new(e) as Arc<dyn IrqSink>);
     fds.into_iter().map(|fd| fd.map(sink).transpose()).collect()
 }
 

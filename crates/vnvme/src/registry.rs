@@ -14,6 +14,7 @@ use controller::ControllerStats;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
+use worker::AcceptStats;
 
 /// Where workers enter their controllers.
 #[derive(Clone, Default)]
@@ -37,7 +38,7 @@ pub struct Registry {
 }
 
 type DiskEntry = (String, Arc<DiskStats>);
-type ControllerEntry = (PathBuf, Arc<ControllerStats>);
+type ControllerEntry = (PathBuf, (Arc<ControllerStats>, Arc<AcceptStats>));
 type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 impl Registry {
@@ -62,9 +63,9 @@ impl Registry {
     }
 
     /// Enters a controller under its socket.
-    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>) {
+    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>, accepts: Arc<AcceptStats>) {
         let mut list = self.controllers.lock().unpoisoned();
-        list.push((socket.to_owned(), stats));
+        list.push((socket.to_owned(), (stats, accepts)));
     }
 
     /// Enters a vhost-user-blk export under its socket.
@@ -86,9 +87,9 @@ impl Registry {
         Stats {
             controllers: list
                 .iter()
-                .map(|(socket, stats)| ControllerCounters {
+                .map(|(socket, (stats, accepts))| ControllerCounters {
                     direct: self.paths.of(socket),
-                    ..ControllerCounters::of(socket, stats)
+                    ..ControllerCounters::of(socket, stats, accepts)
                 })
                 .collect(),
             vhost_user_blk: exports

@@ -2,7 +2,8 @@
 
 use crate::balance::Spread;
 use crate::check::check;
-use crate::control;
+use crate::control::ControlServer;
+use crate::descriptors::limit_clients;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, NvmeFront, Served, Worker};
@@ -24,8 +25,7 @@ use crate::watch::Watch;
 use anyhow::{Context, Result, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use receive::Receiver;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::event::EventfdFlags;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
@@ -84,7 +84,7 @@ fn served(
     crew: &Crew<'_>,
 ) -> Result<Served> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+    let resized = Arc::new(rustix::event::eventfd(0, flags).context("eventfd")?);
     let paths = &crew.registry.paths;
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
     let opened = spec
@@ -214,6 +214,8 @@ struct Load {
 
 /// Makes a worker and what it serves, on its own thread.
 fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Worker> {
+    // Else a guest would find out that no interrupt comes.
+    eventfd::prepare()?;
     let options = crew.options;
     let handle = crew
         .peers
@@ -256,9 +258,10 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
                 namespaces = spec.namespaces.len(),
                 "listening"
             );
-            crew.registry.enter(&spec.socket, one.controller.stats());
+            let stats = one.controller.stats();
             let front =
                 NvmeFront::new(one, context, index, crew.peers, crew.receiver).context("epoll")?;
+            crew.registry.enter(&spec.socket, stats, front.accepts());
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
         })?;
         let owner = added.context("too many controllers")?;
@@ -269,6 +272,7 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
             let (opener, registry) = (crew.opener, crew.registry);
             let clients = FrontEnds {
                 memory: crew.options.clients.memory,
+                connects: crew.options.clients.connects,
                 receiver: crew.receiver,
             };
             let export = VhostBlk::new(
@@ -290,34 +294,6 @@ fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
-}
-
-/// Every client's memory files and interrupts are descriptors.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            ..limit
-        },
-    ) {
-        tracing::debug!(%error, "limit of open descriptors stays as it is");
-    }
-}
-
-/// The control socket's thread lives as long as the process.
-fn start_control(options: &ServeOptions, registry: &Registry) -> Result<()> {
-    let Some(path) = &options.control else {
-        return Ok(());
-    };
-    let listener = Listener::bind(path)?;
-    let registry = registry.clone();
-    let builder = std::thread::Builder::new().name("control".into());
-    builder
-        .spawn(move || control::answer(&listener, &registry))
-        .context("control thread")?;
-    Ok(())
 }
 
 /// What one thread serves.
@@ -478,18 +454,23 @@ impl Drop for EndAll<'_> {
 /// Serves until a signal asks for the end (see [`Stop`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     check(specs, options.control.as_deref())?;
-    raise_descriptor_limit();
+    let workers = workers(specs, options);
+    let mut options = options.clone();
+    limit_clients(specs, workers, &mut options.clients);
+    let options = &options;
     // First: it is to have no thread's affinity, and no descriptor of what is opened later.
     let receiver = &Receiver::start(receiver::command)?;
     let stop = Stop::on_signals()?;
-    let workers = workers(specs, options);
     let thread_loads = thread_loads(specs, workers);
     let handles = (0..workers).map(|_| Handle::new());
     let peers = &Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = &Registry::new(specs, peers);
     let opener = &Opener::new(registry.limits.clone(), registry.devices.clone());
     let sizes = &Sizes::default();
-    start_control(options, registry)?;
+    let rate = options.clients.connects;
+    let control = options.control.as_deref();
+    let control = control.map(|path| ControlServer::start(path, registry, rate, receiver));
+    let mut control = control.transpose()?;
     let crew = &Crew {
         options,
         opener,
@@ -508,7 +489,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let stop = &stop;
     let ends = &Ends::new();
     let mut watch = Watch::new(peers);
-    let result = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         // Also where a thread cannot be started.
         let _end = EndAll(stop);
         let (started, starts) = mpsc::channel::<Result<()>>();
@@ -574,21 +555,12 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
             }
             // Threads are left that the scope would wait for.
             Err(left) => {
-                remove_control(options);
+                drop(control.take());
                 if let Err(error) = &result {
                     tracing::error!(error = format_args!("{error:#}"), "not everything started");
                 }
                 ending::exit(&left)
             }
         }
-    });
-    remove_control(options);
-    result
-}
-
-/// The control socket's thread still listens: the file is what others see.
-fn remove_control(options: &ServeOptions) {
-    if let Some(path) = &options.control {
-        let _ = std::fs::remove_file(path);
-    }
+    })
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::IoOptions;
-use worker::IdleWindow;
+use worker::{ConnectRate, IdleWindow};
 
 /// How a client rings doorbells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -189,7 +189,7 @@ impl LoopOptions {
     }
 }
 
-/// What each client may take: of guest memory.
+/// What each client may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Windows of guest memory that a client of a controller may map, as it is told
@@ -197,6 +197,8 @@ pub struct ClientLimits {
     pub windows: Option<u16>,
     /// Memory files and their bytes.
     pub memory: MemoryLimits,
+    /// How many may connect to each socket in a second.
+    pub connects: ConnectRate,
 }
 
 /// Options of the whole process.
@@ -240,6 +242,8 @@ pub struct ProcessSpec {
     pub client_memory: Option<Size>,
     /// One client's memory files.
     pub client_files: Option<u32>,
+    /// Clients that may connect to each socket in a second.
+    pub client_connects: Option<u32>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
 }
@@ -255,6 +259,7 @@ impl ProcessSpec {
                     mappings: self.client_files.map_or(memory.mappings, u64::from),
                     bytes: self.client_memory.map_or(memory.bytes, |Size(bytes)| bytes),
                 },
+                connects: self.client_connects.map(ConnectRate).unwrap_or_default(),
             },
             polling: LoopOptions {
                 idle_window: self.idle_window.unwrap_or_default(),

@@ -17,12 +17,14 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use vfio_user::Listener;
-use worker::Context;
+use worker::{ConnectRate, Context};
 
 /// What all front-ends have in common.
 pub struct FrontEnds<'a> {
     /// What the memory of each may take.
     pub memory: MemoryLimits,
+    /// How many may connect to each socket in a second.
+    pub connects: ConnectRate,
     /// The process that receives their descriptors.
     pub receiver: &'a Receiver,
 }
@@ -83,6 +85,7 @@ impl VhostBlk {
             listener: listener.as_fd().try_clone_to_owned().context("socket")?,
             max_in_flight,
             memory: clients.memory,
+            connects: clients.connects,
             receiver: Some(clients.receiver.clone()),
             attach: device.map(attach),
             resized,

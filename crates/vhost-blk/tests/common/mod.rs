@@ -26,7 +26,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vhost_blk::{DiskOptions, Error, Export, Server, Stats};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use volume::{Io, IoOptions, Volume};
-use worker::{IdleWindow, Options};
+use worker::{ConnectRate, IdleWindow, Options};
 
 /// Long enough for anything, on however slow a machine.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -99,6 +99,7 @@ impl Served {
                 volume,
                 disk,
                 listener: listener.into(),
+                connects: ConnectRate::UNLIMITED,
                 max_in_flight: 1024,
                 memory: MemoryLimits::DEFAULT,
                 receiver: None,

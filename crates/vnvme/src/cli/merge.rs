@@ -226,6 +226,11 @@ mod tests {
                 "5",
             ),
             (
+                &["--client-connects", "7"],
+                |_, o| o.clients.connects.0.to_string(),
+                "7",
+            ),
+            (
                 &["--control", "/run/ctl"],
                 |_, o| format!("{:?}", o.control.as_ref().unwrap()),
                 r#""/run/ctl""#,

@@ -1,9 +1,11 @@
 //! The clients of a controller: who is accepted, what they send, when they go.
 
-use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE, TOKEN_LISTENER};
+use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE};
 use crate::device::Waiting;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Instant;
 use vfio_user::{Connection, ConnectionError, ConnectionStatus, Interest};
 
@@ -23,6 +25,26 @@ impl NvmeFront {
         true
     }
 
+    /// Where it listens.
+    fn socket(&self) -> &Path {
+        self.acceptor.listener().path()
+    }
+
+    /// Lets clients in again when none could come for a while.
+    pub(super) fn resume_accepting(&mut self, now: Instant) {
+        let resumed = self.acceptor.resume(now);
+        self.say_closed(resumed);
+    }
+
+    fn say_closed(&self, result: Result<(), Errno>) {
+        if let Err(error) = result {
+            let (socket, log) = (self.socket().display(), &self.accept_log);
+            log.line(|left_out| {
+                tracing::error!(%socket, %error, left_out, "no client can connect");
+            });
+        }
+    }
+
     /// Accepts a client.
     pub(super) fn accept(&mut self) {
         // The old client may be gone without our having noticed yet.
@@ -33,12 +55,12 @@ impl NvmeFront {
             return;
         }
         self.close_if_gone();
-        let socket = self.listener.path().display().to_string();
-        let fd = match self.listener.accept() {
+        let socket = self.socket().display().to_string();
+        let fd = match self.acceptor.accept(Instant::now()) {
             Ok(Some(fd)) => fd,
             Ok(None) => return,
             Err(error) => {
-                let log = &self.log;
+                let log = &self.accept_log;
                 log.line(|left_out| tracing::warn!(socket, %error, left_out, "accept"));
                 return;
             }
@@ -71,18 +93,11 @@ impl NvmeFront {
 
     /// Waits for clients, or not.
     pub(super) fn listen(&mut self, wanted: bool) {
-        if self.listening == wanted {
-            return;
-        }
-        let listener = self.listener.as_fd();
-        let readable = worker::Interest::Readable;
-        let result = match wanted {
-            true => self.descriptors.add(listener, TOKEN_LISTENER, readable),
-            false => self.descriptors.remove(listener),
-        };
-        match result {
-            Ok(()) => self.listening = wanted,
-            Err(error) => tracing::error!(%error, "epoll"),
+        if wanted {
+            let opened = self.acceptor.open(Instant::now());
+            self.say_closed(opened);
+        } else {
+            self.acceptor.close();
         }
     }
 
@@ -98,12 +113,13 @@ impl NvmeFront {
     /// Looks after what the receiver process was asked for, and after itself.
     pub(super) fn check_intake(&mut self, now: Instant) {
         if self.intake.deadline().is_some_and(|at| now >= at)
-            && let Ok(true) = self.intake.connect(self.listener.as_fd())
+            && let Ok(true) = self.intake.connect(self.acceptor.listener().as_fd())
             && let Some(fd) = self.intake.fd()
         {
             let readable = worker::Interest::Readable;
             if let Err(error) = self.descriptors.add(fd, TOKEN_INTAKE, readable) {
-                tracing::error!(%error, "epoll");
+                let log = &self.log;
+                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
             }
             self.listen(true);
         }
@@ -130,7 +146,7 @@ impl NvmeFront {
             self.serve();
         }
         if let Some(mut connection) = self.connection.take() {
-            let socket = self.listener.path().display();
+            let socket = self.acceptor.listener().path().display();
             let log = &self.log;
             log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
             connection.close(&mut self.device);
@@ -158,7 +174,7 @@ impl NvmeFront {
     }
 
     fn after(&mut self, status: Result<ConnectionStatus, ConnectionError>) {
-        let socket = self.listener.path().display();
+        let socket = self.acceptor.listener().path().display();
         let ended = matches!(status, Err(_) | Ok(ConnectionStatus::Closed));
         match status {
             Ok(ConnectionStatus::Open | ConnectionStatus::Pending) => {}
@@ -199,7 +215,10 @@ impl NvmeFront {
         };
         match result {
             Ok(()) => self.watched = wanted,
-            Err(error) => tracing::error!(%error, "epoll"),
+            Err(error) => {
+                let log = &self.log;
+                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
+            }
         }
     }
 }

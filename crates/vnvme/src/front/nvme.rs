@@ -12,16 +12,18 @@ use rustix::io::Errno;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vfio_user::wire::MAX_MSG_FDS;
 use vfio_user::{Connection, Interest, Listener};
 use volume::{Completion, PinPace};
-use worker::{Context, Descriptors, Frontend};
+use worker::{AcceptStats, Acceptor, Context, Descriptors, Frontend};
 
 /// The listening socket's token.
 pub(super) const TOKEN_LISTENER: u32 = 0;
 /// The client's.
 pub(super) const TOKEN_CLIENT: u32 = 1;
+/// Between two log lines about clients that cannot come in.
+const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// A volume has been resized.
 const TOKEN_RESIZED: u32 = 2;
 /// The receiver process says something.
@@ -51,9 +53,7 @@ pub struct Served {
 pub struct NvmeFront {
     pub(super) device: NvmeDevice,
     balance: Balance,
-    pub(super) listener: Listener,
-    /// The listening socket is in the epoll set.
-    pub(super) listening: bool,
+    pub(super) acceptor: Acceptor<Listener>,
     /// How clients' sockets are read. Behind the listening socket, which is to be closed first: the
     /// last to close it also closes what waits to be accepted.
     pub(super) intake: Intake,
@@ -66,6 +66,8 @@ pub struct NvmeFront {
     pub(super) more: bool,
     /// For the log lines that clients cause by coming and going.
     pub(super) log: LogLimit,
+    /// For those about clients that cannot come in: the others do not keep them from being seen.
+    pub(super) accept_log: LogLimit,
 }
 
 impl NvmeFront {
@@ -89,10 +91,15 @@ impl NvmeFront {
             limits,
         } = served;
         let descriptors = context.descriptors.clone();
-        descriptors.add(listener.as_fd(), TOKEN_LISTENER, worker::Interest::Readable)?;
+        let acceptor = Acceptor::new(
+            listener,
+            descriptors.clone(),
+            TOKEN_LISTENER,
+            limits.connects,
+        )?;
         descriptors.add(&resized, TOKEN_RESIZED, worker::Interest::Readable)?;
         let mut intake = Intake::new(receiver, WANTED);
-        intake.connect(listener.as_fd())?;
+        intake.connect(acceptor.listener().as_fd())?;
         if let Some(fd) = intake.fd() {
             descriptors.add(fd, TOKEN_INTAKE, worker::Interest::Readable)?;
         }
@@ -106,8 +113,7 @@ impl NvmeFront {
         Ok(NvmeFront {
             balance,
             device,
-            listener,
-            listening: true,
+            acceptor,
             intake,
             descriptors,
             connection: None,
@@ -115,7 +121,13 @@ impl NvmeFront {
             watched: Interest::None,
             more: false,
             log: LogLimit::default(),
+            accept_log: LogLimit::new(1, ACCEPT_LOG_INTERVAL),
         })
+    }
+
+    /// Counters of its socket.
+    pub fn accepts(&self) -> Arc<AcceptStats> {
+        self.acceptor.stats()
     }
 
     #[inline]
@@ -194,7 +206,12 @@ impl Frontend for NvmeFront {
 
     fn deadline(&self) -> Option<Instant> {
         let client = self.connection.as_ref().and_then(Connection::deadline);
-        let deadlines = [self.controller().deadline(), client, self.intake.deadline()];
+        let deadlines = [
+            self.controller().deadline(),
+            client,
+            self.intake.deadline(),
+            self.acceptor.deadline(),
+        ];
         deadlines.into_iter().flatten().min()
     }
 
@@ -204,6 +221,7 @@ impl Frontend for NvmeFront {
 
     fn housekeeping(&mut self, now: Instant) {
         self.check_intake(now);
+        self.resume_accepting(now);
         self.balance.rebalance(&mut self.device.controller, now);
     }
 

@@ -360,6 +360,16 @@ impl Spec for ProcessSpec {
         .or("512")
         .serve(Flag::overrides("client-files")),
         Row::<Self>::new(
+            "client-connects",
+            "N",
+            "clients that each socket, the control socket too, accepts in a second; more wait \
+             until they may come in",
+            |p| &mut p.client_connects,
+        )
+        .range(1, 1_000_000)
+        .or("50")
+        .serve(Flag::overrides("client-connects")),
+        Row::<Self>::new(
             "control",
             "PATH",
             "Unix socket to answer \"vnvme stats\", limits, path, suspend and resume on",

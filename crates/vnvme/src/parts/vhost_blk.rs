@@ -7,7 +7,7 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use volume::Volume;
-use worker::Context;
+use worker::{AcceptStats, ConnectRate, Context};
 
 /// Why there is no export.
 #[derive(Debug)]
@@ -43,6 +43,7 @@ pub struct Export {
     pub max_in_flight: usize,
     pub memory: dma::MemoryLimits,
     pub listener: OwnedFd,
+    pub connects: ConnectRate,
     pub receiver: Option<Receiver>,
     pub attach: Option<Box<dyn Fn() -> Attach>>,
     pub resized: Option<Arc<OwnedFd>>,
@@ -89,6 +90,7 @@ pub struct QueueStats {
 pub struct Stats {
     pub queues: Vec<QueueStats>,
     pub connections: Counter,
+    pub accepts: Arc<AcceptStats>,
     pub resubmitted: Counter,
 }
 

@@ -11,6 +11,7 @@
 mod common;
 mod lingering;
 
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -121,6 +122,25 @@ fn front_end_attacks() -> Vec<Attack> {
     ]
 }
 
+/// What a hostile client of the control socket sends, whose protocol has no descriptors.
+fn control_attacks() -> Vec<Attack> {
+    let request = || b"{\"method\":\"stats\"}\n".to_vec();
+    vec![
+        attack("a request", Vec::new(), request()),
+        attack("half a request", b"{\"method\":".to_vec(), b"\"".to_vec()),
+        attack("behind a request", request(), pattern(7, 300)),
+        Attack {
+            fds: 253,
+            times: 5,
+            ..attack("as many as there can be", Vec::new(), pattern(8, 8))
+        },
+        Attack {
+            flags: SendFlags::OOB,
+            ..attack("out of band", b"{".to_vec(), vec![1])
+        },
+    ]
+}
+
 fn attack(what: &'static str, before: Vec<u8>, with: Vec<u8>) -> Attack {
     Attack {
         what,
@@ -223,7 +243,13 @@ impl Victim {
     }
 
     fn daemon(place: &Place) -> Daemon {
-        let mut config = String::from("[process]\nworkers = 1\n");
+        Self::daemon_with(place, "")
+    }
+
+    /// With more keys of the process.
+    fn daemon_with(place: &Place, keys: &str) -> Daemon {
+        let control = text(&place.path("control"));
+        let mut config = format!("[process]\nworkers = 1\ncontrol = {control:?}\n{keys}\n");
         for name in ["attacked", "neighbour"] {
             let socket = text(&place.path(name));
             config += &format!(
@@ -256,6 +282,13 @@ impl Victim {
         let data = pattern(begin.elapsed().as_nanos() as u64, 4096);
         self.neighbour.write(1, 0, &data);
         assert!(self.neighbour.read(1, 0, 4096) == data);
+        // So is the administrator.
+        let control = self.connect("control");
+        control.set_read_timeout(Some(PROMPT)).unwrap();
+        (&control).write_all(b"{\"method\":\"stats\"}\n").unwrap();
+        let mut answer = String::new();
+        (&control).read_to_string(&mut answer).expect(what);
+        assert!(answer.contains("controllers"), "{what}: {answer}");
         assert!(begin.elapsed() < PROMPT, "{what}: {:?}", begin.elapsed());
     }
 }
@@ -293,7 +326,12 @@ fn attack_all(name: &str, attacks: Vec<Attack>, poison: &Lingering) {
 /// As an attacker who knows when the end comes: there is poison everywhere.
 fn everywhere(victim: &Victim, poison: &Lingering) -> Vec<UnixStream> {
     let mut clients = Vec::new();
-    for (name, attacks) in [("attacked", attacks()), ("exported", front_end_attacks())] {
+    let ways = [
+        ("attacked", attacks()),
+        ("exported", front_end_attacks()),
+        ("control", control_attacks()),
+    ];
+    for (name, attacks) in ways {
         for attack in attacks {
             let client = victim.connect(name);
             strike(&victim.daemon, &client, &attack, poison);
@@ -334,8 +372,46 @@ fn lingering_sockets_of_a_front_end_block_nobody() {
 }
 
 #[test]
+fn lingering_sockets_of_a_control_client_block_nobody() {
+    attack_all("control", control_attacks(), &Lingering::new());
+}
+
+#[test]
 fn lingering_sockets_do_not_outlast_sigkill() {
     sigkill_frees_the_sockets(&Lingering::new());
+}
+
+/// Too many clients in a second, and then too many that hang: the worker has nothing to do.
+#[test]
+fn a_socket_that_is_paused_and_crowded_costs_no_time() {
+    let poison = Lingering::new();
+    let place = Place::new();
+    let daemon = Victim::daemon_with(&place, "client-connects = 8");
+    for (name, attack) in [
+        ("attacked", attack("DMA_MAP", version(), dma_map())),
+        ("exported", attack("SET_OWNER", Vec::new(), request(3, &[]))),
+    ] {
+        let path = place.path(name);
+        let first = connect(&path);
+        let mut refused = Vec::new();
+        for _ in 0..7 {
+            let client = connect(&path);
+            strike(&daemon, &client, &attack, &poison);
+            refused.push(client);
+        }
+        strike(&daemon, &first, &attack, &poison);
+        let waiting: Vec<UnixStream> = (0..12).map(|_| connect(&path)).collect();
+        daemon.wait_log(|line| line.contains("the next ones wait") && line.contains(name));
+        drop(first);
+        std::thread::sleep(Duration::from_secs(3));
+        let before = ticks(daemon.pid());
+        std::thread::sleep(Duration::from_secs(2));
+        let spent = ticks(daemon.pid()) - before;
+        // A clock tick is 10 ms: a loop without pause would take hundreds of them.
+        assert!(spent < 50, "{name}: {spent}");
+        drop((refused, waiting));
+    }
+    daemon.end();
 }
 
 #[test]

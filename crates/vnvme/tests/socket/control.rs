@@ -139,3 +139,93 @@ fn shadow_doorbells_wake_a_sleeping_worker() {
     }
     daemon.end();
 }
+
+fn ask_for_stats(stream: &UnixStream) -> String {
+    let mut stream = stream;
+    stream.write_all(b"{\"method\":\"stats\"}\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Clients that say nothing, half a request, or a byte at a time, keep nobody from the counters.
+#[test]
+fn slow_clients_hold_up_no_other() {
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let args = [
+        "--control",
+        &control,
+        "--client-connects",
+        "100000",
+        "mem://1M",
+    ];
+    let daemon = Daemon::serve(&place, &args);
+    let before = descriptors(daemon.pid());
+    let connect = || {
+        let stream = UnixStream::connect(&control).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    };
+    let first = connect();
+    let slow: Vec<UnixStream> = (0..20).map(|_| connect()).collect();
+    for stream in &slow {
+        (&*stream).write_all(b"{\"method\":").unwrap();
+    }
+    let start = std::time::Instant::now();
+    for _ in 0..20 {
+        assert!(ask_for_stats(&connect()).contains("controllers"));
+    }
+    // One after the other, each with its two seconds, they would take longer.
+    assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+    // A thousand that say nothing: the oldest are dropped.
+    for round in 0..1000 {
+        let stream = connect();
+        if round % 100 == 0 {
+            assert!(ask_for_stats(&connect()).contains("controllers"));
+        }
+        drop(stream);
+    }
+    let many: Vec<UnixStream> = (0..200).map(|_| connect()).collect();
+    assert!(ask_for_stats(&connect()).contains("controllers"));
+    assert!(descriptors(daemon.pid()) <= before + 40);
+    // Who takes longer than two seconds is dropped, whatever it sends meanwhile.
+    assert_eq!((&first).read(&mut [0; 1]).unwrap(), 0);
+    let late = connect();
+    let mut bytes = b"{\"method\":\"stats\",          ".iter().cycle();
+    eventually("it is dropped", || {
+        std::thread::sleep(Duration::from_millis(50));
+        let byte = [*bytes.next().unwrap()];
+        (&late).write_all(&byte).is_err()
+    });
+    drop((slow, many));
+    daemon.wait_descriptors(before);
+    daemon.end();
+}
+
+#[test]
+fn what_stands_in_the_control_sockets_place_at_the_end_is_left_alone() {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let args = ["--control", &text(&control), "mem://1M"];
+    for replaced in ["a file", "a directory", "a link"] {
+        let daemon = Daemon::serve(&place, &args);
+        std::fs::remove_file(&control).unwrap();
+        std::fs::remove_file(place.socket()).unwrap();
+        for path in [&control, &place.socket()] {
+            match replaced {
+                "a file" => std::fs::write(path, "precious").unwrap(),
+                "a directory" => std::fs::create_dir(path).unwrap(),
+                _ => std::os::unix::fs::symlink("/etc/passwd", path).unwrap(),
+            }
+        }
+        daemon.end();
+        for path in [&control, &place.socket()] {
+            let left = std::fs::symlink_metadata(path).expect(replaced);
+            match left.is_dir() {
+                true => std::fs::remove_dir(path).unwrap(),
+                false => std::fs::remove_file(path).unwrap(),
+            }
+        }
+    }
+}

@@ -29,7 +29,12 @@ const DISCARD: u64 = 1 << 13;
 fn features(socket: &Path) -> u64 {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    ask(&stream, GET_FEATURES)
+    features_of(&stream)
+}
+
+/// Features that are offered, once everything before was handled.
+pub fn features_of(stream: &UnixStream) -> u64 {
+    ask(stream, GET_FEATURES)
 }
 
 fn stats(control: &str) -> serde_json::Value {
@@ -64,6 +69,7 @@ const SET_MEM_TABLE: u32 = 5;
 const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_KICK: u32 = 12;
+const SET_VRING_ERR: u32 = 14;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const GET_CONFIG: u32 = 24;
 /// Where a front-end says that its guest's memory is.
@@ -77,6 +83,17 @@ fn start_queue(socket: &UnixStream) {
     let address = [0, USER, USER + 0x2000, USER + 0x1000, 0];
     send(socket, SET_VRING_ADDR, &words(&address), None);
     send(socket, SET_VRING_KICK, &words(&[0x100]), None);
+}
+
+/// Starts queue 0 in memory of its own, and breaks it at once: the back-end tells so by `error`.
+pub fn break_queue(socket: &UnixStream, error: BorrowedFd<'_>) {
+    let ram = memfd(1 << 20);
+    // Entries that nobody made: the available index is further than there are entries.
+    std::os::unix::fs::FileExt::write_all_at(&ram, &1000u16.to_ne_bytes(), 0x1002).unwrap();
+    let table = words(&[1, 0, 1 << 20, USER, 0]);
+    send(socket, SET_MEM_TABLE, &table, Some(ram.as_fd()));
+    send(socket, SET_VRING_ERR, &words(&[0]), Some(error));
+    start_queue(socket);
 }
 
 /// A disk's size, in sectors: the first field of its configuration space.

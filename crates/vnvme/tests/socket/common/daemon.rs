@@ -61,6 +61,20 @@ impl Daemon {
         Self::start(command, args)
     }
 
+    /// The same for a process that may have only so many descriptors.
+    pub fn spawn_with_descriptors(count: u64, args: &[impl AsRef<OsStr>]) -> Daemon {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        let limit = Rlimit {
+            current: Some(count),
+            maximum: Some(count),
+        };
+        // SAFETY: the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || Ok(setrlimit(Resource::Nofile, limit)?));
+        }
+        Self::start(command, args)
+    }
+
     fn start(mut command: Command, args: &[impl AsRef<OsStr>]) -> Daemon {
         command.args(args).env_remove("VNVME_LOG");
         command.stdin(Stdio::null()).stderr(Stdio::piped());

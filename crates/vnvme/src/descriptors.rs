@@ -1,0 +1,96 @@
+//! How many descriptors this process may have open, and how many of them each client may take:
+//! together they leave enough for everything else, so that no client's are missing to another.
+
+use crate::spec::{ClientLimits, Specs};
+use controller::MAX_IO_QUEUES;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vfio_user::wire::MAX_MSG_FDS;
+
+/// Of the process itself: output, signals, the control socket with its clients, the receiver
+/// process, devices below.
+const OWN: u64 = 128;
+/// Of each worker: its ring, its epoll set, its wake-up, and an answer of the receiver process.
+const WORKER: u64 = 48;
+/// Of each socket that clients connect to, without what they send: the listening socket, one
+/// connection and one that is refused, the way to the receiver process, the volumes below.
+const SOCKET: u64 = 24;
+/// Descriptors of a controller's client whose messages are incomplete.
+const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
+/// Request queues of an export that does not say how many it has, and descriptors of each.
+const EXPORT_QUEUES: u64 = 128;
+const QUEUE: u64 = 3;
+/// Descriptors of a front-end whose message is incomplete.
+const INCOMPLETE_REQUEST: u64 = 32;
+/// What a client needs at least: an ordinary VMM has one memory file for each NUMA node of its
+/// guest, and one for each piece of device memory.
+const FEWEST_FILES: u64 = 16;
+
+/// Raises this process's limit of open descriptors as far as it goes. Where that is too little for
+/// what the clients may take together, each may take less.
+pub fn limit_clients(specs: &Specs, workers: usize, clients: &mut ClientLimits) {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let now = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(error) => {
+            tracing::debug!(%error, "limit of open descriptors stays as it is");
+            limit.current
+        }
+    };
+    let Some(limit) = now else {
+        return;
+    };
+    let wanted = clients.memory.mappings;
+    let files = files_of_each(specs, workers, limit).min(wanted);
+    if files < wanted {
+        tracing::warn!(
+            limit,
+            "the limit of open descriptors is low (ulimit -Hn, LimitNOFILE=): each client may have \
+             {files} memory files mapped, not {wanted}"
+        );
+        clients.memory.mappings = files;
+    }
+}
+
+/// Memory files that each client may have mapped where the process may have so many descriptors.
+fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
+    let controllers = specs.controllers.iter().map(|spec| {
+        // A vector for each queue pair, that of the admin queue among them, and the pin.
+        let vectors = u64::from(spec.io_queues.unwrap_or(MAX_IO_QUEUES)) + 2;
+        SOCKET + INCOMPLETE + vectors
+    });
+    let exports = specs.vhost_user_blk.iter().map(|spec| {
+        let queues = spec.queues.map_or(EXPORT_QUEUES, u64::from);
+        SOCKET + INCOMPLETE_REQUEST + queues * QUEUE
+    });
+    let clients = specs.controllers.len() + specs.vhost_user_blk.len();
+    let taken = controllers.chain(exports).sum::<u64>() + OWN + workers as u64 * WORKER;
+    let left = limit.saturating_sub(taken);
+    (left / clients.max(1) as u64).max(FEWEST_FILES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ControllerSpec, VhostBlkSpec};
+
+    #[test]
+    fn clients_share_what_is_left() {
+        let specs = Specs {
+            controllers: vec![ControllerSpec::default(); 4],
+            vhost_user_blk: vec![VhostBlkSpec::default(); 4],
+            ..Specs::default()
+        };
+        let files = |limit| files_of_each(&specs, 2, limit);
+        let (some, more) = (files(8192), files(16_384));
+        assert_eq!(more - some, 1024);
+        // All of them at once, with everything that they may send.
+        let all = |files| 8 * files + 4 * (64 + 2) + 4 * 128 * 3;
+        assert!(all(some) < 8192 && all(some) > 6000, "{some}");
+        assert_eq!(files(256), FEWEST_FILES);
+        assert_eq!(files_of_each(&Specs::default(), 1, 0), FEWEST_FILES);
+    }
+}

@@ -1,0 +1,138 @@
+//! How often clients may connect, and what happens when no descriptor is left for another.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use vfio_user::DmaMapping;
+
+use crate::common::*;
+
+fn limit_descriptors(daemon: &Daemon, current: u64) {
+    let pid = Pid::from_raw(daemon.pid() as i32);
+    let limit = Rlimit {
+        current: Some(current),
+        maximum: Some(1024),
+    };
+    prlimit(pid, Resource::Nofile, limit).unwrap();
+}
+
+#[test]
+fn more_clients_in_a_second_than_may_come_wait() {
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let args = ["--control", &control, "--client-connects", "5", "mem://1M"];
+    let daemon = Daemon::serve(&place, &args);
+    let start = Instant::now();
+    // Fifteen clients, one after the other. Five come in at once.
+    for _ in 0..15 {
+        drop(Host::attach(&place.socket()));
+    }
+    assert!(start.elapsed().as_millis() >= 1900, "{:?}", start.elapsed());
+    daemon.wait_log(|line| line.contains("the next ones wait"));
+    let told = &all_stats(&control)["controllers"][0]["clients"];
+    assert_eq!(told["accepted"], 15, "{told}");
+    assert!(told["delayed"].as_u64().unwrap() >= 2, "{told}");
+    daemon.end();
+}
+
+/// Nothing spins, and the log stays short; the client comes in when there is a descriptor for it.
+#[test]
+fn a_client_for_which_no_descriptor_is_left_waits() {
+    let place = Place::new();
+    let socket = place.path("v.sock");
+    let args = ["mem://1M", "--vhost-user-blk", &text(&socket), "mem://1M"];
+    let daemon = Daemon::serve(&place, &args);
+    daemon.wait_listening(&socket);
+    // Its start is over when a client is served and it has opened nothing for a while.
+    drop(Host::up(&place.socket()));
+    let mut before = descriptors(daemon.pid());
+    eventually("it opens nothing more", || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let last = std::mem::replace(&mut before, descriptors(daemon.pid()));
+        before == last
+    });
+    limit_descriptors(&daemon, 3);
+    let nvme = UnixStream::connect(place.socket()).unwrap();
+    let virtio = UnixStream::connect(&socket).unwrap();
+    daemon.wait_log(|line| line.contains("accept") && line.contains("vm.sock"));
+    daemon.wait_log(|line| line.contains("accept") && line.contains("v.sock"));
+    let before = (ticks(daemon.pid()), daemon.log().len());
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let after = (ticks(daemon.pid()), daemon.log().len());
+    // A clock tick is 10 ms: a loop without pause would take hundreds of them.
+    assert!(after.0 - before.0 < 50, "{before:?} {after:?}");
+    assert!(after.1 - before.1 < 20, "{:#?}", daemon.log());
+    limit_descriptors(&daemon, 1024);
+    daemon.wait_log(|line| line.contains("client connected"));
+    daemon.wait_log(|line| line.contains("front-end connected"));
+    drop((nvme, virtio));
+    daemon.end();
+}
+
+/// Takes every descriptor that a client may: files until one is refused, and all vectors.
+fn take_all(host: &mut Host) -> u64 {
+    host.assign_vectors(65);
+    let map = |host: &mut Host, at: u64| {
+        let window = DmaMapping {
+            iova: (1 << 40) + at * 4096,
+            size: 4096,
+            offset: 0,
+            read: true,
+            write: true,
+        };
+        let file = memfd(4096);
+        host.client.dma_map(window, Some(file.as_fd())).is_ok()
+    };
+    (0..).find(|at| !map(host, *at)).unwrap()
+}
+
+/// Under a low limit each client may have less: one that takes all it can leaves the others theirs.
+#[test]
+fn no_client_uses_up_the_descriptors_of_another() {
+    let place = Place::new();
+    let (config, control) = (place.path("vnvme.toml"), text(&place.path("control.sock")));
+    let sockets = ["a.sock", "b.sock", "c.sock"].map(|name| place.path(name));
+    let one = |socket: &std::path::PathBuf| {
+        let socket = text(socket);
+        format!(
+            "[[controller]]\nsocket = {socket:?}\n[[controller.namespace]]\nvolume = \"mem://1M\"\n"
+        )
+    };
+    let table = format!("[process]\ncontrol = {control:?}\n");
+    let controllers: String = sockets.iter().map(one).collect();
+    std::fs::write(&config, table + &controllers).unwrap();
+    let args = ["serve", "--config", &text(&config)];
+    let daemon = Daemon::spawn_with_descriptors(800, &args);
+    sockets
+        .iter()
+        .for_each(|socket| daemon.wait_listening(socket));
+    daemon.wait_log(|line| line.contains("limit of open descriptors is low"));
+    let before = descriptors(daemon.pid());
+    let mut hosts: Vec<Host> = Vec::new();
+    for socket in &sockets {
+        let mut host = Host::up(socket);
+        let files = take_all(&mut host);
+        assert!((16..512).contains(&files), "{files}");
+        hosts.push(host);
+    }
+    assert!(descriptors(daemon.pid()) > before + 3 * 65);
+    for host in &mut hosts {
+        host.write(1, 0, &pattern(3, 4096));
+        assert!(host.read(1, 0, 4096) == pattern(3, 4096));
+    }
+    // Others come in, too, to be refused or answered.
+    for socket in &sockets {
+        drop(UnixStream::connect(socket).unwrap());
+    }
+    daemon.wait_log(|line| line.contains("a second client was refused"));
+    assert_eq!(
+        all_stats(&control)["controllers"].as_array().unwrap().len(),
+        3
+    );
+    assert!(!daemon.log().iter().any(|line| line.contains("accept")));
+    drop(hosts);
+    daemon.wait_descriptors(before);
+    daemon.end();
+}
