@@ -7,6 +7,7 @@ pub mod ap;
 #[cfg(test)]
 mod chance;
 pub mod controller;
+pub mod descriptors;
 pub mod dma;
 pub mod gpt;
 pub mod mediate;
@@ -23,6 +24,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("controller", controller::controller),
     ("mediate", mediate::mediate),
     ("vhost_blk", vhost_blk::vhost_blk),
+    ("descriptors", descriptors::descriptors),
     ("ap", ap::ap),
     ("gpt", gpt::gpt),
 ];

@@ -36,9 +36,9 @@ const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 0x7e46;
 /// Payload lengths of most messages: those of the structures, and others.
 const LENGTHS: [usize; 8] = [0, 8, 8, 8, 20, 24, 40, 72];
 
-struct Bench {
+pub(crate) struct Bench {
     server: Server,
-    client: UnixStream,
+    pub(crate) client: UnixStream,
     address: SocketAddr,
     memory: Memory,
     /// What messages of the script bring: another file, an eventfd, a pipe.
@@ -49,7 +49,7 @@ struct Bench {
     _stop: UnixStream,
 }
 
-fn bytes(words: &[u64]) -> Vec<u8> {
+pub(crate) fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
@@ -57,8 +57,16 @@ fn state(index: u32, num: u32) -> Vec<u8> {
     [index.to_ne_bytes(), num.to_ne_bytes()].concat()
 }
 
+/// A message, as it is sent.
+pub(crate) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let mut message = state(request, flags | 1);
+    message.extend((payload.len() as u32).to_ne_bytes());
+    message.extend(payload);
+    message
+}
+
 impl Bench {
-    fn new() -> Bench {
+    pub(crate) fn new() -> Bench {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vnvme-fuzz-{}-{count}", std::process::id());
@@ -114,16 +122,15 @@ impl Bench {
     }
 
     /// The next front-end; the guest's rings are as they were.
-    fn connect(&mut self) {
+    pub(crate) fn connect(&mut self) {
         self.client = UnixStream::connect_addr(&self.address).unwrap();
         self.client.set_nonblocking(true).unwrap();
     }
 
-    fn send(&self, data: &[u8], fd: Option<BorrowedFd<'_>>) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    pub(crate) fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.map(|fd| [fd]);
-        if let Some(fds) = &fds {
+        if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
         // A server that has hung up, or that does not read any more, is fine.
@@ -132,10 +139,7 @@ impl Bench {
     }
 
     fn message(&self, request: u32, flags: u32, payload: &[u8], fd: Option<BorrowedFd<'_>>) {
-        let mut message = state(request, flags | 1);
-        message.extend((payload.len() as u32).to_ne_bytes());
-        message.extend(payload);
-        self.send(&message, fd);
+        self.send(&message(request, flags, payload), fd.as_slice());
     }
 
     /// What a front-end does before its guest runs. `how` leaves features out.
@@ -205,8 +209,13 @@ impl Bench {
         self.offer(head);
     }
 
-    fn turn(&mut self) {
+    /// Once round the worker's loop.
+    pub(crate) fn poll(&mut self) {
         self.server.poll().unwrap();
+    }
+
+    fn turn(&mut self) {
+        self.poll();
         // Answers are not looked at, but for their room.
         let mut sink = [0; 4096];
         let _ = recv(&self.client, &mut sink[..], RecvFlags::DONTWAIT);
@@ -222,7 +231,8 @@ impl Bench {
         }
     }
 
-    fn finish(mut self) {
+    /// The front-end goes; the guest's memory is as it was, and the next one is served.
+    pub(crate) fn finish(mut self) {
         self.faults.clear();
         self.faults.release();
         self.turn();
@@ -284,7 +294,7 @@ fn run(data: &[u8]) -> u64 {
                 payload.resize(LENGTHS[usize::from(c % 8)], 0);
                 bench.message(u32::from(a % 46), u32::from(b & 8), &payload, fd);
             }
-            12 => bench.send(&piece(usize::from(a % 32)), None),
+            12 => bench.send(&piece(usize::from(a % 32)), &[]),
             13 => bench.faults.add(Fault::always(OpKind::Any, Effect::Hold)),
             14 => {
                 bench.faults.clear();

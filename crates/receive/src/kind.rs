@@ -43,12 +43,17 @@ pub fn is_eventfd(fd: impl AsFd) -> bool {
     readlink(link, Vec::new()).is_ok_and(|name| name.to_bytes() == b"anon_inode:[eventfd]")
 }
 
+/// A Unix stream socket that was connected. It stays so: it cannot come to listen.
+pub fn is_stream(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+        && getpeername(fd).is_ok()
+}
+
 /// Makes a connected Unix stream socket harmless. `false` for what is none.
 fn made_harmless(fd: BorrowedFd<'_>) -> bool {
-    if sockopt::socket_domain(fd) != Ok(AddressFamily::UNIX)
-        || sockopt::socket_type(fd) != Ok(SocketType::STREAM)
-        // One that is connected stays so: it cannot come to listen.
-        || getpeername(fd).is_err()
+    if !is_stream(fd)
         // Else a read leaves out what was sent out of band.
         || sockopt::set_socket_oobinline(fd, true).is_err()
         || shutdown(fd, Shutdown::Read).is_err()

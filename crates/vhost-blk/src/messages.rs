@@ -11,7 +11,6 @@ use crate::session::{Pending, Session};
 use crate::stream::Message;
 use crate::virtio::{WRITEBACK_OFFSET, feature};
 use crate::wire::*;
-use rustix::fs::{FileType, fstat};
 use std::os::fd::OwnedFd;
 use zerocopy::IntoBytes;
 
@@ -361,11 +360,7 @@ impl Session {
     fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Handled {
         self.needs(protocol::BACKEND_REQ)?;
         let fd = one(fds)?;
-        let stat = fstat(&fd).map_err(|errno| Refusal::System {
-            call: "fstat",
-            errno,
-        })?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        if !receive::kind::is_stream(&fd) {
             return Err(Refusal::WrongKind);
         }
         self.backend_channel = Some(fd);
