@@ -43,7 +43,7 @@ const RING_CAPACITY: usize = 16384;
 const EXPORT_IN_FLIGHT: usize = 1024;
 
 /// Between two looks at threads that have not started.
-const START_LOOK: Duration = Duration::from_secs(1);
+const START_LOOK: Duration = Duration::from_millis(250);
 
 /// How late a sleeping worker may be woken, in nanoseconds.
 const TIMER_SLACK: u64 = 1000;
@@ -556,6 +556,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
             // Threads are left that the scope would wait for.
             Err(left) => {
                 drop(control.take());
+                // Files whose workers have ended are free for others.
+                sizes.end();
                 if let Err(error) = &result {
                     tracing::error!(error = format_args!("{error:#}"), "not everything started");
                 }

@@ -153,11 +153,20 @@ impl Sizes {
         }
     }
 
-    /// No more are asked; those that are being asked have a moment to answer.
+    /// No more are asked, and nothing of them is kept here; those that are being asked have a
+    /// moment to answer.
     pub fn end(&self) {
         let mut state = self.0.lock();
         state.ending = true;
         self.0.due.notify_all();
+        let done = (
+            std::mem::take(&mut state.asked),
+            std::mem::take(&mut state.due),
+        );
+        drop(state);
+        // What closes a file or a device takes its time.
+        drop(done);
+        let state = self.0.lock();
         let waited = self
             .0
             .idle
@@ -360,5 +369,14 @@ mod tests {
         sizes.end();
         hangs.iter().for_each(|volume| volume.answer());
         wait_for_askers(&sizes);
+    }
+
+    #[test]
+    fn the_end_keeps_no_volume() {
+        let sizes = Sizes::default();
+        let volume = Slow::new(true);
+        sizes.watch(volume.clone(), &event());
+        sizes.end();
+        assert_eq!(Arc::strong_count(&volume), 1, "its file is open still");
     }
 }
