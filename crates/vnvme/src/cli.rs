@@ -18,6 +18,7 @@ use crate::log::Filter;
 use crate::options;
 use crate::options::flags::{self, Given};
 use crate::serve::serve;
+use crate::stderr::LogLines;
 use crate::usage::Usage;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
@@ -213,7 +214,7 @@ impl PathArgs {
 /// Sets up the log: to standard error, with colours on a terminal.
 pub fn init_logging(filter: Filter) {
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogLines)
         // Else a line that cannot be written (the pipe's reader or the terminal is gone) is a panic
         // of its thread.
         .log_internal_errors(false)

@@ -1,10 +1,10 @@
 //! The end of the process: every worker makes everything durable and ends; a thread that stands
 //! still is not waited for.
 
+use crate::stderr;
 use crate::watch::Watch;
 use anyhow::{Result, anyhow};
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -113,8 +113,7 @@ impl Ends {
 
 /// Ends the process although threads of it have not ended.
 pub fn exit(error: &NotDurable) -> ! {
-    // Nobody may read it: that is no reason to end otherwise.
-    let _ = writeln!(std::io::stderr(), "vnvme: {error}");
+    stderr::say(format_args!("{error}"));
     std::process::exit(NOT_DURABLE.into())
 }
 

@@ -38,6 +38,7 @@ mod serve;
 mod signals;
 mod sizes;
 mod spec;
+mod stderr;
 mod ublk;
 mod usage;
 mod vhost_blk;
@@ -47,7 +48,6 @@ mod watch;
 mod words;
 
 use clap::Parser;
-use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -88,8 +88,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if closed.is_some_and(output::OutputError::is_closed) {
         return output::end_quietly();
     }
-    // Nobody may read it: that is no reason to end by a panic.
-    let _ = writeln!(std::io::stderr(), "vnvme: {error:#}");
+    stderr::say(format_args!("{error:#}"));
     if error.is::<usage::Usage>() {
         ExitCode::from(2)
     } else if error.is::<ending::NotDurable>() {

@@ -292,3 +292,21 @@ fn a_worker_that_stands_still_is_named_and_not_waited_for() {
     let last = ended.log.last().unwrap();
     assert!(last.contains(&text(&place.socket())), "{last}");
 }
+
+#[test]
+fn a_log_that_nobody_reads_keeps_nobody() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&place, &["--log", "trace", &disk]);
+    drop(Host::up(&place.socket()));
+    let full = daemon.stop_reading();
+    for _ in 0..3 {
+        goes_on(&mut Host::up(&place.socket()));
+    }
+    daemon.signal(Signal::TERM);
+    // Both are removed at the end.
+    eventually("it ends", || !place.socket().exists());
+    drop(full);
+    let ended = daemon.wait();
+    assert_eq!(ended.status.code(), Some(0), "{ended:#?}");
+}

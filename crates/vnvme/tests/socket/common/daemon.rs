@@ -7,10 +7,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, kill_process, set_parent_process_death_signal, setrlimit,
 };
@@ -89,7 +90,8 @@ impl Daemon {
         let (lines, last) = (log.clone(), last_line.clone());
         let reader = std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
-                lines.lock().unwrap().push(line);
+                let lock = lines.lock();
+                lock.unwrap_or_else(PoisonError::into_inner).push(line);
                 if last.load(Ordering::Acquire) {
                     break;
                 }
@@ -128,13 +130,32 @@ impl Daemon {
         });
     }
 
+    /// Reads nothing more of its log, which is full from now on, until the result is dropped.
+    pub fn stop_reading(&self) -> MutexGuard<'_, Vec<String>> {
+        let lines = self.log.lock().unwrap();
+        let nonblock = OFlags::WRONLY | OFlags::NONBLOCK;
+        let pipe = format!("/proc/{}/fd/2", self.pid());
+        let pipe = rustix::fs::open(pipe, nonblock, Mode::empty()).unwrap();
+        let mut refused = 0;
+        // The reader takes some of it before it waits.
+        while refused < 20 {
+            match rustix::io::write(&pipe, &[b'\n'; 4096]) {
+                Ok(_) => refused = 0,
+                Err(_) => refused += 1,
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        lines
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// What was logged until now.
     pub fn log(&self) -> Vec<String> {
-        self.log.lock().unwrap().clone()
+        let lines = self.log.lock();
+        lines.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Number of lines that contain a text.

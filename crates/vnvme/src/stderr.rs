@@ -1,0 +1,131 @@
+//! Standard error, whose reader may stop reading without going away: a pager, a log collector that
+//! hangs. A write would then block its thread, be it a worker or the one that is to end the
+//! process. So a line that finds no room is lost; the next one that finds some says how many were.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fmt::Arguments;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Longest piece that is written at one time, in bytes: where there is room for anything in a pipe,
+/// there is for so much (`PIPE_BUF`).
+const PIECE: usize = 4096;
+/// How long the first line waits for room. Those that follow it do not.
+const WAIT: Duration = Duration::from_millis(10);
+/// How long the last words of the process wait.
+const LAST_WAIT: Duration = Duration::from_millis(200);
+
+/// What was lost on the way to one reader.
+struct Losses(AtomicU64);
+
+static LOSSES: Losses = Losses(AtomicU64::new(0));
+
+/// Lines for the log. Each write is one line.
+pub struct LogLines;
+
+impl Write for LogLines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        LOSSES.write(io::stderr().as_fd(), line, WAIT);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Says why the process ends. Nobody may read it: that is no reason to end otherwise.
+pub fn say(words: Arguments<'_>) {
+    let line = format!("vnvme: {words}\n");
+    LOSSES.write(io::stderr().as_fd(), line.as_bytes(), LAST_WAIT);
+}
+
+impl Losses {
+    /// Writes a line, if that does not block.
+    fn write(&self, fd: BorrowedFd<'_>, line: &[u8], limit: Duration) {
+        let lost = self.0.load(Ordering::Relaxed);
+        let limit = match lost {
+            0 => limit,
+            _ => Duration::ZERO,
+        };
+        if !has_room(fd, limit) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        // Of threads that write at the same time one says it.
+        let told = self.0.fetch_sub(lost, Ordering::Relaxed) >= lost && lost > 0;
+        let note = match told {
+            true => format!("vnvme: {lost} lines of the log are lost: nobody read them\n"),
+            false => String::new(),
+        };
+        let pieces = note.as_bytes().chunks(PIECE).chain(line.chunks(PIECE));
+        for (at, piece) in pieces.enumerate() {
+            // Errors (the reader has gone, no descriptor) are nobody's business.
+            if at > 0 && !has_room(fd, Duration::ZERO) || write(fd, piece).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn write(fd: BorrowedFd<'_>, piece: &[u8]) -> rustix::io::Result<()> {
+    loop {
+        match rustix::io::write(fd, piece) {
+            Err(rustix::io::Errno::INTR) => {}
+            written => return written.map(drop),
+        }
+    }
+}
+
+/// A write of a piece would not block now, or would be an error.
+fn has_room(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    let time = Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(limit.subsec_nanos()) as _,
+    };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    poll(&mut fds, Some(&time)) != Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{fcntl_setpipe_size, pipe};
+    use std::fs::File;
+    use std::io::Read;
+
+    #[test]
+    fn lines_that_nobody_reads_are_lost_and_counted() {
+        let (read, writer) = pipe().unwrap();
+        fcntl_setpipe_size(&writer, PIECE).unwrap();
+        let losses = Losses(AtomicU64::new(0));
+        let say = |line: &str| losses.write(writer.as_fd(), line.as_bytes(), WAIT);
+        let long = "x".repeat(PIECE - 1) + "\n";
+        say(&long);
+        // These would block for ever.
+        (0..10).for_each(|_| say("lost\n"));
+        let mut read = File::from(read);
+        let mut text = vec![0; PIECE];
+        read.read_exact(&mut text).unwrap();
+        assert_eq!(text, long.as_bytes());
+        say("seen\n");
+        say("seen, too\n");
+        drop(writer);
+        let mut rest = String::new();
+        read.read_to_string(&mut rest).unwrap();
+        let note = "vnvme: 10 lines of the log are lost: nobody read them\n";
+        // In a pipe of one page the second write may find no room.
+        assert!(rest.starts_with(note), "{rest}");
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_no_error() {
+        let (read, writer) = pipe().unwrap();
+        drop(read);
+        let losses = Losses(AtomicU64::new(0));
+        losses.write(writer.as_fd(), b"nobody\n", WAIT);
+        assert_eq!(losses.0.into_inner(), 0);
+    }
+}
