@@ -6,6 +6,7 @@
 //! structure begins with its own size, so a newer structure works on an older kernel as long
 //! as the new fields are zero.
 
+use rustix::event::EventfdFlags;
 use std::ffi::CStr;
 use std::io;
 use std::marker::PhantomData;
@@ -182,13 +183,14 @@ pub fn set_irqs(
     unsafe { ioctl(device, DEVICE_SET_IRQS, address) }.map(drop)
 }
 
-/// Closes what a descriptor stands for, and leaves a descriptor of `/dev/null` in its place: for an
-/// owner that others still use.
+/// Closes what a descriptor stands for, and leaves an eventfd in its place, which knows none of a
+/// device's calls: for an owner that others still use. It has no path: a process in a sandbox can
+/// make one.
 pub fn close_in_place(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let null = std::fs::File::open("/dev/null")?;
+    let nothing = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     // SAFETY: both descriptors are open; the number stays its owner's, and names an
     // open file before and after.
-    let answer = unsafe { libc::dup3(null.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
+    let answer = unsafe { libc::dup3(nothing.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
     if answer < 0 {
         return Err(io::Error::last_os_error());
     }
