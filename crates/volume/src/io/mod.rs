@@ -113,6 +113,14 @@ impl Io {
         Ok(self.ring.get_or_init(|| ring).clone())
     }
 
+    /// Makes the ring now, although no volume needs it yet: for a process that can make none later.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoIoUring`].
+    pub fn make_ring(&self) -> Result<(), VolumeError> {
+        self.ring().map(drop)
+    }
+
     /// What the volumes on this worker share with each other.
     pub(crate) fn shared(&self) -> &RefCell<Vec<Shared>> {
         &self.shared
