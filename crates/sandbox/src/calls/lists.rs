@@ -1,0 +1,188 @@
+//! The lists. CONTRIBUTING.md says how to find out what is missing from them.
+
+use libc::c_long;
+
+/// Allowed, whatever the arguments are.
+pub(super) const ALWAYS: &[c_long] = &[
+    // Open files. There is no way to open another one.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_fallocate,
+    libc::SYS_ftruncate,
+    libc::SYS_flock,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_close,
+    // What a descriptor is (/proc/self/fd); whether a socket's file is still ours, at its removal.
+    // They tell of other files, too, what their directories let this user see.
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_readlinkat,
+    libc::SYS_unlinkat,
+    // Clients: those that connect, not those that this process would connect to.
+    libc::SYS_accept4,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_shutdown,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    // Waiting.
+    libc::SYS_ppoll,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_gettimeofday,
+    libc::SYS_restart_syscall,
+    // Requests to files and devices.
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    // Interrupts that cannot block (crate `eventfd`): requests to open files.
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
+    libc::SYS_io_getevents,
+    libc::SYS_io_destroy,
+    // Memory; mmap and mprotect have rules.
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_memfd_create,
+    // Threads; clone has a rule.
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_membarrier,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_getcpu,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // Signals; tgkill has a rule.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    // What malloc, hash tables and libc's sort ask for.
+    libc::SYS_getrandom,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+    libc::SYS_getrusage,
+];
+
+/// The older forms of some, which libc and rustix still take here.
+#[cfg(target_arch = "x86_64")]
+pub(super) const OF_ARCHITECTURE: &[c_long] = &[
+    libc::SYS_poll,
+    libc::SYS_epoll_wait,
+    libc::SYS_readlink,
+    libc::SYS_unlink,
+];
+
+/// There are no older forms.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) const OF_ARCHITECTURE: &[c_long] = &[];
+
+/// What may be asked of a file by fcntl.
+pub(super) const FCNTL: &[libc::c_int] = &[
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    // Locks of ranges: those of volumes belong to the open file.
+    libc::F_OFD_GETLK,
+    libc::F_OFD_SETLK,
+    // What a memory file is, and that it stays as large.
+    libc::F_GET_SEALS,
+    libc::F_ADD_SEALS,
+];
+
+/// The process ends at once.
+pub(super) const NEVER: &[c_long] = &[
+    // Another program.
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    // Other processes.
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    // Another view of files.
+    libc::SYS_open_by_handle_at,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    // Another user.
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setfsuid,
+    libc::SYS_setfsgid,
+    libc::SYS_setgroups,
+    libc::SYS_capset,
+    // The kernel itself.
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_adjtimex,
+    libc::SYS_clock_adjtime,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_personality,
+];

@@ -1,0 +1,175 @@
+//! System calls: what the process may still ask the kernel for.
+//!
+//! Three filters are installed, and the strictest answer counts (seccomp(2)):
+//!
+//! - [`lists::NEVER`]: who calls one of these has taken the process over. The kernel ends it.
+//! - clone3: its flags are in memory, where no filter can see them. It "does not exist" (ENOSYS),
+//!   and libc takes clone, whose flags are looked at: threads yes, processes no.
+//! - The list of what the process needs ([`lists::ALWAYS`], and the rules of this module). What is
+//!   not on it fails with EPERM: a call that nobody thought of fails as it would for want of a
+//!   right, and the clients of the process go on.
+//!
+//! Requests that go through io_uring are no system calls, and no filter sees them. Landlock holds
+//! the rings as it holds the threads that made them; no further rings can be made, for
+//! io_uring_setup is not on the list.
+
+mod lists;
+
+use crate::{Error, Needs};
+use libc::{c_long, c_ulong};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, apply_filter_all_threads,
+};
+use std::collections::BTreeMap;
+
+/// The type of VFIO's and iommufd's ioctls, bits 8 to 15 (`linux/vfio.h`, `linux/iommufd.h`).
+const VFIO_TYPE: u64 = b';' as u64;
+
+/// The kind of a socket, beside its flags (`SOCK_TYPE_MASK`, `linux/net.h`).
+const SOCK_TYPE: u64 = 0xf;
+
+/// Rules of each call; a call without rules is meant whatever its arguments are.
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+/// Whether there are lists for this architecture, and the kernel was built with seccomp (prctl(2),
+/// PR_GET_SECCOMP).
+pub(crate) fn is_known() -> bool {
+    architecture().is_some() && rustix::thread::secure_computing_mode().is_ok()
+}
+
+fn architecture() -> Option<TargetArch> {
+    TargetArch::try_from(std::env::consts::ARCH).ok()
+}
+
+/// Installs the filters in all threads.
+pub(crate) fn install(needs: &Needs) -> Result<(), Error> {
+    let never = plain(lists::NEVER);
+    let clone3 = plain(&[libc::SYS_clone3]);
+    let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
+    let refused = SeccompAction::Errno(libc::EPERM as u32);
+    // In this order: the last one refuses what installs filters.
+    for (rules, others, these) in [
+        (never, SeccompAction::Allow, SeccompAction::KillProcess),
+        (clone3, SeccompAction::Allow, unknown),
+        (allowed(needs)?, refused, SeccompAction::Allow),
+    ] {
+        apply_filter_all_threads(&program(rules, others, these)?)?;
+    }
+    Ok(())
+}
+
+fn program(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<BpfProgram, Error> {
+    let Some(architecture) = architecture() else {
+        return Ok(BpfProgram::new());
+    };
+    let filter = SeccompFilter::new(rules, others, these, architecture)?;
+    Ok(filter.try_into()?)
+}
+
+fn plain(calls: &[c_long]) -> Rules {
+    calls.iter().map(|call| (*call, Vec::new())).collect()
+}
+
+/// What the process needs.
+fn allowed(needs: &Needs) -> Result<Rules, Error> {
+    let mut rules = plain(lists::ALWAYS);
+    rules.extend(plain(lists::OF_ARCHITECTURE));
+    rules.extend(plain(&[libc::SYS_clone3]));
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    // No memory that is executed, new or changed.
+    let no_code = || argument(2).has(libc::PROT_EXEC as u64, 0);
+    rules.insert(libc::SYS_mmap, vec![no_code()?]);
+    rules.insert(libc::SYS_mprotect, vec![no_code()?]);
+    // Threads, not processes.
+    let thread = libc::CLONE_THREAD as u64;
+    rules.insert(libc::SYS_clone, vec![argument(0).has(thread, thread)?]);
+    // Signals to itself: the end by a signal's default action, abort.
+    let itself = argument(0).is(process as u64)?;
+    rules.insert(libc::SYS_tgkill, vec![itself]);
+    // Pairs of sockets of one's own that are connected for good; no other sockets. A datagram can
+    // be sent to any socket that has a path, whatever its own is connected to.
+    let pairs = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET].map(|kind| {
+        let unix = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
+        let kind = condition(1, SeccompCmpOp::MaskedEq(SOCK_TYPE), kind as u64)?;
+        Ok::<_, Error>(SeccompRule::new(vec![unix, kind])?)
+    });
+    rules.insert(
+        libc::SYS_socketpair,
+        pairs.into_iter().collect::<Result<_, _>>()?,
+    );
+    // Not who gets a signal when something happens to a file (F_SETOWN): that may be anybody.
+    let commands = lists::FCNTL.iter();
+    let commands = commands.map(|command| argument(1).is_word(*command as u64));
+    rules.insert(libc::SYS_fcntl, commands.collect::<Result<_, _>>()?);
+    // Of the calling thread: all others of the same user could be moved to one CPU.
+    rules.insert(libc::SYS_sched_setaffinity, vec![argument(0).is_word(0)?]);
+    // Limits are read, not set: there is no new one.
+    rules.insert(libc::SYS_prlimit64, vec![argument(2).is(0)?]);
+    // Names of threads and, by malloc, of mappings; when timers may be late.
+    let options = [libc::PR_SET_NAME, libc::PR_SET_VMA, libc::PR_SET_TIMERSLACK];
+    let options = options.map(|option| argument(0).is_word(option as u64));
+    rules.insert(
+        libc::SYS_prctl,
+        options.into_iter().collect::<Result<_, _>>()?,
+    );
+    let mut ioctls = vec![argument(1).is_word(c_ulong::from(libc::FIONBIO))?];
+    if needs.vfio {
+        ioctls.push(argument(1).has_word(0xff00, VFIO_TYPE << 8)?);
+    }
+    rules.insert(libc::SYS_ioctl, ioctls);
+    if needs.ublk {
+        rules.insert(libc::SYS_io_uring_setup, Vec::new());
+    }
+    Ok(rules)
+}
+
+/// What the lower half of an argument has to be.
+fn condition(number: u8, compare: SeccompCmpOp, value: u64) -> Result<SeccompCondition, Error> {
+    Ok(SeccompCondition::new(
+        number,
+        SeccompCmpArgLen::Dword,
+        compare,
+        value,
+    )?)
+}
+
+/// An argument of a call, by its number from 0.
+#[derive(Clone, Copy)]
+struct Argument(u8);
+
+fn argument(number: u8) -> Argument {
+    Argument(number)
+}
+
+impl Argument {
+    fn rule(
+        self,
+        len: SeccompCmpArgLen,
+        compare: SeccompCmpOp,
+        value: u64,
+    ) -> Result<SeccompRule, Error> {
+        let condition = SeccompCondition::new(self.0, len, compare, value)?;
+        Ok(SeccompRule::new(vec![condition])?)
+    }
+
+    /// It is exactly this.
+    fn is(self, value: u64) -> Result<SeccompRule, Error> {
+        self.rule(SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)
+    }
+
+    /// Its lower half, which is all that the kernel looks at, is this.
+    fn is_word(self, value: u64) -> Result<SeccompRule, Error> {
+        self.rule(SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+    }
+
+    /// These bits of it are so.
+    fn has(self, mask: u64, value: u64) -> Result<SeccompRule, Error> {
+        self.rule(SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value)
+    }
+
+    /// These bits of its lower half are so.
+    fn has_word(self, mask: u64, value: u64) -> Result<SeccompRule, Error> {
+        self.rule(SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), value)
+    }
+}

@@ -1,0 +1,43 @@
+//! Why a part could not be had.
+
+use std::io;
+
+/// A part of the sandbox that the kernel has, and did not enforce.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call failed.
+    #[error("sandbox: {what}")]
+    System {
+        /// Which part.
+        what: &'static str,
+        /// Its error.
+        source: io::Error,
+    },
+    /// Landlock.
+    #[error("sandbox: files (Landlock)")]
+    Files(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// seccomp.
+    #[error("sandbox: system calls (seccomp)")]
+    Calls(#[source] seccompiler::Error),
+}
+
+impl Error {
+    pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            what,
+            source: source.into(),
+        }
+    }
+}
+
+impl From<seccompiler::Error> for Error {
+    fn from(error: seccompiler::Error) -> Self {
+        Self::Calls(error)
+    }
+}
+
+impl From<seccompiler::BackendError> for Error {
+    fn from(error: seccompiler::BackendError) -> Self {
+        Self::Calls(error.into())
+    }
+}

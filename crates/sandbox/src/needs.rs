@@ -1,0 +1,23 @@
+//! What a process has to keep.
+
+use std::path::PathBuf;
+
+/// What the process needs after its start. The default: nothing but what is open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Directories in which files are removed at the end: those of sockets.
+    pub remove_in: Vec<PathBuf>,
+    /// Directories below which files may still be opened to read them, until
+    /// [`Sandbox::seal`](crate::Sandbox::seal): by threads that look at themselves when they begin.
+    /// Those that are not there are left out.
+    pub read_in: Vec<PathBuf>,
+    /// Memory is locked beyond the limit of locked memory, where the process may: `CAP_IPC_LOCK` is
+    /// kept. For fixed buffers of io_uring, and for memory that a device reads and writes.
+    pub lock_memory: bool,
+    /// Devices are driven through VFIO: their ioctls.
+    pub vfio: bool,
+    /// Block devices are served through ublk: the kernel asks for `CAP_SYS_ADMIN` with each command
+    /// of control (Linux 6.12, `ublk_ctrl_uring_cmd`), and each queue makes a ring of its own once
+    /// all else is up.
+    pub ublk: bool,
+}

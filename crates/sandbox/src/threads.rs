@@ -1,0 +1,60 @@
+//! Threads that were started before the sandbox was entered, and have given up nothing.
+
+use std::fs;
+use std::time::Duration;
+
+/// How often, and after which time, it is looked again: a thread that was joined may be seen for a
+/// moment.
+const LOOKS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Their names, the calling thread's not among them. None where /proc does not say.
+pub(crate) fn outside() -> Vec<String> {
+    let mut found = Vec::new();
+    for look in 0..LOOKS {
+        if look > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        found = look_once();
+        if found.is_empty() {
+            break;
+        }
+    }
+    found
+}
+
+/// The calling thread has given up new privileges, as have all that gave up the rest.
+fn look_once() -> Vec<String> {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return Vec::new();
+    };
+    let statuses = tasks.flatten().map(|task| task.path().join("status"));
+    let statuses = statuses.filter_map(|status| fs::read_to_string(status).ok());
+    statuses
+        .filter_map(|status| name_outside(&status))
+        .collect()
+}
+
+/// The name of a thread that may still get new privileges, from its status (proc_pid_status(5)).
+fn name_outside(status: &str) -> Option<String> {
+    let field = |name: &str| {
+        let mut lines = status.lines();
+        lines.find_map(|line| line.strip_prefix(name).map(str::trim))
+    };
+    match field("NoNewPrivs:") {
+        Some("0") => Some(field("Name:").unwrap_or("?").to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_thread_that_has_given_up_nothing_is_named() {
+        let name = super::name_outside;
+        assert_eq!(name("Name:\tlate\nNoNewPrivs:\t0\n"), Some("late".into()));
+        assert_eq!(name("Name:\tsignals\nNoNewPrivs:\t1\n"), None);
+        // Before Linux 4.10 it is not told.
+        assert_eq!(name("Name:\told\n"), None);
+    }
+}
