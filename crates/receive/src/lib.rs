@@ -30,6 +30,9 @@
 //! A protocol that has no descriptors reads its clients itself ([`Intake::admit_plain`]): one that
 //! sends some is not read any more.
 //!
+//! A server that may start no processes once it serves has them started by another one
+//! ([`Spawner`]), which has nothing to do with clients.
+//!
 //! Programs that trust their clients read in place ([`Intake::in_place`], [`Socket::in_place`]), as
 //! do tests. No unsafe code here, and no protocol: bytes and descriptors only.
 #![forbid(unsafe_code)]
@@ -45,6 +48,7 @@ mod receiver;
 mod server;
 mod session;
 mod socket;
+mod spawner;
 
 pub use error::{ReadError, StartError};
 pub use intake::Intake;
@@ -53,3 +57,4 @@ pub use plain::PlainSocket;
 pub use receiver::Receiver;
 pub use server::{ServeError, serve};
 pub use socket::{Read, Socket};
+pub use spawner::{Spawner, start_receivers};

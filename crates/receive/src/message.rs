@@ -37,6 +37,11 @@ pub(crate) mod kind {
     pub const ANSWER: u32 = 5;
     /// To the server: the client's socket is closed, with all that was in it.
     pub const CLOSED: u32 = 6;
+    /// To the spawner, with the control socket of a receiver process that is to be started.
+    pub const START: u32 = 7;
+    /// From the spawner: `value` is the process's number, or why there is none.
+    pub const STARTED: u32 = 8;
+    pub const FAILED: u32 = 9;
 }
 
 /// More descriptors came than are wanted.

@@ -3,12 +3,13 @@
 use crate::error::StartError;
 use crate::kind::Wanted;
 use crate::message::{self, Message};
+use crate::spawner::{Spawner, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,10 +23,34 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Receiver(Arc<Shared>);
 
 struct Shared {
-    command: Box<dyn Fn() -> Command + Send + Sync>,
-    child: Mutex<Child>,
+    start: Start,
+    running: Mutex<Running>,
     control: Mutex<Arc<OwnedFd>>,
     restarting: AtomicBool,
+}
+
+/// How receiver processes are started.
+enum Start {
+    /// By this process.
+    Here(Box<dyn Fn() -> Command + Send + Sync>),
+    By(Spawner),
+}
+
+/// The receiver process of now.
+enum Running {
+    /// A child of this process.
+    Child(Child),
+    /// The spawner's child, by its number.
+    Other(u32),
+}
+
+impl Running {
+    fn id(&self) -> u32 {
+        match self {
+            Running::Child(child) => child.id(),
+            Running::Other(id) => *id,
+        }
+    }
 }
 
 impl fmt::Debug for Receiver {
@@ -34,16 +59,17 @@ impl fmt::Debug for Receiver {
     }
 }
 
-/// Standard input is its control socket. It has no other descriptor of this process's: neither
-/// output, which somebody may wait for, nor sockets and locks.
-fn spawn(command: &dyn Fn() -> Command) -> Result<(Child, Arc<OwnedFd>), StartError> {
-    let (ours, theirs) = message::pair().map_err(StartError::Socket)?;
-    let mut command = command();
-    command.stdin(Stdio::from(theirs));
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    command.current_dir("/");
-    let child = command.spawn().map_err(StartError::Spawn)?;
-    Ok((child, Arc::new(ours)))
+impl Start {
+    fn start(&self) -> Result<(Running, Arc<OwnedFd>), StartError> {
+        let (ours, theirs) = message::pair().map_err(StartError::Socket)?;
+        let running = match self {
+            Start::Here(command) => {
+                Running::Child(spawn(command(), theirs).map_err(StartError::Spawn)?)
+            }
+            Start::By(spawner) => Running::Other(spawner.ask(theirs.as_fd())?),
+        };
+        Ok((running, Arc::new(ours)))
+    }
 }
 
 impl Receiver {
@@ -55,10 +81,22 @@ impl Receiver {
     pub fn start(
         command: impl Fn() -> Command + Send + Sync + 'static,
     ) -> Result<Receiver, StartError> {
-        let (child, control) = spawn(&command)?;
+        Self::new(Start::Here(Box::new(command)))
+    }
+
+    /// Has the process started, and started again, by another one.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_by(spawner: Spawner) -> Result<Receiver, StartError> {
+        Self::new(Start::By(spawner))
+    }
+
+    fn new(start: Start) -> Result<Receiver, StartError> {
+        let (running, control) = start.start()?;
         Ok(Receiver(Arc::new(Shared {
-            command: Box::new(command),
-            child: Mutex::new(child),
+            start,
+            running: Mutex::new(running),
             control: Mutex::new(control),
             restarting: AtomicBool::new(false),
         })))
@@ -66,7 +104,7 @@ impl Receiver {
 
     /// Its number, for those who look at it from outside.
     pub fn id(&self) -> u32 {
-        self.0.child.lock().unpoisoned().id()
+        self.0.running.lock().unpoisoned().id()
     }
 
     /// A new door, to which the receiver process has the other end. Never waits.
@@ -122,22 +160,26 @@ impl Receiver {
 impl Shared {
     /// `false` if that is to be tried again; what is wrong is said once.
     fn start_again(&self, said: &mut bool) -> bool {
-        let mut child = self.child.lock().unpoisoned();
+        let mut running = self.running.lock().unpoisoned();
         let first = !std::mem::replace(said, true);
-        match child.try_wait() {
-            Ok(None) => return !self.is_hung_up(),
-            Ok(Some(status)) if first => {
-                let status = status.to_string();
-                tracing::error!(
-                    status,
-                    "the process that receives descriptors has ended; starting it again"
-                );
-            }
-            _ => {}
+        let status = match &mut *running {
+            Running::Child(child) => match child.try_wait() {
+                Ok(None) => return !self.is_hung_up(),
+                Ok(Some(status)) => Some(status.to_string()),
+                Err(_) => None,
+            },
+            Running::Other(_) if !self.is_hung_up() => return true,
+            Running::Other(_) => None,
+        };
+        if first {
+            tracing::error!(
+                status,
+                "the process that receives descriptors has ended; starting it again"
+            );
         }
-        match spawn(&*self.command) {
+        match self.start.start() {
             Ok((new, control)) => {
-                *child = new;
+                *running = new;
                 *self.control.lock().unpoisoned() = control;
                 true
             }

@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown, shutdown};
 use std::collections::HashMap;
+use std::error::Error;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -31,6 +32,9 @@ pub enum ServeError {
         #[source]
         errno: Errno,
     },
+    /// It could not be confined, as its caller wants it.
+    #[error("the process cannot be confined")]
+    Confine(#[source] Box<dyn Error + Send + Sync>),
 }
 
 fn system(call: &'static str) -> impl Fn(Errno) -> ServeError {
@@ -55,11 +59,15 @@ struct Server {
 
 /// Receives for the server at the other end of `control` until that closes its end. To be called
 /// by a process of its own, which is to end right after: everything that it holds is shut down
-/// then, and threads of it may hang.
+/// then, and threads of it may hang. `confine` is called when nothing more is opened, before
+/// anything comes from a client: it may take the right to do so from the process.
 ///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(control: BorrowedFd<'_>) -> Result<(), ServeError> {
+pub fn serve(
+    control: BorrowedFd<'_>,
+    confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
+) -> Result<(), ServeError> {
     let stand_in = open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let mut server = Server {
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create1"))?,
@@ -68,6 +76,7 @@ pub fn serve(control: BorrowedFd<'_>) -> Result<(), ServeError> {
         pool: Pool::default(),
         stand_in: Arc::new(stand_in.map_err(system("open"))?),
     };
+    confine().map_err(ServeError::Confine)?;
     server
         .watch(control, CONTROL)
         .map_err(system("epoll_ctl"))?;

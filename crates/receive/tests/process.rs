@@ -31,7 +31,7 @@ const CHILD: &str = "VNVME_TEST_RECEIVER";
 #[test]
 fn child() {
     if std::env::var_os(CHILD).is_some() {
-        receive::serve(std::io::stdin().as_fd()).unwrap();
+        receive::serve(std::io::stdin().as_fd(), || Ok(())).unwrap();
         std::process::exit(0);
     }
 }

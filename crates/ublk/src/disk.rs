@@ -91,6 +91,130 @@ pub struct Disk {
     stopped: bool,
 }
 
+/// A disk that is not served yet. Dropping it takes it away.
+pub struct NewDisk {
+    /// First: the disk's end waits for it.
+    going: Sender<Infallible>,
+    disk: Disk,
+    device: Arc<OwnedFd>,
+    info: DevInfo,
+    recovered: bool,
+}
+
+impl NewDisk {
+    /// Makes a disk of the volume, or takes over the one of that number whose server was killed;
+    /// it is served from [`NewDisk::start`] on.
+    ///
+    /// # Errors
+    /// [`UblkError`].
+    pub fn new(volume: Arc<dyn Volume>, options: DiskOptions) -> Result<Self, UblkError> {
+        options.check()?;
+        let told = volume.info();
+        let block_size = params::block_size(&told, options.block_size)?;
+        let mut control = Control::open()?;
+        let left = match options.id {
+            Some(id) => left_over(&mut control, id, options.recover)?,
+            None => None,
+        };
+        let recovered = left.is_some();
+        let params = params::params(&told, block_size);
+        let info = match left {
+            Some(info) => {
+                let id = info.dev_id;
+                let before = control.params(id)?;
+                let wrong = |what: String| UblkError::Shape { id, what };
+                if before.logical_bs_shift != params.logical_bs_shift {
+                    let bytes = 1u64 << before.logical_bs_shift.min(63);
+                    return Err(wrong(format!("blocks of {bytes} bytes")));
+                }
+                if before.dev_sectors > params.dev_sectors {
+                    let bytes = before.dev_sectors.saturating_mul(512);
+                    return Err(wrong(format!("{bytes} bytes")));
+                }
+                control.begin_recovery(id)?;
+                info
+            }
+            None => {
+                let info = control.add(options.id, wanted(&options, control.features))?;
+                if let Err(error) = control.set_params(info.dev_id, params) {
+                    let _ = control.delete(info.dev_id);
+                    return Err(error);
+                }
+                info
+            }
+        };
+        let id = info.dev_id;
+        let (going, gone) = mpsc::channel();
+        let disk = Disk {
+            id,
+            size: told.size,
+            stats: Arc::new(DiskStats {
+                id,
+                queues: (0..info.nr_hw_queues)
+                    .map(|_| QueueStats::default())
+                    .collect(),
+            }),
+            control,
+            volume,
+            served: Arc::default(),
+            queues: usize::from(info.nr_hw_queues),
+            gone,
+            registrations: Vec::new(),
+            halted: false,
+            stopped: false,
+        };
+        match open_device(id) {
+            Ok(device) => Ok(Self {
+                going,
+                disk,
+                device: Arc::new(device),
+                info,
+                recovered,
+            }),
+            Err(error) => {
+                // The disk's end waits for all of them.
+                drop(going);
+                Err(error)
+            }
+        }
+    }
+
+    /// Has it served. `register` makes a queue's memory known to devices below the volume; what it
+    /// returns is kept as long as the memory is used. `serve` passes each queue to the worker that
+    /// is to serve it, on another thread: [`QueueSetup::open`] is to be called there.
+    ///
+    /// # Errors
+    /// [`UblkError`].
+    pub fn start(
+        self,
+        register: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
+        serve: &mut dyn FnMut(QueueSetup),
+    ) -> Result<Disk, UblkError> {
+        let Self {
+            going,
+            mut disk,
+            device,
+            info,
+            recovered,
+        } = self;
+        disk.serve(&info, &device, register, serve, going)?;
+        drop(device);
+        let id = disk.id;
+        let served = disk.served.clone();
+        let mut sensible = || served.gone.load(Ordering::Acquire) == 0;
+        disk.control.start(id, recovered, &mut sensible)?;
+        tracing::info!(
+            device = format_args!("/dev/ublkb{id}"),
+            bytes = disk.size,
+            queues = info.nr_hw_queues,
+            depth = info.queue_depth,
+            recovered,
+            "block device"
+        );
+        Ok(disk)
+    }
+}
+
 /// A queue on its way to the worker that is to serve it.
 pub struct QueueSetup {
     number: u16,
@@ -165,98 +289,15 @@ impl QueueSetup {
 }
 
 impl Disk {
-    /// Makes a disk of the volume, or takes over the one of that number whose server was killed.
-    /// `register` makes a queue's memory known to devices below the volume; what it returns is kept
-    /// as long as the memory is used. `serve` passes each queue to the worker that is to serve it,
-    /// on another thread: [`QueueSetup::open`] is to be called there.
-    ///
-    /// # Errors
-    /// [`UblkError`].
-    pub fn start(
-        volume: Arc<dyn Volume>,
-        options: DiskOptions,
-        register: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
-        serve: &mut dyn FnMut(QueueSetup),
-    ) -> Result<Self, UblkError> {
-        options.check()?;
-        let told = volume.info();
-        let block_size = params::block_size(&told, options.block_size)?;
-        let mut control = Control::open()?;
-        let left = match options.id {
-            Some(id) => left_over(&mut control, id, options.recover)?,
-            None => None,
-        };
-        let recovered = left.is_some();
-        let params = params::params(&told, block_size);
-        let info = match left {
-            Some(info) => {
-                let id = info.dev_id;
-                let before = control.params(id)?;
-                let wrong = |what: String| UblkError::Shape { id, what };
-                if before.logical_bs_shift != params.logical_bs_shift {
-                    let bytes = 1u64 << before.logical_bs_shift.min(63);
-                    return Err(wrong(format!("blocks of {bytes} bytes")));
-                }
-                if before.dev_sectors > params.dev_sectors {
-                    let bytes = before.dev_sectors.saturating_mul(512);
-                    return Err(wrong(format!("{bytes} bytes")));
-                }
-                control.begin_recovery(id)?;
-                info
-            }
-            None => {
-                let info = control.add(options.id, wanted(&options, control.features))?;
-                if let Err(error) = control.set_params(info.dev_id, params) {
-                    let _ = control.delete(info.dev_id);
-                    return Err(error);
-                }
-                info
-            }
-        };
-        let id = info.dev_id;
-        let (going, gone) = mpsc::channel();
-        let mut disk = Self {
-            id,
-            size: told.size,
-            stats: Arc::new(DiskStats {
-                id,
-                queues: (0..info.nr_hw_queues)
-                    .map(|_| QueueStats::default())
-                    .collect(),
-            }),
-            control,
-            volume,
-            served: Arc::default(),
-            queues: usize::from(info.nr_hw_queues),
-            gone,
-            registrations: Vec::new(),
-            halted: false,
-            stopped: false,
-        };
-        disk.serve(&info, register, serve, going)?;
-        let served = disk.served.clone();
-        let mut sensible = || served.gone.load(Ordering::Acquire) == 0;
-        disk.control.start(id, recovered, &mut sensible)?;
-        tracing::info!(
-            device = format_args!("/dev/ublkb{id}"),
-            bytes = told.size,
-            queues = info.nr_hw_queues,
-            depth = info.queue_depth,
-            recovered,
-            "block device"
-        );
-        Ok(disk)
-    }
-
     /// Passes the queues on, and waits until all of them fetch.
     fn serve(
         &mut self,
         info: &DevInfo,
+        device: &Arc<OwnedFd>,
         register: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
         serve: &mut dyn FnMut(QueueSetup),
         gone: Sender<Infallible>,
     ) -> Result<(), UblkError> {
-        let device = Arc::new(open_device(self.id)?);
         let (ready, readies) = mpsc::channel();
         for number in 0..info.nr_hw_queues {
             let bytes = usize::from(info.queue_depth) * info.max_io_buf_bytes as usize;

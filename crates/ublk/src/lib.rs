@@ -1,10 +1,10 @@
 //! A volume as a block device of the host, `/dev/ublkbN`, by the kernel's ublk driver.
 //!
-//! This room hands requests of the kernel's block layer to a [`Volume`](volume::Volume). The
-//! door is [`Disk`]: it makes the device, passes its queues to workers (each [`Queue`] is a
-//! front-end), and removes it again; [`remove`] takes away what a killed process left. What
-//! may be touched here: `/dev/ublk-control`, `/dev/ublkcN`, io_uring. What may not: NVMe,
-//! guests. `unsafe` stays in `sys`.
+//! This room hands requests of the kernel's block layer to a [`Volume`](volume::Volume). The door
+//! is [`NewDisk`], which makes the device. Started, it is a [`Disk`], which passes its queues to
+//! workers (each [`Queue`] is a front-end), and removes the device again; [`remove`] takes away
+//! what a killed process left. What may be touched here: `/dev/ublk-control`, `/dev/ublkcN`,
+//! io_uring. What may not: NVMe, guests. `unsafe` stays in `sys`.
 //!
 //! The library for this (libublk) was weighed and left: it brings eighty crates, generates bindings
 //! with libclang, and has an executor of its own where this needs a front-end of the worker's loop.
@@ -35,7 +35,7 @@ mod stats;
 mod sys;
 mod uapi;
 
-pub use disk::{Disk, DiskOptions, MAX_IO, QueueSetup, Told, remove};
+pub use disk::{Disk, DiskOptions, MAX_IO, NewDisk, QueueSetup, Told, remove};
 pub use error::UblkError;
 pub use queue::Queue;
 pub use stats::{DiskStats, QueueStats};

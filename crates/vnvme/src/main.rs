@@ -11,6 +11,7 @@ mod bench;
 mod bind;
 mod check;
 mod cli;
+mod confine;
 mod control;
 mod counters;
 mod descriptors;
@@ -24,10 +25,12 @@ mod info;
 mod irq_eventfd;
 mod limits;
 mod log;
+mod notify;
 mod open;
 mod options;
 mod parts;
 mod peers;
+mod prepare;
 #[cfg(test)]
 mod readme;
 mod receiver;
@@ -51,8 +54,8 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if receiver::wanted(std::env::args_os().skip(1)) {
-        return match receiver::run() {
+    if let Some(role) = receiver::Role::wanted(std::env::args_os().skip(1)) {
+        return match role.run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failed(&error),
         };

@@ -1,5 +1,6 @@
 //! From what a user named to an opened volume, for every worker and every way to serve it.
 
+use crate::confine::SandboxMode;
 use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
 use crate::limits::LimitRegistry;
@@ -28,14 +29,23 @@ pub struct Opened {
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
 /// in `registry`.
 pub fn kinds(registry: DeviceRegistry) -> Registry<Below> {
+    all_kinds(registry, SandboxMode::default(), Arc::default())
+}
+
+fn all_kinds(
+    registry: DeviceRegistry,
+    sandbox: SandboxMode,
+    within: Arc<Within>,
+) -> Registry<Below> {
     let devices = Arc::new(Devices {
         registry,
+        sandbox,
         open: Mutex::default(),
     });
     Registry::new()
         .with(device_kind(driver::NVME, devices.clone()))
         .with(device_kind(driver::VFIO_USER, devices))
-        .with(controller_kind())
+        .with(controller_kind(within))
 }
 
 /// Volumes on devices.
@@ -64,14 +74,36 @@ pub struct Opener {
     /// Where limits of volumes are entered, to be changed.
     limits: LimitRegistry,
     kinds: Registry<Below>,
+    /// What is below the volumes that their workers open.
+    within: Arc<Within>,
 }
 
 impl Opener {
-    pub fn new(limits: LimitRegistry, registry: DeviceRegistry) -> Self {
+    pub fn new(limits: LimitRegistry, registry: DeviceRegistry, sandbox: SandboxMode) -> Self {
+        let within = Arc::default();
         Self {
             limits,
-            kinds: kinds(registry),
+            kinds: all_kinds(registry, sandbox, Arc::clone(&within)),
+            within,
         }
+    }
+
+    /// Opens what is below a volume that only the thread may open which serves it
+    /// ([`Opener::open`]). `false` for all other volumes.
+    pub fn open_below(&self, spec: &NamespaceSpec) -> Result<bool> {
+        if !is_within(&spec.volume) {
+            return Ok(false);
+        }
+        let within = self.within.clone();
+        let below = VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, _| {
+            let inner = open_url(url.name, OpenOptions::default())?;
+            within.put(url.name, inner.clone());
+            url.take_text();
+            Ok(Whole::new(inner))
+        });
+        let kinds = Registry::<()>::new().with(below);
+        kinds.open(&spec.volume, OpenOptions::default())?;
+        Ok(true)
     }
 
     /// Opens the volume of a namespace.
@@ -100,6 +132,7 @@ impl Opener {
 struct Devices {
     /// Where they are entered, to be suspended and resumed.
     registry: DeviceRegistry,
+    sandbox: SandboxMode,
     open: Mutex<Vec<(Place, Device, Option<RemovalWatch>)>>,
 }
 
@@ -112,7 +145,7 @@ impl Devices {
             return Ok(device.clone());
         }
         let device = target.open()?;
-        let watch = RemovalWatch::start(&device, &target.name()).unwrap_or_else(|error| {
+        let watch = RemovalWatch::start(&device, &target.name(), self.sandbox).unwrap_or_else(|error| {
             tracing::warn!(device = target.name(), %error, "the kernel's request for the device will not be seen");
             None
         });
@@ -145,19 +178,38 @@ pub fn is_within(url: &str) -> bool {
     url.starts_with(CONTROLLER.name)
 }
 
+/// Volumes below those that their workers open, under what they are called: opened by the main
+/// thread, which may open files, and taken by the workers.
+#[derive(Default)]
+struct Within(Mutex<Vec<(String, Arc<dyn Volume>)>>);
+
+impl Within {
+    fn put(&self, name: &str, volume: Arc<dyn Volume>) {
+        self.0.lock().unpoisoned().push((name.to_owned(), volume));
+    }
+
+    fn take(&self, name: &str) -> Option<Arc<dyn Volume>> {
+        let mut list = self.0.lock().unpoisoned();
+        let at = list.iter().position(|(known, _)| known == name)?;
+        Some(list.swap_remove(at).1)
+    }
+}
+
 /// Volumes behind a controller in this very thread: devices without a CPU of their own.
-fn controller_kind() -> VolumeKind<Below> {
-    VolumeKind::new(CONTROLLER, |url: &mut VolumeUrl<'_>, options| {
-        let inner = url.name.to_owned();
-        let below = open_within(url.take_text(), &inner, options.read_only);
+fn controller_kind(within: Arc<Within>) -> VolumeKind<Below> {
+    VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, options| {
+        let inner = match within.take(url.name) {
+            Some(inner) => inner,
+            None => open_url(url.name, OpenOptions::default())?,
+        };
+        let below = open_within(url.take_text(), inner, options.read_only);
         let below = below.map_err(|error| OpenError::Other(error.into()))?;
         Ok(Whole::attached(below.volume.clone(), below))
     })
 }
 
-fn open_within(whole: &str, inner: &str, read_only: bool) -> Result<Below> {
+fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<Below> {
     static COUNT: AtomicU64 = AtomicU64::new(1);
-    let volume = open_url(inner, OpenOptions::default())?;
     let namespace = NamespaceConfig {
         nsid: 1,
         block_size: volume.info().block_size.max(512),
@@ -269,9 +321,13 @@ impl Below {
 mod tests {
     use super::*;
 
+    fn opener_with(registry: DeviceRegistry) -> Opener {
+        Opener::new(LimitRegistry::default(), registry, SandboxMode::Off)
+    }
+
     fn error(url: &str) -> String {
         let registry = DeviceRegistry::default();
-        let opener = Opener::new(LimitRegistry::default(), registry);
+        let opener = opener_with(registry);
         let spec = crate::options::url::parse(url).unwrap();
         let Err(error) = opener.open(&spec) else {
             panic!("{url} was opened");
@@ -292,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_volume_behind_a_controller_is_a_volume_like_others() {
-        let opener = Opener::new(LimitRegistry::default(), DeviceRegistry::default());
+        let opener = opener_with(DeviceRegistry::default());
         let open = |url: &str| opener.open(&crate::options::url::parse(url).unwrap());
         let opened = open("controller+null://1M?offset=64K").unwrap();
         assert_eq!(opened.volume.info().size, (1 << 20) - (64 << 10));

@@ -1,5 +1,9 @@
-//! The process that receives clients' descriptors: this program under another name ([`receive`]).
+//! The process that receives clients' descriptors, and the one that starts it, again if need be: in
+//! the sandbox this one can start none. Both are this program under another name ([`receive`]).
 
+use crate::confine::SandboxMode;
+use receive::{Receiver, Spawner, StartError};
+use sandbox::{Needs, Sandbox};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -8,32 +12,115 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The only argument of such a process. Not a command for people, so it is not among them.
-const ARGUMENT: &str = "receive-descriptors";
+const LIBRARIES: &str = "LD_LIBRARY_PATH";
 
-/// Starts this program as such a process. The same file is meant, also when another one has come to
-/// its place.
-pub fn command() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("vnvme").arg(ARGUMENT).env_clear();
-    command
+/// What such a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It receives descriptors.
+    Receive(SandboxMode),
+    /// It starts those that do.
+    Start(SandboxMode),
 }
 
-/// Whether these arguments (without the program's name) ask for it.
-pub fn wanted(mut args: impl Iterator<Item = OsString>) -> bool {
-    args.next().is_some_and(|arg| arg == ARGUMENT) && args.next().is_none()
+impl Role {
+    const ALL: [Role; 4] = [
+        Role::Receive(SandboxMode::On),
+        Role::Receive(SandboxMode::Off),
+        Role::Start(SandboxMode::On),
+        Role::Start(SandboxMode::Off),
+    ];
+
+    /// The only arguments of such a process. They are no commands for people, so they are not among
+    /// them.
+    fn arguments(self) -> [&'static str; 2] {
+        let (command, mode) = match self {
+            Role::Receive(mode) => ("receive-descriptors", mode),
+            Role::Start(mode) => ("start-receivers", mode),
+        };
+        match mode {
+            SandboxMode::On => [command, "--sandbox=on"],
+            SandboxMode::Off => [command, "--sandbox=off"],
+        }
+    }
+
+    /// What these arguments (without the program's name) ask for.
+    pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Self> {
+        // There may be many.
+        let args: Vec<OsString> = args.take(3).collect();
+        Self::ALL.into_iter().find(|role| args == role.arguments())
+    }
+
+    /// This program in this role. The same file is meant, also when another one has come to its
+    /// place.
+    fn command(self) -> Command {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("vnvme").args(self.arguments()).env_clear();
+        // Where the program's libraries are, if that is another place than the system's.
+        if let Some(libraries) = std::env::var_os(LIBRARIES) {
+            command.env(LIBRARIES, libraries);
+        }
+        command
+    }
+
+    /// Does that until the server has gone.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn run(self) -> anyhow::Result<()> {
+        // Signals that end a server come to its whole group, or to all its processes: it needs
+        // these until it has ended.
+        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+        }
+        let input = std::io::stdin();
+        match self {
+            Role::Receive(mode) => {
+                let _ = rustix::thread::set_name(c"vnvme-receiver");
+                Ok(receive::serve(input.as_fd(), || confine(mode))?)
+            }
+            Role::Start(mode) => {
+                let _ = rustix::thread::set_name(c"vnvme-spawner");
+                if mode == SandboxMode::On {
+                    sandbox::leave_files()?;
+                }
+                let command = || Role::Receive(mode).command();
+                Ok(receive::start_receivers(input.as_fd(), command)?)
+            }
+        }
+    }
 }
 
-/// Receives until the server has gone.
+/// The receiver process needs nothing but open descriptors.
+fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    if mode == SandboxMode::Off {
+        return Ok(());
+    }
+    let sandbox = Sandbox::new(Needs::default());
+    sandbox.enter()?;
+    Ok(sandbox.seal()?)
+}
+
+/// Starts both.
 ///
 /// # Errors
-/// A sentence for the user.
-pub fn run() -> anyhow::Result<()> {
-    // Signals that end a server come to its whole group, or to all its processes: it needs this one
-    // until it has ended.
-    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+/// [`StartError`].
+pub fn start(mode: SandboxMode) -> Result<Receiver, StartError> {
+    Receiver::start_by(Spawner::start(Role::Start(mode).command())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_their_own_arguments_ask_for_them() {
+        for role in Role::ALL {
+            let args = || role.arguments().into_iter().map(OsString::from);
+            assert_eq!(Role::wanted(args()), Some(role));
+            assert_eq!(Role::wanted(args().take(1)), None);
+            assert_eq!(Role::wanted(args().chain(args())), None);
+        }
+        assert_eq!(Role::wanted(std::iter::empty()), None);
     }
-    let _ = rustix::thread::set_name(c"vnvme-receiver");
-    Ok(receive::serve(std::io::stdin().as_fd())?)
 }

@@ -1,5 +1,6 @@
 //! Devices that the kernel asks to release: they are being unbound, or pulled out.
 
+use crate::confine::{SandboxMode, spawn_early};
 use anyhow::{Context, Result};
 use driver::Device;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -20,18 +21,18 @@ pub struct RemovalWatch {
 
 impl RemovalWatch {
     /// `None` for a device that the kernel cannot ask for.
-    pub fn start(device: &Device, name: &str) -> Result<Option<Self>> {
+    pub fn start(device: &Device, name: &str, sandbox: SandboxMode) -> Result<Option<Self>> {
         let Some(request) = device.request_eventfd()? else {
             return Ok(None);
         };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("eventfd")?;
         let told = stop.try_clone().context("eventfd")?;
         let (device, name) = (device.clone(), name.to_owned());
-        let builder = std::thread::Builder::new().name("removal".into());
-        let thread = builder.spawn(move || wait(&device, &name, &request, &told));
+        let wait = move || wait(&device, &name, &request, &told);
+        let thread = spawn_early("removal", sandbox, wait)?;
         Ok(Some(Self {
             stop,
-            thread: Some(thread.context("thread")?),
+            thread: Some(thread),
         }))
     }
 }

@@ -2,24 +2,26 @@
 
 use crate::balance::Spread;
 use crate::check::check;
-use crate::control::ControlServer;
+use crate::confine::Confinement;
+use crate::control::{ControlServer, ControlSocket};
 use crate::descriptors::limit_clients;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, NvmeFront, Served, Worker};
 use crate::identity;
+use crate::notify::ServiceManager;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{QueueSetup, QueueStats, Told};
 use crate::peers::Peers;
+use crate::prepare::{Load, Open, OpenController, open_all};
 use crate::receiver;
 use crate::registry::Registry;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
 use crate::spec::{
-    ControllerSpec, DoorbellMode, MAX_WORKERS, NamespaceSpec, ServeOptions, Specs, UblkSpec,
-    VhostBlkSpec, hex,
+    ControllerSpec, DoorbellMode, MAX_WORKERS, NamespaceSpec, ServeOptions, Specs, hex,
 };
-use crate::ublk::Disks;
+use crate::ublk::{Disks, OpenDisk};
 use crate::vhost_blk::{FrontEnds, VhostBlk};
 use crate::watch::Watch;
 use anyhow::{Context, Result, ensure};
@@ -33,7 +35,6 @@ use std::rc::Rc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
-use vfio_user::Listener;
 use volume::{Extras, Io, IoOptions, Volume};
 use worker::Frontend;
 
@@ -75,22 +76,20 @@ fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     }
 }
 
-fn served(
-    id: u16,
-    spec: &ControllerSpec,
-    io: &Io,
-    opener: &Opener,
-    listener: Listener,
-    crew: &Crew<'_>,
-) -> Result<Served> {
+fn served(id: u16, open: OpenController, io: &Io, crew: &Crew<'_>) -> Result<Served> {
+    let OpenController {
+        spec,
+        listener,
+        volumes: prepared,
+    } = open;
+    let spec = &spec;
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let resized = Arc::new(rustix::event::eventfd(0, flags).context("eventfd")?);
     let paths = &crew.registry.paths;
     ensure!(!spec.namespaces.is_empty(), "no volume to serve");
-    let opened = spec
-        .namespaces
-        .iter()
-        .map(|namespace| opener.open(namespace))
+    let opened = prepared
+        .into_iter()
+        .map(|volume| volume.open(crew.opener))
         .collect::<Result<Vec<_>>>()?;
     let (mut volumes, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
     for Opened {
@@ -197,6 +196,9 @@ struct Crew<'a> {
     peers: &'a Arc<Peers>,
     /// The process that receives clients' descriptors.
     receiver: &'a Receiver,
+    confinement: &'a Confinement,
+    /// Queues of a controller that need a ring may come to any worker, later.
+    rings: bool,
     /// Controllers of all workers together.
     controllers: usize,
     /// The worker whose turn it is after all controllers and exports.
@@ -205,15 +207,8 @@ struct Crew<'a> {
     tags: usize,
 }
 
-/// What one worker serves.
-#[derive(Clone, Default)]
-struct Load {
-    controllers: Vec<ControllerSpec>,
-    exports: Vec<VhostBlkSpec>,
-}
-
 /// Makes a worker and what it serves, on its own thread.
-fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Worker> {
+fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Worker> {
     // Else a guest would find out that no interrupt comes.
     eventfd::prepare()?;
     let options = crew.options;
@@ -239,35 +234,38 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
         ..options.polling.io()
     }));
     crew.registry.rings.enter(io.stats());
+    if crew.rings
+        && let Err(error) = io.make_ring()
+    {
+        tracing::warn!(worker = index, %error, "queues of files cannot come here");
+    }
     let options = worker::Options {
         idle_window: options.polling.idle_window,
         shares_cpu: options.cpus.is_empty(),
         stop: Some(stop),
     };
     let mut worker = Worker::new(io, handle, options)?;
-    for spec in &load.controllers {
-        // The socket comes first: a process that serves it already has the volumes, too, and is the
-        // better explanation.
-        let listener = Listener::bind(&spec.socket)?;
+    for open in load.controllers {
+        let (socket, namespaces) = (open.spec.socket.clone(), open.spec.namespaces.len());
         let added = worker.add(|context| {
-            let (owner, io) = (context.owner, context.io);
-            let one = served(owner, spec, io, crew.opener, listener, crew)?;
+            let one = served(context.owner, open, context.io, crew)?;
             tracing::info!(
-                socket = %spec.socket.display(),
+                socket = %socket.display(),
                 serial = one.controller.config().serial,
-                namespaces = spec.namespaces.len(),
+                namespaces,
                 "listening"
             );
             let stats = one.controller.stats();
             let front =
                 NvmeFront::new(one, context, index, crew.peers, crew.receiver).context("epoll")?;
-            crew.registry.enter(&spec.socket, stats, front.accepts());
+            crew.registry.enter(&socket, stats, front.accepts());
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
         })?;
         let owner = added.context("too many controllers")?;
-        handle.set_name(owner, spec.socket.display().to_string());
+        handle.set_name(owner, socket.display().to_string());
     }
-    for spec in &load.exports {
+    for open in load.exports {
+        let socket = open.spec.socket.clone();
         let added = worker.add(|context| {
             let (opener, registry) = (crew.opener, crew.registry);
             let clients = FrontEnds {
@@ -276,7 +274,7 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
                 receiver: crew.receiver,
             };
             let export = VhostBlk::new(
-                spec, of_export, &clients, context, opener, registry, crew.sizes,
+                open, of_export, &clients, context, opener, registry, crew.sizes,
             )?;
             let stats = export.stats();
             let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
@@ -284,7 +282,7 @@ fn worker(index: usize, load: &Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<W
             Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
         })?;
         let owner = added.context("too many exports")?;
-        handle.set_name(owner, spec.socket.display().to_string());
+        handle.set_name(owner, socket.display().to_string());
     }
     Ok(worker)
 }
@@ -294,14 +292,6 @@ fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
-}
-
-/// What one thread serves.
-enum ThreadLoad {
-    /// And the worker's number.
-    Worker(usize, Load),
-    /// All block devices: their queues are with the workers.
-    Disks(Vec<UblkSpec>),
 }
 
 /// How many workers there are: not more than front-ends, where queues do not leave their
@@ -316,76 +306,44 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     usize::from(options.workers).min(most)
 }
 
-/// Assigns what is to be served to threads: controllers and exports to the workers in turn; the
-/// block devices, whose queues follow, to a thread that makes and removes them.
-fn thread_loads(specs: &Specs, workers: usize) -> Vec<ThreadLoad> {
-    let mut loads = vec![Load::default(); workers];
-    let mut turns = (0..workers).cycle();
-    for spec in &specs.controllers {
-        if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
-            load.controllers.push(spec.clone());
-        }
-    }
-    for spec in &specs.vhost_user_blk {
-        if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
-            load.exports.push(spec.clone());
-        }
-    }
-    let workers = loads.into_iter().enumerate();
-    let workers = workers.map(|(index, load)| ThreadLoad::Worker(index, load));
-    let disks = (!specs.ublk.is_empty()).then(|| ThreadLoad::Disks(specs.ublk.clone()));
-    workers.chain(disks).collect()
+/// Makes a worker and all that it serves, says how that went, and serves it.
+fn run_worker(
+    index: usize,
+    load: Load,
+    stop: OwnedFd,
+    crew: &Crew<'_>,
+    started: &mpsc::Sender<Result<()>>,
+) -> Result<()> {
+    let made = worker(index, load, stop, crew);
+    go(made, started, |mut worker| {
+        crew.confinement.wait();
+        worker.run().map_err(ended)
+    })
 }
 
-impl ThreadLoad {
-    fn thread_name(&self, index: usize) -> String {
-        match self {
-            ThreadLoad::Worker(..) => format!("worker-{index}"),
-            ThreadLoad::Disks(_) => "ublk".into(),
+/// Starts the block devices, whose queues go to the workers, says how that went, and removes them
+/// in the end.
+fn run_disks(
+    disks: Vec<OpenDisk>,
+    stop: OwnedFd,
+    crew: &Crew<'_>,
+    started: &mpsc::Sender<Result<()>>,
+) -> Result<()> {
+    // After the controllers and exports, in turn.
+    let mut turns = (0..crew.peers.count()).cycle().skip(crew.turn);
+    let mut pass = |setup: QueueSetup| {
+        let Some(turn) = turns.next() else {
+            return;
+        };
+        let (stats, number) = (setup.stats(), usize::from(setup.number()));
+        let queue = move || stats.queues.get(number).map_or(0, QueueStats::requests);
+        crew.peers.enter_fixed(turn, queue);
+        if let Some(worker) = crew.peers.handle(turn) {
+            worker.post(|worker| serve_queue(worker, setup));
         }
-    }
-
-    /// Of the worker, if this is one.
-    fn handle<'a>(&self, crew: &Crew<'a>) -> Option<&'a Handle> {
-        match self {
-            ThreadLoad::Worker(index, _) => crew.peers.handle(*index),
-            ThreadLoad::Disks(_) => None,
-        }
-    }
-
-    /// Makes what is to be served, says how that went, and serves it.
-    fn run(
-        &self,
-        stop: OwnedFd,
-        crew: &Crew<'_>,
-        started: &mpsc::Sender<Result<()>>,
-    ) -> Result<()> {
-        let (opener, registry) = (crew.opener, crew.registry);
-        let sizes = crew.sizes;
-        match self {
-            ThreadLoad::Worker(index, load) => {
-                let made = worker(*index, load, stop, crew);
-                go(made, started, |mut worker| worker.run().map_err(ended))
-            }
-            ThreadLoad::Disks(specs) => {
-                // After the controllers and exports, in turn.
-                let mut turns = (0..crew.peers.count()).cycle().skip(crew.turn);
-                let mut pass = |setup: QueueSetup| {
-                    let Some(turn) = turns.next() else {
-                        return;
-                    };
-                    let (stats, number) = (setup.stats(), usize::from(setup.number()));
-                    let queue = move || stats.queues.get(number).map_or(0, QueueStats::requests);
-                    crew.peers.enter_fixed(turn, queue);
-                    if let Some(worker) = crew.peers.handle(turn) {
-                        worker.post(|worker| serve_queue(worker, setup));
-                    }
-                };
-                let made = Disks::new(specs, stop, opener, registry, sizes, &mut pass);
-                go(made, started, Disks::run)
-            }
-        }
-    }
+    };
+    let made = Disks::new(disks, stop, crew.registry, crew.sizes, &mut pass);
+    go(made, started, Disks::run)
 }
 
 /// How a worker has ended.
@@ -459,18 +417,24 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     limit_clients(specs, workers, &mut options.clients);
     let options = &options;
     // First: it is to have no thread's affinity, and no descriptor of what is opened later.
-    let receiver = &Receiver::start(receiver::command)?;
-    let stop = Stop::on_signals()?;
-    let thread_loads = thread_loads(specs, workers);
+    let receiver = &receiver::start(options.sandbox)?;
+    let stop = &Stop::on_signals(options.sandbox)?;
     let handles = (0..workers).map(|_| Handle::new());
     let peers = &Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = &Registry::new(specs, peers);
-    let opener = &Opener::new(registry.limits.clone(), registry.devices.clone());
+    let (limits, devices) = (registry.limits.clone(), registry.devices.clone());
+    let opener = &Opener::new(limits, devices, options.sandbox);
     let sizes = &Sizes::default();
+    let confinement = &Confinement::new(specs, options);
+    // All that has a path is opened before the sandbox is entered.
+    let manager = ServiceManager::from_environment();
     let rate = options.clients.connects;
     let control = options.control.as_deref();
-    let control = control.map(|path| ControlServer::start(path, registry, rate, receiver));
+    let control = control.map(|path| ControlSocket::listen(path, registry, rate, receiver));
     let mut control = control.transpose()?;
+    let end = (stop, options.polling.stop_timeout);
+    let open = open_all(specs, workers, opener, end, || drop(control.take()));
+    let Open { loads, disks } = open?;
     let crew = &Crew {
         options,
         opener,
@@ -478,6 +442,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         sizes,
         peers,
         receiver,
+        confinement,
+        rings: options.spread != Spread::Off && loads.iter().any(Load::needs_rings),
         controllers: specs.controllers.len(),
         tags: specs
             .ublk
@@ -486,17 +452,33 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
             .sum(),
         turn: (specs.controllers.len() + specs.vhost_user_blk.len()) % workers.max(1),
     };
-    let stop = &stop;
+    confinement.enter()?;
+    let control = control.map(ControlSocket::start).transpose()?;
+    serve_opened(loads, disks, control, manager, stop, crew)
+}
+
+/// Runs all threads, to their end.
+fn serve_opened(
+    loads: Vec<Load>,
+    disks: Vec<OpenDisk>,
+    mut control: Option<ControlServer>,
+    manager: ServiceManager,
+    stop: &Stop,
+    crew: &Crew<'_>,
+) -> Result<()> {
+    let cpus = &crew.options.cpus;
+    let workers = loads.len();
     let ends = &Ends::new();
-    let mut watch = Watch::new(peers);
+    let mut watch = Watch::new(crew.peers);
     std::thread::scope(|scope| {
         // Also where a thread cannot be started.
         let _end = EndAll(stop);
+        let _release = Release(crew.confinement);
         let (started, starts) = mpsc::channel::<Result<()>>();
-        for (i, load) in thread_loads.iter().enumerate() {
+        for (i, load) in loads.into_iter().enumerate() {
             let (descriptor, started) = (stop.descriptor()?, started.clone());
-            let cpu = (!options.cpus.is_empty())
-                .then(|| options.cpus.get(i % options.cpus.len()).copied())
+            let cpu = (!cpus.is_empty())
+                .then(|| cpus.get(i % cpus.len()).copied())
                 .flatten();
             let tell = ends.tell(i);
             let run = move || -> Result<()> {
@@ -508,47 +490,48 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
                 // When one fails, or panics, the others are to end well: queues of theirs may be
                 // here.
                 let end = EndAll(stop);
-                let _close = Close(load.handle(crew));
+                let _close = Close(crew.peers.handle(i));
                 match cpu.map_or(Ok(()), pin) {
-                    Ok(()) => load.run(descriptor, crew, &started),
+                    Ok(()) => run_worker(i, load, descriptor, crew, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),
                 }?;
                 std::mem::forget(end);
                 Ok(())
             };
-            let builder = std::thread::Builder::new().name(load.thread_name(i));
+            let builder = std::thread::Builder::new().name(format!("worker-{i}"));
             let thread = builder.spawn_scoped(scope, move || tell.run(run));
             thread.context("worker thread")?;
         }
         drop(started);
-        // Each says once how its start went; one that cannot start ends them all.
-        let mut result = Ok(());
-        let mut starting = thread_loads.len();
-        while starting > 0 {
-            match starts.recv_timeout(START_LOOK) {
-                Ok(start) => {
-                    starting -= 1;
-                    if start.is_err() && result.is_ok() {
-                        result = start;
-                        stop.now();
-                    }
-                }
-                // A file that is being opened may hang.
-                Err(RecvTimeoutError::Timeout) if stop.is_ordered() => break,
-                Err(RecvTimeoutError::Timeout) => watch.look(),
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
+        let mut result = all_started(&starts, workers, stop, &mut watch);
+        // The queues of the block devices need workers that run: the list of system calls has what
+        // they are made with.
+        result = result.and(crew.confinement.seal());
+        let mut threads = workers;
+        if !disks.is_empty() && result.is_ok() {
+            let (started, starts) = mpsc::channel();
+            let (descriptor, tell) = (stop.descriptor()?, ends.tell(threads));
+            let run = move || -> Result<()> {
+                let end = EndAll(stop);
+                run_disks(disks, descriptor, crew, &started)?;
+                std::mem::forget(end);
+                Ok(())
+            };
+            let builder = std::thread::Builder::new().name("ublk".into());
+            let thread = builder.spawn_scoped(scope, move || tell.run(run));
+            thread.context("ublk thread")?;
+            threads += 1;
+            result = all_started(&starts, 1, stop, &mut watch);
+        }
+        match &result {
+            Ok(()) => manager.ready(),
+            Err(_) => stop.now(),
         }
         // Until the end: a thread that fails asks for it, too.
+        let sizes = crew.sizes;
         sizes.run(&stop.descriptor()?, || watch.look());
-        let limit = options.polling.stop_timeout;
-        match ends.wait(
-            thread_loads.len(),
-            workers,
-            limit,
-            || stop.now(),
-            &mut watch,
-        ) {
+        let limit = crew.options.polling.stop_timeout;
+        match ends.wait(threads, workers, limit, || stop.now(), &mut watch) {
             Ok(end) => {
                 sizes.end();
                 result.and(end)
@@ -565,4 +548,40 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
             }
         }
     })
+}
+
+/// Waits until so many threads have said how their start went; one that cannot start ends them all.
+/// The order to end is not kept waiting.
+fn all_started(
+    starts: &mpsc::Receiver<Result<()>>,
+    count: usize,
+    stop: &Stop,
+    watch: &mut Watch,
+) -> Result<()> {
+    let mut result = Ok(());
+    let mut starting = count;
+    while starting > 0 {
+        match starts.recv_timeout(START_LOOK) {
+            Ok(start) => {
+                starting -= 1;
+                if start.is_err() && result.is_ok() {
+                    result = start;
+                    stop.now();
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if stop.is_ordered() => break,
+            Err(RecvTimeoutError::Timeout) => watch.look(),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    result
+}
+
+/// Releases the workers when it is dropped: they are not left waiting for one that has failed.
+struct Release<'a>(&'a Confinement);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
 }

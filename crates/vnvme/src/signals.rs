@@ -5,6 +5,7 @@
 //! [`OTHERS`] are logged and change nothing. SIGPIPE is ignored by Rust's start-up code; SIGBUS
 //! belongs to `dma`.
 
+use crate::confine::{SandboxMode, spawn_early};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{
@@ -47,14 +48,11 @@ impl Stop {
     /// The order comes with the first of the signals that ask for the end. One that comes more than
     /// [`SAME_ORDER`] later is meant: it ends the process at once, by its default action. All other
     /// signals change nothing.
-    pub fn on_signals() -> Result<Stop> {
+    pub fn on_signals(sandbox: SandboxMode) -> Result<Stop> {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
         let signals = Signals::new(ENDING.iter().chain(&OTHERS)).context("signal handlers")?;
         let order = writer.try_clone().context("socket pair for signals")?;
-        let builder = std::thread::Builder::new().name("signals".into());
-        builder
-            .spawn(move || answer(signals, &order))
-            .context("thread for signals")?;
+        spawn_early("signals", sandbox, move || answer(signals, &order))?;
         Ok(Stop { reader, writer })
     }
 

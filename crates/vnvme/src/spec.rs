@@ -2,6 +2,7 @@
 //! `None`; [`crate::options`] has what can be said, and how.
 
 use crate::balance::Spread;
+use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
 use crate::options::{Size, Url, file, url};
 use anyhow::{Context, Result, ensure};
@@ -217,6 +218,8 @@ pub struct ServeOptions {
     pub cpus: Vec<usize>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
+    /// Whether the process gives up what it does not need.
+    pub sandbox: SandboxMode,
 }
 
 /// The process, whatever it serves.
@@ -246,6 +249,8 @@ pub struct ProcessSpec {
     pub client_connects: Option<u32>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
+    /// Whether the process gives up what it does not need.
+    pub sandbox: Option<SandboxMode>,
 }
 
 impl ProcessSpec {
@@ -273,6 +278,7 @@ impl ProcessSpec {
             spread: self.spread.unwrap_or_default(),
             cpus: self.cpus.unwrap_or_default(),
             control: self.control,
+            sandbox: self.sandbox.unwrap_or_default(),
         }
     }
 }

@@ -1,15 +1,18 @@
 //! Volumes as block devices of the host.
 
 use crate::open::{Opened, Opener, is_within};
-use crate::parts::ublk::{Disk, DiskOptions, QueueSetup};
+use crate::options::Url;
+use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup};
 use crate::registry::Registry;
 use crate::sizes::Sizes;
 use crate::spec::UblkSpec;
 use anyhow::{Context, Result, anyhow, ensure};
+use driver::NvmeVolume;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use volume::Volume;
 
 /// Between two looks whether the kernel has taken the device away.
 const ALIVE: Timespec = Timespec {
@@ -25,39 +28,69 @@ struct Ublk {
     resized: Arc<OwnedFd>,
 }
 
-/// The disk, its queues with the workers that `serve` passes them to; `resized` becomes
-/// readable when its volume has been resized.
-fn start(
-    spec: &UblkSpec,
-    opener: &Opener,
-    sizes: &Sizes,
-    resized: &Arc<OwnedFd>,
-    serve: &mut dyn FnMut(QueueSetup),
-) -> Result<Disk> {
-    let Opened { volume, device, .. } = opener.open(&spec.namespace())?;
-    let options = DiskOptions {
-        id: spec.id,
-        queues: spec.queues(),
-        depth: spec.depth(),
-        block_size: spec.block_size,
-        recover: spec.recover.unwrap_or(false),
-    };
-    let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
-        let registered = device.as_ref().map(|device| device.register(memory));
-        match registered.transpose() {
-            Ok(registration) => Box::new(registration),
-            Err(error) => {
-                tracing::warn!(%error, "data is copied on its way to a device");
-                Box::new(())
-            }
-        }
-    };
-    let disk = Disk::start(volume.clone(), options, &mut register, serve);
-    let disk = disk.with_context(|| spec.volume.clone())?;
-    if !is_within(&spec.volume) {
-        sizes.watch(volume, resized);
+/// A block device that has been made, and is not served yet.
+pub struct OpenDisk {
+    disk: NewDisk,
+    name: Url,
+    volume: Arc<dyn Volume>,
+    /// The device below, if it is one that reaches memory itself.
+    device: Option<Arc<NvmeVolume>>,
+}
+
+impl OpenDisk {
+    pub fn new(spec: &UblkSpec, opener: &Opener) -> Result<Self> {
+        let name = &spec.volume;
+        // The volume is opened by the workers that have the queues, too.
+        ensure!(
+            !is_within(name),
+            "{name}: a block device cannot stand on a volume of one worker"
+        );
+        let Opened { volume, device, .. } = opener.open(&spec.namespace())?;
+        let options = DiskOptions {
+            id: spec.id,
+            queues: spec.queues(),
+            depth: spec.depth(),
+            block_size: spec.block_size,
+            recover: spec.recover.unwrap_or(false),
+        };
+        let disk = NewDisk::new(volume.clone(), options).with_context(|| name.to_string())?;
+        Ok(Self {
+            disk,
+            name: name.clone(),
+            volume,
+            device,
+        })
     }
-    Ok(disk)
+
+    /// The disk, its queues with the workers that `serve` passes them to.
+    fn start(self, sizes: &Sizes, serve: &mut dyn FnMut(QueueSetup)) -> Result<Ublk> {
+        let Self {
+            disk,
+            name,
+            volume,
+            device,
+        } = self;
+        let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
+            let registered = device.as_ref().map(|device| device.register(memory));
+            match registered.transpose() {
+                Ok(registration) => Box::new(registration),
+                Err(error) => {
+                    tracing::warn!(%error, "data is copied on its way to a device");
+                    Box::new(())
+                }
+            }
+        };
+        let disk = disk.start(&mut register, serve);
+        let disk = disk.with_context(|| name.to_string())?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+        sizes.watch(volume, &resized);
+        Ok(Ublk {
+            disk,
+            volume: name.to_string(),
+            resized,
+        })
+    }
 }
 
 /// All block devices of the process: their queues are with the workers; one thread makes them,
@@ -69,26 +102,19 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Makes the devices; `serve` passes a queue to a worker.
+    /// Starts the devices; `serve` passes a queue to a worker.
     pub fn new(
-        specs: &[UblkSpec],
+        disks: Vec<OpenDisk>,
         stop: OwnedFd,
-        opener: &Opener,
         registry: &Registry,
         sizes: &Sizes,
         serve: &mut dyn FnMut(QueueSetup),
     ) -> Result<Self> {
         let mut all = Vec::new();
-        for spec in specs {
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-            let disk = start(spec, opener, sizes, &resized, serve)?;
-            registry.enter_disk(&spec.volume, disk.stats());
-            all.push(Ublk {
-                disk,
-                volume: spec.volume.to_string(),
-                resized,
-            });
+        for disk in disks {
+            let disk = disk.start(sizes, serve)?;
+            registry.enter_disk(&disk.volume, disk.disk.stats());
+            all.push(disk);
         }
         Ok(Self { all, stop })
     }

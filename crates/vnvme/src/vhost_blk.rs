@@ -3,9 +3,9 @@
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export};
+use crate::prepare::OpenExport;
 use crate::registry::Registry;
 use crate::sizes::Sizes;
-use crate::spec::{NamespaceSpec, VhostBlkSpec};
 use anyhow::{Context as _, Result};
 use dma::MemoryLimits;
 use driver::NvmeVolume;
@@ -38,9 +38,9 @@ pub struct VhostBlk {
 }
 
 impl VhostBlk {
-    /// Opens the volume and listens.
+    /// Makes the export on its worker.
     pub fn new(
-        spec: &VhostBlkSpec,
+        open: OpenExport,
         max_in_flight: usize,
         clients: &FrontEnds<'_>,
         context: &Context<'_>,
@@ -48,17 +48,14 @@ impl VhostBlk {
         registry: &Registry,
         sizes: &Sizes,
     ) -> Result<Self> {
-        let span = tracing::error_span!("export", socket = %spec.socket.display());
+        let OpenExport {
+            spec,
+            listener,
+            volume,
+            span,
+        } = open;
         let _entered = span.clone().entered();
-        // The socket comes first: a process that serves it already has the volume, too, and is the
-        // better explanation.
-        let listener = Listener::bind(&spec.socket)?;
-        let Opened { volume, device, .. } = opener.open(&NamespaceSpec {
-            volume: spec.volume.clone(),
-            block_size: spec.block_size,
-            read_only: spec.read_only,
-            ..NamespaceSpec::default()
-        })?;
+        let Opened { volume, device, .. } = volume.open(opener)?;
         let serial = spec.serial.clone();
         let serial = serial.unwrap_or_else(|| identity::serial(&[volume.id()]));
         let defaults = DiskOptions::default();

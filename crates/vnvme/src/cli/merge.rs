@@ -235,6 +235,11 @@ mod tests {
                 |_, o| format!("{:?}", o.control.as_ref().unwrap()),
                 r#""/run/ctl""#,
             ),
+            (
+                &["--sandbox", "off"],
+                |_, o| format!("{:?}", o.sandbox),
+                "Off",
+            ),
         ];
         for (args, look, wanted) in table {
             let (specs, options) = merge(FILE, args).unwrap();

@@ -13,7 +13,7 @@ mod requests;
 mod server;
 
 pub use client::{device, limits, paths, stats};
-pub use server::ControlServer;
+pub use server::{ControlServer, ControlSocket};
 
 use crate::counters::Stats;
 use crate::devices::DeviceStatus;

@@ -37,6 +37,9 @@ const MAX_CHANGES: usize = 8;
 /// replaces it.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
+/// The control socket, whose clients wait until they are answered.
+pub struct ControlSocket(Server);
+
 /// The control socket and its thread; both end, and the socket's file goes, when this is dropped.
 pub struct ControlServer {
     stop: OwnedFd,
@@ -44,25 +47,24 @@ pub struct ControlServer {
     ended: Receiver<()>,
 }
 
-impl ControlServer {
+impl ControlSocket {
     /// Listens at `path`.
-    pub fn start(
+    pub fn listen(
         path: &Path,
         registry: &Registry,
         rate: ConnectRate,
         receiver: &receive::Receiver,
     ) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let stop = eventfd(0, flags).context("eventfd")?;
         let (reply, replies) = channel();
         let listener = Listener::bind(path)?;
         let mut intake = Intake::new(receiver, WANTED);
         intake.connect(listener.as_fd()).context("control socket")?;
-        let mut server = Server {
+        Ok(Self(Server {
             listener,
             intake,
             registry: registry.clone(),
-            stop: stop.try_clone().context("eventfd")?,
+            stop: eventfd(0, flags).context("eventfd")?,
             wake: Arc::new(eventfd(0, flags).context("eventfd")?),
             reply,
             replies,
@@ -72,7 +74,13 @@ impl ControlServer {
             pace: ConnectPace::new(rate),
             not_before: None,
             log: LogLimit::default(),
-        };
+        }))
+    }
+
+    /// Starts the thread that answers.
+    pub fn start(self) -> Result<ControlServer> {
+        let Self(mut server) = self;
+        let stop = server.stop.try_clone().context("eventfd")?;
         let (end, ended) = channel::<()>();
         let builder = std::thread::Builder::new().name("control".into());
         let run = move || {
@@ -81,7 +89,7 @@ impl ControlServer {
             drop(end);
         };
         builder.spawn(run).context("control thread")?;
-        Ok(Self { stop, ended })
+        Ok(ControlServer { stop, ended })
     }
 }
 

@@ -344,7 +344,7 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [10, 2, 3, 2, 12]);
+        assert_eq!(counts, [10, 2, 3, 2, 13]);
     }
 
     #[test]

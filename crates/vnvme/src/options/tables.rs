@@ -380,6 +380,16 @@ impl Spec for ProcessSpec {
             Flag::overrides("control")
                 .help("Unix socket to answer \"vnvme stats\" and \"vnvme limits\" on"),
         ),
+        both(
+            Row::<Self>::new(
+                "sandbox",
+                "MODE",
+                "give up, once everything is open, what serving does not need: other files, the \
+                 network, capabilities, most system calls",
+                |p| &mut p.sandbox,
+            )
+            .or("on"),
+        ),
     ];
 }
 

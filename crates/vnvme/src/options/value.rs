@@ -1,6 +1,7 @@
 //! Values of options, and the fields that they are put into.
 
 use crate::balance::Spread;
+use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
 use crate::spec::DoorbellMode;
 use clap::ValueEnum;
@@ -253,7 +254,7 @@ macro_rules! choices {
     )*};
 }
 
-choices!(DoorbellMode, PathChoice, Spread);
+choices!(DoorbellMode, PathChoice, SandboxMode, Spread);
 
 impl Value for PathBuf {
     fn from_text(text: &OsStr) -> Result<Self, String> {

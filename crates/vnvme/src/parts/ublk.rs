@@ -56,20 +56,29 @@ pub struct DiskOptions {
     pub recover: bool,
 }
 
+/// A disk that is not served yet.
+pub enum NewDisk {}
+
+impl NewDisk {
+    /// Refuses.
+    pub fn new(_: Arc<dyn Volume>, _: DiskOptions) -> Result<Self, UblkError> {
+        Err(UblkError)
+    }
+
+    /// Never called.
+    pub fn start(
+        self,
+        _: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
+        _: &mut dyn FnMut(QueueSetup),
+    ) -> Result<Disk, UblkError> {
+        match self {}
+    }
+}
+
 /// A disk.
 pub enum Disk {}
 
 impl Disk {
-    /// Refuses.
-    pub fn start(
-        _: Arc<dyn Volume>,
-        _: DiskOptions,
-        _: &mut dyn FnMut(&Memory) -> Box<dyn Any + Send>,
-        _: &mut dyn FnMut(QueueSetup),
-    ) -> Result<Self, UblkError> {
-        Err(UblkError)
-    }
-
     pub fn id(&self) -> u32 {
         match *self {}
     }

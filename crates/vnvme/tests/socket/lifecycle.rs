@@ -194,7 +194,7 @@ fn signals_while_it_starts_are_kept_until_it_can_end() {
     disk.lower.signal(Signal::STOP);
     let daemon = Daemon::spawn(&["serve", "--socket", &text(&place.socket()), &disk.url]);
     eventually("it opens its volume", || {
-        has_thread(daemon.pid(), "worker-0")
+        has_thread(daemon.pid(), "signals")
     });
     daemon.signal(Signal::HUP);
     daemon.wait_log(|line| line.contains("SIGHUP"));

@@ -76,6 +76,20 @@ impl Daemon {
         Self::start(command, args)
     }
 
+    /// The same with a variable in its environment.
+    pub fn spawn_with(name: &str, value: &str, args: &[impl AsRef<OsStr>]) -> Daemon {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        command.env(name, value);
+        Self::start(command, args)
+    }
+
+    /// The same as another user, from another place than where it was built.
+    pub fn spawn_as(user: u32, program: &Path, args: &[impl AsRef<OsStr>]) -> Daemon {
+        let mut command = Command::new(program);
+        command.uid(user).gid(user);
+        Self::start(command, args)
+    }
+
     fn start(mut command: Command, args: &[impl AsRef<OsStr>]) -> Daemon {
         command.args(args).env_remove("VNVME_LOG");
         command.stdin(Stdio::null()).stderr(Stdio::piped());

@@ -1,0 +1,186 @@
+//! What the process gives up once everything is open: crate `sandbox`, as the configuration has it.
+
+use crate::spec::{ServeOptions, Specs};
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use sandbox::{Needs, Report, Sandbox};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::sync::{OnceLock, mpsc};
+use std::thread::JoinHandle;
+
+/// What the kernel tells of this process's threads.
+const THREADS: &str = "/proc/self/task";
+
+/// Whether the process gives up what it does not need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SandboxMode {
+    /// It does, as far as the kernel can
+    #[default]
+    On,
+    /// It keeps everything, and says so in the log
+    Off,
+}
+
+/// The sandbox of the process, if it is to have one.
+pub struct Confinement {
+    sandbox: Option<Sandbox>,
+    /// All that is to be given up has been.
+    sealed: OnceLock<()>,
+}
+
+impl Confinement {
+    /// With what is needed to serve that.
+    pub fn new(specs: &Specs, options: &ServeOptions) -> Self {
+        let sandbox = match options.sandbox {
+            SandboxMode::On => Some(Sandbox::new(needs(specs, options))),
+            SandboxMode::Off => {
+                tracing::warn!(
+                    "no sandbox (--sandbox off): an attacker who takes this process over has all its rights"
+                );
+                None
+            }
+        };
+        Self {
+            sandbox,
+            sealed: OnceLock::new(),
+        }
+    }
+
+    /// Before the threads are started that serve.
+    pub fn enter(&self) -> Result<Option<Report>> {
+        let report = self.sandbox.as_ref().map(Sandbox::enter).transpose()?;
+        if let Some(report) = &report {
+            tracing::info!("sandbox: {report}");
+            if let Some(missing) = report.missing() {
+                tracing::warn!("the sandbox leaves open: {missing}");
+            }
+        }
+        Ok(report)
+    }
+
+    /// When the workers have made what they need. Lets them go on in any case: where it fails, they
+    /// are told to end.
+    pub fn seal(&self) -> Result<()> {
+        let sealed = self.sandbox.as_ref().map_or(Ok(()), Sandbox::seal);
+        self.release();
+        Ok(sealed?)
+    }
+
+    /// Lets those go on that wait.
+    pub fn release(&self) {
+        let _ = self.sealed.set(());
+    }
+
+    /// Waits for [`Confinement::seal`]: no client is served before.
+    pub fn wait(&self) {
+        self.sealed.wait();
+    }
+}
+
+/// Starts a thread before everything is open; it needs nothing but open descriptors.
+///
+/// # Errors
+/// There is no thread to be had, or it cannot give up the rest.
+pub fn spawn_early(
+    name: &str,
+    mode: SandboxMode,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    let (told, tell) = mpsc::channel();
+    let builder = std::thread::Builder::new().name(name.into());
+    let thread = builder.spawn(move || {
+        let left = match mode {
+            SandboxMode::On => sandbox::leave_nothing(),
+            SandboxMode::Off => Ok(()),
+        };
+        let is_left = left.is_ok();
+        let _ = told.send(left);
+        if is_left {
+            run();
+        }
+    });
+    let thread = thread.with_context(|| format!("thread \"{name}\""))?;
+    // Later there are no system calls for it.
+    tell.recv().context("a thread ended by a bug")??;
+    Ok(thread)
+}
+
+fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
+    let namespaces = specs.controllers.iter().flat_map(|c| &c.namespaces);
+    let volumes = namespaces.map(|namespace| &*namespace.volume);
+    let volumes = volumes.chain(specs.vhost_user_blk.iter().map(|export| &*export.volume));
+    let mut volumes = volumes.chain(specs.ublk.iter().map(|disk| &*disk.volume));
+    let vfio = volumes.any(|url| {
+        let scheme = url.split_once("://");
+        scheme.is_some_and(|(scheme, _)| scheme == driver::NVME.name)
+    });
+    let controllers = specs.controllers.iter().map(|c| &c.socket);
+    let exports = specs.vhost_user_blk.iter().map(|export| &export.socket);
+    let sockets = controllers.chain(exports).chain(&options.control);
+    let mut remove_in: Vec<PathBuf> = sockets
+        .filter_map(|socket| socket.parent().map(Path::to_owned))
+        .collect();
+    remove_in.sort();
+    remove_in.dedup();
+    Needs {
+        remove_in,
+        // What the watchdog tells of a worker that stands still: its files are opened by itself.
+        read_in: vec![THREADS.into()],
+        lock_memory: options.polling.pin_memory || vfio,
+        vfio,
+        ublk: !specs.ublk.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn always() -> Needs {
+        Needs {
+            read_in: vec![THREADS.into()],
+            ..Needs::default()
+        }
+    }
+
+    fn of(file: &str) -> Needs {
+        let specs: Specs = toml::from_str(file).unwrap();
+        let options = specs.process.clone().options(1);
+        needs(&specs, &options)
+    }
+
+    #[test]
+    fn nothing_is_kept_that_is_not_configured() {
+        let file = "[[controller]]\nsocket = \"/run/a/s\"\n[[controller.namespace]]\n\
+                    volume = \"disk.raw\"\n";
+        let plain = Needs {
+            remove_in: vec!["/run/a".into()],
+            ..always()
+        };
+        assert_eq!(of(file), plain);
+        let export = "[[vhost-user-blk]]\nsocket = \"s\"\nvolume = \"mem://1M\"\n";
+        let process = "[process]\npin-memory = true\ncontrol = \"/run/a/c\"\n";
+        let more = Needs {
+            remove_in: vec!["".into(), "/run/a".into()],
+            lock_memory: true,
+            ..always()
+        };
+        assert_eq!(of(&format!("{file}{export}{process}")), more);
+        let device = Needs {
+            lock_memory: true,
+            vfio: true,
+            ..plain.clone()
+        };
+        assert_eq!(
+            of(&file.replace("disk.raw", "nvme://0000:01:00.0/1")),
+            device
+        );
+        let disk = Needs {
+            ublk: true,
+            ..always()
+        };
+        assert_eq!(of("[[ublk]]\nvolume = \"disk.raw\"\n"), disk);
+    }
+}

@@ -1,0 +1,62 @@
+//! What a service manager is told (sd_notify(3)).
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use crate::common::*;
+
+/// Starts a daemon with that service manager; it serves as soon as it has said so.
+fn is_told(manager: &UnixDatagram, name: &str) {
+    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    let place = Place::new();
+    let socket = text(&place.socket());
+    let args = ["serve", "--socket", &socket, "mem://1M"];
+    let daemon = Daemon::spawn_with("NOTIFY_SOCKET", name, &args);
+    let mut message = [0; 64];
+    let len = manager.recv(&mut message).unwrap();
+    assert_eq!(&message[..len], b"READY=1\n");
+    let mut host = Lone::open(&format!("vfio-user://{socket}/1"));
+    assert!(host.read(0), "it serves");
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn a_service_manager_is_told_when_clients_are_served() {
+    let place = Place::new();
+    let path = place.path("manager");
+    is_told(&UnixDatagram::bind(&path).unwrap(), &text(&path));
+    // Abstract sockets of others are out of reach of the sandbox.
+    let name = text(&place.path("abstract"));
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    is_told(
+        &UnixDatagram::bind_addr(&address).unwrap(),
+        &format!("@{name}"),
+    );
+}
+
+#[test]
+fn one_that_does_not_listen_keeps_nobody_from_serving() {
+    let place = Place::new();
+    let (socket, nobody) = (text(&place.socket()), text(&place.path("nobody")));
+    let args = ["serve", "--socket", &socket, "mem://1M"];
+    let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &nobody, &args);
+    daemon.wait_listening(&place.socket());
+    daemon.wait_log(|line| line.contains("WARN") && line.contains(&nobody));
+    daemon.end();
+}
+
+/// It waits for a process that says nothing before it can serve, or ends.
+#[test]
+fn nothing_is_said_by_one_that_cannot_serve() {
+    let place = Place::new();
+    let path = place.path("manager");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    let (socket, none) = (text(&place.socket()), text(&place.path("none.raw")));
+    let args = ["serve", "--socket", &socket, &none];
+    let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &text(&path), &args);
+    assert_eq!(daemon.wait().status.code(), Some(1));
+    manager.set_nonblocking(true).unwrap();
+    let told = manager.recv(&mut [0; 64]);
+    assert_eq!(told.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
