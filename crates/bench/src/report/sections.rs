@@ -2,6 +2,7 @@
 
 mod guest;
 mod native;
+mod processes;
 mod share;
 
 use super::chart::{Chart, Series, Shape};
@@ -21,7 +22,7 @@ pub struct Section {
 
 /// Sections of all suites that have figures.
 pub fn all(results: &Results) -> Vec<Section> {
-    let makers: [fn(&Results) -> Section; 9] = [
+    let makers: [fn(&Results) -> Section; 10] = [
         native::limit,
         native::doorbell,
         guest::guest,
@@ -30,6 +31,7 @@ pub fn all(results: &Results) -> Vec<Section> {
         native::scale,
         guest::mediate,
         share::share,
+        processes::processes,
         native::cost,
     ];
     let sections = makers.iter().map(|make| make(results));

@@ -12,6 +12,7 @@ mod mediate;
 mod near;
 mod pingpong;
 mod pool;
+mod processes;
 mod scale;
 mod scratch;
 mod server;
@@ -43,6 +44,8 @@ pub enum Name {
     Mediate,
     /// Slices of one device beside each other: shares under unequal load, weights, limits
     Share,
+    /// The same disks in one process, and in a process each: memory, start, throughput, weights
+    Processes,
     /// Instructions for each I/O, by callgrind
     Cost,
     /// All of them
@@ -67,6 +70,7 @@ impl Name {
             Name::Scale => "scale",
             Name::Mediate => "mediate",
             Name::Share => "share",
+            Name::Processes => "processes",
             Name::Cost => "cost",
             Name::All => "all",
         }
@@ -210,6 +214,7 @@ pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
             Name::Scale,
             Name::Mediate,
             Name::Share,
+            Name::Processes,
         ] {
             if let Err(error) = one(name, plan) {
                 complaints.push(format!("{}: {error:#}", name.word()));
@@ -239,6 +244,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         Name::Scale => scale::run(plan),
         Name::Mediate => mediate::run(plan),
         Name::Share => share::run(plan),
+        Name::Processes => processes::run(plan),
         Name::Cost => cost::run(plan),
         Name::All => Ok(Outcome::default()),
     };

@@ -64,6 +64,38 @@ pub struct Server {
     child: Child,
     dir: Scratch,
     controllers: usize,
+    started_in: Duration,
+}
+
+/// What a server takes from its machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Footprint {
+    /// Bytes of memory, its part of what it shares with others (`Pss`, proc_pid_smaps(5)).
+    pub memory: u64,
+    /// It and those that it started.
+    pub processes: u64,
+    pub threads: u64,
+}
+
+impl Footprint {
+    /// Adds a process, and its children.
+    fn add(&mut self, pid: &str) -> Result<()> {
+        let path = format!("/proc/{pid}/smaps_rollup");
+        let text = std::fs::read_to_string(&path).context(path)?;
+        let pss = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+        let kib = pss.and_then(|line| line.split_ascii_whitespace().next());
+        let kib: u64 = kib.context("no Pss")?.parse().context("Pss")?;
+        self.memory += kib << 10;
+        self.processes += 1;
+        for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+            self.threads += 1;
+            let children = std::fs::read_to_string(task?.path().join("children"))?;
+            for child in children.split_ascii_whitespace() {
+                self.add(child)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Server {
@@ -118,6 +150,7 @@ impl Server {
         if let Some(micros) = serve.idle_window {
             command.args(["--idle-window", &micros.to_string()]);
         }
+        let start = Instant::now();
         let child = command
             .env("VNVME_LOG", "warn")
             .stdin(Stdio::null())
@@ -129,13 +162,14 @@ impl Server {
             child,
             dir,
             controllers: serve.volumes.len(),
+            started_in: Duration::ZERO,
         };
-        let start = Instant::now();
         loop {
             if let Ok(stats) = counters::ask(&server.dir.path().join("control"))
                 && stats.controllers.len() == server.controllers
                 && stats.vhost_user_blk.len() == serve.exports.len()
             {
+                server.started_in = start.elapsed();
                 return Ok(server);
             }
             if let Some(status) = server.child.try_wait()? {
@@ -144,8 +178,20 @@ impl Server {
             if start.elapsed() > START_STOP_TIMEOUT {
                 bail!("vnvme serve does not listen: {}", server.log());
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// From its start to its first answer about what it serves.
+    pub fn started_in(&self) -> Duration {
+        self.started_in
+    }
+
+    /// What it takes now.
+    pub fn footprint(&self) -> Result<Footprint> {
+        let mut footprint = Footprint::default();
+        footprint.add(&self.child.id().to_string())?;
+        Ok(footprint)
     }
 
     /// Controller `index`'s first namespace, for the driver.
