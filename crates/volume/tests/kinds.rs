@@ -179,6 +179,31 @@ fn long_work_on_memory_goes_on_in_pieces() {
 }
 
 #[test]
+fn long_work_on_memory_ends_with_its_worker() {
+    let size = 1 << 30;
+    let volume = MemVolume::new(size).unwrap();
+    let mut worker = Worker::new(&volume);
+    let zeroes = Op::WriteZeroes {
+        deallocate: false,
+        fua: false,
+    };
+    for _ in 0..100 {
+        let (_, at_once) = worker.start(zeroes, 0, size, SegmentList::new());
+        assert!(at_once.is_none());
+    }
+    worker
+        .queue
+        .poll(&mut |_| panic!("a gigabyte in one round"));
+    worker.io.end();
+    let mut ended = 0;
+    worker.queue.poll(&mut |completion| {
+        assert_eq!(completion.result, Err(IoErrorKind::Aborted.into()));
+        ended += 1;
+    });
+    assert_eq!((ended, worker.queue.state()), (100, QueueState::IDLE));
+}
+
+#[test]
 fn workers_that_race_on_the_same_bytes_do_no_harm() {
     let volume = Arc::new(MemVolume::new(MIB).unwrap());
     let threads: Vec<_> = (0..3u8)

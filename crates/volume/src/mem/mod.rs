@@ -9,6 +9,8 @@ use crate::{
 };
 use dma::{PrivateMemory, SegmentList, View};
 use pieces::Pieces;
+use std::cell::Cell;
+use std::rc::Rc;
 
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
 const RELEASE_FROM: u64 = 256 << 10;
@@ -84,7 +86,7 @@ impl Volume for MemVolume {
         }
     }
 
-    fn open(&self, _io: &Io) -> Result<OpenQueue, VolumeError> {
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         Ok(OpenQueue::with_fast_path(MemQueue {
             bytes: Bytes {
                 memory: self.memory.clone(),
@@ -92,6 +94,7 @@ impl Volume for MemVolume {
                 read_only: self.read_only,
             },
             pieces: Pieces::new(),
+            ending: io.ending(),
         }))
     }
 
@@ -108,6 +111,8 @@ impl Volume for MemVolume {
 struct MemQueue {
     bytes: Bytes,
     pieces: Pieces,
+    /// The worker ends, and the bytes go with it.
+    ending: Rc<Cell<bool>>,
 }
 
 /// What a queue works on.
@@ -195,6 +200,10 @@ impl VolumeQueue for MemQueue {
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        if self.pieces.count() > 0 && self.ending.get() {
+            // A client may have asked for the zeroing of terabytes: nobody waits for that now.
+            self.pieces.cancel_all();
+        }
         let bytes = &self.bytes;
         let work = |request: &Request, done, len| bytes.execute(request, done, len);
         self.pieces.round(work, done)

@@ -109,6 +109,13 @@ impl Pieces {
         }
     }
 
+    /// All of them are to end early.
+    pub(super) fn cancel_all(&mut self) {
+        for one in &mut self.unfinished {
+            one.cancelled = true;
+        }
+    }
+
     /// A round: `work` is called with a request, where in its range to go on, and for how many
     /// bytes; `finished` with what has ended. The number of those.
     pub(super) fn round(
