@@ -26,6 +26,8 @@ pub const DEFAULT_MAX_MSG_FDS: u64 = 1;
 
 /// The longest data of one entry of `VFIO_USER_REGION_WRITE_MULTI`, in bytes.
 pub const MULTI_DATA: usize = 8;
+/// Most entries of one such message. QEMU sends 200 at most.
+pub const MULTI_ENTRIES: u64 = 256;
 
 /// A command number. Unknown numbers are kept as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable)]

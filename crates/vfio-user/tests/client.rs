@@ -32,10 +32,14 @@ fn serve(listener: Listener, mut device: Mock) -> std::thread::JoinHandle<Mock> 
             if !flags.is_empty() {
                 poll(&mut [PollFd::new(&connection, flags)], None).unwrap();
             }
-            let status = match connection.on_ready(&mut device).unwrap() {
+            let mut status = match connection.on_ready(&mut device).unwrap() {
                 ConnectionStatus::Pending => connection.complete(&mut device, Ok(())).unwrap(),
                 status => status,
             };
+            // What was read already makes the socket readable no more.
+            while status == ConnectionStatus::MoreWork {
+                status = connection.on_ready(&mut device).unwrap();
+            }
             if status == ConnectionStatus::Closed {
                 return device;
             }

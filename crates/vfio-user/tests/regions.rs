@@ -353,4 +353,11 @@ fn multiple_writes() {
         );
     }
     assert!(server.take_calls().is_empty());
+
+    // As many as one message may have, and one more.
+    let many: Vec<_> = (0..257).map(|i| (i * 8, BAR0, 4, [5; 8])).collect();
+    server.accepted(&multi(&many[..256], 256, 0), &[]);
+    assert_eq!(server.take_calls().len(), 256);
+    assert_eq!(server.refused(&multi(&many, 257, 0), &[]), Errno::INVAL);
+    assert!(server.take_calls().is_empty());
 }

@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::{Handled, Session, flag, split};
 use crate::device::{Device, MmapArea, Outcome, RegionInfo, RegionMmap};
-use crate::wire::{self, MULTI_DATA};
+use crate::wire::{self, MULTI_DATA, MULTI_ENTRIES};
 
 /// The answer to a write: now, or when the device says so.
 fn written(outcome: Outcome, payload: &[u8], reply: &mut Vec<u8>) -> Handled {
@@ -84,6 +84,8 @@ impl Session {
         let (count, entries) = split::<u64>(payload)?;
         let length = usize::try_from(count)
             .ok()
+            // They are done in one piece.
+            .filter(|_| count <= MULTI_ENTRIES)
             .and_then(|count| count.checked_mul(size_of::<wire::MultiWrite>()))
             .ok_or(Errno::INVAL)?;
         let entries = entries.get(..length).ok_or(Errno::INVAL)?;
