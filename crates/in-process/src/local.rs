@@ -3,7 +3,7 @@
 use controller::Controller;
 use std::convert::Infallible;
 use std::time::Instant;
-use volume::Completion;
+use volume::{Budget, Completion};
 use worker::Frontend;
 
 /// A controller that code of the same process drives.
@@ -13,8 +13,8 @@ impl Frontend for Local {
     type Error = Infallible;
 
     #[inline]
-    fn poll(&mut self, now: Instant) -> bool {
-        self.0.poll(now)
+    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
+        self.0.poll_within(now, budget)
     }
 
     #[inline]

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 use volume::{
-    Completion, Io, IoError, IoErrorKind, Op, OpenQueue, PinPace, PinnedWindows, Request, Wake,
+    Budget, Completion, Io, IoError, IoErrorKind, Op, OpenQueue, PinPace, PinnedWindows, Request,
+    Wake,
 };
 use worker::{Descriptors, Frontend, Interest};
 
@@ -148,13 +149,14 @@ impl Queue {
     }
 
     /// Takes what the kernel has put into the ring.
-    fn arrivals(&mut self) -> io::Result<bool> {
+    fn arrivals(&mut self, budget: &mut Budget) -> io::Result<bool> {
         let mut worked = false;
         while !self.is_full()
+            && !budget.is_spent()
             && let Some(Arrival { tag, result }) = self.ring.next()
         {
             worked = true;
-            self.arrived(tag, result)?;
+            self.arrived(tag, result, budget)?;
         }
         Ok(worked)
     }
@@ -192,7 +194,8 @@ impl Queue {
     }
 
     /// A fetch command has ended: there is a request, or there will never be one again.
-    fn arrived(&mut self, tag: u16, result: i32) -> io::Result<()> {
+    fn arrived(&mut self, tag: u16, result: i32, budget: &mut Budget) -> io::Result<()> {
+        budget.spend(1);
         if result != uapi::RES_OK {
             if result != -libc::ENODEV {
                 let error = io::Error::from_raw_os_error(-result);
@@ -203,7 +206,11 @@ impl Queue {
             return Ok(());
         }
         let started = match self.ring.descriptor(tag) {
-            Some(descriptor) => self.start(tag, descriptor),
+            Some(descriptor) => {
+                let bytes = u64::from(descriptor.nr_sectors) * 512;
+                budget.spend(Budget::units_of(bytes, 0));
+                self.start(tag, descriptor)
+            }
             None => Some(Err(IoErrorKind::Invalid.into())),
         };
         match started {
@@ -298,8 +305,8 @@ impl Frontend for Queue {
     type Error = UblkError;
 
     #[inline]
-    fn poll(&mut self, _now: Instant) -> bool {
-        let worked = match self.arrivals() {
+    fn poll(&mut self, _now: Instant, budget: &mut Budget) -> bool {
+        let worked = match self.arrivals(budget) {
             Ok(worked) => worked,
             Err(error) => {
                 self.fail(&error);

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::Span;
-use volume::{Completion, PinPace, Volume};
+use volume::{Budget, Completion, PinPace, Volume};
 use worker::{Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
 
 /// Until the front-end, whose channel was full, is told of a new size again.
@@ -387,13 +387,13 @@ impl Frontend for Backend {
     type Error = Error;
 
     #[inline]
-    fn poll(&mut self, now: Instant) -> bool {
+    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         if self.tell_again.is_some_and(|at| now >= at) {
             let stats = self.stats.clone();
             stats.span.in_scope(|| self.tell_size());
         }
         let fetched = match &mut self.session {
-            Some(session) => session.fetch(&mut self.disk),
+            Some(session) => session.fetch(&mut self.disk, budget),
             None => false,
         };
         fetched | self.flush_everything()

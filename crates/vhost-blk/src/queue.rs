@@ -11,7 +11,7 @@ use crate::run::{Run, RunOptions};
 use crate::stats::{QueueStats, Stats};
 use crate::virtio::feature;
 use std::sync::Arc;
-use volume::Completion;
+use volume::{Budget, Completion};
 
 /// Largest ring that is taken, for front-ends that were told nothing of `queue_size`.
 const MAX_SIZE: u32 = MAX_QUEUE_SIZE as u32;
@@ -228,7 +228,12 @@ impl Queue {
 
     /// Fetches and starts requests. `true` when there were some.
     #[inline]
-    pub(crate) fn fetch(&mut self, disk: &mut Disk, memory: &GuestMemory) -> bool {
+    pub(crate) fn fetch(
+        &mut self,
+        disk: &mut Disk,
+        memory: &GuestMemory,
+        budget: &mut Budget,
+    ) -> bool {
         if !self.is_enabled() {
             return false;
         }
@@ -241,7 +246,7 @@ impl Queue {
         if run.is_broken() {
             return false;
         }
-        let worked = run.fetch(disk, memory.map(), stats);
+        let worked = run.fetch(disk, memory.map(), stats, budget);
         if run.is_broken() {
             self.signal_error();
         }

@@ -12,7 +12,7 @@ use dma::{DmaMap, SegmentList};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use volume::{Completion, IoErrorKind, Op, Request};
+use volume::{Budget, Completion, IoErrorKind, Op, Request};
 
 /// Requests that one queue starts in a round.
 const REQUESTS_PER_ROUND: usize = 64;
@@ -181,9 +181,15 @@ impl Run {
         ring.is_some_and(|ring| ring.available_idx() != self.next)
     }
 
-    /// Fetches what is available and starts it, up to a number of requests, so that a flood here
-    /// leaves other queues their turns. `true` when there was something.
-    pub(crate) fn fetch(&mut self, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) -> bool {
+    /// Fetches what is available and starts it, up to a number of requests and as far as the budget
+    /// goes, so that a flood here leaves other queues their turns. `true` when there was something.
+    pub(crate) fn fetch(
+        &mut self,
+        disk: &mut Disk,
+        map: &DmaMap,
+        stats: &QueueStats,
+        budget: &mut Budget,
+    ) -> bool {
         self.full = false;
         if self.stopping || self.broken {
             return false;
@@ -216,7 +222,10 @@ impl Run {
             };
             worked = true;
             stats.requests.add(1);
-            self.begin(head, disk, map, stats);
+            budget.spend(1 + self.begin(head, disk, map, stats));
+            if budget.is_spent() {
+                break;
+            }
         }
         worked
     }
@@ -239,13 +248,13 @@ impl Run {
         Some(head)
     }
 
-    /// Takes a request apart and starts it.
-    fn begin(&mut self, head: u16, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) {
+    /// Takes a request apart and starts it. Returns what its data counts in a round's budget.
+    fn begin(&mut self, head: u16, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) -> u32 {
         let (Some(index), Some(ring)) = (self.free.pop(), &self.ring) else {
-            return;
+            return 0;
         };
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
-            return;
+            return 0;
         };
         slot.busy = true;
         slot.head = head;
@@ -262,6 +271,9 @@ impl Run {
                 Err(NoStatus)
             }
         };
+        let ranges: u64 = slot.ranges.iter().map(|work| work.len).sum();
+        let bytes = data.len_bytes().saturating_add(ranges);
+        let units = Budget::units_of(bytes, data.segments().len());
         slot.data = data;
         let Ok(Parsed {
             action,
@@ -273,7 +285,7 @@ impl Run {
             stats.errors.add(1);
             self.free_slot(index);
             self.post(head, 0);
-            return;
+            return units;
         };
         slot.status_at = status_at;
         match action {
@@ -292,6 +304,7 @@ impl Run {
             }
             Action::End(status) => self.finish(index, status, map, stats),
         }
+        units
     }
 
     /// Starts what a request still needs, until the volume has it or it is done.

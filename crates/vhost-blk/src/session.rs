@@ -14,12 +14,14 @@ use rustix::net::SendFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
-use volume::Completion;
+use volume::{Budget, Completion};
 use worker::Descriptors;
 use zerocopy::IntoBytes;
 
 /// Messages that are handled before the queues get their turn.
-const MESSAGES_PER_TURN: u32 = 64;
+///
+/// Few: what they cost is known when they have been handled, and the worker looks at the time then.
+const MESSAGES_PER_TURN: u32 = 4;
 
 /// A request whose answer has to wait.
 #[derive(Clone, Copy, Debug)]
@@ -172,8 +174,8 @@ impl Session {
         Ok(true)
     }
 
-    /// One round over all queues: fetch and start.
-    pub(crate) fn fetch(&mut self, disk: &mut Disk) -> bool {
+    /// One round over all queues, as far as the budget goes: fetch and start.
+    pub(crate) fn fetch(&mut self, disk: &mut Disk, budget: &mut Budget) -> bool {
         let faults = dma::sigbus::faults();
         if faults != self.faults {
             self.faults = faults;
@@ -185,7 +187,11 @@ impl Session {
         let (later, first) = self.queues.split_at_mut(turn);
         let mut worked = false;
         for queue in first.iter_mut().chain(later) {
-            worked |= queue.fetch(disk, &self.memory);
+            worked |= queue.fetch(disk, &self.memory, budget);
+            if budget.is_spent() {
+                // The next round begins with another queue.
+                break;
+            }
         }
         worked
     }

@@ -111,6 +111,7 @@
 //! [`OpenQueue::with_fast_path`]. Put the kind into the [`Registry`], and users can name it.
 #![deny(unsafe_code)]
 
+mod budget;
 mod claim;
 mod clock;
 mod error;
@@ -130,6 +131,7 @@ mod traits;
 mod url;
 mod wake;
 
+pub use budget::Budget;
 pub use claim::{Extent, Overlap, claim};
 pub use clock::{Clock, SystemClock};
 pub use error::{IoError, IoErrorKind, VolumeError};

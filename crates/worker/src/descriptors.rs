@@ -28,6 +28,11 @@ impl Interest {
             Interest::HangUp => epoll::EventFlags::ONESHOT,
         }
     }
+
+    /// What is not heeded at once is not told again.
+    fn is_told_once(self) -> bool {
+        matches!(self, Interest::Edge | Interest::HangUp)
+    }
 }
 
 /// Events of the worker itself have this number in place of a front-end's.
@@ -38,18 +43,25 @@ pub(crate) const OWN: u32 = u32::MAX;
 pub(crate) struct Token {
     pub front: u32,
     pub token: u32,
+    /// The event does not come again.
+    pub once: bool,
 }
+
+/// In place of a token's highest bit: the event does not come again.
+const ONCE: u32 = 1 << 31;
 
 impl Token {
     fn to_data(self) -> epoll::EventData {
-        epoll::EventData::new_u64(u64::from(self.front) << 32 | u64::from(self.token))
+        let once = if self.once { ONCE } else { 0 };
+        epoll::EventData::new_u64(u64::from(self.front) << 32 | u64::from(self.token | once))
     }
 
     pub(crate) fn of(event: &epoll::Event) -> Self {
         let data = event.data.u64();
         Token {
             front: (data >> 32) as u32,
-            token: data as u32,
+            token: data as u32 & !ONCE,
+            once: data as u32 & ONCE != 0,
         }
     }
 }
@@ -67,12 +79,18 @@ impl Descriptors {
         Descriptors { epoll, front }
     }
 
-    /// Waits for a descriptor under a token. Closing its last duplicate removes it from the set.
+    /// Waits for a descriptor under a token, of which 31 bits are kept. Closing its last duplicate
+    /// removes it from the set.
     ///
     /// # Errors
     /// The kernel's: it is of a kind that cannot be waited for, or in the set already.
     pub fn add(&self, fd: impl AsFd, token: u32, interest: Interest) -> Result<(), Errno> {
-        epoll::add(&self.epoll, fd, self.token(token), interest.flags())
+        epoll::add(
+            &self.epoll,
+            fd,
+            self.token(token, interest),
+            interest.flags(),
+        )
     }
 
     /// Waits for something else of a descriptor in the set.
@@ -80,7 +98,12 @@ impl Descriptors {
     /// # Errors
     /// The kernel's: it is not in the set.
     pub fn modify(&self, fd: impl AsFd, token: u32, interest: Interest) -> Result<(), Errno> {
-        epoll::modify(&self.epoll, fd, self.token(token), interest.flags())
+        epoll::modify(
+            &self.epoll,
+            fd,
+            self.token(token, interest),
+            interest.flags(),
+        )
     }
 
     /// Removes a descriptor from the set.
@@ -91,8 +114,12 @@ impl Descriptors {
         epoll::delete(&self.epoll, fd)
     }
 
-    fn token(&self, token: u32) -> epoll::EventData {
-        let front = self.front;
-        Token { front, token }.to_data()
+    fn token(&self, token: u32, interest: Interest) -> epoll::EventData {
+        let token = Token {
+            front: self.front,
+            token,
+            once: interest.is_told_once(),
+        };
+        token.to_data()
     }
 }

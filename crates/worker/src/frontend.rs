@@ -1,14 +1,16 @@
 //! What a worker serves.
 
 use std::time::Instant;
-use volume::{Completion, PinPace};
+use volume::{Budget, Completion, PinPace};
 
 /// A source of commands, as a [`Worker`](crate::Worker) sees it: an NVMe controller behind a
 /// socket, queues of another worker's controller, a vhost-user-blk export, a queue of a ublk disk,
 /// a controller inside this process.
 ///
-/// All calls come from the worker's thread. None of them may block. Work done by one call of
-/// [`Frontend::poll`] is bounded, so that a flood at one front-end does not starve another.
+/// All calls come from the worker's thread. None of them may block. One call of [`Frontend::poll`]
+/// does what its budget is for, [`Frontend::ready`] and [`Frontend::read_on`] handle a few
+/// messages: after each the worker looks at the time, so that a flood at one front-end does not
+/// starve another.
 ///
 /// A program that serves several kinds makes an enum of them and implements the trait by a `match`:
 /// then no call on the way of a command is virtual.
@@ -16,9 +18,9 @@ pub trait Frontend {
     /// Why it could not end as it should.
     type Error: std::error::Error + 'static;
 
-    /// Fetches new commands and starts them; completes what needs no volume. `true` when there was
-    /// anything to do. `now` is a few rounds old at most.
-    fn poll(&mut self, now: Instant) -> bool;
+    /// Fetches new commands and starts them, as far as the budget goes; completes what needs no
+    /// volume. `true` when there was anything to do. `now` is a few rounds old at most.
+    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool;
 
     /// A request has completed. The upper 16 bits of its tag are this front-end's
     /// [`Context::owner`](crate::Context::owner).

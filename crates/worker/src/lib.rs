@@ -14,7 +14,7 @@
 //! ```text
 //! ring completions -> Frontend::complete     the host waits for them: first
 //! messages         -> Handle's jobs, Frontend::drain_messages     when the wake flag is up
-//! Frontend::poll                             fetch commands and start them
+//! Frontend::poll                             fetch commands and start them, within a budget
 //! Io::flush                                  one system call sends what was started
 //! Frontend::poll_volumes -> complete         completions that come otherwise than by the ring
 //! Frontend::finish_round                     publish, answer what waited
@@ -27,14 +27,14 @@
 //! ```
 //! use std::rc::Rc;
 //! use std::time::Instant;
-//! use volume::{Completion, Io, IoOptions};
+//! use volume::{Budget, Completion, Io, IoOptions};
 //! use worker::{Frontend, Handle, Options, Worker};
 //!
 //! struct Countdown(u32);
 //!
 //! impl Frontend for Countdown {
 //!     type Error = std::convert::Infallible;
-//!     fn poll(&mut self, _now: Instant) -> bool {
+//!     fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
 //!         self.0 = self.0.saturating_sub(1);
 //!         self.0 > 0
 //!     }
@@ -62,12 +62,14 @@
 #![forbid(unsafe_code)]
 
 mod acceptor;
+mod accounts;
 mod descriptors;
 mod error;
 mod frontend;
 mod handle;
 mod meter;
 mod pace;
+mod shared;
 mod sleep;
 mod wake;
 mod watchdog;

@@ -1,5 +1,6 @@
 //! The loop.
 
+use crate::accounts::{ALONE_UNITS, Accounts, Counter};
 use crate::descriptors::{Descriptors, OWN, Token};
 use crate::meter::Meter;
 use crate::pace::Pace;
@@ -13,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use volume::{Completion, Io, PinPace};
+use volume::{Budget, Completion, Io, PinPace};
 
 /// Time between two looks at the sockets while polling: a system call each.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
@@ -76,8 +77,8 @@ struct Place<F: Frontend> {
 }
 
 /// Where the loop stands between two turns.
-struct Turns {
-    now: Instant,
+pub(crate) struct Turns {
+    pub(crate) now: Instant,
     last_look: Instant,
     rounds: u32,
 }
@@ -103,14 +104,16 @@ pub struct Worker<F: Frontend> {
     shares_cpu: bool,
     /// Of guest memory that is being pinned.
     pub(crate) pace_of_pins: PinPace,
-    completions: Vec<Completion>,
-    turns: Turns,
+    pub(crate) completions: Vec<Completion>,
+    pub(crate) turns: Turns,
+    /// Whose time it is, while several front-ends want it.
+    pub(crate) accounts: Accounts,
     /// Where it is, for who watches it. The last to be dropped.
-    pulse: OwnPulse,
+    pub(crate) pulse: OwnPulse,
 }
 
 /// A worker's pulse, which says at the end that nothing is left of the worker.
-struct OwnPulse(Arc<Pulse>);
+pub(crate) struct OwnPulse(Arc<Pulse>);
 
 impl std::ops::Deref for OwnPulse {
     type Target = Pulse;
@@ -136,7 +139,7 @@ impl<F: Frontend> Drop for Worker<F> {
 
 /// A request has completed: its front-end is told.
 #[inline]
-fn complete<F: Frontend>(fronts: &mut [Option<F>], completion: Completion) {
+pub(crate) fn complete<F: Frontend>(fronts: &mut [Option<F>], completion: Completion) {
     let owner = (completion.tag >> 48) as usize;
     if let Some(Some(front)) = fronts.get_mut(owner) {
         front.complete(completion);
@@ -149,6 +152,16 @@ impl<F: Frontend + 'static> Worker<F> {
     /// # Errors
     /// [`Error::System`].
     pub fn new(io: Rc<Io>, handle: &Handle<F>, options: Options) -> Result<Self, Error<F::Error>> {
+        Self::with_counter(io, handle, options, Counter::of_processor())
+    }
+
+    /// The same, by another counter than the processor's.
+    pub(crate) fn with_counter(
+        io: Rc<Io>,
+        handle: &Handle<F>,
+        options: Options,
+        counter: Counter,
+    ) -> Result<Self, Error<F::Error>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         let now = Instant::now();
         let worker = Worker {
@@ -173,6 +186,7 @@ impl<F: Frontend + 'static> Worker<F> {
                 last_look: now,
                 rounds: 0,
             },
+            accounts: Accounts::new(counter),
             pulse: OwnPulse(handle.pulse().clone()),
         };
         if let Some(stop) = &worker.stop {
@@ -226,6 +240,7 @@ impl<F: Frontend + 'static> Worker<F> {
                 self.places.push(place);
             }
         }
+        self.accounts.open(at);
         Ok(Some(owner))
     }
 
@@ -402,7 +417,7 @@ impl<F: Frontend + 'static> Worker<F> {
     fn poll_on(&mut self, worked: bool, due: bool) -> Result<bool, Error<F::Error>> {
         let fronts = || self.fronts.iter().flatten();
         let often = self.turns.rounds.is_multiple_of(ROUNDS_PER_LOOK);
-        let due = due || fronts().any(F::has_more) || (often && fronts().any(F::is_trapped));
+        let due = due || self.has_more() || (often && fronts().any(F::is_trapped));
         if due {
             self.turns.last_look = self.turns.now;
             if self.look(Some(Duration::ZERO))? {
@@ -454,7 +469,7 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     /// The wake flag was up: other threads have left something.
-    fn drain_messages(&mut self) -> bool {
+    pub(crate) fn drain_messages(&mut self) -> bool {
         self.pulse.enter(Activity::Messages);
         let mut worked = false;
         // One at a time: a job that runs rounds of its own leaves the next ones their order.
@@ -471,17 +486,33 @@ impl<F: Frontend + 'static> Worker<F> {
     /// One round over all front-ends and the ring.
     #[inline]
     fn round(&mut self) -> bool {
+        if self.accounts.is_shared() {
+            let worked = self.shared_round();
+            if worked {
+                // It took some time.
+                self.look_soon();
+            }
+            return worked | (self.leaving > 0 && self.finish_removals());
+        }
         // What has completed first: its host waits for it.
         let fronts = &mut self.fronts;
         let completed = self.io.poll(&mut |completion| complete(fronts, completion));
         let mut worked = completed > 0;
         worked |= self.handle.flag().take() && self.drain_messages();
         let now = self.turns.now;
-        for (owner, front) in self.fronts.iter_mut().enumerate() {
-            if let Some(front) = front {
-                self.pulse.enter(Activity::Polling(owner as u16));
-                worked |= front.poll(now);
+        let mut long = false;
+        for (at, front) in self.fronts.iter_mut().enumerate() {
+            let Some(front) = front else { continue };
+            self.pulse.enter(Activity::Polling(at as u16));
+            let mut budget = Budget::new(ALONE_UNITS);
+            if front.poll(now, &mut budget) {
+                worked = true;
+                long |= budget.is_spent();
+                self.accounts.worked_alone(at);
             }
+        }
+        if long {
+            self.look_soon();
         }
         self.pulse.enter(Activity::Submitting);
         self.io.flush();
@@ -503,6 +534,11 @@ impl<F: Frontend + 'static> Worker<F> {
         self.pulse.enter(Activity::Round);
         worked |= ended && self.remove_ended();
         worked | (self.leaving > 0 && self.finish_removals())
+    }
+
+    /// The next turn reads the clock, and so looks at the sockets if that is due.
+    fn look_soon(&mut self) {
+        self.turns.rounds |= ROUNDS_PER_CLOCK - 1;
     }
 
     /// Closes front-ends that are being removed and have nothing in flight any more.
@@ -566,16 +602,12 @@ impl<F: Frontend + 'static> Worker<F> {
             Err(error) => return Err(Error::system("epoll_wait")(error)),
         };
         self.pulse.enter(Activity::Round);
-        for (owner, front) in self.fronts.iter_mut().enumerate() {
-            if let Some(front) = front.as_mut().filter(|front| front.has_more()) {
-                self.pulse.enter(Activity::Socket(owner as u16));
-                front.read_on();
-            }
-        }
+        self.accounts.skip();
+        self.read_on();
         for event in ready {
-            let Token { front, token } = Token::of(event);
+            let Token { front, token, once } = Token::of(event);
             if front != OWN {
-                self.ready(front, token);
+                self.ready(front, token, once);
                 continue;
             }
             match token {
@@ -588,14 +620,40 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(false)
     }
 
-    fn ready(&mut self, number: u32, token: u32) {
+    /// A front-end that may read on has something to read.
+    #[inline]
+    fn has_more(&self) -> bool {
+        let mut fronts = self.fronts.iter().enumerate();
+        fronts.any(|(at, front)| {
+            front.as_ref().is_some_and(F::has_more)
+                && (!self.accounts.is_shared() || self.accounts.may_work(at))
+        })
+    }
+
+    /// Goes on with what sockets have, a quantum of time of each at most.
+    fn read_on(&mut self) {
+        for (at, front) in self.fronts.iter_mut().enumerate() {
+            let Some(front) = front else { continue };
+            let begun = self.accounts.now();
+            while front.has_more() && self.accounts.may_read(at, begun) {
+                self.pulse.enter(Activity::Socket(at as u16));
+                front.read_on();
+                self.accounts.read(at);
+            }
+        }
+    }
+
+    fn ready(&mut self, number: u32, token: u32, once: bool) {
         // In the lower half: the place. An event for a front-end that had it before is dropped.
         let at = usize::from(number as u16);
         if self.places.get(at).is_some_and(|p| p.number == number)
             && let Some(Some(front)) = self.fronts.get_mut(at)
+            // Else it is told again at the next look.
+            && (once || !self.accounts.is_shared() || self.accounts.may_work(at))
         {
             self.pulse.enter(Activity::Socket(number as u16));
             front.ready(token);
+            self.accounts.read(at);
         }
     }
 

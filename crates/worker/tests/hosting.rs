@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use volume::{Completion, Io, IoOptions, MemVolume, Op, OpenQueue, Request, Volume};
+use volume::{Budget, Completion, Io, IoOptions, MemVolume, Op, OpenQueue, Request, Volume};
 use worker::{Context, Frontend, Handle, IdleWindow, Interest, Options, Worker};
 
 const PATIENT: Duration = Duration::from_secs(60);
@@ -78,7 +78,7 @@ impl Echo {
 impl Frontend for Echo {
     type Error = NotDurable;
 
-    fn poll(&mut self, _now: Instant) -> bool {
+    fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
         match &self.source {
             Source::Memory(cell) => {
                 let value = cell.value.load(Ordering::Acquire);
@@ -347,7 +347,7 @@ struct Reader {
 impl Frontend for Reader {
     type Error = std::convert::Infallible;
 
-    fn poll(&mut self, _now: Instant) -> bool {
+    fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
         let Some(left) = self.submit.checked_sub(1) else {
             return false;
         };

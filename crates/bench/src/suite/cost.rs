@@ -41,7 +41,7 @@ const WHOLE: Counted = None;
 /// A step of the worker that serves a controller in this process.
 const LOOP: Counted = Some("in_process::Host::step");
 /// A controller's part of a round: the same code for every front-end that has a controller.
-const CONTROLLER: Counted = Some("controller::controller::Controller::poll");
+const CONTROLLER: Counted = Some("controller::controller::Controller::poll_within");
 /// That in which a controller starts a batch of commands on a volume that does not answer at once.
 const START: Counted = Some("controller::engine::run::Batch::start");
 /// That in which it ends one of them.

@@ -20,7 +20,7 @@ use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
-use volume::Io;
+use volume::{Budget, Io};
 
 /// Largest memory page size offered: 4 KiB shifted left by this (CAP.MPSMAX).
 const MPSMAX: u8 = 4;
@@ -259,8 +259,13 @@ impl Controller {
     /// One round: what the host submitted is fetched and started, what completed is posted,
     /// interrupts are sent. Returns whether there was anything to do.
     pub fn poll(&mut self, now: Instant) -> bool {
+        self.poll_within(now, &mut Budget::unlimited())
+    }
+
+    /// The same within a budget: what it does not last for is there in the next round.
+    pub fn poll_within(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
-        let mut worked = self.engine.poll(now);
+        let mut worked = self.engine.poll(now, budget);
         while let Some(event) = self.engine.events.pop_front() {
             worked = true;
             self.event(event);

@@ -9,6 +9,7 @@ use doorbell::{Armed, Cells, Invalid};
 use nvme::{Command, Status};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
+use volume::Budget;
 
 /// Entries fetched from one queue before the next one has its turn.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
@@ -16,6 +17,9 @@ const FETCH_BATCH: u32 = super::run::BATCH as u32;
 /// Admin commands that may be without an answer before no more are fetched: they take room where
 /// they wait, and no host has more in the few entries of its queue.
 const ADMIN_OUTSTANDING: u32 = 256;
+
+/// What an admin command counts in a round's budget: most of them build a page and copy it.
+const ADMIN_UNITS: u32 = 8;
 
 /// Looks at a submission queue's doorbell. Returns whether the tail moved.
 #[inline]
@@ -82,22 +86,31 @@ impl Engine {
         }
     }
 
-    /// Fetches and starts what the host submitted. Returns whether there was anything.
+    /// Fetches and starts what the host submitted, as far as the budget goes. Returns whether there
+    /// was anything.
     ///
     /// Which queues it polls is [`PolledQueues`](super::polled::PolledQueues)' choice.
-    pub fn poll(&mut self, now: Instant) -> bool {
+    pub fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
-        let fetched = self.poll_queues();
+        let parked = !self.parked.is_empty();
+        if parked {
+            self.go_on(budget);
+        }
+        let fetched = self.poll_queues(budget);
         // In the same round: what devices were just given is rung, what they completed is told.
-        self.poll_passed() || fetched
+        self.poll_passed() || fetched || parked
     }
 
-    fn poll_queues(&mut self) -> bool {
+    fn poll_queues(&mut self, budget: &mut Budget) -> bool {
         let mut worked = false;
         let mut at = 0;
         while let Some(qid) = self.polled.hot_at(at) {
-            if self.poll_sq(qid) {
+            if self.poll_sq(qid, budget) {
                 worked = true;
+                if budget.is_spent() {
+                    self.polled.begin_after(at);
+                    break;
+                }
             } else if self.has_cooled(qid) {
                 self.polled.cool(at);
                 continue;
@@ -108,7 +121,7 @@ impl Engine {
             let Some((at, qid)) = self.polled.next_idle() else {
                 break;
             };
-            if self.poll_sq(qid) {
+            if self.poll_sq(qid, budget) {
                 worked = true;
                 self.polled.found_work(at);
             }
@@ -143,7 +156,9 @@ impl Engine {
         sq.idle_rounds.count()
     }
 
-    fn poll_sq(&mut self, qid: u16) -> bool {
+    /// Fetches from a queue that has entries. Returns whether it had some; they stay where the
+    /// budget is spent already.
+    fn poll_sq(&mut self, qid: u16, budget: &mut Budget) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             self.broken("a submission queue is polled that is gone");
             return false;
@@ -176,20 +191,23 @@ impl Engine {
             return false;
         }
         sq.idle_rounds.reset();
-        self.fetch(qid) > 0
+        budget.is_spent() || self.fetch(qid, budget) > 0
     }
 
-    fn fetch(&mut self, qid: u16) -> u32 {
+    fn fetch(&mut self, qid: u16, budget: &mut Budget) -> u32 {
         let mut fetched = 0;
         if qid == 0 {
-            fetched = self.fetch_admin();
+            fetched = self.fetch_admin(budget);
         } else {
             while fetched < FETCH_BATCH {
+                let units = budget.left();
+                self.long.begin(units);
                 let (count, next) = self.run(qid, FETCH_BATCH - fetched);
+                budget.spend(count.saturating_add(self.long.spent(units)));
                 fetched += count;
                 let more = !matches!(next, Next::Idle);
-                self.after_batch(qid, next);
-                if count == 0 || !(more || self.has_entries(qid)) {
+                self.after_batch(qid, next, budget);
+                if count == 0 || budget.is_spent() || !(more || self.has_entries(qid)) {
                     break;
                 }
             }
@@ -209,9 +227,10 @@ impl Engine {
     }
 
     /// Hands admin commands to the control half.
-    fn fetch_admin(&mut self) -> u32 {
+    fn fetch_admin(&mut self, budget: &mut Budget) -> u32 {
         let mut fetched = 0;
         while fetched < FETCH_BATCH
+            && !budget.is_spent()
             && let Some(Some(sq)) = self.sqs.get_mut(0)
             && !sq.is_empty()
             && sq.outstanding < ADMIN_OUTSTANDING
@@ -223,6 +242,7 @@ impl Engine {
             sq.advance_head();
             sq.outstanding += 1;
             fetched += 1;
+            budget.spend(ADMIN_UNITS);
             self.events.push_back(Event::Admin(command));
         }
         fetched
@@ -289,7 +309,7 @@ impl Engine {
     }
 
     fn last_look(&mut self, arm: bool) -> bool {
-        let mut raced = false;
+        let mut raced = !self.parked.is_empty();
         let may_fetch = self.flushes.is_empty() && self.slots.free() > 0;
         for qid in self.polled.iter() {
             let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {

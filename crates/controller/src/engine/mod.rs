@@ -144,6 +144,9 @@ pub(crate) struct Engine {
     /// Completion queues with completions that found no space.
     blocked: Vec<u16>,
     slots: Slots,
+    /// Commands (by slot) that the volume does piece by piece within the call, and that have pieces
+    /// left: they go on in the next round.
+    parked: VecDeque<u16>,
     /// Host memory of Compare and Verify.
     scratch: Budget,
     /// Namespaces whose flush on the controller's own account has not been started yet.
@@ -162,6 +165,8 @@ pub(crate) struct Engine {
     entries: Box<[[u8; 64]; run::BATCH]>,
     /// Data of the command in hand, between commands empty.
     list: SegmentList,
+    /// Of the batch in hand.
+    long: run::LongWork,
 }
 
 impl Engine {
@@ -198,6 +203,7 @@ impl Engine {
             dirty: Vec::with_capacity(usize::from(queues)),
             blocked: Vec::with_capacity(usize::from(queues)),
             slots: Slots::new(config.id, config.max_in_flight),
+            parked: VecDeque::with_capacity(usize::from(config.max_in_flight)),
             scratch: Budget::new(config.max_transfer),
             flushes: VecDeque::new(),
             flushing: 0,
@@ -208,6 +214,7 @@ impl Engine {
             queue_gone: false,
             entries: Box::new([[0; 64]; run::BATCH]),
             list: SegmentList::with_capacity(1),
+            long: run::LongWork::default(),
         }
     }
 

@@ -23,7 +23,7 @@ impl Batch<'_> {
             let Some(passthrough) = self.ns.passthrough.as_mut() else {
                 break;
             };
-            if command.nsid.get() != self.nsid {
+            if command.nsid.get() != self.nsid || self.long.is_over() {
                 break;
             }
             let (kind, moves) = match command.nvm_opcode() {
@@ -46,6 +46,7 @@ impl Batch<'_> {
                 },
                 kind,
             };
+            self.long.spend(plain.bytes);
             let Some(tag) = slots.alloc_passed(plain) else {
                 break;
             };

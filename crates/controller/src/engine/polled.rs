@@ -126,6 +126,17 @@ impl PolledQueues {
         self.queues.swap(at, self.hot);
     }
 
+    /// The round ends with the hot queue at this place: the next one begins with the queue behind
+    /// it.
+    #[cold]
+    pub fn begin_after(&mut self, at: usize) {
+        if let Some(hot) = self.queues.get_mut(..self.hot)
+            && at < hot.len()
+        {
+            hot.rotate_left(at + 1);
+        }
+    }
+
     /// How many idle queues this round polls.
     #[inline]
     pub fn idle_share(&mut self) -> usize {
@@ -246,6 +257,20 @@ mod tests {
         let looks: Vec<bool> = rounds.map(|seen| seen.contains(&41)).collect();
         let first = looks.iter().position(|&looked| looked);
         assert!(first.is_some_and(|round| round <= IDLE_TURN), "{looks:?}");
+    }
+
+    #[test]
+    fn a_round_that_ends_early_is_followed_by_one_that_begins_there() {
+        let mut polled = of(5);
+        round(&mut polled, &[1, 2, 3, 4]);
+        assert_eq!(polled.hot().collect::<Vec<_>>(), [1, 2, 3, 4]);
+        polled.begin_after(1);
+        assert_eq!(polled.hot().collect::<Vec<_>>(), [3, 4, 1, 2]);
+        // The last one: all had their turn.
+        polled.begin_after(3);
+        assert_eq!(polled.hot().collect::<Vec<_>>(), [3, 4, 1, 2]);
+        polled.begin_after(4);
+        assert_eq!(sorted(polled.iter().collect()), [1, 2, 3, 4, 5]);
     }
 
     #[test]

@@ -6,8 +6,11 @@ use super::slots::Work;
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, DsmRange};
 use nvme::{Command, Status};
-use volume::{IoError, IoErrorKind, Op, Request};
+use volume::{Budget, IoError, IoErrorKind, Op, Request};
 use zerocopy::FromBytes;
+
+/// What a range counts in a round's budget: what a volume deallocates within the call is not much.
+const RANGE_UNITS: u32 = 16;
 
 impl Engine {
     pub(super) fn dataset_management(
@@ -54,34 +57,72 @@ impl Engine {
     }
 
     /// Ranges go to the volume one after the other, so that a command never has more than one
-    /// request out.
+    /// request out. Where the volume is done with one within the call, the command is parked, and
+    /// the next one has its turn when the budget allows it.
     pub(super) fn next_range(&mut self, index: u16) {
-        loop {
-            let Some(slot) = self.slots.get(index) else {
-                return self.broken("Dataset Management goes on without its slot");
-            };
-            let ns = slot.ns;
-            let Work::Ranges(ranges) = &mut slot.work else {
-                return self.broken("Dataset Management goes on in another command's slot");
-            };
-            let Some((offset, len)) = ranges.pop() else {
-                return self.end(index);
-            };
-            let tag = self.slots.tag(index);
-            let Some(ns) = self.namespaces.get_mut(ns) else {
-                return self.broken("a slot's namespace is not there");
-            };
-            let data = SegmentList::new();
-            match ns.queue.submit(Request {
-                tag,
-                op: Op::Deallocate,
-                offset,
-                len,
-                data,
-            }) {
-                None => return,
-                Some(completion) => self.range_done(index, completion.result),
-            }
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("Dataset Management goes on without its slot");
+        };
+        let ns = slot.ns;
+        let Work::Ranges(ranges) = &mut slot.work else {
+            return self.broken("Dataset Management goes on in another command's slot");
+        };
+        let Some((offset, len)) = ranges.pop() else {
+            return self.end(index);
+        };
+        let tag = self.slots.tag(index);
+        let Some(ns) = self.namespaces.get_mut(ns) else {
+            return self.broken("a slot's namespace is not there");
+        };
+        let data = SegmentList::new();
+        if let Some(completion) = ns.queue.submit(Request {
+            tag,
+            op: Op::Deallocate,
+            offset,
+            len,
+            data,
+        }) {
+            self.range_done(index, completion.result);
+            self.park_or_end(index);
+        }
+    }
+
+    /// The command goes on in a later round, if it has ranges left.
+    fn park_or_end(&mut self, index: u16) {
+        match self.slots.get(index).map(|slot| &slot.work) {
+            // In front: one after the other comes to its end.
+            Some(Work::Ranges(ranges)) if !ranges.is_empty() => self.parked.push_front(index),
+            _ => self.end(index),
+        }
+    }
+
+    /// Goes on with parked commands, for half of the budget: the queues have the other half.
+    #[cold]
+    pub(super) fn go_on(&mut self, budget: &mut Budget) {
+        let rest = budget.left() / 2;
+        while budget.left() > rest
+            && let Some(index) = self.parked.pop_front()
+        {
+            budget.spend(RANGE_UNITS);
+            self.end_parked_early(index);
+            self.next_range(index);
+        }
+    }
+
+    /// Nothing of a parked command is with the volume, so that there was nothing to be cancelled
+    /// there: what was asked of it meanwhile is done here.
+    fn end_parked_early(&mut self, index: u16) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let status = match slot.abort {
+            true => Status::ABORT_REQUESTED,
+            false if self.interrupting || slot.orphan => Status::COMMAND_INTERRUPTED,
+            false => return,
+        };
+        slot.status = status;
+        if let Work::Ranges(ranges) = &mut slot.work {
+            ranges.clear();
         }
     }
 

@@ -19,10 +19,15 @@ use nvme::cmd::io::RwCdw12;
 use nvme::cmd::{Flags, Fuse, Psdt};
 use nvme::{Command, Completion, NvmOpcode, Status};
 use std::collections::VecDeque;
-use volume::Op;
+use volume::{Budget, Op};
 
 /// Entries copied from a ring at a time.
 pub(super) const BATCH: usize = 32;
+
+/// What a command that takes the general way counts in a round's budget, beside its data.
+const GENERAL_UNITS: u32 = 4;
+/// The same of one with an SGL: how many descriptors that has is not known before it is walked.
+const SGL_UNITS: u32 = 64;
 
 /// How a batch ended.
 pub(super) enum Next {
@@ -73,6 +78,43 @@ pub(super) struct Batch<'a> {
     max_transfer: u64,
     pub(super) page_size: u64,
     pub(super) write_cache: bool,
+    pub(super) long: &'a mut LongWork,
+}
+
+/// What a batch may do about data that is in more than one page: in bytes, each piece of an SGL as
+/// [`PIECE_BYTES`] more. Those of PRPs are pages, and count by their bytes.
+#[derive(Default)]
+pub(super) struct LongWork {
+    /// Where nothing is left, the batch ends with the next such command.
+    left: i64,
+}
+
+const UNIT: i64 = Budget::BYTES_PER_UNIT as i64;
+/// A piece of memory takes as long as so many bytes.
+const PIECE_BYTES: u64 = Budget::BYTES_PER_UNIT / Budget::PIECES_PER_UNIT;
+
+impl LongWork {
+    /// A batch begins that may spend so many units.
+    pub(super) fn begin(&mut self, units: u32) {
+        self.left = i64::from(units) * UNIT;
+    }
+
+    /// A batch that began with so many has ended: what it has spent.
+    pub(super) fn spent(&self, units: u32) -> u32 {
+        let left = self.left.div_euclid(UNIT);
+        u32::try_from(i64::from(units) - left).unwrap_or(u32::MAX)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_over(&self) -> bool {
+        self.left <= 0
+    }
+
+    /// Bytes are bounded by the largest transfer.
+    #[inline(always)]
+    pub(super) fn spend(&mut self, bytes: u64) {
+        self.left -= bytes as i64;
+    }
 }
 
 impl Batch<'_> {
@@ -125,9 +167,13 @@ impl Batch<'_> {
         (in_page && command.flags == Flags::new()).then_some(prp1)
     }
 
-    /// Finds the command's data; `false` when the general way has to say what is wrong with it.
+    /// Finds the command's data; `false` when the general way has to say what is wrong with it, or
+    /// ends the batch with it, because the budget is spent.
     #[inline(never)]
     fn walk(&mut self, command: &Command, plain: &ReadWrite) -> bool {
+        if self.long.is_over() {
+            return false;
+        }
         let (list, dma) = (&mut *self.list, self.dma);
         list.begin(dma);
         let found = match command.flags.psdt() {
@@ -146,10 +192,13 @@ impl Batch<'_> {
                 .is_ok()
             }
             Psdt::SGL_MPTR_BUFFER | Psdt::SGL_MPTR_SGL => {
-                sgl::walk(dma, command.dptr.0, plain.len, plain.access, list).is_ok()
+                let found = sgl::walk(dma, command.dptr.0, plain.len, plain.access, list).is_ok();
+                self.long.spend(list.segments().len() as u64 * PIECE_BYTES);
+                found
             }
             _ => false,
         };
+        self.long.spend(plain.len);
         if !found {
             list.clear();
         }
@@ -331,6 +380,19 @@ fn make_room(
     room
 }
 
+/// What a command of the general way counts in a round's budget.
+fn general_units(command: &Command) -> u32 {
+    // Where it has no such field, what stands there instead does no harm: it ends the round's part
+    // of this controller, at most. The smallest block has 512 bytes.
+    let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
+    let data = Budget::units_of(u64::from(blocks) << 9, 0);
+    let sgl = match command.flags.psdt() {
+        Psdt::PRP => 0,
+        _ => SGL_UNITS,
+    };
+    GENERAL_UNITS + data + sgl
+}
+
 impl Sq {
     /// The entry at the head, of which this is a copy, is fetched alone and takes the general way.
     #[inline]
@@ -342,8 +404,9 @@ impl Sq {
 }
 
 impl Engine {
-    /// Fetches up to `limit` entries of an I/O queue and starts them, as long as they are plain.
-    /// Returns how many were fetched, the one in [`Next`] included.
+    /// Fetches up to `limit` entries of an I/O queue and starts them, as long as they are plain and
+    /// the budget lasts for those with much data. Returns how many were fetched, the one in
+    /// [`Next`] included.
     pub(super) fn run(&mut self, qid: u16, limit: u32) -> (u32, Next) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
             return (0, Next::Idle);
@@ -410,6 +473,7 @@ impl Engine {
             max_transfer: self.max_transfer,
             page_size: self.page_size,
             write_cache: self.write_cache,
+            long: &mut self.long,
         };
         let mut tally = Tally::default();
         let (fetched, next) = if batch.ns.passthrough.is_some()
@@ -449,10 +513,13 @@ impl Engine {
     }
 
     /// The general way of an I/O command that left a batch.
-    pub(super) fn after_batch(&mut self, qid: u16, next: Next) {
+    pub(super) fn after_batch(&mut self, qid: u16, next: Next, budget: &mut Budget) {
         match next {
             Next::Idle => {}
-            Next::General(command) => self.general(qid, &command),
+            Next::General(command) => {
+                budget.spend(general_units(&command));
+                self.general(qid, &command);
+            }
             Next::Failed(command, status) => {
                 let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
                 self.events.push_back(Event::Failed {

@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::task::Waker;
 use std::time::Instant;
-use volume::{PinPace, PinnedWindows, Pinner};
+use volume::{Budget, PinPace, PinnedWindows, Pinner};
 
 /// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need
 /// is bounded by this.
@@ -186,9 +186,9 @@ impl RemoteEngine {
         told
     }
 
-    /// One round, as [`Controller::poll`](crate::Controller::poll).
-    pub fn poll(&mut self, now: Instant) -> bool {
-        let mut worked = self.engine.events.len() < EVENTS_WAITING && self.engine.poll(now);
+    /// One round, as [`Controller::poll_within`](crate::Controller::poll_within).
+    pub fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
+        let mut worked = self.engine.events.len() < EVENTS_WAITING && self.engine.poll(now, budget);
         worked |= self.engine.end_round();
         if let Some(queues) = self.engine.release_migrating() {
             self.engine.events.push_back(Event::Released(queues));

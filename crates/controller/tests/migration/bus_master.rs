@@ -6,7 +6,7 @@ use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
 use nvme::pci::command::BUS_MASTER;
 use std::sync::Arc;
-use volume::{Effect, Fault, Io, IoOptions, OpKind};
+use volume::{Budget, Effect, Fault, Io, IoOptions, OpKind};
 
 #[test]
 fn every_worker_stops_and_goes_on() {
@@ -107,7 +107,7 @@ fn a_branch_that_is_made_without_the_bit_knows() {
     for _ in 0..4 {
         h.round();
         engine.drain_messages();
-        engine.poll(h.now);
+        engine.poll(h.now, &mut Budget::unlimited());
         h.c.drain_messages();
     }
     assert!(

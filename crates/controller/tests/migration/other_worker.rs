@@ -4,7 +4,7 @@ use crate::common::*;
 use controller::{IrqSink, RemoteEngine};
 use std::sync::Arc;
 use std::time::Instant;
-use volume::Io;
+use volume::{Budget, Io};
 use worker::WakeFlag;
 
 /// A worker's wake flag; `wakes` counts what would end its sleep.
@@ -44,7 +44,7 @@ impl OtherWorker {
         let OtherWorker { engine, io, .. } = self;
         let mut worked = io.poll(&mut |completion| engine.complete(completion)) > 0;
         worked |= drain && self.flag.take() && self.engine.drain_messages();
-        worked |= self.engine.poll(now);
+        worked |= self.engine.poll(now, &mut Budget::unlimited());
         self.io.flush();
         let mut done = Vec::new();
         self.engine.poll_volumes(&mut done);

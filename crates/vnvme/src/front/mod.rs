@@ -11,7 +11,7 @@ pub use remote::Remote;
 use crate::parts::{ublk, vhost_blk};
 use crate::vhost_blk::VhostBlk;
 use std::time::Instant;
-use volume::{Completion, PinPace};
+use volume::{Budget, Completion, PinPace};
 use worker::Frontend;
 
 /// A front-end of any kind.
@@ -57,8 +57,8 @@ impl Frontend for Front {
     type Error = FrontError;
 
     #[inline]
-    fn poll(&mut self, now: Instant) -> bool {
-        each!(self, front => front.poll(now))
+    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
+        each!(self, front => front.poll(now, budget))
     }
 
     #[inline]

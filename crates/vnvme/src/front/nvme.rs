@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vfio_user::wire::MAX_MSG_FDS;
 use vfio_user::{Connection, Interest, Listener};
-use volume::{Completion, PinPace};
+use volume::{Budget, Completion, PinPace};
 use worker::{AcceptStats, Acceptor, Context, Descriptors, Frontend};
 
 /// The listening socket's token.
@@ -140,8 +140,8 @@ impl Frontend for NvmeFront {
     type Error = Infallible;
 
     #[inline]
-    fn poll(&mut self, now: Instant) -> bool {
-        self.device.controller.poll(now)
+    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
+        self.device.controller.poll_within(now, budget)
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use controller::RemoteEngine;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
-use volume::{Completion, PinPace};
+use volume::{Budget, Completion, PinPace};
 use worker::Frontend;
 
 /// Time between two calls to the controller's own worker while this one is busy.
@@ -29,8 +29,8 @@ impl Frontend for Remote {
     type Error = Infallible;
 
     #[inline]
-    fn poll(&mut self, now: Instant) -> bool {
-        self.engine.poll(now)
+    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
+        self.engine.poll(now, budget)
     }
 
     #[inline]

@@ -23,7 +23,7 @@ macro_rules! absent_frontend {
         impl ::worker::Frontend for $name {
             type Error = $error;
 
-            fn poll(&mut self, _: std::time::Instant) -> bool {
+            fn poll(&mut self, _: std::time::Instant, _: &mut ::volume::Budget) -> bool {
                 match *self {}
             }
 

@@ -1,0 +1,91 @@
+//! How much a front-end may do before its worker looks at the time again.
+
+/// What a front-end may do in one call of its `poll`, in units of work: as Linux's NAPI gives a
+/// network driver a budget of packets.
+///
+/// A unit is a command, 16 KiB of data, or 16 pieces of memory: a microsecond or less of most
+/// processors, as long as all is in the caches. It need not be exact. A budget only bounds what is
+/// done between two looks at the processor's counter, and the time that has passed by then is what
+/// the worker charges the front-end with.
+#[derive(Debug)]
+pub struct Budget {
+    granted: u32,
+    left: u32,
+}
+
+impl Budget {
+    /// Bytes moved that count as one unit.
+    pub const BYTES_PER_UNIT: u64 = 16 << 10;
+    /// Pieces of memory that count as one unit.
+    pub const PIECES_PER_UNIT: u64 = 16;
+
+    /// Of so many units.
+    #[inline(always)]
+    pub const fn new(units: u32) -> Self {
+        Self {
+            granted: units,
+            left: units,
+        }
+    }
+
+    /// More than any call uses: for callers that serve nobody else.
+    pub const fn unlimited() -> Self {
+        Self::new(u32::MAX)
+    }
+
+    /// Takes units away; where there are not so many, what is left.
+    #[inline(always)]
+    pub fn spend(&mut self, units: u32) {
+        self.left = self.left.saturating_sub(units);
+    }
+
+    /// Nothing more is to be begun in this call. What was not begun is there in the next one.
+    #[inline(always)]
+    pub fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Units that are left.
+    #[inline(always)]
+    pub fn left(&self) -> u32 {
+        self.left
+    }
+
+    /// Units that were spent.
+    pub fn spent(&self) -> u32 {
+        self.granted - self.left
+    }
+
+    /// The units of a command's data beside the command itself: so many bytes, in so many pieces.
+    #[inline(always)]
+    pub fn units_of(bytes: u64, pieces: usize) -> u32 {
+        let units =
+            (bytes / Self::BYTES_PER_UNIT).saturating_add(pieces as u64 / Self::PIECES_PER_UNIT);
+        // More than 32 bits hold is more than any budget: what they hold is enough.
+        units.min(u32::MAX.into()) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_spent_and_not_overdrawn() {
+        let mut budget = Budget::new(10);
+        assert!(!budget.is_spent() && budget.left() == 10 && budget.spent() == 0);
+        budget.spend(9);
+        assert!(!budget.is_spent() && budget.spent() == 9);
+        budget.spend(100);
+        assert!(budget.is_spent() && budget.spent() == 10);
+        assert!(Budget::new(0).is_spent());
+    }
+
+    #[test]
+    fn data_counts_by_bytes_and_by_pieces() {
+        assert_eq!(Budget::units_of(4096, 1), 0);
+        assert_eq!(Budget::units_of(1 << 20, 256), 64 + 16);
+        assert_eq!(Budget::units_of(512, 8192), 512);
+        assert_eq!(Budget::units_of(u64::MAX, usize::MAX), u32::MAX);
+    }
+}

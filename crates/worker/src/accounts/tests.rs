@@ -1,0 +1,391 @@
+//! Several front-ends on one worker, by a counter that the front-ends themselves move on: what each
+//! gets of the time, and how long another one waits.
+
+use super::*;
+use crate::{Frontend, Handle, Options, Worker};
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::time::Instant;
+use volume::{Budget, Completion, Io, IoOptions};
+
+thread_local! {
+    /// Nanoseconds.
+    static NOW: Cell<u64> = const { Cell::new(1) };
+}
+
+fn now() -> u64 {
+    NOW.get()
+}
+
+/// What takes time.
+fn pass(nanos: u64) {
+    NOW.set(now() + nanos);
+}
+
+const fn us(micros: u64) -> u64 {
+    micros * 1000
+}
+
+/// When the guest of a front-end has work.
+#[derive(Clone, Copy)]
+enum Guest {
+    /// Always, in pieces of so many nanoseconds.
+    Busy { piece: u64 },
+    /// One piece, the next one so long after its end.
+    Thinks { piece: u64, pause: u64 },
+    /// Messages, always.
+    Sends { message: u64 },
+    /// Volumes that do a piece of their work in each round.
+    Volumes { piece: u64 },
+    /// Never.
+    Idle,
+}
+
+/// What a front-end has done.
+#[derive(Default)]
+struct Done {
+    pieces: Cell<u64>,
+    nanos: Cell<u64>,
+    /// The longest time between two pieces of a guest with work.
+    longest: Cell<u64>,
+    ended: Cell<u64>,
+}
+
+impl Done {
+    fn piece(&self, ready: u64, nanos: u64) {
+        self.longest.set(self.longest.get().max(now() - ready));
+        pass(nanos);
+        self.pieces.set(self.pieces.get() + 1);
+        self.nanos.set(self.nanos.get() + nanos);
+        self.ended.set(now());
+    }
+}
+
+struct Fake {
+    guest: Rc<Cell<Guest>>,
+    done: Rc<Done>,
+}
+
+/// A look that finds nothing takes time, too.
+const LOOK: u64 = 50;
+
+impl Frontend for Fake {
+    type Error = Infallible;
+
+    fn poll(&mut self, _now: Instant, budget: &mut Budget) -> bool {
+        pass(LOOK);
+        let ended = self.done.ended.get();
+        match self.guest.get() {
+            Guest::Idle | Guest::Sends { .. } | Guest::Volumes { .. } => false,
+            Guest::Thinks { pause, .. } if now() < ended + pause => false,
+            Guest::Thinks { piece, pause } => {
+                self.done.piece(ended + pause, piece);
+                budget.spend(1);
+                true
+            }
+            Guest::Busy { piece } => {
+                while !budget.is_spent() {
+                    self.done.piece(self.done.ended.get(), piece);
+                    // An estimate, and too low.
+                    budget.spend(1 + (piece / us(4)) as u32);
+                }
+                true
+            }
+        }
+    }
+
+    fn complete(&mut self, _completion: Completion) {}
+
+    fn poll_volumes(&mut self, _: &mut Vec<Completion>) {
+        if let Guest::Volumes { piece } = self.guest.get() {
+            self.done.piece(self.done.ended.get(), piece);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        usize::from(self.must_poll())
+    }
+
+    fn must_poll(&self) -> bool {
+        matches!(self.guest.get(), Guest::Volumes { .. })
+    }
+
+    fn has_more(&self) -> bool {
+        matches!(self.guest.get(), Guest::Sends { .. })
+    }
+
+    fn read_on(&mut self) {
+        if let Guest::Sends { message } = self.guest.get() {
+            self.done.piece(self.done.ended.get(), message);
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn flush(&mut self) {}
+
+    fn is_drained(&self) -> bool {
+        true
+    }
+}
+
+struct World {
+    worker: Worker<Fake>,
+    guests: Vec<(Rc<Cell<Guest>>, Rc<Done>)>,
+}
+
+fn counter() -> Counter {
+    Counter {
+        read: now,
+        per_second: 1e9,
+    }
+}
+
+impl World {
+    fn of(guests: &[Guest]) -> Self {
+        let io = Rc::new(Io::new(IoOptions::default()));
+        let (handle, options) = (Handle::new().unwrap(), Options::default());
+        let mut worker = Worker::with_counter(io, &handle, options, counter()).unwrap();
+        let guests = guests.iter().map(|&guest| {
+            let (guest, done) = (Rc::new(Cell::new(guest)), Rc::<Done>::default());
+            done.ended.set(now());
+            let front = Fake {
+                guest: guest.clone(),
+                done: done.clone(),
+            };
+            worker.add(|_| Ok::<_, Infallible>(front)).unwrap();
+            (guest, done)
+        });
+        let guests = guests.collect();
+        World { worker, guests }
+    }
+
+    /// Rounds for so long, with looks at the sockets between them; what each front-end had of it,
+    /// in nanoseconds.
+    fn run(&mut self, nanos: u64) -> Vec<u64> {
+        let before: Vec<u64> = self.guests.iter().map(|(_, d)| d.nanos.get()).collect();
+        let end = now() + nanos;
+        while now() < end {
+            self.worker.poll_once().unwrap();
+            // Nobody has work: this takes time, too.
+            pass(LOOK);
+        }
+        let after = self.guests.iter().map(|(_, done)| done.nanos.get());
+        after
+            .zip(before)
+            .map(|(after, before)| after - before)
+            .collect()
+    }
+
+    fn done(&self, at: usize) -> &Done {
+        &self.guests[at].1
+    }
+
+    fn becomes(&self, at: usize, guest: Guest) {
+        self.guests[at].0.set(guest);
+        self.done(at).ended.set(now());
+    }
+}
+
+/// Shares of the time that all together had, in thousandths.
+fn shares(had: &[u64]) -> Vec<u64> {
+    let sum: u64 = had.iter().sum();
+    had.iter().map(|had| had * 1000 / sum.max(1)).collect()
+}
+
+#[test]
+fn front_ends_with_work_have_equal_shares_whatever_their_pieces_take() {
+    for pieces in [
+        [100, 100],
+        [100, us(5)],
+        [100, us(300)],
+        [us(20), us(2000)],
+        [us(10), us(90_000)],
+    ] {
+        let guests = pieces.map(|piece| Guest::Busy { piece });
+        // Each piece often enough.
+        let mut world = World::of(&guests);
+        world.run(us(10_000));
+        let had = world.run(pieces[1].max(us(100)) * 400);
+        let shares = shares(&had);
+        assert!((470..=530).contains(&shares[0]), "{pieces:?}: {shares:?}");
+    }
+}
+
+#[test]
+fn several_costly_ones_do_not_add_up() {
+    let costly = Guest::Busy { piece: us(300) };
+    let cheap = Guest::Busy { piece: us(1) };
+    let had = World::of(&[costly, cheap, costly, costly, cheap]).run(us(200_000));
+    let shares = shares(&had);
+    assert!(shares.iter().all(|s| (180..=220).contains(s)), "{shares:?}");
+}
+
+#[test]
+fn messages_and_commands_are_one_account() {
+    for message in [us(1), us(20), us(300)] {
+        let guests = [Guest::Busy { piece: 100 }, Guest::Sends { message }];
+        let shares = shares(&World::of(&guests).run(us(200_000)));
+        assert!(shares[0] >= 470, "{message}: {shares:?}");
+    }
+}
+
+/// Zeroing of memory, for example, goes on piece by piece, and nothing completes meanwhile.
+#[test]
+fn what_volumes_do_is_on_the_account_of_their_front_end() {
+    for piece in [us(25), us(50), us(3000)] {
+        let cheap = Guest::Busy { piece: us(1) };
+        let mut world = World::of(&[cheap, cheap]);
+        world.run(us(1000));
+        world.becomes(1, Guest::Volumes { piece });
+        world.run(us(10_000));
+        let shares = shares(&world.run(us(1_000_000)));
+        assert!((470..=600).contains(&shares[0]), "{piece}: {shares:?}");
+        assert!(world.worker.accounts.is_shared());
+        // It is alone.
+        world.becomes(0, Guest::Idle);
+        world.run(us(10_000));
+        let had = world.run(us(100_000));
+        assert!(had[1] * 100 >= us(100_000) * 95, "{piece}: {had:?}");
+    }
+}
+
+#[test]
+fn a_front_end_that_is_alone_is_not_slowed() {
+    for piece in [100, us(30), us(5000)] {
+        let guests = [Guest::Busy { piece }, Guest::Idle, Guest::Idle];
+        let mut world = World::of(&guests);
+        let time = us(100_000);
+        let had = world.run(time);
+        assert!(had[0] * 100 >= time * 99, "{piece}: {had:?}");
+        assert!(!world.worker.accounts.is_shared());
+        // Another one had work for a moment, and has none any more.
+        world.becomes(1, Guest::Busy { piece: us(1) });
+        world.run(us(200));
+        assert!(world.worker.accounts.is_shared());
+        world.becomes(1, Guest::Idle);
+        let had = world.run(time);
+        assert!(had[0] * 100 >= time * 99, "{piece}: {had:?}");
+        assert!(!world.worker.accounts.is_shared());
+    }
+}
+
+/// Its guest has one command at a time, and sends the next one a little after the last one's end:
+/// what the other one overdraws is not forgiven in between.
+#[test]
+fn a_guest_with_one_command_at_a_time_waits_for_long_pieces_now_and_then_only() {
+    let thinks = Guest::Thinks {
+        piece: us(1),
+        pause: us(3),
+    };
+    let commands = |piece| {
+        let mut world = World::of(&[thinks, Guest::Busy { piece }]);
+        world.run(us(10_000));
+        world.done(0).pieces.set(0);
+        world.done(0).longest.set(0);
+        world.run(us(200_000));
+        (world.done(0).pieces.get(), world.done(0).longest.get())
+    };
+    let (beside_honest, _) = commands(100);
+    for piece in [us(50), us(300), us(2000)] {
+        let (beside_costly, longest) = commands(piece);
+        assert!(
+            beside_costly * 10 >= beside_honest * 8,
+            "{piece}: {beside_costly} of {beside_honest}"
+        );
+        // What 32 units are, estimated as they are.
+        assert!(longest <= piece + us(32 * 4 + 50), "{piece}: {longest}");
+    }
+}
+
+#[test]
+fn a_debt_is_bounded_and_a_sleeper_has_no_credit() {
+    let (cheap, idle) = (Guest::Busy { piece: us(2) }, Guest::Idle);
+    let mut world = World::of(&[cheap, idle]);
+    world.run(us(10_000));
+    // A machine that stood still for a minute.
+    world.becomes(
+        1,
+        Guest::Busy {
+            piece: us(60_000_000),
+        },
+    );
+    world.run(us(10));
+    world.becomes(1, cheap);
+    // Half of the time, but for the debt at its beginning.
+    let had = world.run(us(1_000_000));
+    let most = MOST_DEBT.as_nanos() as u64;
+    assert!(
+        had[1] * 2 + most + us(1000) >= us(1_000_000) * 97 / 100,
+        "{had:?}"
+    );
+    // One that slept does not get more than the others when it comes back.
+    world.becomes(1, idle);
+    world.run(us(1_000_000));
+    world.becomes(1, cheap);
+    let had = world.run(us(10_000));
+    let shares = shares(&had);
+    assert!((470..=530).contains(&shares[1]), "{shares:?}");
+}
+
+/// Any guests, any pieces: nobody who always has work gets less than a fair share, but for one turn
+/// of each other.
+#[test]
+fn everyone_with_work_gets_a_fair_share() {
+    let mut state = 88_172_645_463_325_252u64;
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    for case in 0..24 {
+        let count = 2 + random(6) as usize;
+        let mut guests = Vec::new();
+        for _ in 0..count {
+            let longest = [200, us(10), us(400)][random(3) as usize];
+            let piece = 50 + random(longest);
+            guests.push(match random(5) {
+                0 => Guest::Thinks {
+                    piece,
+                    pause: random(us(200)),
+                },
+                1 => Guest::Sends { message: piece },
+                4 => Guest::Volumes { piece },
+                2 => Guest::Idle,
+                _ => Guest::Busy { piece },
+            });
+        }
+        guests.push(Guest::Busy { piece: us(1) });
+        let time = us(100_000);
+        let had = World::of(&guests).run(time)[count];
+        let fair = time / (count as u64 + 1);
+        assert!(had * 100 >= fair * 80, "{case}: {had} of {fair}");
+    }
+}
+
+/// A part of a system call that several share is each one's own, by what it started.
+#[test]
+fn what_is_sent_together_is_paid_by_parts() {
+    let mut accounts = Accounts::new(counter());
+    (0..2).for_each(|at| accounts.open(at));
+    accounts.worked_alone(0);
+    assert!(!accounts.is_shared());
+    accounts.worked_alone(1);
+    assert!(accounts.is_shared());
+    assert!(!accounts.started(0, 3));
+    assert!(!accounts.started(1, 12));
+    assert!(accounts.started(0, 1), "{FLUSH_UNITS} are enough");
+    pass(us(160));
+    accounts.sent();
+    let spent = |at: usize| accounts.accounts[at].spent;
+    assert_eq!([spent(0), spent(1)], [us(40), us(120)]);
+    accounts.settle();
+    let spent = |at: usize| accounts.accounts[at].spent;
+    assert_eq!([spent(0), spent(1)], [us(15), us(95)]);
+    assert!(accounts.may_work(0) && !accounts.may_work(1));
+    assert!(accounts.anyone_left_out());
+}

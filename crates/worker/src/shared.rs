@@ -1,0 +1,126 @@
+//! A round while several front-ends have work: each has its turn, as long as its account allows.
+
+use crate::Frontend;
+use crate::accounts::SHARED_UNITS;
+use crate::watchdog::Activity;
+use crate::worker_loop::{Worker, complete};
+use volume::{Budget, Completion};
+
+impl<F: Frontend + 'static> Worker<F> {
+    /// One round over all front-ends and the ring, as [`Worker::round`], on the front-ends'
+    /// accounts.
+    #[inline(never)]
+    pub(crate) fn shared_round(&mut self) -> bool {
+        self.accounts.skip();
+        let mut worked = self.take_completions();
+        worked |= self.handle.flag().take() && self.drain_messages();
+        self.accounts.skip();
+        for at in 0..self.fronts.len() {
+            worked |= self.take_turn(at);
+        }
+        self.send();
+        worked |= self.poll_volumes();
+        let mut ended = false;
+        for (at, front) in self.fronts.iter_mut().enumerate() {
+            let Some(front) = front else { continue };
+            self.pulse.enter(Activity::Finishing(at as u16));
+            let finished = front.finish_round();
+            worked |= finished;
+            if finished || self.accounts.is_active(at) {
+                self.accounts.charge(at);
+            }
+            ended |= front.has_ended();
+        }
+        self.pulse.enter(Activity::Round);
+        self.accounts.settle();
+        worked |= ended && self.remove_ended();
+        // Somebody has work, and waits for others: no moment to give the processor away.
+        worked | self.accounts.anyone_left_out()
+    }
+
+    /// Tells front-ends of what has completed through the ring, each on its own account.
+    fn take_completions(&mut self) -> bool {
+        let (fronts, accounts) = (&mut self.fronts, &mut self.accounts);
+        let mut current = None;
+        let completed = self.io.poll(&mut |completion: Completion| {
+            let owner = (completion.tag >> 48) as usize;
+            if current != Some(owner) {
+                match current {
+                    Some(before) => {
+                        accounts.charge(before);
+                    }
+                    None => accounts.skip(),
+                }
+                accounts.worked(owner);
+                current = Some(owner);
+            }
+            complete(fronts, completion);
+        });
+        if let Some(last) = current {
+            self.accounts.charge(last);
+        }
+        completed > 0
+    }
+
+    /// A front-end's turn: until it has nothing to do, or has used its quantum up.
+    fn take_turn(&mut self, at: usize) -> bool {
+        let mut worked = false;
+        while self.accounts.may_work(at)
+            && let Some(Some(front)) = self.fronts.get_mut(at)
+        {
+            self.pulse.enter(Activity::Polling(at as u16));
+            let mut budget = Budget::new(SHARED_UNITS);
+            let found = front.poll(self.turns.now, &mut budget);
+            self.accounts.charge(at);
+            if !found {
+                break;
+            }
+            worked = true;
+            self.accounts.worked(at);
+            if self.accounts.started(at, budget.spent()) {
+                self.send();
+            }
+            if !budget.is_spent() {
+                break;
+            }
+        }
+        worked
+    }
+
+    /// Sends what was started, on the account of those who have started it.
+    fn send(&mut self) {
+        self.pulse.enter(Activity::Submitting);
+        self.io.flush();
+        self.accounts.sent();
+    }
+
+    /// Tells front-ends of what has completed otherwise than through the ring. Those who are left
+    /// out wait: some volumes do their work here.
+    fn poll_volumes(&mut self) -> bool {
+        let mut worked = false;
+        for at in 0..self.fronts.len() {
+            if self.accounts.is_left_out(at) {
+                continue;
+            }
+            let Some(Some(front)) = self.fronts.get_mut(at) else {
+                continue;
+            };
+            let waits = front.in_flight() > 0;
+            // Some volumes do their work here.
+            self.pulse.enter(Activity::Polling(at as u16));
+            front.poll_volumes(&mut self.completions);
+            let found = !self.completions.is_empty();
+            if !found && !waits && !self.accounts.is_active(at) {
+                continue;
+            }
+            for completion in self.completions.drain(..) {
+                complete(&mut self.fronts, completion);
+            }
+            if self.accounts.charge(at) || found {
+                self.accounts.worked(at);
+                worked = true;
+            }
+        }
+        worked
+    }
+}
