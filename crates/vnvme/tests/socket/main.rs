@@ -14,6 +14,7 @@ mod control;
 mod devices;
 mod direct;
 mod disks;
+mod fairness;
 mod footprint;
 mod hanging;
 mod idle;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub use daemon::Daemon;
 pub use frozen::Frozen;
 pub use fuse::Fuse;
+pub use host::flood::Flood;
 pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd, new_eventfd};
 pub use lone::{Lone, all_stats, stats};
 

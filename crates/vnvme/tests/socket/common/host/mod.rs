@@ -5,6 +5,7 @@
 
 mod commands;
 mod files;
+pub mod flood;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
