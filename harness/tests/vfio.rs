@@ -156,40 +156,6 @@ fn drive(guest: &Guest, interface: &str) -> Result<()> {
     Ok(())
 }
 
-/// A daemon of a user to whom the device's node was given serves it, in its sandbox, with no right
-/// of root.
-fn by_its_user(guest: &Guest) -> Result<()> {
-    let out = run_for(
-        guest,
-        LONG,
-        &format!(
-            r#"{ENV}b=$(bdf 1); g=/dev/vfio/$(basename $(readlink /sys/bus/pci/devices/$b/iommu_group))
-             mkdir -p /etc /tmp/u; echo 'u:x:1000:1000::/tmp:/bin/sh' >/etc/passwd; echo 'u:x:1000:' >/etc/group
-             chown u $g /tmp/u; ulimit -l unlimited
-             cat >/tmp/u.sh <<END
-{ENV}/tmp/vnvme serve --socket /tmp/u/s.sock nvme://$b/1 >/tmp/u/log 2>&1 & pid=\$!
-for i in \$(seq 100); do grep -q listening /tmp/u/log && break; sleep 0.1; done
-/tmp/vnvme bench vfio-user:///tmp/u/s.sock/1 --ios 500 --iodepth 8 --verify --destroy-data --rw randwrite --size 1M
-bench=\$?
-grep -E '^(Uid|NoNewPrivs|Seccomp|CapEff):' /proc/\$pid/status
-kill \$pid; wait \$pid; status=\$?
-cat /tmp/u/log; echo bench \$bench served \$status
-END
-             su u -c 'sh /tmp/u.sh' 2>&1; chown 0 $g"#
-        ),
-    )?;
-    for line in [
-        "bench 0 served 0",
-        "Uid:\t1000",
-        "NoNewPrivs:\t1",
-        "Seccomp:\t2",
-        "CapEff:\t0000000000000000",
-    ] {
-        ensure!(out.contains(line), "no \"{line}\" in: {out}");
-    }
-    Ok(())
-}
-
 /// Somebody takes the device away from a daemon that serves it: the kernel asks for it, and gets
 /// it, while the daemon lives.
 fn released(guest: &Guest) -> Result<()> {
@@ -248,7 +214,6 @@ fn by_group() -> Result<()> {
     checks.check("bind", || bind(&guest));
     checks.check("unprivileged", || unprivileged(&guest, "group"));
     checks.check("drive", || drive(&guest, "group"));
-    checks.check("by its user", || by_its_user(&guest));
     checks.check("released", || released(&guest));
     checks.check("unbind", || unbind(&guest));
     checks.check("found", || found(&guest));
