@@ -16,6 +16,10 @@ use sync::Unpoisoned;
 /// has not closed their sockets yet. Each may hang there with a thread and its descriptors.
 const MAX_LEAVING: usize = 8;
 
+/// The same of a protocol without descriptors, which serves many clients at a time: one that sends
+/// some all the same is not to keep the others out.
+const MAX_LEAVING_PLAIN: usize = 64;
+
 /// Until a receiver process that has ended is looked for again.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -35,6 +39,7 @@ enum Way {
 #[derive(Debug)]
 struct Process {
     receiver: Receiver,
+    max_leaving: usize,
     door: Arc<Mutex<Door>>,
     channel: Option<Arc<OwnedFd>>,
     /// When to look for the receiver process again.
@@ -52,6 +57,10 @@ impl Intake {
     pub fn new(receiver: &Receiver, wanted: Wanted) -> Intake {
         Intake(Way::Receiver(Process {
             receiver: receiver.clone(),
+            max_leaving: match wanted.max_fds {
+                0 => MAX_LEAVING_PLAIN,
+                _ => MAX_LEAVING,
+            },
             door: Arc::new(Mutex::new(Door::new(wanted))),
             channel: None,
             retry: None,
@@ -115,7 +124,9 @@ impl Intake {
     /// further one is to be accepted before [`Intake::fd`] becomes readable.
     pub fn is_crowded(&self) -> bool {
         match &self.0 {
-            Way::Receiver(process) => process.door.lock().unpoisoned().leaving() >= MAX_LEAVING,
+            Way::Receiver(process) => {
+                process.door.lock().unpoisoned().leaving() >= process.max_leaving
+            }
             Way::InPlace { .. } => false,
         }
     }

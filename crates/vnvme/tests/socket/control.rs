@@ -161,12 +161,14 @@ fn slow_clients_hold_up_no_other() {
         "mem://1M",
     ];
     let daemon = Daemon::serve(&place, &args);
-    let before = descriptors(daemon.pid());
     let connect = || {
         let stream = UnixStream::connect(&control).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream
     };
+    // It answers: everything that it opens is open.
+    assert!(ask_for_stats(&connect()).contains("controllers"));
+    let before = descriptors(daemon.pid());
     let first = connect();
     let slow: Vec<UnixStream> = (0..20).map(|_| connect()).collect();
     for stream in &slow {
