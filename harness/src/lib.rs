@@ -6,12 +6,13 @@
 //! kernel, an initramfs and a tools image from them ([`kernel`], [`image`]), finds a QEMU that
 //! speaks vfio-user ([`qemu`]), and runs guests ([`guest`]) against a `vnvme` daemon ([`daemon`]).
 //! Checks from the host's side use the programs of the same cache ([`tree::Tree::tool`]). A smaller
-//! guest of another architecture, for AP queues, is made the same way ([`s390x`]).
+//! guest of another architecture, for AP queues, is made the same way ([`s390x`]). [`hostile`]
+//! attacks a daemon that serves a good neighbour; it needs no guest.
 //!
 //! What may be touched here: processes, files below the cache and below a temporary directory
 //! of each guest. What may not: anything of the machine's package system, and the inside of
 //! the crates under test. They are reached only as a user reaches them, through the `vnvme`
-//! program and a virtual machine.
+//! program and a virtual machine, or a client at its sockets.
 //!
 //! Environment variables:
 //!
@@ -37,6 +38,7 @@ pub mod cpio;
 pub mod daemon;
 pub mod elf;
 pub mod guest;
+pub mod hostile;
 pub mod image;
 pub mod kernel;
 pub mod machine;

@@ -1,0 +1,294 @@
+//! One attack on one daemon, measured: first beside an honest client, then under attack, then
+//! when the client has gone, then asked to end while it is attacked again.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::attacks::{Attack, Fuse};
+use super::child::{Child, Skip};
+use super::client::fuse;
+use super::neighbour::{self, Seen};
+use super::outcome::Outcome;
+use super::place::{self, Footprint, Place};
+use super::sampler::Sampler;
+
+/// How long each part takes.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    /// Beside the honest client.
+    honest: Duration,
+    /// Under attack.
+    attack: Duration,
+    /// Under the second attack, before the daemon is asked to end.
+    again: Duration,
+    pub(super) long: bool,
+}
+
+impl Times {
+    pub(super) const LONG: Self = Self {
+        honest: Duration::from_millis(1200),
+        attack: Duration::from_millis(3000),
+        again: Duration::from_millis(500),
+        long: true,
+    };
+    pub(super) const SHORT: Self = Self {
+        honest: Duration::from_millis(400),
+        attack: Duration::from_millis(700),
+        again: Duration::from_millis(150),
+        long: false,
+    };
+}
+
+/// Until the first figures, while a client starts or leaves.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Until what a client had must be free.
+const FREE: Duration = Duration::from_secs(4);
+/// A daemon that has not ended by then does not.
+const END: Duration = Duration::from_secs(8);
+const START: Duration = Duration::from_secs(20);
+
+/// Runs one attack; what could not be measured is none.
+pub(super) fn run(program: &Path, attack: &Attack, times: Times) -> Result<Outcome> {
+    let dir = tempfile::Builder::new()
+        .prefix("vnvme-hostile-")
+        .tempdir()?;
+    let result = attacked(program, attack, times, dir.path());
+    fuse::unmount_all(dir.path());
+    match result {
+        Err(error) if error.is::<Skip>() => {
+            let mut outcome = Outcome::new(attack);
+            outcome.skipped = Some(format!("{error:#}"));
+            Ok(outcome)
+        }
+        other => other,
+    }
+}
+
+fn fuse_server(attack: &Attack, dir: &Path) -> Result<Option<Child>> {
+    if attack.fuse == Fuse::No {
+        return Ok(None);
+    }
+    let mut server = Child::start("fuse", "-", dir, false)?;
+    server.wait_for("ready", START)?;
+    Ok(Some(server))
+}
+
+fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result<Outcome> {
+    let mut outcome = Outcome::new(attack);
+    let mut server = fuse_server(attack, dir)?;
+    let kept = attack.before.map(|before| before(dir)).transpose()?;
+    let place = match Place::start(program, dir, attack.fuse == Fuse::Volume) {
+        Ok(place) => place,
+        Err(error) => {
+            outcome.note(format!("{error:#}"));
+            return Ok(outcome);
+        }
+    };
+    outcome.started = true;
+    let mut good = Child::start("good", "-", dir, times.long)?;
+    good.wait_for("seen ", START)
+        .context("the good neighbour")?;
+
+    let mut honest = Child::start("honest", "-", dir, times.long)?;
+    honest
+        .wait_for("ready", START)
+        .context("the honest client")?;
+    std::thread::sleep(SETTLE);
+    let from = Instant::now();
+    std::thread::sleep(times.honest);
+    outcome.honest = Some(window(&good, from, Instant::now()).0);
+    honest.end(Duration::from_secs(1));
+    std::thread::sleep(SETTLE);
+    let before = place.footprint();
+    outcome.before = Some(before);
+    let log = place.log_bytes();
+
+    let mut hostile = Child::start("attack", attack.name, dir, times.long)?;
+    hostile.wait_for("ready", START).context("the attack")?;
+    let sampler = Sampler::start(place.pid());
+    let from = Instant::now();
+    std::thread::sleep(times.attack / 2);
+    let probes = Probes::start(dir, attack.after.is_none());
+    std::thread::sleep(times.attack / 2);
+    let until = Instant::now();
+    if let Some(why) = hostile.said("skip ") {
+        drop((hostile, server));
+        place.kill(END);
+        return Err(super::child::skip(why));
+    }
+    let (rate, longest) = window(&good, from, until);
+    outcome.attacked = Some(rate);
+    outcome.longest_read = Some(longest);
+    if let Some(sampler) = sampler {
+        let (blocked, call) = sampler.end();
+        outcome.blocked = Some(blocked);
+        if let Some(call) = call {
+            outcome.blocked_in = Some(call);
+        }
+    }
+    let log = place.log_bytes().saturating_sub(log);
+    outcome.log_rate = Some(log as f64 / times.attack.as_secs_f64());
+    probes.finish(&mut outcome);
+
+    hostile.end(Duration::from_millis(1500));
+    let did = hostile.said("did ").and_then(|n| n.parse().ok());
+    outcome.tried = did.unwrap_or(0);
+    if let Some(why) = hostile.said("failed ").or_else(|| hostile.said("refused ")) {
+        outcome.note(format!("the client saw: {why}"));
+    }
+    drop(hostile);
+    if attack.fuse == Fuse::Files {
+        drop(server.take());
+    }
+    outcome.after = Some(freed(&place, before));
+    outcome.alive = place.is_alive();
+    if outcome.alive {
+        end(&place, attack, times, &mut server, &mut outcome)?;
+    } else {
+        outcome.note(place.tail());
+    }
+    drop(server);
+    // Both directions of every socket are closed now; what the neighbour knows is final.
+    std::thread::sleep(neighbour::PERIOD * 2);
+    if let Some(kept) = last(&good) {
+        outcome.kept = kept.kept;
+        outcome.lost = Some(neighbour::first_lost(dir, kept.kept)?.is_some());
+    }
+    if let Some(after) = attack.after
+        && let Err(error) = after(dir)
+    {
+        outcome.broken = true;
+        outcome.note(format!("{error:#}"));
+    }
+    drop(kept);
+    place.kill(END);
+    Ok(outcome)
+}
+
+/// Waits until memory and descriptors are what they were, or for as long as that may take.
+fn freed(place: &Place, before: Footprint) -> Footprint {
+    let deadline = Instant::now() + FREE;
+    loop {
+        let now = place.footprint();
+        if Outcome::is_freed(before, now) || Instant::now() > deadline || !place.is_alive() {
+            return now;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Attacks again, and asks the daemon to end meanwhile.
+fn end(
+    place: &Place,
+    attack: &Attack,
+    times: Times,
+    server: &mut Option<Child>,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let dir = &place.dir;
+    if attack.fuse == Fuse::Files {
+        fuse::unmount_all(dir);
+        let _ = std::fs::remove_file(fuse::silence(dir));
+        *server = fuse_server(attack, dir)?;
+    }
+    let hostile = Child::start("attack", attack.name, dir, times.long)?;
+    std::thread::sleep(SETTLE + times.again);
+    match place.terminate(END) {
+        Some((took, well)) => {
+            outcome.end = Some(took);
+            if !well {
+                outcome.note(format!("it ended with an error: {}", place.tail()));
+            }
+        }
+        None if !place.kill(Duration::from_secs(5)) => {
+            outcome.note("SIGKILL did not end it".to_owned());
+            // Whatever it waits for goes now.
+            drop(server.take());
+            drop(hostile);
+            place.kill(END);
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+/// What the neighbour said last.
+fn last(good: &Child) -> Option<Seen> {
+    good.said("seen ")
+        .and_then(|rest| Seen::parse(&format!("seen {rest}")))
+}
+
+/// The neighbour's median reads per second in a time, and its longest register read.
+fn window(good: &Child, from: Instant, until: Instant) -> (f64, Duration) {
+    let lines = good.lines();
+    let seen: Vec<(Instant, Seen)> = lines
+        .iter()
+        .filter(|(at, _)| (from..=until).contains(at))
+        .filter_map(|(at, line)| Some((*at, Seen::parse(line)?)))
+        .collect();
+    let mut rates: Vec<f64> = seen
+        .windows(2)
+        .filter_map(|pair| {
+            let [(then, before), (now, after)] = pair else {
+                return None;
+            };
+            let time = (*now - *then).as_secs_f64();
+            Some((after.reads - before.reads) as f64 / time)
+        })
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    let median = rates.get(rates.len() / 2).copied().unwrap_or(0.0);
+    // The first line tells of what was before, too.
+    let longest = seen.iter().skip(1).map(|(_, seen)| seen.longest).max();
+    (median, Duration::from_micros(longest.unwrap_or(0)))
+}
+
+/// Others who want something of the daemon while it is attacked.
+struct Probes {
+    control: Option<JoinHandle<()>>,
+    answers: mpsc::Receiver<(bool, Result<Duration>)>,
+}
+
+impl Probes {
+    fn start(dir: &Path, control: bool) -> Self {
+        let (tell, answers) = mpsc::channel();
+        let spawn = |is_control: bool, ask: fn(&Path) -> Result<Duration>| {
+            let (dir, tell) = (dir.to_owned(), tell.clone());
+            std::thread::spawn(move || {
+                // Nobody may listen any more.
+                let _ = tell.send((is_control, ask(&dir)));
+            })
+        };
+        let control = control.then(|| spawn(true, place::control_answers));
+        spawn(false, place::newcomer);
+        Self { control, answers }
+    }
+
+    fn finish(self, outcome: &mut Outcome) {
+        outcome.asked_control = self.control.is_some();
+        let deadline = Instant::now() + Duration::from_secs(6);
+        let wanted = 1 + usize::from(self.control.is_some());
+        for _ in 0..wanted {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok((is_control, answer)) = self.answers.recv_timeout(left) else {
+                break;
+            };
+            let place = if is_control {
+                &mut outcome.control
+            } else {
+                &mut outcome.newcomer
+            };
+            match answer {
+                Ok(took) => *place = Some(took),
+                Err(error) => {
+                    let who = if is_control { "control" } else { "newcomer" };
+                    outcome.note(format!("{who}: {error:#}"));
+                }
+            }
+        }
+    }
+}
