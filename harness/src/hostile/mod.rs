@@ -9,10 +9,10 @@
 //!   `--- FUSE server                    for attacks that need files that hang
 //! ```
 //!
-//! Each attack has a daemon of its own. [`attacks`] has their table, [`measure`] what is done in
-//! which order, [`outcome`] what must hold, [`known`] what does not yet. The clients here reach the
-//! daemon as others do, by its sockets; [`client`] are those that break rules, [`neighbour`] the
-//! others, by the project's own driver.
+//! Each attack has a daemon of its own. `attacks` has their table, `measure` what is done in which
+//! order, `outcome` what must hold, `known` what does not yet. The clients here reach the daemon as
+//! others do, by its sockets; `client` are those that break rules, `neighbour` the others, by the
+//! project's own driver.
 
 mod attacks;
 mod child;
