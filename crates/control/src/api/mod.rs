@@ -1,0 +1,33 @@
+//! What requests and answers are made of. Numbers are in the units that their names say; times are
+//! in those of their suffix. Fields may be added within a version of the API, never change their
+//! meaning: a client ignores those that it does not know.
+
+mod device;
+mod disk;
+mod event;
+mod limits;
+mod path;
+mod plan;
+mod stats;
+
+pub use device::{DeviceState, DeviceStatus};
+pub use disk::{Disk, DiskKind, Namespace, NewDisk, Resize};
+pub use event::{Event, EventKind};
+pub use limits::{LimitChange, VolumeLimits};
+pub use path::{PathChange, PathChoice, PathState};
+pub use plan::{Plan, Refusal};
+pub use stats::{
+    ControllerCounters, Cycles, LaneCounters, PathCounters, QueueCounters, RingCounters,
+    SocketCounters, Stats, UblkCounters, UblkQueueCounters, VhostBlkCounters,
+    VhostBlkQueueCounters, WorkerCounters,
+};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The body of an answer that refuses a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// Why, in words.
+    pub error: String,
+}

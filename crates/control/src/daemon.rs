@@ -1,0 +1,117 @@
+//! What the server asks the program for.
+
+use crate::api::{
+    DeviceStatus, Disk, DiskKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats,
+    VolumeLimits,
+};
+use crate::error::Error;
+use crate::events::EventReceiver;
+use serde_json::{Map, Value};
+
+/// The process behind a control socket.
+///
+/// Its methods may block: the server calls them on threads that may, several at a time. A method
+/// that is refused has changed nothing. Tables have the keys of the configuration file.
+pub trait Daemon: Send + Sync + 'static {
+    /// All disks, sorted by their names.
+    fn disks(&self) -> Vec<Disk>;
+
+    /// The disk of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    fn disk(&self, name: &str) -> Result<Disk, Error>;
+
+    /// Serves a further disk.
+    ///
+    /// # Errors
+    /// The table is wrong, its name or socket is taken, or something of it cannot be opened.
+    fn add(&self, kind: DiskKind, table: Map<String, Value>) -> Result<Disk, Error>;
+
+    /// Stops serving a disk, after all that is in flight has ended.
+    ///
+    /// # Errors
+    /// There is none of this name; or a client is attached, and `force` is not set.
+    fn remove(&self, name: &str, force: bool) -> Result<(), Error>;
+
+    /// Makes what is served be what a configuration says. With `dry_run` it only tells what would
+    /// be done. What cannot be done stands in [`Plan::refused`]; if anything does, nothing was
+    /// done.
+    ///
+    /// # Errors
+    /// It is no configuration, or something failed on the way.
+    fn apply(&self, config: Map<String, Value>, dry_run: bool) -> Result<Plan, Error>;
+
+    /// Reads the configuration that the process was started with once more, and applies it.
+    ///
+    /// # Errors
+    /// It was started without one; or as [`Daemon::apply`].
+    fn reload(&self) -> Result<Plan, Error>;
+
+    /// Adds a namespace to a controller, whose client sees it without a reset.
+    ///
+    /// # Errors
+    /// There is no such disk, it is no controller, or the namespace cannot be opened.
+    fn attach(&self, name: &str, namespace: Map<String, Value>) -> Result<Namespace, Error>;
+
+    /// Removes a namespace of a controller, after all that is in flight on it has ended.
+    ///
+    /// # Errors
+    /// There is no such disk or namespace.
+    fn detach(&self, name: &str, nsid: u32) -> Result<(), Error>;
+
+    /// Changes the size of a namespace's volume, in bytes. Disks of other kinds have the namespace
+    /// 1.
+    ///
+    /// # Errors
+    /// There is no such namespace, or its volume cannot have that size.
+    fn resize(&self, name: &str, nsid: u32, bytes: u64) -> Result<Namespace, Error>;
+
+    /// Changes limits and weights; tells those of the volumes that were meant.
+    ///
+    /// # Errors
+    /// Nothing is meant, or it cannot have what it is to have.
+    fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error>;
+
+    /// Changes how namespaces reach a device below; tells the paths of those that were meant.
+    ///
+    /// # Errors
+    /// Nothing is meant, or it has no direct path.
+    fn path(&self, change: &PathChange) -> Result<Vec<PathState>, Error>;
+
+    /// Shuts a device below down; commands wait until it is resumed.
+    ///
+    /// # Errors
+    /// There is none of this name, or it does not shut down.
+    fn suspend(&self, device: &str) -> Result<DeviceStatus, Error>;
+
+    /// Brings a suspended device up again; commands that waited are repeated.
+    ///
+    /// # Errors
+    /// There is none of this name, it is not suspended, or it does not come up.
+    fn resume(&self, device: &str) -> Result<DeviceStatus, Error>;
+
+    /// What is served now, as a configuration file (TOML).
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    fn save(&self) -> Result<String, Error>;
+
+    /// Counters of everything, as of one moment.
+    fn stats(&self) -> Stats;
+
+    /// The same for monitoring, in Prometheus' text form.
+    ///
+    /// # Errors
+    /// This process has none.
+    fn metrics(&self) -> Result<String, Error>;
+
+    /// The page that shows the disks in a browser, as HTML: one file that loads no other.
+    ///
+    /// # Errors
+    /// This program has none.
+    fn page(&self) -> Result<&'static str, Error>;
+
+    /// What happens from now on.
+    fn events(&self) -> EventReceiver;
+}

@@ -1,0 +1,63 @@
+//! Why a request is refused.
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of refusal it is: the status of the answer follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorKind {
+    /// There is nothing of this name: 404.
+    NotFound,
+    /// It is not possible as things are: the name is taken, or a client is attached. 409.
+    Conflict,
+    /// The request is wrong whatever is served: 400.
+    Invalid,
+    /// This program, or this process, cannot do that: 501.
+    Unsupported,
+    /// It was tried, and has failed: 500.
+    Failed,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// What kind of refusal it is.
+    pub kind: ErrorKind,
+    /// A sentence for the user.
+    pub message: String,
+}
+
+impl Error {
+    /// There is nothing of this name.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotFound, message)
+    }
+
+    /// It is not possible as things are.
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Conflict, message)
+    }
+
+    /// The request is wrong whatever is served.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    /// This program, or this process, cannot do that.
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, message)
+    }
+
+    /// It was tried, and has failed.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Failed, message)
+    }
+
+    fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+}

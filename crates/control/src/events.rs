@@ -1,0 +1,121 @@
+//! What happens, told to every listener, none of which is waited for.
+
+use crate::api::{Event, EventKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{Receiver, Sender, channel};
+
+/// Events that are kept for listeners that have not taken them yet.
+const KEPT: usize = 1024;
+
+/// Where what happens is told. Cloned ones tell the same listeners.
+#[derive(Clone, Debug)]
+pub struct EventSender {
+    sender: Sender<Event>,
+    sequence: Arc<AtomicU64>,
+}
+
+impl EventSender {
+    /// One without listeners.
+    pub fn new() -> Self {
+        Self {
+            sender: channel(KEPT).0,
+            sequence: Arc::default(),
+        }
+    }
+
+    /// Tells an event of a disk, from any thread: waits for no listener, and does next to nothing
+    /// where there is none. Not for what happens with each command.
+    pub fn send(&self, kind: EventKind, disk: &str, nsid: Option<u32>, message: Option<String>) {
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.sender.receiver_count() == 0 {
+            return;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let event = Event {
+            sequence,
+            time_ms: now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX)),
+            kind,
+            disk: disk.to_owned(),
+            nsid,
+            message,
+        };
+        // It fails if the last listener has gone.
+        let _ = self.sender.send(event);
+    }
+
+    /// What is told from now on.
+    pub fn receiver(&self) -> EventReceiver {
+        EventReceiver(self.sender.subscribe())
+    }
+}
+
+impl Default for EventSender {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a listener gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// Something happened.
+    Event(Event),
+    /// The listener was too slow: so many events were dropped.
+    Lost(u64),
+}
+
+/// A listener's end. One that does not take its events loses the oldest, and keeps nobody.
+#[derive(Debug)]
+pub struct EventReceiver(Receiver<Event>);
+
+impl EventReceiver {
+    /// The next; `None` when no more can come.
+    pub async fn next(&mut self) -> Option<Received> {
+        match self.0.recv().await {
+            Ok(event) => Some(Received::Event(event)),
+            Err(RecvError::Lagged(count)) => Some(Received::Lost(count)),
+            Err(RecvError::Closed) => None,
+        }
+    }
+
+    /// The next that is there already, without waiting.
+    pub fn try_next(&mut self) -> Option<Received> {
+        use tokio::sync::broadcast::error::TryRecvError;
+        match self.0.try_recv() {
+            Ok(event) => Some(Received::Event(event)),
+            Err(TryRecvError::Lagged(count)) => Some(Received::Lost(count)),
+            Err(TryRecvError::Empty | TryRecvError::Closed) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_that_takes_nothing_keeps_nobody_and_is_told_what_it_lost() {
+        let sender = EventSender::new();
+        sender.send(EventKind::Added, "before", None, None);
+        let (mut slow, mut prompt) = (sender.receiver(), sender.receiver());
+        for number in 0..5000u32 {
+            sender.send(EventKind::Attached, "vm0", Some(number), None);
+            let Some(Received::Event(event)) = prompt.try_next() else {
+                panic!("event {number} is not there");
+            };
+            assert_eq!(
+                (event.nsid, event.sequence),
+                (Some(number), u64::from(number) + 2)
+            );
+        }
+        assert_eq!(prompt.try_next(), None);
+        assert_eq!(slow.try_next(), Some(Received::Lost(5000 - 1024)));
+        let Some(Received::Event(event)) = slow.try_next() else {
+            panic!("what is kept is gone");
+        };
+        assert_eq!(event.nsid, Some(5000 - 1024));
+    }
+}
