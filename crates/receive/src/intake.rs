@@ -145,7 +145,7 @@ impl Intake {
     }
 
     /// The socket of a client whose protocol has no descriptors. There may be many at a time.
-    pub fn admit_plain(&mut self, socket: OwnedFd) -> PlainSocket {
+    pub fn admit_plain<S: AsFd + Send + 'static>(&mut self, socket: S) -> PlainSocket<S> {
         match &self.0 {
             Way::InPlace { .. } => PlainSocket::in_place(socket),
             Way::Receiver(process) => {

@@ -10,10 +10,12 @@ use sync::Unpoisoned;
 
 /// A client's end of a Unix stream socket over which bytes come, and no descriptors. A client that
 /// sends some is read no further: the receiver process closes its socket with all that is in it.
+///
+/// The socket may be of a type that closes it in its own way, an event loop's for example.
 #[derive(Debug)]
-pub struct PlainSocket {
+pub struct PlainSocket<S: AsFd + Send + 'static = OwnedFd> {
     /// None only inside `drop`.
-    socket: Option<OwnedFd>,
+    socket: Option<S>,
     closing: Closing,
 }
 
@@ -28,15 +30,15 @@ enum Closing {
     },
 }
 
-impl PlainSocket {
-    pub(crate) fn in_place(socket: OwnedFd) -> Self {
+impl<S: AsFd + Send + 'static> PlainSocket<S> {
+    pub(crate) fn in_place(socket: S) -> Self {
         Self {
             socket: Some(socket),
             closing: Closing::Here,
         }
     }
 
-    pub(crate) fn received(socket: OwnedFd, door: &Arc<Mutex<Door>>) -> Self {
+    pub(crate) fn received(socket: S, door: &Arc<Mutex<Door>>) -> Self {
         let client = door.lock().unpoisoned().enter_plain(socket.as_fd());
         let door = door.clone();
         Self {
@@ -45,11 +47,19 @@ impl PlainSocket {
         }
     }
 
+    /// The socket, to be waited for and written to.
+    pub fn get_ref(&self) -> &S {
+        match &self.socket {
+            Some(socket) => socket,
+            None => unreachable!("only a dropped client has no socket"),
+        }
+    }
+
     /// Reads once into `buf`, which is not to be empty; never [`Read::Waiting`].
     ///
     /// # Errors
     /// [`ReadError::TooManyFds`]: the client has sent descriptors. [`ReadError::System`].
-    pub fn read(&mut self, buf: &mut [u8]) -> Result<Read, ReadError> {
+    pub fn read(&self, buf: &mut [u8]) -> Result<Read, ReadError> {
         match look(self.as_fd(), buf)? {
             Seen::Nothing => Ok(Read::Blocked),
             Seen::Eof => Ok(Read::Eof),
@@ -59,16 +69,13 @@ impl PlainSocket {
     }
 }
 
-impl AsFd for PlainSocket {
+impl<S: AsFd + Send + 'static> AsFd for PlainSocket<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.socket {
-            Some(socket) => socket.as_fd(),
-            None => unreachable!("only a dropped client has no socket"),
-        }
+        self.get_ref().as_fd()
     }
 }
 
-impl Drop for PlainSocket {
+impl<S: AsFd + Send + 'static> Drop for PlainSocket<S> {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else {
             return;

@@ -328,7 +328,7 @@ fn plain_clients_bring_bytes_and_block_nobody() {
         assert_eq!(&buf[..3], b"one");
     }
     let mut held = Vec::new();
-    for (at, (client, mut socket)) in clients.into_iter().enumerate() {
+    for (at, (client, socket)) in clients.into_iter().enumerate() {
         let flags = match at {
             0 => SendFlags::OOB,
             _ => SendFlags::empty(),
@@ -361,7 +361,7 @@ fn plain_clients_bring_bytes_and_block_nobody() {
     for _ in 0..100 {
         let client = server.connect();
         let socket = server.accept();
-        let mut socket = server.intake.admit_plain(socket);
+        let socket = server.intake.admit_plain(socket);
         drop(client);
         assert_eq!(socket.read(&mut buf), Ok(Read::Eof));
         drop(socket);

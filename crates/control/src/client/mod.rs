@@ -1,0 +1,356 @@
+//! A blocking client, for the command line and for tests.
+
+mod error;
+mod events;
+mod io;
+
+pub use error::ClientError;
+
+use crate::api::{
+    DeviceStatus, Disk, DiskKind, ErrorBody, LimitChange, Namespace, NewDisk, PathChange,
+    PathState, Plan, Resize, Stats, VolumeLimits,
+};
+use crate::events::Received;
+use bytes::Bytes;
+use events::Lines;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode, header};
+use io::Io;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+
+/// How long a question may take.
+const QUESTION_TIME: Duration = Duration::from_secs(10);
+/// How long a change may take: a device that comes up, a disk that is drained.
+const CHANGE_TIME: Duration = Duration::from_secs(150);
+
+/// A client of a control socket. Each request has a connection of its own.
+#[derive(Debug)]
+pub struct Client {
+    runtime: Runtime,
+    paths: Vec<PathBuf>,
+}
+
+/// An answer that is good.
+struct Answer {
+    path: PathBuf,
+    body: Bytes,
+}
+
+impl Answer {
+    fn json<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
+        serde_json::from_slice(&self.body).map_err(|error| ClientError::broken(&self.path, &error))
+    }
+}
+
+/// A name in an address.
+fn encoded(name: &str) -> impl std::fmt::Display {
+    utf8_percent_encode(name, NON_ALPHANUMERIC)
+}
+
+impl Client {
+    /// Of the process behind the first of these sockets that can be connected to.
+    ///
+    /// # Errors
+    /// There is no epoll set or eventfd to be had.
+    pub fn new(paths: Vec<PathBuf>) -> Result<Self, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build();
+        Ok(Self {
+            runtime: runtime.map_err(ClientError::System)?,
+            paths,
+        })
+    }
+
+    /// All disks, sorted by their names.
+    ///
+    /// # Errors
+    /// [`ClientError`], here and below.
+    pub fn disks(&self) -> Result<Vec<Disk>, ClientError> {
+        self.get("/v1/disks")
+    }
+
+    /// The disk of this name.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn disk(&self, name: &str) -> Result<Disk, ClientError> {
+        self.get(&format!("/v1/disks/{}", encoded(name)))
+    }
+
+    /// Has a further disk served.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn add(&self, kind: DiskKind, table: Map<String, Value>) -> Result<Disk, ClientError> {
+        let disk = NewDisk { kind, table };
+        self.change(Method::POST, "/v1/disks", Some(&disk))?.json()
+    }
+
+    /// Has a disk served no more.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn remove(&self, name: &str, force: bool) -> Result<(), ClientError> {
+        let path = format!("/v1/disks/{}?force={force}", encoded(name));
+        self.change(Method::DELETE, &path, None::<&()>).map(drop)
+    }
+
+    /// Has what is served be what a configuration says.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn apply(&self, config: &Map<String, Value>, dry_run: bool) -> Result<Plan, ClientError> {
+        let path = format!("/v1/apply?dry-run={dry_run}");
+        self.change(Method::POST, &path, Some(config))?.json()
+    }
+
+    /// Has the configuration read again, and applied.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn reload(&self) -> Result<Plan, ClientError> {
+        self.change(Method::POST, "/v1/reload", None::<&()>)?.json()
+    }
+
+    /// Has a controller get a namespace.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn attach(&self, name: &str, table: &Map<String, Value>) -> Result<Namespace, ClientError> {
+        let path = format!("/v1/disks/{}/namespaces", encoded(name));
+        self.change(Method::POST, &path, Some(table))?.json()
+    }
+
+    /// Has a controller lose a namespace.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn detach(&self, name: &str, nsid: u32) -> Result<(), ClientError> {
+        let path = format!("/v1/disks/{}/namespaces/{nsid}", encoded(name));
+        self.change(Method::DELETE, &path, None::<&()>).map(drop)
+    }
+
+    /// Has a namespace get another size, in bytes.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn resize(&self, name: &str, nsid: u32, bytes: u64) -> Result<Namespace, ClientError> {
+        let path = format!("/v1/disks/{}/namespaces/{nsid}", encoded(name));
+        self.change(Method::PATCH, &path, Some(&Resize { bytes }))?
+            .json()
+    }
+
+    /// Changes limits, or asks for them; answers those of the volumes that were meant.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, ClientError> {
+        if *change == LimitChange::default() {
+            return self.get("/v1/limits");
+        }
+        self.change(Method::PATCH, "/v1/limits", Some(change))?
+            .json()
+    }
+
+    /// Changes paths to devices, or asks for them; answers those of the namespaces that were meant.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn paths(&self, change: &PathChange) -> Result<Vec<PathState>, ClientError> {
+        if *change == PathChange::default() {
+            return self.get("/v1/paths");
+        }
+        self.change(Method::PATCH, "/v1/paths", Some(change))?
+            .json()
+    }
+
+    /// Has a device shut down.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn suspend(&self, device: &str) -> Result<DeviceStatus, ClientError> {
+        let path = format!("/v1/devices/{}/suspend", encoded(device));
+        self.change(Method::POST, &path, None::<&()>)?.json()
+    }
+
+    /// Has a suspended device come up again.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn resume(&self, device: &str) -> Result<DeviceStatus, ClientError> {
+        let path = format!("/v1/devices/{}/resume", encoded(device));
+        self.change(Method::POST, &path, None::<&()>)?.json()
+    }
+
+    /// What is served, as a configuration file.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn save(&self) -> Result<String, ClientError> {
+        self.text("/v1/config")
+    }
+
+    /// Counters of everything.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn stats(&self) -> Result<Stats, ClientError> {
+        self.get("/v1/stats")
+    }
+
+    /// What `/metrics` says.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn metrics(&self) -> Result<String, ClientError> {
+        self.text("/metrics")
+    }
+
+    /// Gives each event to a function as it happens, until the function or the server ends it.
+    /// `ready` is called when no further event can be missed.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn events(
+        &self,
+        ready: impl FnOnce(),
+        mut each: impl FnMut(Received) -> ControlFlow<()>,
+    ) -> Result<(), ClientError> {
+        let request = self.request(&Method::GET, "/v1/events", None);
+        self.runtime.block_on(async {
+            let request = tokio::time::timeout(QUESTION_TIME, request).await;
+            let (path, response) = request.map_err(|_| self.timed_out())??;
+            let mut body = good(&path, response).await?;
+            ready();
+            let mut lines = Lines::default();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| ClientError::broken(&path, &error))?;
+                let data = frame.data_ref().map(|data| &data[..]).unwrap_or_default();
+                for received in lines.push(data) {
+                    let received = received.map_err(|error| ClientError::broken(&path, &error))?;
+                    if each(received).is_break() {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.ask(&Method::GET, path, None, QUESTION_TIME)?.json()
+    }
+
+    fn text(&self, path: &str) -> Result<String, ClientError> {
+        let answer = self.ask(&Method::GET, path, None, QUESTION_TIME)?;
+        let text = String::from_utf8(answer.body.into());
+        text.map_err(|error| ClientError::broken(&answer.path, &error))
+    }
+
+    fn change(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Answer, ClientError> {
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| ClientError::System(error.into()))?;
+        self.ask(&method, path, body, CHANGE_TIME)
+    }
+
+    fn ask(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        limit: Duration,
+    ) -> Result<Answer, ClientError> {
+        self.runtime.block_on(async {
+            let asked = async {
+                let (path, response) = self.request(method, path, body).await?;
+                let body = good(&path, response).await?.collect().await;
+                let body = body.map_err(|error| ClientError::broken(&path, &error))?;
+                Ok(Answer {
+                    body: body.to_bytes(),
+                    path,
+                })
+            };
+            let answer = tokio::time::timeout(limit, asked).await;
+            answer.map_err(|_| self.timed_out())?
+        })
+    }
+
+    fn timed_out(&self) -> ClientError {
+        ClientError::TimedOut(self.paths.first().cloned().unwrap_or_default())
+    }
+
+    /// Connects to the first socket that can be.
+    async fn connect(&self) -> Result<(&Path, UnixStream), ClientError> {
+        let mut tried = Vec::new();
+        for path in &self.paths {
+            match UnixStream::connect(path).await {
+                Ok(stream) => return Ok((path, stream)),
+                Err(error) => tried.push((path.clone(), error)),
+            }
+        }
+        Err(ClientError::NotThere(tried))
+    }
+
+    async fn request(
+        &self,
+        method: &Method,
+        uri: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<(PathBuf, Response<Incoming>), ClientError> {
+        let (path, stream) = self.connect().await?;
+        let failed = |error: hyper::Error| ClientError::of_exchange(path, &error);
+        let (mut sender, connection) = http1::handshake(Io(stream)).await.map_err(failed)?;
+        // It is polled as long as the caller waits; its error is the request's, too.
+        self.runtime.spawn(async {
+            let _ = connection.await;
+        });
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header(header::HOST, "localhost")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::<Bytes>::from(body.unwrap_or_default()));
+        let request = request.map_err(|error| ClientError::broken(path, &error))?;
+        let response = sender.send_request(request).await.map_err(failed)?;
+        Ok((path.to_owned(), response))
+    }
+}
+
+/// The body of an answer that is no refusal.
+async fn good(path: &Path, response: Response<Incoming>) -> Result<Incoming, ClientError> {
+    let status = response.status();
+    let body = response.into_body();
+    if status.is_success() {
+        return Ok(body);
+    }
+    let collected = body.collect().await;
+    let text = collected.map(http_body_util::Collected::to_bytes);
+    let text = text.unwrap_or_default();
+    let message = match serde_json::from_slice::<ErrorBody>(&text) {
+        Ok(body) => body.error,
+        Err(_) if status == StatusCode::NOT_FOUND => "this is not vnvme's API".to_owned(),
+        Err(_) => format!("status {status}"),
+    };
+    Err(ClientError::Refused {
+        path: path.to_owned(),
+        status: status.as_u16(),
+        message,
+    })
+}

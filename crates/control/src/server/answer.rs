@@ -1,0 +1,254 @@
+//! From a request to its answer.
+
+use super::clock::{Clock, Phase};
+use super::listen::AnswerBody;
+use super::pace::Pace;
+use super::route::{Access as Wants, Arguments, Reply, Route, Run, find};
+use super::{Access, BODY_MAX, MAX_CHANGES, MAX_LISTENERS, MAX_QUESTIONS};
+use crate::api::ErrorBody;
+use crate::daemon::Daemon;
+use crate::error::{Error, ErrorKind};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::Arc;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::{Instant, sleep_until};
+
+/// What a browser may do with what it gets: the page has all that it shows in itself.
+const CONTENT_POLICY: &str = "default-src 'self' 'unsafe-inline' data:; frame-ancestors 'none'";
+
+/// What all sockets have in common.
+pub(super) struct Limits {
+    questions: Arc<Semaphore>,
+    changes: Arc<Semaphore>,
+}
+
+impl Limits {
+    pub(super) fn new() -> Self {
+        Self {
+            questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
+            changes: Arc::new(Semaphore::new(MAX_CHANGES)),
+        }
+    }
+}
+
+/// What all clients of a socket have in common.
+pub(super) struct Shared {
+    daemon: Arc<dyn Daemon>,
+    limits: Rc<Limits>,
+    access: Access,
+    listeners: Arc<Semaphore>,
+    /// Requests come through here one by one, in turn: who goes meanwhile leaves the queue.
+    pace: Mutex<Pace>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        daemon: Arc<dyn Daemon>,
+        limits: Rc<Limits>,
+        access: Access,
+        rate: u32,
+    ) -> Self {
+        Self {
+            daemon,
+            limits,
+            access,
+            listeners: Arc::new(Semaphore::new(MAX_LISTENERS)),
+            pace: Mutex::new(Pace::new(rate)),
+        }
+    }
+
+    /// Waits until a further request may be made.
+    async fn wait_turn(&self) {
+        let mut pace = self.pace.lock().await;
+        let now = Instant::now();
+        let next = Instant::from(pace.next(now.into()));
+        if next > now {
+            sleep_until(next).await;
+        }
+        pace.take(next.into());
+    }
+}
+
+/// A request that is not answered as it was meant.
+struct Refused {
+    status: StatusCode,
+    message: String,
+    /// Methods that the resource has.
+    allow: Option<String>,
+}
+
+impl Refused {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            allow: None,
+        }
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        let status = match error.kind {
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
+            ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, error.message)
+    }
+}
+
+/// Answers a request. The clock says when its client is dropped.
+pub(super) async fn answer(
+    shared: Rc<Shared>,
+    clock: Rc<Clock>,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Infallible> {
+    clock.enter(Phase::Waiting);
+    shared.wait_turn().await;
+    let answer = respond(&shared, &clock, request).await;
+    if clock.phase() != Phase::Listening {
+        clock.enter(Phase::Answering);
+    }
+    let mut response = answer.unwrap_or_else(|refused| {
+        let Refused {
+            status,
+            message,
+            allow,
+        } = refused;
+        let body = serde_json::to_vec(&ErrorBody { error: message }).unwrap_or_default();
+        let reply = Reply {
+            status,
+            content_type: "application/json",
+            body,
+        };
+        let mut response = whole(reply, &clock);
+        let allow = allow.and_then(|methods| HeaderValue::try_from(methods).ok());
+        if let Some(allow) = allow {
+            response.headers_mut().insert(header::ALLOW, allow);
+        }
+        response
+    });
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let policy = HeaderValue::from_static(CONTENT_POLICY);
+    headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    let options = HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, options);
+    Ok(response)
+}
+
+fn whole(reply: Reply, clock: &Rc<Clock>) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::whole(reply.body, clock));
+    *response.status_mut() = reply.status;
+    let kind = HeaderValue::from_static(reply.content_type);
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+async fn respond(
+    shared: &Shared,
+    clock: &Rc<Clock>,
+    request: Request<Incoming>,
+) -> Result<Response<AnswerBody>, Refused> {
+    let (head, body) = request.into_parts();
+    let is_head = head.method == Method::HEAD;
+    let method = if is_head { "GET" } else { head.method.as_str() };
+    let (route, mut arguments) = find(method, &head.uri).map_err(|missing| {
+        let mut refused = Refused::from(missing.error);
+        if let Some(methods) = missing.allow {
+            refused.status = StatusCode::METHOD_NOT_ALLOWED;
+            refused.allow = Some(methods);
+        }
+        refused
+    })?;
+    if route.access == Wants::Change && shared.access == Access::ReadOnly {
+        let message = "this socket is for questions: changes are asked for at the control socket";
+        return Err(Refused::new(StatusCode::FORBIDDEN, message));
+    }
+    if route.body {
+        clock.enter(Phase::Asking);
+        arguments.body = whole_body(body).await?;
+        clock.enter(Phase::Waiting);
+    }
+    match route.run {
+        Run::Events if is_head => Ok(events(AnswerBody::whole("", clock))),
+        Run::Events => {
+            let permit = shared.listeners.clone().try_acquire_owned();
+            let permit = permit.map_err(|_| {
+                let message = format!("{MAX_LISTENERS} clients listen to events already");
+                Refused::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            })?;
+            clock.enter(Phase::Listening);
+            let receiver = shared.daemon.events();
+            Ok(events(AnswerBody::events(receiver, permit)))
+        }
+        Run::Call(call) => {
+            let reply = work(shared, route, call, arguments).await?;
+            Ok(whole(reply, clock))
+        }
+    }
+}
+
+fn events(body: AnswerBody) -> Response<AnswerBody> {
+    let mut response = Response::new(body);
+    let kind = HeaderValue::from_static("text/event-stream");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// What the request carries.
+async fn whole_body(body: Incoming) -> Result<Vec<u8>, Refused> {
+    let too_large = || {
+        let message = format!("the request is longer than {BODY_MAX} bytes");
+        Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    if body.size_hint().lower() > BODY_MAX as u64 {
+        return Err(too_large());
+    }
+    match Limited::new(body, BODY_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes().into()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(error) => Err(Refused::new(StatusCode::BAD_REQUEST, error.to_string())),
+    }
+}
+
+/// Has a thread that may block do what is asked for.
+async fn work(
+    shared: &Shared,
+    route: &'static Route,
+    call: fn(&dyn Daemon, &Arguments) -> Result<Reply, Error>,
+    arguments: Arguments,
+) -> Result<Reply, Refused> {
+    let busy = || {
+        let message = format!("{MAX_CHANGES} changes are being made: ask again later");
+        Refused::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    };
+    let limits = &shared.limits;
+    let permit = match route.access {
+        Wants::Question => limits.questions.clone().acquire_owned().await.ok(),
+        Wants::Change => limits.changes.clone().try_acquire_owned().ok(),
+    };
+    let permit = permit.ok_or_else(busy)?;
+    let daemon = shared.daemon.clone();
+    let task = tokio::task::spawn_blocking(move || {
+        let reply = call(&*daemon, &arguments);
+        // Also where the client has gone meanwhile.
+        drop(permit);
+        reply
+    });
+    match task.await {
+        Ok(reply) => Ok(reply?),
+        Err(_) => {
+            let message = "this was ended by a bug: the log has more";
+            Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message))
+        }
+    }
+}

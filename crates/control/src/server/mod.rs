@@ -1,0 +1,169 @@
+//! The server: HTTP/1.1 on Unix sockets, by hyper, in one thread of its own.
+//!
+//! The thread serves all its clients at the same time and waits for none of them. What the daemon
+//! is asked for may block, and is done on a bounded number of further threads. A client that is not
+//! trusted costs no more than this, whatever it does:
+//!
+//! | what | bound |
+//! |---|---|
+//! | clients of a socket at a time | [`MAX_CLIENTS`]; of too many an idle one is dropped, else the slowest |
+//! | clients, and requests, of a socket in a second | [`Endpoint::rate`] each; more wait |
+//! | a request, and taking the answer | [`REQUEST_TIME`] each |
+//! | line and headers, their number | [`HEAD_MAX`] bytes, [`MAX_HEADERS`] |
+//! | body | [`BODY_MAX`] bytes |
+//! | listeners to events | [`MAX_LISTENERS`]; one that takes nothing for [`REQUEST_TIME`] is dropped |
+//! | requests that the daemon works for | [`MAX_QUESTIONS`] and [`MAX_CHANGES`] |
+//!
+//! Descriptors that clients send are left in their sockets (crate `receive`): such a client is
+//! dropped, and the receiver process closes what it has sent.
+
+mod accept;
+mod answer;
+mod calls;
+mod clock;
+mod listen;
+mod openapi;
+mod pace;
+mod route;
+mod stream;
+
+use crate::daemon::Daemon;
+use accept::Acceptor;
+use answer::Limits;
+use receive::Intake;
+use std::io;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+/// Clients of one socket at a time.
+pub const MAX_CLIENTS: usize = 64;
+/// Of them, those that listen to events.
+pub const MAX_LISTENERS: usize = 16;
+/// How long a client may take for its request, and again to take the answer.
+pub const REQUEST_TIME: Duration = Duration::from_secs(2);
+/// How long a client may be connected that asks for nothing more.
+pub const IDLE_TIME: Duration = Duration::from_secs(30);
+/// Longest request line with its headers, in bytes.
+pub const HEAD_MAX: usize = 16 << 10;
+/// Most headers of a request.
+pub const MAX_HEADERS: usize = 64;
+/// Longest body of a request, in bytes: a configuration of some thousand disks.
+pub const BODY_MAX: usize = 1 << 20;
+/// Questions that the daemon works for at a time; more wait.
+pub const MAX_QUESTIONS: usize = 4;
+/// Changes that it works for at a time; more are refused.
+pub const MAX_CHANGES: usize = 8;
+
+/// How long the end waits for the thread.
+const END_LIMIT: Duration = Duration::from_secs(1);
+
+/// What the clients of a socket may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Everything.
+    Full,
+    /// What changes nothing.
+    ReadOnly,
+}
+
+/// A listening socket, non-blocking. Its file, if it has one, is removed when it is dropped.
+pub trait Listening: AsFd + Send + 'static {}
+
+impl<T: AsFd + Send + 'static> Listening for T {}
+
+/// A socket that the API is served on.
+pub struct Endpoint {
+    /// The socket. In front of `intake`, which is to be dropped after it: the last to close a
+    /// listening socket also closes what waits to be accepted.
+    pub listener: Box<dyn Listening>,
+    /// How its clients are read.
+    pub intake: Intake,
+    /// What they may do.
+    pub access: Access,
+    /// Clients that may come in, and requests that they may make, in a second.
+    pub rate: u32,
+}
+
+/// The server, which does not serve yet: clients wait.
+pub struct Server {
+    runtime: Runtime,
+    endpoints: Vec<Endpoint>,
+}
+
+/// A server that runs; it ends, and its sockets are closed, when this is dropped.
+pub struct Running {
+    /// Dropped to end it.
+    stop: Option<oneshot::Sender<()>>,
+    /// Closed by the thread when it has ended.
+    ended: mpsc::Receiver<()>,
+}
+
+impl Server {
+    /// Serves on these sockets, as soon as it is started.
+    ///
+    /// # Errors
+    /// There is no epoll set or eventfd to be had.
+    pub fn new(endpoints: Vec<Endpoint>) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(MAX_QUESTIONS + MAX_CHANGES)
+            .thread_name("control-call")
+            .build()?;
+        Ok(Self { runtime, endpoints })
+    }
+
+    /// Starts the thread that serves.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(self, daemon: Arc<dyn Daemon>) -> io::Result<Running> {
+        let (stop, stopped) = oneshot::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let builder = std::thread::Builder::new().name("control".into());
+        builder.spawn(move || {
+            let Self { runtime, endpoints } = self;
+            let local = LocalSet::new();
+            local.block_on(&runtime, serve(endpoints, daemon, stopped));
+            // Clients first: their sockets are the runtime's to watch.
+            drop(local);
+            // A call of the daemon's may hang: it is not waited for.
+            runtime.shutdown_background();
+            drop(end);
+        })?;
+        Ok(Running {
+            stop: Some(stop),
+            ended,
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // Without it a socket's file stays, and the next server replaces it.
+        let _ = self.ended.recv_timeout(END_LIMIT);
+    }
+}
+
+async fn serve(endpoints: Vec<Endpoint>, daemon: Arc<dyn Daemon>, stopped: oneshot::Receiver<()>) {
+    let limits = Rc::new(Limits::new());
+    let mut tasks = tokio::task::JoinSet::new();
+    for endpoint in endpoints {
+        match Acceptor::new(endpoint, daemon.clone(), limits.clone()) {
+            Ok(acceptor) => {
+                tasks.spawn_local(acceptor.run());
+            }
+            Err(error) => tracing::error!(%error, "control socket"),
+        }
+    }
+    // An error says that the sender has gone: the end, too.
+    let _ = stopped.await;
+    tasks.shutdown().await;
+}

@@ -1,0 +1,47 @@
+//! The OpenAPI document.
+
+use super::calls;
+use utoipa::OpenApi;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "vnvme",
+        version = "1",
+        description = "How a running vnvme is managed, on its control socket. Fields and \
+                       resources may be added within a version.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    servers((url = "http://localhost", description = "curl --unix-socket /run/vnvme/control.sock")),
+    paths(
+        calls::list,
+        calls::show,
+        calls::add,
+        calls::remove,
+        calls::attach,
+        calls::detach,
+        calls::resize,
+        calls::apply,
+        calls::reload,
+        calls::save,
+        calls::stats,
+        calls::metrics,
+        calls::page,
+        calls::openapi,
+        calls::list_limits,
+        calls::limits,
+        calls::list_paths,
+        calls::paths,
+        calls::list_devices,
+        calls::suspend,
+        calls::resume,
+        calls::events,
+    )
+)]
+struct Document;
+
+/// The document, as JSON that people can read.
+pub(super) fn document() -> String {
+    let text = Document::openapi().to_pretty_json();
+    text.unwrap_or_default() + "\n"
+}
