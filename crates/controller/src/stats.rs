@@ -1,31 +1,9 @@
 //! Counters, each written by the one thread that owns what is counted, and read by anyone without
 //! stopping it.
 
-use probes::{Histogram, Summary};
-use std::sync::atomic::{AtomicU64, Ordering};
+pub use probes::Counter;
+use probes::{Histogram, IoKind, IoRecord, Summary};
 use std::sync::{Arc, OnceLock};
-
-/// A counter with one writer: a plain load and store, no read-modify-write.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds `n`. Only the owner calls this.
-    pub fn add(&self, n: u64) {
-        let now = self.0.load(Ordering::Relaxed).wrapping_add(n);
-        self.0.store(now, Ordering::Relaxed);
-    }
-
-    /// Sets it, where it is no count but a state. Only the owner calls this.
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// The count so far.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// Counters of one queue pair: index 0 is the admin queue.
 ///
@@ -71,16 +49,48 @@ impl QueueStats {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoStats {
-    /// Read commands completed (Read, Compare and Verify).
-    pub host_reads: Counter,
-    /// Write commands completed.
-    pub host_writes: Counter,
-    /// Bytes read by the host.
-    pub bytes_read: Counter,
-    /// Bytes written by the host.
-    pub bytes_written: Counter,
     /// Nanoseconds in which at least one I/O command was outstanding on this worker.
     pub busy_ns: Counter,
+    /// What was done for each namespace; that of the NSID 0 has commands for namespaces that the
+    /// controller does not have.
+    namespaces: OnceLock<Box<NamespaceRecord>>,
+}
+
+/// A namespace's record, and those that came after it: a list that only grows, so that it is read
+/// without a lock. A namespace that was detached keeps its place, and has it again when it comes
+/// back; there are no more than valid NSIDs.
+#[derive(Debug)]
+struct NamespaceRecord {
+    nsid: u32,
+    record: Arc<IoRecord>,
+    next: OnceLock<Box<NamespaceRecord>>,
+}
+
+impl IoStats {
+    /// The record of a namespace, which is made at the first call.
+    pub fn namespace(&self, nsid: u32) -> Arc<IoRecord> {
+        let mut place = &self.namespaces;
+        loop {
+            let found = place.get_or_init(|| {
+                Box::new(NamespaceRecord {
+                    nsid,
+                    record: Arc::default(),
+                    next: OnceLock::new(),
+                })
+            });
+            if found.nsid == nsid {
+                return found.record.clone();
+            }
+            place = &found.next;
+        }
+    }
+
+    /// All records, with their namespaces' NSIDs.
+    pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
+        let first = self.namespaces.get();
+        let all = std::iter::successors(first, |entry| entry.next.get());
+        all.map(|entry| (entry.nsid, &*entry.record))
+    }
 }
 
 /// What a controller did since it was made: SMART's counters and more ("NVMe Base 2.1",
@@ -96,6 +106,8 @@ pub struct ControllerStats {
     /// Times that power was lost, the controller reset or the VMM gone without a shutdown
     /// notification.
     pub unsafe_shutdowns: Counter,
+    /// 1 while a client is attached, else 0. Set by who serves its socket.
+    pub connected: Counter,
     /// Controller-level resets.
     pub resets: Counter,
     /// Queues that went from one worker to another.
@@ -116,29 +128,35 @@ impl ControllerStats {
         }
     }
 
-    fn sum(&self, each: impl Fn(&IoStats) -> &Counter) -> u64 {
-        let all = self.shares.iter().map(|share| each(share).get());
+    /// The records of all namespaces that have one, of each worker; those of a namespace are to be
+    /// added up.
+    pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
+        self.shares.iter().flat_map(|share| share.namespaces())
+    }
+
+    fn sum(&self, each: impl Fn(&IoRecord) -> &Counter) -> u64 {
+        let all = self.namespaces().map(|(_, record)| each(record).get());
         all.fold(0, u64::wrapping_add)
     }
 
     /// Read commands completed (Read, Compare and Verify).
     pub fn host_reads(&self) -> u64 {
-        self.sum(|share| &share.host_reads)
+        self.sum(|record| record.operations(IoKind::Read))
     }
 
     /// Write commands completed.
     pub fn host_writes(&self) -> u64 {
-        self.sum(|share| &share.host_writes)
+        self.sum(|record| record.operations(IoKind::Write))
     }
 
     /// Bytes read by the host.
     pub fn bytes_read(&self) -> u64 {
-        self.sum(|share| &share.bytes_read)
+        self.sum(IoRecord::bytes_read)
     }
 
     /// Bytes written by the host.
     pub fn bytes_written(&self) -> u64 {
-        self.sum(|share| &share.bytes_written)
+        self.sum(IoRecord::bytes_written)
     }
 
     /// Nanoseconds in which at least one I/O command was outstanding: those of the busiest worker,
@@ -146,5 +164,24 @@ impl ControllerStats {
     pub fn busy_ns(&self) -> u64 {
         let all = self.shares.iter().map(|share| share.busy_ns.get());
         all.max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_has_one_record_for_each_worker_and_keeps_it() {
+        let stats = ControllerStats::new(1, 2);
+        for (share, nsid, reads) in [(0, 1, 5), (0, 7, 1), (1, 1, 2), (0, 1, 3)] {
+            let record = stats.shares[share].namespace(nsid);
+            record.operations(IoKind::Read).add(reads);
+        }
+        let all = stats
+            .namespaces()
+            .map(|(nsid, r)| (nsid, r.all_operations()));
+        assert_eq!(all.collect::<Vec<_>>(), [(1, 8), (7, 1), (1, 2)]);
+        assert_eq!(stats.host_reads(), 11);
     }
 }

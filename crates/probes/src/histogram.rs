@@ -120,6 +120,24 @@ impl Histogram {
         }
     }
 
+    /// The sum of all values so far.
+    pub fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// The largest value so far.
+    pub fn max(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// How often values were recorded, by steps that hold any: the largest value of the step, at
+    /// most a sixteenth above each of its own, and how many those are.
+    pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let all = self.buckets.iter().map(|b| b.load(Ordering::Relaxed));
+        let used = all.enumerate().filter(|(_, count)| *count > 0);
+        used.map(|(bucket, count)| (upper(bucket), count))
+    }
+
     /// What was recorded so far.
     pub fn summary(&self) -> Summary {
         let counts = self.buckets.iter().map(|b| b.load(Ordering::Relaxed));
@@ -179,6 +197,10 @@ mod tests {
         }
         let summary = histogram.summary();
         assert_eq!((summary.count, summary.total), (1000, 500_500));
+        assert_eq!((histogram.total(), histogram.max()), (500_500, 1000));
+        assert_eq!(histogram.counts().map(|(_, n)| n).sum::<u64>(), 1000);
+        let small = histogram.counts().filter(|(upper, _)| *upper <= 31);
+        assert_eq!(small.map(|(_, n)| n).sum::<u64>(), 31);
         assert_eq!((summary.average, summary.max), (500.5, 1000));
         for (found, value) in [
             (summary.p50, 500),

@@ -23,16 +23,21 @@
 //!
 //! For the same reason it holds the measurement of the data path itself: [`cycles`] reads the
 //! processor's counter, and a [`Histogram`] takes what lies between two readings. And every
-//! front-end has log lines that its clients can cause: a [`LogLimit`] keeps them few.
+//! front-end has log lines that its clients can cause: a [`LogLimit`] keeps them few. What commands
+//! did and how long they took is in an [`IoRecord`], the same for every kind of front-end.
 
+mod counter;
 #[allow(unsafe_code)] // The instruction that reads the counter.
 mod cycles;
 mod histogram;
 mod log_limit;
+mod record;
 
+pub use counter::Counter;
 pub use cycles::{cycles, cycles_per_second};
 pub use histogram::{Histogram, Summary};
 pub use log_limit::LogLimit;
+pub use record::{Failure, IoKind, IoRecord, TIMED_EVERY};
 
 /// Which of a queue pair's doorbells a probe is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

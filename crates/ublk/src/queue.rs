@@ -6,6 +6,7 @@ use crate::stats::{DiskStats, QueueStats};
 use crate::sys::{Arrival, QueueRing};
 use crate::uapi::{self, IoDesc};
 use dma::SegmentList;
+use probes::{IoKind, TIMED_EVERY, cycles};
 use std::convert::Infallible;
 use std::io;
 use std::rc::Rc;
@@ -85,6 +86,8 @@ pub struct Queue {
     /// Requests that are with the volume.
     in_flight: usize,
     end: End,
+    /// Requests that come before one that is timed.
+    until_timed: u32,
     descriptors: Descriptors,
     life: Life,
 }
@@ -93,6 +96,10 @@ pub struct Queue {
 #[derive(Default)]
 struct Tag {
     op: u8,
+    /// It was passed on, and no result has been.
+    busy: bool,
+    /// When it came ([`cycles`]), if it is to be timed, else 0.
+    came_at: u64,
     len: u32,
     /// Recycled.
     data: SegmentList,
@@ -115,6 +122,7 @@ impl Queue {
             live: usize::from(parts.depth),
             in_flight: 0,
             end: End::Serving,
+            until_timed: 0,
             descriptors: parts.descriptors,
             life: Life(parts.served, parts.gone),
         };
@@ -207,6 +215,7 @@ impl Queue {
         }
         let started = match self.ring.descriptor(tag) {
             Some(descriptor) => {
+                self.count_arrival(tag, descriptor.op_flags as u8);
                 let bytes = u64::from(descriptor.nr_sectors) * 512;
                 budget.spend(Budget::units_of(bytes, 0));
                 self.start(tag, descriptor)
@@ -216,6 +225,27 @@ impl Queue {
         match started {
             Some(result) => self.commit(tag, result),
             None => Ok(()),
+        }
+    }
+
+    /// A request has come: it is counted, and timed where it is its turn.
+    fn count_arrival(&mut self, tag: u16, op: u8) {
+        let stats = self.stats.queues.get(usize::from(self.number));
+        let (Some(slot), Some(stats)) = (self.tags.get_mut(usize::from(tag)), stats) else {
+            return;
+        };
+        stats.requests.add(1);
+        (slot.op, slot.len, slot.busy, slot.came_at) = (op, 0, true, 0);
+        let sampled = self.until_timed == 0;
+        if sampled {
+            self.until_timed = TIMED_EVERY;
+            let ended = stats.io.all_operations();
+            let in_flight = stats.requests.get().wrapping_sub(ended);
+            stats.io.depth_seen(in_flight);
+        }
+        self.until_timed -= 1;
+        if sampled || !kind_of(op).is_sampled() {
+            slot.came_at = cycles().max(1);
         }
     }
 
@@ -236,7 +266,6 @@ impl Queue {
             _ => return Some(Err(IoErrorKind::Unsupported.into())),
         };
         let slot = self.tags.get_mut(usize::from(tag))?;
-        (slot.op, slot.len) = (op, 0);
         let mut request = Request {
             tag: u64::from(self.owner) << 48 | u64::from(tag),
             op: operation,
@@ -277,27 +306,39 @@ impl Queue {
         let result = match result {
             Ok(()) => {
                 let bytes = u64::from(slot.len);
-                match slot.op {
-                    uapi::OP_READ => {
-                        stats.reads.add(1);
-                        stats.bytes_read.add(bytes);
-                    }
-                    uapi::OP_WRITE => {
-                        stats.writes.add(1);
-                        stats.bytes_written.add(bytes);
-                    }
-                    uapi::OP_FLUSH => stats.flushes.add(1),
-                    _ => stats.discards.add(1),
+                match kind_of(slot.op) {
+                    IoKind::Read => stats.io.bytes_read().add(bytes),
+                    IoKind::Write => stats.io.bytes_written().add(bytes),
+                    IoKind::Flush | IoKind::Other => {}
                 }
                 i32::try_from(slot.len).unwrap_or(i32::MAX)
             }
             Err(error) => {
-                stats.errors.add(1);
+                stats.io.failed(error.kind.failure());
                 tracing::debug!(tag, op = slot.op, %error, "ublk: a request failed");
                 -errno(error)
             }
         };
-        self.ring.commit(tag, result)
+        let kind = kind_of(slot.op);
+        if std::mem::take(&mut slot.busy) {
+            stats.io.operations(kind).add(1);
+        }
+        let came_at = std::mem::take(&mut slot.came_at);
+        self.ring.commit(tag, result)?;
+        if came_at != 0 {
+            stats.io.timed(kind, cycles().saturating_sub(came_at));
+        }
+        Ok(())
+    }
+}
+
+/// For the counters.
+fn kind_of(op: u8) -> IoKind {
+    match op {
+        uapi::OP_READ => IoKind::Read,
+        uapi::OP_WRITE => IoKind::Write,
+        uapi::OP_FLUSH => IoKind::Flush,
+        _ => IoKind::Other,
     }
 }
 

@@ -9,6 +9,7 @@ use crate::ring::{Ring, need_event};
 use crate::stats::{QueueStats, Stats};
 use crate::virtio::BlkStatus;
 use dma::{DmaMap, SegmentList};
+use probes::{Failure, IoKind, TIMED_EVERY, cycles};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -18,7 +19,7 @@ use volume::{Budget, Completion, IoErrorKind, Op, Request};
 const REQUESTS_PER_ROUND: usize = 64;
 
 /// A place for one request in flight.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct RequestSlot {
     busy: bool,
     head: u16,
@@ -26,11 +27,31 @@ struct RequestSlot {
     /// Bytes that the guest finds written when it went well, the status not counted.
     written: u32,
     op: Option<Op>,
+    kind: IoKind,
+    /// When it was fetched ([`probes::cycles`]), if it is to be timed, else 0.
+    fetched_at: u64,
     bytes: u64,
     /// What is still to be done, one after the other.
     ranges: VecDeque<Work>,
     /// The list of a request that is not with the volume; kept for its capacity.
     data: SegmentList,
+}
+
+impl Default for RequestSlot {
+    fn default() -> Self {
+        Self {
+            busy: false,
+            head: 0,
+            status_at: 0,
+            written: 0,
+            op: None,
+            kind: IoKind::Other,
+            fetched_at: 0,
+            bytes: 0,
+            ranges: VecDeque::new(),
+            data: SegmentList::default(),
+        }
+    }
 }
 
 /// How a queue is run.
@@ -71,6 +92,8 @@ pub(crate) struct Run {
     held: Vec<(u16, u32)>,
     tracker: Option<Tracker>,
     walker: Walker,
+    /// Requests to be fetched before one that is timed.
+    until_timed: u32,
     stats: Arc<Stats>,
 }
 
@@ -98,6 +121,7 @@ impl Run {
             held: Vec::new(),
             tracker: options.tracker,
             walker: Walker::default(),
+            until_timed: 0,
             stats: stats.clone(),
         };
         run.slots
@@ -262,6 +286,15 @@ impl Run {
         slot.bytes = 0;
         slot.written = 0;
         slot.ranges.clear();
+        slot.kind = IoKind::Other;
+        slot.fetched_at = 0;
+        if self.until_timed == 0 {
+            self.until_timed = TIMED_EVERY;
+            slot.fetched_at = cycles().max(1);
+            let in_flight = self.size.saturating_sub(self.free.len() as u16);
+            stats.io.depth_seen(in_flight.into());
+        }
+        self.until_timed -= 1;
         let mut data = std::mem::take(&mut slot.data);
         data.clear();
         let parsed = match self.walker.walk(head, ring, self.size, self.indirect, map) {
@@ -282,12 +315,16 @@ impl Run {
         }) = parsed
         else {
             // There is nowhere to say so.
-            stats.errors.add(1);
+            stats.io.failed(Failure::Invalid);
             self.free_slot(index);
             self.post(head, 0);
             return units;
         };
         slot.status_at = status_at;
+        slot.kind = kind_of(&action);
+        if !slot.kind.is_sampled() {
+            slot.fetched_at = cycles().max(1);
+        }
         match action {
             Action::Work(work) => {
                 if work.op == Op::Read {
@@ -300,9 +337,15 @@ impl Run {
             Action::Ranges => self.go_on(index, disk, map, stats),
             Action::Id => {
                 slot.written = slot.data.copy_from(0, &disk.id) as u32;
-                self.finish(index, BlkStatus::Ok, map, stats);
+                self.finish(index, Ok(()), map, stats);
             }
-            Action::End(status) => self.finish(index, status, map, stats),
+            Action::End(status) => {
+                let result = match status {
+                    BlkStatus::Ok => Ok(()),
+                    status => Err((status, Failure::Invalid)),
+                };
+                self.finish(index, result, map, stats);
+            }
         }
         units
     }
@@ -314,7 +357,7 @@ impl Run {
                 return;
             };
             let Some(Work { op, offset, len }) = slot.ranges.pop_front() else {
-                return self.finish(index, BlkStatus::Ok, map, stats);
+                return self.finish(index, Ok(()), map, stats);
             };
             slot.op = Some(op);
             slot.bytes = len;
@@ -361,36 +404,49 @@ impl Run {
             return false;
         };
         slot.data = completion.data;
-        let status = match completion.result {
+        let failed = match completion.result {
             Ok(()) => {
                 match slot.op {
-                    Some(Op::Read) => stats.bytes_read.add(slot.bytes),
-                    Some(Op::Write { .. }) => stats.bytes_written.add(slot.bytes),
+                    Some(Op::Read) => stats.io.bytes_read().add(slot.bytes),
+                    Some(Op::Write { .. }) => stats.io.bytes_written().add(slot.bytes),
                     _ => {}
                 }
                 return true;
             }
             Err(error) => {
                 tracing::debug!(queue = self.index, op = ?slot.op, %error, "request failed");
-                match error.kind {
+                let status = match error.kind {
                     IoErrorKind::Unsupported => BlkStatus::Unsupported,
                     _ => BlkStatus::IoErr,
-                }
+                };
+                (status, error.kind.failure())
             }
         };
         slot.written = 0;
-        self.finish(index, status, map, stats);
+        self.finish(index, Err(failed), map, stats);
         false
     }
 
     /// Answers a request.
-    fn finish(&mut self, index: u16, status: BlkStatus, map: &DmaMap, stats: &QueueStats) {
+    fn finish(
+        &mut self,
+        index: u16,
+        result: Result<(), (BlkStatus, Failure)>,
+        map: &DmaMap,
+        stats: &QueueStats,
+    ) {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return;
         };
-        if status != BlkStatus::Ok {
-            stats.errors.add(1);
-        }
+        let status = match result {
+            Ok(()) => BlkStatus::Ok,
+            Err((status, failure)) => {
+                stats.io.failed(failure);
+                status
+            }
+        };
+        stats.io.operations(slot.kind).add(1);
+        let (kind, fetched_at) = (slot.kind, slot.fetched_at);
         let (head, status_at, written) = (slot.head, slot.status_at, slot.written);
         // The request has completed: its pin on the memory goes.
         slot.data.clear();
@@ -399,6 +455,9 @@ impl Run {
         // gone: nobody waits for it.
         let _ = map.write(status_at, &[status as u8]);
         self.post(head, written.saturating_add(1));
+        if fetched_at != 0 {
+            stats.io.timed(kind, cycles().saturating_sub(fetched_at));
+        }
     }
 
     fn free_slot(&mut self, index: u16) {
@@ -484,6 +543,19 @@ impl Run {
         // Either the guest sees that it has to ring, or its request is seen here (2.7.10).
         fence(Ordering::SeqCst);
         ring.available_idx() != self.next
+    }
+}
+
+/// For the counters.
+fn kind_of(action: &Action) -> IoKind {
+    match action {
+        Action::Work(Work { op: Op::Read, .. }) => IoKind::Read,
+        Action::Work(Work {
+            op: Op::Write { .. },
+            ..
+        }) => IoKind::Write,
+        Action::Work(Work { op: Op::Flush, .. }) => IoKind::Flush,
+        _ => IoKind::Other,
     }
 }
 

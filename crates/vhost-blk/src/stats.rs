@@ -1,39 +1,21 @@
 //! Counters, written by the thread that serves and read from anywhere without stopping it.
 
-use probes::LogLimit;
+use probes::{IoRecord, LogLimit};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tracing::Span;
 use worker::AcceptStats;
 
-/// A counter with one writer: a plain load and store, no read-modify-write.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, n: u64) {
-        let now = self.0.load(Ordering::Relaxed).wrapping_add(n);
-        self.0.store(now, Ordering::Relaxed);
-    }
-
-    /// The count so far.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+pub use probes::Counter;
 
 /// Counters of one request queue.
 #[derive(Debug, Default)]
 pub struct QueueStats {
     /// Requests fetched.
     pub requests: Counter,
-    /// Bytes that the guest has read.
-    pub bytes_read: Counter,
-    /// Bytes that the guest has written.
-    pub bytes_written: Counter,
-    /// Requests that did not end with VIRTIO_BLK_S_OK.
-    pub errors: Counter,
+    /// What came of them, by kind. Failures are those that did not end with VIRTIO_BLK_S_OK.
+    pub io: IoRecord,
     /// Times that the guest rang: an exit each.
     pub kicks: Counter,
     /// Times that the queue was armed before going to sleep.

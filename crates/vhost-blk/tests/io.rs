@@ -72,9 +72,9 @@ fn verified(volume: Arc<dyn Volume>, without: u64) {
     for (q, stats) in served.stats.queues.iter().enumerate() {
         let used = q < 4;
         assert_eq!(stats.requests.get(), if used { 640 } else { 0 });
-        assert_eq!(stats.bytes_read.get(), stats.bytes_written.get());
-        assert_eq!(stats.bytes_read.get() > 0, used);
-        assert_eq!(stats.errors.get(), 0);
+        assert_eq!(stats.io.bytes_read().get(), stats.io.bytes_written().get());
+        assert_eq!(stats.io.bytes_read().get() > 0, used);
+        assert_eq!(stats.io.all_failures(), 0);
         assert!(stats.notifications.get() <= 640);
     }
     served.stop();
@@ -222,7 +222,7 @@ fn wrong_requests_get_the_status_that_virtio_names_and_change_nothing() {
     assert_eq!(ranges(WRITE_ZEROES, &mixed), unsupported);
     assert!(queue.ok(Req::read(0, 512)) == data);
     assert!(queue.ok(Req::read(2047, 512)) == data);
-    assert_eq!(served.stats.queues[0].errors.get(), 15);
+    assert_eq!(served.stats.queues[0].io.all_failures(), 15);
     served.stop();
 }
 

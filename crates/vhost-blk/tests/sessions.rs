@@ -230,7 +230,7 @@ fn removed_memory_is_released_when_no_request_can_touch_it() {
     queue.kick();
     queue.wait_used(2);
     assert_eq!(queue.peek(at + 64, 1), [1], "IOERR");
-    assert_eq!(served.stats.queues[0].errors.get(), 1);
+    assert_eq!(served.stats.queues[0].io.all_failures(), 1);
     served.stop();
 }
 

@@ -9,6 +9,7 @@ use crate::rings::RingCounters;
 use crate::watch::WorkerCounters;
 use controller::{ControllerStats, QueueStats};
 use output::{OutputError, outln};
+use probes::IoKind;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use worker::AcceptStats;
@@ -209,9 +210,9 @@ impl VhostBlkCounters {
         let queue = |(queue, q): (usize, &vhost_blk::QueueStats)| VhostBlkQueueCounters {
             queue,
             requests: q.requests.get(),
-            bytes_read: q.bytes_read.get(),
-            bytes_written: q.bytes_written.get(),
-            errors: q.errors.get(),
+            bytes_read: q.io.bytes_read().get(),
+            bytes_written: q.io.bytes_written().get(),
+            errors: q.io.all_failures(),
             kicks: q.kicks.get(),
             arms: q.arms.get(),
             notifications: q.notifications.get(),
@@ -306,13 +307,13 @@ impl DiskCounters {
     /// As they are now.
     pub fn of(volume: &str, stats: &ublk::DiskStats) -> Self {
         let queue = |q: &ublk::QueueStats| DiskQueueCounters {
-            reads: q.reads.get(),
-            writes: q.writes.get(),
-            bytes_read: q.bytes_read.get(),
-            bytes_written: q.bytes_written.get(),
-            flushes: q.flushes.get(),
-            discards: q.discards.get(),
-            errors: q.errors.get(),
+            reads: q.io.operations(IoKind::Read).get(),
+            writes: q.io.operations(IoKind::Write).get(),
+            bytes_read: q.io.bytes_read().get(),
+            bytes_written: q.io.bytes_written().get(),
+            flushes: q.io.operations(IoKind::Flush).get(),
+            discards: q.io.operations(IoKind::Other).get(),
+            errors: q.io.all_failures(),
             sleeps: q.sleeps.get(),
         };
         Self {

@@ -11,7 +11,7 @@ use crate::front::{Front, Handle, NvmeFront, Served, Worker};
 use crate::identity;
 use crate::notify::ServiceManager;
 use crate::open::{Opened, Opener, is_within};
-use crate::parts::ublk::{QueueSetup, QueueStats, Told};
+use crate::parts::ublk::{QueueSetup, Told};
 use crate::peers::Peers;
 use crate::prepare::{Load, Open, OpenController, open_all};
 use crate::receiver;
@@ -336,7 +336,7 @@ fn run_disks(
             return;
         };
         let (stats, number) = (setup.stats(), usize::from(setup.number()));
-        let queue = move || stats.queues.get(number).map_or(0, QueueStats::requests);
+        let queue = move || stats.queues.get(number).map_or(0, |q| q.requests.get());
         crew.peers.enter_fixed(turn, queue);
         if let Some(worker) = crew.peers.handle(turn) {
             worker.post(|worker| serve_queue(worker, setup));

@@ -38,6 +38,22 @@ pub enum IoErrorKind {
 }
 
 impl IoErrorKind {
+    /// For the counters of those who serve the volume.
+    pub const fn failure(self) -> probes::Failure {
+        use probes::Failure;
+        match self {
+            Self::MediaRead | Self::MediaWrite | Self::Truncated => Failure::Media,
+            Self::NoSpace => Failure::NoSpace,
+            Self::ReadOnly => Failure::ReadOnly,
+            Self::OutOfRange => Failure::OutOfRange,
+            Self::Memory => Failure::Memory,
+            Self::Aborted => Failure::Aborted,
+            Self::Busy => Failure::Interrupted,
+            Self::Unsupported => Failure::Invalid,
+            Self::Invalid | Self::Gone => Failure::Internal,
+        }
+    }
+
     /// A few words for a log line.
     pub const fn as_str(self) -> &'static str {
         match self {

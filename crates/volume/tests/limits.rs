@@ -182,6 +182,9 @@ fn limits_change_while_requests_wait() {
         "{}",
         loads[0].requests
     );
+    // Those of the first two seconds have waited for as long, the others for some milliseconds.
+    let throttled = bench.handle().throttled().as_secs();
+    assert!((115..=200).contains(&throttled), "{throttled} s");
     bench.handle().set(Limits::default());
     let before = loads[0].requests;
     bench.run(Duration::from_secs(1), &mut loads);

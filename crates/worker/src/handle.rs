@@ -1,22 +1,37 @@
 //! What other threads know of a worker.
 
 use crate::{Error, Frontend, Pulse, Stalls, WakeFlag, Worker};
+use probes::Counter;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Something to be done on a worker's thread, between two rounds.
 type Job<F> = Box<dyn FnOnce(&mut Worker<F>) + Send>;
 
-/// How busy a worker is. It alone writes this.
+/// How busy a worker is, and how it spends the rest. It alone writes this.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Load {
     busy_ns: AtomicU64,
+    polling_ns: AtomicU64,
+    /// While it is awake, nanoseconds for which it has slept so far; while it is asleep, with
+    /// [`ASLEEP`], its age when it would have begun to sleep if all of its sleep were this one. One
+    /// number, so that a reader never sees half of a change.
+    asleep: AtomicU64,
+    wake_ups: Counter,
+    began: OnceLock<Instant>,
+}
+
+/// The worker is asleep.
+const ASLEEP: u64 = 1 << 63;
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Load {
@@ -25,9 +40,60 @@ impl Load {
         Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set(&self, busy: Duration) {
-        let nanos = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX);
-        self.busy_ns.store(nanos, Ordering::Relaxed);
+    /// Time in which it polled without finding anything, since it began.
+    pub fn polling(&self) -> Duration {
+        Duration::from_nanos(self.polling_ns.load(Ordering::Relaxed))
+    }
+
+    /// Time for which it was asleep, since it began; a sleep that lasts counts, too.
+    pub fn asleep(&self) -> Duration {
+        self.asleep_at(Instant::now())
+    }
+
+    fn asleep_at(&self, now: Instant) -> Duration {
+        let asleep = self.asleep.load(Ordering::Relaxed);
+        let total = match asleep & ASLEEP {
+            0 => asleep,
+            _ => self.age(now).saturating_sub(asleep ^ ASLEEP),
+        };
+        Duration::from_nanos(total)
+    }
+
+    /// Sleeps that have ended.
+    pub fn wake_ups(&self) -> u64 {
+        self.wake_ups.get()
+    }
+
+    fn age(&self, now: Instant) -> u64 {
+        let began = self.began.get();
+        began.map_or(0, |began| {
+            nanoseconds(now.saturating_duration_since(*began))
+        })
+    }
+
+    pub(crate) fn begin(&self, now: Instant) {
+        self.began.get_or_init(|| now);
+    }
+
+    pub(crate) fn fall_asleep(&self, now: Instant) {
+        let asleep = nanoseconds(self.asleep_at(now));
+        let reference = self.age(now).saturating_sub(asleep);
+        self.asleep.store(ASLEEP | reference, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wake_up(&self, now: Instant) {
+        let asleep = nanoseconds(self.asleep_at(now));
+        self.asleep.store(asleep & !ASLEEP, Ordering::Relaxed);
+        self.wake_ups.add(1);
+    }
+
+    pub(crate) fn set_busy(&self, busy: Duration) {
+        self.busy_ns.store(nanoseconds(busy), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_polling(&self, polling: Duration) {
+        self.polling_ns
+            .store(nanoseconds(polling), Ordering::Relaxed);
     }
 }
 
@@ -190,5 +256,27 @@ impl<F: Frontend> Handle<F> {
     /// The list is whole whichever thread panicked while it held the lock.
     fn jobs(&self) -> MutexGuard<'_, Option<VecDeque<Job<F>>>> {
         self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleep_counts_while_it_lasts_and_when_it_has_ended() {
+        let (load, start) = (Load::default(), Instant::now());
+        let at = |micros: u64| start + Duration::from_micros(micros);
+        let asleep = |now| load.asleep_at(at(now)).as_micros();
+        load.begin(start);
+        assert_eq!(asleep(10), 0);
+        load.fall_asleep(at(100));
+        assert_eq!((asleep(100), asleep(150)), (0, 50));
+        load.wake_up(at(180));
+        assert_eq!((asleep(180), asleep(500), load.wake_ups()), (80, 80, 1));
+        load.fall_asleep(at(600));
+        assert_eq!((asleep(600), asleep(640)), (80, 120));
+        load.wake_up(at(650));
+        assert_eq!((asleep(700), load.wake_ups()), (130, 2));
     }
 }

@@ -13,6 +13,18 @@ pub(crate) struct Meter {
     /// Nanoseconds of such a round.
     cost: f64,
     busy: Duration,
+    polling: Duration,
+}
+
+/// What the time was spent with since the clock was read before, and how much it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spent {
+    /// There was no round.
+    Nothing,
+    /// Rounds that found nothing, in all of them so long so far.
+    Polling(Duration),
+    /// Work, and some such rounds.
+    Working { busy: Duration, polling: Duration },
 }
 
 impl Meter {
@@ -23,6 +35,7 @@ impl Meter {
             rounds: 0,
             cost: f64::INFINITY,
             busy: Duration::ZERO,
+            polling: Duration::ZERO,
         }
     }
 
@@ -33,10 +46,11 @@ impl Meter {
         self.idle += u32::from(!worked);
     }
 
-    /// The clock was read, after these rounds. The time that it was busy so far, if that has grown.
-    pub fn tick(&mut self, now: Instant) -> Option<Duration> {
-        let mut grown = None;
-        let nanos = now.saturating_duration_since(self.last).as_nanos() as f64;
+    /// The clock was read, after these rounds.
+    pub fn tick(&mut self, now: Instant) -> Spent {
+        let mut spent = Spent::Nothing;
+        let passed = now.saturating_duration_since(self.last);
+        let nanos = passed.as_nanos() as f64;
         if self.rounds > 0 && self.idle == self.rounds {
             let sample = nanos / f64::from(self.idle);
             // What interrupts such rounds makes them longer, never shorter.
@@ -45,6 +59,8 @@ impl Meter {
             } else {
                 self.cost + (sample - self.cost) / 64.0
             };
+            self.polling += passed;
+            spent = Spent::Polling(self.polling);
         } else if self.rounds > 0 {
             let cost = if self.cost.is_finite() {
                 self.cost
@@ -52,11 +68,16 @@ impl Meter {
                 0.0
             };
             let busy = (nanos - f64::from(self.idle) * cost).max(0.0);
-            self.busy += Duration::from_nanos(busy as u64);
-            grown = Some(self.busy);
+            let busy = Duration::from_nanos(busy as u64).min(passed);
+            self.busy += busy;
+            self.polling += passed - busy;
+            spent = Spent::Working {
+                busy: self.busy,
+                polling: self.polling,
+            };
         }
         self.skip(now);
-        grown
+        spent
     }
 
     /// It slept until now.
@@ -78,12 +99,16 @@ mod tests {
         let mut meter = Meter::new(start);
         // Ten rounds without work in a microsecond.
         (0..10).for_each(|_| meter.round(false));
-        assert_eq!(meter.tick(at(1)), None);
+        let ns = Duration::from_nanos;
+        assert_eq!(meter.tick(at(1)), Spent::Polling(ns(1000)));
         // Half of ten rounds took the rest of two microseconds.
         (0..10).for_each(|i| meter.round(i % 2 == 0));
-        assert_eq!(meter.tick(at(3)), Some(Duration::from_nanos(1500)));
+        let (busy, polling) = (ns(1500), ns(1500));
+        assert_eq!(meter.tick(at(3)), Spent::Working { busy, polling });
         meter.skip(at(1000));
+        assert_eq!(meter.tick(at(1000)), Spent::Nothing);
         (0..10).for_each(|_| meter.round(true));
-        assert_eq!(meter.tick(at(1002)), Some(Duration::from_nanos(3500)));
+        let busy = ns(3500);
+        assert_eq!(meter.tick(at(1002)), Spent::Working { busy, polling });
     }
 }

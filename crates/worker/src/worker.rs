@@ -2,7 +2,7 @@
 
 use crate::accounts::{ALONE_UNITS, Accounts, Counter};
 use crate::descriptors::{Descriptors, OWN, Token};
-use crate::meter::Meter;
+use crate::meter::{Meter, Spent};
 use crate::pace::Pace;
 use crate::watchdog::{Activity, Pulse};
 use crate::window::IdleWindow;
@@ -193,6 +193,7 @@ impl<F: Frontend + 'static> Worker<F> {
             worker.watch(stop.as_fd(), TOKEN_STOP)?;
         }
         worker.watch(handle.wake_fd(), TOKEN_WAKE)?;
+        worker.handle.load().begin(now);
         worker.pulse.attach();
         Ok(worker)
     }
@@ -337,12 +338,14 @@ impl<F: Frontend + 'static> Worker<F> {
             self.measure(asleep);
             let timeout = self.deadline().map(|d| d.saturating_duration_since(asleep));
             self.pulse.enter(Activity::Asleep);
+            self.handle.load().fall_asleep(asleep);
             if self.look(timeout)? {
                 return Ok(true);
             }
             self.pace.slept();
             self.handle.flag().awake();
             self.turns.now = Instant::now();
+            self.handle.load().wake_up(self.turns.now);
             self.meter.skip(self.turns.now);
             self.housekeeping();
             return Ok(false);
@@ -397,8 +400,13 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     fn measure(&mut self, now: Instant) {
-        if let Some(busy) = self.meter.tick(now) {
-            self.handle.load().set(busy);
+        match self.meter.tick(now) {
+            Spent::Nothing => {}
+            Spent::Polling(polling) => self.handle.load().set_polling(polling),
+            Spent::Working { busy, polling } => {
+                self.handle.load().set_busy(busy);
+                self.handle.load().set_polling(polling);
+            }
         }
     }
 

@@ -65,11 +65,13 @@ impl Controller {
         let mut seen = BTreeSet::new();
         let mut opened = Vec::new();
         let configured = namespaces.clone();
+        let stats = Arc::new(ControllerStats::new(config.io_queues, config.workers));
+        let own = stats.shares.first().cloned().unwrap_or_default();
         for ns in namespaces {
             if !seen.insert(ns.nsid) {
                 return Err(ConfigError::DuplicateNamespace(ns.nsid));
             }
-            opened.push(Namespace::open(ns, io)?);
+            opened.push(Namespace::open(ns, io, &own)?);
         }
         let mut config = config;
         config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
@@ -84,7 +86,7 @@ impl Controller {
             max_transfer: 4096 << config.mdts,
             max_namespaces: config.max_namespaces,
             page,
-            stats: Arc::new(ControllerStats::new(config.io_queues, config.workers)),
+            stats,
             pending: Arc::default(),
         };
         let engine = Engine::new(template.clone(), opened);

@@ -36,10 +36,10 @@ impl Engine {
         if !plain || completion.result.is_err() {
             return self.complete_other(index, completion);
         }
-        let (sqid, cid, bytes, read) = (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
+        let (sqid, cid, bytes, kind, ns) = (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
         // First of all the host is told; the rest can be done while it does something about it.
         self.finish_here(sqid, cid, Status::SUCCESS, 0);
-        self.count(read, bytes);
+        self.count(ns, kind, bytes);
         // It took nothing from the budget that `free_slot` returns bytes to.
         self.slots.release_with(index, completion.data);
         if !self.flushes.is_empty() {
@@ -138,17 +138,12 @@ impl Engine {
         }
     }
 
-    /// Counts a read or write.
+    /// Counts a read or write of a namespace.
     #[inline]
-    pub(super) fn count(&self, read: bool, bytes: u64) {
-        let stats = &self.io;
-        let (commands, moved) = if read {
-            (&stats.host_reads, &stats.bytes_read)
-        } else {
-            (&stats.host_writes, &stats.bytes_written)
-        };
-        commands.add(1);
-        moved.add(bytes);
+    pub(super) fn count(&self, ns: usize, kind: Kind, bytes: u64) {
+        if let Some(ns) = self.namespaces.get(ns) {
+            ns.record.ended(kind as usize, bytes);
+        }
     }
 
     /// Counts, posts and frees a command that is over.
@@ -166,23 +161,27 @@ impl Engine {
         let (kind, orphan, abort) = (slot.kind, slot.orphan, slot.abort);
         let bytes = if status.is_success() { slot.bytes } else { 0 };
         let own = matches!(slot.work, Work::OwnFlush);
+        let (ns, fetched_at) = (slot.ns, slot.fetched_at);
         self.free_slot(index);
         match kind {
-            Kind::Read | Kind::Write => self.count(kind == Kind::Read, bytes),
-            Kind::Verify => self.io.bytes_read.add(bytes),
-            Kind::Other => {}
+            Kind::Read | Kind::Write => self.count(ns, kind, bytes),
+            _ if own => {}
+            Kind::Verify | Kind::Flush | Kind::Other => {
+                if let Some(ns) = self.namespaces.get(ns) {
+                    let record = &ns.record;
+                    record.operations(kind.io_kind()).add(1);
+                    record.bytes_read().add(bytes);
+                }
+            }
         }
         if !orphan {
             if !status.is_success() {
-                self.events.push_back(Event::Failed {
-                    sqid,
-                    cid,
-                    status,
-                    nsid,
-                    lba,
-                });
+                self.failed(sqid, cid, status, (nsid, lba));
             }
             self.finish(sqid, cid, status, result);
+            if fetched_at != 0 {
+                self.timed(ns, kind, fetched_at);
+            }
             if abort {
                 let aborted = status.is(Status::ABORT_REQUESTED);
                 self.events

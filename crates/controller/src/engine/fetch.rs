@@ -202,7 +202,12 @@ impl Engine {
             while fetched < FETCH_BATCH {
                 let units = budget.left();
                 self.long.begin(units);
-                let (count, next) = self.run(qid, FETCH_BATCH - fetched);
+                let limit = FETCH_BATCH - fetched;
+                let (count, next) = match self.until_timed {
+                    0 => self.run_timed(qid, limit),
+                    _ => self.run(qid, limit),
+                };
+                self.until_timed = self.until_timed.saturating_sub(count);
                 budget.spend(count.saturating_add(self.long.spent(units)));
                 fetched += count;
                 let more = !matches!(next, Next::Idle);

@@ -2,7 +2,7 @@
 //! volume.
 
 use super::slots::{Kind, Work};
-use super::{Engine, Event, commands};
+use super::{Engine, commands};
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
 use nvme::cmd::{Fuse, NSID_BROADCAST, Psdt};
@@ -49,13 +49,7 @@ impl Engine {
         };
         if let Err(status) = result {
             let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
-            self.events.push_back(Event::Failed {
-                sqid,
-                cid,
-                status,
-                nsid,
-                lba,
-            });
+            self.failed(sqid, cid, status, (nsid, lba));
             self.finish(sqid, cid, status, 0);
         }
     }
@@ -96,6 +90,7 @@ impl Engine {
             slot.cid = command.cid.get();
             slot.nsid = command.nsid.get();
             slot.ns = ns;
+            slot.fetched_at = self.fetched_at;
         }
         if self.busy_since.is_none() {
             self.busy_since = Some(self.now);
@@ -215,6 +210,7 @@ impl Engine {
             let index = self.slot_for(sqid, command, 0)?;
             if let Some(slot) = self.slots.get(index) {
                 slot.work = Work::FlushAll(0);
+                slot.kind = Kind::Flush;
             }
             self.flush_next(index);
             return Ok(());
@@ -227,7 +223,7 @@ impl Engine {
             offset: 0,
             len: 0,
         };
-        self.start(index, extent, Op::Flush, Kind::Other);
+        self.start(index, extent, Op::Flush, Kind::Flush);
         Ok(())
     }
 

@@ -34,6 +34,7 @@ mod ranges;
 mod run;
 mod scratch;
 mod slots;
+mod timing;
 
 use crate::irq::{Irqs, Pending};
 use crate::stats::{ControllerStats, IoStats};
@@ -41,6 +42,7 @@ use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
 use nvme::{Command, Status};
 use polled::PolledQueues;
+use probes::IoRecord;
 use queue::Cq;
 use scratch::Budget;
 use slots::Slots;
@@ -114,6 +116,14 @@ pub(crate) struct Engine {
     pub stats: Arc<ControllerStats>,
     /// Its own part of them.
     io: Arc<IoStats>,
+    /// Of that, commands for namespaces that are not there.
+    nowhere: Arc<IoRecord>,
+    /// Commands to be fetched before one that is timed.
+    until_timed: u32,
+    /// Which of a batch is.
+    timed_place: u32,
+    /// When the command was fetched that takes the general way now, if it is to be timed, else 0.
+    fetched_at: u64,
     pub coalescing: Coalescing,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
@@ -178,11 +188,17 @@ impl Engine {
                 *slot = i as u16;
             }
         }
+        let io = config.stats.shares.get(usize::from(config.share)).cloned();
+        let io: Arc<IoStats> = io.unwrap_or_default();
         Engine {
+            nowhere: io.namespace(0),
+            fetched_at: 0,
+            until_timed: 0,
+            timed_place: 0,
             id: config.id,
             dma: DmaMap::new(),
             irqs: Irqs::new(config.vectors, config.pending),
-            io: (config.stats.shares.get(usize::from(config.share)).cloned()).unwrap_or_default(),
+            io,
             stats: config.stats,
             coalescing: Coalescing::default(),
             events: VecDeque::new(),

@@ -2,6 +2,9 @@
 
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::passthrough::Passthrough;
+use crate::stats::IoStats;
+use probes::IoRecord;
+use std::sync::Arc;
 use std::time::Instant;
 use volume::{Io, OpenQueue, Wake};
 
@@ -9,6 +12,8 @@ use volume::{Io, OpenQueue, Wake};
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
     pub queue: OpenQueue,
+    /// What this worker did for it.
+    pub record: Arc<IoRecord>,
     /// Takes commands before the volume does.
     pub passthrough: Option<Box<dyn Passthrough>>,
     /// The volume does reads and writes at once.
@@ -58,7 +63,8 @@ impl Namespace {
             .min()
     }
 
-    pub fn open(config: NamespaceConfig, io: &Io) -> Result<Self, ConfigError> {
+    /// For a worker's part of a controller, whose counters `stats` are.
+    pub fn open(config: NamespaceConfig, io: &Io, stats: &IoStats) -> Result<Self, ConfigError> {
         config.check()?;
         let nsid = config.nsid;
         let queue = config
@@ -68,6 +74,7 @@ impl Namespace {
         let info = config.volume.info();
         let shift = config.block_size.trailing_zeros();
         Ok(Namespace {
+            record: stats.namespace(nsid),
             shift,
             blocks: info.size >> shift,
             read_only: config.read_only || info.read_only,

@@ -30,6 +30,7 @@ impl Batch<'_> {
                 NvmOpcode::READ | NvmOpcode::COMPARE => (Kind::Read, true),
                 NvmOpcode::WRITE => (Kind::Write, true),
                 NvmOpcode::VERIFY => (Kind::Verify, true),
+                NvmOpcode::FLUSH => (Kind::Flush, false),
                 _ => (Kind::Other, false),
             };
             let nlb = RwCdw12::from_bits(command.cdw12.get()).nlb();
@@ -51,6 +52,9 @@ impl Batch<'_> {
                 break;
             };
             fetched += 1;
+            if !kind.io_kind().is_sampled() {
+                slots.time(tag);
+            }
             let next = match passthrough.submit(self.qid, command, self.dma, tag) {
                 Passed::Taken => continue,
                 Passed::NotMine => Next::General(*command),
@@ -95,11 +99,11 @@ impl Engine {
             slot.status = status;
         }
         if slot.is_plain() && slot.status.is_success() {
-            let (sqid, cid, bytes, read) =
-                (slot.sqid, slot.cid, slot.bytes, slot.kind == Kind::Read);
+            let (sqid, cid, bytes, kind, ns) =
+                (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
             // It took nothing from the budget that `free_slot` returns bytes to.
             self.slots.release_empty(index);
-            self.count(read, bytes);
+            self.count(ns, kind, bytes);
             self.finish_here(sqid, cid, Status::SUCCESS, result);
             if !self.flushes.is_empty() {
                 self.start_flushes();

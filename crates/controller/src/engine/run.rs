@@ -18,6 +18,7 @@ use doorbell::distance;
 use nvme::cmd::io::RwCdw12;
 use nvme::cmd::{Flags, Fuse, Psdt};
 use nvme::{Command, Completion, NvmOpcode, Status};
+use probes::IoKind;
 use std::collections::VecDeque;
 use volume::{Budget, Op};
 
@@ -503,11 +504,12 @@ impl Engine {
             if let Some(queue) = self.stats.queues.get(usize::from(qid)) {
                 queue.completions.add(tally.posted.into());
             }
-            let stats = &self.io;
-            stats.host_reads.add((tally.posted - tally.writes).into());
-            stats.host_writes.add(tally.writes.into());
-            stats.bytes_read.add(tally.bytes - tally.bytes_written);
-            stats.bytes_written.add(tally.bytes_written);
+            let record = &batch.ns.record;
+            let reads = tally.posted - tally.writes;
+            record.operations(IoKind::Read).add(reads.into());
+            record.operations(IoKind::Write).add(tally.writes.into());
+            record.bytes_read().add(tally.bytes - tally.bytes_written);
+            record.bytes_written().add(tally.bytes_written);
         }
         (fetched, next)
     }
@@ -518,17 +520,12 @@ impl Engine {
             Next::Idle => {}
             Next::General(command) => {
                 budget.spend(general_units(&command));
+                self.time_general(&command);
                 self.general(qid, &command);
             }
             Next::Failed(command, status) => {
                 let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
-                self.events.push_back(Event::Failed {
-                    sqid: qid,
-                    cid,
-                    status,
-                    nsid,
-                    lba,
-                });
+                self.failed(qid, cid, status, (nsid, lba));
                 self.finish(qid, cid, status, 0);
             }
             Next::Completed(completion) => self.complete(completion),

@@ -42,6 +42,9 @@ pub(super) struct Slot {
     pub orphan: bool,
     pub used: bool,
     pub seq: u16,
+    /// When it was fetched ([`probes::cycles`]), if it is to be timed; else, and in all free slots,
+    /// 0.
+    pub fetched_at: u64,
 }
 
 impl Slot {
@@ -52,17 +55,19 @@ impl Slot {
             && !self.orphan
             && !self.abort
             && self.scratch == 0
+            && self.fetched_at == 0
     }
 }
 
-/// For the counters.
+/// For the counters, which have reads and writes by these numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Read and Compare.
-    Read,
+    Read = 0,
+    Write = 1,
     /// Reads, but is no host read command to the counters.
     Verify,
-    Write,
+    Flush,
     Other,
 }
 
@@ -152,6 +157,7 @@ impl Slots {
                     orphan: false,
                     used: false,
                     seq: 0,
+                    fetched_at: 0,
                 })
                 .collect(),
             free: (0..count).rev().collect(),
@@ -167,6 +173,19 @@ impl Slots {
     pub fn free(&self) -> u32 {
         // As many as there are slots, which are numbered in 16 bits.
         self.free.len() as u32
+    }
+
+    /// The command in flight is timed from now on.
+    #[cold]
+    pub fn time(&mut self, tag: u64) {
+        if let Some((_, slot)) = self.tagged(tag) {
+            slot.fetched_at = probes::cycles().max(1);
+        }
+    }
+
+    /// The slot that is taken when `before` others have been, none of them free again by then.
+    pub fn upcoming(&self, before: usize) -> Option<u16> {
+        self.free.iter().rev().nth(before).copied()
     }
 
     pub fn alloc(&mut self) -> Option<u16> {
@@ -193,11 +212,12 @@ impl Slots {
             && std::mem::take(&mut slot.used)
         {
             slot.list.clear();
+            slot.fetched_at = 0;
             self.free.push(index);
         }
     }
 
-    /// The same for a slot in use that gets back the list that it gave away.
+    /// The same for a slot in use, that is not timed, that gets back the list that it gave away.
     #[inline]
     pub fn release_with(&mut self, index: u16, mut list: SegmentList) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
@@ -208,7 +228,7 @@ impl Slots {
         }
     }
 
-    /// The same for a slot in use whose list is empty.
+    /// The same for a slot in use, that is not timed, whose list is empty.
     #[inline]
     pub fn release_empty(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {

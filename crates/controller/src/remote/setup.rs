@@ -42,7 +42,10 @@ impl RemoteEngineSetup {
             namespaces,
             connection,
         } = self;
-        let opened = namespaces.into_iter().map(|ns| Namespace::open(ns, io));
+        let share = config.stats.shares.get(usize::from(config.share)).cloned();
+        let share = share.unwrap_or_default();
+        let open = |ns| Namespace::open(ns, io, &share);
+        let opened = namespaces.into_iter().map(open);
         let opened = opened.collect::<Result<Vec<_>, _>>();
         let state = if opened.is_ok() { OPEN } else { CLOSED };
         let (progress, controller) = (connection.progress.clone(), connection.controller.clone());

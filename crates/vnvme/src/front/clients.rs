@@ -82,6 +82,7 @@ impl NvmeFront {
         let log = &self.log;
         log.line(|left_out| tracing::info!(socket, pid, left_out, "client connected"));
         self.connection = Some(connection);
+        self.device.controller.stats().connected.set(1);
         self.rewatch();
     }
 
@@ -162,6 +163,7 @@ impl NvmeFront {
         }
         self.watched = Interest::None;
         self.more = false;
+        self.device.controller.stats().connected.set(0);
     }
 
     /// Handles what a client has sent.

@@ -2,6 +2,7 @@
 
 use super::{absent_frontend, missing};
 use dma::Memory;
+use probes::{Counter, IoRecord};
 use std::any::Any;
 use std::sync::Arc;
 use volume::Volume;
@@ -105,31 +106,11 @@ pub fn remove(_: u32) -> Result<(), UblkError> {
     Err(UblkError)
 }
 
-/// A number that stays 0.
-pub struct Counter;
-
-impl Counter {
-    pub fn get(&self) -> u64 {
-        0
-    }
-}
-
 /// Counters of a queue.
 pub struct QueueStats {
-    pub reads: Counter,
-    pub bytes_read: Counter,
-    pub writes: Counter,
-    pub bytes_written: Counter,
-    pub flushes: Counter,
-    pub discards: Counter,
-    pub errors: Counter,
+    pub requests: Counter,
+    pub io: IoRecord,
     pub sleeps: Counter,
-}
-
-impl QueueStats {
-    pub fn requests(&self) -> u64 {
-        0
-    }
 }
 
 /// Counters of a disk.

@@ -2,6 +2,7 @@
 
 use super::{absent_frontend, missing};
 use dma::Memory;
+use probes::{Counter, IoRecord};
 use receive::Receiver;
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -66,21 +67,10 @@ impl Backend {
     }
 }
 
-/// A number that stays 0.
-pub struct Counter;
-
-impl Counter {
-    pub fn get(&self) -> u64 {
-        0
-    }
-}
-
 /// Counters of a queue.
 pub struct QueueStats {
     pub requests: Counter,
-    pub bytes_read: Counter,
-    pub bytes_written: Counter,
-    pub errors: Counter,
+    pub io: IoRecord,
     pub kicks: Counter,
     pub arms: Counter,
     pub notifications: Counter,

@@ -76,6 +76,8 @@ struct Shared {
     buckets: [[Bucket; 3]; 2],
     /// Requests that had to wait.
     delayed: AtomicU64,
+    /// For how long those have waited that wait no more, in nanoseconds.
+    throttled: AtomicU64,
 }
 
 /// The limits of a volume, to be read and changed by anyone while it is in use.
@@ -91,6 +93,7 @@ impl LimitHandle {
             burst: AtomicU64::new(0),
             buckets: Default::default(),
             delayed: AtomicU64::new(0),
+            throttled: AtomicU64::new(0),
         }));
         handle.set(limits);
         handle
@@ -131,6 +134,11 @@ impl LimitHandle {
     /// Requests that had to wait so far.
     pub fn delayed(&self) -> u64 {
         self.0.delayed.load(Ordering::Relaxed)
+    }
+
+    /// For how long they have waited, all added up; those that still wait do not count yet.
+    pub fn throttled(&self) -> Duration {
+        Duration::from_nanos(self.0.throttled.load(Ordering::Relaxed))
     }
 }
 
@@ -176,6 +184,12 @@ impl Shared {
             bucket.take(now, tokens);
         }
         true
+    }
+
+    /// A request waits no more that has waited since then.
+    fn waited(&self, since: u64) {
+        let nanoseconds = self.now().saturating_sub(since) / PER_NANOSECOND;
+        self.throttled.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
     fn instant(&self, units: u64) -> Option<Instant> {
@@ -242,6 +256,13 @@ impl Volume for LimitVolume {
     }
 }
 
+/// A request without tokens.
+struct Waiting {
+    /// In units of time.
+    since: u64,
+    request: Request,
+}
+
 /// One worker's queue into a [`LimitVolume`].
 struct LimitQueue {
     queue: OpenQueue,
@@ -251,7 +272,7 @@ struct LimitQueue {
     /// Zeroing costs the volume as much as writing.
     zeroes_move_data: bool,
     /// Reads, and all that changes something.
-    waiting: [VecDeque<Request>; 2],
+    waiting: [VecDeque<Waiting>; 2],
     aborted: Vec<Request>,
     /// Whose turn it is when both wait for the same tokens.
     writes_first: bool,
@@ -283,14 +304,18 @@ impl LimitQueue {
             let free = self.free();
             let passes = |class: &usize| {
                 let front = self.waiting.get(*class).and_then(VecDeque::front);
-                front.is_some_and(|request| free || self.shared.take(now, self.cost(request)))
+                front.is_some_and(|next| free || self.shared.take(now, self.cost(&next.request)))
             };
             let Some(class) = order.into_iter().find(passes) else {
                 return count;
             };
             self.writes_first = class == 0;
             let next = self.waiting.get_mut(class).and_then(VecDeque::pop_front);
-            if let Some(completion) = next.and_then(|request| self.queue.submit(request)) {
+            let submit = |next: Waiting| {
+                self.shared.waited(next.since);
+                self.queue.submit(next.request)
+            };
+            if let Some(completion) = next.and_then(submit) {
                 count += 1;
                 done(completion);
             }
@@ -309,11 +334,11 @@ impl LimitQueue {
         let fronts = self.waiting.iter().filter_map(VecDeque::front);
         let free = self.free();
         let nap = units(NAP).saturating_add(self.shared.now());
-        let ready = fronts.filter_map(|request| {
+        let ready = fronts.filter_map(|next| {
             let ready = if free {
                 0
             } else {
-                self.shared.ready(self.cost(request))
+                self.shared.ready(self.cost(&next.request))
             };
             self.shared.instant(ready.min(nap))
         });
@@ -335,7 +360,8 @@ impl VolumeQueue for LimitQueue {
         self.shared.delayed.fetch_add(1, Ordering::Relaxed);
         let class = usize::from(request.op.changes());
         if let Some(waiting) = self.waiting.get_mut(class) {
-            waiting.push_back(request);
+            let since = self.shared.now();
+            waiting.push_back(Waiting { since, request });
         }
         None
     }
@@ -366,8 +392,11 @@ impl VolumeQueue for LimitQueue {
 
     fn cancel(&mut self, tag: u64) {
         for waiting in &mut self.waiting {
-            if let Some(index) = waiting.iter().position(|request| request.tag == tag) {
-                self.aborted.extend(waiting.remove(index));
+            if let Some(index) = waiting.iter().position(|next| next.request.tag == tag)
+                && let Some(next) = waiting.remove(index)
+            {
+                self.shared.waited(next.since);
+                self.aborted.push(next.request);
                 return;
             }
         }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 /// Longest text that is read: these files have a line.
 const LONGEST: usize = 1024;
@@ -26,6 +27,15 @@ impl KernelView {
             syscall: open("syscall"),
             wchan: open("wchan"),
         }
+    }
+
+    /// Processor time of the thread, to some hundredths of a second.
+    pub(super) fn cpu_time(&self) -> Option<Duration> {
+        let ticks = ticks(&read(&self.stat))?;
+        let per_second = rustix::param::clock_ticks_per_second().max(1);
+        Some(Duration::from_nanos(
+            (u128::from(ticks) * 1_000_000_000 / u128::from(per_second)) as u64,
+        ))
     }
 
     /// The thread's state, the system call with the descriptor that is its first argument, and the
@@ -63,6 +73,15 @@ impl KernelView {
     }
 }
 
+/// User and system time of a line of `/proc/PID/stat`: its fields 14 and 15, in ticks
+/// (proc_pid_stat(5)).
+fn ticks(stat: &str) -> Option<u64> {
+    let behind_name = stat.rsplit(')').next()?;
+    let mut fields = behind_name.split_whitespace().skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    next()?.checked_add(next()?)
+}
+
 /// A file of the kernel's, as it is now.
 fn read(file: &Option<File>) -> String {
     let mut text = [0; LONGEST];
@@ -76,7 +95,7 @@ fn read(file: &Option<File>) -> String {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     #[test]
     fn where_a_thread_waits_is_found() {
@@ -102,6 +121,19 @@ mod tests {
                 assert!(text.contains("[eventfd]"), "{text}");
             }
         });
+    }
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let line = "7 (a ) R 1 (x) S 1 2 3 4 5 6 7 8 9 10 40 2 3 4";
+        assert_eq!(ticks(line), Some(42));
+        assert_eq!(ticks("7 (a) S 1"), None);
+        assert_eq!(ticks(""), None);
+        let own = KernelView::of_calling_thread();
+        assert!(
+            own.cpu_time()
+                .is_some_and(|time| time < Duration::from_secs(600))
+        );
     }
 
     #[test]

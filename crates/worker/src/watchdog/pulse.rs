@@ -4,6 +4,7 @@ use super::Activity;
 use super::kernel::KernelView;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Where a worker is. It alone writes this, by plain stores; others look.
 #[derive(Debug, Default)]
@@ -23,6 +24,12 @@ impl Pulse {
     /// Where its thread is in the kernel, for people; `None` before it has begun.
     pub fn in_kernel(&self) -> Option<String> {
         self.thread.get().map(KernelView::describe)
+    }
+
+    /// Processor time of its thread, to some hundredths of a second; none before it has begun, and
+    /// where the kernel does not say.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        self.thread.get().and_then(KernelView::cpu_time)
     }
 
     /// The calling thread is the worker's.

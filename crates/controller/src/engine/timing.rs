@@ -1,0 +1,150 @@
+//! How long commands take, from the copy of their entry until their completion is posted, and why
+//! they fail.
+//!
+//! Of a controller's reads and writes on one worker, one is timed after [`TIMED_EVERY`] others: its
+//! batch ends with it, so that what is known of the batch is known of it. All other batches cost
+//! a comparison and a subtraction. The commands before it in its batch are those that it waited
+//! behind; those that would have come after it have no part in its time. Which place in a batch it
+//! has changes from one to the next. Commands that leave a batch and are no reads or writes are
+//! timed each: they cost many times as much.
+
+use super::run::Next;
+use super::slots::Kind;
+use super::{Engine, Event};
+use doorbell::distance;
+use nvme::status::StatusCodeType;
+use nvme::{Command, NvmOpcode, Status};
+use probes::{Failure, IoKind, TIMED_EVERY, cycles};
+
+impl Kind {
+    pub(super) fn io_kind(self) -> IoKind {
+        match self {
+            Kind::Read => IoKind::Read,
+            Kind::Write => IoKind::Write,
+            Kind::Flush => IoKind::Flush,
+            Kind::Verify | Kind::Other => IoKind::Other,
+        }
+    }
+}
+
+/// For the counters: which kind of failure a status is.
+pub(super) fn failure_of(status: Status) -> Failure {
+    let is = |other: Status| status.is(other);
+    if is(Status::COMPARE_FAILURE) {
+        Failure::Miscompare
+    } else if is(Status::CAPACITY_EXCEEDED) {
+        Failure::NoSpace
+    } else if is(Status::LBA_OUT_OF_RANGE) {
+        Failure::OutOfRange
+    } else if is(Status::NAMESPACE_WRITE_PROTECTED) {
+        Failure::ReadOnly
+    } else if is(Status::DATA_TRANSFER_ERROR) {
+        Failure::Memory
+    } else if is(Status::ABORT_REQUESTED) {
+        Failure::Aborted
+    } else if is(Status::COMMAND_INTERRUPTED) {
+        Failure::Interrupted
+    } else if is(Status::INTERNAL_ERROR) {
+        Failure::Internal
+    } else {
+        match status.sct() {
+            StatusCodeType::MEDIA => Failure::Media,
+            StatusCodeType::GENERIC | StatusCodeType::COMMAND_SPECIFIC => Failure::Invalid,
+            _ => Failure::Internal,
+        }
+    }
+}
+
+impl Engine {
+    /// As [`Engine::run`]; the last command of the batch is timed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn run_timed(&mut self, qid: u16, limit: u32) -> (u32, Next) {
+        let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else {
+            return self.run(qid, limit);
+        };
+        let (outstanding, free) = (sq.outstanding, self.slots.free());
+        let pending = distance(sq.head, sq.tail, sq.size).min(free);
+        // Another place in the batch each time.
+        self.timed_place = self.timed_place.wrapping_add(1);
+        let wanted = (self.timed_place % limit.max(1) + 1).min(pending).max(1);
+        let slot = self.slots.upcoming(wanted as usize - 1);
+        let begun = cycles().max(1);
+        let (fetched, next) = self.run(qid, wanted);
+        if fetched < wanted {
+            // The batch ended before it: the next one is for it.
+            return (fetched, next);
+        }
+        self.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
+        let last = self.entries.get(fetched as usize - 1);
+        let command: Option<&Command> = match &next {
+            Next::General(command) | Next::Failed(command, _) => Some(command),
+            _ => last.map(|entry| zerocopy::transmute_ref!(entry)),
+        };
+        let Some(command) = command else {
+            return (fetched, next);
+        };
+        let ns = self.namespace_index(command.nsid.get()).ok();
+        let Some(ns) = ns.and_then(|index| self.namespaces.get(index)) else {
+            return (fetched, next);
+        };
+        let record = &ns.record;
+        record.depth_seen(u64::from(outstanding) + u64::from(fetched));
+        match &next {
+            Next::Idle if self.slots.free() == free => {
+                let kind = match command.nvm_opcode() {
+                    NvmOpcode::WRITE => IoKind::Write,
+                    _ => IoKind::Read,
+                };
+                record.timed(kind, cycles().saturating_sub(begun));
+            }
+            Next::Idle | Next::Completed(_) => {
+                if let Some(slot) = slot.and_then(|slot| self.slots.get(slot))
+                    && slot.kind.io_kind().is_sampled()
+                {
+                    slot.fetched_at = begun;
+                }
+            }
+            Next::General(_) => self.fetched_at = begun,
+            // It has not done what it is for.
+            Next::Failed(..) => {}
+        }
+        (fetched, next)
+    }
+
+    /// A command takes the general way: when it was fetched, if it is to be timed, else 0.
+    pub(super) fn time_general(&mut self, command: &Command) {
+        let sampled = std::mem::take(&mut self.fetched_at);
+        self.fetched_at = match command.nvm_opcode() {
+            NvmOpcode::READ | NvmOpcode::WRITE | NvmOpcode::COMPARE => sampled,
+            _ => cycles().max(1),
+        };
+    }
+
+    /// A command has been posted that was fetched then.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn timed(&self, ns: usize, kind: Kind, fetched_at: u64) {
+        if let Some(ns) = self.namespaces.get(ns) {
+            let cycles = cycles().saturating_sub(fetched_at);
+            ns.record.timed(kind.io_kind(), cycles);
+        }
+    }
+
+    /// An I/O command fails: it is counted, and the control half is told.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn failed(&mut self, sqid: u16, cid: u16, status: Status, (nsid, lba): (u32, u64)) {
+        let index = self.namespace_index(nsid).ok();
+        let ns = index.and_then(|index| self.namespaces.get(index));
+        let record = ns.map_or(&self.nowhere, |ns| &ns.record);
+        record.failed(failure_of(status));
+        self.events.push_back(Event::Failed {
+            sqid,
+            cid,
+            status,
+            nsid,
+            lba,
+        });
+    }
+}

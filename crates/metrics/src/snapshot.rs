@@ -1,0 +1,290 @@
+//! What a daemon serves and how much it did, as numbers of one moment. Counters count since the
+//! process began.
+
+use crate::Distribution;
+use probes::{Failure, IoKind, IoRecord};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Everything.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// When it was taken, in nanoseconds of a clock that never goes back: for rates.
+    pub at_ns: u64,
+    /// What is served, in the order of the configuration.
+    pub disks: Vec<Disk>,
+    /// Volumes with limits or weights.
+    pub limits: Vec<Limits>,
+    /// Devices below.
+    pub devices: Vec<Device>,
+    /// The workers, by number.
+    pub workers: Vec<Worker>,
+    /// The process itself.
+    pub process: Process,
+}
+
+/// How a disk is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskKind {
+    /// An NVMe controller, over vfio-user.
+    #[default]
+    Controller,
+    /// A virtio block device, over vhost-user.
+    VhostUserBlk,
+    /// A block device of the host.
+    Ublk,
+}
+
+impl DiskKind {
+    /// As configuration and metrics have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "controller",
+            Self::VhostUserBlk => "vhost-user-blk",
+            Self::Ublk => "ublk",
+        }
+    }
+}
+
+/// One disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Disk {
+    /// Its name, which no other disk of the daemon has.
+    pub name: String,
+    /// How it is served.
+    pub kind: DiskKind,
+    /// Its socket, or its block device.
+    pub address: String,
+    /// A client is attached.
+    pub connected: bool,
+    /// Clients that were accepted.
+    pub connections: u64,
+    /// Controller-level resets.
+    pub resets: u64,
+    /// Queues that went from one worker to another.
+    pub migrations: u64,
+    /// What was done for each namespace. Exports and block devices have one, number 1.
+    pub namespaces: Vec<Namespace>,
+    /// Queues that were used.
+    pub queues: Vec<Queue>,
+}
+
+/// Numbers by operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operations {
+    /// Reads, and Compare.
+    pub read: u64,
+    /// Writes.
+    pub write: u64,
+    /// Flushes.
+    pub flush: u64,
+    /// All others.
+    pub other: u64,
+}
+
+impl Operations {
+    /// Of one kind.
+    pub const fn of(&self, kind: IoKind) -> u64 {
+        match kind {
+            IoKind::Read => self.read,
+            IoKind::Write => self.write,
+            IoKind::Flush => self.flush,
+            IoKind::Other => self.other,
+        }
+    }
+
+    const fn of_mut(&mut self, kind: IoKind) -> &mut u64 {
+        match kind {
+            IoKind::Read => &mut self.read,
+            IoKind::Write => &mut self.write,
+            IoKind::Flush => &mut self.flush,
+            IoKind::Other => &mut self.other,
+        }
+    }
+
+    /// Of all kinds.
+    pub fn all(&self) -> u64 {
+        let each = IoKind::ALL.map(|kind| self.of(kind));
+        each.into_iter().fold(0, u64::wrapping_add)
+    }
+}
+
+/// What was done for one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Namespace {
+    /// Its number; 0: commands that named no namespace that there is.
+    pub nsid: u32,
+    /// Path or URL of its volume; empty where that is not known any more.
+    pub volume: String,
+    /// Commands that ended, well or not.
+    pub operations: Operations,
+    /// Bytes that the host has read.
+    pub bytes_read: u64,
+    /// Bytes that the host has written.
+    pub bytes_written: u64,
+    /// Commands that failed, by kind; kinds that did not happen are left out.
+    pub errors: BTreeMap<String, u64>,
+    /// Times of commands in nanoseconds from fetch to post, by operation: of reads and writes those
+    /// of one in 61, of the others all.
+    pub latency: BTreeMap<String, Distribution>,
+    /// Commands that a queue had in flight when one was fetched that is timed.
+    pub depth: Distribution,
+    /// Where it has a direct path to a device: whether its commands take it now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<bool>,
+    /// Commands that took it.
+    #[serde(default)]
+    pub direct_commands: u64,
+    /// Of these, commands whose data was copied.
+    #[serde(default)]
+    pub direct_bounced: u64,
+}
+
+impl Namespace {
+    /// An empty one.
+    pub fn new(nsid: u32) -> Self {
+        Self {
+            nsid,
+            ..Self::default()
+        }
+    }
+
+    /// Adds what one worker, or one queue, did for it. `ns_per_cycle`: nanoseconds for each
+    /// cycle of [`probes::cycles`].
+    pub fn add(&mut self, record: &IoRecord, ns_per_cycle: f64) {
+        let add = |to: &mut u64, n: u64| *to = to.wrapping_add(n);
+        for kind in IoKind::ALL {
+            add(self.operations.of_mut(kind), record.operations(kind).get());
+            if let Some(histogram) = record.latency(kind) {
+                let latency = self.latency.entry(kind.name().to_owned()).or_default();
+                latency.add(&Distribution::of(histogram, ns_per_cycle));
+            }
+        }
+        add(&mut self.bytes_read, record.bytes_read().get());
+        add(&mut self.bytes_written, record.bytes_written().get());
+        for failure in Failure::ALL {
+            let count = record.failures(failure);
+            if count > 0 {
+                add(
+                    self.errors.entry(failure.name().to_owned()).or_default(),
+                    count,
+                );
+            }
+        }
+        if let Some(depth) = record.depth() {
+            self.depth.add(&Distribution::of(depth, 1.0));
+        }
+    }
+
+    /// Commands that failed.
+    pub fn failures(&self) -> u64 {
+        self.errors.values().copied().fold(0, u64::wrapping_add)
+    }
+}
+
+/// One queue pair of a controller, one request queue of an export or block device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    /// Its number; 0 is a controller's admin queue.
+    pub id: u64,
+    /// The worker that serves it now, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<u64>,
+    /// Commands fetched.
+    pub commands: u64,
+    /// Commands completed.
+    pub completions: u64,
+    /// Doorbells that came as register writes, or kicks.
+    pub mmio_doorbells: u64,
+    /// Doorbells that were found in memory.
+    pub shadow_doorbells: u64,
+    /// Times that it was armed before sleep.
+    pub arms: u64,
+    /// Interrupts sent.
+    pub interrupts: u64,
+}
+
+impl Queue {
+    /// Commands fetched and not completed.
+    pub const fn in_flight(&self) -> u64 {
+        // The two were not read at the same moment.
+        self.commands.saturating_sub(self.completions)
+    }
+}
+
+/// Limits and weight of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Path or URL, as it was given.
+    pub volume: String,
+    /// Operations per second, together, reads, writes; 0: no limit.
+    pub iops: [u64; 3],
+    /// Bytes per second, together, read, written; 0: no limit.
+    pub bps: [u64; 3],
+    /// Requests that had to wait.
+    pub delayed: u64,
+    /// For how long, in nanoseconds, added up.
+    pub throttled_ns: u64,
+    /// Weight among the slices of its device, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+}
+
+/// A device below.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its URL.
+    pub device: String,
+    /// live, suspended or gone.
+    pub state: String,
+    /// Its resets so far.
+    pub resets: u64,
+}
+
+/// A worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its number.
+    pub id: u64,
+    /// Nanoseconds in which it had work.
+    pub busy_ns: u64,
+    /// In which it polled without finding anything.
+    pub polling_ns: u64,
+    /// In which it slept.
+    pub asleep_ns: u64,
+    /// Of its thread's processor time, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_ns: Option<u64>,
+    /// Sleeps that have ended.
+    pub wake_ups: u64,
+    /// Times that it made no round for a second or longer.
+    pub stalls: u64,
+    /// Requests that went through its io_uring.
+    pub ring_requests: u64,
+    /// System calls of its io_uring.
+    pub ring_calls: u64,
+}
+
+/// The process; what could not be found out is absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    /// The program's version.
+    pub version: String,
+    /// Processor time in nanoseconds.
+    pub cpu_ns: u64,
+    /// Resident memory in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident: Option<u64>,
+    /// Of this what is no file's and no guest's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anonymous: Option<u64>,
+    /// Virtual memory in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub virtual_memory: Option<u64>,
+    /// Its threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u64>,
+    /// When it began, in seconds since 1970-01-01 UTC.
+    pub start: f64,
+}

@@ -1,0 +1,175 @@
+//! Prometheus' text exposition format 0.0.4, as a scraper reads it:
+//! <https://prometheus.io/docs/instrumenting/exposition_formats/>.
+
+use crate::{Metric, Type};
+use std::fmt::{Display, Write};
+
+/// The media type of an [`Exposition`].
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Text that grows by families of samples.
+#[derive(Debug, Default)]
+pub struct Exposition {
+    text: String,
+}
+
+/// The samples of one metric.
+pub struct Family<'a> {
+    text: &'a mut String,
+    metric: &'a Metric,
+    begun: bool,
+}
+
+/// A label: its name, which is one of ours, and its value, which may be anything.
+pub(crate) type Label<'a> = (&'a str, &'a str);
+
+/// Writing to a string does not fail.
+fn put(text: &mut String, what: impl Display) {
+    let _ = write!(text, "{what}");
+}
+
+/// Writes a label's value or a help text: backslash and line feed are escaped, in labels the
+/// quotation mark, too. Anything else stays as it is, UTF-8.
+fn escape(text: &mut String, value: &str, quotes: bool) {
+    for c in value.chars() {
+        match c {
+            '\\' => text.push_str("\\\\"),
+            '\n' => text.push_str("\\n"),
+            '"' if quotes => text.push_str("\\\""),
+            c => text.push(c),
+        }
+    }
+}
+
+impl Exposition {
+    /// The samples of a metric: they stand together. Nothing is written as long as there is none.
+    pub fn family<'a>(&'a mut self, metric: &'a Metric) -> Family<'a> {
+        Family {
+            text: &mut self.text,
+            metric,
+            begun: false,
+        }
+    }
+
+    /// The text.
+    pub fn finish(self) -> String {
+        self.text
+    }
+}
+
+impl Family<'_> {
+    fn begin(&mut self) {
+        if std::mem::replace(&mut self.begun, true) {
+            return;
+        }
+        let Metric {
+            name, kind, help, ..
+        } = self.metric;
+        put(self.text, format_args!("# HELP {name} "));
+        escape(self.text, help, false);
+        put(self.text, format_args!("\n# TYPE {name} {}\n", kind.name()));
+    }
+
+    fn line(&mut self, suffix: &str, labels: &[Label<'_>], le: Option<&str>, value: impl Display) {
+        put(self.text, self.metric.name);
+        self.text.push_str(suffix);
+        let mut before = '{';
+        for (name, value) in labels.iter().copied().chain(le.map(|le| ("le", le))) {
+            self.text.push(before);
+            before = ',';
+            put(self.text, name);
+            self.text.push_str("=\"");
+            escape(self.text, value, true);
+            self.text.push('"');
+        }
+        if before == ',' {
+            self.text.push('}');
+        }
+        put(self.text, format_args!(" {value}\n"));
+    }
+
+    /// A sample of a counter or a gauge.
+    pub fn sample(&mut self, labels: &[Label<'_>], value: impl Display) {
+        debug_assert!(self.metric.kind != Type::Histogram, "{}", self.metric.name);
+        self.begin();
+        self.line("", labels, None, value);
+    }
+
+    /// A histogram: how many values are not above each bound, how many there are, and their sum.
+    pub fn histogram(
+        &mut self,
+        labels: &[Label<'_>],
+        buckets: impl Iterator<Item = (&'static str, u64)>,
+        count: u64,
+        sum: impl Display,
+    ) {
+        debug_assert!(self.metric.kind == Type::Histogram, "{}", self.metric.name);
+        self.begin();
+        for (le, below) in buckets {
+            self.line("_bucket", labels, Some(le), below);
+        }
+        self.line("_bucket", labels, Some("+Inf"), count);
+        self.line("_sum", labels, None, sum);
+        self.line("_count", labels, None, count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNTER: Metric = Metric {
+        name: "vnvme_test_total",
+        kind: Type::Counter,
+        unit: "",
+        labels: &["disk"],
+        help: "A back\\slash\nand \"quotes\".",
+    };
+    const HISTOGRAM: Metric = Metric {
+        name: "vnvme_test_seconds",
+        kind: Type::Histogram,
+        ..COUNTER
+    };
+
+    #[test]
+    fn names_of_any_kind_stay_within_their_quotation_marks() {
+        let mut text = Exposition::default();
+        let mut family = text.family(&COUNTER);
+        family.sample(&[("disk", "a\"} 1\nevil{x=\"\\"), ("op", "léser 磁盘")], 7);
+        family.sample(&[], u64::MAX);
+        assert_eq!(
+            text.finish(),
+            "# HELP vnvme_test_total A back\\\\slash\\nand \"quotes\".\n\
+             # TYPE vnvme_test_total counter\n\
+             vnvme_test_total{disk=\"a\\\"} 1\\nevil{x=\\\"\\\\\",op=\"léser 磁盘\"} 7\n\
+             vnvme_test_total 18446744073709551615\n"
+        );
+    }
+
+    #[test]
+    fn a_family_without_samples_is_not_there() {
+        let mut text = Exposition::default();
+        text.family(&COUNTER);
+        assert_eq!(text.finish(), "");
+    }
+
+    #[test]
+    fn a_histogram_ends_with_all_its_values() {
+        let mut text = Exposition::default();
+        let buckets = [("0.1", 1), ("1", 3)].into_iter();
+        text.family(&HISTOGRAM)
+            .histogram(&[("disk", "a")], buckets, 4, 2.5);
+        let lines = text.finish();
+        let lines: Vec<&str> = lines.lines().skip(2).collect();
+        assert_eq!(
+            lines,
+            [
+                "vnvme_test_seconds_bucket{disk=\"a\",le=\"0.1\"} 1",
+                "vnvme_test_seconds_bucket{disk=\"a\",le=\"1\"} 3",
+                "vnvme_test_seconds_bucket{disk=\"a\",le=\"+Inf\"} 4",
+                "vnvme_test_seconds_sum{disk=\"a\"} 2.5",
+                "vnvme_test_seconds_count{disk=\"a\"} 4",
+            ]
+        );
+    }
+}
