@@ -171,23 +171,23 @@ until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/vir
         for name in direct switching virtio host hostile; do
             echo "--- $name: $(cat /tmp/$name.status 2>/dev/null || echo at work)"; cat /tmp/$name.out
         done
-        /tmp/vnvme stats /tmp/ctl --json; tail -n 100 /tmp/log; exit 1
+        /tmp/vnvme stats --control /tmp/ctl --json; tail -n 100 /tmp/log; exit 1
     }
     turn=$((turn + 1))
     case $((turn % 8)) in
-    1 | 5) /tmp/vnvme path /tmp/ctl generic --socket switching ;;
-    3 | 7) /tmp/vnvme path /tmp/ctl direct --socket switching ;;
-    2) /tmp/vnvme limits /tmp/ctl --all --iops 300 --bps 0 --burst 20ms ;;
-    4) /tmp/vnvme limits /tmp/ctl --all --iops 0 --bps 4M ;;
-    6) /tmp/vnvme limits /tmp/ctl --all --iops 0 --bps 0 ;;
-    0) /tmp/vnvme limits /tmp/ctl --all --write-iops 200 --read-iops 0 ;;
+    1 | 5) /tmp/vnvme path --control /tmp/ctl switching --set generic ;;
+    3 | 7) /tmp/vnvme path --control /tmp/ctl switching --set direct ;;
+    2) /tmp/vnvme limits --control /tmp/ctl --all --iops 300 --bps 0 --burst 20ms ;;
+    4) /tmp/vnvme limits --control /tmp/ctl --all --iops 0 --bps 4M ;;
+    6) /tmp/vnvme limits --control /tmp/ctl --all --iops 0 --bps 0 ;;
+    0) /tmp/vnvme limits --control /tmp/ctl --all --write-iops 200 --read-iops 0 ;;
     esac >/tmp/turn 2>&1 || { cat /tmp/turn /tmp/log; exit 1; }
-    [ $((turn % 8)) = 1 ] && /tmp/vnvme limits /tmp/ctl --all --write-iops 0 >/dev/null
+    [ $((turn % 8)) = 1 ] && /tmp/vnvme limits --control /tmp/ctl --all --write-iops 0 >/dev/null
     [ $((turn % 10)) = 4 ] && { echo 1 >/sys/bus/pci/devices/$b/reset; echo "reset $turn"; }
     [ $((turn % 10)) = 8 ] && {
-        /tmp/vnvme suspend /tmp/ctl nvme >/dev/null; sleep 0.5
+        /tmp/vnvme suspend --control /tmp/ctl $b >/dev/null; sleep 0.5
         [ $((turn % 20)) = 8 ] || echo 1 >/sys/bus/pci/devices/$b/reset
-        /tmp/vnvme resume /tmp/ctl nvme >/dev/null; echo "suspended and resumed $turn"
+        /tmp/vnvme resume --control /tmp/ctl $b >/dev/null; echo "suspended and resumed $turn"
     }
     [ $turn = 10 ] && second_hostile
     sleep 1
@@ -200,7 +200,7 @@ for name in direct switching virtio host hostile; do
     [ "$(cat /tmp/$name.status)" = 0 ] || failed=1
 done
 # A client that failed: what the server and the kernel say of it.
-[ -z "$failed" ] || { /tmp/vnvme stats /tmp/ctl --json; tail -n 200 /tmp/log; dmesg | tail -n 40; }
+[ -z "$failed" ] || { /tmp/vnvme stats --control /tmp/ctl --json; tail -n 200 /tmp/log; dmesg | tail -n 40; }
 echo "--- $turn turns"
 "#;
 
@@ -238,7 +238,7 @@ fn clients(guest: &Guest, seconds: u64) -> Result<()> {
     }
     let stats = json(
         guest,
-        "LD_LIBRARY_PATH=/tools/lib:/tmp /tmp/vnvme stats /tmp/ctl --json",
+        "LD_LIBRARY_PATH=/tools/lib:/tmp /tmp/vnvme stats --control /tmp/ctl --json",
     )?;
     for (socket, refused) in [("direct", false), ("switching", false), ("hostile", true)] {
         let all = stats["controllers"].as_array().context("no controllers")?;
@@ -426,17 +426,18 @@ fn stock_guests_beside_a_hostile_one() -> Result<()> {
         let mut turn = 0;
         while guests.iter().any(|(_, guest)| !guest.is_finished()) {
             let ctl = text("ctl");
+            let device = format!("vfio-user://{}", below.socket().display());
             turn += 1;
             match turn % 5 {
-                1 => control(&["path", &ctl, "generic", "--socket", "switching"])?,
-                2 => control(&["limits", &ctl, "--all", "--iops", "400"])?,
+                1 => control(&["path", "--control", &ctl, "switching", "--set", "generic"])?,
+                2 => control(&["limits", "--control", &ctl, "--all", "--iops", "400"])?,
                 3 => {
-                    control(&["suspend", &ctl, "vfio-user"])?;
+                    control(&["suspend", "--control", &ctl, &device])?;
                     std::thread::sleep(Duration::from_millis(300));
-                    control(&["resume", &ctl, "vfio-user"])?;
+                    control(&["resume", "--control", &ctl, &device])?;
                 }
-                4 => control(&["path", &ctl, "direct", "--socket", "switching"])?,
-                _ => control(&["limits", &ctl, "--all", "--iops", "0"])?,
+                4 => control(&["path", "--control", &ctl, "switching", "--set", "direct"])?,
+                _ => control(&["limits", "--control", &ctl, "--all", "--iops", "0"])?,
             }
             if turn == 15 {
                 // The device grows under all of them, and the last slice with it.

@@ -63,7 +63,7 @@ fn verified(
         "no {expected} among\n{interrupts}"
     );
     let output = Command::new(program()?)
-        .args(["stats", "--json"])
+        .args(["stats", "--json", "--control"])
         .arg(&control)
         .output()?;
     let stats: serde_json::Value = serde_json::from_slice(&output.stdout)?;

@@ -88,7 +88,10 @@ fn locks(guest: &Guest) -> Result<bool> {
 }
 
 fn counted(guest: &Guest) -> Result<()> {
-    let told = json(guest, &format!("{LIB}/tmp/vnvme stats --json /tmp/ctl0"))?;
+    let told = json(
+        guest,
+        &format!("{LIB}/tmp/vnvme stats --json --control /tmp/ctl0"),
+    )?;
     let queues = told["ublk"][0]["queues"].as_array().context("queues")?;
     let sum = |key: &str| queues.iter().filter_map(|q| q[key].as_u64()).sum::<u64>();
     say(format!(
@@ -118,7 +121,10 @@ fn woken(guest: &Guest) -> Result<()> {
          dd if=/dev/ublkb6 of=/dev/null bs=4096 count=10000 iflag=direct";
     sh(guest, script)?;
     if locks(guest)? {
-        let told = json(guest, &format!("{LIB}/tmp/vnvme stats --json /tmp/ctl6"))?;
+        let told = json(
+            guest,
+            &format!("{LIB}/tmp/vnvme stats --json --control /tmp/ctl6"),
+        )?;
         let queue = &told["ublk"][0]["queues"][0];
         let figure = |key: &str| queue[key].as_u64();
         ensure!(figure("reads") >= Some(10_000), "{told}");

@@ -60,7 +60,7 @@ impl Export {
 
     fn stats(&self) -> Result<Value> {
         let output = Command::new(harness::daemon::program()?)
-            .arg("stats")
+            .args(["stats", "--control"])
             .arg(self.control())
             .arg("--json")
             .output()?;

@@ -1,29 +1,42 @@
 //! The command line.
 
+mod completion;
+mod configuration;
 mod devices;
+mod disks;
+mod events;
+mod given;
 mod limits;
 mod merge;
+mod namespaces;
+mod path;
+mod stats;
+mod table;
+mod target;
 mod ublk;
 
+use self::completion::CompletionArgs;
+use self::configuration::{ApplyArgs, ReloadArgs, SaveArgs};
 use self::devices::DeviceArgs;
+use self::disks::{AddArgs, ListArgs, RemoveArgs, ShowArgs};
+use self::events::EventsArgs;
 use self::limits::LimitsArgs;
+use self::namespaces::{AttachArgs, DetachArgs, ResizeArgs};
+use self::path::PathArgs;
+use self::stats::StatsArgs;
 use self::ublk::UblkArgs;
 use crate::bench;
 use crate::bind::BindArgs;
-use crate::control;
 use crate::devices::Action;
-use crate::direct::{PathChange, PathChoice};
 use crate::info;
 use crate::log::Filter;
 use crate::options;
 use crate::options::flags::{self, Given};
 use crate::serve::serve;
 use crate::stderr::LogLines;
-use crate::usage::Usage;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
-use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
-use output::outln;
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use tracing_subscriber::Layer;
@@ -50,18 +63,43 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Make volumes block devices of this host, /dev/ublkbN, by the kernel's ublk driver (as root)
     Ublk(Box<UblkArgs>),
-    /// Show the counters of a running vnvme serve
-    Stats(StatsArgs),
-    /// Show or change the limits and weights of a running vnvme serve's volumes
+    /// List the disks of a running vnvme
+    List(ListArgs),
+    /// Show a disk and its namespaces
+    Show(ShowArgs),
+    /// Serve a further disk
+    Add(AddArgs),
+    /// Stop serving a disk, after all that is in flight has ended. A running guest with an NVMe
+    /// disk loses it so: detach its namespaces instead
+    Remove(RemoveArgs),
+    /// Make what is served be what a configuration file says; nothing is changed if anything of it
+    /// is refused
+    Apply(ApplyArgs),
+    /// Read the configuration that the process was started with again, and apply it
+    Reload(ReloadArgs),
+    /// Write down what is served, as a configuration file
+    Save(SaveArgs),
+    /// Add a namespace to a controller: its guest sees a new disk, without a reset
+    Attach(AttachArgs),
+    /// Remove a namespace from a controller: its guest's disk goes
+    Detach(DetachArgs),
+    /// Change the size of a disk and its volume
+    Resize(ResizeArgs),
+    /// Show or change limits and weights of volumes
     Limits(Box<LimitsArgs>),
-    /// Show or change how a running vnvme serve's namespaces reach a device below: direct or
-    /// generic
+    /// Show or change how namespaces reach a device below: direct or generic
     Path(PathArgs),
-    /// Shut a device below a running vnvme serve down, for a reset, loss of power or new firmware:
-    /// its guests' commands wait
+    /// Shut a device below down, for a reset, loss of power or new firmware: its guests' commands
+    /// wait
     Suspend(DeviceArgs),
     /// Bring a suspended device up again: the commands that wait are repeated
     Resume(DeviceArgs),
+    /// Show counters
+    Stats(StatsArgs),
+    /// Print what happens: clients that come and go, disks, sizes, errors
+    Events(EventsArgs),
+    /// Print what the shell needs to complete commands, options and names of running disks
+    Completion(CompletionArgs),
     /// Show what an NVMe device says about itself
     Info(info::InfoArgs),
     /// Load a disk and measure it, in the manner of fio
@@ -164,53 +202,6 @@ impl Args for ServeArgs {
     }
 }
 
-#[derive(Args)]
-struct StatsArgs {
-    /// The control socket of a running vnvme serve --control PATH
-    #[arg(value_name = "PATH")]
-    control: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Args)]
-struct PathArgs {
-    /// The control socket of a running vnvme serve --control PATH
-    #[arg(value_name = "PATH")]
-    control: PathBuf,
-    /// The path that commands take from now on; those in flight end on their own
-    #[arg(value_enum, value_name = "direct|generic")]
-    path: Option<PathChoice>,
-    /// Only of controllers whose socket's path contains this
-    #[arg(long, value_name = "TEXT")]
-    socket: Option<String>,
-    /// Only of this namespace
-    #[arg(long, value_name = "NSID")]
-    nsid: Option<u32>,
-    /// Of all namespaces
-    #[arg(long, conflicts_with_all = ["socket", "nsid"])]
-    all: bool,
-}
-
-impl PathArgs {
-    fn run(self) -> Result<()> {
-        let change = PathChange {
-            socket: self.socket,
-            nsid: self.nsid,
-            path: self.path,
-            all: self.all,
-        };
-        change.check().map_err(Usage::error)?;
-        for (socket, nsid, path) in control::paths(&self.control, &change)? {
-            let path = path.to_possible_value();
-            let name = path.as_ref().map_or("", |value| value.get_name());
-            outln!("{}  namespace {nsid}: {name}", socket.display());
-        }
-        Ok(())
-    }
-}
-
 /// Sets up the log: to standard error, with colours on a terminal.
 pub fn init_logging(filter: Filter) {
     let lines = tracing_subscriber::fmt::layer()
@@ -239,28 +230,28 @@ impl Cli {
         match self.command {
             Command::Serve(args) => args.run(),
             Command::Ublk(args) => args.run(),
-            Command::Stats(args) => args.run(),
+            Command::List(args) => args.run(),
+            Command::Show(args) => args.run(),
+            Command::Add(args) => args.run(),
+            Command::Remove(args) => args.run(),
+            Command::Apply(args) => args.run(),
+            Command::Reload(args) => args.run(),
+            Command::Save(args) => args.run(),
+            Command::Attach(args) => args.run(),
+            Command::Detach(args) => args.run(),
+            Command::Resize(args) => args.run(),
             Command::Limits(args) => args.run(),
             Command::Path(args) => args.run(),
             Command::Suspend(args) => args.run(Action::Suspend),
             Command::Resume(args) => args.run(Action::Resume),
+            Command::Stats(args) => args.run(),
+            Command::Events(args) => args.run(),
+            Command::Completion(args) => args.run(),
             Command::Info(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Bind(args) => args.bind(),
             Command::Unbind(args) => args.unbind(),
         }
-    }
-}
-
-impl StatsArgs {
-    fn run(self) -> Result<()> {
-        let stats = control::stats(&self.control)?;
-        if self.json {
-            outln!("{}", serde_json::to_string_pretty(&stats)?);
-        } else {
-            stats.print()?;
-        }
-        Ok(())
     }
 }
 

@@ -1,9 +1,8 @@
 //! Devices below, as the control socket shows, suspends and resumes them.
 
-use anyhow::Result;
+use control::Error;
+use control::api::{DeviceState, DeviceStatus};
 use driver::Device;
-use output::{OutputError, outln};
-use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
@@ -12,8 +11,7 @@ use sync::Unpoisoned;
 pub struct DeviceRegistry(Arc<Mutex<Vec<(String, Device)>>>);
 
 /// What a device is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Shut down, and keep commands until it is resumed.
     Suspend,
@@ -21,63 +19,22 @@ pub enum Action {
     Resume,
 }
 
-/// A device and what it is to do.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DeviceChange {
-    /// Its URL, or a part of that which only it has.
-    pub device: String,
-    /// What it is to do.
-    pub action: Action,
-}
-
-/// How a device is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceState {
-    /// At work.
-    Live,
-    /// Suspended: commands wait.
-    Suspended,
-    /// Removed, released or broken.
-    Gone,
-}
-
-/// One device.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct DeviceStatus {
-    /// Its URL.
-    pub device: String,
-    /// How it is.
-    pub state: DeviceState,
-    /// Controller resets so far.
-    pub resets: u64,
-}
-
-impl DeviceStatus {
-    fn of(name: &str, device: &Device) -> Self {
-        let state = match (device.is_gone(), device.is_suspended()) {
-            (true, _) => DeviceState::Gone,
-            (_, true) => DeviceState::Suspended,
-            _ => DeviceState::Live,
-        };
-        Self {
-            device: name.to_owned(),
-            state,
-            resets: device.resets(),
-        }
+fn status(name: &str, device: &Device) -> DeviceStatus {
+    let state = match (device.is_gone(), device.is_suspended()) {
+        (true, _) => DeviceState::Gone,
+        (_, true) => DeviceState::Suspended,
+        _ => DeviceState::Live,
+    };
+    DeviceStatus {
+        device: name.to_owned(),
+        state,
+        resets: device.resets(),
     }
+}
 
-    /// For people.
-    pub fn print(&self) -> Result<(), OutputError> {
-        let state = match self.state {
-            DeviceState::Live => "at work",
-            DeviceState::Suspended => "suspended: commands wait for vnvme resume",
-            DeviceState::Gone => "gone",
-        };
-        outln!("{}  {state}   resets {}", self.device, self.resets);
-        Ok(())
-    }
+/// What a device's URL says behind its scheme: a PCI address, or the path of a socket.
+fn address(url: &str) -> &str {
+    url.split_once("://").map_or(url, |(_, address)| address)
 }
 
 impl DeviceRegistry {
@@ -91,50 +48,52 @@ impl DeviceRegistry {
     pub fn list(&self) -> Vec<DeviceStatus> {
         let list = self.0.lock().unpoisoned();
         let all = list.iter();
-        all.map(|(name, device)| DeviceStatus::of(name, device))
-            .collect()
+        all.map(|(name, device)| status(name, device)).collect()
     }
 
-    /// Suspends or resumes a device; returns when that is done. The error is a sentence for the
-    /// user.
-    pub fn change(&self, change: &DeviceChange) -> Result<DeviceStatus, String> {
-        let (name, device) = self.find(&change.device)?;
-        let status = DeviceStatus::of(&name, &device);
-        let result = match (change.action, status.state) {
-            (_, DeviceState::Gone) => return Err(format!("{name} is gone")),
+    /// Suspends or resumes a device, which is named by its URL or by the address in it; returns
+    /// when that is done.
+    ///
+    /// # Errors
+    /// There is none of this name, it is so already, or it has failed.
+    pub fn change(&self, named: &str, action: Action) -> Result<DeviceStatus, Error> {
+        let (name, device) = self.find(named)?;
+        let result = match (action, status(&name, &device).state) {
+            (_, DeviceState::Gone) => return Err(Error::conflict(format!("{name} is gone"))),
             (Action::Suspend, DeviceState::Suspended) => {
-                return Err(format!("{name} is suspended already"));
+                return Err(Error::conflict(format!("{name} is suspended already")));
             }
-            (Action::Resume, DeviceState::Live) => return Err(format!("{name} is not suspended")),
+            (Action::Resume, DeviceState::Live) => {
+                return Err(Error::conflict(format!("{name} is not suspended")));
+            }
             (Action::Suspend, DeviceState::Live) => device.suspend(),
             (Action::Resume, DeviceState::Suspended) => device.resume(),
         };
-        result.map_err(|error| format!("{name}: {error}"))?;
-        tracing::warn!(device = name, action = ?change.action, "as the control socket asked for");
-        Ok(DeviceStatus::of(&name, &device))
+        result.map_err(|error| Error::failed(format!("{name}: {error}")))?;
+        tracing::warn!(device = name, ?action, "as the control socket asked for");
+        Ok(status(&name, &device))
     }
 
-    fn find(&self, text: &str) -> Result<(String, Device), String> {
+    fn find(&self, named: &str) -> Result<(String, Device), Error> {
         let list = self.0.lock().unpoisoned();
-        let mut meant: Vec<_> = list
+        let mut meant = list
             .iter()
-            .filter(|(name, _)| name.contains(text))
-            .collect();
-        if meant.iter().any(|(name, _)| name == text) {
-            meant.retain(|(name, _)| name == text);
-        }
-        match meant.as_slice() {
-            [(name, device)] => Ok((name.clone(), device.clone())),
-            _ if list.is_empty() => Err(
-                "no device is driven by this process: only volumes of nvme:// and vfio-user:// stand on one".into(),
-            ),
-            _ => {
+            .filter(|(url, _)| url == named || address(url) == named);
+        match (meant.next(), meant.next()) {
+            (Some((url, device)), None) => Ok((url.clone(), device.clone())),
+            (Some(_), Some(_)) => Err(Error::conflict(format!(
+                "several devices have the address \"{named}\": name one by its URL"
+            ))),
+            (None, _) if list.is_empty() => Err(Error::not_found(
+                "no device is driven by this process: only volumes of nvme:// and vfio-user:// \
+                 stand on one",
+            )),
+            (None, _) => {
                 let names: Vec<&str> = list.iter().map(|(name, _)| name.as_str()).collect();
-                Err(format!(
-                    "{} devices are called \"{text}\"; there are: {}",
-                    meant.len(),
+                Err(Error::not_found(format!(
+                    "no device is called \"{named}\"; there are: {}",
                     names.join(", ")
-                ))
+                )))
             }
         }
     }

@@ -5,16 +5,18 @@
 //! work at once, so that the path is changed while commands are in flight, by a flag that the
 //! worker looks at for each batch; the control socket sets it.
 
+use crate::registry::disk_name;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
+use control::Error;
+use control::api::{Cycles, LaneCounters, PathChange, PathCounters, PathState};
 use controller::{Passed, Passthrough};
 use dma::DmaMap;
 use driver::Device;
 use mediate::{DirectOptions, DirectQueue, Pool, QueueStats, Slice};
 use nvme::{Command, Status};
-use output::{OutputError, outln};
 use probes::Summary;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +32,7 @@ const LANES: usize = 4;
 const IDLE_ROUNDS: u32 = 1024;
 
 /// How commands of a namespace reach a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathChoice {
     /// Translated and passed on, queue to queue.
@@ -70,149 +72,55 @@ fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     list.lock().unpoisoned()
 }
 
-/// What to change, and where. Without a socket or an NSID, what is asked for is told of all.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PathChange {
-    /// Controllers whose socket's path contains this.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub socket: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nsid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub path: Option<PathChoice>,
-    /// A change is meant for all namespaces.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub all: bool,
-}
-
-impl PathChange {
-    /// A change says where, so that none reaches more guests than was meant.
-    ///
-    /// # Errors
-    /// A sentence for the user.
-    pub fn check(&self) -> Result<(), String> {
-        let target = self.all || self.socket.is_some() || self.nsid.is_some();
-        if self.path.is_some() && !target {
-            return Err(
-                "whose path is to change? Name it by --socket or --nsid, or say --all".into(),
-            );
-        }
-        Ok(())
-    }
-}
-
-/// Cycles of one kind of work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Cycles {
-    pub count: u64,
-    /// Sum, in cycles.
-    pub total: u64,
-    pub average: f64,
-    /// The average as a time.
-    pub average_ns: f64,
-    pub p50: u64,
-    pub p90: u64,
-    pub p99: u64,
-    pub p999: u64,
-    pub max: u64,
-}
-
-impl From<Summary> for Cycles {
-    fn from(s: Summary) -> Self {
-        Self {
-            count: s.count,
-            total: s.total,
-            average: s.average,
-            average_ns: s.average / probes::cycles_per_second() * 1e9,
-            p50: s.p50,
-            p90: s.p90,
-            p99: s.p99,
-            p999: s.p999,
-            max: s.max,
+impl From<PathChoice> for control::api::PathChoice {
+    fn from(choice: PathChoice) -> Self {
+        match choice {
+            PathChoice::Direct => Self::Direct,
+            PathChoice::Generic => Self::Generic,
         }
     }
 }
 
-/// Counters of a namespace's direct path.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct PathCounters {
-    pub nsid: u32,
-    /// The path of commands that come now.
-    pub path: PathChoice,
-    /// One for each physical queue pair.
-    pub lanes: Vec<LaneCounters>,
-}
-
-/// Counters of one physical queue pair's share for a namespace.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct LaneCounters {
-    /// Commands that went to the device.
-    pub commands: u64,
-    /// Commands that were refused before.
-    pub refused: u64,
-    /// Commands that were larger than the device takes.
-    pub split: u64,
-    /// Commands whose data was copied.
-    pub bounced: u64,
-    pub bounced_bytes: u64,
-    pub translate: Cycles,
-    pub complete: Cycles,
-}
-
-impl LaneCounters {
-    fn of(stats: &QueueStats) -> Self {
-        Self {
-            commands: stats.commands(),
-            refused: stats.refused(),
-            split: stats.split(),
-            bounced: stats.bounced(),
-            bounced_bytes: stats.bounced_bytes(),
-            translate: stats.translate.summary().into(),
-            complete: stats.complete.summary().into(),
-        }
+/// A summary of cycles as the control API has it.
+pub fn cycles(s: Summary) -> Cycles {
+    Cycles {
+        count: s.count,
+        total: s.total,
+        average: s.average,
+        average_ns: s.average / probes::cycles_per_second() * 1e9,
+        p50: s.p50,
+        p90: s.p90,
+        p99: s.p99,
+        p999: s.p999,
+        max: s.max,
     }
 }
 
-impl PathCounters {
-    /// For people.
-    pub fn print(&self) -> Result<(), OutputError> {
-        let path = match self.path {
-            PathChoice::Direct => "direct",
-            PathChoice::Generic => "generic",
-        };
-        outln!("  namespace {}: {path} path", self.nsid);
-        for lane in &self.lanes {
-            outln!(
-                "    commands {}   refused {}   split {}   copied {} ({} bytes)",
-                lane.commands,
-                lane.refused,
-                lane.split,
-                lane.bounced,
-                lane.bounced_bytes
-            );
-            for (what, cycles) in [("translated", lane.translate), ("completed", lane.complete)] {
-                outln!(
-                    "    {what:<11} avg cycles: {:.1}   avg time(usec): {:.3}   p50 {}   p99 {}   p99.9 {}   total: {}",
-                    cycles.average,
-                    cycles.average_ns / 1000.0,
-                    cycles.p50,
-                    cycles.p99,
-                    cycles.p999,
-                    cycles.count
-                );
-            }
-        }
-        Ok(())
+fn lane(stats: &QueueStats) -> LaneCounters {
+    LaneCounters {
+        commands: stats.commands(),
+        refused: stats.refused(),
+        split: stats.split(),
+        bounced: stats.bounced(),
+        bounced_bytes: stats.bounced_bytes(),
+        translate: cycles(stats.translate.summary()),
+        complete: cycles(stats.complete.summary()),
     }
 }
 
 impl PathEntry {
-    fn path(&self) -> PathChoice {
-        if self.generic.load(Ordering::Relaxed) {
-            PathChoice::Generic
-        } else {
-            PathChoice::Direct
+    fn path(&self) -> control::api::PathChoice {
+        match self.generic.load(Ordering::Relaxed) {
+            true => control::api::PathChoice::Generic,
+            false => control::api::PathChoice::Direct,
+        }
+    }
+
+    fn state(&self) -> PathState {
+        PathState {
+            disk: disk_name(&self.socket),
+            nsid: self.nsid,
+            path: self.path(),
         }
     }
 
@@ -220,10 +128,7 @@ impl PathEntry {
         PathCounters {
             nsid: self.nsid,
             path: self.path(),
-            lanes: lock(&self.lanes)
-                .iter()
-                .map(|lane| LaneCounters::of(lane))
-                .collect(),
+            lanes: lock(&self.lanes).iter().map(|stats| lane(stats)).collect(),
         }
     }
 }
@@ -236,34 +141,33 @@ impl PathRegistry {
         mine.map(PathEntry::counters).collect()
     }
 
-    /// Changes paths, and answers those of the namespaces that were meant. The error is a sentence
-    /// for the user.
-    pub fn change(&self, change: &PathChange) -> Result<Vec<(PathBuf, u32, PathChoice)>, String> {
-        change.check()?;
+    /// Changes paths, and answers those of the namespaces that were meant.
+    ///
+    /// # Errors
+    /// There is no such disk, or it has no direct path; nothing was changed then.
+    pub fn change(&self, change: &PathChange) -> Result<Vec<PathState>, Error> {
+        change.check().map_err(Error::invalid)?;
         let list = lock(&self.0);
         let meant = |entry: &&PathEntry| {
-            let socket = entry.socket.to_string_lossy();
-            let named = |text: &String| socket.contains(text.as_str());
-            change.socket.as_ref().is_none_or(named)
+            let named = |disk: &String| disk_name(&entry.socket) == *disk;
+            change.disk.as_ref().is_none_or(named)
                 && change.nsid.is_none_or(|nsid| nsid == entry.nsid)
         };
         let meant: Vec<_> = list.iter().filter(meant).collect();
         if meant.is_empty() && change.path.is_some() {
-            return Err(
-                "no such namespace has a direct path: it needs a device below and no limits".into(),
-            );
+            return Err(Error::not_found(
+                "no such namespace has a direct path: it needs a device below and no limits",
+            ));
         }
         for entry in &meant {
             if let Some(path) = change.path {
-                entry
-                    .generic
-                    .store(path == PathChoice::Generic, Ordering::Relaxed);
+                let generic = path == control::api::PathChoice::Generic;
+                entry.generic.store(generic, Ordering::Relaxed);
             }
         }
-        Ok(meant
-            .iter()
-            .map(|entry| (entry.socket.clone(), entry.nsid, entry.path()))
-            .collect())
+        let mut states: Vec<_> = meant.iter().map(|entry| entry.state()).collect();
+        states.sort_by(|one, other| (&one.disk, one.nsid).cmp(&(&other.disk, other.nsid)));
+        Ok(states)
     }
 }
 

@@ -4,7 +4,8 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The parts of the program that log, as filters name them: crates.
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
+    "control",
     "controller",
     "driver",
     "mediate",

@@ -6,13 +6,13 @@
 //! and ended.
 #![forbid(unsafe_code)]
 
+mod api;
 mod balance;
 mod bench;
 mod bind;
 mod check;
 mod cli;
 mod confine;
-mod control;
 mod counters;
 mod descriptors;
 mod device;
@@ -50,7 +50,7 @@ mod watch;
 #[cfg(test)]
 mod words;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -65,6 +65,16 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failed(&error),
         };
+    }
+    // A shell asks what may follow, and nothing else is done.
+    let complete = clap_complete::CompleteEnv::with_factory(cli::Cli::command);
+    match complete.try_complete(std::env::args_os(), None) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => {}
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::FAILURE;
+        }
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,

@@ -1,6 +1,6 @@
 //! What a process serves, as far as its control socket tells and changes it: workers enter it here.
 
-use crate::counters::{ControllerCounters, DiskCounters, Stats, VhostBlkCounters};
+use crate::counters;
 use crate::devices::DeviceRegistry;
 use crate::direct::PathRegistry;
 use crate::limits::LimitRegistry;
@@ -9,7 +9,9 @@ use crate::parts::vhost_blk;
 use crate::peers::Peers;
 use crate::rings::RingRegistry;
 use crate::spec::Specs;
-use crate::watch::WorkerCounters;
+use crate::watch;
+use control::EventSender;
+use control::api::{ControllerCounters, Stats};
 use controller::ControllerStats;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -33,6 +35,8 @@ pub struct Registry {
     pub devices: DeviceRegistry,
     /// The workers' rings.
     pub rings: RingRegistry,
+    /// Where it is told what happens.
+    pub events: EventSender,
     /// The workers.
     workers: Option<Arc<Peers>>,
 }
@@ -40,6 +44,13 @@ pub struct Registry {
 type DiskEntry = (String, Arc<DiskStats>);
 type ControllerEntry = (PathBuf, (Arc<ControllerStats>, Arc<AcceptStats>));
 type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
+
+/// What a disk is called that has a socket: as that, without its directory and `.sock`.
+pub fn disk_name(socket: &Path) -> String {
+    let name = socket.file_name().unwrap_or(socket.as_os_str());
+    let name = name.to_string_lossy();
+    name.strip_suffix(".sock").unwrap_or(&name).to_owned()
+}
 
 impl Registry {
     /// One that tells of what is served in the order of its configuration.
@@ -89,16 +100,16 @@ impl Registry {
                 .iter()
                 .map(|(socket, (stats, accepts))| ControllerCounters {
                     direct: self.paths.of(socket),
-                    ..ControllerCounters::of(socket, stats, accepts)
+                    ..counters::controller(&disk_name(socket), socket, stats, accepts)
                 })
                 .collect(),
             vhost_user_blk: exports
                 .iter()
-                .map(|(socket, stats)| VhostBlkCounters::of(socket, stats))
+                .map(|(socket, stats)| counters::vhost_blk(&disk_name(socket), socket, stats))
                 .collect(),
             ublk: disks
                 .iter()
-                .map(|(volume, stats)| DiskCounters::of(volume, stats))
+                .map(|(volume, stats)| counters::ublk(&format!("ublkb{}", stats.id), volume, stats))
                 .collect(),
             volumes: self.limits.list(),
             devices: self.devices.list(),
@@ -106,7 +117,7 @@ impl Registry {
             workers: self
                 .workers
                 .as_deref()
-                .map_or_else(Vec::new, WorkerCounters::of_all),
+                .map_or_else(Vec::new, watch::counters),
         }
     }
 }

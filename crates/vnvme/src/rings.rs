@@ -1,7 +1,6 @@
 //! Counters of the workers' rings, for `vnvme stats`.
 
-use output::{OutputError, outln};
-use serde::{Deserialize, Serialize};
+use control::api::RingCounters;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use volume::IoStats;
@@ -41,44 +40,5 @@ impl RingRegistry {
             }
         });
         all.filter(|ring| ring.requests > 0).collect()
-    }
-}
-
-/// What passed through one thread's io_uring, as of its last system call.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct RingCounters {
-    /// The thread that owns it.
-    pub thread: String,
-    /// Requests to files and block devices.
-    pub requests: u64,
-    /// Operations that they took.
-    pub operations: u64,
-    /// Times that operations were handed to the kernel.
-    pub batches: u64,
-    /// System calls: one for each batch, and those that fetch completions while there is nothing to
-    /// submit.
-    pub system_calls: u64,
-    /// Operations on memory that the kernel has pinned.
-    pub fixed: u64,
-    /// Requests copied through a bounce buffer.
-    pub bounced: u64,
-}
-
-impl RingCounters {
-    /// Prints a line for people.
-    pub fn print(&self) -> Result<(), OutputError> {
-        outln!(
-            "{} io_uring: requests {}   batches {} ({:.1} operations each)   system calls {} ({:.2} for each batch)   \
-             on pinned memory {}   bounced {}",
-            self.thread,
-            self.requests,
-            self.batches,
-            self.operations as f64 / self.batches.max(1) as f64,
-            self.system_calls,
-            self.system_calls as f64 / self.batches.max(1) as f64,
-            self.fixed,
-            self.bounced,
-        );
-        Ok(())
     }
 }

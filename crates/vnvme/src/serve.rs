@@ -1,9 +1,9 @@
 //! `vnvme serve`: from a specification to running workers.
 
+use crate::api::{ControlPlace, ControlSocket, Served as ServedApi};
 use crate::balance::Spread;
 use crate::check::check;
 use crate::confine::Confinement;
-use crate::control::{ControlServer, ControlSocket};
 use crate::descriptors::limit_clients;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::ending::{self, Ends, NotDurable};
@@ -411,9 +411,11 @@ impl Drop for EndAll<'_> {
 
 /// Serves until a signal asks for the end (see [`Stop`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
-    check(specs, options.control.as_deref())?;
-    let workers = workers(specs, options);
     let mut options = options.clone();
+    let place = ControlPlace::new(options.control.as_deref());
+    options.control.clone_from(&place.path);
+    check(specs, options.control.as_deref())?;
+    let workers = workers(specs, &options);
     limit_clients(specs, workers, &mut options.clients);
     let options = &options;
     // First: it is to have no thread's affinity, and no descriptor of what is opened later.
@@ -428,10 +430,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let confinement = &Confinement::new(specs, options);
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();
-    let rate = options.clients.connects;
-    let control = options.control.as_deref();
-    let control = control.map(|path| ControlSocket::listen(path, registry, rate, receiver));
-    let mut control = control.transpose()?;
+    let mut control = ControlSocket::listen(&place, options.clients.connects, receiver)?;
     let end = (stop, options.polling.stop_timeout);
     let open = open_all(specs, workers, opener, end, || drop(control.take()));
     let Open { loads, disks } = open?;
@@ -453,7 +452,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         turn: (specs.controllers.len() + specs.vhost_user_blk.len()) % workers.max(1),
     };
     confinement.enter()?;
-    let control = control.map(ControlSocket::start).transpose()?;
+    let daemon = Arc::new(ServedApi::new(registry, specs));
+    let control = control.map(|socket| socket.start(daemon)).transpose()?;
     serve_opened(loads, disks, control, manager, stop, crew)
 }
 
@@ -461,7 +461,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
 fn serve_opened(
     loads: Vec<Load>,
     disks: Vec<OpenDisk>,
-    mut control: Option<ControlServer>,
+    mut control: Option<control::server::Running>,
     manager: ServiceManager,
     stop: &Stop,
     crew: &Crew<'_>,

@@ -2,8 +2,7 @@
 
 use crate::front::Handle;
 use crate::peers::Peers;
-use output::{OutputError, outln};
-use serde::{Deserialize, Serialize};
+use control::api::WorkerCounters;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker::{Activity, Finding, Watchdog};
@@ -83,54 +82,19 @@ fn describe(handle: &Handle) -> String {
     format!("{activity}{of}{thread}")
 }
 
-/// Counters of one worker.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct WorkerCounters {
-    /// Its thread.
-    pub thread: String,
-    /// Times that it made no round for a second or longer.
-    pub stalls: u64,
-    /// The longest of them in milliseconds.
-    pub longest_stall_ms: u64,
-    /// It stands still now, and has for so long, in milliseconds; 0: it does not.
-    pub stalled_ms: u64,
-    /// What it does, if it stands still.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub doing: Option<String>,
-}
-
-impl WorkerCounters {
-    /// Of all workers.
-    pub fn of_all(peers: &Peers) -> Vec<Self> {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let all = peers.handles().iter().enumerate().map(|(index, handle)| {
-            let stalls = handle.stalls();
-            let now = stalls.now();
-            Self {
-                thread: format!("worker-{index}"),
-                stalls: stalls.count(),
-                longest_stall_ms: millis(stalls.longest()),
-                stalled_ms: millis(now),
-                doing: (!now.is_zero()).then(|| describe(handle)),
-            }
-        });
-        all.collect()
-    }
-
-    /// Prints a line for people, if there is something to say.
-    pub fn print(&self) -> Result<(), OutputError> {
-        if self.stalls > 0 {
-            let now = match &self.doing {
-                Some(doing) => format!("   stands still for {} ms: {doing}", self.stalled_ms),
-                None => String::new(),
-            };
-            outln!(
-                "{}: stalls {}   longest {} ms{now}",
-                self.thread,
-                self.stalls,
-                self.longest_stall_ms
-            );
+/// Counters of all workers.
+pub fn counters(peers: &Peers) -> Vec<WorkerCounters> {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let all = peers.handles().iter().enumerate().map(|(index, handle)| {
+        let stalls = handle.stalls();
+        let now = stalls.now();
+        WorkerCounters {
+            thread: format!("worker-{index}"),
+            stalls: stalls.count(),
+            longest_stall_ms: millis(stalls.longest()),
+            stalled_ms: millis(now),
+            doing: (!now.is_zero()).then(|| describe(handle)),
         }
-        Ok(())
-    }
+    });
+    all.collect()
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -225,10 +225,10 @@ pub(super) fn control_answers(dir: &Path) -> Result<Duration> {
     let mut stream = UnixStream::connect(control_socket(dir))?;
     stream.set_read_timeout(limit)?;
     stream.set_write_timeout(limit)?;
-    stream.write_all(b"{\"method\":\"stats\"}\n")?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line)?;
-    ensure!(line.contains("controllers"), "no counters: {line:?}");
+    stream.write_all(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    ensure!(answer.contains("controllers"), "no counters: {answer:?}");
     Ok(start.elapsed())
 }
 

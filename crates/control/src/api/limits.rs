@@ -93,6 +93,11 @@ impl LimitChange {
         }
     }
 
+    /// It names a disk or a volume.
+    pub fn names_one(&self) -> bool {
+        self.disk.is_some() || self.volume.is_some()
+    }
+
     /// It only asks.
     pub fn is_question(&self) -> bool {
         *self == self.target()
@@ -112,14 +117,13 @@ impl LimitChange {
     /// # Errors
     /// A sentence for the user.
     pub fn check(&self) -> Result<(), String> {
-        let named = self.disk.is_some() || self.volume.is_some();
-        if self.all && named {
+        if self.all && self.names_one() {
             return Err("either all volumes are meant, or those that are named".into());
         }
         if self.nsid.is_some() && self.disk.is_none() {
             return Err("a namespace is one of a disk: name that, too".into());
         }
-        if self.is_question() || self.all || named {
+        if self.is_question() || self.all || self.names_one() {
             return Ok(());
         }
         Err("which volume is to change? Name its disk or itself, or say --all".into())

@@ -1,40 +1,41 @@
 //! `vnvme suspend` and `vnvme resume`.
 
-use crate::control;
-use crate::devices::{Action, DeviceChange};
-use anyhow::{Context, Result};
+use super::target::Target;
+use crate::devices::Action;
+use anyhow::Result;
 use clap::Args;
-use output::outln;
-use std::path::PathBuf;
+use control::api::{DeviceState, DeviceStatus};
+use output::{OutputError, outln};
 
 /// Options of `vnvme suspend` and `vnvme resume`.
 #[derive(Args)]
 pub struct DeviceArgs {
-    /// The control socket of a running vnvme serve --control PATH
-    #[arg(value_name = "PATH")]
-    control: PathBuf,
-    /// The device: its URL as vnvme serve was given it, without the namespace, or a part of that
-    /// which only it has
+    /// The device: its PCI address, or its URL without the namespace as it was given
     #[arg(value_name = "DEVICE")]
     device: String,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    target: Target,
 }
 
 impl DeviceArgs {
     /// Has it done, and prints how the device is then.
     pub fn run(self, action: Action) -> Result<()> {
-        let change = DeviceChange {
-            device: self.device,
-            action,
+        let client = self.target.client()?;
+        let status = match action {
+            Action::Suspend => client.suspend(&self.device)?,
+            Action::Resume => client.resume(&self.device)?,
         };
-        let status = control::device(&self.control, &change)?;
-        if self.json {
-            outln!("{}", serde_json::to_string_pretty(&status).context("JSON")?);
-        } else {
-            status.print()?;
-        }
-        Ok(())
+        self.target.print(&status, |status| Ok(print(status)?))
     }
+}
+
+/// For people.
+pub fn print(status: &DeviceStatus) -> Result<(), OutputError> {
+    let state = match status.state {
+        DeviceState::Live => "at work",
+        DeviceState::Suspended => "suspended: commands wait for vnvme resume",
+        DeviceState::Gone => "gone",
+    };
+    outln!("{}  {state}   resets {}", status.device, status.resets);
+    Ok(())
 }

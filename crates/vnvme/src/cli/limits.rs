@@ -1,39 +1,119 @@
 //! `vnvme limits`.
 
-use crate::control;
-use crate::limits::{Change, VolumeLimits};
+use super::target::{MaybeDisk, Target};
 use crate::usage::Usage;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
-use output::outln;
-use std::path::PathBuf;
+use control::api::{LimitChange, VolumeLimits};
+use output::{OutputError, outln};
+use volume::{MAX_WEIGHT, parse_duration, parse_size};
 
 /// Options of `vnvme limits`.
 #[derive(Args)]
 pub struct LimitsArgs {
-    /// The control socket of a running vnvme serve --control PATH
-    #[arg(value_name = "PATH")]
-    control: PathBuf,
     #[command(flatten)]
-    change: Change,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    disk: MaybeDisk,
+    /// Only of this namespace
+    #[arg(long, value_name = "NSID", requires = "name")]
+    nsid: Option<u32>,
+    /// The volume, instead of a disk: its path or URL as it was given
+    #[arg(long, value_name = "URL", conflicts_with = "name")]
+    volume: Option<String>,
+    /// Change all volumes that have limits, or a weight
+    #[arg(long, conflicts_with_all = ["name", "volume"])]
+    all: bool,
+    /// Requests per second; 0: no limit
+    #[arg(long, value_parser = parse_size, value_name = "N")]
+    iops: Option<u64>,
+    /// Reads per second
+    #[arg(long, value_parser = parse_size, value_name = "N")]
+    read_iops: Option<u64>,
+    /// Writes per second
+    #[arg(long, value_parser = parse_size, value_name = "N")]
+    write_iops: Option<u64>,
+    /// Bytes per second, like 100M; 0: no limit
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    bps: Option<u64>,
+    /// Bytes read per second
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    read_bps: Option<u64>,
+    /// Bytes written per second
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    write_bps: Option<u64>,
+    /// After a pause, as much may be done at once as the limits allow in this time, like 50ms
+    #[arg(long, value_parser = microseconds, value_name = "DURATION")]
+    burst: Option<u64>,
+    /// Share of the device, 1 to 10000, among its slices that have a weight
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)), value_name = "N")]
+    weight: Option<u32>,
+    #[command(flatten)]
+    target: Target,
+}
+
+fn microseconds(text: &str) -> Result<u64, &'static str> {
+    u64::try_from(parse_duration(text)?.as_micros()).map_err(|_| "the duration is too long")
 }
 
 impl LimitsArgs {
     /// Changes what was asked for and prints what there is.
     pub fn run(self) -> Result<()> {
-        self.change.check().map_err(Usage::error)?;
-        let list = control::limits(&self.control, &self.change)?;
-        if self.json {
-            outln!("{}", serde_json::to_string_pretty(&list).context("JSON")?);
-            return Ok(());
-        }
-        if list.is_empty() {
-            outln!("no volume has limits or a weight");
-        }
-        list.iter().try_for_each(VolumeLimits::print)?;
-        Ok(())
+        let change = LimitChange {
+            disk: self.disk.name,
+            nsid: self.nsid,
+            volume: self.volume,
+            all: self.all,
+            iops: self.iops,
+            read_iops: self.read_iops,
+            write_iops: self.write_iops,
+            bps: self.bps,
+            read_bps: self.read_bps,
+            write_bps: self.write_bps,
+            burst_us: self.burst,
+            weight: self.weight,
+        };
+        change.check().map_err(Usage::error)?;
+        let list = self.target.client()?.limits(&change)?;
+        self.target.print(&list, |list| {
+            if list.is_empty() {
+                outln!("no volume has limits or a weight");
+            }
+            Ok(list.iter().try_for_each(print)?)
+        })
     }
+}
+
+/// For people.
+pub fn print(l: &VolumeLimits) -> Result<(), OutputError> {
+    match (&*l.disk, l.nsid) {
+        ("", _) => outln!("{}", l.volume),
+        (disk, nsid) => outln!("{disk}  namespace {nsid}  ({})", l.volume),
+    }
+    let rate = |rate: u64| match rate {
+        0 => "-".to_owned(),
+        rate => rate.to_string(),
+    };
+    // What has no burst has no limits that could be changed.
+    if l.burst_us > 0 || l.weight.is_none() {
+        outln!(
+            "  requests/s {:>10}   reads {:>10}   writes {:>10}",
+            rate(l.iops),
+            rate(l.read_iops),
+            rate(l.write_iops)
+        );
+        outln!(
+            "  bytes/s {:>13}   read {:>11}   written {:>8}",
+            rate(l.bps),
+            rate(l.read_bps),
+            rate(l.write_bps)
+        );
+        outln!(
+            "  burst {} us   requests that waited {}",
+            l.burst_us,
+            l.delayed
+        );
+    }
+    if let (Some(weight), Some((depth, most))) = (l.weight, l.share_depth) {
+        outln!("  weight {weight}   requests in the device {depth} of {most} at most");
+    }
+    Ok(())
 }

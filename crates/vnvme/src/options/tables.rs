@@ -372,14 +372,13 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "control",
             "PATH",
-            "Unix socket to answer \"vnvme stats\", limits, path, suspend and resume on",
+            "control socket: where \"vnvme list\", stats and the other commands for a running \
+             process ask; none: there is none. VNVME_CONTROL says the same",
             |p| &mut p.control,
         )
+        .or("control.sock in RUNTIME_DIRECTORY, or /run/vnvme for root, or vnvme in XDG_RUNTIME_DIR")
         .serve(Flag::overrides("control"))
-        .ublk(
-            Flag::overrides("control")
-                .help("Unix socket to answer \"vnvme stats\" and \"vnvme limits\" on"),
-        ),
+        .ublk(Flag::overrides("control")),
         both(
             Row::<Self>::new(
                 "sandbox",

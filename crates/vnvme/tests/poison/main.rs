@@ -124,11 +124,16 @@ fn front_end_attacks() -> Vec<Attack> {
 
 /// What a hostile client of the control socket sends, whose protocol has no descriptors.
 fn control_attacks() -> Vec<Attack> {
-    let request = || b"{\"method\":\"stats\"}\n".to_vec();
+    let request = || b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+    let events = b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+    let post = b"POST /v1/apply HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".to_vec();
     vec![
         attack("a request", Vec::new(), request()),
-        attack("half a request", b"{\"method\":".to_vec(), b"\"".to_vec()),
-        attack("behind a request", request(), pattern(7, 300)),
+        attack("half a request", b"GET /v1/st".to_vec(), b"a".to_vec()),
+        attack("behind a request", request(), request()),
+        attack("nonsense behind a request", request(), pattern(7, 300)),
+        attack("a body", post, b"{}".to_vec()),
+        attack("as a listener", events, pattern(9, 8)),
         Attack {
             fds: 253,
             times: 5,
@@ -136,7 +141,7 @@ fn control_attacks() -> Vec<Attack> {
         },
         Attack {
             flags: SendFlags::OOB,
-            ..attack("out of band", b"{".to_vec(), vec![1])
+            ..attack("out of band", b"G".to_vec(), vec![1])
         },
     ]
 }
@@ -285,7 +290,8 @@ impl Victim {
         // So is the administrator.
         let control = self.connect("control");
         control.set_read_timeout(Some(PROMPT)).unwrap();
-        (&control).write_all(b"{\"method\":\"stats\"}\n").unwrap();
+        let request = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        (&control).write_all(request).unwrap();
         let mut answer = String::new();
         (&control).read_to_string(&mut answer).expect(what);
         assert!(answer.contains("controllers"), "{what}: {answer}");

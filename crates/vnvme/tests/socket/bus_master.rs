@@ -43,7 +43,7 @@ fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
     let before = memory(&host);
     // Whatever waits for its time at the volume has it now.
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["limits", &control, "--all", "--iops", "0"])
+        .args(["limits", "--control", &control, "--all", "--iops", "0"])
         .output()
         .unwrap();
     assert!(output.status.success());

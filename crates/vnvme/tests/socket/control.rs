@@ -10,7 +10,7 @@ use crate::common::*;
 
 fn stats(control: &str, more: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["stats", control])
+        .args(["stats", "--control", control])
         .args(more)
         .output()
         .unwrap()
@@ -75,10 +75,11 @@ fn nonsense_on_the_control_socket() {
     let daemon = Daemon::serve(&place, &["--control", &control, "mem://1M"]);
     let noise = pattern(1, 100_000);
     for request in [
-        &b"{\"method\":\"reboot\"}\n"[..],
-        b"\n",
-        b"[]\n",
-        b"no JSON",
+        &b"{\"method\":\"stats\"}\n"[..],
+        b"GET /v1/reboot HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PUT /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\r\n\r\n",
+        b"no HTTP",
         &noise,
         b"",
     ] {
@@ -142,7 +143,8 @@ fn shadow_doorbells_wake_a_sleeping_worker() {
 
 fn ask_for_stats(stream: &UnixStream) -> String {
     let mut stream = stream;
-    stream.write_all(b"{\"method\":\"stats\"}\n").unwrap();
+    let request = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -166,13 +168,19 @@ fn slow_clients_hold_up_no_other() {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream
     };
-    // It answers: everything that it opens is open.
     assert!(ask_for_stats(&connect()).contains("controllers"));
-    let before = descriptors(daemon.pid());
+    // Its worker serves, and the main thread has what it waits with, too: nothing more is opened.
+    drop(Host::up(&place.socket()));
+    let mut before = 0;
+    eventually("everything is open", || {
+        std::thread::sleep(Duration::from_millis(300));
+        let now = descriptors(daemon.pid());
+        std::mem::replace(&mut before, now) == now
+    });
     let first = connect();
     let slow: Vec<UnixStream> = (0..20).map(|_| connect()).collect();
     for stream in &slow {
-        (&*stream).write_all(b"{\"method\":").unwrap();
+        (&*stream).write_all(b"GET /v1/sta").unwrap();
     }
     let start = std::time::Instant::now();
     for _ in 0..20 {
@@ -190,11 +198,13 @@ fn slow_clients_hold_up_no_other() {
     }
     let many: Vec<UnixStream> = (0..200).map(|_| connect()).collect();
     assert!(ask_for_stats(&connect()).contains("controllers"));
-    assert!(descriptors(daemon.pid()) <= before + 40);
+    assert!(descriptors(daemon.pid()) <= before + 64 + 8);
     // Who takes longer than two seconds is dropped, whatever it sends meanwhile.
     assert_eq!((&first).read(&mut [0; 1]).unwrap(), 0);
     let late = connect();
-    let mut bytes = b"{\"method\":\"stats\",          ".iter().cycle();
+    let mut bytes = b"GET /v1/stats HTTP/1.1\r\nX: y\r\n"
+        .iter()
+        .chain(std::iter::repeat(&b' '));
     eventually("it is dropped", || {
         std::thread::sleep(Duration::from_millis(50));
         let byte = [*bytes.next().unwrap()];
@@ -230,4 +240,154 @@ fn what_stands_in_the_control_sockets_place_at_the_end_is_left_alone() {
             }
         }
     }
+}
+
+fn vnvme(control: &str, args: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(args)
+        .env("VNVME_CONTROL", control)
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+/// Three disks, whose names begin alike.
+fn three(place: &Place) -> (Daemon, String) {
+    let control = text(&place.path("control.sock"));
+    let mut config = format!("[process]\ncontrol = {control:?}\n");
+    for name in ["vm10.sock", "vm1.sock"] {
+        let socket = text(&place.path(name));
+        let namespace = "[[controller.namespace]]\nvolume = \"mem://1M?iops=0\"\n";
+        config += &format!("[[controller]]\nsocket = {socket:?}\n{namespace}");
+    }
+    let socket = text(&place.path("m1"));
+    config += &format!("[[vhost-user-blk]]\nsocket = {socket:?}\nvolume = \"mem://2M\"\n");
+    let path = place.path("config.toml");
+    std::fs::write(&path, config).unwrap();
+    let daemon = Daemon::spawn(&["serve", "--config", &text(&path)]);
+    daemon.wait_listening(&place.path("m1"));
+    (daemon, control)
+}
+
+#[test]
+fn disks_are_named_exactly_and_listed_in_order() {
+    let place = Place::new();
+    let (daemon, control) = three(&place);
+    let (code, table) = vnvme(&control, &["list"]);
+    assert_eq!(code, Some(0), "{table}");
+    let names: Vec<_> = table
+        .lines()
+        .map(|line| line.split(' ').next().unwrap())
+        .collect();
+    assert_eq!(names, ["NAME", "m1", "vm1", "vm10"], "{table}");
+    let (_, list) = vnvme(&control, &["list", "--json"]);
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list[0]["kind"], "vhost-user-blk");
+    assert_eq!(list[1]["socket"], text(&place.path("vm1.sock")));
+    let (_, stats) = vnvme(&control, &["stats", "vm1", "--json"]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert_eq!(stats["controllers"].as_array().unwrap().len(), 1);
+    assert_eq!(stats["controllers"][0]["name"], "vm1");
+    let (_, table) = vnvme(&control, &["stats"]);
+    assert!(
+        table.find("vm1 ").unwrap() < table.find("vm10 ").unwrap(),
+        "{table}"
+    );
+    let (_, one) = vnvme(&control, &["show", "vm10", "--json"]);
+    let one: serde_json::Value = serde_json::from_str(&one).unwrap();
+    assert_eq!(one["name"], "vm10");
+    for wrong in ["vm", "m", "10", "vm1.sock", "VM1", ""] {
+        for verb in ["show", "stats", "remove"] {
+            let (code, said) = vnvme(&control, &[verb, wrong]);
+            assert_eq!(code, Some(1), "{verb} {wrong:?}: {said}");
+        }
+        let (code, said) = vnvme(&control, &["limits", wrong, "--iops", "1"]);
+        assert_eq!(code, Some(1), "limits {wrong:?}: {said}");
+    }
+    let (_, said) = vnvme(&control, &["show", "vm"]);
+    assert!(said.contains("no disk is called \"vm\""), "{said}");
+    daemon.end();
+}
+
+/// What a shell asks for: commands, options, and disks of the process that runs.
+#[test]
+fn a_shell_completes_names_of_running_disks() {
+    let place = Place::new();
+    let (daemon, control) = three(&place);
+    let complete = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .arg("--")
+            .args(words)
+            .env("COMPLETE", "bash")
+            .env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string())
+            .env("_CLAP_IFS", "\n")
+            .env("VNVME_CONTROL", &control)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(complete(&["vnvme", "show", "vm1"]), "vm1\nvm10");
+    assert_eq!(complete(&["vnvme", "stats", "m"]), "m1");
+    assert!(complete(&["vnvme", "susp"]).contains("suspend"));
+    assert!(complete(&["vnvme", "limits", "--read-i"]).contains("--read-iops"));
+    let (code, script) = vnvme(&control, &["completion", "bash"]);
+    assert!(code == Some(0) && script.contains("COMPLETE"), "{script}");
+    daemon.end();
+    // Without a process there are no names, and no error on the command line.
+    assert_eq!(complete(&["vnvme", "show", "vm1"]), "");
+}
+
+#[test]
+fn a_socket_of_another_kind_is_told_from_the_control_socket() {
+    let place = Place::new();
+    let (daemon, control) = three(&place);
+    for wrong in ["vm1.sock", "m1"] {
+        let socket = text(&place.path(wrong));
+        for verb in [&["stats"][..], &["list"], &["limits", "vm1", "--iops", "1"]] {
+            let (code, said) = vnvme(&socket, verb);
+            assert!(
+                code == Some(1) && said.contains("socket of a disk"),
+                "{verb:?}: {said}"
+            );
+        }
+    }
+    // Also where the disk has a client.
+    let host = Host::up(&place.path("vm1.sock"));
+    let (code, said) = vnvme(&text(&place.path("vm1.sock")), &["list"]);
+    assert!(
+        code == Some(1) && said.contains("socket of a disk"),
+        "{said}"
+    );
+    // The other way round.
+    assert!(vfio_user::client::Client::connect(&control, LIMIT).is_err());
+    daemon.wait_log(|line| line.contains("does not speak HTTP"));
+    drop(host);
+    daemon.end();
+}
+
+/// Where nobody says where it is to be, and whose it is then.
+#[test]
+fn the_usual_socket_belongs_to_the_first() {
+    let place = Place::new();
+    let usual = place.path("control.sock");
+    let directory = text(usual.parent().unwrap());
+    let spawn = |name: &str| {
+        let socket = text(&place.path(name));
+        let variables = [("RUNTIME_DIRECTORY", &*directory), ("VNVME_CONTROL", "")];
+        let daemon = Daemon::spawn_with_all(&variables, &["serve", "-s", &socket, "mem://1M"]);
+        daemon.wait_listening(&place.path(name));
+        daemon
+    };
+    let first = spawn("a");
+    let second = spawn("b");
+    second.wait_log(|line| line.contains("no control socket") && line.contains("another server"));
+    let (_, table) = vnvme(&text(&usual), &["list"]);
+    assert!(table.contains("\na ") && !table.contains("\nb "), "{table}");
+    let host = Host::up(&place.path("b"));
+    drop(host);
+    second.end();
+    first.end();
+    assert!(!usual.exists());
 }

@@ -50,29 +50,38 @@ fn a_suspended_device_keeps_commands_until_it_is_resumed() {
         let mut host = Host::up(&place.socket());
         host.write(1, 0, &pattern(1, 4096));
 
-        let (good, text) = vnvme(&["resume", &control, "below"]);
+        let device = format!("vfio-user://{}", text(&place.path("below.sock")));
+        let (good, text) = vnvme(&["resume", "--control", &control, &device]);
         assert!(!good && text.contains("is not suspended"), "{text}");
-        let (good, text) = vnvme(&["suspend", &control, "0000:44"]);
+        let (good, text) = vnvme(&["suspend", "--control", &control, "below.sock"]);
         assert!(
-            !good && text.contains("0 devices") && text.contains("below.sock"),
+            !good && text.contains("no device is called") && text.contains(&device),
             "{text}"
         );
-        assert_eq!(json(&["suspend", &control, "below"])["state"], "suspended");
-        let (good, text) = vnvme(&["suspend", &control, "below"]);
+        assert_eq!(
+            json(&["suspend", "--control", &control, &device])["state"],
+            "suspended"
+        );
+        // By its address, too.
+        let address = device.strip_prefix("vfio-user://").unwrap();
+        let (good, text) = vnvme(&["suspend", "--control", &control, address]);
         assert!(!good && text.contains("suspended already"), "{text}");
 
         host.ram.write_all_at(&pattern(2, 4096), AT).unwrap();
         let write = host.transfer(NvmOpcode::WRITE, 1, 8, 4096, AT);
         host.submit(1, write);
         assert_eq!(
-            json(&["stats", &control])["devices"][0]["state"],
+            json(&["stats", "--control", &control])["devices"][0]["state"],
             "suspended"
         );
         assert!(host.try_completion(1).is_none(), "{options}");
         let zeroes = |bytes: Vec<u8>| bytes.iter().all(|byte| *byte == 0);
         assert!(zeroes(place.bytes("disk.raw", (4 << 20) + 4096, 4096)));
 
-        assert_eq!(json(&["resume", &control, "below"])["state"], "live");
+        assert_eq!(
+            json(&["resume", "--control", &control, &device])["state"],
+            "live"
+        );
         assert!(host.completion(1).status().is_success(), "{options}");
         assert!(place.bytes("disk.raw", (4 << 20) + 4096, 4096) == pattern(2, 4096));
         assert!(host.read(1, 0, 4096) == pattern(1, 4096));
@@ -87,7 +96,7 @@ fn a_process_without_devices_says_so() {
     let place = Place::new();
     let control = text(&place.path("control.sock"));
     let daemon = Daemon::serve(&place, &["--control", &control, "mem://1M"]);
-    let (good, text) = vnvme(&["suspend", &control, "x"]);
+    let (good, text) = vnvme(&["suspend", "--control", &control, "x"]);
     assert!(!good && text.contains("no device is driven"), "{text}");
     daemon.end();
 }

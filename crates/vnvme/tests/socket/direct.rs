@@ -22,13 +22,13 @@ fn vnvme(args: &[&str]) -> Output {
 }
 
 fn path(control: &str, args: &[&str]) -> String {
-    let output = vnvme(&[&["path", control], args].concat());
+    let output = vnvme(&[&["path", "--control", control], args].concat());
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
 fn counters(control: &str) -> serde_json::Value {
-    let output = vnvme(&["stats", control, "--json"]);
+    let output = vnvme(&["stats", "--control", control, "--json"]);
     let all: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     all["controllers"][0].clone()
 }
@@ -70,7 +70,9 @@ fn commands_take_the_path_that_was_chosen() {
         let place = Place::new();
         // A device that takes less than the guest may put into one command.
         let (lower, upper, socket, control) = two(&place, options, &["--mdts", "5"]);
-        assert!(path(&control, &[]).contains(&format!("namespace 1: {name}")));
+        let told = path(&control, &[]);
+        let row: Vec<_> = told.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(row[1..], ["1", name], "{told}");
         let mut host = Host::up(&socket);
         let blocks = 8 << 11;
         assert_eq!(host.identify_namespace(1).unwrap().nsze.get(), blocks);
@@ -136,7 +138,7 @@ fn commands_take_the_path_that_was_chosen() {
         } else {
             assert_eq!(commands, 0);
         }
-        let table = vnvme(&["stats", &control]);
+        let table = vnvme(&["stats", "--control", &control]);
         assert!(
             String::from_utf8(table.stdout)
                 .unwrap()
@@ -173,7 +175,7 @@ fn the_path_changes_under_load_and_nobody_sees_it() {
     };
     for i in 0..60 {
         let wanted = if i % 2 == 0 { "generic" } else { "direct" };
-        assert!(path(&control, &[wanted, "--all"]).contains(wanted));
+        assert!(path(&control, &["--set", wanted, "--all"]).contains(wanted));
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     assert!(load.join().unwrap() >= 300);

@@ -176,25 +176,29 @@ fn mistakes_are_explained_once() {
         1,
         &["\"queues\" is unknown"],
     );
-    for command in ["stats", "limits", "path"] {
-        mistake(&[command, &none], 1, &["none.sock", "is a vnvme serve"]);
+    for command in ["list", "stats", "limits", "path", "save", "events"] {
+        mistake(
+            &[command, "--control", &none],
+            1,
+            &["none.sock", "is vnvme running"],
+        );
     }
     mistake(
-        &["limits", &none, "--iops", "5"],
+        &["limits", "--control", &none, "--iops", "5"],
         2,
         &["which volume", "--all"],
     );
     mistake(
-        &["limits", &none, "v", "--all", "--iops", "5"],
+        &["limits", "--control", &none, "v", "--all", "--iops", "5"],
         2,
         &["--all"],
     );
     mistake(
-        &["path", &none, "generic"],
+        &["path", "--control", &none, "--set", "generic"],
         2,
-        &["--socket", "--nsid", "--all"],
+        &["whose path", "--all"],
     );
-    mistake(&["suspend", &none, "dev"], 1, &["none.sock"]);
+    mistake(&["suspend", "--control", &none, "dev"], 1, &["none.sock"]);
     mistake(&["info", "mem://1M"], 1, &["a device is named nvme://"]);
     mistake(
         &["info", &format!("vfio-user://{none}/1")],
@@ -203,7 +207,7 @@ fn mistakes_are_explained_once() {
     );
     mistake(&["bench", "none.raw"], 1, &["none.raw"]);
     mistake(
-        &["--log", "info,contrller=debug", "stats", &none],
+        &["--log", "info,contrller=debug", "stats"],
         2,
         &["\"contrller\""],
     );
@@ -264,11 +268,12 @@ fn output_that_nobody_reads_ends_a_command_quietly() {
     let socket = text(&place.socket());
     let url = format!("vfio-user://{socket}");
     for args in [
-        &["stats", &control][..],
-        &["stats", "--json", &control],
-        &["limits", &control],
-        &["limits", "--json", &control],
-        &["path", &control],
+        &["list", "--control", &control][..],
+        &["stats", "--control", &control],
+        &["stats", "--json", "--control", &control],
+        &["limits", "--control", &control],
+        &["limits", "--json", "--control", &control],
+        &["path", "--control", &control],
         &["info", &url],
         &["info", "--json", &url],
         &bench,

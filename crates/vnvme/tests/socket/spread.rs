@@ -22,7 +22,7 @@ const READS: u64 = 8 << 20;
 
 fn counters(control: &str) -> serde_json::Value {
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["stats", "--json", control])
+        .args(["stats", "--json", "--control", control])
         .output()
         .unwrap();
     let all: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

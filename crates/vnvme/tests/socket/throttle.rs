@@ -6,7 +6,7 @@ use crate::common::*;
 
 fn limits(control: &str, more: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["limits", control])
+        .args(["limits", "--control", control])
         .args(more)
         .output()
         .unwrap();
@@ -42,7 +42,10 @@ fn a_limited_disk_sleeps_wakes_and_is_set_free() {
     // The neighbour has no limits.
     host.write(2, 0, &pattern(9, 4096));
 
-    assert_eq!(only(&control, &["4M", "--iops", "0"])["iops"], 0);
+    assert_eq!(
+        only(&control, &["--volume", volume, "--iops", "0"])["iops"],
+        0
+    );
     for i in 0..200 {
         host.write(1, i, &pattern(i, 512));
     }
@@ -54,11 +57,19 @@ fn a_limited_disk_sleeps_wakes_and_is_set_free() {
     for i in 0..200 {
         assert!(host.read(1, i, 512) == pattern(i, 512));
     }
-    let (good, text) = limits(&control, &["5M", "--iops", "1"]);
+    // By the disk's name; a part of a name is none.
+    let told = only(&control, &["vm", "--iops", "9"]);
+    assert_eq!((&told["disk"], &told["iops"]), (&"".into(), &9.into()));
+    for wrong in [&["v"][..], &["--volume", "4M"], &["--volume", "mem://4M"]] {
+        let (good, text) = limits(&control, &[wrong, &["--iops", "1"]].concat());
+        assert!(!good, "{wrong:?}: {text}");
+    }
+    let (_, text) = limits(&control, &["--volume", "4M", "--iops", "1"]);
     assert!(
-        !good && text.contains("0 volumes are called \"5M\"") && text.contains(volume),
+        text.contains("\"4M\" has neither") && text.contains(volume),
         "{text}"
     );
+    assert_eq!(only(&control, &[])["iops"], 9);
     let (good, text) = limits(&control, &["--all", "--bps", "1M"]);
     assert!(
         good && text.contains("1048576") && text.contains(volume),

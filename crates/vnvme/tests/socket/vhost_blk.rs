@@ -39,7 +39,7 @@ pub fn features_of(stream: &UnixStream) -> u64 {
 
 fn stats(control: &str) -> serde_json::Value {
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["stats", control, "--json"])
+        .args(["stats", "--control", control, "--json"])
         .output()
         .unwrap();
     serde_json::from_slice(&output.stdout).unwrap()

@@ -112,7 +112,7 @@ impl Served {
     /// MMIO doorbells and commands of the I/O queues so far.
     fn counters(&self) -> Result<(u64, u64)> {
         let out = Command::new(program()?)
-            .arg("stats")
+            .args(["stats", "--control"])
             .arg(&self.control)
             .arg("--json")
             .output()?;

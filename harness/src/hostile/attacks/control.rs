@@ -54,13 +54,27 @@ pub(super) fn crowd(context: &Context) -> Result<()> {
 }
 
 pub(super) fn garbage(context: &Context) -> Result<()> {
-    let requests: [&[u8]; 6] = [
+    let long = [
+        b"GET /v1/stats HTTP/1.1\r\nX: ".to_vec(),
+        vec![b'x'; 1 << 20],
+    ]
+    .concat();
+    let begin = b"POST /v1/apply HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let chunks = [&begin[..], &b"8\r\n12345678\r\n".repeat(200_000)].concat();
+    let requests: [&[u8]; 12] = [
         b"\n",
-        b"{}\n",
-        b"{\"method\":\"stats\"",
-        b"{\"method\":\"limits\",\"volume\":{},\"iops\":-1}\n",
-        b"{\"method\":\"device\",\"device\":\"\\u0000\",\"action\":\"suspend\"}\n",
+        b"{\"method\":\"stats\"}\n",
+        b"GET /v1/stats",
+        b"GET /v1/../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"BREW / HTTP/1.1\r\n\r\n",
+        b"PATCH /v1/limits HTTP/1.1\r\nHost: x\r\nContent-Length: 24\r\n\r\n\
+          {\"volume\":{},\"iops\":-1}",
+        b"POST /v1/devices/%00/suspend HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/apply HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n[",
+        b"POST /v1/apply HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
         &[b'['; 4096],
+        &long,
+        &chunks,
     ];
     for request in requests {
         let mut client = UnixStream::connect(context.control())?;
@@ -71,6 +85,47 @@ pub(super) fn garbage(context: &Context) -> Result<()> {
         let _ = client.read_to_end(&mut answer);
         if !context.did(1) {
             break;
+        }
+    }
+    Ok(())
+}
+
+/// Requests one behind the other, as fast as they are taken; answers are read.
+pub(super) fn pipeline(context: &Context) -> Result<()> {
+    let requests = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100);
+    let mut answer = vec![0; 1 << 16];
+    while context.did(1) {
+        let mut client = UnixStream::connect(context.control())?;
+        client.set_nonblocking(true)?;
+        // Until it is closed.
+        while context.did(1) {
+            let sent = client.write(&requests);
+            let read = client.read(&mut answer);
+            let is_open = |result: std::io::Result<usize>| match result {
+                Ok(count) => count > 0,
+                Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+            };
+            if !(is_open(sent) && is_open(read)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
+}
+
+/// Clients that ask and are killed before they are answered, and some that listen to events and
+/// never read.
+pub(super) fn unread(context: &Context) -> Result<()> {
+    let mut listeners = Vec::new();
+    while context.did(1) {
+        let mut client = UnixStream::connect(context.control())?;
+        let listens = listeners.len() < 40;
+        let path = if listens { "events" } else { "stats" };
+        let request = format!("GET /v1/{path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let _ = client.write_all(request.as_bytes());
+        if listens {
+            listeners.push(client);
         }
     }
     Ok(())

@@ -205,10 +205,10 @@ pub(super) fn vhost(context: &Context) -> Result<()> {
 pub(super) fn control(context: &Context) -> Result<()> {
     each(context, |socket| {
         let raw = Raw::connect(&context.control())?;
-        raw.bytes(b"{\"method\":", &[socket.as_fd()])?;
+        raw.bytes(b"GET /v1/stats", &[socket.as_fd()])?;
         forget(socket);
         let mut stream = UnixStream::connect(context.control())?;
-        stream.write_all(b"\n")?;
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
         std::mem::forget(raw);
         Ok(())
     })

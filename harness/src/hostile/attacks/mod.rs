@@ -420,6 +420,16 @@ pub(super) const ATTACKS: &[Attack] = &[
         control::garbage,
         "control requests that are none",
     ),
+    attack(
+        "control-pipeline",
+        control::pipeline,
+        "control requests one behind the other, without end",
+    ),
+    attack(
+        "control-unread",
+        control::unread,
+        "control clients that go before the answer, and listeners that never read",
+    ),
     Attack {
         after: Some(control::is_still_there),
         ..attack(

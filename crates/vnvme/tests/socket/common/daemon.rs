@@ -78,8 +78,13 @@ impl Daemon {
 
     /// The same with a variable in its environment.
     pub fn spawn_with(name: &str, value: &str, args: &[impl AsRef<OsStr>]) -> Daemon {
+        Self::spawn_with_all(&[(name, value)], args)
+    }
+
+    /// The same with several.
+    pub fn spawn_with_all(variables: &[(&str, &str)], args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
-        command.env(name, value);
+        command.envs(variables.iter().copied());
         Self::start(command, args)
     }
 
@@ -91,6 +96,10 @@ impl Daemon {
     }
 
     fn start(mut command: Command, args: &[impl AsRef<OsStr>]) -> Daemon {
+        // Daemons that run beside each other have no control socket unless a test says where.
+        if !command.get_envs().any(|(name, _)| name == "VNVME_CONTROL") {
+            command.env("VNVME_CONTROL", "none");
+        }
         command.args(args).env_remove("VNVME_LOG");
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         // SAFETY: the closure makes one system call and allocates nothing.

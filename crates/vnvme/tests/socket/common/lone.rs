@@ -81,7 +81,7 @@ pub fn stats(control: &str) -> serde_json::Value {
 /// All that `vnvme stats` tells.
 pub fn all_stats(control: &str) -> serde_json::Value {
     let stats = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"))
-        .args(["stats", "--json", control])
+        .args(["stats", "--json", "--control", control])
         .output()
         .unwrap();
     serde_json::from_slice(&stats.stdout).unwrap()

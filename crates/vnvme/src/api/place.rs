@@ -1,0 +1,197 @@
+//! Where the control socket is.
+
+use rustix::process::geteuid;
+use std::env::var_os;
+use std::ffi::{OsStr, OsString};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Says where it is, to a process that serves and to its clients.
+pub const VARIABLE: &str = "VNVME_CONTROL";
+/// Said in place of a path: there is none.
+const NONE: &str = "none";
+/// The socket's name in its directory.
+const NAME: &str = "control.sock";
+/// The name of the socket for questions.
+const QUESTIONS: &str = "control-ro.sock";
+/// Of a process of root.
+const DIRECTORY: &str = "/run/vnvme";
+
+/// Where a process has its control socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ControlPlace {
+    /// There is to be none otherwise.
+    pub path: Option<PathBuf>,
+    /// Nobody asked for it there: the process serves without it where it cannot be made.
+    pub is_default: bool,
+}
+
+/// What the environment says.
+struct Environment {
+    control: Option<OsString>,
+    /// Of systemd (systemd.exec(5), RuntimeDirectory=).
+    runtime_directory: Option<OsString>,
+    xdg_runtime_dir: Option<OsString>,
+    is_root: bool,
+}
+
+impl Environment {
+    fn of_process() -> Self {
+        Self {
+            control: var_os(VARIABLE),
+            runtime_directory: var_os("RUNTIME_DIRECTORY"),
+            xdg_runtime_dir: var_os("XDG_RUNTIME_DIR"),
+            is_root: geteuid().is_root(),
+        }
+    }
+
+    /// This user's directory.
+    fn of_user(&self) -> Option<PathBuf> {
+        let directory = Path::new(self.xdg_runtime_dir.as_ref()?);
+        directory.is_absolute().then(|| directory.join("vnvme"))
+    }
+
+    /// The directory of a process that serves.
+    fn of_server(&self) -> Option<PathBuf> {
+        let given = self.runtime_directory.as_ref().and_then(|list| {
+            let first = list.to_str()?.split(':').next()?;
+            Path::new(first).is_absolute().then(|| first.into())
+        });
+        match (given, self.is_root) {
+            (Some(directory), _) => Some(directory),
+            (None, true) => Some(DIRECTORY.into()),
+            (None, false) => self.of_user(),
+        }
+    }
+
+    fn place(&self, said: Option<&Path>) -> ControlPlace {
+        let variable = self.control.as_deref().filter(|text| !text.is_empty());
+        match said.map(Path::as_os_str).or(variable) {
+            Some(text) if text == NONE => ControlPlace::default(),
+            Some(path) => ControlPlace {
+                path: Some(path.into()),
+                is_default: false,
+            },
+            None => ControlPlace {
+                path: self.of_server().map(|directory| directory.join(NAME)),
+                is_default: true,
+            },
+        }
+    }
+
+    fn client_paths(&self, said: Option<&Path>) -> Vec<PathBuf> {
+        let variable = self.control.as_deref().filter(|text| !text.is_empty());
+        let variable = variable.filter(|text| *text != OsStr::new(NONE));
+        if let Some(path) = said.map(Path::as_os_str).or(variable) {
+            return vec![path.into()];
+        }
+        let user = self.of_user().filter(|_| !self.is_root);
+        let mut paths: Vec<PathBuf> = user.into_iter().map(|of| of.join(NAME)).collect();
+        paths.push(Path::new(DIRECTORY).join(NAME));
+        if !self.is_root {
+            paths.push(Path::new(DIRECTORY).join(QUESTIONS));
+        }
+        paths
+    }
+}
+
+impl ControlPlace {
+    /// Where it is to be, as the option says, else the environment, else where it is usual. Makes
+    /// the usual directory.
+    pub fn new(said: Option<&Path>) -> Self {
+        let environment = Environment::of_process();
+        let place = environment.place(said);
+        if let (true, Some(directory)) = (
+            place.is_default,
+            place.path.as_ref().and_then(|p| p.parent()),
+        ) {
+            let mode = if environment.is_root { 0o755 } else { 0o700 };
+            // What is wrong with it shows when the socket is made.
+            let _ = DirBuilder::new().mode(mode).create(directory);
+        }
+        place
+    }
+}
+
+/// Where a client looks for the process that it asks: the first that can be connected to counts.
+pub fn client_paths(said: Option<&Path>) -> Vec<PathBuf> {
+    Environment::of_process().client_paths(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(control: &str, xdg: &str, is_root: bool) -> Environment {
+        let some = |text: &str| (!text.is_empty()).then(|| text.into());
+        Environment {
+            control: some(control),
+            runtime_directory: None,
+            xdg_runtime_dir: some(xdg),
+            is_root,
+        }
+    }
+
+    fn shown(place: &ControlPlace) -> (&str, bool) {
+        let path = place
+            .path
+            .as_deref()
+            .map_or("", |path| path.to_str().unwrap());
+        (path, place.is_default)
+    }
+
+    #[test]
+    fn a_server_has_it_where_it_was_said_or_where_it_is_usual() {
+        let root = environment("", "/run/user/0", true);
+        assert_eq!(shown(&root.place(None)), ("/run/vnvme/control.sock", true));
+        assert_eq!(shown(&root.place(Some(Path::new("/a")))), ("/a", false));
+        assert_eq!(shown(&root.place(Some(Path::new("none")))), ("", false));
+        let user = environment("", "/run/user/7", false);
+        assert_eq!(
+            shown(&user.place(None)),
+            ("/run/user/7/vnvme/control.sock", true)
+        );
+        assert_eq!(shown(&environment("", "", false).place(None)), ("", true));
+        assert_eq!(
+            shown(&environment("", "here", false).place(None)),
+            ("", true)
+        );
+        let said = environment("/b", "/run/user/7", false);
+        assert_eq!(shown(&said.place(None)), ("/b", false));
+        assert_eq!(shown(&said.place(Some(Path::new("/a")))), ("/a", false));
+        assert_eq!(
+            shown(&environment("none", "/x", true).place(None)),
+            ("", false)
+        );
+        let unit = Environment {
+            runtime_directory: Some("/run/vnvme/vm0:/run/other".into()),
+            ..environment("", "/run/user/7", false)
+        };
+        assert_eq!(
+            shown(&unit.place(None)),
+            ("/run/vnvme/vm0/control.sock", true)
+        );
+    }
+
+    #[test]
+    fn a_client_looks_where_a_server_has_it() {
+        let paths = |environment: &Environment, said: Option<&str>| {
+            let paths = environment.client_paths(said.map(Path::new));
+            let paths = paths.iter().map(|path| path.to_str().unwrap());
+            paths.collect::<Vec<_>>().join(" ")
+        };
+        let root = environment("", "/run/user/0", true);
+        assert_eq!(paths(&root, None), "/run/vnvme/control.sock");
+        let user = environment("", "/run/user/7", false);
+        let all = "/run/user/7/vnvme/control.sock /run/vnvme/control.sock \
+                   /run/vnvme/control-ro.sock";
+        assert_eq!(paths(&user, None), all);
+        assert_eq!(paths(&user, Some("/a")), "/a");
+        assert_eq!(paths(&environment("/b", "", true), None), "/b");
+        assert_eq!(
+            paths(&environment("none", "", true), None),
+            "/run/vnvme/control.sock"
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! `vnvme apply`, `reload` and `save`.
+
+use super::target::Target;
+use crate::spec::Specs;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use control::api::Plan;
+use output::outln;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+
+/// Options of `vnvme apply`.
+#[derive(Args)]
+pub struct ApplyArgs {
+    /// A configuration file. Its relative paths are the running process's
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Only tell what would be done
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl ApplyArgs {
+    /// Has what is served be what a file says.
+    pub fn run(self) -> Result<()> {
+        let config = read(&self.file)?;
+        let plan = self.target.client()?.apply(&config, self.dry_run)?;
+        tell(&self.target, &plan)
+    }
+}
+
+/// Reads a configuration file, and finds what is wrong with it where it stands.
+fn read(path: &Path) -> Result<Map<String, Value>> {
+    let name = || path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(name)?;
+    let _: Specs = toml::from_str(&text).with_context(name)?;
+    let table: toml::Table = text.parse().with_context(name)?;
+    match serde_json::to_value(table)? {
+        Value::Object(config) => Ok(config),
+        _ => bail!("{}: no table", path.display()),
+    }
+}
+
+/// Prints a plan; an error where something of it is refused.
+fn tell(target: &Target, plan: &Plan) -> Result<()> {
+    target.print(plan, |plan| {
+        let would = if plan.dry_run { "would be " } else { "" };
+        for (what, names) in [
+            ("added", &plan.added),
+            ("removed", &plan.removed),
+            ("changed", &plan.changed),
+        ] {
+            for name in names {
+                outln!("{would}{what}: {name}");
+            }
+        }
+        for refusal in &plan.refused {
+            outln!("refused: {}: {}", refusal.disk, refusal.reason);
+        }
+        if plan.is_empty() {
+            outln!("nothing to do");
+        }
+        Ok(())
+    })?;
+    match plan.refused.len() {
+        0 => Ok(()),
+        1 => bail!("one change is refused, so nothing was changed"),
+        count => bail!("{count} changes are refused, so nothing was changed"),
+    }
+}
+
+/// Options of `vnvme reload`.
+#[derive(Args)]
+pub struct ReloadArgs {
+    #[command(flatten)]
+    target: Target,
+}
+
+impl ReloadArgs {
+    /// Has the configuration read again.
+    pub fn run(self) -> Result<()> {
+        let plan = self.target.client()?.reload()?;
+        tell(&self.target, &plan)
+    }
+}
+
+/// Options of `vnvme save`.
+#[derive(Args)]
+pub struct SaveArgs {
+    /// Write it there [default: to standard output]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl SaveArgs {
+    /// Writes down what is served, as a configuration file.
+    pub fn run(self) -> Result<()> {
+        let text = self.target.client()?.save()?;
+        if let Some(path) = &self.file {
+            return std::fs::write(path, text).with_context(|| path.display().to_string());
+        }
+        self.target.print(&json!({ "config": text }), |_| {
+            outln!("{}", text.trim_end());
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,191 @@
+//! `vnvme list`, `show`, `add` and `remove`.
+
+use super::given;
+use super::table::{Column, Table, size};
+use super::target::{DiskName, Target};
+use crate::usage::Usage;
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use control::api::{Disk, DiskKind, Namespace};
+use output::outln;
+use serde_json::{Value, json};
+
+/// Options of `vnvme list`.
+#[derive(Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    target: Target,
+}
+
+impl ListArgs {
+    /// Prints all disks.
+    pub fn run(self) -> Result<()> {
+        let disks = self.target.client()?.disks()?;
+        self.target.print(&disks, |disks| {
+            let mut table = Table::new([
+                Column::Left("NAME"),
+                Column::Left("KIND"),
+                Column::Left("CLIENT"),
+                Column::Right("NAMESPACES"),
+                Column::Right("SIZE"),
+                Column::Left("AT"),
+            ]);
+            for disk in disks {
+                table.row([
+                    disk.name.clone(),
+                    disk.kind.to_string(),
+                    client(disk),
+                    disk.namespaces.len().to_string(),
+                    size(disk.namespaces.iter().map(|ns| ns.bytes).sum()),
+                    at(disk).to_owned(),
+                ]);
+            }
+            Ok(table.print()?)
+        })
+    }
+}
+
+/// Where its users find it.
+fn at(disk: &Disk) -> &str {
+    let device = disk.device.as_ref();
+    device.or(disk.socket.as_ref()).map_or("", |place| place)
+}
+
+fn client(disk: &Disk) -> String {
+    match (disk.attached, disk.client_pid) {
+        (false, _) => "-".to_owned(),
+        (true, Some(pid)) => format!("pid {pid}"),
+        (true, None) => "attached".to_owned(),
+    }
+}
+
+/// Prints a disk for people.
+fn print(disk: &Disk) -> Result<()> {
+    outln!("{}  ({})", disk.name, disk.kind);
+    outln!("  at {}   client {}", at(disk), client(disk));
+    print_namespaces(&disk.namespaces)
+}
+
+/// Prints namespaces for people.
+pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
+    let mut table = Table::new([
+        Column::Right("  NSID"),
+        Column::Right("SIZE"),
+        Column::Right("BLOCK"),
+        Column::Left("ACCESS"),
+        Column::Left("PATH"),
+        Column::Left("VOLUME"),
+    ]);
+    for namespace in namespaces {
+        let access = match namespace.read_only {
+            true => "read-only",
+            false => "read-write",
+        };
+        table.row([
+            namespace.nsid.to_string(),
+            size(namespace.bytes),
+            namespace.block_size.to_string(),
+            access.to_owned(),
+            namespace.path.map_or("-", |path| path.name()).to_owned(),
+            namespace.volume.clone(),
+        ]);
+    }
+    Ok(table.print()?)
+}
+
+/// Options of `vnvme show`.
+#[derive(Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    disk: DiskName,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl ShowArgs {
+    /// Prints a disk.
+    pub fn run(self) -> Result<()> {
+        let disk = self.target.client()?.disk(&self.disk.name)?;
+        self.target.print(&disk, print)
+    }
+}
+
+/// What serves a disk, on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// An NVMe controller
+    Controller,
+    /// A disk for guests with a virtio driver
+    VhostUserBlk,
+    /// A block device of this host
+    Ublk,
+}
+
+impl From<Kind> for DiskKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Controller => Self::Controller,
+            Kind::VhostUserBlk => Self::VhostUserBlk,
+            Kind::Ublk => Self::Ublk,
+        }
+    }
+}
+
+/// Options of `vnvme add`.
+#[derive(Args)]
+pub struct AddArgs {
+    /// What serves the disk
+    #[arg(value_enum, value_name = "KIND")]
+    kind: Kind,
+    /// Keys of its table in a configuration file with their values, like socket=/run/vm1.sock; the
+    /// others are its volumes: of a controller each a namespace
+    #[arg(required = true, value_name = "KEY=VALUE|VOLUME")]
+    words: Vec<String>,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl AddArgs {
+    /// Has the disk served.
+    pub fn run(self) -> Result<()> {
+        let (mut table, volumes) = given::table(&self.words)?;
+        match (self.kind, volumes.as_slice()) {
+            (_, []) => return Err(Usage::error("the disk has no volume")),
+            (Kind::Controller, volumes) => {
+                let namespaces = volumes.iter().map(|volume| json!({ "volume": volume }));
+                table.insert("namespace".to_owned(), namespaces.collect());
+            }
+            (_, [volume]) => {
+                table.insert("volume".to_owned(), Value::from(volume.as_str()));
+            }
+            (_, [..]) => return Err(Usage::error("only a controller has several volumes")),
+        }
+        let disk = self.target.client()?.add(self.kind.into(), table)?;
+        self.target.print(&disk, print)
+    }
+}
+
+/// Options of `vnvme remove`.
+#[derive(Args)]
+pub struct RemoveArgs {
+    #[command(flatten)]
+    disk: DiskName,
+    /// Also while a client is attached, which loses its disk
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl RemoveArgs {
+    /// Has the disk served no more.
+    pub fn run(self) -> Result<()> {
+        let name = &self.disk.name;
+        self.target.client()?.remove(name, self.force)?;
+        let answer = json!({ "removed": name });
+        self.target.print(&answer, |_| {
+            outln!("{name} is removed");
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! `vnvme path`.
+
+use super::table::{Column, Table};
+use super::target::{MaybeDisk, Target};
+use crate::direct::PathChoice;
+use crate::usage::Usage;
+use anyhow::Result;
+use clap::Args;
+use control::api::PathChange;
+use output::outln;
+
+/// Options of `vnvme path`.
+#[derive(Args)]
+pub struct PathArgs {
+    #[command(flatten)]
+    disk: MaybeDisk,
+    /// The path that commands take from now on; those in flight end on their own
+    #[arg(long, value_enum, value_name = "direct|generic")]
+    set: Option<PathChoice>,
+    /// Only of this namespace
+    #[arg(long, value_name = "NSID")]
+    nsid: Option<u32>,
+    /// Of all disks
+    #[arg(long, conflicts_with = "name")]
+    all: bool,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl PathArgs {
+    /// Changes what was asked for, and prints what there is.
+    pub fn run(self) -> Result<()> {
+        let change = PathChange {
+            disk: self.disk.name,
+            nsid: self.nsid,
+            path: self.set.map(Into::into),
+            all: self.all,
+        };
+        change.check().map_err(Usage::error)?;
+        let states = self.target.client()?.paths(&change)?;
+        self.target.print(&states, |states| {
+            if states.is_empty() {
+                outln!("no namespace has a direct path");
+                return Ok(());
+            }
+            let columns = [
+                Column::Left("NAME"),
+                Column::Right("NSID"),
+                Column::Left("PATH"),
+            ];
+            let mut table = Table::new(columns);
+            for state in states {
+                let path = state.path.name().to_owned();
+                table.row([state.disk.clone(), state.nsid.to_string(), path]);
+            }
+            Ok(table.print()?)
+        })
+    }
+}

@@ -1,0 +1,116 @@
+//! Tables for people: columns as wide as their widest cell, numbers on the right.
+
+use output::{OutputError, outln};
+
+/// A column: its head, and where its cells stand.
+#[derive(Clone, Copy, Debug)]
+pub enum Column {
+    /// Words.
+    Left(&'static str),
+    /// Numbers.
+    Right(&'static str),
+}
+
+impl Column {
+    fn head(self) -> &'static str {
+        match self {
+            Self::Left(head) | Self::Right(head) => head,
+        }
+    }
+}
+
+/// A table.
+#[derive(Debug)]
+pub struct Table<const N: usize> {
+    columns: [Column; N],
+    rows: Vec<[String; N]>,
+}
+
+impl<const N: usize> Table<N> {
+    /// One without rows.
+    pub fn new(columns: [Column; N]) -> Self {
+        Self {
+            columns,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: [String; N]) {
+        self.rows.push(cells);
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let heads = self.columns.map(|column| column.head().to_owned());
+        let all = || std::iter::once(&heads).chain(&self.rows);
+        let width = |at: usize| {
+            let cells = all().filter_map(|row| row.get(at));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..N).map(width).collect();
+        let line = |row: &[String; N]| {
+            let cells = row.iter().zip(&self.columns).zip(&widths);
+            let cells = cells.map(|((cell, column), width)| match column {
+                Column::Left(_) => format!("{cell:<width$}"),
+                Column::Right(_) => format!("{cell:>width$}"),
+            });
+            let line = cells.collect::<Vec<_>>().join("  ");
+            line.trim_end().to_owned()
+        };
+        all().map(line).collect()
+    }
+
+    /// Prints it.
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    pub fn print(&self) -> Result<(), OutputError> {
+        for line in self.lines() {
+            outln!("{line}");
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes in the largest unit that leaves it at least 1, exact where that is short.
+pub fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = (bytes.max(1).ilog2() / 10) as usize;
+    let unit = units.get(power).copied().unwrap_or_default();
+    let one = 1u64 << (10 * power);
+    match bytes % one {
+        0 => format!("{} {unit}", bytes / one),
+        _ => format!("{:.1} {unit}", bytes as f64 / one as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let mut table = Table::new([
+            Column::Left("NAME"),
+            Column::Right("SIZE"),
+            Column::Left("IN"),
+        ]);
+        table.row(["ä".into(), "5".into(), String::new()]);
+        table.row(["longer".into(), "12345".into(), "x".into()]);
+        let wanted = ["NAME     SIZE  IN", "ä           5", "longer  12345  x"];
+        assert_eq!(table.lines(), wanted);
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1 << 20, "1 MiB"),
+            (3 << 29, "1.5 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+    }
+}
