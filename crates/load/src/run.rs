@@ -9,7 +9,7 @@
 use crate::job::Job;
 use crate::lane::{Lane, Outcome, Target};
 use crate::pattern::{self, Region, Sequence, Step, Written};
-use crate::stats::Measured;
+use crate::stats::{GAP, Measured};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -314,6 +314,9 @@ impl Slots {
             flow.record((now - stamp).as_nanos() as u64);
             let apart = now - self.last_timed;
             self.last_timed = now;
+            if apart > GAP {
+                self.measured.gaps += apart;
+            }
             self.expired |= self.deadline.is_some_and(|deadline| now >= deadline);
             if apart < TIMED_APART {
                 self.pace = (self.pace + 1).min(INTERVALS.len() - 1);
@@ -393,6 +396,7 @@ impl<'a, L: Lane> Loop<'a, L> {
                 self.slots.measured = Measured::default();
                 waited = self::waited("/proc/thread-self/schedstat");
                 started = Instant::now();
+                self.slots.last_timed = started;
                 if self.job.ios.is_none() {
                     self.slots.deadline = started.checked_add(self.job.runtime);
                 }
@@ -421,6 +425,10 @@ impl<'a, L: Lane> Loop<'a, L> {
             }
         }
         self.slots.measured.elapsed = started.elapsed();
+        let since = self.slots.last_timed.max(started).elapsed();
+        if since > GAP {
+            self.slots.measured.gaps += since;
+        }
         let now = self::waited("/proc/thread-self/schedstat");
         self.slots.measured.waited = now.saturating_sub(waited);
         let mut measured = std::mem::take(&mut self.slots.measured);

@@ -6,6 +6,10 @@ use std::time::Duration;
 /// Longest latency that is told apart, in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
 
+/// A stretch in which no timed I/O ends and that is longer than this is a gap: of a target that
+/// answers within microseconds, somebody was without a CPU.
+pub const GAP: Duration = Duration::from_micros(250);
+
 /// One direction's figures.
 #[derive(Clone, Debug)]
 pub struct Flow {
@@ -102,6 +106,9 @@ pub struct Measured {
     /// How long the queue's thread could have run and had no CPU, while measuring; the longest of
     /// all queues.
     pub waited: Duration,
+    /// Sum of the gaps (see [`GAP`]) while measuring; the most of all queues. It says something of
+    /// targets whose I/Os take much less than a gap.
+    pub gaps: Duration,
 }
 
 impl Measured {
@@ -114,14 +121,16 @@ impl Measured {
         self.submitted += other.submitted;
         self.kicks += other.kicks;
         self.waited = self.waited.max(other.waited);
+        self.gaps = self.gaps.max(other.gaps);
     }
 
     /// Adds what the same job measured at another time.
     pub fn append(&mut self, other: &Measured) {
-        let (elapsed, waited) = (self.elapsed, self.waited);
+        let (elapsed, waited, gaps) = (self.elapsed, self.waited, self.gaps);
         self.add(other);
         self.elapsed = elapsed + other.elapsed;
         self.waited = waited + other.waited;
+        self.gaps = gaps + other.gaps;
     }
 
     /// I/Os per second.
@@ -132,6 +141,17 @@ impl Measured {
     /// `count` per second of measuring.
     pub fn rate(&self, count: u64) -> f64 {
         count as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// Time of one I/O of one queue outside the gaps, in nanoseconds.
+    pub fn nanos_outside_gaps(&self) -> f64 {
+        let time = self.elapsed.saturating_sub(self.gaps).as_nanos() as f64;
+        time / (self.read.ios + self.write.ios).max(1) as f64
+    }
+
+    /// The gaps' share of the time.
+    pub fn gap_share(&self) -> f64 {
+        self.gaps.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9)
     }
 
     /// All directions together.
@@ -179,6 +199,26 @@ mod tests {
         }
         assert_eq!(all.elapsed, Duration::from_secs(2));
         assert_eq!(all.iops(), 20.0);
+    }
+
+    #[test]
+    fn the_time_of_gaps_is_nobodys() {
+        let mut queue = Measured {
+            elapsed: Duration::from_micros(1000),
+            gaps: Duration::from_micros(600),
+            ..Measured::default()
+        };
+        queue.read.ios = 3;
+        queue.write.ios = 1;
+        assert_eq!(queue.nanos_outside_gaps(), 100_000.0);
+        assert_eq!(queue.gap_share(), 0.6);
+        let nothing = Measured::default();
+        assert_eq!(
+            (nothing.nanos_outside_gaps(), nothing.gap_share()),
+            (0.0, 0.0)
+        );
+        queue.append(&queue.clone());
+        assert_eq!(queue.nanos_outside_gaps(), 100_000.0);
     }
 
     #[test]

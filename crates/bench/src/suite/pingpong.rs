@@ -11,6 +11,7 @@ use anyhow::{Context, Result, anyhow};
 use dma::Memory;
 use driver::MemorySource;
 use load::pin;
+use load::stats::GAP;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -155,24 +156,55 @@ pub fn measure(
 ) -> Result<RoundTrip> {
     let memory = source.make(2 * PAGE)?;
     Ok(RoundTrip {
-        line: one::<1, 1>(client, server, span / 2, &memory, 0)?,
-        entry: one::<8, 2>(client, server, span / 2, &memory, PAGE)?,
+        line: median(&one::<1, 1>(client, server, span / 2, &memory, 0)?),
+        entry: median(&one::<8, 2>(client, server, span / 2, &memory, PAGE)?),
     })
 }
 
-/// Nanoseconds of a round trip of one word, measured for about `span`, in the first page of a
-/// memory.
-pub fn line(client: usize, server: usize, span: Duration, memory: &Memory) -> Result<f64> {
-    one::<1, 1>(client, server, span, memory, 0)
+/// A ping-pong beside a slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ping {
+    /// Nanoseconds: the median over short stretches.
+    pub round_trip: f64,
+    /// The share of the time that stretches took which are gaps, as those of a load are: one of the
+    /// two sides had no CPU.
+    pub gap_share: f64,
 }
 
+impl Ping {
+    /// Of stretches of [`ROUNDS`] rounds each: nanoseconds of a round.
+    fn of(stretches: &[f64]) -> Self {
+        let gap = GAP.as_nanos() as f64 / ROUNDS as f64;
+        let gaps = stretches.iter().filter(|nanos| **nanos > gap);
+        Ping {
+            round_trip: median(stretches),
+            gap_share: gaps.sum::<f64>() / stretches.iter().sum::<f64>().max(1.0),
+        }
+    }
+
+    /// Between two.
+    pub fn mean(self, other: Self) -> Self {
+        Ping {
+            round_trip: (self.round_trip + other.round_trip) / 2.0,
+            gap_share: (self.gap_share + other.gap_share) / 2.0,
+        }
+    }
+}
+
+/// A round trip of one word, measured for about `span`, in the first page of a memory.
+pub fn line(client: usize, server: usize, span: Duration, memory: &Memory) -> Result<Ping> {
+    let stretches = one::<1, 1>(client, server, span, memory, 0)?;
+    Ok(Ping::of(&stretches))
+}
+
+/// Nanoseconds of a round, in each of many stretches.
 fn one<const THERE: usize, const BACK: usize>(
     client: usize,
     server: usize,
     span: Duration,
     memory: &Memory,
     at: usize,
-) -> Result<f64> {
+) -> Result<Vec<f64>> {
     let table = Table::<THERE, BACK>::new(memory, at)?;
     // Left from the last time.
     table.there.store(0);
@@ -196,7 +228,7 @@ fn one<const THERE: usize, const BACK: usize>(
     let echo = |stop: &AtomicBool| {
         table.echo(1, u64::MAX, stop);
     };
-    Ok(median(&between(client, server, play, echo)?))
+    between(client, server, play, echo)
 }
 
 /// A short look at each of these pages of a memory: nanoseconds of a round trip in it, the better
@@ -248,6 +280,21 @@ mod tests {
         let pages = pages(client, server, &memory, 3).unwrap();
         assert!(pages.iter().all(|&page| page > 1.0), "{pages:?}");
         assert_eq!(pages.len(), 3);
+    }
+
+    #[test]
+    fn long_stretches_are_gaps_and_do_not_move_the_median() {
+        let gap = GAP.as_nanos() as f64 / ROUNDS as f64;
+        let ping = Ping::of(&[100.0, 100.0, gap * 2.0, 100.0]);
+        assert_eq!(ping.round_trip, 100.0);
+        let share = gap * 2.0 / (gap * 2.0 + 300.0);
+        assert!((ping.gap_share - share).abs() < 1e-9, "{ping:?}");
+        assert_eq!(Ping::of(&[100.0; 4]).gap_share, 0.0);
+        let other = Ping {
+            round_trip: 300.0,
+            gap_share: 0.0,
+        };
+        assert_eq!(ping.mean(other).round_trip, 200.0);
     }
 
     #[test]

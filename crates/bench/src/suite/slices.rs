@@ -5,8 +5,9 @@
 //! are measured again. All lines that a controller and its host hand to each other are in the
 //! host's memory, as those of the ping-pong are, which come from the same source.
 
+use super::pingpong::{self, Ping};
 use super::server::Server;
-use super::{Cores, Plan, pingpong};
+use super::{Cores, Plan};
 use crate::distance::agree;
 use crate::results::{Case, Collector, Taken};
 use anyhow::{Context, Result};
@@ -65,7 +66,8 @@ pub struct Contender<'a> {
     pub case: String,
     pub depth: u16,
     pub queues: u16,
-    /// Nanoseconds that an I/O may take at a round trip of so many.
+    /// Nanoseconds that an I/O may take at a round trip of so many. Of one queue that polls a
+    /// target which answers within microseconds: gaps are not counted.
     pub goal: Option<fn(u32, f64) -> Option<f64>>,
     pub load: Load<'a>,
     /// The same on the program that is compared with, if there is one.
@@ -90,7 +92,7 @@ pub struct Pings {
     server: usize,
     memory: Memory,
     /// The last one, while nothing has run since.
-    last: Option<f64>,
+    last: Option<Ping>,
 }
 
 impl Pings {
@@ -103,13 +105,13 @@ impl Pings {
         })
     }
 
-    fn now(&self) -> Result<f64> {
+    fn now(&self) -> Result<Ping> {
         std::thread::sleep(POLLING);
         pingpong::line(self.client, self.server, PING, &self.memory)
     }
 
     /// Measures a slice; its round trip, when those before and after it agree.
-    fn slice(&mut self, load: &Load<'_>) -> Result<Option<(f64, Measured)>> {
+    fn slice(&mut self, load: &Load<'_>) -> Result<Option<(Ping, Measured)>> {
         for _ in 0..=RETRIES {
             let before = match self.last.take() {
                 Some(last) => last,
@@ -122,8 +124,8 @@ impl Pings {
             };
             let after = self.now()?;
             self.last = Some(after);
-            if agree(before, after) {
-                return Ok(Some(((before + after) / 2.0, measured)));
+            if agree(before.round_trip, after.round_trip) {
+                return Ok(Some((before.mean(after), measured)));
             }
         }
         Ok(None)
@@ -153,23 +155,19 @@ pub fn take(
         let (rest, start) = contenders.split_at(first);
         for contender in start.iter().chain(rest) {
             let ours = pings.slice(&contender.load)?;
-            if let Some((round_trip, measured)) = &ours {
-                let taken = Taken {
-                    round: id,
-                    round_trip: *round_trip,
-                };
-                add(suite, contender, taken, measured, collector);
+            if let Some((ping, measured)) = &ours {
+                add(suite, contender, (id, *ping), measured, collector);
             }
             let Some(beside) = &contender.beside else {
                 continue;
             };
             let theirs = pings.slice(beside)?;
             if let (Some((one, ours)), Some((other, theirs))) = (ours, theirs)
-                && agree(one, other)
+                && agree(one.round_trip, other.round_trip)
             {
                 let taken = Taken {
                     round: id,
-                    round_trip: (one + other) / 2.0,
+                    round_trip: one.mean(other).round_trip,
                 };
                 let of = ours.iops() / theirs.iops().max(1e-9);
                 let case = contender.case(suite);
@@ -187,22 +185,33 @@ pub fn take(
 fn add(
     suite: &str,
     contender: &Contender<'_>,
-    taken: Taken,
+    (round, ping): (u32, Ping),
     measured: &Measured,
     collector: &mut Collector,
 ) {
+    let taken = Taken {
+        round,
+        round_trip: ping.round_trip,
+    };
     let case = contender.case(suite);
     let mut one = |metric, unit, value| collector.add_at(case, metric, unit, value, taken);
     let nanos = 1e9 / measured.iops().max(1e-9);
+    let running = measured.nanos_outside_gaps();
     let both = measured.both();
     one("iops", "1/s", measured.iops());
     one("ns_per_io", "ns", nanos);
+    // The ping-pong that the goal is stated in is without its gaps, too.
+    if contender.goal.is_some() {
+        one("ns_running", "ns", running);
+        one("gap_share", "ratio", measured.gap_share());
+        one("ping_gap_share", "ratio", ping.gap_share);
+    }
     one("p50_ns", "ns", both.percentile(50.0) as f64);
     one("p99_ns", "ns", both.percentile(99.0) as f64);
     one("rtt_ns", "ns", taken.round_trip);
     if let Some(goal) = contender.goal
         && let Some(goal) = goal(contender.depth.into(), taken.round_trip)
     {
-        one("of_goal", "ratio", nanos / goal);
+        one("of_goal", "ratio", running / goal);
     }
 }

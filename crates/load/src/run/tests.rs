@@ -11,6 +11,8 @@ struct Memory {
     loses: Option<u64>,
     /// An I/O to this offset fails.
     fails: Option<u64>,
+    /// The target stands still once for so long, at this I/O of a queue.
+    stands: Option<(u64, Duration)>,
 }
 
 struct MemoryLane<'a> {
@@ -20,6 +22,7 @@ struct MemoryLane<'a> {
     /// Submitted, and begun.
     waiting: VecDeque<(u16, bool, u64)>,
     begun: Vec<(u16, bool, u64)>,
+    ended: u64,
 }
 
 impl Memory {
@@ -28,6 +31,7 @@ impl Memory {
             data: Mutex::new(vec![0; size]),
             loses: None,
             fails: None,
+            stands: None,
         }
     }
 }
@@ -50,6 +54,7 @@ impl<'a> Target for &'a Memory {
             buffers: vec![vec![0; bytes]; usize::from(depth)],
             waiting: VecDeque::new(),
             begun: Vec::new(),
+            ended: 0,
         })
     }
 }
@@ -70,6 +75,12 @@ impl Lane for MemoryLane<'_> {
         let Some((slot, write, offset)) = self.begun.pop() else {
             return Ok(0);
         };
+        self.ended += 1;
+        if let Some((at, span)) = self.target.stands
+            && at == self.ended
+        {
+            std::thread::sleep(span);
+        }
         let mut data = self.target.data.lock().unwrap();
         let range = offset as usize..offset as usize + self.bytes;
         let buffer = &mut self.buffers[usize::from(slot)];
@@ -235,4 +246,25 @@ fn impossible_jobs_are_refused() {
         ..job(Rw::Read)
     };
     assert!(text(cpu).contains("CPU"));
+}
+
+#[test]
+fn a_target_that_stands_still_makes_a_gap() {
+    let span = Duration::from_millis(30);
+    let mut memory = Memory::new(1 << 20);
+    memory.stands = Some((5, span));
+    let one = Job {
+        queues: 1,
+        ios: Some(200),
+        sample: Some(1),
+        verify: false,
+        ..job(Rw::RandRead)
+    };
+    let measured = run(&&memory, &one, &mut ()).unwrap();
+    assert!(measured.gaps >= span, "{measured:?}");
+    assert!(measured.gaps <= measured.elapsed, "{measured:?}");
+    // The same at the end: nothing ends behind it but what makes the job end.
+    memory.stands = Some((200, span));
+    let measured = run(&&memory, &one, &mut ()).unwrap();
+    assert!(measured.gaps >= span, "{measured:?}");
 }
