@@ -30,7 +30,7 @@ impl EventSender {
     /// where there is none. Not for what happens with each command.
     pub fn send(&self, kind: EventKind, disk: &str, nsid: Option<u32>, message: Option<String>) {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.sender.receiver_count() == 0 {
+        if !self.has_listeners() {
             return;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -44,6 +44,11 @@ impl EventSender {
         };
         // It fails if the last listener has gone.
         let _ = self.sender.send(event);
+    }
+
+    /// Somebody listens.
+    pub fn has_listeners(&self) -> bool {
+        self.sender.receiver_count() > 0
     }
 
     /// What is told from now on.

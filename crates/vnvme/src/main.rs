@@ -6,6 +6,7 @@
 //! and ended.
 #![forbid(unsafe_code)]
 
+mod alarms;
 mod api;
 mod balance;
 mod bench;

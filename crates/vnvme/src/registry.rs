@@ -1,5 +1,6 @@
 //! What a process serves, as far as its control socket tells and changes it: workers enter it here.
 
+use crate::alarms::Alarms;
 use crate::counters;
 use crate::devices::DeviceRegistry;
 use crate::direct::PathRegistry;
@@ -10,8 +11,8 @@ use crate::peers::Peers;
 use crate::rings::RingRegistry;
 use crate::spec::Specs;
 use crate::watch;
-use control::EventSender;
 use control::api::{ControllerCounters, Stats};
+use control::{EventReceiver, EventSender};
 use controller::ControllerStats;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -37,6 +38,7 @@ pub struct Registry {
     pub rings: RingRegistry,
     /// Where it is told what happens.
     pub events: EventSender,
+    alarms: Arc<Mutex<Alarms>>,
     /// The workers.
     workers: Option<Arc<Peers>>,
 }
@@ -89,6 +91,27 @@ impl Registry {
     pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) {
         let mut list = self.disks.lock().unpoisoned();
         list.push((volume.to_owned(), stats));
+    }
+
+    /// What happens from now on.
+    pub fn listen(&self) -> EventReceiver {
+        let is_first = !self.events.has_listeners();
+        let receiver = self.events.receiver();
+        if is_first {
+            // What was before is not told.
+            *self.alarms.lock().unpoisoned() = Alarms::default();
+            self.look();
+        }
+        receiver
+    }
+
+    /// Tells what counters say that nobody else tells, if somebody listens: to be called from time
+    /// to time.
+    pub fn look(&self) {
+        if self.events.has_listeners() {
+            let stats = self.snapshot();
+            self.alarms.lock().unpoisoned().look(&stats, &self.events);
+        }
     }
 
     /// The counters of all controllers and exports as they are now.

@@ -256,9 +256,10 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Wo
                 "listening"
             );
             let stats = one.controller.stats();
-            let front =
+            let mut front =
                 NvmeFront::new(one, context, index, crew.peers, crew.receiver).context("epoll")?;
             crew.registry.enter(&socket, stats, front.accepts());
+            front.tell(&crew.registry.events);
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
         })?;
         let owner = added.context("too many controllers")?;
@@ -529,7 +530,11 @@ fn serve_opened(
         }
         // Until the end: a thread that fails asks for it, too.
         let sizes = crew.sizes;
-        sizes.run(&stop.descriptor()?, || watch.look());
+        let look = || {
+            watch.look();
+            crew.registry.look();
+        };
+        sizes.run(&stop.descriptor()?, look);
         let limit = crew.options.polling.stop_timeout;
         match ends.wait(threads, workers, limit, || stop.now(), &mut watch) {
             Ok(end) => {

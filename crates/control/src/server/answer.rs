@@ -186,8 +186,15 @@ async fn respond(
                 let message = format!("{MAX_LISTENERS} clients listen to events already");
                 Refused::new(StatusCode::SERVICE_UNAVAILABLE, message)
             })?;
+            let daemon = shared.daemon.clone();
+            let question = shared.limits.questions.clone().acquire_owned().await;
+            let begin = tokio::task::spawn_blocking(move || {
+                let receiver = daemon.events();
+                drop(question);
+                receiver
+            });
+            let receiver = begin.await.map_err(|_| bug())?;
             clock.enter(Phase::Listening);
-            let receiver = shared.daemon.events();
             Ok(events(AnswerBody::events(receiver, permit)))
         }
         Run::Call(call) => {
@@ -220,6 +227,12 @@ async fn whole_body(body: Incoming) -> Result<Vec<u8>, Refused> {
     }
 }
 
+/// The daemon has panicked.
+fn bug() -> Refused {
+    let message = "this was ended by a bug: the log has more";
+    Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+}
+
 /// Has a thread that may block do what is asked for.
 async fn work(
     shared: &Shared,
@@ -246,9 +259,6 @@ async fn work(
     });
     match task.await {
         Ok(reply) => Ok(reply?),
-        Err(_) => {
-            let message = "this was ended by a bug: the log has more";
-            Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message))
-        }
+        Err(_) => Err(bug()),
     }
 }

@@ -151,6 +151,6 @@ impl Daemon for Served {
     }
 
     fn events(&self) -> EventReceiver {
-        self.registry.events.receiver()
+        self.registry.listen()
     }
 }

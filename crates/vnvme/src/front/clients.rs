@@ -2,6 +2,7 @@
 
 use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE};
 use crate::device::Waiting;
+use control::api::EventKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -81,6 +82,8 @@ impl NvmeFront {
         let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
         let log = &self.log;
         log.line(|left_out| tracing::info!(socket, pid, left_out, "client connected"));
+        let message = pid.map(|pid| format!("pid {pid}"));
+        self.happened(EventKind::Attached, message);
         self.connection = Some(connection);
         self.device.controller.stats().connected.set(1);
         self.rewatch();
@@ -163,6 +166,7 @@ impl NvmeFront {
         }
         self.watched = Interest::None;
         self.more = false;
+        self.happened(EventKind::Detached, None);
         self.device.controller.stats().connected.set(0);
     }
 

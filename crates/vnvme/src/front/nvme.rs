@@ -3,7 +3,10 @@
 use crate::balance::{Balance, Spread};
 use crate::device::NvmeDevice;
 use crate::peers::Peers;
+use crate::registry::disk_name;
 use crate::spec::ClientLimits;
+use control::EventSender;
+use control::api::EventKind;
 use controller::Controller;
 use driver::NvmeVolume;
 use probes::LogLimit;
@@ -68,6 +71,8 @@ pub struct NvmeFront {
     pub(super) log: LogLimit,
     /// For those about clients that cannot come in: the others do not keep them from being seen.
     pub(super) accept_log: LogLimit,
+    /// Where it is told that clients come and go, and as what: the disk's name.
+    pub(super) events: Option<(EventSender, String)>,
 }
 
 impl NvmeFront {
@@ -122,7 +127,21 @@ impl NvmeFront {
             more: false,
             log: LogLimit::default(),
             accept_log: LogLimit::new(1, ACCEPT_LOG_INTERVAL),
+            events: None,
         })
+    }
+
+    /// Has it told what happens: who listens is not waited for.
+    pub fn tell(&mut self, events: &EventSender) {
+        let name = disk_name(self.acceptor.listener().path());
+        self.events = Some((events.clone(), name));
+    }
+
+    /// Tells what happens.
+    pub(super) fn happened(&self, kind: EventKind, message: Option<String>) {
+        if let Some((events, name)) = &self.events {
+            events.send(kind, name, None, message);
+        }
     }
 
     /// Counters of its socket.
@@ -232,6 +251,7 @@ impl Frontend for NvmeFront {
             TOKEN_RESIZED => {
                 let _ = rustix::io::read(&self.resized, &mut [0; 8]);
                 self.device.controller.check_sizes();
+                self.happened(EventKind::Resized, None);
             }
             _ => self.serve(),
         }

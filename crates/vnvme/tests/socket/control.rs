@@ -391,3 +391,56 @@ fn the_usual_socket_belongs_to_the_first() {
     first.end();
     assert!(!usual.exists());
 }
+
+/// What a listener is told of clients that come and go, of errors and of limits.
+#[test]
+fn events_are_told_as_they_happen() {
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let volume = "mem://1M?iops=2&burst=1ms";
+    let daemon = Daemon::serve(&place, &["--control", &control, volume]);
+    let mut listening = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["events", "--json", "--control", &control])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (told, tell) = std::sync::mpsc::channel();
+    let stdout = std::io::BufReader::new(listening.stdout.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        for line in std::io::BufRead::lines(stdout).map_while(Result::ok) {
+            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let _ = told.send(event);
+        }
+    });
+    // It says nothing of having begun: clients come until one is told.
+    let mut first = None;
+    eventually("it listens", || {
+        drop(Host::attach(&place.socket()));
+        first = tell.recv_timeout(Duration::from_millis(100)).ok();
+        first.is_some()
+    });
+    assert_eq!(first.unwrap()["disk"], "vm");
+    let mut host = Host::up(&place.socket());
+    let wait = |kind: &str| {
+        eventually(kind, || {
+            tell.recv_timeout(LIMIT)
+                .is_ok_and(|event| event["kind"] == kind)
+        });
+    };
+    wait("attached");
+    for i in 0..4 {
+        host.write(1, i, &pattern(i, 512));
+    }
+    wait("limited");
+    let status = host.write_with(1, 1 << 40, &[0; 512], false);
+    assert!(!status.is_success());
+    wait("error");
+    drop(host);
+    wait("detached");
+    daemon.end();
+    // Its end is the listener's.
+    eventually("the listener ends", || {
+        listening.try_wait().unwrap().is_some()
+    });
+    reader.join().unwrap();
+}

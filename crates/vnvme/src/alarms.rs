@@ -1,0 +1,155 @@
+//! Events that are found by looking at counters, once a second: what happens with commands is told
+//! by no worker. Nothing is looked at while nobody listens.
+
+use control::EventSender;
+use control::api::{EventKind, Stats};
+use std::collections::HashMap;
+
+/// What was seen of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    errors: u64,
+    /// Of an export: others tell themselves.
+    connected: bool,
+}
+
+/// What was seen of a volume's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    delayed: u64,
+    /// Requests have waited between the two last looks.
+    waits: bool,
+}
+
+/// What was seen when it was looked at last.
+#[derive(Debug, Default)]
+pub struct Alarms {
+    disks: HashMap<String, Seen>,
+    volumes: HashMap<(String, u32, String), Held>,
+}
+
+impl Alarms {
+    /// Looks, and tells what has changed since the last look, of what was there then.
+    pub fn look(&mut self, stats: &Stats, events: &EventSender) {
+        self.look_at_disks(stats, events);
+        self.look_at_limits(stats, events);
+    }
+
+    fn look_at_disks(&mut self, stats: &Stats, events: &EventSender) {
+        let controllers = stats.controllers.iter().map(|one| {
+            let seen = Seen {
+                errors: one.errors,
+                connected: false,
+            };
+            (&one.name, seen)
+        });
+        let exports = stats.vhost_user_blk.iter().map(|one| {
+            let seen = Seen {
+                errors: one.queues.iter().map(|queue| queue.errors).sum(),
+                connected: one.connected,
+            };
+            (&one.name, seen)
+        });
+        let ublk = stats.ublk.iter().map(|one| {
+            let seen = Seen {
+                errors: one.queues.iter().map(|queue| queue.errors).sum(),
+                connected: false,
+            };
+            (&one.name, seen)
+        });
+        let mut disks = HashMap::new();
+        for (name, seen) in controllers.chain(exports).chain(ublk) {
+            disks.insert(name.clone(), seen);
+            let Some(before) = self.disks.get(name) else {
+                continue;
+            };
+            let errors = seen.errors.saturating_sub(before.errors);
+            if errors > 0 {
+                let message = Some(format!("commands that failed: {errors}"));
+                events.send(EventKind::Error, name, None, message);
+            }
+            match (before.connected, seen.connected) {
+                (false, true) => events.send(EventKind::Attached, name, None, None),
+                (true, false) => events.send(EventKind::Detached, name, None, None),
+                _ => {}
+            }
+        }
+        self.disks = disks;
+    }
+
+    fn look_at_limits(&mut self, stats: &Stats, events: &EventSender) {
+        let mut volumes = HashMap::new();
+        for one in &stats.volumes {
+            let name = (one.disk.clone(), one.nsid, one.volume.clone());
+            let before = self.volumes.get(&name);
+            let waits = before.is_some_and(|before| one.delayed > before.delayed);
+            if waits && before.is_some_and(|before| !before.waits) {
+                let nsid = Some(one.nsid).filter(|nsid| *nsid > 0);
+                let message = format!("requests to {} wait for its limits", one.volume);
+                events.send(EventKind::Limited, &one.disk, nsid, Some(message));
+            }
+            let delayed = one.delayed;
+            volumes.insert(name, Held { delayed, waits });
+        }
+        self.volumes = volumes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::Received;
+    use control::api::{ControllerCounters, VhostBlkCounters, VolumeLimits};
+
+    fn stats(errors: u64, connected: bool, delayed: u64) -> Stats {
+        Stats {
+            controllers: vec![ControllerCounters {
+                name: "a".into(),
+                errors,
+                ..ControllerCounters::default()
+            }],
+            vhost_user_blk: vec![VhostBlkCounters {
+                name: "b".into(),
+                connected,
+                ..VhostBlkCounters::default()
+            }],
+            volumes: vec![VolumeLimits {
+                disk: "a".into(),
+                nsid: 2,
+                delayed,
+                ..VolumeLimits::default()
+            }],
+            ..Stats::default()
+        }
+    }
+
+    #[test]
+    fn what_changes_between_two_looks_is_told_once() {
+        let events = EventSender::new();
+        let mut listener = events.receiver();
+        let mut alarms = Alarms::default();
+        let mut look = |stats: Stats| {
+            alarms.look(&stats, &events);
+            let told = std::iter::from_fn(|| listener.try_next());
+            let told = told.map(|received| match received {
+                Received::Event(event) => (event.kind, event.disk),
+                Received::Lost(_) => panic!("events are lost"),
+            });
+            told.collect::<Vec<_>>()
+        };
+        let nothing: Vec<(EventKind, String)> = Vec::new();
+        let (a, b) = (|| "a".to_owned(), || "b".to_owned());
+        assert_eq!(look(stats(7, false, 9)), nothing, "it was so before");
+        assert_eq!(look(stats(7, false, 9)), nothing);
+        assert_eq!(look(stats(9, false, 9)), [(EventKind::Error, a())]);
+        assert_eq!(look(stats(9, true, 9)), [(EventKind::Attached, b())]);
+        assert_eq!(look(stats(9, true, 12)), [(EventKind::Limited, a())]);
+        assert_eq!(look(stats(9, true, 20)), nothing, "it goes on");
+        assert_eq!(look(stats(9, true, 20)), nothing);
+        let both = [(EventKind::Detached, b()), (EventKind::Limited, a())];
+        assert_eq!(look(stats(9, false, 21)), both);
+        // A disk that has gone, and another of its name.
+        assert_eq!(look(Stats::default()), nothing);
+        assert_eq!(look(stats(50, true, 50)), nothing);
+    }
+}
