@@ -9,7 +9,7 @@
 #   make fuzz    the fuzz targets, FUZZ_SECONDS each (default 600)
 #   make cost    instructions for each I/O, held against bench/ceilings.toml
 #   make bench   the benchmarks
-#   make docs    docs/reference.md and the man pages in docs/man, from the tables of options; docs/openapi.json
+#   make docs    docs/reference.md, the man pages in docs/man and docs/metrics.md, from their tables; docs/openapi.json
 #   make help    these lines
 
 CARGO ?= cargo
@@ -96,6 +96,7 @@ bench: tools-build tools-bench
 # A test fails when they differ from what is committed.
 docs: tools-build
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p vnvme --bin vnvme reference
+	VNVME_WRITE_DOCS=1 $(CARGO) test -p metrics documents
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p control --lib reference
 
 # What compiling needs: a linker.

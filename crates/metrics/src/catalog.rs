@@ -86,7 +86,7 @@ metrics! {
         "Commands of a queue that were in flight when one was fetched that is timed (one of 61).";
 
     IN_FLIGHT = "vnvme_commands_in_flight", Gauge, "commands", ["disk"],
-        "Commands fetched and not completed, at the moment of the scrape, admin commands included.";
+        "I/O commands fetched and not completed, at the moment of the scrape.";
     COMMANDS = "vnvme_commands_total", Counter, "commands", ["disk"],
         "Commands fetched from the disk's queues, admin commands included.";
     MMIO = "vnvme_mmio_doorbells_total", Counter, "doorbells", ["disk"],

@@ -15,12 +15,19 @@
 
 mod catalog;
 mod distribution;
+#[cfg(test)]
+mod documents;
 mod prometheus;
 mod snapshot;
 mod text;
 
 pub use catalog::{METRICS, Metric, Type};
 pub use distribution::Distribution;
+
+/// The page that shows a daemon's disks in a browser: one file, which loads no other, and asks for
+/// `v1/stats` beside it every second.
+pub const PAGE: &str = include_str!("page.html");
+
 pub use snapshot::{
     Device, Disk, DiskKind, Limits, Namespace, Operations, Process, Queue, Snapshot, Worker,
 };

@@ -191,8 +191,10 @@ impl Snapshot {
 
     fn queues(&self, page: &mut Page) {
         type Get = fn(&Queue) -> u64;
-        let all: [(&Metric, Get); 6] = [
-            (&m::IN_FLIGHT, Queue::in_flight),
+        page.each(&m::IN_FLIGHT, &self.disks, |disk, put| {
+            put(&[("disk", &disk.name)], disk.in_flight());
+        });
+        let all: [(&Metric, Get); 5] = [
             (&m::COMMANDS, |queue| queue.commands),
             (&m::MMIO, |queue| queue.mmio_doorbells),
             (&m::SHADOW, |queue| queue.shadow_doorbells),
@@ -306,3 +308,5 @@ fn below(
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test fails by a panic.
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::full as example;

@@ -70,6 +70,16 @@ pub struct Disk {
     pub queues: Vec<Queue>,
 }
 
+impl Disk {
+    /// I/O commands that were fetched and not completed. Of a controller's admin queue one is
+    /// always there: it waits for events.
+    pub fn in_flight(&self) -> u64 {
+        let admin = |queue: &Queue| self.kind == DiskKind::Controller && queue.id == 0;
+        let io = self.queues.iter().filter(|queue| !admin(queue));
+        io.map(Queue::in_flight).fold(0, u64::wrapping_add)
+    }
+}
+
 /// Numbers by operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operations {

@@ -12,7 +12,7 @@ mod namespaces;
 mod path;
 mod stats;
 mod table;
-mod target;
+pub mod target;
 mod ublk;
 
 use self::completion::CompletionArgs;
@@ -34,6 +34,7 @@ use crate::options;
 use crate::options::flags::{self, Given};
 use crate::serve::serve;
 use crate::stderr::LogLines;
+use crate::top::TopArgs;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
@@ -96,6 +97,8 @@ enum Command {
     Resume(DeviceArgs),
     /// Show counters
     Stats(StatsArgs),
+    /// Show what the disks of a running vnvme do, live in the terminal
+    Top(TopArgs),
     /// Print what happens: clients that come and go, disks, sizes, errors
     Events(EventsArgs),
     /// Print what the shell needs to complete commands, options and names of running disks
@@ -245,6 +248,7 @@ impl Cli {
             Command::Suspend(args) => args.run(Action::Suspend),
             Command::Resume(args) => args.run(Action::Resume),
             Command::Stats(args) => args.run(),
+            Command::Top(args) => args.run(),
             Command::Events(args) => args.run(),
             Command::Completion(args) => args.run(),
             Command::Info(args) => args.run(),

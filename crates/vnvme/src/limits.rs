@@ -64,6 +64,9 @@ impl LimitEntry {
             write_bps: bps.write,
             burst_us: u64::try_from(burst.as_micros()).unwrap_or(u64::MAX),
             delayed: limits.map_or(0, LimitHandle::delayed),
+            throttled_us: limits.map_or(0, |limits| {
+                u64::try_from(limits.throttled().as_micros()).unwrap_or(u64::MAX)
+            }),
             weight: self.share.as_ref().map(ShareHandle::weight),
             share_depth: self.share.as_ref().map(ShareHandle::depth),
             ..VolumeLimits::default()

@@ -5,6 +5,7 @@ use crate::counters;
 use crate::devices::DeviceRegistry;
 use crate::direct::PathRegistry;
 use crate::limits::LimitRegistry;
+use crate::numbers::{About, Numbers};
 use crate::parts::ublk::DiskStats;
 use crate::parts::vhost_blk;
 use crate::peers::Peers;
@@ -41,6 +42,8 @@ pub struct Registry {
     alarms: Arc<Mutex<Alarms>>,
     /// The workers.
     workers: Option<Arc<Peers>>,
+    /// What stays the same.
+    pub about: About,
 }
 
 type DiskEntry = (String, Arc<DiskStats>);
@@ -62,6 +65,7 @@ impl Registry {
         Self {
             order: controllers.chain(exports).cloned().collect(),
             workers: Some(workers.clone()),
+            about: About::new(specs),
             ..Self::default()
         }
     }
@@ -114,9 +118,32 @@ impl Registry {
         }
     }
 
+    /// The workers, where there are any.
+    pub fn peers(&self) -> Option<&Peers> {
+        self.workers.as_deref()
+    }
+
+    /// What is served, in numbers of this moment.
+    pub fn disks(&self, mut numbers: Numbers<'_>) -> Vec<metrics::Disk> {
+        let mut all = Vec::new();
+        for (socket, (stats, accepts)) in self.sorted(&self.controllers) {
+            let direct = self.paths.of(&socket);
+            all.push(numbers.controller(&socket, (&stats, &accepts), &direct));
+        }
+        for (socket, stats) in self.sorted(&self.vhost_blk) {
+            all.push(numbers.export(&socket, &stats));
+        }
+        for (volume, stats) in self.disks.lock().unpoisoned().iter() {
+            all.push(numbers.block_device(volume, stats));
+        }
+        all
+    }
+
     /// The counters of all controllers and exports as they are now.
     pub fn snapshot(&self) -> Stats {
         let (list, exports) = (self.sorted(&self.controllers), self.sorted(&self.vhost_blk));
+        // Before the lock below: it takes that, too.
+        let measured = self.numbers();
         let disks = self.disks.lock().unpoisoned();
         Stats {
             controllers: list
@@ -141,6 +168,7 @@ impl Registry {
                 .workers
                 .as_deref()
                 .map_or_else(Vec::new, watch::counters),
+            measured,
         }
     }
 }

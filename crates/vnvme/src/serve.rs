@@ -16,6 +16,7 @@ use crate::peers::Peers;
 use crate::prepare::{Load, Open, OpenController, open_all};
 use crate::receiver;
 use crate::registry::Registry;
+use crate::scrape::MetricsListener;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
 use crate::spec::{
@@ -432,6 +433,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();
     let mut control = ControlSocket::listen(&place, options.clients.connects, receiver)?;
+    let metrics = options.metrics.map(MetricsListener::bind).transpose()?;
     let end = (stop, options.polling.stop_timeout);
     let open = open_all(specs, workers, opener, end, || drop(control.take()));
     let Open { loads, disks } = open?;
@@ -455,6 +457,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     confinement.enter()?;
     let daemon = Arc::new(ServedApi::new(registry, specs));
     let control = control.map(|socket| socket.start(daemon)).transpose()?;
+    let _metrics = metrics.map(|socket| socket.start(registry)).transpose()?;
     serve_opened(loads, disks, control, manager, stop, crew)
 }
 

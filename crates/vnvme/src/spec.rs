@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use dma::MemoryLimits;
 use serde::{Deserialize, Deserializer};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::IoOptions;
@@ -218,6 +219,8 @@ pub struct ServeOptions {
     pub cpus: Vec<usize>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
+    /// Where to answer Prometheus.
+    pub metrics: Option<SocketAddr>,
     /// Whether the process gives up what it does not need.
     pub sandbox: SandboxMode,
 }
@@ -249,6 +252,8 @@ pub struct ProcessSpec {
     pub client_connects: Option<u32>,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
+    /// Where to answer Prometheus.
+    pub metrics: Option<SocketAddr>,
     /// Whether the process gives up what it does not need.
     pub sandbox: Option<SandboxMode>,
 }
@@ -278,6 +283,7 @@ impl ProcessSpec {
             spread: self.spread.unwrap_or_default(),
             cpus: self.cpus.unwrap_or_default(),
             control: self.control,
+            metrics: self.metrics,
             sandbox: self.sandbox.unwrap_or_default(),
         }
     }

@@ -15,6 +15,17 @@ pub enum DeviceState {
     Gone,
 }
 
+impl DeviceState {
+    /// As metrics have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Suspended => "suspended",
+            Self::Gone => "gone",
+        }
+    }
+}
+
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceStatus {

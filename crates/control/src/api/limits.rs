@@ -30,6 +30,9 @@ pub struct VolumeLimits {
     pub burst_us: u64,
     /// Requests that had to wait for the limits so far.
     pub delayed: u64,
+    /// Microseconds for which they have waited, added up; those that still wait do not count yet.
+    #[serde(default)]
+    pub throttled_us: u64,
     /// Weight among the slices of its device; absent where it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,

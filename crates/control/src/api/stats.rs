@@ -27,6 +27,10 @@ pub struct Stats {
     /// One for each worker.
     #[serde(default)]
     pub workers: Vec<WorkerCounters>,
+    /// The same by disk and namespace, with how long commands took, and of the process itself.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    pub measured: metrics::Snapshot,
 }
 
 /// What happened at a socket since the process began.

@@ -4,7 +4,7 @@ use probes::IoRecord;
 use std::collections::BTreeMap;
 
 /// Something of everything.
-fn full() -> Snapshot {
+pub(crate) fn full() -> Snapshot {
     let record = IoRecord::default();
     for (kind, cycles) in IoKind::ALL
         .into_iter()
@@ -30,6 +30,11 @@ fn full() -> Snapshot {
             connected: true,
             namespaces: vec![namespace],
             queues: vec![
+                Queue {
+                    id: 0,
+                    commands: 1,
+                    ..Queue::default()
+                },
                 Queue {
                     id: 1,
                     commands: 10,
@@ -142,7 +147,7 @@ fn values_are_in_base_units() {
         "1.5"
     );
     assert_eq!(value("vnvme_commands_in_flight{disk=\"vm0\"}"), "3");
-    assert_eq!(value("vnvme_commands_total{disk=\"vm0\"}"), "13");
+    assert_eq!(value("vnvme_commands_total{disk=\"vm0\"}"), "14");
     assert_eq!(
         value("vnvme_errors_total{disk=\"vm0\",namespace=\"1\",kind=\"media\"}"),
         "1"

@@ -143,11 +143,11 @@ impl Daemon for Served {
     }
 
     fn metrics(&self) -> Result<String, Error> {
-        Err(Error::unsupported("this program has no metrics"))
+        Ok(self.registry.numbers().prometheus())
     }
 
     fn page(&self) -> Result<&'static str, Error> {
-        Err(Error::unsupported("this program has no page"))
+        Ok(metrics::PAGE)
     }
 
     fn events(&self) -> EventReceiver {

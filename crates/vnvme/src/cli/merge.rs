@@ -236,6 +236,11 @@ mod tests {
                 r#""/run/ctl""#,
             ),
             (
+                &["--metrics", "[::1]:9469"],
+                |_, o| o.metrics.unwrap().to_string(),
+                "[::1]:9469",
+            ),
+            (
                 &["--sandbox", "off"],
                 |_, o| format!("{:?}", o.sandbox),
                 "Off",

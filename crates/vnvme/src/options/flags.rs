@@ -265,6 +265,7 @@ mod tests {
             "512|4096" => ["512", "4096"],
             "N" | "MICROSECONDS" | "SECONDS" | "LIST" | "SIZE" => ["2", "3"],
             "TEXT" | "NQN" | "PATH" => ["one", "other"],
+            "ADDRESS:PORT" => ["127.0.0.1:9469", "[::1]:9469"],
             form => panic!("values of the form {form}?"),
         }
         .map(str::to_owned)
@@ -344,7 +345,7 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [10, 2, 3, 2, 13]);
+        assert_eq!(counts, [10, 2, 3, 2, 14]);
     }
 
     #[test]

@@ -379,6 +379,13 @@ impl Spec for ProcessSpec {
         .or("control.sock in RUNTIME_DIRECTORY, or /run/vnvme for root, or vnvme in XDG_RUNTIME_DIR")
         .serve(Flag::overrides("control"))
         .ublk(Flag::overrides("control")),
+        both(Row::<Self>::new(
+            "metrics",
+            "ADDRESS:PORT",
+            "IP address and TCP port where Prometheus may read /metrics, and nothing else; so may \
+             everybody who can connect there",
+            |p| &mut p.metrics,
+        )),
         both(
             Row::<Self>::new(
                 "sandbox",

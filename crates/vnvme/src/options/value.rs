@@ -9,6 +9,7 @@ use clap::builder::PossibleValue;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -263,6 +264,19 @@ impl Value for PathBuf {
 
     fn from_toml(value: toml::Value) -> Result<Self, String> {
         plain(value)
+    }
+}
+
+impl Value for SocketAddr {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        let parsed = utf8(text)?.parse();
+        parsed.map_err(|_| {
+            "an IP address and a port are expected, like 127.0.0.1:9469 or [::1]:9469".into()
+        })
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        Self::from_text(OsStr::new(&plain::<String>(value)?))
     }
 }
 

@@ -22,6 +22,7 @@ mod interrupts;
 mod lifecycle;
 mod limits;
 mod memory;
+mod metrics;
 mod mistakes;
 mod notify;
 mod options;

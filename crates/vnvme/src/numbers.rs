@@ -1,0 +1,291 @@
+//! What the process tells of itself in numbers: a snapshot of everything that it serves.
+
+use crate::parts::vhost_blk;
+use crate::peers::Peers;
+use crate::registry::{Registry, disk_name};
+use crate::spec::Specs;
+use control::api::{PathChoice, PathCounters};
+use controller::ControllerStats;
+use metrics::{Device, Disk, DiskKind, Limits, Namespace, Process, Queue, Snapshot, Worker};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use worker::AcceptStats;
+
+/// What stays the same while the process lives.
+#[derive(Clone)]
+pub struct About {
+    began: Instant,
+    /// Seconds since 1970.
+    start: f64,
+    /// What the kernel tells of the process; opened before the sandbox is entered, in which no file
+    /// can be opened.
+    status: Option<Arc<File>>,
+    /// The volumes of each socket's namespaces, as they were given.
+    volumes: Arc<BTreeMap<PathBuf, Vec<(u32, String)>>>,
+}
+
+impl Default for About {
+    fn default() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            began: Instant::now(),
+            start: since.map_or(0.0, |since| since.as_secs_f64()),
+            status: File::open("/proc/self/status").ok().map(Arc::new),
+            volumes: Arc::default(),
+        }
+    }
+}
+
+impl About {
+    /// Of a process that serves this.
+    pub fn new(specs: &Specs) -> Self {
+        let mut volumes = BTreeMap::new();
+        for spec in &specs.controllers {
+            let numbered = spec.namespaces.iter().zip(1..);
+            let of = numbered.map(|(ns, at)| (ns.nsid.unwrap_or(at), (*ns.volume).to_owned()));
+            volumes.insert(spec.socket.clone(), of.collect());
+        }
+        for spec in &specs.vhost_user_blk {
+            volumes.insert(spec.socket.clone(), vec![(1, (*spec.volume).to_owned())]);
+        }
+        Self {
+            volumes: Arc::new(volumes),
+            ..Self::default()
+        }
+    }
+
+    fn volume(&self, socket: &Path, nsid: u32) -> String {
+        let of = self.volumes.get(socket).into_iter().flatten();
+        let found = of.into_iter().find(|(of, _)| *of == nsid);
+        found.map(|(_, volume)| volume.clone()).unwrap_or_default()
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Makes snapshots.
+pub(crate) struct Numbers<'a> {
+    pub about: &'a About,
+    ns_per_cycle: f64,
+    /// Names that disks have: two of one name would be one to those who are told.
+    names: BTreeSet<String>,
+}
+
+impl<'a> Numbers<'a> {
+    pub fn new(about: &'a About) -> Self {
+        Self {
+            about,
+            ns_per_cycle: 1e9 / probes::cycles_per_second(),
+            names: BTreeSet::new(),
+        }
+    }
+
+    /// The file name of its socket without `.sock`; the whole path where another one is called so.
+    fn name(&mut self, socket: &Path) -> String {
+        let name = disk_name(socket);
+        if self.names.insert(name.clone()) {
+            return name;
+        }
+        let mut name = socket.display().to_string();
+        // Bytes that are no text look the same.
+        while !self.names.insert(name.clone()) {
+            name.push('\'');
+        }
+        name
+    }
+
+    pub fn controller(
+        &mut self,
+        socket: &Path,
+        (stats, accepts): (&ControllerStats, &AcceptStats),
+        direct: &[PathCounters],
+    ) -> Disk {
+        let mut namespaces: BTreeMap<u32, Namespace> = BTreeMap::new();
+        for (nsid, record) in stats.namespaces() {
+            // Commands for namespaces that are not there: only if there were any.
+            if nsid > 0 || record.all_failures() > 0 {
+                let namespace = namespaces
+                    .entry(nsid)
+                    .or_insert_with(|| Namespace::new(nsid));
+                namespace.add(record, self.ns_per_cycle);
+            }
+        }
+        for (nsid, namespace) in &mut namespaces {
+            namespace.volume = self.about.volume(socket, *nsid);
+            if let Some(path) = direct.iter().find(|path| path.nsid == *nsid) {
+                namespace.direct = Some(path.path == PathChoice::Direct);
+                namespace.direct_commands = path.lanes.iter().map(|lane| lane.commands).sum();
+                namespace.direct_bounced = path.lanes.iter().map(|lane| lane.bounced).sum();
+            }
+        }
+        let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
+            id,
+            worker: Some(queue.worker.get()),
+            // First: what is read later is not less.
+            completions: queue.completions.get(),
+            commands: queue.commands.get(),
+            mmio_doorbells: queue.mmio_doorbells.get(),
+            shadow_doorbells: queue.shadow_doorbells.get(),
+            arms: queue.arms.get(),
+            interrupts: queue.interrupts.get(),
+        });
+        let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
+        Disk {
+            name: self.name(socket),
+            kind: DiskKind::Controller,
+            address: socket.display().to_string(),
+            connected: stats.connected.get() > 0,
+            connections: accepts.accepted(),
+            resets: stats.resets.get(),
+            migrations: stats.migrations.get(),
+            namespaces: namespaces.into_values().collect(),
+            queues: queues.filter(used).collect(),
+        }
+    }
+
+    pub fn export(&mut self, socket: &Path, stats: &vhost_blk::Stats) -> Disk {
+        let mut namespace = Namespace::new(1);
+        namespace.volume = self.about.volume(socket, 1);
+        for queue in &stats.queues {
+            namespace.add(&queue.io, self.ns_per_cycle);
+        }
+        let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
+            id,
+            completions: queue.io.all_operations(),
+            commands: queue.requests.get(),
+            mmio_doorbells: queue.kicks.get(),
+            arms: queue.arms.get(),
+            interrupts: queue.notifications.get(),
+            ..Queue::default()
+        });
+        let used = |queue: &Queue| queue.commands.saturating_add(queue.mmio_doorbells) > 0;
+        Disk {
+            name: self.name(socket),
+            kind: DiskKind::VhostUserBlk,
+            address: socket.display().to_string(),
+            connected: stats.is_connected(),
+            connections: stats.connections.get(),
+            namespaces: vec![namespace],
+            queues: queues.filter(used).collect(),
+            ..Disk::default()
+        }
+    }
+
+    pub fn block_device(&mut self, volume: &str, stats: &crate::parts::ublk::DiskStats) -> Disk {
+        let mut namespace = Namespace::new(1);
+        namespace.volume = volume.to_owned();
+        for queue in &stats.queues {
+            namespace.add(&queue.io, self.ns_per_cycle);
+        }
+        let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
+            id,
+            completions: queue.io.all_operations(),
+            commands: queue.requests.get(),
+            arms: queue.sleeps.get(),
+            ..Queue::default()
+        });
+        let device = format!("/dev/ublkb{}", stats.id);
+        Disk {
+            name: self.name(Path::new(&device)),
+            kind: DiskKind::Ublk,
+            address: device,
+            connected: true,
+            connections: 1,
+            namespaces: vec![namespace],
+            queues: queues.collect(),
+            ..Disk::default()
+        }
+    }
+}
+
+fn workers(peers: &Peers, registry: &Registry) -> Vec<Worker> {
+    let rings = registry.rings.counters();
+    let all = (0..).zip(peers.handles()).map(|(id, handle)| {
+        let (load, thread) = (handle.load(), format!("worker-{id}"));
+        let ring = rings.iter().find(|ring| ring.thread == thread);
+        Worker {
+            id,
+            busy_ns: nanoseconds(load.busy()),
+            polling_ns: nanoseconds(load.polling()),
+            asleep_ns: nanoseconds(load.asleep()),
+            cpu_ns: handle.pulse().cpu_time().map(nanoseconds),
+            wake_ups: load.wake_ups(),
+            stalls: handle.stalls().count(),
+            ring_requests: ring.map_or(0, |ring| ring.requests),
+            ring_calls: ring.map_or(0, |ring| ring.system_calls),
+        }
+    });
+    all.collect()
+}
+
+/// Longest text that is read.
+const STATUS_MAX: usize = 8192;
+
+fn process(about: &About) -> Process {
+    let cpu = clock_gettime(ClockId::ProcessCPUTime);
+    let mut status = vec![0; STATUS_MAX];
+    let read = about
+        .status
+        .as_ref()
+        .map(|file| file.read_at(&mut status, 0));
+    status.truncate(read.and_then(Result::ok).unwrap_or(0));
+    let status = String::from_utf8_lossy(&status);
+    // "VmRSS:      1234 kB" (proc_pid_status(5)).
+    let number = |key: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let bytes = |key| number(key)?.checked_mul(1024);
+    Process {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cpu_ns: u64::try_from(cpu.tv_sec)
+            .unwrap_or(0)
+            .saturating_mul(1_000_000_000)
+            .saturating_add(u64::try_from(cpu.tv_nsec).unwrap_or(0)),
+        resident: bytes("VmRSS:"),
+        anonymous: bytes("RssAnon:"),
+        virtual_memory: bytes("VmSize:"),
+        threads: number("Threads:"),
+        start: about.start,
+    }
+}
+
+impl Registry {
+    /// Everything, in numbers of this moment.
+    pub fn numbers(&self) -> Snapshot {
+        let limits = self.limits.list().into_iter().map(|limits| Limits {
+            iops: [limits.iops, limits.read_iops, limits.write_iops],
+            bps: [limits.bps, limits.read_bps, limits.write_bps],
+            delayed: limits.delayed,
+            throttled_ns: limits.throttled_us.saturating_mul(1000),
+            weight: limits.weight,
+            volume: limits.volume,
+        });
+        let mut seen = BTreeSet::new();
+        let devices = self.devices.list().into_iter().map(|device| Device {
+            state: device.state.name().to_owned(),
+            device: device.device,
+            resets: device.resets,
+        });
+        Snapshot {
+            at_ns: nanoseconds(self.about.began.elapsed()),
+            disks: self.disks(Numbers::new(&self.about)),
+            // A volume that several disks have is told of once.
+            limits: limits
+                .filter(|limits| seen.insert(limits.volume.clone()))
+                .collect(),
+            devices: devices.collect(),
+            workers: self
+                .peers()
+                .map_or_else(Vec::new, |peers| workers(peers, self)),
+            process: process(&self.about),
+        }
+    }
+}

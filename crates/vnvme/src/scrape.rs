@@ -1,0 +1,297 @@
+//! `/metrics` on a TCP address, for those who cannot reach the control socket: this and nothing
+//! else, to be read by anyone who reaches the address.
+//!
+//! Each client has a thread of its own and a time in which it has to be done, so that one that
+//! never reads, or sends its request byte by byte, keeps others waiting only if it has taken all
+//! places, and then not for longer than that.
+
+use crate::registry::Registry;
+use anyhow::{Context, Result};
+use probes::LogLimit;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown, SocketFlags, accept_with, send, shutdown};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Clients at a time; more wait in the kernel.
+const MAX_CLIENTS: usize = 8;
+/// In which a client has sent its request and taken the answer.
+const TIME: Duration = Duration::from_secs(10);
+/// How long it is waited for the end of a client's sending, after the answer.
+const LINGER: Duration = Duration::from_secs(1);
+/// Longest request.
+const REQUEST_MAX: usize = 8192;
+/// Between two attempts where a client could not be accepted, or all places are taken.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A TCP address that is listened on.
+pub struct MetricsListener {
+    socket: TcpListener,
+    stop: Arc<OwnedFd>,
+}
+
+/// Ends the thread that answers when it is dropped. Clients that are being answered are not waited
+/// for.
+pub struct MetricsServer(Arc<OwnedFd>);
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// A place of a client's, until it is dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl MetricsListener {
+    /// Listens on `address`.
+    pub fn bind(address: SocketAddr) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let socket = TcpListener::bind(address);
+        let socket = socket.with_context(|| format!("metrics: cannot listen on {address}"))?;
+        socket.set_nonblocking(true).context("metrics")?;
+        Ok(Self {
+            socket,
+            stop: Arc::new(eventfd(0, flags).context("eventfd")?),
+        })
+    }
+
+    /// Where it listens: the port, too, where any was asked for.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.socket.local_addr().context("metrics")
+    }
+
+    /// Starts the thread that answers.
+    pub fn start(self, registry: &Registry) -> Result<MetricsServer> {
+        let address = self.address()?;
+        let (registry, stop) = (registry.clone(), self.stop.clone());
+        let builder = std::thread::Builder::new().name("metrics".into());
+        let thread = builder.spawn(move || self.run(&registry));
+        thread.context("thread \"metrics\"")?;
+        tracing::info!(%address, "metrics are served to everybody who can connect there");
+        Ok(MetricsServer(stop))
+    }
+
+    fn run(&self, registry: &Registry) {
+        let (clients, log) = (Arc::new(AtomicUsize::new(0)), LogLimit::default());
+        loop {
+            let full = clients.load(Ordering::Relaxed) >= MAX_CLIENTS;
+            match self.next(full) {
+                Ok(Next::Stop) => return,
+                Ok(Next::Nobody) => {}
+                Ok(Next::Client(socket)) => {
+                    clients.fetch_add(1, Ordering::Relaxed);
+                    let (registry, place) = (registry.clone(), Place(clients.clone()));
+                    let builder = std::thread::Builder::new().name("scrape".into());
+                    // Where there is no thread the client is disconnected.
+                    let _ = builder.spawn(move || {
+                        let _place = place;
+                        // It has gone, or was too slow: that is its own affair.
+                        let _ = serve(&socket, &registry).and_then(|()| close(&socket));
+                    });
+                }
+                Err(error) => {
+                    log.line(|left_out| tracing::warn!(%error, left_out, "metrics"));
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    fn next(&self, full: bool) -> Result<Next, Errno> {
+        let interest = match full {
+            true => PollFlags::empty(),
+            false => PollFlags::IN,
+        };
+        let mut fds = [
+            PollFd::new(&*self.stop, PollFlags::IN),
+            PollFd::new(&self.socket, interest),
+        ];
+        let pause = timespec(PAUSE);
+        match poll(&mut fds, full.then_some(&pause)) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Next::Nobody),
+            Err(error) => return Err(error),
+        }
+        let [stop, client] = fds.map(|fd| !fd.revents().is_empty());
+        if stop {
+            return Ok(Next::Stop);
+        }
+        if !client || full {
+            return Ok(Next::Nobody);
+        }
+        match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => Ok(Next::Client(socket)),
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(Next::Nobody),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+enum Next {
+    Stop,
+    Nobody,
+    Client(OwnedFd),
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()) as _,
+    }
+}
+
+/// Waits until the client's socket is ready.
+fn wait(socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<(), Errno> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Errno::TIMEDOUT);
+        }
+        let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), flags)];
+        match poll(&mut fds, Some(&timespec(left))) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Reads a request, and answers it.
+fn serve(socket: &OwnedFd, registry: &Registry) -> Result<(), Errno> {
+    let until = Instant::now() + TIME;
+    let mut request = Vec::new();
+    while !is_whole(&request) {
+        if request.len() >= REQUEST_MAX {
+            return write(
+                socket,
+                &answer("431 Request Header Fields Too Large", ""),
+                until,
+            );
+        }
+        wait(socket, PollFlags::IN, until)?;
+        let mut bytes = [0; 1024];
+        match rustix::io::read(socket, &mut bytes) {
+            Ok(0) => return Ok(()),
+            Ok(read) => request.extend(bytes.iter().take(read)),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let answer = match route(&request) {
+        Ok(with_body) => {
+            let text = registry.numbers().prometheus();
+            let head = head("200 OK", metrics::CONTENT_TYPE, text.len());
+            head + if with_body { &text } else { "" }
+        }
+        Err(status) => answer(status, status),
+    };
+    write(socket, &answer, until)
+}
+
+/// Ends the connection so that the client gets the whole answer: what it has sent and nobody has
+/// read would reset it.
+fn close(socket: &OwnedFd) -> Result<(), Errno> {
+    shutdown(socket, Shutdown::Write)?;
+    let until = Instant::now() + LINGER;
+    let mut left = REQUEST_MAX;
+    while left > 0 {
+        wait(socket, PollFlags::IN, until)?;
+        match rustix::io::read(socket, &mut [0; 1024]) {
+            Ok(0) => return Ok(()),
+            Ok(read) => left = left.saturating_sub(read),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The header has ended.
+fn is_whole(request: &[u8]) -> bool {
+    request.windows(4).any(|four| four == b"\r\n\r\n")
+        || request.windows(2).any(|two| two == b"\n\n")
+}
+
+/// Whether the answer to a request has a body, or the status that refuses it.
+fn route(request: &[u8]) -> Result<bool, &'static str> {
+    let line = request.split(|byte| matches!(byte, b'\r' | b'\n')).next();
+    let line = std::str::from_utf8(line.unwrap_or_default()).map_err(|_| "400 Bad Request")?;
+    let [method, target, version] = *line.split(' ').collect::<Vec<_>>() else {
+        return Err("400 Bad Request");
+    };
+    if !version.starts_with("HTTP/1.") {
+        return Err("400 Bad Request");
+    }
+    let path = target.split('?').next().unwrap_or_default();
+    match (method, path) {
+        ("GET", "/metrics") => Ok(true),
+        ("HEAD", "/metrics") => Ok(false),
+        (_, "/metrics") => Err("405 Method Not Allowed"),
+        _ => Err("404 Not Found"),
+    }
+}
+
+fn head(status: &str, kind: &str, len: usize) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\n\
+         Connection: close\r\nX-Content-Type-Options: nosniff\r\n\r\n"
+    )
+}
+
+fn answer(status: &str, text: &str) -> String {
+    head(status, "text/plain; charset=utf-8", text.len()) + text
+}
+
+fn write(socket: &OwnedFd, text: &str, until: Instant) -> Result<(), Errno> {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        wait(socket, PollFlags::OUT, until)?;
+        match send(socket, rest, SendFlags::NOSIGNAL) {
+            Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_metrics_are_answered_and_only_to_who_reads() {
+        for (line, found) in [
+            ("GET /metrics HTTP/1.1", Ok(true)),
+            ("GET /metrics?name[]=a HTTP/1.0", Ok(true)),
+            ("HEAD /metrics HTTP/1.1", Ok(false)),
+            ("POST /metrics HTTP/1.1", Err("405 Method Not Allowed")),
+            ("GET / HTTP/1.1", Err("404 Not Found")),
+            ("GET /v1/stats HTTP/1.1", Err("404 Not Found")),
+            ("GET /metrics/../v1/disks HTTP/1.1", Err("404 Not Found")),
+            ("GET  /metrics HTTP/1.1", Err("400 Bad Request")),
+            ("GET /metrics", Err("400 Bad Request")),
+            ("GET /metrics HTTP/2", Err("400 Bad Request")),
+            ("\u{0}", Err("400 Bad Request")),
+            ("", Err("400 Bad Request")),
+        ] {
+            let request = format!("{line}\r\nHost: a\r\n\r\n");
+            assert_eq!(route(request.as_bytes()), found, "{line:?}");
+        }
+        assert_eq!(
+            route(b"\xff\xfe / HTTP/1.1\r\n\r\n"),
+            Err("400 Bad Request")
+        );
+    }
+}

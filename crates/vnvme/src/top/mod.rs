@@ -1,0 +1,95 @@
+//! `vnvme top`: the disks of a running daemon, live in the terminal.
+//!
+//! Every second (`--interval`) it asks the daemon for a snapshot; [`rates`] says what happened
+//! between two, [`screen`] makes lines of it, and [`terminal`] shows them.
+
+mod rates;
+mod screen;
+mod terminal;
+
+use crate::cli::target::Target;
+use anyhow::{Context, Result};
+use clap::Args;
+use metrics::Snapshot;
+use output::outln;
+use rates::Rates;
+use screen::{Choices, Sort, screen};
+use std::time::{Duration, Instant};
+use terminal::Terminal;
+use volume::parse_duration;
+
+/// Columns of what is printed once.
+const WIDTH: usize = 80;
+
+/// The command line of `vnvme top`.
+#[derive(Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    target: Target,
+    /// Print one screen of what happens in an interval, and end; with --json its two snapshots
+    #[arg(long)]
+    once: bool,
+    /// What disks are sorted by
+    #[arg(long, value_enum, default_value_t)]
+    sort: Sort,
+    /// Show only disks whose name has this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+    /// Time between two looks, 100ms to 1m
+    #[arg(long, value_parser = interval, default_value = "1s", value_name = "DURATION")]
+    interval: Duration,
+}
+
+fn interval(text: &str) -> Result<Duration, &'static str> {
+    let range = Duration::from_millis(100)..=Duration::from_secs(60);
+    match parse_duration(text)? {
+        time if range.contains(&time) => Ok(time),
+        _ => Err("not between 100ms and 1m"),
+    }
+}
+
+impl TopArgs {
+    fn snapshot(&self) -> Result<Snapshot> {
+        Ok(self.target.client()?.stats()?.measured)
+    }
+
+    /// Shows the disks until the user has seen enough.
+    pub fn run(self) -> Result<()> {
+        let mut before = self.snapshot()?;
+        if self.once || self.target.is_json() {
+            std::thread::sleep(self.interval);
+            let now = self.snapshot()?;
+            return self.target.print(&[&before, &now], |_| {
+                let choices = self.choices();
+                for line in screen(&Rates::between(&before, &now), &choices, WIDTH, None) {
+                    outln!("{}", line.text);
+                }
+                Ok(())
+            });
+        }
+        let terminal = Terminal::open().context(
+            "vnvme top needs a terminal; --once prints one screen, --json what it is made of",
+        )?;
+        let (mut choices, mut rates) = (self.choices(), Rates::default());
+        let mut next = Instant::now() + self.interval.min(Duration::from_millis(300));
+        loop {
+            let (width, height) = terminal.size();
+            terminal.draw(&screen(&rates, &choices, width, Some(height)))?;
+            for key in terminal.keys(next)? {
+                if choices.press(key, &rates) {
+                    return Ok(());
+                }
+            }
+            if Instant::now() >= next {
+                let now = self.snapshot()?;
+                rates = Rates::between(&before, &now);
+                before = now;
+                next = Instant::now() + self.interval;
+            }
+        }
+    }
+
+    fn choices(&self) -> Choices {
+        Choices::new(self.sort, self.filter.clone())
+    }
+}

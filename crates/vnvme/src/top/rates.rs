@@ -1,0 +1,268 @@
+//! What happened between two snapshots, for each disk.
+
+use metrics::{Disk, Distribution, Namespace, Snapshot};
+use probes::IoKind;
+
+/// Numbers by read, write, flush, other.
+pub type ByKind<T> = [T; IoKind::ALL.len()];
+
+/// A disk in an interval.
+#[derive(Clone, Debug, Default)]
+pub struct DiskRates {
+    pub name: String,
+    pub kind: &'static str,
+    pub address: String,
+    pub connected: bool,
+    /// Commands in flight at its end.
+    pub in_flight: u64,
+    /// Average depth of a queue, as commands that were timed have seen it.
+    pub depth: Option<f64>,
+    /// Requests that waited for limits, on average.
+    pub throttled: f64,
+    /// Workers that its queues are on.
+    pub workers: Vec<u64>,
+    pub namespaces: Vec<NamespaceRates>,
+    pub queues: Vec<QueueRates>,
+}
+
+/// A namespace in an interval; everything per second.
+#[derive(Clone, Debug, Default)]
+pub struct NamespaceRates {
+    pub nsid: u32,
+    pub volume: String,
+    pub operations: ByKind<f64>,
+    pub read: f64,
+    pub written: f64,
+    pub errors: f64,
+    /// Times in nanoseconds.
+    pub latency: ByKind<Distribution>,
+    pub direct: Option<bool>,
+}
+
+/// A queue in an interval.
+#[derive(Clone, Debug, Default)]
+pub struct QueueRates {
+    pub id: u64,
+    pub worker: Option<u64>,
+    /// Per second.
+    pub commands: f64,
+    pub in_flight: u64,
+    /// Doorbells by register, for each command.
+    pub mmio: f64,
+    /// Interrupts for each command.
+    pub interrupts: f64,
+    /// Times that it was armed, per second.
+    pub arms: f64,
+}
+
+/// A worker in an interval, parts of the time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WorkerRates {
+    pub busy: f64,
+    pub polling: f64,
+    pub asleep: f64,
+}
+
+/// Everything in an interval.
+#[derive(Clone, Debug, Default)]
+pub struct Rates {
+    pub disks: Vec<DiskRates>,
+    pub workers: Vec<WorkerRates>,
+    /// Processors that the process has used, 1.0 for each.
+    pub cpu: f64,
+    pub resident: Option<u64>,
+}
+
+impl DiskRates {
+    pub fn operations(&self) -> f64 {
+        let each = self.namespaces.iter().flat_map(|ns| ns.operations);
+        each.sum()
+    }
+
+    pub fn read(&self) -> f64 {
+        self.namespaces.iter().map(|ns| ns.read).sum()
+    }
+
+    pub fn written(&self) -> f64 {
+        self.namespaces.iter().map(|ns| ns.written).sum()
+    }
+
+    pub fn errors(&self) -> f64 {
+        self.namespaces.iter().map(|ns| ns.errors).sum()
+    }
+
+    /// Times of reads and writes, in nanoseconds.
+    pub fn latency(&self) -> Distribution {
+        let mut all = Distribution::default();
+        for namespace in &self.namespaces {
+            for (kind, latency) in IoKind::ALL.into_iter().zip(&namespace.latency) {
+                if kind.is_sampled() {
+                    all.add(latency);
+                }
+            }
+        }
+        all
+    }
+}
+
+/// What a counter has grown by; one of another process begins at 0.
+fn grown(now: u64, before: u64) -> f64 {
+    match now.checked_sub(before) {
+        Some(difference) => difference as f64,
+        None => now as f64,
+    }
+}
+
+impl Rates {
+    /// What happened between two snapshots of one daemon. Of what was not there before, everything
+    /// happened since.
+    pub fn between(before: &Snapshot, now: &Snapshot) -> Self {
+        let interval = grown(now.at_ns, before.at_ns).max(1.0) / 1e9;
+        let nothing = Disk::default();
+        let disks = now.disks.iter().map(|disk| {
+            let same = before.disks.iter().find(|d| d.name == disk.name);
+            disk_between(same.unwrap_or(&nothing), disk, (before, now), interval)
+        });
+        let workers = now.workers.iter().map(|worker| {
+            let same = before.workers.iter().find(|w| w.id == worker.id);
+            let same = same.cloned().unwrap_or_default();
+            let part = |now, before| (grown(now, before) / 1e9 / interval).min(1.0);
+            WorkerRates {
+                busy: part(worker.busy_ns, same.busy_ns),
+                polling: part(worker.polling_ns, same.polling_ns),
+                asleep: part(worker.asleep_ns, same.asleep_ns),
+            }
+        });
+        Self {
+            disks: disks.collect(),
+            workers: workers.collect(),
+            cpu: grown(now.process.cpu_ns, before.process.cpu_ns) / 1e9 / interval,
+            resident: now.process.resident,
+        }
+    }
+}
+
+fn disk_between(
+    before: &Disk,
+    now: &Disk,
+    (old, new): (&Snapshot, &Snapshot),
+    interval: f64,
+) -> DiskRates {
+    let mut depth = Distribution::default();
+    let none = Namespace::default();
+    let namespaces = now.namespaces.iter().map(|ns| {
+        let same = before.namespaces.iter().find(|n| n.nsid == ns.nsid);
+        let same = same.unwrap_or(&none);
+        depth.add(&ns.depth.since(&same.depth));
+        namespace_between(same, ns, interval)
+    });
+    let namespaces: Vec<NamespaceRates> = namespaces.collect();
+    let queues = now.queues.iter().map(|queue| {
+        let same = before.queues.iter().find(|q| q.id == queue.id);
+        let same = same.copied().unwrap_or_default();
+        let commands = grown(queue.commands, same.commands);
+        let each = |now, before| grown(now, before) / commands.max(1.0);
+        QueueRates {
+            id: queue.id,
+            worker: queue.worker,
+            commands: commands / interval,
+            in_flight: queue.in_flight(),
+            mmio: each(queue.mmio_doorbells, same.mmio_doorbells),
+            interrupts: each(queue.interrupts, same.interrupts),
+            arms: grown(queue.arms, same.arms) / interval,
+        }
+    });
+    let throttled = |snapshot: &Snapshot| {
+        let of = |volume: &str| now.namespaces.iter().any(|ns| ns.volume == volume);
+        let waited = snapshot.limits.iter().filter(|l| of(&l.volume));
+        waited.map(|l| l.throttled_ns).fold(0, u64::wrapping_add)
+    };
+    let mut workers: Vec<u64> = now.queues.iter().filter_map(|q| q.worker).collect();
+    workers.sort_unstable();
+    workers.dedup();
+    DiskRates {
+        name: now.name.clone(),
+        kind: now.kind.name(),
+        address: now.address.clone(),
+        connected: now.connected,
+        in_flight: now.in_flight(),
+        depth: depth.average(),
+        throttled: grown(throttled(new), throttled(old)) / 1e9 / interval,
+        workers,
+        queues: queues.collect(),
+        namespaces,
+    }
+}
+
+fn namespace_between(before: &Namespace, now: &Namespace, interval: f64) -> NamespaceRates {
+    let rate = |now, before| grown(now, before) / interval;
+    let none = Distribution::default();
+    NamespaceRates {
+        nsid: now.nsid,
+        volume: now.volume.clone(),
+        operations: IoKind::ALL.map(|k| rate(now.operations.of(k), before.operations.of(k))),
+        read: rate(now.bytes_read, before.bytes_read),
+        written: rate(now.bytes_written, before.bytes_written),
+        errors: rate(now.failures(), before.failures()),
+        latency: IoKind::ALL.map(|kind| {
+            let of = |ns: &'_ Namespace| ns.latency.get(kind.name()).cloned();
+            let now = of(now).unwrap_or_default();
+            now.since(&of(before).unwrap_or_else(|| none.clone()))
+        }),
+        direct: now.direct,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test fails by a panic.
+mod tests {
+    use super::*;
+    use metrics::Queue;
+
+    fn at(seconds: u64, reads: u64) -> Snapshot {
+        let mut namespace = Namespace::new(1);
+        namespace.operations.read = reads;
+        namespace.bytes_read = reads.wrapping_mul(4096);
+        Snapshot {
+            at_ns: seconds * 1_000_000_000,
+            disks: vec![Disk {
+                name: "a".into(),
+                namespaces: vec![namespace],
+                queues: vec![Queue {
+                    id: 1,
+                    commands: reads,
+                    completions: reads,
+                    mmio_doorbells: reads / 2,
+                    ..Queue::default()
+                }],
+                ..Disk::default()
+            }],
+            ..Snapshot::default()
+        }
+    }
+
+    #[test]
+    fn rates_are_per_second() {
+        let rates = Rates::between(&at(10, 1000), &at(12, 5000));
+        let disk = &rates.disks[0];
+        assert_eq!((disk.operations(), disk.read()), (2000.0, 8192000.0));
+        assert_eq!(
+            (disk.queues[0].commands, disk.queues[0].mmio),
+            (2000.0, 0.5)
+        );
+    }
+
+    #[test]
+    fn a_daemon_that_began_again_has_no_negative_rates() {
+        let rates = Rates::between(&at(10, 1000), &at(2, 600));
+        assert!(rates.disks[0].operations() >= 0.0);
+        let rates = Rates::between(&at(10, u64::MAX), &at(11, 600));
+        assert_eq!(rates.disks[0].operations(), 600.0);
+    }
+
+    #[test]
+    fn a_new_disk_has_done_everything_since() {
+        let rates = Rates::between(&Snapshot::default(), &at(1, 500));
+        assert_eq!(rates.disks[0].operations(), 500.0);
+    }
+}
