@@ -232,9 +232,7 @@ pub enum VolumeError {
         block_size: u32,
     },
     /// A slice that does not lie within the volume below it.
-    #[error(
-        "a slice of {len} bytes from byte {offset} does not lie within the volume's {size} bytes"
-    )]
+    #[error("{}", slice_range(*offset, *len, *size))]
     SliceRange {
         /// First byte of the slice.
         offset: u64,
@@ -289,4 +287,14 @@ pub enum VolumeError {
         /// What the system said.
         error: io::Error,
     },
+}
+
+/// What is wrong with a slice; one without a length goes to the end, wherever that is.
+fn slice_range(offset: u64, len: u64, size: u64) -> String {
+    match len {
+        0 => format!("byte {offset} does not lie within the volume's {size} bytes"),
+        len => format!(
+            "a slice of {len} bytes from byte {offset} does not lie within the volume's {size} bytes"
+        ),
+    }
 }

@@ -151,6 +151,7 @@ pub use slice::SliceVolume;
 pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
 pub use url::{
     Extras, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions, READ_ONLY, Registry,
-    Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_duration, parse_size,
+    Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_count, parse_duration,
+    parse_size, similar,
 };
 pub use wake::Wake;

@@ -2,7 +2,7 @@
 //! share.
 
 use super::options::Options;
-use super::{OpenError, UrlOption, parse_duration, parse_size};
+use super::{OpenError, UrlOption, parse_count, parse_duration, parse_size};
 use crate::gpt::{self, Which};
 use crate::{
     DEFAULT_WEIGHT, FairGroup, FairVolume, LimitVolume, Limits, SliceVolume, Volume, claim,
@@ -202,7 +202,11 @@ fn limits(options: &mut Options) -> Result<Option<Limits>, OpenError> {
     ];
     let mut limited = false;
     for (key, rate) in rates {
-        if let Some(limit) = options.take(key, parse_size)? {
+        let read = match key.ends_with("iops") {
+            true => parse_count,
+            false => parse_size,
+        };
+        if let Some(limit) = options.take(key, read)? {
             (*rate, limited) = (limit, true);
         }
     }

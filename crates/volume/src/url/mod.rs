@@ -11,7 +11,7 @@ mod registry;
 use crate::{Direct, FileOptions, FileVolume, Format, Overlap, Volume, VolumeError};
 pub use extras::Extras;
 pub use options::Options;
-pub use quantity::{parse_duration, parse_size};
+pub use quantity::{parse_count, parse_duration, parse_size};
 pub use registry::{OpenKind, Opened, READ_ONLY, Registry, Scheme, UrlOption};
 pub use registry::{VolumeKind, VolumeUrl, Whole};
 use std::ffi::OsString;
@@ -76,10 +76,12 @@ pub enum OpenError {
         text: String,
     },
     /// An option that this kind of volume does not have.
-    #[error("option \"{key}\" is unknown; {scheme} volumes have {known}")]
+    #[error("option \"{key}\" is unknown{}; {scheme} volumes have {known}", meant(.similar.as_deref()))]
     UnknownOption {
         /// What was given.
         key: String,
+        /// The option that was meant, if one is similar.
+        similar: Option<&'static str>,
         /// The kind of volume.
         scheme: &'static str,
         /// The options of this kind of volume.
@@ -131,9 +133,63 @@ pub enum OpenError {
     /// What was named could not be opened.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// A path or URL that is wrong in a way whose error does not name it.
+    #[error("{url}: {why}")]
+    Named {
+        /// The path or URL.
+        url: String,
+        /// What is wrong with it.
+        why: Box<OpenError>,
+    },
     /// A kind of volume that a program added could not be opened.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl OpenError {
+    /// With the path or URL, where the error does not say of which volume it is.
+    fn of(self, url: &str) -> Self {
+        match &self {
+            Self::NoValue { .. }
+            | Self::UnknownOption { .. }
+            | Self::NoEffect { .. }
+            | Self::Twice { .. }
+            | Self::Value { .. }
+            | Self::TwoPartitions { .. }
+            | Self::Volume(
+                VolumeError::SliceRange { .. }
+                | VolumeError::SliceAlignment { .. }
+                | VolumeError::BlockSize { .. }
+                | VolumeError::Size { .. },
+            ) => Self::Named {
+                url: url.into(),
+                why: Box::new(self),
+            },
+            _ => self,
+        }
+    }
+
+    /// What is wrong, without the name of the volume.
+    #[must_use]
+    pub fn without_name(self) -> Self {
+        match self {
+            Self::Named { why, .. } => *why,
+            other => other,
+        }
+    }
+}
+
+fn meant(similar: Option<&str>) -> String {
+    similar.map_or(String::new(), |name| format!(", did you mean \"{name}\"?"))
+}
+
+/// The name that was meant by one that is unknown: the nearest, if it is near.
+pub fn similar<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let text = text.to_ascii_lowercase().replace('_', "-");
+    let distance = |name: &str| strsim::damerau_levenshtein(&text, name);
+    let near = |name: &&str| distance(name) * 3 <= text.chars().count().max(3);
+    let nearest = names.into_iter().min_by_key(|name| distance(name));
+    nearest.filter(near)
 }
 
 const FILE: Scheme = Scheme {

@@ -1,6 +1,6 @@
 //! The `key=value` pairs behind the `?`.
 
-use super::{Extras, OpenError, OpenOptions, UrlOption};
+use super::{Extras, OpenError, OpenOptions, UrlOption, similar};
 
 /// The options of one URL; each is taken once.
 #[derive(Debug)]
@@ -46,13 +46,12 @@ impl Options {
                 .ok_or_else(|| OpenError::NoValue { text: text.into() })?;
             if !known.iter().any(|option| option.name == key) {
                 let known = known.iter().chain(Extras::OPTIONS);
+                let names: Vec<&'static str> = known.map(|option| option.name).collect();
                 return Err(OpenError::UnknownOption {
                     key: key.into(),
+                    similar: similar(key, names.iter().copied()),
                     scheme,
-                    known: known
-                        .map(|option| option.name)
-                        .collect::<Vec<_>>()
-                        .join(", "),
+                    known: names.join(", "),
                 });
             }
             if pairs.iter().any(|(other, _)| other == key) {

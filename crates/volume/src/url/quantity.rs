@@ -40,6 +40,18 @@ pub fn parse_size(text: &str) -> Result<u64, &'static str> {
         .ok_or("the number is too large")
 }
 
+/// A number of requests, as [`parse_size`] reads it: `20k` is 20480.
+///
+/// The error says what is wrong with the text.
+pub fn parse_count(text: &str) -> Result<u64, &'static str> {
+    match text.starts_with(|c: char| c.is_ascii_digit()) {
+        true => parse_size(text),
+        false => {
+            Err("a number of requests per second is expected, such as 5000, or 0 for no limit")
+        }
+    }
+}
+
 /// A duration: a number, which may have a decimal point, and one of the units `ns`, `us`, `ms`,
 /// `s`.
 ///

@@ -202,6 +202,10 @@ impl<X: 'static> Registry<X> {
     /// # Errors
     /// [`OpenError`].
     pub fn open(&self, url: &str, open: OpenOptions) -> Result<Opened<X>, OpenError> {
+        self.open_any(url, open).map_err(|error| error.of(url))
+    }
+
+    fn open_any(&self, url: &str, open: OpenOptions) -> Result<Opened<X>, OpenError> {
         let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
             let whole = super::file(url.into(), open, &mut Options::none())?;
             (whole, Extras::default())

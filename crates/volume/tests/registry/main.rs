@@ -132,7 +132,7 @@ fn every_option_of_the_table_is_understood() {
         for option in scheme.options.iter().chain(Extras::OPTIONS) {
             for value in values(option) {
                 let url = format!("{}://{name}?{}={value}", scheme.name, option.name);
-                match open(&url) {
+                match open(&url).map_err(OpenError::without_name) {
                     // No partitions are there; not every file system can bypass its cache.
                     Ok(_) | Err(OpenError::Gpt { .. } | OpenError::Volume(_)) => count += 1,
                     // A weight needs a device that can be shared.
