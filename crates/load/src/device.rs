@@ -207,8 +207,9 @@ fn end(
     completion: Completion,
 ) {
     let slot = completion.user_data as u16;
-    if let Some(place) = buffers.get_mut(usize::from(slot)) {
-        *place = completion.buffer;
+    // A deallocation has none.
+    if let (Some(place), Some(buffer)) = (buffers.get_mut(usize::from(slot)), completion.buffer) {
+        *place = Some(buffer);
     }
     done(slot, completion.result.map_err(|error| error.to_string()));
 }
@@ -240,6 +241,17 @@ impl Lane for DeviceLane {
             }),
         };
         Ok(refused?)
+    }
+
+    fn trim(&mut self, slot: u16, offset: u64) -> Result<()> {
+        let request = Request {
+            op: Op::Deallocate,
+            lba: offset >> self.shift,
+            blocks: self.blocks.into(),
+            buffer: None,
+            user_data: u64::from(slot),
+        };
+        Ok(self.queue.submit(request)?)
     }
 
     #[inline]
@@ -319,6 +331,39 @@ mod tests {
                     assert!(measured.verified > 0);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_is_deallocated_reads_as_zeroes() {
+        let write = Job {
+            rw: Rw::Write,
+            ios: Some(256),
+            verify: true,
+            ..job()
+        };
+        let trim = Job {
+            rw: Rw::Trim,
+            ios: Some(128),
+            verify: false,
+            ..job()
+        };
+        let target = DeviceTarget::open("mem://1M", &write).unwrap();
+        run(&target, &write, &mut ()).unwrap();
+        let measured = run(&target, &trim, &mut ()).unwrap();
+        assert_eq!((measured.trim.ios, measured.write.ios), (128, 0));
+        assert_eq!(measured.trim.bytes, 512 << 10);
+        let mut lane = target.lane(0, 1, 4096).unwrap();
+        let mut data = vec![1; 4096];
+        for (offset, zero) in [(0, true), (508 << 10, true), (512 << 10, false)] {
+            lane.submit(0, false, offset).unwrap();
+            lane.kick().unwrap();
+            let mut ended = 0;
+            while ended == 0 {
+                ended = lane.poll(&mut |_, outcome| outcome.unwrap()).unwrap();
+            }
+            lane.get(0, &mut data);
+            assert_eq!(data.iter().all(|byte| *byte == 0), zero, "at {offset}");
         }
     }
 

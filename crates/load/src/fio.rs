@@ -36,7 +36,7 @@ pub fn document(target: &str, job: &Job, measured: &Measured, bins: bool) -> Val
             "job options": options(target, job),
             "read": flow(&measured.read, measured, bins),
             "write": flow(&measured.write, measured, bins),
-            "trim": flow(&empty, measured, false),
+            "trim": flow(&measured.trim, measured, bins),
             "sync": {"total_ios": 0, "lat_ns": latency(&empty, false)},
             "job_runtime": millis(measured) * u64::from(job.queues),
             "usr_cpu": percent(measured.user),
@@ -66,7 +66,7 @@ fn options(target: &str, job: &Job) -> Value {
     add("ioengine", "vnvme".into());
     add("filename", target.into());
     add("rw", job.rw.word().into());
-    if job.rw == crate::job::Rw::RandMixed {
+    if job.rw.is_mixed() {
         add("rwmixread", job.mix_read.to_string());
     }
     add("bs", job.bs.to_string());

@@ -1,6 +1,6 @@
 //! What to do to a target: the job, as the command line says it.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use driver::MemorySource;
 use std::time::Duration;
@@ -21,6 +21,13 @@ pub enum Rw {
     /// Random reads and writes, mixed by --rwmixread.
     #[value(name = "randrw")]
     RandMixed,
+    /// Sequential reads and sequential writes, mixed by --rwmixread.
+    #[value(name = "rw", alias = "readwrite")]
+    Mixed,
+    /// Sequential deallocation.
+    Trim,
+    /// Random deallocation.
+    RandTrim,
 }
 
 impl Rw {
@@ -32,17 +39,53 @@ impl Rw {
             Rw::RandRead => "randread",
             Rw::RandWrite => "randwrite",
             Rw::RandMixed => "randrw",
+            Rw::Mixed => "rw",
+            Rw::Trim => "trim",
+            Rw::RandTrim => "randtrim",
         }
     }
 
     /// Every block is as likely as any other.
     pub fn is_random(self) -> bool {
-        !matches!(self, Rw::Read | Rw::Write)
+        !matches!(self, Rw::Read | Rw::Write | Rw::Mixed | Rw::Trim)
     }
 
-    /// Something is written.
+    /// It reads and writes.
+    pub fn is_mixed(self) -> bool {
+        matches!(self, Rw::Mixed | Rw::RandMixed)
+    }
+
+    /// Nothing is read or written, only deallocated.
+    pub fn trims(self) -> bool {
+        matches!(self, Rw::Trim | Rw::RandTrim)
+    }
+
+    /// What was there is written, or lost otherwise.
     pub fn writes(self) -> bool {
         !matches!(self, Rw::Read | Rw::RandRead)
+    }
+}
+
+/// How much of a target is used, from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// So many bytes.
+    Bytes(u64),
+    /// So much of a hundred.
+    Percent(u8),
+}
+
+impl Extent {
+    /// Bytes of a target that has `size` of them.
+    pub fn of(self, size: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.min(size),
+            Self::Percent(percent) => {
+                let part = u128::from(size) * u128::from(percent.min(100)) / 100;
+                // Not more than `size`.
+                u64::try_from(part).unwrap_or(size)
+            }
+        }
     }
 }
 
@@ -75,15 +118,16 @@ pub struct JobArgs {
     /// after all that can be made]
     #[arg(long, value_name = "N")]
     pub iodepth_batch: Option<u16>,
-    /// Threads, with a queue pair each
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
+    /// Threads, with a queue pair each; fio's word is numjobs
+    #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     pub queues: u16,
-    /// Seconds to measure [default: 5; of a suite 1 or less for each case]
-    #[arg(long, value_name = "SECONDS")]
-    pub runtime: Option<f64>,
-    /// Seconds to run before measuring begins
-    #[arg(long, default_value_t = 0.25, value_name = "SECONDS")]
-    pub ramp: f64,
+    /// How long to measure: seconds, or with a unit, like 500ms or 2m [default: 5; of a suite 1 or
+    /// less for each case]
+    #[arg(long, value_parser = time, value_name = "TIME")]
+    pub runtime: Option<Duration>,
+    /// How long to run before measuring begins; fio's word is ramp_time
+    #[arg(long, visible_alias = "ramp_time", default_value = "0.25", value_parser = time, value_name = "TIME")]
+    pub ramp: Duration,
     /// End after this many I/Os on each queue instead, all of them measured
     #[arg(long, value_name = "N")]
     pub ios: Option<u64>,
@@ -91,9 +135,9 @@ pub struct JobArgs {
     /// one in 1 to 31]
     #[arg(long, value_name = "N")]
     pub sample: Option<u32>,
-    /// Use only this much of the target, from its start
-    #[arg(long, value_parser = size, value_name = "SIZE")]
-    pub size: Option<u64>,
+    /// Use only this much of the target, from its start: a size, or a part of it, like 10%
+    #[arg(long, value_parser = extent, value_name = "SIZE")]
+    pub size: Option<Extent>,
     /// Write a pattern made from offset and seed, check it when it is read, and read back all that
     /// was written
     #[arg(long)]
@@ -139,8 +183,8 @@ pub struct Job {
     pub ios: Option<u64>,
     /// The latency of one I/O in so many is taken; none: as the rate has it.
     pub sample: Option<u32>,
-    /// Bytes of the target that are used, from its start.
-    pub size: Option<u64>,
+    /// How much of the target is used, from its start; all if not said.
+    pub size: Option<Extent>,
     /// Data is made from offset and seed, and compared.
     pub verify: bool,
     /// Of offsets and data.
@@ -183,16 +227,15 @@ impl JobArgs {
     /// Checks what the types of the options do not.
     pub fn job(&self) -> Result<Job> {
         ensure!(self.bs > 0, "--bs 0");
-        let seconds = |name: &str, value: f64| -> Result<Duration> {
-            match Duration::try_from_secs_f64(value) {
-                Ok(duration) if duration < Duration::from_secs(1_000_000) => Ok(duration),
-                _ => bail!("--{name} {value}: a number of seconds, less than a million"),
-            }
-        };
         // A job's time ends with a timed I/O.
         ensure!(
             self.sample != Some(0) || self.ios.is_some(),
             "--sample 0 needs --ios"
+        );
+        ensure!(
+            !(self.verify && self.rw.trims()),
+            "--verify: what {} leaves has no pattern",
+            self.rw.word()
         );
         if self.verify && !self.rw.writes() {
             ensure!(
@@ -207,11 +250,10 @@ impl JobArgs {
             depth: self.iodepth,
             batch: self.iodepth_batch.unwrap_or(u16::MAX).max(1),
             queues: self.queues,
-            runtime: seconds("runtime", self.runtime.unwrap_or(5.0))?,
-            ramp: if self.ios.is_some() {
-                Duration::ZERO
-            } else {
-                seconds("ramp", self.ramp)?
+            runtime: self.runtime.unwrap_or(Duration::from_secs(5)),
+            ramp: match self.ios {
+                Some(_) => Duration::ZERO,
+                None => self.ramp,
             },
             ios: self.ios,
             sample: self.sample,
@@ -230,6 +272,42 @@ impl JobArgs {
 fn fresh_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(1, |d| d.as_nanos() as u64)
+}
+
+/// A time as fio takes it: seconds, or a number with one of the units us, ms, s, m, h, d.
+fn time(text: &str) -> Result<Duration, &'static str> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.get(digits.len()..).unwrap_or_default();
+    let seconds = match unit {
+        "us" | "usec" => 1e-6,
+        "ms" | "msec" => 1e-3,
+        "" | "s" | "sec" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
+        _ => return Err("the unit is unknown; known are us, ms, s, m, h and d"),
+    };
+    let number: f64 = digits
+        .parse()
+        .map_err(|_| "a time is a number of seconds, or one with a unit, such as 5s or 500ms")?;
+    match Duration::try_from_secs_f64(number * seconds) {
+        Ok(time) if time < Duration::from_secs(1_000_000) => Ok(time),
+        _ => Err("a time is less than a million seconds, and not negative"),
+    }
+}
+
+/// `10G`, or `10%` of the target.
+fn extent(text: &str) -> Result<Extent, &'static str> {
+    let Some(number) = text.strip_suffix('%') else {
+        return size(text).map(Extent::Bytes);
+    };
+    let percent = number
+        .parse()
+        .ok()
+        .filter(|percent| (1..=100).contains(percent));
+    percent
+        .map(Extent::Percent)
+        .ok_or("a part is a whole number from 1% to 100%")
 }
 
 /// fio writes sizes as `4k`; [`volume::parse_size`] wants the large letter or none.
@@ -273,6 +351,31 @@ mod tests {
     }
 
     #[test]
+    fn threads_times_and_parts_are_named_as_in_fio() {
+        let of = |words: &[&str]| job(words).unwrap();
+        assert_eq!(of(&["--numjobs=4"]).queues, 4);
+        assert_eq!(of(&["--rw=rw"]).rw, Rw::Mixed);
+        assert_eq!(of(&["--rw", "readwrite"]).rw, Rw::Mixed);
+        assert_eq!(of(&["--rw=randtrim"]).rw, Rw::RandTrim);
+        for (text, millis) in [
+            ("5", 5000),
+            ("5s", 5000),
+            ("0.5", 500),
+            ("500ms", 500),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+        ] {
+            let runtime = of(&["--runtime", text]).runtime;
+            assert_eq!(runtime, Duration::from_millis(millis), "{text}");
+        }
+        assert_eq!(of(&["--size=10%"]).size, Some(Extent::Percent(10)));
+        assert_eq!(of(&["--size=10g"]).size, Some(Extent::Bytes(10 << 30)));
+        assert_eq!(Extent::Percent(10).of(1 << 20), 104_857);
+        assert_eq!(Extent::Percent(100).of(u64::MAX), u64::MAX);
+        assert_eq!(Extent::Bytes(7).of(3), 3);
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for bad in [
             &["--bs=0"][..],
@@ -280,7 +383,15 @@ mod tests {
             &["--runtime=1e99"],
             &["--iodepth=0"],
             &["--rwmixread=101"],
-            &["--rw=trim"],
+            &["--rw=trimwrite"],
+            &["--rw=trim", "--verify"],
+            &["--runtime=5x"],
+            &["--runtime=s"],
+            &["--runtime=1s1"],
+            &["--size=0%"],
+            &["--size=101%"],
+            &["--size=1.5%"],
+            &["--numjobs=0"],
             &["--verify"],
             &["--poll", "--interrupt"],
             &["--sample=0"],

@@ -1,6 +1,6 @@
 //! The seam between the load generator and what it loads.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::time::Duration;
 
 /// What a target is.
@@ -37,6 +37,12 @@ pub trait Lane {
     /// Starts the I/O of `slot`, which is idle, from or into the slot's buffer. Only [`Lane::kick`]
     /// has to be called for it to happen.
     fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()>;
+
+    /// Starts the deallocation of as many bytes as an I/O has. As [`Lane::submit`], but the slot's
+    /// buffer is not used.
+    fn trim(&mut self, _slot: u16, _offset: u64) -> Result<()> {
+        bail!("this target has no way to deallocate")
+    }
 
     /// Everything that was submitted has to begin now.
     fn kick(&mut self) -> Result<()>;

@@ -67,7 +67,7 @@ impl Region {
     /// Queue `index`'s part of a target of `size` bytes. Random I/O goes everywhere; sequential and
     /// verified I/O shares the target out, so that no queue overwrites what another one checks.
     pub fn of(job: &Job, size: u64, index: u16) -> Region {
-        let size = job.size.map_or(size, |limit| limit.min(size));
+        let size = job.size.map_or(size, |extent| extent.of(size));
         let all = size / job.bs.max(1);
         if job.rw.is_random() && !job.verify {
             return Region {
@@ -91,13 +91,14 @@ pub(crate) struct Sequence {
     bs: u64,
     rw: Rw,
     mix_read: u64,
-    next: u64,
+    /// Where sequential reads, and all but reads, go on.
+    next: [u64; 2],
 }
 
 /// One I/O of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// A write, else a read.
+    /// No read: a write, or of a job that trims a deallocation.
     pub write: bool,
     /// Block of the region.
     pub block: u64,
@@ -114,7 +115,7 @@ impl Sequence {
             bs: job.bs,
             rw: job.rw,
             mix_read: u64::from(job.mix_read),
-            next: 0,
+            next: [0; 2],
         }
     }
 
@@ -123,16 +124,18 @@ impl Sequence {
     pub fn step(&mut self) -> Step {
         let write = match self.rw {
             Rw::Read | Rw::RandRead => false,
-            Rw::Write | Rw::RandWrite => true,
-            Rw::RandMixed => self.random.below(100) >= self.mix_read,
+            Rw::Write | Rw::RandWrite | Rw::Trim | Rw::RandTrim => true,
+            Rw::Mixed | Rw::RandMixed => self.random.below(100) >= self.mix_read,
         };
         let block = if self.rw.is_random() {
             self.random.below(self.region.blocks)
         } else {
-            let block = self.next;
-            self.next += 1;
-            if self.next >= self.region.blocks {
-                self.next = 0;
+            let [reads, others] = &mut self.next;
+            let next = if write { others } else { reads };
+            let block = *next;
+            *next += 1;
+            if *next >= self.region.blocks {
+                *next = 0;
             }
             block
         };
@@ -236,6 +239,24 @@ mod tests {
         assert_eq!((0..10).filter(|&b| seen.get(b)).count(), 9);
         assert_eq!(seen.next(0), Some(0));
         assert_eq!(seen.next(9), None);
+    }
+
+    /// As in fio: each goes on where it was.
+    #[test]
+    fn a_sequential_mixture_is_two_sequences() {
+        let job = Job {
+            rw: Rw::Mixed,
+            ..Job::default()
+        };
+        let mut sequence = Sequence::new(&job, Region::of(&job, 1 << 30, 0), 0);
+        let (mut reads, mut writes) = (0, 0);
+        for _ in 0..1000 {
+            let step = sequence.step();
+            let next = if step.write { &mut writes } else { &mut reads };
+            assert_eq!(step.block, *next);
+            *next += 1;
+        }
+        assert!(reads > 300 && writes > 300, "{reads} {writes}");
     }
 
     #[test]

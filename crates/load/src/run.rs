@@ -138,7 +138,7 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
         if let Some(error) = failed {
             return Err(error);
         }
-        if all.read.ios + all.write.ios == 0 {
+        if all.read.ios + all.write.ios + all.trim.ios == 0 {
             bail!(NothingEnded(all.elapsed));
         }
         (all.user, all.system) = usage;
@@ -276,6 +276,7 @@ struct Slots {
     written: Written,
     bs: u64,
     verify: bool,
+    trims: bool,
     seed: u64,
     total: u64,
     measured: Measured,
@@ -301,10 +302,10 @@ impl Slots {
             self.failed = Some(anyhow!("the target ended I/O {slot}, which does not exist"));
             return;
         };
-        let flow = if step.write {
-            &mut self.measured.write
-        } else {
-            &mut self.measured.read
+        let flow = match (step.write, self.trims) {
+            (false, _) => &mut self.measured.read,
+            (true, false) => &mut self.measured.write,
+            (true, true) => &mut self.measured.trim,
         };
         self.total += 1;
         flow.ios += 1;
@@ -325,7 +326,11 @@ impl Slots {
             }
         }
         if let Err(error) = outcome {
-            let what = if step.write { "write" } else { "read" };
+            let what = match (step.write, self.trims) {
+                (false, _) => "read",
+                (true, false) => "write",
+                (true, true) => "trim",
+            };
             self.failed
                 .get_or_insert(anyhow!("{what} at offset {}: {error}", step.offset));
         }
@@ -365,6 +370,7 @@ impl<'a, L: Lane> Loop<'a, L> {
                 written: Written::new(if job.verify { region.blocks } else { 0 }),
                 bs: job.bs,
                 verify: job.verify,
+                trims: job.rw.trims(),
                 seed: job.seed,
                 total: 0,
                 measured: Measured::default(),
@@ -472,7 +478,10 @@ impl<'a, L: Lane> Loop<'a, L> {
             }
         }
         *until_timed = until_timed.wrapping_sub(1);
-        self.lane.submit(slot, step.write, step.offset)
+        match self.slots.trims {
+            false => self.lane.submit(slot, step.write, step.offset),
+            true => self.lane.trim(slot, step.offset),
+        }
     }
 
     /// Makes a write's data; finds out whether a read's data is known.

@@ -91,6 +91,8 @@ pub struct Measured {
     pub read: Flow,
     /// What was written.
     pub write: Flow,
+    /// What was deallocated.
+    pub trim: Flow,
     /// How long was measured.
     pub elapsed: Duration,
     /// CPU time that this process's threads used meanwhile, in user mode.
@@ -116,6 +118,7 @@ impl Measured {
     pub fn add(&mut self, other: &Measured) {
         self.read.add(&other.read);
         self.write.add(&other.write);
+        self.trim.add(&other.trim);
         self.elapsed = self.elapsed.max(other.elapsed);
         self.verified += other.verified;
         self.submitted += other.submitted;
@@ -135,7 +138,7 @@ impl Measured {
 
     /// I/Os per second.
     pub fn iops(&self) -> f64 {
-        self.rate(self.read.ios + self.write.ios)
+        self.rate(self.read.ios + self.write.ios + self.trim.ios)
     }
 
     /// `count` per second of measuring.
@@ -158,6 +161,7 @@ impl Measured {
     pub fn both(&self) -> Flow {
         let mut both = self.read.clone();
         both.add(&self.write);
+        both.add(&self.trim);
         both
     }
 }

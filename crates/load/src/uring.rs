@@ -11,7 +11,7 @@ use crate::lane::{Geometry, Lane, Outcome, Target};
 use anyhow::{Context, Result, bail};
 use dma::Memory;
 use driver::MemorySource;
-use io_uring::{IoUring, cqueue, opcode, types};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -132,6 +132,8 @@ pub struct UringLane {
     fixed: bool,
     in_flight: usize,
     unsent: bool,
+    /// What was submitted deallocates.
+    trims: bool,
 }
 
 impl UringLane {
@@ -175,12 +177,26 @@ impl UringLane {
             fixed,
             in_flight: 0,
             unsent: false,
+            trims: false,
         })
     }
 
     /// Where a slot's buffer begins.
     fn at(&self, slot: u16) -> usize {
         usize::from(slot) * self.bytes
+    }
+
+    #[inline]
+    fn push(&mut self, slot: u16, entry: squeue::Entry) -> Result<()> {
+        let entry = entry.user_data(u64::from(slot));
+        // SAFETY: the entry points to this lane's buffers, which stay until its completion has been
+        // seen.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            bail!("the ring is full");
+        }
+        self.in_flight += 1;
+        self.unsent = true;
+        Ok(())
     }
 
     fn enter(&mut self, wait: usize) -> Result<()> {
@@ -221,15 +237,17 @@ impl Lane for UringLane {
             (false, false) => opcode::Read::new(fd, at, len).offset(offset).build(),
             (true, false) => opcode::Write::new(fd, at, len).offset(offset).build(),
         };
-        let entry = entry.user_data(u64::from(slot));
-        // SAFETY: the entry points to this lane's buffers, which stay until its completion has been
-        // seen.
-        if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            bail!("the ring is full");
-        }
-        self.in_flight += 1;
-        self.unsent = true;
-        Ok(())
+        self.push(slot, entry)
+    }
+
+    fn trim(&mut self, slot: u16, offset: u64) -> Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let entry = opcode::Fallocate::new(types::Fixed(0), self.bytes as u64)
+            .offset(offset)
+            .mode(mode)
+            .build();
+        self.trims = true;
+        self.push(slot, entry)
     }
 
     #[inline]
@@ -239,7 +257,8 @@ impl Lane for UringLane {
 
     #[inline]
     fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
-        let bytes = self.bytes;
+        // A job reads and writes, or it trims; the kernel counts no bytes of that.
+        let bytes = if self.trims { 0 } else { self.bytes };
         let mut count = 0;
         for entry in self.ring.completion() {
             done(entry.user_data() as u16, outcome(&entry, bytes));
@@ -330,6 +349,24 @@ mod tests {
             let spare = target.spare.lock().unwrap().len();
             assert_eq!(spare, 1, "the second run has the buffers of the first");
         }
+    }
+
+    #[test]
+    fn what_is_deallocated_takes_no_room() {
+        use std::os::unix::fs::MetadataExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![7; 1 << 20]).unwrap();
+        let job = Job {
+            rw: Rw::Trim,
+            depth: 4,
+            ios: Some(256),
+            ..Job::default()
+        };
+        let target = UringTarget::open(file.path(), true).unwrap();
+        let measured = run(&target, &job, &mut ()).unwrap();
+        assert_eq!(measured.trim.ios, 256);
+        assert_eq!(file.as_file().metadata().unwrap().len(), 1 << 20);
+        assert_eq!(file.as_file().metadata().unwrap().blocks(), 0);
     }
 
     #[test]

@@ -27,7 +27,7 @@ Targets:
                               a volume behind a controller in this process, on the thread that loads it
   /disks/a.raw, /dev/vdb      a file or block device, straight through io_uring, to compare with
 
---rw=write, randwrite and randrw overwrite what is there. A target that holds something (a filesystem, a partition table, or
+--rw=write, randwrite, rw, randrw, trim and randtrim destroy what is there. A target that holds something (a filesystem, a partition table, or
 anything but zeroes at its start and end) is refused without --destroy-data, and one that is in use (mounted, swapped to, part
 of another device, locked by another process) always.
 
@@ -107,7 +107,12 @@ impl target::Visitor for Single<'_> {
 
 /// The figures for people.
 fn print(measured: &Measured) -> Result<(), OutputError> {
-    for (name, flow) in [("read", &measured.read), ("write", &measured.write)] {
+    let flows = [
+        ("read", &measured.read),
+        ("write", &measured.write),
+        ("trim", &measured.trim),
+    ];
+    for (name, flow) in flows {
         if flow.ios > 0 {
             print_flow(name, flow, measured)?;
         }
