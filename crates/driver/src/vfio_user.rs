@@ -228,6 +228,7 @@ fn failed(error: ClientError) -> TransportError {
         | ClientError::TooLong { .. }
         | ClientError::TooManyFds { .. }
         | ClientError::Connect(_)
+        | ClientError::NotTaken
         | ClientError::Version { .. } => TransportError::VfioUser(error),
         // Whatever else it was, the connection has ended.
         error => TransportError::Gone(error.to_string()),

@@ -49,6 +49,7 @@ mod server;
 mod session;
 mod socket;
 mod spawner;
+mod stranger;
 
 pub use error::{ReadError, StartError};
 pub use intake::Intake;
@@ -58,3 +59,4 @@ pub use receiver::Receiver;
 pub use server::{ServeError, serve};
 pub use socket::{Read, Socket};
 pub use spawner::{Spawner, start_receivers};
+pub use stranger::Stranger;

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use receive::{Read, Socket};
-use rustix::net::{Shutdown, UCred, shutdown};
+use receive::{Read, Socket, Stranger};
+use rustix::net::{SendFlags, Shutdown, UCred, send, shutdown};
 
 use crate::device::Device;
 use crate::error::ConnectionError;
@@ -287,10 +287,27 @@ impl Connection {
             }
             budget = budget.saturating_sub(1);
             match self.inbox.receive(&mut self.socket)? {
-                Read::Bytes { more, .. } => drained = !more || budget == 0,
+                Read::Bytes { more, .. } => {
+                    drained = !more || budget == 0;
+                    self.check_first_bytes()?;
+                }
                 Read::Blocked | Read::Waiting => return Ok(ConnectionStatus::Open),
                 Read::Eof if self.inbox.is_empty() => return Ok(ConnectionStatus::Closed),
                 Read::Eof => return Err(ConnectionError::Truncated),
+            }
+        }
+    }
+
+    /// Refuses a client that speaks another protocol, in its own words if there are any.
+    fn check_first_bytes(&self) -> Result<(), ConnectionError> {
+        let first = self.inbox.first_bytes();
+        match Stranger::of(first) {
+            None | Some(Stranger::VfioUser) => Ok(()),
+            Some(stranger) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                // It may not wait for an answer.
+                let _ = send(&self.socket, &stranger.answer(first), flags);
+                Err(ConnectionError::Stranger(stranger))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Why the server closes a connection.
 
-use receive::ReadError;
+use receive::{ReadError, Stranger};
 use rustix::io::Errno;
 
 use crate::wire::Command;
@@ -10,6 +10,9 @@ use crate::wire::Command;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionError {
+    /// The client speaks another protocol.
+    #[error("{0}")]
+    Stranger(Stranger),
     /// The size in a header is below that of the header itself.
     #[error("message of {size} bytes is shorter than a header")]
     ShortMessage {

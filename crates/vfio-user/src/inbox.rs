@@ -110,6 +110,14 @@ impl Inbox {
         Ok(read)
     }
 
+    /// The first bytes of a client of which no message was taken yet.
+    pub fn first_bytes(&self) -> &[u8] {
+        match self.position {
+            0 => self.buf.get(self.start..self.end).unwrap_or_default(),
+            _ => &[],
+        }
+    }
+
     /// Takes the next complete message out, if there is one of at most `limit` bytes.
     pub fn next(&mut self, limit: usize) -> Result<Option<Message>, ConnectionError> {
         let Some(header) = self.header_at(self.start) else {

@@ -93,6 +93,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod access;
 pub mod client;
 mod connection;
 mod device;
@@ -101,10 +102,12 @@ mod inbox;
 mod listener;
 mod outbox;
 mod path_lock;
+mod refuse;
 mod session;
 pub mod version;
 pub mod wire;
 
+pub use access::Access;
 pub use connection::{Connection, ConnectionStatus, Counters, Interest, Limits};
 pub use device::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, IrqAction, IrqData, IrqInfo, MmapArea, Outcome,
@@ -112,5 +115,6 @@ pub use device::{
 };
 pub use error::ConnectionError;
 pub use listener::{ListenError, Listener};
+pub use refuse::refuse;
 /// Error numbers as devices return them and replies carry them.
 pub use rustix::io::Errno;

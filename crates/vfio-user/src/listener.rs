@@ -15,6 +15,7 @@ use rustix::net::{
 };
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use crate::access::{self, Access};
 use crate::path_lock::PathLock;
 
 /// Connections that may wait to be accepted.
@@ -50,6 +51,13 @@ pub enum ListenError {
     /// What stands in the lock file's place is no file, and is left alone.
     #[error("{}: stands where a lock file is to be made, and is none", .0.display())]
     NotALock(PathBuf),
+    /// The socket's file cannot be given to that owner or group.
+    #[error(
+        "{}: the socket cannot be given to that owner or group: a process without the right to \
+         (CAP_CHOWN) can only give it to a group that it is a member of",
+        .0.display()
+    )]
+    Access(PathBuf),
     /// A system call failed.
     #[error("{}: cannot {action}", .path.display())]
     System {
@@ -80,6 +88,16 @@ impl Listener {
     /// remove each other's sockets: each holds a lock file meanwhile (`.lock` after the socket's
     /// name), which only its owner can open.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ListenError> {
+        Self::bind_for(path, &Access::OWNER_ONLY)
+    }
+
+    /// The same for those who may connect. The socket's file has owner, group and mode before
+    /// anybody can.
+    ///
+    /// # Errors
+    /// [`ListenError`]; [`ListenError::Access`] where the process has no right to give the file
+    /// away.
+    pub fn bind_for(path: impl AsRef<Path>, access: &Access) -> Result<Self, ListenError> {
         let path = path.as_ref();
         let failed = |action| {
             move |errno| ListenError::System {
@@ -107,8 +125,30 @@ impl Listener {
             path: path.to_owned(),
             file,
         };
+        if *access != Access::OWNER_ONLY {
+            access::give(path, file, access).map_err(|errno| match errno {
+                Errno::PERM => ListenError::Access(path.to_owned()),
+                errno => failed("set owner, group and mode")(errno),
+            })?;
+        }
         listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
+    }
+
+    /// Sees to it that [`Listener::bind`] can listen at `path`: a socket file that nobody listens on
+    /// is removed.
+    ///
+    /// # Errors
+    /// As there, [`ListenError::InUse`] among them.
+    pub fn make_room(path: impl AsRef<Path>) -> Result<(), ListenError> {
+        let path = path.as_ref();
+        let address = SocketAddrUnix::new(path).map_err(|errno| ListenError::System {
+            path: path.to_owned(),
+            action: "use the path",
+            errno,
+        })?;
+        let _lock = PathLock::take(path)?;
+        remove_stale(path, &address)
     }
 
     /// Where it listens.

@@ -1,7 +1,7 @@
 //! Errors: of setting up and running an export ([`Error`], for people), and why a client was
 //! disconnected ([`ClientError`], for the log).
 
-use receive::ReadError;
+use receive::{ReadError, Stranger};
 use rustix::io::Errno;
 
 /// Why an export cannot be served.
@@ -33,6 +33,8 @@ pub enum Error {
 /// Why a client was disconnected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
+    #[error("{0}")]
+    Stranger(Stranger),
     #[error("receiving: {0}")]
     Receive(Errno),
     #[error("sending: {0}")]

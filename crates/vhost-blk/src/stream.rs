@@ -7,9 +7,9 @@
 
 use crate::error::ClientError;
 use crate::wire::{HEADER_SIZE, Header, MAX_FDS, MAX_PAYLOAD, flags};
-use receive::{Read, Socket};
+use receive::{Read, Socket, Stranger};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,6 +46,8 @@ pub(crate) struct Stream {
     out: Vec<u8>,
     sent: usize,
     out_fd: Option<OwnedFd>,
+    /// The client's first bytes were looked at.
+    is_known: bool,
 }
 
 impl Stream {
@@ -58,6 +60,7 @@ impl Stream {
             out: Vec::new(),
             sent: 0,
             out_fd: None,
+            is_known: false,
         }
     }
 
@@ -75,8 +78,25 @@ impl Stream {
             }
             self.have += bytes;
             if self.have == HEADER_SIZE && self.buf.len() == HEADER_SIZE {
+                self.check_protocol()?;
                 let header = self.header()?;
                 self.buf.resize(HEADER_SIZE + header.size as usize, 0);
+            }
+        }
+    }
+
+    /// Refuses a client that speaks another protocol, in its own words if there are any.
+    fn check_protocol(&mut self) -> Result<(), ClientError> {
+        if std::mem::replace(&mut self.is_known, true) {
+            return Ok(());
+        }
+        match Stranger::of(&self.buf) {
+            None | Some(Stranger::VhostUser) => Ok(()),
+            Some(stranger) => {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                // It may not wait for an answer.
+                let _ = send(&self.socket, &stranger.answer(&self.buf), flags);
+                Err(ClientError::Stranger(stranger))
             }
         }
     }

@@ -21,6 +21,11 @@ pub enum ClientError {
     /// The server closed the connection.
     #[error("connection closed by the server")]
     Closed,
+    /// The server ended the connection before it began, as one does that has a client already.
+    #[error(
+        "the server takes no client now: it most likely has one already, or is no vfio-user server"
+    )]
+    NotTaken,
     /// The server answered with an error.
     #[error("command {} refused", .command.0)]
     Refused {

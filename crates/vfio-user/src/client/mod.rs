@@ -85,7 +85,15 @@ impl Client {
             major: wire::VERSION_MAJOR,
             minor,
         };
-        let fds = self.call(Command::VERSION, &[version.as_bytes(), text], &[])?;
+        let fds = self.call(Command::VERSION, &[version.as_bytes(), text], &[]);
+        let fds = fds.map_err(|error| match error {
+            ClientError::Closed
+            | ClientError::Refused {
+                errno: Some(Errno::BUSY),
+                ..
+            } => ClientError::NotTaken,
+            other => other,
+        })?;
         self.no_fds(&fds)?;
         let (reply, text) = self.parse::<wire::Version>("version")?;
         if reply.major != wire::VERSION_MAJOR || reply.minor > minor {
