@@ -14,12 +14,19 @@ const TOP: f64 = 62.0;
 const PLOT: f64 = 220.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 16.0;
+/// Of [`Shape::Rows`]: where they begin, and how high each is.
+const ROWS_TOP: f64 = 30.0;
+const ROW: f64 = 34.0;
+/// A character's width, about.
+const CHARACTER: f64 = 7.0;
 
 /// How values are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Lines,
     Bars,
+    /// A bar for each label, below it: for labels that are words. Of one series, from zero.
+    Rows,
 }
 
 /// One series.
@@ -93,6 +100,9 @@ impl Chart {
 
     /// The picture.
     pub fn svg(&self) -> String {
+        if self.shape == Shape::Rows {
+            return self.rows();
+        }
         let (low, high, marks) = self.scale();
         let legend_lines = self.legend_lines();
         let top = TOP + 18.0 * legend_lines as f64 - 18.0;
@@ -108,13 +118,7 @@ impl Chart {
         };
         let inner = WIDTH - LEFT - RIGHT;
         let slot = inner / self.labels.len().max(1) as f64;
-        let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-             font-family=\"system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif\" font-size=\"12\" fill=\"#1d2530\">\n\
-             <title>{title}</title>\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
-             <text x=\"0\" y=\"16\" font-size=\"15\" font-weight=\"600\">{title}</text>\n",
-            title = escape(&self.title)
-        );
+        let mut out = head(&self.title, height);
         self.legend(&mut out);
         for mark in marks {
             let at = y(mark);
@@ -128,7 +132,11 @@ impl Chart {
                 label = short(mark)
             );
         }
-        for (i, label) in self.labels.iter().enumerate() {
+        // Labels that would run into each other are left out, each second one first.
+        let longest = self.labels.iter().map(|label| label.chars().count()).max();
+        let wanted = CHARACTER * longest.unwrap_or(0) as f64 + 4.0;
+        let every = (wanted / slot).ceil().max(1.0) as usize;
+        for (i, label) in self.labels.iter().enumerate().step_by(every) {
             let _ = writeln!(
                 out,
                 "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{label}</text>",
@@ -149,6 +157,7 @@ impl Chart {
         match self.shape {
             Shape::Lines => self.lines(&mut out, slot, &y),
             Shape::Bars => self.bars(&mut out, slot, bottom, &y),
+            Shape::Rows => {}
         }
         if let Some((value, name)) = &self.goal {
             let at = y(*value);
@@ -160,6 +169,35 @@ impl Chart {
                 tx = LEFT + 4.0,
                 ty = at - 5.0,
                 name = escape(name)
+            );
+        }
+        out.push_str("</svg>\n");
+        out
+    }
+
+    /// A picture that is as high as it needs to be.
+    fn rows(&self) -> String {
+        let (_, high, _) = self.scale();
+        let height = ROWS_TOP + ROW * self.labels.len() as f64;
+        let mut out = head(&self.title, height);
+        let series = self.series.first();
+        let values = series.iter().flat_map(|series| &series.values);
+        let colour = series.map_or("#000", |series| self.colour(series));
+        for (i, (label, value)) in self.labels.iter().zip(values).enumerate() {
+            let top = ROWS_TOP + ROW * i as f64;
+            let Some(value) = value.filter(|value| value.is_finite()) else {
+                continue;
+            };
+            let _ = writeln!(
+                out,
+                "<text x=\"0\" y=\"{y:.1}\">{label}</text>\
+                 <text x=\"{WIDTH}\" y=\"{y:.1}\" text-anchor=\"end\" fill=\"#5b6675\">{v}</text>\
+                 <rect x=\"0\" y=\"{bar:.1}\" width=\"{w:.1}\" height=\"8\" fill=\"{colour}\"/>",
+                y = top + 12.0,
+                bar = top + 17.0,
+                w = (WIDTH * (value / high).clamp(0.0, 1.0)).max(1.0),
+                label = escape(label),
+                v = quantity(value)
             );
         }
         out.push_str("</svg>\n");
@@ -191,11 +229,11 @@ impl Chart {
             let y = 38.0 + 18.0 * line as f64;
             let colour = self.colour(series);
             let mark = match (self.shape, series.quoted) {
-                (Shape::Bars, false) => format!(
+                (Shape::Bars | Shape::Rows, false) => format!(
                     "<rect x=\"{x}\" y=\"{}\" width=\"14\" height=\"10\" fill=\"{colour}\"/>",
                     y - 9.0
                 ),
-                (Shape::Bars, true) => format!(
+                (Shape::Bars | Shape::Rows, true) => format!(
                     "<rect x=\"{}\" y=\"{}\" width=\"13\" height=\"9\" fill=\"{colour}\" fill-opacity=\".18\" stroke=\"{colour}\"/>",
                     x + 0.5,
                     y - 8.5
@@ -292,6 +330,17 @@ impl Chart {
     }
 }
 
+/// The beginning of a picture.
+fn head(title: &str, height: f64) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
+         font-family=\"system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif\" font-size=\"12\" fill=\"#1d2530\">\n\
+         <title>{title}</title>\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
+         <text x=\"0\" y=\"16\" font-size=\"15\" font-weight=\"600\">{title}</text>\n",
+        title = escape(title)
+    )
+}
+
 /// A round number not below this: 1, 2 or 5 times a power of ten.
 fn step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
@@ -353,6 +402,49 @@ mod tests {
                 assert!(svg.contains("T &amp; U") && svg.contains("&lt;on&gt;"));
                 assert_eq!(svg.matches("<svg").count(), 1);
                 assert!(!svg.contains("inf"), "{svg}");
+            }
+        }
+    }
+
+    /// Labels, each with where it stands: the middle, or the left end.
+    fn places(svg: &str, labels: &[String]) -> Vec<(String, f64, f64)> {
+        let number = |text: &str, name: &str| {
+            let value = text.split(&format!(" {name}=\"")).nth(1).unwrap();
+            value.split('"').next().unwrap().parse::<f64>().unwrap()
+        };
+        let texts = svg.split("<text").skip(1);
+        let all = texts.filter_map(|text| {
+            let (head, rest) = text.split_once('>')?;
+            let label = rest.split('<').next()?.to_owned();
+            labels
+                .contains(&label)
+                .then(|| (label, number(head, "x"), number(head, "y")))
+        });
+        all.collect()
+    }
+
+    #[test]
+    fn labels_do_not_run_into_each_other() {
+        let long: Vec<String> = (0..12)
+            .map(|i| format!("the worker's loop with mapped doorbells, case {i}"))
+            .collect();
+        for shape in [Shape::Rows, Shape::Bars, Shape::Lines] {
+            let mut chart = chart(false, shape);
+            chart.labels.clone_from(&long);
+            chart.series.truncate(1);
+            chart.series[0].values = vec![Some(300.0); long.len()];
+            let svg = chart.svg();
+            let found = places(&svg, &long);
+            if shape == Shape::Rows {
+                assert_eq!(found.len(), long.len(), "each has its row");
+            }
+            let mut last: Option<(f64, f64)> = None;
+            for (label, x, y) in found {
+                let width = CHARACTER * label.chars().count() as f64;
+                if let Some((end, line)) = last.filter(|(_, line)| *line == y) {
+                    assert!(x - width / 2.0 >= end, "{label} on {line}");
+                }
+                last = Some((x + width / 2.0, y));
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The page: one file, nothing fetched from anywhere, light enough to be mailed.
 
 use super::sections::Section;
-use crate::results::About;
+use super::summary;
+use crate::results::Results;
 
 const STYLE: &str = "
 :root { --ink: #1d2530; --soft: #5b6675; --line: #dfe3e8; --quiet: #f6f7f9; --accent: #1667b7; }
@@ -23,6 +24,7 @@ th, td { padding: 4px 14px; text-align: right; border-bottom: 1px solid var(--li
 tbody th, thead th:first-child { text-align: left; font-weight: 500; padding-left: 0; }
 thead th { color: var(--soft); font-weight: 500; border-bottom: 1px solid #b9c1cb; }
 tr.quoted th, tr.quoted td { color: var(--soft); font-style: italic; }
+ul.short { padding-left: 20px; max-width: 76ch; }
 ul.left { font-size: 14px; color: var(--soft); padding-left: 20px; }
 code { font: 13px ui-monospace, 'Liberation Mono', monospace; background: var(--quiet); padding: 1px 5px; border-radius: 4px; }
 @media print { main { padding: 0; } h2 { break-after: avoid; } figure, table { break-inside: avoid; } }
@@ -44,7 +46,8 @@ pub fn escape(text: &str) -> String {
 }
 
 /// The whole page.
-pub fn page(about: &About, sections: &[Section]) -> String {
+pub fn page(results: &Results, sections: &[Section]) -> String {
+    let about = &results.about;
     let mut body = String::from("<h1>vnvme, measured</h1>\n");
     let machine = &about.machine;
     let mut facts = vec![
@@ -70,13 +73,20 @@ pub fn page(about: &About, sections: &[Section]) -> String {
         "<p class=\"machine\">{}</p>\n",
         escape(&facts.join(" \u{b7} "))
     ));
-    body.push_str(
-        "<p>Figures are medians of several runs, interleaved, so that a machine that is slow for a while is slow for all; \
-         ratios are medians of those within each run. Where a host moves the CPUs from one distance to another, \
-         figures are medians of short slices, for each distance. Compare figures of one table with each other; another machine, \
-         or another hour, gives others. Rows in \
-         <i>italics</i> are what the documents state that this project follows, on their machines.</p>\n",
-    );
+    let sentences = summary::sentences(results);
+    if !sentences.is_empty() {
+        body.push_str("<ul class=\"short\">\n");
+        for sentence in sentences {
+            body.push_str(&format!("<li>{}</li>\n", escape(&sentence)));
+        }
+        body.push_str("</ul>\n");
+    }
+    body.push_str(&format!(
+        "<p>{}Compare figures of one table with each other; another machine, or another hour, gives \
+         others. Rows in <i>italics</i> are what the documents state that this project follows, on \
+         their machines.</p>\n",
+        escape(summary::runs(results))
+    ));
     body.push_str("<nav>");
     for section in sections {
         body.push_str(&format!(

@@ -5,6 +5,7 @@ mod chart;
 pub mod documents;
 mod html;
 mod sections;
+mod summary;
 mod table;
 
 use super::results::{self, Figures, LeftOut, Results};
@@ -54,7 +55,7 @@ pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
         outln!("left out of {}: {}: {}", left.suite, left.what, left.why);
     }
     let page = output.join("report.html");
-    std::fs::write(&page, html::page(&results.about, &sections))
+    std::fs::write(&page, html::page(&results, &sections))
         .with_context(|| format!("{}", page.display()))?;
     outln!("written: {}, {}", path.display(), page.display());
     Ok(())

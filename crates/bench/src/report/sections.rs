@@ -35,9 +35,27 @@ pub fn all(results: &Results) -> Vec<Section> {
         native::cost,
     ];
     let sections = makers.iter().map(|make| make(results));
-    sections
+    let mut all: Vec<Section> = sections
         .filter(|section| !section.tables.is_empty())
-        .collect()
+        .collect();
+    for section in &mut all {
+        for table in &mut section.tables {
+            table.across = across(section.id, &table.columns);
+        }
+    }
+    all
+}
+
+/// What columns are numbers of, where they are numbers.
+fn across(suite: &str, columns: &[String]) -> &'static str {
+    let number = |text: &str| text.trim().parse::<u32>().is_ok();
+    let numbers = |text: &String| text.split('\u{d7}').all(number);
+    match (suite, columns.iter().any(|name| name.contains('\u{d7}'))) {
+        _ if !columns.iter().all(numbers) => "",
+        ("scale", _) => "how many",
+        (_, true) => "depth \u{d7} queues",
+        (_, false) => "depth",
+    }
 }
 
 /// A point of a series: depth and queues.
@@ -45,7 +63,7 @@ type Point = (u32, u32);
 
 /// A look at one suite.
 #[derive(Clone, Copy)]
-struct View<'a> {
+pub struct View<'a> {
     results: &'a Results,
     suite: &'static str,
     /// The round trip of the distance that is looked at, of a suite that tells distances apart.
@@ -54,7 +72,7 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     /// At the distance that the CPUs had most of the time.
-    fn new(results: &'a Results, suite: &'static str) -> Self {
+    pub fn new(results: &'a Results, suite: &'static str) -> Self {
         let distances = results.about.distances(suite);
         let most = distances.max_by(|one, other| one.share.total_cmp(&other.share));
         Self {
@@ -87,11 +105,11 @@ impl<'a> View<'a> {
         }
     }
 
-    fn get(&self, case: &str, point: Point, metric: &str) -> Option<f64> {
+    pub fn get(&self, case: &str, point: Point, metric: &str) -> Option<f64> {
         Some(self.figure(case, point, metric)?.value)
     }
 
-    fn figure(&self, case: &str, (depth, queues): Point, metric: &str) -> Option<&'a Row> {
+    pub fn figure(&self, case: &str, (depth, queues): Point, metric: &str) -> Option<&'a Row> {
         let case = Case {
             suite: self.suite,
             case,
@@ -104,7 +122,7 @@ impl<'a> View<'a> {
     }
 
     /// Depths and queues that there are figures for, of cases that `wanted` likes.
-    fn points(&self, wanted: impl Fn(&str) -> bool) -> Vec<Point> {
+    pub fn points(&self, wanted: impl Fn(&str) -> bool) -> Vec<Point> {
         let rows = self.results.rows.iter();
         let rows = rows.filter(|r| r.suite == self.suite && wanted(&r.case));
         let set: BTreeSet<(u32, u32)> = rows.map(|r| (r.queues, r.depth)).collect();

@@ -16,6 +16,8 @@ pub struct Row {
 pub struct Table {
     pub title: String,
     pub columns: Vec<String>,
+    /// What the columns' names are numbers of: "depth"; empty if they say it themselves.
+    pub across: &'static str,
     pub rows: Vec<Row>,
     /// What the reader has to know.
     pub note: String,
@@ -53,6 +55,7 @@ impl Table {
     pub fn text(&self) -> String {
         let width = |text: &str| text.chars().count();
         let first = self.rows.iter().map(|r| width(&r.name)).max().unwrap_or(0);
+        let first = first.max(width(self.across));
         let widths: Vec<usize> = self
             .columns
             .iter()
@@ -75,7 +78,7 @@ impl Table {
             text
         };
         let mut text = format!("{}\n", self.title);
-        text.push_str(&line("", &self.columns));
+        text.push_str(&line(self.across, &self.columns));
         for row in &self.rows {
             text.push_str(&line(&row.name, &row.cells));
         }
@@ -88,8 +91,9 @@ impl Table {
     /// For the page.
     pub fn html(&self) -> String {
         let mut html = format!(
-            "<table><caption>{}</caption>\n<thead><tr><th></th>",
-            escape(&self.title)
+            "<table><caption>{}</caption>\n<thead><tr><th>{}</th>",
+            escape(&self.title),
+            escape(self.across)
         );
         for column in &self.columns {
             html.push_str(&format!("<th>{}</th>", escape(column)));
@@ -118,6 +122,7 @@ mod tests {
     #[test]
     fn columns_line_up_and_empty_rows_are_left_out() {
         let mut table = Table::new("IOPS", ["1", "32"]);
+        table.across = "depth";
         table.row("off", false, vec![Some("25.1k".into()), None]);
         table.row("nothing", false, vec![None, None]);
         table.row(
@@ -128,6 +133,7 @@ mod tests {
         let text = table.text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[1].trim_start().starts_with("depth "), "{text}");
         let widths: Vec<usize> = lines.iter().skip(1).map(|l| l.chars().count()).collect();
         assert!(widths.windows(2).all(|w| w[0] == w[1]), "{text}");
         let html = table.html();

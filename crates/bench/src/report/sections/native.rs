@@ -26,7 +26,7 @@ pub fn limit(results: &Results) -> Section {
     }
     let mut ping = Table::new(
         "A cache line from core to core and back, whatever the distance",
-        ["median"],
+        ["time"],
     );
     let at = |metric| view.get("pingpong", (1, 1), metric).map(nanos);
     ping.row("one word", false, vec![at("rtt_ns")]);
@@ -500,7 +500,7 @@ pub fn cost(results: &Results) -> Section {
         "",
         &[],
         false,
-        Shape::Bars,
+        Shape::Rows,
     );
     let mut values = Vec::new();
     let count = |v: f64| format!("{v:.1}");
