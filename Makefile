@@ -17,7 +17,8 @@ FUZZ_SECONDS ?= 600
 export CARGO
 
 .DEFAULT_GOAL := demo
-.PHONY: demo quick test test-all check msrv deny cost fuzz bench docs help tools-build tools-guest tools-bench
+.PHONY: demo quick test test-all check msrv deny cost fuzz bench docs install uninstall package help \
+	tools-build tools-guest tools-bench
 
 demo: tools-guest
 	$(CARGO) build --release -p vnvme -p harness
@@ -98,6 +99,21 @@ docs: tools-build
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p vnvme --bin vnvme reference
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p metrics documents
 	VNVME_WRITE_DOCS=1 $(CARGO) test -p control --lib reference
+
+# As root, usually; what is installed was built before, by whom it may be.
+export DESTDIR PREFIX
+install: $(RELEASE)/vnvme
+	packaging/install.sh install "$(RELEASE)/vnvme"
+
+uninstall:
+	packaging/install.sh uninstall "$(RELEASE)/vnvme"
+
+$(RELEASE)/vnvme:
+	$(CARGO) build --release -p vnvme
+
+package: tools-build
+	$(CARGO) build --release -p vnvme
+	packaging/deb.sh "$(RELEASE)/vnvme" target/debian
 
 # What compiling needs: a linker.
 tools-build:

@@ -135,8 +135,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Sees to it that [`Listener::bind`] can listen at `path`: a socket file that nobody listens on
-    /// is removed.
+    /// Sees to it that [`Listener::bind`] can listen at `path`: removes a socket file that nobody
+    /// listens on.
     ///
     /// # Errors
     /// As there, [`ListenError::InUse`] among them.

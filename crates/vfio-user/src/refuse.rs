@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub fn refuse(socket: impl AsFd, errno: Errno) {
     let socket = socket.as_fd();
     let mut first = [0; HEADER_SIZE];
-    let peeked = recv(&socket, &mut first, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    let peeked = recv(socket, &mut first, RecvFlags::PEEK | RecvFlags::DONTWAIT);
     let Ok(header) = Header::read_from_bytes(&first) else {
         return;
     };

@@ -70,10 +70,15 @@ pub struct Host {
 impl Host {
     /// The running system.
     pub fn system() -> Host {
+        Host::below(Path::new("/"))
+    }
+
+    /// One whose files are below a directory.
+    pub fn below(root: &Path) -> Host {
         Host {
-            sysfs: Sysfs::system(),
-            proc: "/proc".into(),
-            dev: "/dev".into(),
+            sysfs: Sysfs::at(root.join("sys")),
+            proc: root.join("proc"),
+            dev: root.join("dev"),
         }
     }
 }

@@ -1,8 +1,11 @@
 //! What must not be there twice in one process, has to be there, or cannot be, before anything is
 //! opened.
 
-use crate::spec::{Specs, hex};
-use anyhow::{Result, ensure};
+use crate::origin::Origin;
+use crate::serve::config;
+use crate::spec::{ControllerSpec, Specs, hex};
+use anyhow::{Result, anyhow, ensure};
+use controller::ConfigError;
 use std::collections::HashSet;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
@@ -24,53 +27,83 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
     let mut nguids = Unique::new("NGUID");
     let mut eui64s = Unique::new("EUI-64");
     let mut disks = Unique::new("ublk device");
-    let controllers = specs.controllers.iter().map(|c| &c.socket);
-    let exports = specs.vhost_user_blk.iter().map(|e| &e.socket);
-    for socket in controllers
-        .chain(exports)
-        .map(PathBuf::as_path)
-        .chain(control)
-    {
-        sockets.enter(place(socket), &socket.display().to_string())?;
+    let controllers = specs.controllers.iter();
+    let controllers = controllers.map(|c| (c.socket.as_path(), &c.origin));
+    let exports = specs.vhost_user_blk.iter();
+    let exports = exports.map(|e| (e.socket.as_path(), &e.origin));
+    let none = Origin::default();
+    let control = control.map(|path| (path, &none));
+    for (socket, origin) in controllers.chain(exports).chain(control) {
+        let entered = sockets.enter(place(socket), &socket.display().to_string());
+        origin.place("socket", entered)?;
     }
     for controller in &specs.controllers {
-        let socket = controller.socket.display();
-        ensure!(
-            !controller.namespaces.is_empty(),
-            "{socket}: no volume to serve"
-        );
+        let (socket, origin) = (controller.socket.display(), &controller.origin);
+        check_fields(controller)?;
+        if controller.namespaces.is_empty() {
+            return Err(match origin.is_known() {
+                true => origin.error("", "no volume to serve"),
+                false => anyhow!("{socket}: no volume to serve"),
+            });
+        }
         if let Some(serial) = &controller.serial {
             // As the guest sees it: padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
-            serials.enter(serial.trim_end().to_owned(), serial)?;
+            let entered = serials.enter(serial.trim_end().to_owned(), serial);
+            origin.place("serial", entered)?;
         }
         if let Some(subnqn) = &controller.subnqn {
-            subnqns.enter(subnqn.clone(), subnqn)?;
+            origin.place("subnqn", subnqns.enter(subnqn.clone(), subnqn))?;
         }
-        for namespace in &controller.namespaces {
+        let mut nsids = Unique::new("namespace ID");
+        for (namespace, position) in controller.namespaces.iter().zip(1..) {
+            let origin = &namespace.origin;
+            let nsid = namespace.nsid.unwrap_or(position);
+            origin.place("nsid", nsids.enter(nsid, &nsid.to_string()))?;
             // Volumes and exports have larger ones, too: their errors would lead to this one.
-            if let Some(size) = namespace.block_size {
-                ensure!(
-                    matches!(size, 512 | 4096),
-                    "{}: a block size of {size} bytes is not possible for a namespace: it is 512 \
-                     or 4096",
-                    namespace.volume
+            if let Some(size) = namespace
+                .block_size
+                .filter(|size| !matches!(size, 512 | 4096))
+            {
+                let volume = &namespace.volume;
+                let why = format!(
+                    "{volume}: a block size of {size} bytes is not possible for a namespace: it \
+                     is 512 or 4096"
                 );
+                return Err(origin.error("block-size", why));
             }
             // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
             if let Some(text) = &namespace.nguid {
-                let nguid = hex::<16>("nguid", text)?;
-                nguids.enter_unless(nguid == [0; 16], nguid, text)?;
+                let nguid = origin.place("nguid", hex::<16>("nguid", text))?;
+                let entered = nguids.enter_unless(nguid == [0; 16], nguid, text);
+                origin.place("nguid", entered)?;
             }
             if let Some(text) = &namespace.eui64 {
-                let eui64 = hex::<8>("eui64", text)?;
-                eui64s.enter_unless(eui64 == [0; 8], eui64, text)?;
+                let eui64 = origin.place("eui64", hex::<8>("eui64", text))?;
+                let entered = eui64s.enter_unless(eui64 == [0; 8], eui64, text);
+                origin.place("eui64", entered)?;
             }
         }
     }
-    for id in specs.ublk.iter().filter_map(|disk| disk.id) {
-        disks.enter(id, &id.to_string())?;
+    for disk in &specs.ublk {
+        if let Some(id) = disk.id {
+            disk.origin.place("id", disks.enter(id, &id.to_string()))?;
+        }
     }
     Ok(())
+}
+
+/// What a controller says of itself, under the names that options have.
+fn check_fields(spec: &ControllerSpec) -> Result<()> {
+    let serial = spec.serial.clone().unwrap_or_default();
+    match config(spec, serial).check() {
+        Ok(()) => Ok(()),
+        Err(error @ (ConfigError::Text { field, .. } | ConfigError::Range { field, .. })) => {
+            let key = field.replace('_', "-");
+            let why = error.to_string().replacen(field, &key, 1);
+            Err(spec.origin.error(&key, why))
+        }
+        Err(error) => spec.origin.place("", Err(error.into())),
+    }
 }
 
 /// The file that a path names, by whatever links and dots.

@@ -28,8 +28,10 @@ use self::ublk::UblkArgs;
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::devices::Action;
+use crate::discover;
 use crate::info;
 use crate::log::Filter;
+use crate::log_format::{self, JournalLines, LogFormat};
 use crate::options;
 use crate::options::flags::{self, Given};
 use crate::serve::serve;
@@ -38,7 +40,6 @@ use crate::top::TopArgs;
 use crate::volume_help::volume_help;
 use anyhow::{Context, Result, ensure};
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
@@ -53,6 +54,10 @@ pub struct Cli {
     /// "info,controller=trace" [default: info when serving, else warn]
     #[arg(long, global = true, env = "VNVME_LOG", value_name = "FILTER")]
     log: Option<Filter>,
+    /// How lines of the log look [default: journal if standard error is systemd's journal, else
+    /// text]
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
     #[command(subcommand)]
     command: Command,
 }
@@ -108,6 +113,8 @@ enum Command {
     /// Load a disk and measure it, in the manner of fio
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::BenchArgs>),
+    /// Show NVMe devices of this machine, who uses them, and what this kernel offers
+    Devices(discover::DevicesArgs),
     /// Hand NVMe devices over to vfio-pci, for nvme:// (as root; refused while a disk is in use)
     Bind(BindArgs),
     /// Hand NVMe devices back to the kernel
@@ -141,20 +148,10 @@ first, ends it at once. SIGHUP, SIGUSR1 and SIGUSR2 are logged and change nothin
 #[derive(Args)]
 struct Named {
     /// Volumes, each a namespace: paths or URLs
-    #[arg(
-        required_unless_present_any = ["config", "vhost_user_blk"],
-        requires = "socket",
-        value_name = "VOLUME",
-    )]
+    #[arg(requires = "socket", value_name = "VOLUME")]
     volumes: Vec<String>,
     /// Unix socket to listen on; created with mode 0600, a stale one is replaced
-    #[arg(
-        long,
-        short,
-        required_unless_present_any = ["config", "vhost_user_blk"],
-        requires = "volumes",
-        value_name = "PATH",
-    )]
+    #[arg(long, short, requires = "volumes", value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Serve a volume as a virtio block device, too, on a vhost-user socket of its own; may be
     /// repeated
@@ -205,14 +202,23 @@ impl Args for ServeArgs {
     }
 }
 
-/// Sets up the log: to standard error, with colours on a terminal.
-pub fn init_logging(filter: Filter) {
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(|| LogLines)
-        // Else a line that cannot be written (the pipe's reader or the terminal is gone) is a panic
-        // of its thread.
-        .log_internal_errors(false)
-        .with_ansi(std::io::stderr().is_terminal());
+/// Sets up the log: to standard error.
+pub fn init_logging(filter: Filter, format: LogFormat) {
+    // Else a line that cannot be written (the pipe's reader or the terminal is gone) is a panic of
+    // its thread.
+    let lines = tracing_subscriber::fmt::layer().log_internal_errors(false);
+    let lines = match format {
+        LogFormat::Text => {
+            let lines = lines.with_writer(|| LogLines);
+            lines.with_ansi(log_format::has_colours()).boxed()
+        }
+        LogFormat::Json => lines.json().with_writer(|| LogLines).boxed(),
+        LogFormat::Journal => {
+            log_format::write_to_journal();
+            let lines = lines.with_ansi(false).without_time().with_level(false);
+            lines.with_writer(JournalLines).boxed()
+        }
+    };
     tracing_subscriber::registry()
         .with(lines.with_filter(filter.0))
         .init();
@@ -226,6 +232,11 @@ impl Cli {
             (None, Command::Serve(_) | Command::Ublk(_)) => Filter::level(LevelFilter::INFO),
             (None, _) => Filter::level(LevelFilter::WARN),
         }
+    }
+
+    /// How lines of the log look.
+    pub fn log_format(&self) -> LogFormat {
+        self.log_format.unwrap_or_else(LogFormat::usual)
     }
 
     /// Does what was asked for.
@@ -253,6 +264,7 @@ impl Cli {
             Command::Completion(args) => args.run(),
             Command::Info(args) => args.run(),
             Command::Bench(args) => args.run(),
+            Command::Devices(args) => args.run(),
             Command::Bind(args) => args.bind(),
             Command::Unbind(args) => args.unbind(),
         }

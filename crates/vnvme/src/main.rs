@@ -6,6 +6,7 @@
 //! and ended.
 #![forbid(unsafe_code)]
 
+mod access;
 mod alarms;
 mod api;
 mod balance;
@@ -19,6 +20,7 @@ mod descriptors;
 mod device;
 mod devices;
 mod direct;
+mod discover;
 mod ending;
 mod front;
 mod identity;
@@ -26,10 +28,12 @@ mod info;
 mod irq_eventfd;
 mod limits;
 mod log;
+mod log_format;
 mod notify;
 mod numbers;
 mod open;
 mod options;
+mod origin;
 mod parts;
 mod peers;
 mod prepare;
@@ -92,7 +96,7 @@ fn main() -> ExitCode {
             };
         }
     };
-    cli::init_logging(cli.log());
+    cli::init_logging(cli.log(), cli.log_format());
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),

@@ -1,39 +1,96 @@
-//! The service manager that started this process, if one wants to know when it serves
-//! (sd_notify(3)).
+//! The service manager that started this process, if one wants to know how it is
+//! (sd_notify(3), sd_watchdog_enabled(3)).
 
 use anyhow::{Context, Result};
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant};
 
 /// Names its socket.
 const NAME: &str = "NOTIFY_SOCKET";
+/// Microseconds within which it wants to be told something again and again, and the process that it
+/// wants to be told by.
+const WATCHDOG: &str = "WATCHDOG_USEC";
+const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
+/// It is told so many times within that.
+const TIMES: u32 = 3;
 
 /// A connection to it, made while sockets can be reached by their paths.
-pub struct ServiceManager(Option<UnixDatagram>);
+pub struct ServiceManager {
+    socket: Option<UnixDatagram>,
+    watchdog: Option<Watchdog>,
+}
+
+/// What it wants to be told regularly.
+struct Watchdog {
+    interval: Duration,
+    next: Instant,
+}
 
 impl ServiceManager {
     /// The one that the environment names. That it cannot be reached is logged: it will find out.
     pub fn from_environment() -> Self {
-        let name = std::env::var_os(NAME).filter(|name| !name.is_empty());
-        let socket = name.and_then(|name: OsString| match connect(&name) {
+        let variable = |name| std::env::var_os(name).filter(|text: &OsString| !text.is_empty());
+        let socket = variable(NAME).and_then(|name| match connect(&name) {
             Ok(socket) => Some(socket),
             Err(error) => {
                 tracing::warn!(socket = ?name, error = format_args!("{error:#}"), "{NAME}");
                 None
             }
         });
-        Self(socket)
+        let text = |name| variable(name).and_then(|text| text.into_string().ok());
+        let interval = interval(text(WATCHDOG).as_deref(), text(WATCHDOG_PROCESS).as_deref());
+        let watchdog = interval.filter(|_| socket.is_some()).map(|interval| {
+            let next = Instant::now();
+            Watchdog { interval, next }
+        });
+        Self { socket, watchdog }
     }
 
     /// Says that clients are served from now on.
-    pub fn ready(self) {
-        let sent = self.0.map_or(Ok(0), |socket| socket.send(b"READY=1\n"));
-        if let Err(error) = sent {
+    pub fn ready(&self) {
+        self.tell("READY=1\n");
+    }
+
+    /// Says that the end has begun, and is meant.
+    pub fn stopping(&self) {
+        self.tell("STOPPING=1\n");
+    }
+
+    /// Says that the process is alive, if it is time to, and it is: one whose workers all stand
+    /// still is not.
+    pub fn alive(&mut self, is_alive: impl FnOnce(Duration) -> bool) {
+        let now = Instant::now();
+        let Some(watchdog) = self.watchdog.as_mut().filter(|dog| now >= dog.next) else {
+            return;
+        };
+        watchdog.next = now + watchdog.interval / TIMES;
+        if is_alive(watchdog.interval) {
+            self.tell("WATCHDOG=1\n");
+        }
+    }
+
+    fn tell(&self, text: &str) {
+        let sent = self
+            .socket
+            .as_ref()
+            .map(|socket| socket.send(text.as_bytes()));
+        if let Some(Err(error)) = sent {
             tracing::warn!(%error, "{NAME}");
         }
     }
+}
+
+/// How often it wants to be told, if it wants to be by this process.
+fn interval(micros: Option<&str>, process: Option<&str>) -> Option<Duration> {
+    let own = std::process::id().to_string();
+    if process.is_some_and(|process| process != own) {
+        return None;
+    }
+    let micros = micros?.parse().ok().filter(|micros| *micros > 0);
+    micros.map(Duration::from_micros)
 }
 
 /// Its socket: a path, or "@" and an abstract name.
@@ -48,4 +105,52 @@ fn connect(name: &OsStr) -> Result<UnixDatagram> {
         .context("connect")?;
     socket.set_nonblocking(true).context("socket")?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watchdog_is_obeyed_that_means_this_process() {
+        let own = std::process::id().to_string();
+        let second = Some(Duration::from_secs(1));
+        for (micros, process, wanted) in [
+            (Some("1000000"), None, second),
+            (Some("1000000"), Some(&*own), second),
+            (Some("1000000"), Some("1"), None),
+            (Some("1000000"), Some("me"), None),
+            (Some("0"), None, None),
+            (Some("-5"), None, None),
+            (Some("soon"), None, None),
+            (None, None, None),
+        ] {
+            assert_eq!(interval(micros, process), wanted, "{micros:?} {process:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_told_in_time_that_the_process_is_alive_and_only_then() {
+        let (manager, socket) = UnixDatagram::pair().unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let mut told = ServiceManager {
+            socket: Some(socket),
+            watchdog: Some(Watchdog {
+                interval: Duration::from_secs(3600),
+                next: Instant::now(),
+            }),
+        };
+        let received = || {
+            let mut text = [0; 64];
+            let len = manager.recv(&mut text).ok()?;
+            Some(String::from_utf8_lossy(&text[..len]).into_owned())
+        };
+        told.alive(|interval| interval == Duration::from_secs(3600));
+        assert_eq!(received().as_deref(), Some("WATCHDOG=1\n"));
+        told.alive(|_| panic!("it is not time yet"));
+        assert_eq!(received(), None);
+        told.watchdog.as_mut().unwrap().next = Instant::now();
+        told.alive(|_| false);
+        assert_eq!(received(), None, "it is not alive");
+    }
 }

@@ -1,14 +1,17 @@
-//! What is opened before anything is served: sockets, volumes, block devices.
+//! What is opened before anything is served: volumes, block devices, and then the sockets.
 //!
 //! All of it is opened before the threads start that serve it: those are born in the sandbox
 //! (`crate::confine`), where nothing can be opened any more.
 
+use crate::access::SocketAccess;
 use crate::ending::{self, NotDurable};
 use crate::open::{Opened, Opener};
+use crate::origin::Origin;
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, NamespaceSpec, Specs, VhostBlkSpec};
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -57,21 +60,6 @@ pub struct OpenController {
     pub volumes: Vec<Prepared>,
 }
 
-impl OpenController {
-    pub fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
-        // The socket comes first: a process that serves it already has the volumes, too, and is the
-        // better explanation.
-        let listener = Listener::bind(&spec.socket)?;
-        let volumes = spec.namespaces.iter().cloned();
-        let volumes = volumes.map(|namespace| Prepared::new(namespace, opener));
-        Ok(Self {
-            volumes: volumes.collect::<Result<_>>()?,
-            spec: spec.clone(),
-            listener,
-        })
-    }
-}
-
 /// A vhost-user-blk export whose socket and volume are open.
 pub struct OpenExport {
     pub spec: VhostBlkSpec,
@@ -81,27 +69,25 @@ pub struct OpenExport {
     pub span: tracing::Span,
 }
 
-impl OpenExport {
-    pub fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
-        let span = tracing::error_span!("export", socket = %spec.socket.display());
-        let entered = span.clone().entered();
-        // First, as above.
-        let listener = Listener::bind(&spec.socket)?;
-        let volume = NamespaceSpec {
-            volume: spec.volume.clone(),
-            block_size: spec.block_size,
-            read_only: spec.read_only,
-            ..NamespaceSpec::default()
-        };
-        let volume = Prepared::new(volume, opener)?;
-        drop(entered);
-        Ok(Self {
-            spec: spec.clone(),
-            listener,
-            volume,
-            span,
-        })
-    }
+/// The volumes of a controller.
+fn open_controller(spec: &ControllerSpec, opener: &Opener) -> Result<Vec<Prepared>> {
+    let volumes = spec.namespaces.iter().map(|namespace| {
+        let opened = Prepared::new(namespace.clone(), opener);
+        namespace.origin.place("volume", opened)
+    });
+    volumes.collect()
+}
+
+/// The volume of an export.
+fn open_export(spec: &VhostBlkSpec, span: &tracing::Span, opener: &Opener) -> Result<Prepared> {
+    let _entered = span.clone().entered();
+    let volume = NamespaceSpec {
+        volume: spec.volume.clone(),
+        block_size: spec.block_size,
+        read_only: spec.read_only,
+        ..NamespaceSpec::default()
+    };
+    spec.origin.place("volume", Prepared::new(volume, opener))
 }
 
 /// What one worker serves.
@@ -126,46 +112,93 @@ pub struct Open {
     pub disks: Vec<OpenDisk>,
 }
 
-impl Open {
-    fn nothing(workers: usize) -> Self {
-        let mut loads = Vec::new();
-        loads.resize_with(workers, Load::default);
-        let disks = Vec::new();
-        Self { loads, disks }
-    }
+/// What has been opened so far, in the order of the specification. Nobody can connect yet.
+#[derive(Default)]
+struct Opening {
+    controllers: Vec<Vec<Prepared>>,
+    exports: Vec<(Prepared, tracing::Span)>,
+    disks: Vec<OpenDisk>,
 }
 
-/// Opens everything; each is in `all` once it is open.
-fn open(specs: &Specs, workers: usize, opener: &Opener, all: &Mutex<Open>) -> Result<()> {
-    let mut turns = (0..workers).cycle();
-    let mut add = |add: &mut dyn FnMut(&mut Load)| {
-        let mut all = all.lock().unpoisoned();
-        if let Some(load) = turns.next().and_then(|turn| all.loads.get_mut(turn)) {
-            add(load);
-        }
-    };
+/// Opens all volumes; each is in `all` once it is open.
+fn open(specs: &Specs, opener: &Opener, all: &Mutex<Opening>) -> Result<()> {
+    // A process that serves a socket already has the volumes, too, and is the better explanation.
+    for (socket, origin) in sockets(specs) {
+        let free = Listener::make_room(socket).map_err(Into::into);
+        origin.place("socket", free)?;
+    }
     for spec in &specs.controllers {
-        let mut open = Some(OpenController::new(spec, opener)?);
-        add(&mut |load| load.controllers.extend(open.take()));
+        let volumes = open_controller(spec, opener)?;
+        all.lock().unpoisoned().controllers.push(volumes);
     }
     for spec in &specs.vhost_user_blk {
-        let mut open = Some(OpenExport::new(spec, opener)?);
-        add(&mut |load| load.exports.extend(open.take()));
+        let span = tracing::error_span!("export", socket = %spec.socket.display());
+        let volume = open_export(spec, &span, opener)?;
+        all.lock().unpoisoned().exports.push((volume, span));
     }
     for spec in &specs.ublk {
-        let disk = OpenDisk::new(spec, opener)?;
+        let disk = spec.origin.place("volume", OpenDisk::new(spec, opener))?;
         all.lock().unpoisoned().disks.push(disk);
     }
     Ok(())
 }
 
+fn sockets(specs: &Specs) -> impl Iterator<Item = (&Path, &Origin)> {
+    let controllers = specs.controllers.iter();
+    let controllers = controllers.map(|spec| (spec.socket.as_path(), &spec.origin));
+    let exports = specs.vhost_user_blk.iter();
+    controllers.chain(exports.map(|spec| (spec.socket.as_path(), &spec.origin)))
+}
+
+/// Makes the sockets, now that there is nothing left that a client would wait for, or that could
+/// take its disk away from it again.
+fn listen(specs: &Specs, workers: usize, opening: Opening) -> Result<Open> {
+    let bind = |socket: &Path, own: &SocketAccess, origin: &Origin| {
+        let access = own.or(&specs.process.access);
+        if access.is_open_to_all() {
+            let socket = socket.display();
+            tracing::warn!(%socket, "everybody on this machine may connect (socket-mode)");
+        }
+        let listener = access
+            .resolve()
+            .and_then(|access| Ok(Listener::bind_for(socket, &access)?));
+        origin.place("socket", listener)
+    };
+    let mut loads = Vec::new();
+    loads.resize_with(workers, Load::default);
+    let mut turns = (0..workers).cycle();
+    for (spec, volumes) in specs.controllers.iter().zip(opening.controllers) {
+        let listener = bind(&spec.socket, &spec.access, &spec.origin)?;
+        if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
+            load.controllers.push(OpenController {
+                spec: spec.clone(),
+                listener,
+                volumes,
+            });
+        }
+    }
+    for (spec, (volume, span)) in specs.vhost_user_blk.iter().zip(opening.exports) {
+        let listener = bind(&spec.socket, &spec.access, &spec.origin)?;
+        if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
+            load.exports.push(OpenExport {
+                spec: spec.clone(),
+                listener,
+                volume,
+                span,
+            });
+        }
+    }
+    let disks = opening.disks;
+    Ok(Open { loads, disks })
+}
+
 /// Between two looks for the order to end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Opens everything, on a thread of its own: a file that is being opened may hang, which is not to
-/// keep the process from ending. And the kernel executes some requests (ublk's) in threads that
-/// belong to the one that submits, have its rights, and end with it: none of them is left when the
-/// sandbox is entered.
+/// Opens everything, the volumes on a thread of their own: a file that is being opened may hang,
+/// which is not to keep the process from ending. And the kernel executes some requests (ublk's) in
+/// threads that belong to the one that submits, have its rights, and end with it: none of them is
+/// left when the sandbox is entered.
 ///
 /// Where it has not ended within `limit` after the order to end, the process ends, after
 /// `clean_up`.
@@ -176,10 +209,10 @@ pub fn open_all(
     (stop, limit): (&Stop, Duration),
     mut clean_up: impl FnMut(),
 ) -> Result<Open> {
-    let all = Mutex::new(Open::nothing(workers));
+    let all = Mutex::<Opening>::default();
     let (told, opened) = channel();
     std::thread::scope(|scope| {
-        let open = || told.send(open(specs, workers, opener, &all));
+        let open = || told.send(open(specs, opener, &all));
         let builder = std::thread::Builder::new().name("open".into());
         let thread = builder.spawn_scoped(scope, open);
         let thread = thread.context("thread \"open\"")?;
@@ -193,7 +226,10 @@ pub fn open_all(
                         // The scope would wait for it. Files that are open are free for others,
                         // who come before the kernel has ended this process.
                         clean_up();
-                        drop(std::mem::take(&mut all.lock().unpoisoned().loads));
+                        let mut all = all.lock().unpoisoned();
+                        all.controllers.clear();
+                        all.exports.clear();
+                        drop(all);
                         let what = "what is to be served has not been opened";
                         ending::exit(&NotDurable(format!("ended by force: {what}")));
                     }
@@ -205,5 +241,5 @@ pub fn open_all(
         let _ = thread.join();
         opened
     })?;
-    Ok(all.into_inner().unpoisoned())
+    listen(specs, workers, all.into_inner().unpoisoned())
 }

@@ -98,7 +98,8 @@ fn calls(documents: &str) -> Vec<(Vec<String>, bool)> {
 /// Whether one of the program's commands (or the one of this name) has an option.
 fn has_option(command: Option<&str>, word: &str) -> bool {
     let name = word.trim_start_matches('-');
-    let name = name.split_once('=').map_or(name, |(name, _)| name);
+    // A value that may be left out is written `[=on|off]`.
+    let name = name.split(['=', '[']).next().unwrap_or(name);
     let mut cli = Cli::command();
     cli.build();
     let mut commands = cli

@@ -30,7 +30,8 @@ use controller::{Controller, ControllerConfig, NamespaceConfig};
 use receive::Receiver;
 use rustix::event::EventfdFlags;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
-use std::num::NonZeroU64;
+use std::collections::BTreeSet;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -56,7 +57,8 @@ fn block_size(spec: &NamespaceSpec, volume: &dyn Volume) -> u32 {
         .unwrap_or_else(|| volume.info().block_size.max(512))
 }
 
-fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
+/// A controller's configuration, as far as it does not depend on its volumes.
+pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
     ControllerConfig {
         model: spec.model.clone().unwrap_or(default.model),
@@ -248,17 +250,14 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Wo
     let mut worker = Worker::new(io, handle, options)?;
     for open in load.controllers {
         let (socket, namespaces) = (open.spec.socket.clone(), open.spec.namespaces.len());
+        let origin = open.spec.origin.clone();
         let added = worker.add(|context| {
-            let one = served(context.owner, open, context.io, crew)?;
-            tracing::info!(
-                socket = %socket.display(),
-                serial = one.controller.config().serial,
-                namespaces,
-                "listening"
-            );
+            let one = origin.place("", served(context.owner, open, context.io, crew))?;
             let stats = one.controller.stats();
+            let serial = one.controller.config().serial.clone();
             let mut front =
                 NvmeFront::new(one, context, index, crew.peers, crew.receiver).context("epoll")?;
+            tracing::info!(socket = %socket.display(), serial, namespaces, "listening");
             crew.registry.enter(&socket, stats, front.accepts());
             front.tell(&crew.registry.events);
             Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
@@ -268,6 +267,7 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Wo
     }
     for open in load.exports {
         let socket = open.spec.socket.clone();
+        let origin = open.spec.origin.clone();
         let added = worker.add(|context| {
             let (opener, registry) = (crew.opener, crew.registry);
             let clients = FrontEnds {
@@ -277,7 +277,8 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Wo
             };
             let export = VhostBlk::new(
                 open, of_export, &clients, context, opener, registry, crew.sizes,
-            )?;
+            );
+            let export = origin.place("", export)?;
             let stats = export.stats();
             let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
             crew.peers.enter_fixed(index, requests);
@@ -306,6 +307,21 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
         (Spread::Auto | Spread::Stir, _) => usize::from(MAX_WORKERS),
     };
     usize::from(options.workers).min(most)
+}
+
+/// Says so when workers have to share CPUs: one that polls keeps the others waiting.
+fn warn_of_few_cpus(workers: usize, pinned: &[usize]) {
+    let cpus = match pinned {
+        // Those that the process may use.
+        [] => std::thread::available_parallelism().map_or(workers, NonZeroUsize::get),
+        pinned => pinned.iter().collect::<BTreeSet<_>>().len(),
+    };
+    if workers > cpus {
+        tracing::warn!(
+            "{workers} workers have {cpus} CPUs: one that polls keeps others waiting; more workers \
+             than CPUs gain nothing"
+        );
+    }
 }
 
 /// Makes a worker and all that it serves, says how that went, and serves it.
@@ -418,6 +434,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     options.control.clone_from(&place.path);
     check(specs, options.control.as_deref())?;
     let workers = workers(specs, &options);
+    warn_of_few_cpus(workers, &options.cpus);
     limit_clients(specs, workers, &mut options.clients);
     let options = &options;
     // First: it is to have no thread's affinity, and no descriptor of what is opened later.
@@ -466,7 +483,7 @@ fn serve_opened(
     loads: Vec<Load>,
     disks: Vec<OpenDisk>,
     mut control: Option<control::server::Running>,
-    manager: ServiceManager,
+    mut manager: ServiceManager,
     stop: &Stop,
     crew: &Crew<'_>,
 ) -> Result<()> {
@@ -533,11 +550,12 @@ fn serve_opened(
         }
         // Until the end: a thread that fails asks for it, too.
         let sizes = crew.sizes;
-        let look = || {
+        sizes.run(&stop.descriptor()?, || {
             watch.look();
             crew.registry.look();
-        };
-        sizes.run(&stop.descriptor()?, look);
+            manager.alive(|interval| !watch.all_stuck(interval));
+        });
+        manager.stopping();
         let limit = crew.options.polling.stop_timeout;
         match ends.wait(threads, workers, limit, || stop.now(), &mut watch) {
             Ok(end) => {

@@ -1,10 +1,12 @@
 //! What is to be served, as the command line or a configuration file says it. What is not said is
 //! `None`; [`crate::options`] has what can be said, and how.
 
+use crate::access::SocketAccess;
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
 use crate::options::{Size, Url, file, url};
+use crate::origin::{self, Origin};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use dma::MemoryLimits;
@@ -45,6 +47,8 @@ pub struct NamespaceSpec {
     pub eui64: Option<String>,
     /// How commands reach a device below; direct where that is possible when not given.
     pub path: Option<PathChoice>,
+    /// Where the configuration file says so.
+    pub origin: Origin,
 }
 
 impl NamespaceSpec {
@@ -59,6 +63,8 @@ impl NamespaceSpec {
 pub struct ControllerSpec {
     /// Where the VMM connects.
     pub socket: PathBuf,
+    /// Who may.
+    pub access: SocketAccess,
     /// Model number.
     pub model: Option<String>,
     /// Serial number.
@@ -81,6 +87,8 @@ pub struct ControllerSpec {
     pub mdts: Option<u8>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceSpec>,
+    /// Where the configuration file says so.
+    pub origin: Origin,
 }
 
 /// One export: a socket and its volume.
@@ -88,6 +96,8 @@ pub struct ControllerSpec {
 pub struct VhostBlkSpec {
     /// Where the VMM connects.
     pub socket: PathBuf,
+    /// Who may.
+    pub access: SocketAccess,
     /// Path or URL.
     pub volume: Url,
     /// Most request queues.
@@ -102,6 +112,8 @@ pub struct VhostBlkSpec {
     pub read_only: Option<bool>,
     /// Volatile write cache on at first.
     pub write_cache: Option<bool>,
+    /// Where the configuration file says so.
+    pub origin: Origin,
 }
 
 impl VhostBlkSpec {
@@ -136,6 +148,8 @@ pub struct UblkSpec {
     pub read_only: Option<bool>,
     /// The device outlives a killed process, and waits for the next one.
     pub recover: Option<bool>,
+    /// Where the configuration file says so.
+    pub origin: Origin,
 }
 
 impl UblkSpec {
@@ -155,6 +169,7 @@ impl UblkSpec {
             volume: self.volume.clone(),
             block_size: self.block_size,
             read_only: self.read_only,
+            origin: self.origin.clone(),
             ..NamespaceSpec::default()
         }
     }
@@ -250,6 +265,8 @@ pub struct ProcessSpec {
     pub client_files: Option<u32>,
     /// Clients that may connect to each socket in a second.
     pub client_connects: Option<u32>,
+    /// Who may connect to sockets that say nothing about it themselves.
+    pub access: SocketAccess,
     /// Where to answer `vnvme stats`.
     pub control: Option<PathBuf>,
     /// Where to answer Prometheus.
@@ -322,28 +339,45 @@ tables!(
     UblkSpec
 );
 
+/// Reads what a configuration file says; [`Origin`] of each part names the file and the line.
+///
+/// # Errors
+/// The text is not TOML, has keys that are unknown, or values that cannot be read.
+pub fn parse_config(path: &Path, text: &str) -> Result<Specs> {
+    let mut specs: Specs = toml::from_str(text).with_context(|| format!("{}", path.display()))?;
+    origin::note(&mut specs, path, text);
+    // A volume's URL says the same here as on the command line.
+    specs.take_url_options()?;
+    Ok(specs)
+}
+
 /// Reads a configuration file.
 pub fn read_config(path: &Path) -> Result<Specs> {
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
-    let mut specs: Specs = toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
+    let specs = parse_config(path, &text)?;
     ensure!(
         !(specs.controllers.is_empty() && specs.vhost_user_blk.is_empty() && specs.ublk.is_empty()),
         "{}: no [[controller]], no [[vhost-user-blk]] and no [[ublk]]",
         path.display()
     );
-    // A volume's URL says the same here as on the command line.
-    specs
-        .take_url_options()
-        .with_context(|| format!("{}", path.display()))?;
     Ok(specs)
 }
 
 impl Specs {
     fn take_url_options(&mut self) -> Result<()> {
-        let mut namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
-        namespaces.try_for_each(url::take)?;
-        self.vhost_user_blk.iter_mut().try_for_each(url::take)?;
-        self.ublk.iter_mut().try_for_each(url::take)
+        for namespace in self.controllers.iter_mut().flat_map(|c| &mut c.namespaces) {
+            let taken = url::take(namespace);
+            namespace.origin.place("volume", taken)?;
+        }
+        for export in &mut self.vhost_user_blk {
+            let taken = url::take(export);
+            export.origin.place("volume", taken)?;
+        }
+        for disk in &mut self.ublk {
+            let taken = url::take(disk);
+            disk.origin.place("volume", taken)?;
+        }
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 //! hangs. A write would then block its thread, be it a worker or the one that is to end the
 //! process. So a line that finds no room is lost; the next one that finds some says how many were.
 
+use crate::log_format::prefix_of_errors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -38,7 +39,7 @@ impl Write for LogLines {
 
 /// Says why the process ends. Nobody may read it: that is no reason to end otherwise.
 pub fn say(words: Arguments<'_>) {
-    let line = format!("vnvme: {words}\n");
+    let line = format!("{}vnvme: {words}\n", prefix_of_errors());
     LOSSES.write(io::stderr().as_fd(), line.as_bytes(), LAST_WAIT);
 }
 

@@ -58,6 +58,12 @@ impl Watch {
         }
     }
 
+    /// No worker makes rounds any more, and none has for so long.
+    pub fn all_stuck(&self, limit: Duration) -> bool {
+        let mut workers = 0..self.peers.count();
+        workers.all(|worker| self.is_stuck(worker, limit, limit))
+    }
+
     /// What a worker is doing.
     pub fn describe(&self, worker: usize) -> String {
         self.peers.handle(worker).map_or_else(String::new, describe)

@@ -1,4 +1,4 @@
-//! The unit for systemd: that systemd understands it, and how far it walls the process off.
+//! The units for systemd: that systemd understands them, and how far they wall the process off.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by a panic.
 
 use std::fs;
@@ -8,8 +8,12 @@ use std::process::{Command, Output};
 /// What `systemd-analyze security` may find at most, in tenths of its points of 10.
 const EXPOSURE: &str = "10";
 
-fn unit() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd/vnvme@.service")
+/// The daemon's, and that of a process for each VM.
+const UNITS: [&str; 2] = ["vnvme.service", "vnvme@.service"];
+
+fn unit(name: &str) -> PathBuf {
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
+    units.join(name)
 }
 
 /// `None` where systemd is not installed.
@@ -35,10 +39,14 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn it_is_understood() {
+fn they_are_understood() {
+    UNITS.iter().for_each(|name| is_understood(name));
+}
+
+fn is_understood(name: &str) {
     let directory = tempfile::tempdir().unwrap();
-    let here = directory.path().join("vnvme@.service");
-    let unit = fs::read_to_string(unit()).unwrap();
+    let here = directory.path().join(name);
+    let unit = fs::read_to_string(unit(name)).unwrap();
     let installed = "ExecStart=/usr/bin/vnvme ";
     assert!(unit.contains(installed));
     // Neither the program nor its manual are installed.
@@ -60,9 +68,11 @@ fn it_is_understood() {
 fn the_wall_is_as_high_as_it_was() {
     let threshold = format!("--threshold={EXPOSURE}");
     let args = ["security", "--offline=yes", "--no-pager", &threshold];
-    if let Some(output) = analyze(&args, &unit()) {
-        let found = text(&output.stdout);
-        assert!(output.status.success(), "{found}{}", text(&output.stderr));
-        assert!(found.contains("Overall exposure level"), "{found}");
+    for name in UNITS {
+        if let Some(output) = analyze(&args, &unit(name)) {
+            let found = text(&output.stdout);
+            assert!(output.status.success(), "{found}{}", text(&output.stderr));
+            assert!(found.contains("Overall exposure level"), "{found}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use control::api::{LimitChange, VolumeLimits};
 use output::{OutputError, outln};
-use volume::{MAX_WEIGHT, parse_duration, parse_size};
+use volume::{MAX_WEIGHT, parse_count, parse_duration, parse_size};
 
 /// Options of `vnvme limits`.
 #[derive(Args)]
@@ -23,13 +23,13 @@ pub struct LimitsArgs {
     #[arg(long, conflicts_with_all = ["name", "volume"])]
     all: bool,
     /// Requests per second; 0: no limit
-    #[arg(long, value_parser = parse_size, value_name = "N")]
+    #[arg(long, value_parser = parse_count, value_name = "N")]
     iops: Option<u64>,
     /// Reads per second
-    #[arg(long, value_parser = parse_size, value_name = "N")]
+    #[arg(long, value_parser = parse_count, value_name = "N")]
     read_iops: Option<u64>,
     /// Writes per second
-    #[arg(long, value_parser = parse_size, value_name = "N")]
+    #[arg(long, value_parser = parse_count, value_name = "N")]
     write_iops: Option<u64>,
     /// Bytes per second, like 100M; 0: no limit
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]

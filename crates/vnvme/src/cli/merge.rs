@@ -12,6 +12,14 @@ use crate::spec::{ControllerSpec, Specs, read_config};
 use crate::usage::Usage;
 use anyhow::Result;
 
+/// The ways to say what is to be served.
+const NOTHING: &str = "\
+nothing is named that could be served. Name
+  a socket and volumes:   vnvme serve --socket /tmp/vm0.sock disk.raw    (an NVMe disk)
+  or an export:           vnvme serve --vhost-user-blk /tmp/vm1.sock disk.raw    (a virtio disk)
+  or a file of them:      vnvme serve --config vnvme.toml    (block devices of this host, too)
+\"vnvme ublk disk.raw\" makes a volume a block device; \"vnvme serve --help\" has examples.";
+
 impl ServeArgs {
     /// What is to be served, and how.
     pub(super) fn merge(self) -> Result<(Specs, ServeOptions)> {
@@ -29,6 +37,9 @@ impl ServeArgs {
 impl Named {
     /// What the command line names, without its flags.
     fn specs(self) -> Result<Specs> {
+        if self.socket.is_none() && self.vhost_user_blk.is_empty() {
+            return Err(Usage::error(NOTHING));
+        }
         let namespaces = self.volumes.iter().map(|text| url::parse(text));
         let namespaces = namespaces.collect::<Result<Vec<_>>>()?;
         let controller = self.socket.map(|socket| ControllerSpec {
@@ -153,6 +164,16 @@ mod tests {
                 "[false, false] [false, false]",
             ),
             (
+                &["--write-cache=off"],
+                |s, _| controllers(s, |c| c.write_cache.unwrap()),
+                "[false, false]",
+            ),
+            (
+                &["--shadow-doorbells=off"],
+                |s, _| controllers(s, |c| c.shadow_doorbells.unwrap()),
+                "[false, false]",
+            ),
+            (
                 &["--doorbells", "mapped"],
                 |s, _| controllers(s, |c| c.doorbells == Some(DoorbellMode::Mapped)),
                 "[true, false]",
@@ -241,6 +262,29 @@ mod tests {
                 "[::1]:9469",
             ),
             (
+                &["--socket-owner", "alice"],
+                |s, _| controllers(s, |c| c.access.owner.as_ref().unwrap().to_string()),
+                r#"["alice", "alice"]"#,
+            ),
+            (
+                &["--socket-group", "kvm"],
+                |s, _| {
+                    let groups = s.vhost_user_blk.iter();
+                    let groups = groups.map(|e| e.access.group.as_ref().unwrap().to_string());
+                    let groups: Vec<String> = groups.collect();
+                    format!(
+                        "{groups:?} {}",
+                        s.controllers[1].access.group.as_ref().unwrap()
+                    )
+                },
+                r#"["kvm", "kvm"] kvm"#,
+            ),
+            (
+                &["--socket-mode", "0666"],
+                |s, _| controllers(s, |c| c.access.is_open_to_all()),
+                "[true, true]",
+            ),
+            (
                 &["--sandbox", "off"],
                 |_, o| format!("{:?}", o.sandbox),
                 "Off",
@@ -266,9 +310,9 @@ mod tests {
         for option in serve.get_arguments().filter_map(clap::Arg::get_long) {
             let in_table = table
                 .iter()
-                .any(|(args, ..)| args[0] == format!("--{option}"));
+                .any(|(args, ..)| args[0].split('=').next() == Some(&format!("--{option}")));
             assert!(
-                in_table || others.contains(&option) || option == "log",
+                in_table || others.contains(&option) || ["log", "log-format"].contains(&option),
                 "--{option} beside --config?"
             );
         }

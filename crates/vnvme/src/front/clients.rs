@@ -74,6 +74,7 @@ impl NvmeFront {
                     "a second client was refused: this disk has one already"
                 );
             });
+            vfio_user::refuse(&fd, Errno::BUSY);
             self.intake.dismiss(fd);
             return;
         }

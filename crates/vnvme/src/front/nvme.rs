@@ -271,6 +271,14 @@ impl Frontend for NvmeFront {
     }
 
     fn flush(&mut self) {
+        if let Some(connection) = &self.connection {
+            let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
+            tracing::warn!(
+                socket = %self.acceptor.listener().path().display(),
+                pid,
+                "ending while a client is attached: its guest loses this disk"
+            );
+        }
         self.device.controller.flush();
     }
 

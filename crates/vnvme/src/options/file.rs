@@ -75,9 +75,7 @@ impl<'de, S> DeserializeSeed<'de> for Field<'_, S> {
 
 /// That a key is unknown, which one was meant, and which there are.
 fn unknown(text: &str, keys: &[&str]) -> String {
-    let similar = |key: &&&str| strsim::damerau_levenshtein(text, key);
-    let nearest = keys.iter().min_by_key(similar);
-    let nearest = nearest.filter(|key| similar(key) * 3 <= text.chars().count().max(3));
+    let nearest = volume::similar(text, keys.iter().copied());
     let meant = nearest.map_or(String::new(), |key| format!(", did you mean `{key}`?"));
     let quoted: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
     let sign = if meant.is_empty() { "," } else { "" };
@@ -101,7 +99,7 @@ mod tests {
         let text = error(file);
         for words in [
             "line 3, column 1",
-            "unknown field `serail`, did you mean `serial`? expected one of `socket`, `doorbells`",
+            "unknown field `serail`, did you mean `serial`? expected one of `socket`, `socket-owner`",
             "`mdts`, `namespace`",
         ] {
             assert!(text.contains(words), "{words}: {text}");
@@ -113,6 +111,11 @@ mod tests {
         );
         let top = error("[[contoller]]\n");
         assert!(top.contains("did you mean `controller`?"), "{top}");
+        let underscore = error("[[controller]]\nio_queues = 3");
+        assert!(
+            underscore.contains("did you mean `io-queues`?"),
+            "{underscore}"
+        );
         let within = error("[[ublk]]\nvolume = \"a\"\nqueue = 1");
         assert!(within.contains("did you mean `queues`?"), "{within}");
     }

@@ -28,9 +28,30 @@ fn augment_of<S: Spec>(command: Command, mut cli: clap::Command) -> clap::Comman
         // Several tables may have it.
         if cli.get_arguments().all(|arg| arg.get_id() != flag.name) {
             cli = cli.arg(arg(row, flag));
+            if flag.name != row.key {
+                let off = flag.name;
+                cli = cli.arg(switch(row).conflicts_with(off).long_help(format!(
+                    "{}; off is the same as --{off}",
+                    sentence(&row.help_with_default())
+                )));
+            }
         }
     }
     cli
+}
+
+/// A switch under the name that it has in a configuration file: `--pin-memory`, or
+/// `--pin-memory=off`.
+fn switch<S: Spec>(row: &'static Row<S>) -> Arg {
+    Arg::new(row.key)
+        .long(row.key)
+        .help(sentence(&row.help_with_default()))
+        .value_name("on|off")
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("on")
+        .value_parser(PossibleValuesParser::new(["on", "off"]).map(OsString::from))
+        .hide_possible_values(true)
 }
 
 fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
@@ -43,7 +64,11 @@ fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
         None if setting.is_switch() => row.help.to_owned(),
         None => row.help_with_default(),
     };
-    let mut arg = Arg::new(flag.name).long(flag.name).help(sentence(&help));
+    let mut arg = match setting.is_switch() && flag.name == row.key {
+        true => switch(row),
+        false => Arg::new(flag.name).long(flag.name),
+    };
+    arg = arg.help(sentence(&help));
     if let Some(short) = flag.short {
         arg = arg.short(short);
     }
@@ -51,7 +76,10 @@ fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
         arg = arg.requires(other);
     }
     if setting.is_switch() {
-        return arg.action(ArgAction::SetTrue);
+        return match flag.name == row.key {
+            true => arg,
+            false => arg.action(ArgAction::SetTrue),
+        };
     }
     let choices = setting.choices();
     let parser: ValueParser = if choices.is_empty() {
@@ -82,7 +110,16 @@ pub fn sentence(help: &str) -> String {
 #[derive(Debug)]
 pub struct Given {
     command: Command,
-    flags: Vec<(&'static str, OsString)>,
+    flags: Vec<GivenFlag>,
+}
+
+#[derive(Debug)]
+struct GivenFlag {
+    /// Of the [`Flag`].
+    name: &'static str,
+    /// As it was written: `write-cache` of `--write-cache=off`, which is `no-write-cache`, too.
+    written: &'static str,
+    value: OsString,
 }
 
 impl Given {
@@ -108,24 +145,32 @@ impl Given {
             if self.value(flag.name).is_some() {
                 continue;
             }
-            let mut scratch = S::default();
-            let value = if (row.setting)(&mut scratch).is_switch() {
-                let on = if flag.name == row.key { "on" } else { "off" };
-                matches.get_flag(flag.name).then(|| on.into())
-            } else {
-                let values = matches.get_many::<OsString>(flag.name);
-                let values = values.into_iter().flatten().map(OsString::as_os_str);
-                Some(values.collect::<Vec<&OsStr>>().join(OsStr::new(",")))
-                    .filter(|_| matches.contains_id(flag.name))
+            let values_of = |name: &'static str| {
+                let values = matches.get_many::<OsString>(name)?;
+                let values: Vec<&OsStr> = values.map(OsString::as_os_str).collect();
+                Some((name, values.join(OsStr::new(","))))
             };
-            self.flags.extend(value.map(|value| (flag.name, value)));
+            let given = if flag.name == row.key {
+                values_of(row.key)
+            } else if matches.get_flag(flag.name) {
+                Some((flag.name, "off".into()))
+            } else {
+                values_of(row.key)
+            };
+            self.flags.extend(given.map(|(written, value)| GivenFlag {
+                name: flag.name,
+                written,
+                value,
+            }));
         }
     }
 
+    fn given(&self, name: &str) -> Option<&GivenFlag> {
+        self.flags.iter().find(|flag| flag.name == name)
+    }
+
     fn value(&self, name: &str) -> Option<&OsStr> {
-        let mut flags = self.flags.iter();
-        let (_, value) = flags.find(|(known, _)| *known == name)?;
-        Some(value)
+        Some(&self.given(name)?.value)
     }
 
     /// Puts the flags into what the file (`config`), or the command line itself, says is to be
@@ -149,7 +194,7 @@ impl Given {
             self.reach::<UblkSpec>(specs.ublk.len())?,
             self.reach::<ProcessSpec>(1)?,
         ];
-        for (name, _) in &self.flags {
+        for GivenFlag { name, written, .. } in &self.flags {
             let mut of = counts.iter().filter(|reach| reach.flags.contains(name));
             let names = of.clone().next().map_or("", |reach| reach.names);
             let reaches = of.any(|reach| reach.count > 0);
@@ -160,7 +205,7 @@ impl Given {
             };
             if let Some(names) = missing {
                 return Err(Usage::error(format!(
-                    "--{name} concerns {names}, and none is to be served"
+                    "--{written} concerns {names}, and none is to be served"
                 )));
             }
         }
@@ -197,11 +242,13 @@ impl Given {
 
     /// Which flags a kind of thing knows, of which there are `count`.
     fn reach<S: Spec>(&self, count: usize) -> Result<Reach> {
-        let refused = S::REFUSED
-            .iter()
-            .find(|(name, _)| self.value(name).is_some());
-        if let Some((name, why)) = refused.filter(|_| count > 0) {
-            return Err(Usage::error(format!("--{name}: {} {why}", S::TABLE)));
+        // What is refused is to switch something off.
+        let mut refused = S::REFUSED.iter().filter_map(|(name, why)| {
+            let flag = self.given(name).filter(|flag| flag.value == "off");
+            Some((flag?.written, why))
+        });
+        if let Some((written, why)) = refused.next().filter(|_| count > 0) {
+            return Err(Usage::error(format!("--{written}: {} {why}", S::TABLE)));
         }
         let flags = S::ROWS.iter().filter_map(|row| row.flag(self.command));
         Ok(Reach {
@@ -264,7 +311,8 @@ mod tests {
         match row.form {
             "512|4096" => ["512", "4096"],
             "N" | "MICROSECONDS" | "SECONDS" | "LIST" | "SIZE" => ["2", "3"],
-            "TEXT" | "NQN" | "PATH" => ["one", "other"],
+            "TEXT" | "NQN" | "PATH" | "USER" | "GROUP" => ["one", "other"],
+            "MODE" => ["0660", "0600"],
             "ADDRESS:PORT" => ["127.0.0.1:9469", "[::1]:9469"],
             form => panic!("values of the form {form}?"),
         }
@@ -345,13 +393,20 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [10, 2, 3, 2, 14]);
+        assert_eq!(counts, [13, 2, 6, 2, 14]);
     }
 
     #[test]
     fn flags_of_what_is_not_served_are_refused() {
         for row in ControllerSpec::ROWS {
-            let Some(flag) = row.serve.filter(|flag| flag.name != "no-write-cache") else {
+            // Those of exports, too.
+            let others = [
+                "no-write-cache",
+                "socket-owner",
+                "socket-group",
+                "socket-mode",
+            ];
+            let Some(flag) = row.serve.filter(|flag| !others.contains(&flag.name)) else {
                 continue;
             };
             let value = if flag.name.starts_with("no-") {
@@ -361,7 +416,11 @@ mod tests {
             };
             let given = Given {
                 command: Command::Serve,
-                flags: vec![(flag.name, value.into())],
+                flags: vec![GivenFlag {
+                    name: flag.name,
+                    written: flag.name,
+                    value: value.into(),
+                }],
             };
             let mut specs = specs();
             specs.controllers.clear();
@@ -372,6 +431,41 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    /// The keys of the file are the options' names, those of switches, too.
+    #[test]
+    fn a_switch_has_the_name_of_its_key() {
+        let merged = |args: &[&str]| {
+            let args = [&["vnvme", "serve", "--config", "f"], args].concat();
+            let matches = Cli::command().try_get_matches_from(&args).unwrap();
+            let given = Given::of(Command::Serve, matches.subcommand().unwrap().1);
+            let mut specs = specs();
+            specs.ublk.clear();
+            given.merge(Some(Path::new("f")), &mut specs).unwrap();
+            specs
+        };
+        for (args, wanted) in [
+            (&["--write-cache=off"][..], Some(false)),
+            (&["--no-write-cache"], Some(false)),
+            (&["--write-cache"], Some(true)),
+            (&["--write-cache=on"], Some(true)),
+            (&[], None),
+        ] {
+            let specs = merged(args);
+            assert_eq!(specs.controllers[0].write_cache, wanted, "{args:?}");
+            assert_eq!(specs.vhost_user_blk[0].write_cache, wanted, "{args:?}");
+        }
+        assert_eq!(
+            merged(&["--pin-memory=off"]).process.pin_memory,
+            Some(false)
+        );
+        let twice = ["vnvme", "serve", "--write-cache=on", "--no-write-cache"];
+        assert!(Cli::command().try_get_matches_from(twice).is_err());
+        let volume = ["vnvme", "serve", "-s", "s", "--read-only", "on"];
+        let matches = Cli::command().try_get_matches_from(volume).unwrap();
+        let volumes = matches.subcommand().unwrap().1.get_one::<String>("volumes");
+        assert_eq!(volumes.unwrap(), "on", "a word behind a switch is a volume");
     }
 
     #[test]

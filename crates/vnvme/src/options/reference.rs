@@ -22,6 +22,7 @@ const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
         "log",
         "it is obeyed before a file is read; VNVME_LOG says the same",
     ),
+    ("log-format", "it is obeyed before a file is read"),
     ("config", "it names the file"),
     ("vhost-user-blk", "a table [[vhost-user-blk]] is the same"),
     (
@@ -31,6 +32,9 @@ const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
     ("remove", "it serves nothing"),
 ];
 
+/// Options of every command.
+const GLOBAL: [&str; 3] = ["help", "log", "log_format"];
+
 /// Keys of a configuration file that the command line says otherwise than by a flag or in a URL.
 const NO_FLAG: &[(&str, &str)] = &[
     (
@@ -38,6 +42,9 @@ const NO_FLAG: &[(&str, &str)] = &[
         "`--socket`, or the first word after `--vhost-user-blk`",
     ),
     ("volume", "the words that name volumes"),
+    ("socket-owner", "`--socket-owner`, of all sockets"),
+    ("socket-group", "`--socket-group`, of all sockets"),
+    ("socket-mode", "`--socket-mode`, of all sockets"),
 ];
 
 /// Lines of text, at most 100 columns; the second and later ones begin with `indent`.
@@ -69,10 +76,18 @@ fn written(arg: &clap::Arg) -> String {
         .filter(|_| arg.get_action().takes_values());
     let values = names.into_iter().flatten();
     let values: String = values.map(|name| format!(" <{name}>")).collect();
+    let short = short.unwrap_or_default();
     match arg.get_long() {
-        Some(long) => format!("{}`--{long}{values}`", short.unwrap_or_default()),
+        Some(long) if is_switch(arg) => format!("{short}`--{long}[=on|off]`"),
+        Some(long) => format!("{short}`--{long}{values}`"),
         None => format!("`{}`", values.trim()),
     }
+}
+
+/// Its value may be left out.
+fn is_switch(arg: &clap::Arg) -> bool {
+    let values = arg.get_num_args();
+    arg.get_action().takes_values() && values.is_some_and(|count| count.min_values() == 0)
 }
 
 fn command(out: &mut String, command: &clap::Command) {
@@ -80,15 +95,14 @@ fn command(out: &mut String, command: &clap::Command) {
     let _ = writeln!(out, "### vnvme {}\n", command.get_name());
     *out += &wrapped(&format!("{}.", about.unwrap_or_default()), "");
     out.push('\n');
-    let shown =
-        |arg: &&clap::Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "log");
+    let shown = |arg: &&clap::Arg| !arg.is_hide_set() && !GLOBAL.contains(&arg.get_id().as_str());
     for arg in command.get_arguments().filter(shown) {
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let mut text = format!("- {}: {help}", written(arg));
         let choices = arg.get_possible_values();
         let choices = choices.iter().filter(|choice| !choice.is_hide_set());
         let names: Vec<String> = choices.map(|c| format!("`{}`", c.get_name())).collect();
-        if !names.is_empty() && arg.get_action().takes_values() {
+        if !names.is_empty() && arg.get_action().takes_values() && !is_switch(arg) {
             let _ = write!(text, "; one of {}", names.join(", "));
         }
         let defaults = arg.get_default_values();
@@ -180,7 +194,11 @@ fn tables(out: &mut String) {
     );
     let ublk = "A volume as a block device of this host; there may be several.";
     table::<UblkSpec>(out, ublk);
-    table::<ProcessSpec>(out, "The process, whatever it serves; once at most.");
+    table::<ProcessSpec>(
+        out,
+        "The process, whatever it serves; once at most. What it says of sockets counts for those \
+         that say nothing themselves.",
+    );
 }
 
 fn reference() -> String {
@@ -198,8 +216,8 @@ fn reference() -> String {
     );
     out += "\n## Commands\n\n";
     out += &wrapped(
-        "Each command has `--help` and `--log <FILTER>` (or the variable `VNVME_LOG`): what to \
-         log, to standard error.",
+        "Each command has `--help`, `--log <FILTER>` (or the variable `VNVME_LOG`): what to log, \
+         to standard error, and `--log-format <FORMAT>`: `text`, `json` or `journal`.",
         "",
     );
     out.push('\n');
@@ -209,7 +227,7 @@ fn reference() -> String {
     }
     out += "## The configuration file\n\n";
     out += &wrapped(
-        "`vnvme serve --config FILE` reads TOML. Keys have the names of the options. A key that is \
+        "`vnvme serve --config FILE` reads TOML. Keys have the names of the options; a switch is true or false. A key that is \
          unknown is an error. Options beside `--config` concern all entries of the file, or are \
          refused; none is ignored.",
         "",
@@ -375,7 +393,7 @@ fn the_reference_has_every_option() {
         for option in shown.filter_map(clap::Arg::get_long) {
             let is_there = section.contains(&format!("`--{option}"));
             assert!(
-                is_there || ["help", "log"].contains(&option),
+                is_there || GLOBAL.contains(&&*option.replace('-', "_")),
                 "{heading}{option}"
             );
         }

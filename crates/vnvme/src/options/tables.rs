@@ -15,6 +15,30 @@ const fn socket<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     Row::new("socket", "PATH", help, setting).required()
 }
 
+/// Who may connect. The file says it of each socket, and in `[process]` of those that say nothing.
+const fn socket_owner<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "user that the socket belongs to, a name or a number";
+    let flag = Flag::default("socket-owner");
+    Row::new("socket-owner", "USER", help, setting)
+        .or("the process's own")
+        .serve(flag.help("user that the sockets belong to, a name or a number"))
+}
+
+const fn socket_group<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "group of the socket, a name or a number; it may connect, too, unless socket-mode \
+                says otherwise";
+    Row::new("socket-group", "GROUP", help, setting)
+        .or("the process's own")
+        .serve(Flag::default("socket-group"))
+}
+
+const fn socket_mode<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "who may connect: the mode of the socket in octal digits, such as 0660";
+    Row::new("socket-mode", "MODE", help, setting)
+        .or("0600, with a group 0660")
+        .serve(Flag::default("socket-mode"))
+}
+
 const fn volume<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     let help = "path or URL, or a table of the URL and its options, \
                 { url = \"a.raw\", iops = 1000 }";
@@ -93,6 +117,9 @@ impl Spec for ControllerSpec {
     const NAMES: &'static str = "NVMe controllers";
     const ROWS: &'static [Row<Self>] = &[
         socket(|c| &mut c.socket),
+        socket_owner(|c| &mut c.access.owner),
+        socket_group(|c| &mut c.access.group),
+        socket_mode(|c| &mut c.access.mode),
         Row::<Self>::new(
             "doorbells",
             "MODE",
@@ -174,6 +201,9 @@ impl Spec for VhostBlkSpec {
     const NAMES: &'static str = "vhost-user-blk exports";
     const ROWS: &'static [Row<Self>] = &[
         socket(|e| &mut e.socket),
+        socket_owner(|e| &mut e.access.owner),
+        socket_group(|e| &mut e.access.group),
+        socket_mode(|e| &mut e.access.mode),
         volume(|e| &mut e.volume),
         Row::<Self>::new("queues", "N", "request queues at most", |e| &mut e.queues)
             .or("128")
@@ -245,6 +275,11 @@ impl Spec for UblkSpec {
     }
 }
 
+/// Without a flag: what it is the default of has the flag.
+const fn only_in_file<S>(row: Row<S>) -> Row<S> {
+    Row { serve: None, ..row }
+}
+
 /// A flag of whatever serves.
 const fn both<S>(row: Row<S>) -> Row<S> {
     let flag = Flag::overrides(row.key);
@@ -314,7 +349,7 @@ impl Spec for ProcessSpec {
             Row::<Self>::new(
                 "cpus",
                 "LIST",
-                "CPUs to pin the workers to, one each, like 2,3",
+                "CPUs to pin the workers to, one each, like 2,3 or 0-3",
                 |p| &mut p.cpus,
             )
             .or("not pinned"),
@@ -369,6 +404,9 @@ impl Spec for ProcessSpec {
         .range(1, 1_000_000)
         .or("50")
         .serve(Flag::overrides("client-connects")),
+        only_in_file(socket_owner(|p| &mut p.access.owner)),
+        only_in_file(socket_group(|p| &mut p.access.group)),
+        only_in_file(socket_mode(|p| &mut p.access.mode)),
         Row::<Self>::new(
             "control",
             "PATH",

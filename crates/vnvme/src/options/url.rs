@@ -1,9 +1,11 @@
 //! What a volume's URL may say of that which shows the volume: `disk.raw?serial=ROOT`.
 
 use super::{Spec, Url};
+use crate::devices::DeviceRegistry;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::ffi::OsStr;
 use std::path::Path;
+use volume::Extras;
 
 /// What shows the volume of this path or URL.
 ///
@@ -40,11 +42,14 @@ pub fn take<S: Spec>(spec: &mut S) -> Result<()> {
             bail!("{text}: \"{pair}\" is no option: key=value");
         };
         let Some(row) = S::row(key).filter(|row| row.url) else {
+            if let Some(meant) = meant::<S>(key) {
+                bail!("{text}: option \"{key}\" is unknown, did you mean \"{meant}\"?");
+            }
             rest.push(pair);
             continue;
         };
         let first = (row.setting)(spec).is_empty();
-        ensure!(first, "option \"{key}\" is given twice");
+        ensure!(first, "{text}: option \"{key}\" is given twice");
         let set = row.set_text(spec, OsStr::new(value));
         set.map_err(|why| anyhow!(why))
             .with_context(|| format!("{text}: {key}={value}"))?;
@@ -57,6 +62,18 @@ pub fn take<S: Spec>(spec: &mut S) -> Result<()> {
         *volume = Url(own);
     }
     Ok(())
+}
+
+/// The option of the table that was meant by a key that no volume has.
+fn meant<S: Spec>(key: &str) -> Option<&'static str> {
+    let kinds = crate::open::kinds(DeviceRegistry::default());
+    let of_kinds = kinds.schemes().flat_map(|scheme| scheme.options);
+    let mut of_volumes = of_kinds.chain(Extras::OPTIONS).map(|option| option.name);
+    if of_volumes.any(|name| name == key) {
+        return None;
+    }
+    let rows = S::ROWS.iter().filter(|row| row.url);
+    volume::similar(key, rows.map(|row| row.key))
 }
 
 /// The options that a URL may say: each as it is written, and its help.

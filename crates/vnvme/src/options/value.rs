@@ -1,11 +1,13 @@
 //! Values of options, and the fields that they are put into.
 
+use crate::access::{Principal, SocketMode};
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
 use crate::spec::DoorbellMode;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+use rustix::thread::CpuSet;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
 use std::fmt;
@@ -280,6 +282,7 @@ impl Value for SocketAddr {
     }
 }
 
+/// A switch: on or off, in a configuration file also true or false.
 impl Value for bool {
     const IS_SWITCH: bool = true;
 
@@ -292,7 +295,11 @@ impl Value for bool {
     }
 
     fn from_toml(value: toml::Value) -> Result<Self, String> {
-        plain(value)
+        match value {
+            toml::Value::Boolean(on) => Ok(on),
+            toml::Value::String(text) => Self::from_text(OsStr::new(&text)),
+            other => Err(format!("{other}: true or false is expected")),
+        }
     }
 }
 
@@ -314,18 +321,77 @@ impl Value for Size {
     }
 }
 
-/// Numbers of CPUs.
+/// Numbers of CPUs: `2,3`, or `0-3,8` as in cpuset(7). In a configuration file also `[2, 3]`.
 impl Value for Vec<usize> {
     const IS_LIST: bool = true;
 
     fn from_text(text: &OsStr) -> Result<Self, String> {
-        let numbers = utf8(text)?.split(',').map(str::parse);
-        let numbers = numbers.collect::<Result<_, std::num::ParseIntError>>();
-        numbers.map_err(|error| error.to_string())
+        let mut cpus = Vec::new();
+        for part in utf8(text)?.split(',').map(str::trim) {
+            let wrong = || format!("\"{part}\" is neither a CPU's number nor a range like 0-3");
+            let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
+            let (first, last) = match part.split_once('-') {
+                Some((first, last)) => (number(first)?, number(last)?),
+                None => (number(part)?, number(part)?),
+            };
+            // Before the list is made: the last one may be any number.
+            if last >= CpuSet::MAX_CPU {
+                return Err(format!("there is no CPU {last}"));
+            }
+            if last < first {
+                return Err(format!("the range {part} ends before it begins"));
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(cpus)
     }
 
     fn from_toml(value: toml::Value) -> Result<Self, String> {
-        plain(value)
+        let item = |value: &toml::Value| match value {
+            toml::Value::Integer(number) => Ok(number.to_string()),
+            toml::Value::String(text) => Ok(text.clone()),
+            other => Err(format!(
+                "{other} is neither a CPU's number nor a range like \"0-3\""
+            )),
+        };
+        let text = match &value {
+            toml::Value::Array(items) if items.is_empty() => return Ok(Vec::new()),
+            toml::Value::Array(items) => {
+                let items = items.iter().map(item).collect::<Result<Vec<_>, _>>()?;
+                items.join(",")
+            }
+            one => item(one)?,
+        };
+        Self::from_text(OsStr::new(&text))
+    }
+}
+
+/// Users and groups: names or numbers.
+impl Value for Principal {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        parsed(text)
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => parsed(OsStr::new(&text)),
+            toml::Value::Integer(number) => parsed(OsStr::new(&number.to_string())),
+            other => Err(format!("{other}: a name or a number is expected")),
+        }
+    }
+}
+
+impl Value for SocketMode {
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        parsed(text)
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => parsed(OsStr::new(&text)),
+            // 660 would be another mode than "660", and 0660 is no number of TOML's.
+            other => Err(format!("{other}: a mode is text, such as \"0660\"")),
+        }
     }
 }
 
@@ -341,6 +407,49 @@ impl Value for IdleWindow {
             other => Err(format!(
                 "{other} is neither auto nor a number of microseconds"
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpus(text: &str) -> Result<Vec<usize>, String> {
+        Vec::<usize>::from_text(OsStr::new(text))
+    }
+
+    #[test]
+    fn cpus_are_numbers_and_ranges() {
+        for (text, wanted) in [
+            ("2,3", &[2, 3][..]),
+            ("0-3", &[0, 1, 2, 3]),
+            ("0-1, 8,4-4", &[0, 1, 8, 4]),
+        ] {
+            assert_eq!(cpus(text).as_deref(), Ok(wanted), "{text}");
+        }
+        for (text, words) in [
+            ("", "neither a CPU's number"),
+            ("1-", "\"1-\" is neither"),
+            ("-1", "neither"),
+            ("1,two", "\"two\""),
+            ("3-0", "ends before it begins"),
+            ("0-99999999999999", "no CPU 99999999999999"),
+            ("1-2-3", "neither"),
+        ] {
+            let why = cpus(text).unwrap_err();
+            assert!(why.contains(words), "{text}: {why}");
+        }
+        for (text, wanted) in [
+            ("[2, 3]", &[2, 3][..]),
+            ("\"0-2\"", &[0, 1, 2]),
+            ("[\"0-1\", 5]", &[0, 1, 5]),
+            ("4", &[4]),
+            ("[]", &[]),
+        ] {
+            let table: toml::Table = format!("cpus = {text}").parse().unwrap();
+            let found = Vec::<usize>::from_toml(table["cpus"].clone());
+            assert_eq!(found.as_deref(), Ok(wanted), "{text}");
         }
     }
 }

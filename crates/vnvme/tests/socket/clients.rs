@@ -17,7 +17,7 @@ fn a_second_client_is_refused_while_the_first_is_served() {
     for _ in 0..3 {
         let second = Client::connect(place.socket(), LIMIT);
         assert!(
-            matches!(second, Err(ClientError::Closed)),
+            matches!(second, Err(ClientError::NotTaken)),
             "{:?}",
             second.err()
         );

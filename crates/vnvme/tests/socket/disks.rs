@@ -52,7 +52,7 @@ fn each_bad_disk_has_a_line_of_its_own() {
     refused(
         &place,
         &["--io-queues", "65", &good],
-        &["io_queues", "65", "1 to 64"],
+        &["io-queues", "65", "1 to 64"],
     );
     refused(
         &place,

@@ -5,6 +5,7 @@
 
 mod common;
 
+mod access;
 mod bad_messages;
 mod bench;
 mod bus_master;
@@ -14,6 +15,7 @@ mod control;
 mod devices;
 mod direct;
 mod disks;
+mod errors;
 mod fairness;
 mod footprint;
 mod hanging;

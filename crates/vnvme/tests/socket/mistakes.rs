@@ -120,7 +120,7 @@ fn mistakes_are_explained_once() {
         &["--workers", "1..=256"],
     );
     serve(&["mem://1M", "--workers", "99999999"], 2, &["--workers"]);
-    serve(&["mem://1M", "--cpus", "100000"], 1, &["no CPU 100000"]);
+    serve(&["mem://1M", "--cpus", "100000"], 2, &["no CPU 100000"]);
     serve(
         &["mem://1M", "--log", "debg"],
         2,

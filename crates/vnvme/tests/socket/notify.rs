@@ -19,6 +19,62 @@ fn is_told(manager: &UnixDatagram, name: &str) {
     assert!(host.read(0), "it serves");
     drop(host);
     daemon.end();
+    let len = manager.recv(&mut message).unwrap();
+    assert_eq!(&message[..len], b"STOPPING=1\n");
+}
+
+/// It kills a process that does not say in time that it is alive.
+#[test]
+fn a_watchdog_is_told_again_and_again() {
+    let place = Place::new();
+    let path = place.path("manager");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    let variables = [
+        ("NOTIFY_SOCKET", &*text(&path)),
+        ("WATCHDOG_USEC", "300000"),
+    ];
+    let socket = text(&place.socket());
+    let daemon = Daemon::spawn_in(&variables, &["serve", "--socket", &socket, "mem://1M"]);
+    let mut told = Vec::new();
+    let mut message = [0; 64];
+    while told.len() < 4 {
+        let len = manager.recv(&mut message).unwrap();
+        told.push(String::from_utf8_lossy(&message[..len]).into_owned());
+    }
+    assert_eq!(told[0], "READY=1\n");
+    assert!(
+        told.iter().skip(1).all(|text| text == "WATCHDOG=1\n"),
+        "{told:?}"
+    );
+    daemon.end();
+}
+
+/// What a service manager never says is no reason not to serve.
+#[test]
+fn nonsense_in_the_environment_keeps_nobody_from_serving() {
+    let long = "x".repeat(500);
+    for (name, value) in [
+        ("NOTIFY_SOCKET", ""),
+        ("NOTIFY_SOCKET", "@"),
+        ("NOTIFY_SOCKET", "not/a/socket"),
+        ("NOTIFY_SOCKET", "vsock:2:1234"),
+        ("NOTIFY_SOCKET", "/"),
+        ("NOTIFY_SOCKET", &long),
+        ("WATCHDOG_USEC", "often"),
+        ("JOURNAL_STREAM", "8:12345"),
+    ] {
+        let place = Place::new();
+        let socket = text(&place.socket());
+        let daemon = Daemon::spawn_with(name, value, &["serve", "--socket", &socket, "mem://1M"]);
+        daemon.wait_listening(&place.socket());
+        let log = daemon.log().concat();
+        assert!(
+            log.contains(" INFO "),
+            "{name}={value}: text as ever: {log}"
+        );
+        daemon.end();
+    }
 }
 
 #[test]

@@ -88,6 +88,13 @@ impl Daemon {
         Self::start(command, args)
     }
 
+    /// The same with several.
+    pub fn spawn_in(variables: &[(&str, &str)], args: &[impl AsRef<OsStr>]) -> Daemon {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        command.envs(variables.iter().copied());
+        Self::start(command, args)
+    }
+
     /// The same as another user, from another place than where it was built.
     pub fn spawn_as(user: u32, program: &Path, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(program);

@@ -1,0 +1,206 @@
+//! Who may connect to a socket, as options say it: users and groups by name or number, a mode in
+//! octal digits.
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::unistd::{Group, User};
+use rustix::fs::{Gid, Mode, Uid};
+use std::fmt;
+use std::str::FromStr;
+use vfio_user::Access;
+
+/// A user or group as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal(String);
+
+impl FromStr for Principal {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim() {
+            "" => Err("a name or a number is expected"),
+            text if text.contains(|c: char| c.is_control() || matches!(c, ':' | '/')) => {
+                Err("a name has no colon, slash or control character")
+            }
+            text => Ok(Self(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Principal {
+    /// Its number, if it is one that a file can have: the largest stands for "no change".
+    fn number(&self) -> Option<Result<u32>> {
+        let digits = self.0.bytes().all(|byte| byte.is_ascii_digit());
+        digits.then(|| match self.0.parse() {
+            Ok(u32::MAX) | Err(_) => Err(anyhow!("{self} is no number of a user or group")),
+            Ok(number) => Ok(number),
+        })
+    }
+
+    /// The user.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn user(&self) -> Result<Uid> {
+        if let Some(number) = self.number() {
+            return number.map(Uid::from_raw);
+        }
+        match User::from_name(&self.0).with_context(|| format!("user \"{self}\""))? {
+            Some(user) => Ok(Uid::from_raw(user.uid.as_raw())),
+            None => bail!("there is no user \"{self}\" on this machine"),
+        }
+    }
+
+    /// The group.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn group(&self) -> Result<Gid> {
+        if let Some(number) = self.number() {
+            return number.map(Gid::from_raw);
+        }
+        match Group::from_name(&self.0).with_context(|| format!("group \"{self}\""))? {
+            Some(group) => Ok(Gid::from_raw(group.gid.as_raw())),
+            None => bail!("there is no group \"{self}\" on this machine"),
+        }
+    }
+}
+
+/// The mode of a socket's file, in octal digits: `0660`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(u32);
+
+impl FromStr for SocketMode {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let octal = u32::from_str_radix(text, 8).ok();
+        let octal = octal.filter(|_| !text.starts_with('+') && (3..=4).contains(&text.len()));
+        let mode = octal.filter(|mode| *mode <= 0o777).ok_or(
+            "a mode is three octal digits, such as 0660: read 4 and write 2, of owner, group and \
+             others",
+        )?;
+        match mode & 0o222 {
+            0 => Err("nobody may connect: that needs the right to write, as in 0660"),
+            _ => Ok(Self(mode)),
+        }
+    }
+}
+
+/// What is said of the access to a socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Owner.
+    pub owner: Option<Principal>,
+    /// Group.
+    pub group: Option<Principal>,
+    /// Mode; with a group and without a mode the group may connect, too.
+    pub mode: Option<SocketMode>,
+}
+
+impl SocketAccess {
+    /// With what counts where it says nothing.
+    #[must_use]
+    pub fn or(&self, other: &Self) -> Self {
+        Self {
+            owner: self.owner.clone().or_else(|| other.owner.clone()),
+            group: self.group.clone().or_else(|| other.group.clone()),
+            mode: self.mode.or(other.mode),
+        }
+    }
+
+    /// In numbers.
+    ///
+    /// # Errors
+    /// There is no such user or group.
+    pub fn resolve(&self) -> Result<Access> {
+        let usual = match self.group {
+            Some(_) => 0o660,
+            None => 0o600,
+        };
+        let mode = self.mode.map_or(usual, |SocketMode(mode)| mode);
+        let access = Access {
+            owner: self.owner.as_ref().map(Principal::user).transpose()?,
+            group: self.group.as_ref().map(Principal::group).transpose()?,
+            mode: Mode::from_bits_truncate(mode),
+        };
+        Ok(access)
+    }
+
+    /// Everybody on this machine may connect.
+    pub fn is_open_to_all(&self) -> bool {
+        self.mode.is_some_and(|SocketMode(mode)| mode & 0o002 != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(text: &str) -> Result<SocketMode, &'static str> {
+        text.parse()
+    }
+
+    #[test]
+    fn modes_are_octal_and_let_somebody_in() {
+        assert_eq!(mode("0660"), Ok(SocketMode(0o660)));
+        assert_eq!(mode("660"), Ok(SocketMode(0o660)));
+        assert_eq!(mode("0020"), Ok(SocketMode(0o020)));
+        for text in [
+            "999", "", "66", "1660", "4660", "+660", "0x1b0", "rw-", "00660", "-660",
+        ] {
+            assert!(mode(text).unwrap_err().contains("octal digits"), "{text}");
+        }
+        for text in ["000", "0444", "0555"] {
+            assert!(
+                mode(text).unwrap_err().contains("nobody may connect"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn users_and_groups_have_names_or_numbers() {
+        let named = |text: &str| text.parse::<Principal>().unwrap();
+        assert_eq!(named("root").user().unwrap().as_raw(), 0);
+        assert_eq!(named("root").group().unwrap().as_raw(), 0);
+        // Whether somebody has it or not.
+        assert_eq!(named("54321").user().unwrap().as_raw(), 54321);
+        assert_eq!(named(" 54321 ").group().unwrap().as_raw(), 54321);
+        let error = named("no-such-user-here").user().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no user \"no-such-user-here\" on this machine"
+        );
+        let error = named("no-such-group").group().unwrap_err().to_string();
+        assert!(error.contains("no group"), "{error}");
+        for text in ["4294967295", "4294967296", "99999999999999999999"] {
+            assert!(named(text).user().is_err(), "{text}");
+        }
+        for text in ["", " ", "a:b", "../x", "a\0b"] {
+            assert!(text.parse::<Principal>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_may_connect_if_no_mode_says_otherwise() {
+        let group = SocketAccess {
+            group: Some("0".parse().unwrap()),
+            ..SocketAccess::default()
+        };
+        assert_eq!(group.resolve().unwrap().mode.bits(), 0o660);
+        let narrow = SocketAccess {
+            mode: Some(SocketMode(0o600)),
+            ..SocketAccess::default()
+        };
+        assert_eq!(narrow.or(&group).resolve().unwrap().mode.bits(), 0o600);
+        assert_eq!(narrow.or(&group).resolve().unwrap().group, Some(Gid::ROOT));
+        let nothing = SocketAccess::default().resolve().unwrap();
+        assert_eq!(nothing, Access::OWNER_ONLY);
+    }
+}

@@ -1,0 +1,120 @@
+//! `--log-format`: how lines of the log look, by who reads them.
+
+use clap::ValueEnum;
+use rustix::fs::fstat;
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::stderr::LogLines;
+
+/// How lines of the log look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people: time, level, part of the program, what happened; with colours on a terminal
+    Text,
+    /// For programs: an object of JSON in each line
+    Json,
+    /// For systemd's journal: the level as it reads it (sd-daemon(3)), and no time
+    Journal,
+}
+
+impl LogFormat {
+    /// The journal's where standard error is one (systemd.exec(5), `JOURNAL_STREAM`), else text.
+    pub fn usual() -> Self {
+        let stream = std::env::var("JOURNAL_STREAM").ok();
+        match stream.is_some_and(|stream| is_standard_error(&stream)) {
+            true => Self::Journal,
+            false => Self::Text,
+        }
+    }
+}
+
+/// `DEVICE:INODE` are those of standard error: else the variable is left from a parent process.
+fn is_standard_error(stream: &str) -> bool {
+    let Ok(stat) = fstat(io::stderr()) else {
+        return false;
+    };
+    stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+/// The journal reads the last words of the process, too.
+static TO_JOURNAL: AtomicBool = AtomicBool::new(false);
+
+/// What stands before the last words of the process (see [`crate::stderr::say`]).
+pub fn prefix_of_errors() -> &'static str {
+    match TO_JOURNAL.load(Ordering::Relaxed) {
+        true => prefix(Level::ERROR),
+        false => "",
+    }
+}
+
+/// From now on the journal reads standard error.
+pub fn write_to_journal() {
+    TO_JOURNAL.store(true, Ordering::Relaxed);
+}
+
+/// The level as the journal reads it.
+fn prefix(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        _ => "<7>",
+    }
+}
+
+/// Colours are for people at a terminal.
+pub fn has_colours() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// Lines for the journal, each with its level.
+pub struct JournalLines;
+
+/// One line of a level.
+pub struct JournalLine(Level);
+
+impl<'a> MakeWriter<'a> for JournalLines {
+    type Writer = JournalLine;
+
+    fn make_writer(&'a self) -> JournalLine {
+        JournalLine(Level::INFO)
+    }
+
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> JournalLine {
+        JournalLine(*metadata.level())
+    }
+}
+
+impl Write for JournalLine {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // The level is of one line: what has several is several entries, each with it.
+        let lines = line.split_inclusive(|byte| *byte == b'\n');
+        let text = lines.flat_map(|line| [prefix(self.0).as_bytes(), line]);
+        LogLines.write_all(&text.collect::<Vec<_>>().concat())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_is_known_by_its_stream() {
+        let stat = fstat(io::stderr()).unwrap();
+        assert!(is_standard_error(&format!(
+            "{}:{}",
+            stat.st_dev, stat.st_ino
+        )));
+        for other in ["", "1:2", "8:", "none"] {
+            assert!(!is_standard_error(other), "{other}");
+        }
+    }
+}

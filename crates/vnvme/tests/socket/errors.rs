@@ -1,0 +1,519 @@
+//! What people do wrong, each with the whole message and the exit status. [`crate::mistakes`] has
+//! more, by their words.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+
+use vfio_user::client::{Client, ClientError};
+
+use crate::common::*;
+
+/// A mistake: the arguments (after `serve` if they do not name a command), what `c.toml` says, the
+/// exit status, and the message.
+struct Mistake(&'static str, &'static str, i32, &'static str);
+
+/// Two controllers; what is between them is in the second.
+const TWO: &str = "\
+[[controller]]
+socket = \"a.sock\"
+serial = \"S\"
+[[controller.namespace]]
+volume = \"mem://1M\"
+[[controller]]
+socket = \"b.sock\"
+";
+
+const MISTAKES: &[Mistake] = &[
+    // Values of options.
+    Mistake(
+        "-s s mem://1M --cpus 3-0",
+        "",
+        2,
+        "error: invalid value '3-0' for '--cpus <LIST>': the range 3-0 ends before it begins",
+    ),
+    Mistake(
+        "-s s mem://1M --cpus 0-x",
+        "",
+        2,
+        "error: invalid value '0-x' for '--cpus <LIST>': \"0-x\" is neither a CPU's number nor a \
+         range like 0-3",
+    ),
+    Mistake(
+        "-s s mem://1M --workers 300",
+        "",
+        2,
+        "error: invalid value '300' for '--workers <N>': 300 is not in 1..=256",
+    ),
+    Mistake(
+        "-s s mem://1M --socket-mode 999",
+        "",
+        2,
+        "error: invalid value '999' for '--socket-mode <MODE>': a mode is three octal digits, such \
+         as 0660: read 4 and write 2, of owner, group and others",
+    ),
+    Mistake(
+        "-s s mem://1M --socket-mode 0444",
+        "",
+        2,
+        "error: invalid value '0444' for '--socket-mode <MODE>': nobody may connect: that needs \
+         the right to write, as in 0660",
+    ),
+    Mistake(
+        "-s s mem://1M --socket-owner no-such-user",
+        "",
+        1,
+        "vnvme: there is no user \"no-such-user\" on this machine",
+    ),
+    Mistake(
+        "-s s mem://1M --socket-group no-such-group",
+        "",
+        1,
+        "vnvme: there is no group \"no-such-group\" on this machine",
+    ),
+    Mistake(
+        "-s s mem://1M --socket-owner 4294967295",
+        "",
+        1,
+        "vnvme: 4294967295 is no number of a user or group",
+    ),
+    Mistake(
+        "-s s mem://1M --write-cache=maybe",
+        "",
+        2,
+        "error: invalid value 'maybe' for '--write-cache[=<on|off>]'",
+    ),
+    Mistake(
+        "-s s mem://1M --no-write-cache --write-cache",
+        "",
+        2,
+        "error: the argument '--no-write-cache' cannot be used with '--write-cache[=<on|off>]'",
+    ),
+    Mistake(
+        "-s s mem://1M --io-queues 65",
+        "",
+        1,
+        "vnvme: io-queues is 65: 1 to 64 are allowed",
+    ),
+    Mistake(
+        "-s s mem://1M --queue-entries 1000",
+        "",
+        1,
+        "vnvme: queue-entries is 1000: a power of two from 2 to 4096 is allowed",
+    ),
+    Mistake(
+        "-s s mem://1M --serial 012345678901234567890",
+        "",
+        1,
+        "vnvme: serial \"012345678901234567890\": at most 20 printable ASCII characters are allowed",
+    ),
+    Mistake(
+        "-s s mem://1M?nsid=7 mem://1M?nsid=7",
+        "",
+        1,
+        "vnvme: the namespace ID 7 is given twice",
+    ),
+    Mistake(
+        "--config",
+        "",
+        2,
+        "error: a value is required for '--config <FILE>' but none was supplied",
+    ),
+    Mistake(
+        "--config c.toml mem://1M",
+        "",
+        2,
+        "error: the argument '--config <FILE>' cannot be used with '[VOLUME]...'",
+    ),
+    Mistake(
+        "--config none.toml",
+        "",
+        1,
+        "vnvme: none.toml: No such file or directory (os error 2)",
+    ),
+    Mistake(
+        "-s none/s mem://1M",
+        "",
+        1,
+        "vnvme: none/s.lock: cannot make the lock file: No such file or directory (os error 2)",
+    ),
+    Mistake(
+        "-s disk.raw mem://1M",
+        "",
+        1,
+        "vnvme: disk.raw: exists and is not a socket",
+    ),
+    Mistake(
+        "",
+        "",
+        2,
+        "vnvme: nothing is named that could be served. Name",
+    ),
+    // Volumes.
+    Mistake(
+        "-s s mem://1M?iops=fast",
+        "",
+        1,
+        "vnvme: mem://1M?iops=fast: option iops=fast: a number of requests per second is expected, \
+         such as 5000, or 0 for no limit",
+    ),
+    Mistake(
+        "-s s mem://1M?bps=fast",
+        "",
+        1,
+        "vnvme: mem://1M?bps=fast: option bps=fast: a size begins with a whole number, such as \
+         512M, 1G or 64KiB",
+    ),
+    Mistake(
+        "-s s disk.raw?offset=2M",
+        "",
+        1,
+        "vnvme: disk.raw?offset=2M: byte 2097152 does not lie within the volume's 1048576 bytes",
+    ),
+    Mistake(
+        "-s s disk.raw?offset=512K&length=1M",
+        "",
+        1,
+        "vnvme: disk.raw?offset=512K&length=1M: a slice of 1048576 bytes from byte 524288 does not \
+         lie within the volume's 1048576 bytes",
+    ),
+    Mistake(
+        "-s s disk.raw?nsdi=1",
+        "",
+        1,
+        "vnvme: disk.raw?nsdi=1: option \"nsdi\" is unknown, did you mean \"nsid\"?",
+    ),
+    Mistake(
+        "-s s mem://1M?block_size=512",
+        "",
+        1,
+        "vnvme: mem://1M?block_size=512: option \"block_size\" is unknown, did you mean \
+         \"block-size\"?",
+    ),
+    Mistake(
+        "-s s disk.raw?locks=off",
+        "",
+        1,
+        "vnvme: disk.raw?locks=off: option \"locks\" is unknown, did you mean \"lock\"?; file volumes \
+         have read-only, direct, lock, block-size, format, offset, length, partition, partlabel, \
+         partuuid, iops, read-iops, write-iops, bps, read-bps, write-bps, burst, weight, share-depth",
+    ),
+    Mistake(
+        "-s s disk.raw?weight=0",
+        "",
+        1,
+        "vnvme: disk.raw?weight=0: option weight=0: a number from 1 on is expected (weights go up to \
+         10000, depths to 4096)",
+    ),
+    Mistake(
+        "-s s mem://1M?burst=50",
+        "",
+        1,
+        "vnvme: mem://1M?burst=50: option burst=50: the unit is missing: ns, us, ms or s",
+    ),
+    Mistake(
+        "-s s mem://1M?iops=5&iops=6",
+        "",
+        1,
+        "vnvme: mem://1M?iops=5&iops=6: option \"iops\" is given twice",
+    ),
+    Mistake(
+        "-s s mem://1M?read-only=perhaps",
+        "",
+        1,
+        "vnvme: mem://1M?read-only=perhaps: option read-only=perhaps: it is on or off",
+    ),
+    Mistake(
+        "-s s mem://1M?block-size=1K",
+        "",
+        1,
+        "vnvme: mem://1M?block-size=1K: block-size=1K: invalid digit found in string",
+    ),
+    // Files of configuration, behind their parser.
+    Mistake(
+        "-c c.toml",
+        "serial = \"S\"\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "vnvme: c.toml, line 8, controller b.sock: the serial number S is given twice",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"disk.raw?offset=2M\"\n",
+        1,
+        "vnvme: c.toml, line 9, controller b.sock: disk.raw?offset=2M: byte 2097152 does not lie \
+         within the volume's 1048576 bytes",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\n[[controller.namespace]]\n\
+         volume = \"mem://1M?iops=fast\"\n",
+        1,
+        "vnvme: c.toml, line 11, controller b.sock, namespace 2: mem://1M?iops=fast: option \
+         iops=fast: a number of requests per second is expected, such as 5000, or 0 for no limit",
+    ),
+    Mistake(
+        "-c c.toml",
+        "io-queues = 99\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "vnvme: c.toml, line 8, controller b.sock: io-queues is 99: 1 to 64 are allowed",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\nblock-size = 1000\n",
+        1,
+        "vnvme: c.toml, line 10, controller b.sock: mem://1M: a block size of 1000 bytes is not \
+         possible for a namespace: it is 512 or 4096",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\nnguid = \"12\"\n",
+        1,
+        "vnvme: c.toml, line 10, controller b.sock: nguid \"12\": 32 hexadecimal digits are needed",
+    ),
+    Mistake(
+        "-c c.toml",
+        "namespace = []\n",
+        1,
+        "vnvme: c.toml, line 6, controller b.sock: no volume to serve",
+    ),
+    Mistake(
+        "-c c.toml",
+        "socket-group = \"no-such-group\"\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "vnvme: c.toml, line 7, controller b.sock: there is no group \"no-such-group\" on this \
+         machine",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\n[[vhost-user-blk]]\nsocket = \"a.sock\"\n\
+         volume = \"mem://1M\"\n",
+        1,
+        "vnvme: c.toml, line 11, vhost-user-blk a.sock: the socket a.sock is given twice",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"none.raw\"\n",
+        1,
+        "vnvme: c.toml, line 9, controller b.sock: none.raw: no such file; create a raw \
+         disk with: truncate -s 1G none.raw",
+    ),
+    // In the parser.
+    Mistake(
+        "-c c.toml",
+        "io_queues = 3\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "unknown field `io_queues`, did you mean `io-queues`? expected one of `socket`, \
+         `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
+         `write-cache`, `model`, `serial`, `firmware`, `subnqn`, `io-queues`, `queue-entries`, \
+         `mdts`, `namespace`",
+    ),
+    Mistake(
+        "-c c.toml",
+        "socket-mode = 432\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "432: a mode is text, such as \"0660\"",
+    ),
+    Mistake(
+        "-c c.toml",
+        "write-cache = 1\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "1: true or false is expected",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\n[process]\ncpus = [0, \"x\"]\n",
+        1,
+        "\"x\" is neither a CPU's number nor a range like 0-3",
+    ),
+    // Other commands.
+    Mistake(
+        "bench disk.raw --runtime 5x",
+        "",
+        2,
+        "error: invalid value '5x' for '--runtime <TIME>': the unit is unknown; known are us, ms, \
+         s, m, h and d",
+    ),
+    Mistake(
+        "bench disk.raw --size 200%",
+        "",
+        2,
+        "error: invalid value '200%' for '--size <SIZE>': a part is a whole number from 1% to 100%",
+    ),
+    Mistake(
+        "bench disk.raw --rw trim --verify",
+        "",
+        1,
+        "vnvme: --verify: what trim leaves has no pattern",
+    ),
+    Mistake(
+        "ublk mem://1M --no-write-cache",
+        "",
+        2,
+        "error: unexpected argument '--no-write-cache' found",
+    ),
+];
+
+#[test]
+fn each_mistake_has_its_message_and_exit_status() {
+    let place = Place::new();
+    let dir = place.path("");
+    fs::File::create(place.path("disk.raw"))
+        .and_then(|file| file.set_len(1 << 20))
+        .unwrap();
+    let mut wrong = Vec::new();
+    for Mistake(args, file, status, message) in MISTAKES {
+        fs::write(place.path("c.toml"), format!("{TWO}{file}")).unwrap();
+        let mut words: Vec<&str> = args.split_whitespace().collect();
+        if !matches!(words.first(), Some(&("bench" | "ublk"))) {
+            words.insert(0, "serve");
+        }
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(&words)
+            .current_dir(&dir)
+            .env_remove("VNVME_LOG")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        // Usage follows what is wrong with a command line; the log may come before the rest.
+        let line = match status {
+            2 => text.lines().next(),
+            _ => text.lines().rfind(|line| !line.is_empty()),
+        };
+        let found = (output.status.code(), line.unwrap_or_default());
+        if found != (Some(*status), *message) {
+            wrong.push(format!(
+                "{args} {file:?}\n  wanted {status} {message}\n  found  {found:?}"
+            ));
+        }
+        assert!(!place.path("a.sock").exists(), "{args}: its socket is left");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(MISTAKES.len() > 45);
+}
+
+/// The client's whole answer.
+fn answer(place: &Place, socket: &str, request: &[u8]) -> Vec<u8> {
+    let mut stream = UnixStream::connect(place.path(socket)).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(request).unwrap();
+    let mut all = Vec::new();
+    let mut piece = [0; 4096];
+    // What it did not read makes the end of the connection an error.
+    while let Ok(len @ 1..) = stream.read(&mut piece) {
+        all.extend_from_slice(&piece[..len]);
+    }
+    all
+}
+
+#[test]
+fn clients_at_the_wrong_socket_are_named_and_told() {
+    let place = Place::new();
+    let export = text(&place.path("blk.sock"));
+    let daemon = Daemon::serve(
+        &place,
+        &["--vhost-user-blk", &export, "mem://1M", "mem://1M"],
+    );
+    daemon.wait_listening(&place.path("blk.sock"));
+    let get = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n";
+    for socket in ["vm.sock", "blk.sock"] {
+        for request in [&get[..], b"{\"method\":\"stats\"}\n"] {
+            let told = String::from_utf8(answer(&place, socket, request)).unwrap();
+            assert!(
+                told.starts_with("HTTP/1.1 421 Misdirected Request\r\n"),
+                "{told}"
+            );
+            assert!(told.ends_with("not a control socket\"}\n"), "{told}");
+        }
+    }
+    daemon.wait_log(|line| line.contains("vm.sock") && line.contains("for a control socket"));
+    daemon.wait_log(|line| line.contains("blk.sock") && line.contains("for a control socket"));
+
+    // vhost-user has no errors that a client would read; it only sees the end.
+    let words = |words: [u32; 3]| words.map(u32::to_ne_bytes).concat();
+    assert!(answer(&place, "vm.sock", &words([1, 1, 0])).is_empty());
+    daemon.wait_log(|line| line.contains("vm.sock") && line.contains("it speaks vhost-user"));
+
+    let refused = Client::connect(place.path("blk.sock"), LIMIT);
+    let Err(ClientError::Refused { errno, .. }) = refused else {
+        panic!("{:?}", refused.err());
+    };
+    assert_eq!(errno, Some(vfio_user::Errno::PROTONOSUPPORT));
+    daemon.wait_log(|line| line.contains("blk.sock") && line.contains("it speaks vfio-user"));
+
+    let mut host = Host::up(&place.socket());
+    assert!(
+        host.read(1, 0, 4096) == vec![0; 4096],
+        "the right one is served"
+    );
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn the_end_names_clients_that_are_attached() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let host = Host::up(&place.socket());
+    let ended = daemon.end();
+    let line = ended
+        .log
+        .iter()
+        .find(|line| line.contains("a client is attached"));
+    let line = line.expect("it is said");
+    let pid = format!("pid={}", std::process::id());
+    assert!(
+        line.contains("WARN") && line.contains("vm.sock") && line.contains(&pid),
+        "{line}"
+    );
+    drop(host);
+    // Nothing is said of a disk without one.
+    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    drop(Host::up(&place.socket()));
+    daemon.wait_log(|line| line.contains("client disconnected"));
+    let ended = daemon.end();
+    assert!(!ended.log.iter().any(|line| line.contains("is attached")));
+}
+
+#[test]
+fn workers_that_share_cpus_are_warned_about() {
+    let place = Place::new();
+    let daemon = Daemon::serve(&place, &["--workers", "3", "--cpus", "0-0", "mem://1M"]);
+    daemon.wait_log(|line| line.contains("WARN") && line.contains("3 workers have 1 CPUs"));
+    daemon.end();
+    let daemon = Daemon::serve(&place, &["--workers", "1", "--cpus", "0-0", "mem://1M"]);
+    assert_eq!(daemon.count("workers have"), 0);
+    daemon.end();
+}
+
+/// FUSE_OPEN (linux/fuse.h).
+const OPEN: u32 = 14;
+
+/// Nobody can connect to a disk that will not be served, as another one's volume is missing.
+#[test]
+fn sockets_are_made_when_all_volumes_are_open() {
+    let place = Place::new();
+    let Ok(fuse) = Fuse::mount(&place.path("mnt"), 1 << 20)
+        .map_err(|why| testkit::skip("vnvme::errors::sockets_are_made", why))
+    else {
+        return;
+    };
+    let one = |socket: &str, volume: &str| {
+        let socket = text(&place.path(socket));
+        format!(
+            "[[controller]]\nsocket = \"{socket}\"\nnamespace = [{{ volume = \"{volume}\" }}]\n"
+        )
+    };
+    let file = one("a.sock", "mem://1M") + &one("b.sock", &text(&fuse.file()));
+    fs::write(place.path("c.toml"), file).unwrap();
+    fuse.fall_silent_at(OPEN);
+    let daemon = Daemon::spawn(&["serve", "--config", &text(&place.path("c.toml"))]);
+    daemon.wait_log(|line| line.contains("mem://1M"));
+    fuse.wait_held(1);
+    assert!(!place.path("a.sock").exists());
+    fuse.answer();
+    daemon.wait_listening(&place.path("a.sock"));
+    daemon.wait_listening(&place.path("b.sock"));
+    daemon.end();
+}

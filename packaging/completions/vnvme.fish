@@ -1,0 +1,2 @@
+# The program completes its own command line, names of running disks among it.
+vnvme completion fish | source
