@@ -7,6 +7,7 @@
 //! [`RingCore::finish`] waits.
 #![allow(unsafe_code)]
 
+mod durable;
 mod pin;
 
 #[cfg(test)]
@@ -24,6 +25,7 @@ use super::setup::Mode;
 use super::{IoCounters, IoOptions, IoStats, MAX_CAPACITY};
 use crate::{Completion, IoError, IoErrorKind, Op, Request};
 use dma::{Buffer, SegmentList};
+use durable::Durable;
 use io_uring::{IoUring, opcode, squeue};
 use std::collections::VecDeque;
 use std::io;
@@ -48,6 +50,8 @@ struct OpenFile {
     busy: usize,
     /// Which of its requests the kernel may execute while they are submitted.
     inline: Inline,
+    /// What is being made durable, and what waits for that.
+    durable: Durable,
 }
 
 /// What [`RingCore::reap`] found.
@@ -239,6 +243,7 @@ impl RingCore {
             file,
             registered,
             busy: 0,
+            durable: Durable::default(),
         };
         let mut places = self.files.iter_mut().enumerate();
         if let Some((index, place)) = places.find(|(_, place)| place.is_none()) {
@@ -307,6 +312,7 @@ impl RingCore {
         if let Some(open) = open
             && let &[piece] = data.segments()
             && open.file.takes(&piece)
+            && !matches!(op, Op::Write { fua: true })
             && open.inline.is_trusted()
             && let Some(bytes) = entry::in_one(len)
             && let Some(&index) = self.free.last()
@@ -361,7 +367,11 @@ impl RingCore {
         let target = open.target();
         let user_data = name(index, *generation);
         // The kernel gives all others to its threads by itself.
-        let moves = matches!(job.step, Step::Data | Step::Bounce | Step::Zeroes);
+        if !open.durable.admit(index as u32, job) {
+            // It goes on with others of its kind.
+            return Ok(());
+        }
+        let moves = !matches!(job.step, Step::Punch | Step::ZeroRange | Step::Sync);
         let mut threaded = false;
         if moves && !open.inline.is_trusted() {
             // One in each call, of whatever file: then it is known who made the thread wait.
@@ -658,8 +668,11 @@ impl RingCore {
             return None;
         }
         let job = slot.job.as_mut()?;
-        let next = match self.files.get(job.file).and_then(Option::as_ref) {
-            Some(open) => job.advance(answer, open.file.unit(), &open.file.abilities),
+        let next = match self.files.get_mut(job.file).and_then(Option::as_mut) {
+            Some(open) => {
+                open.durable.answered(job);
+                job.advance(answer, open.file.unit(), &open.file.abilities)
+            }
             None => Next::Done(Err(IoErrorKind::Gone.into())),
         };
         match next {
@@ -686,6 +699,9 @@ impl RingCore {
             self.bounce.put(buffer);
         }
         self.vacate(index, job.file);
+        if job.step == Step::Sync {
+            self.synced(index as u32, job.file, result);
+        }
         Some(job.request.complete(result))
     }
 

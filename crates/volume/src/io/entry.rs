@@ -41,9 +41,13 @@ pub(super) fn entry(
         .offset
         .checked_add(job.done)
         .ok_or(IoErrorKind::OutOfRange)?;
-    let (write, flags) = direction(job.request.op);
+    let op = match job.request.op {
+        Op::Write { .. } if job.synced_later => Op::Write { fua: false },
+        op => op,
+    };
+    let (write, flags) = direction(op);
     Ok(match job.step {
-        Step::Data => {
+        Step::Data | Step::Durable => {
             let data = &job.request.data;
             match data.segments() {
                 [one] if job.done == 0 => match in_one(one.len() as u64) {
@@ -53,7 +57,6 @@ pub(super) fn entry(
                             .fixed
                             .and_then(|fixed| fixed.find(at.addr(), one.len()));
                         sources.counters.fixed += u64::from(place.is_some());
-                        let op = job.request.op;
                         let transfer = Transfer {
                             at,
                             bytes,

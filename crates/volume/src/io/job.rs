@@ -52,6 +52,8 @@ impl Abilities {
 pub(crate) enum Step {
     /// Read or write between the file and the request's own memory.
     Data,
+    /// The same, of a write that is to be durable.
+    Durable,
     /// Read or write through a bounce buffer, a piece at a time.
     Bounce,
     /// Write zeroes from the shared zero buffer, a piece at a time.
@@ -86,6 +88,10 @@ pub(crate) struct RingJob {
     pub(crate) bounce: Option<Buffer>,
     /// The caller wants it to end.
     pub(crate) cancelled: bool,
+    /// A write that is to be durable is made so afterwards, together with others.
+    pub(crate) synced_later: bool,
+    /// The kernel works on a write of it that is durable when it ends.
+    pub(crate) is_durable_write: bool,
     retries: u16,
 }
 
@@ -94,6 +100,7 @@ impl RingJob {
     /// copy.
     pub(crate) fn new(request: Request, file: usize, reachable: bool, can: &Abilities) -> Self {
         let step = match request.op {
+            Op::Write { fua: true } if reachable => Step::Durable,
             Op::Read | Op::Write { .. } if reachable => Step::Data,
             Op::Read | Op::Write { .. } => Step::Bounce,
             Op::Flush => Step::Sync,
@@ -117,6 +124,8 @@ impl RingJob {
             done: 0,
             bounce: None,
             cancelled: false,
+            synced_later: false,
+            is_durable_write: false,
             retries: 0,
         }
     }
@@ -144,7 +153,7 @@ impl RingJob {
             return self.failed(answer.saturating_neg(), can);
         };
         match self.step {
-            Step::Data | Step::Bounce | Step::Zeroes => self.moved(moved, unit),
+            Step::Data | Step::Durable | Step::Bounce | Step::Zeroes => self.moved(moved, unit),
             Step::Punch | Step::ZeroRange => self.changed(),
             Step::Sync => Next::Done(Ok(())),
         }
@@ -187,12 +196,12 @@ impl RingJob {
 
     /// The range is as it should be; only durability may be missing.
     fn changed(&mut self) -> Next {
-        match self.request.op {
-            Op::WriteZeroes { fua: true, .. } => {
-                self.step = Step::Sync;
-                self.again()
-            }
-            _ => Next::Done(Ok(())),
+        let zeroes = matches!(self.request.op, Op::WriteZeroes { fua: true, .. });
+        if zeroes || self.synced_later {
+            self.step = Step::Sync;
+            self.again()
+        } else {
+            Next::Done(Ok(()))
         }
     }
 
@@ -219,7 +228,7 @@ impl RingJob {
             }
             // Stricter about memory than it said it was: a page aligned buffer satisfies every
             // device.
-            (libc::EINVAL, Step::Data) => {
+            (libc::EINVAL, Step::Data | Step::Durable) => {
                 self.step = Step::Bounce;
                 self.again()
             }

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
 mod blocking;
+mod durable;
 mod start;
 
 /// Only a hang takes this long.

@@ -1,0 +1,111 @@
+//! Many flushes become one, and many durable writes, too.
+//!
+//! The kernel gives each fsync, and each write that is to be durable, to a thread of its own. A
+//! guest that sends hundreds of them would have as many threads runnable, which share the
+//! processors with the worker's, on nobody's account. So of each file one fsync is under way at a
+//! time; those that come meanwhile wait, and are made one when it has ended: it begins after them,
+//! so it covers all that had been written before any of them. Durable writes beyond
+//! [`MOST_WRITES`] are plain writes, and then wait for such an fsync.
+
+use super::RingCore;
+use crate::io::job::{RingJob, Step};
+use crate::{IoError, IoErrorKind, Op};
+
+/// Durable writes of a file that the kernel works on one by one.
+const MOST_WRITES: u32 = 8;
+
+/// What of a file is being made durable, by slots.
+#[derive(Debug, Default)]
+pub(super) struct Durable {
+    /// The one whose fsync is under way.
+    leader: Option<u32>,
+    /// Those that end with it.
+    riders: Vec<u32>,
+    /// Those that came later.
+    waiting: Vec<u32>,
+    /// Durable writes that the kernel works on.
+    writes: u32,
+}
+
+impl Durable {
+    /// Whether the operation that a slot needs next is to go to the kernel; else the slot waits,
+    /// and [`RingCore::synced`] goes on with it.
+    #[inline]
+    pub(super) fn admit(&mut self, slot: u32, job: &mut RingJob) -> bool {
+        match job.step {
+            Step::Sync => {
+                let leader = *self.leader.get_or_insert(slot);
+                if leader != slot {
+                    self.waiting.push(slot);
+                }
+                leader == slot
+            }
+            Step::Durable | Step::Bounce if job.request.op == (Op::Write { fua: true }) => {
+                if self.writes >= MOST_WRITES {
+                    job.synced_later = true;
+                } else if !job.synced_later {
+                    self.writes += 1;
+                    job.is_durable_write = true;
+                }
+                true
+            }
+            _ => true,
+        }
+    }
+
+    /// The kernel has answered to an operation of a job.
+    #[inline]
+    pub(super) fn answered(&mut self, job: &mut RingJob) {
+        if std::mem::take(&mut job.is_durable_write) {
+            self.writes = self.writes.saturating_sub(1);
+        }
+    }
+}
+
+impl RingCore {
+    /// The request of a slot ends. If it was its file's fsync, so do those that waited for the same
+    /// one, and the next one begins, for all that came meanwhile.
+    pub(super) fn synced(&mut self, slot: u32, file: usize, result: Result<(), IoError>) {
+        let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) else {
+            return;
+        };
+        if open.durable.leader != Some(slot) {
+            return;
+        }
+        open.durable.leader = None;
+        let mut riders = std::mem::take(&mut open.durable.riders);
+        let mut waiting = std::mem::take(&mut open.durable.waiting);
+        // It was cancelled, and not they.
+        let cancelled = result.is_err_and(|error| error.kind == IoErrorKind::Aborted);
+        if cancelled {
+            waiting.splice(0..0, riders.drain(..));
+        } else {
+            for rider in riders.drain(..) {
+                let ended = self.end(rider as usize, result);
+                self.ready.extend(ended);
+            }
+        }
+        let mut begun = 0;
+        for &next in &waiting {
+            begun += 1;
+            let index = next as usize;
+            let job = self.slots.get(index).and_then(|slot| slot.job.as_ref());
+            let began = match job {
+                Some(job) if job.cancelled => Err(IoErrorKind::Aborted),
+                _ => self.operate(index),
+            };
+            let Err(kind) = began else {
+                self.urgent = true;
+                break;
+            };
+            let ended = self.end(index, Err(kind.into()));
+            self.ready.extend(ended);
+        }
+        if let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) {
+            waiting.drain(..begun);
+            open.durable.riders = waiting;
+            // Empty, and its memory is used again.
+            open.durable.waiting = riders;
+        }
+    }
+}
