@@ -269,12 +269,15 @@ impl Accounts {
         self.shared && self.left_out > 0
     }
 
-    /// A round has ended: each gets its quantum.
-    pub fn settle(&mut self) {
+    /// A round has ended: each of those that it looked at gets its quantum.
+    pub fn settle(&mut self, all: impl Iterator<Item = usize> + Clone) {
         let now = self.now();
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.settled, now));
         let (mut served, mut active) = (0, 0);
-        for account in self.accounts.iter_mut().filter(|a| a.active) {
+        for at in all.clone() {
+            let Some(account) = self.accounts.get_mut(at).filter(|a| a.active) else {
+                continue;
+            };
             account.active_at = now;
             if !account.left_out {
                 served += account.spent.min(self.quantum);
@@ -283,15 +286,18 @@ impl Accounts {
         }
         // What each of the others had, at most a quantum.
         let paid = match active {
-            0 if self.expects(now) => elapsed,
-            0 => self.least_debt(),
+            0 if self.expects(now, all.clone()) => elapsed,
+            0 => self.least_debt(all.clone()),
             active => served / active,
         };
         if active > 0 && self.left_out > 0 {
             self.changed = now;
         }
         self.left_out = 0;
-        for account in &mut self.accounts {
+        for at in all {
+            let Some(account) = self.accounts.get_mut(at) else {
+                continue;
+            };
             let given = if account.left_out { paid } else { self.quantum };
             account.spent = account.spent.saturating_sub(given);
             account.left_out = account.spent >= self.quantum;
@@ -302,14 +308,16 @@ impl Accounts {
     }
 
     /// A front-end that may work has had work lately: its guest may be about to send more.
-    fn expects(&self, now: u64) -> bool {
+    fn expects(&self, now: u64, all: impl Iterator<Item = usize>) -> bool {
         let lately = |a: &Account| now.saturating_sub(a.active_at) <= self.anticipation;
-        self.accounts.iter().any(|a| !a.left_out && lately(a))
+        let mut accounts = all.filter_map(|at| self.accounts.get(at));
+        accounts.any(|a| !a.left_out && lately(a))
     }
 
     /// What lets the first one of those who are left out work again.
-    fn least_debt(&self) -> u64 {
-        let left_out = self.accounts.iter().filter(|a| a.left_out);
+    fn least_debt(&self, all: impl Iterator<Item = usize>) -> u64 {
+        let accounts = all.filter_map(|at| self.accounts.get(at));
+        let left_out = accounts.filter(|a| a.left_out);
         let least = left_out.map(|a| a.spent).min().unwrap_or(0);
         least.saturating_sub(self.quantum).saturating_add(1)
     }

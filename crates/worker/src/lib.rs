@@ -63,12 +63,14 @@
 
 mod acceptor;
 mod accounts;
+mod armed;
 mod descriptors;
 mod error;
 mod frontend;
 mod handle;
 mod meter;
 mod pace;
+mod roster;
 mod shared;
 mod sleep;
 mod wake;

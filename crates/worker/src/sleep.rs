@@ -12,11 +12,10 @@ const RECHECK_PAUSE: Duration = Duration::from_micros(5);
 impl<F: Frontend + 'static> Worker<F> {
     /// When to wake up though nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let fronts = || self.fronts.iter().flatten();
-        let pinning = fronts()
-            .any(F::is_pinning)
-            .then(|| self.pace_of_pins.next());
-        fronts().filter_map(F::deadline).chain(pinning).min()
+        let pinning = self.awake().any(F::is_pinning);
+        let pinning = pinning.then(|| self.pace_of_pins.next());
+        let awake = self.awake().filter_map(F::deadline);
+        awake.chain(pinning).chain(self.armed.deadline).min()
     }
 
     /// Arms everything that can wake this thread. `false` when something arrived meanwhile.
@@ -24,9 +23,13 @@ impl<F: Frontend + 'static> Worker<F> {
         // First, so that whatever is left after the looks below wakes this thread.
         let mut raced = self.handle.flag().prepare_sleep();
         let mut recheck = false;
-        for front in self.fronts.iter_mut().flatten() {
-            raced |= front.arm();
-            recheck |= front.needs_recheck();
+        self.wake_unsettled();
+        // The others are armed.
+        for at in self.roster.awake() {
+            if let Some(Some(front)) = self.fronts.get_mut(at) {
+                raced |= front.arm();
+                recheck |= front.needs_recheck();
+            }
         }
         if !self.ring_watched
             && let Some(fd) = self.io.event_fd()
@@ -47,7 +50,7 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     fn is_busy(&self) -> bool {
-        self.fronts.iter().flatten().any(|f| f.in_flight() > 0)
+        self.awake().any(|front| front.in_flight() > 0)
     }
 
     fn waits_for(&self, fd: BorrowedFd<'_>, token: u32, of: &str) -> bool {
@@ -68,8 +71,10 @@ impl<F: Frontend + 'static> Worker<F> {
             // The clock first: the last look is one after the whole pause.
             let last = armed.elapsed() >= RECHECK_PAUSE;
             let mut raced = false;
-            for front in self.fronts.iter_mut().flatten() {
-                raced |= front.recheck();
+            for at in self.roster.awake() {
+                if let Some(Some(front)) = self.fronts.get_mut(at) {
+                    raced |= front.recheck();
+                }
             }
             if raced || last {
                 return raced;

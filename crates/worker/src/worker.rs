@@ -1,9 +1,11 @@
 //! The loop.
 
 use crate::accounts::{ALONE_UNITS, Accounts, Counter};
+use crate::armed::Armed;
 use crate::descriptors::{Descriptors, OWN, Token};
 use crate::meter::{Meter, Spent};
 use crate::pace::Pace;
+use crate::roster::Roster;
 use crate::watchdog::{Activity, Pulse};
 use crate::window::IdleWindow;
 use crate::{Error, Frontend, Handle};
@@ -18,8 +20,11 @@ use volume::{Budget, Completion, Io, PinPace};
 
 /// Time between two looks at the sockets while polling: a system call each.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
-/// Rounds between them where commands may be announced by message.
+/// Rounds between them where commands may be announced by message, of front-ends that had work
+/// lately.
 const ROUNDS_PER_LOOK: u32 = 8;
+/// The same of front-ends that had none.
+const ROUNDS_PER_IDLE_LOOK: u32 = 128;
 /// Rounds between two looks at the clock while polling. A round without work takes some tens of
 /// nanoseconds, and what is between two as long again.
 const ROUNDS_PER_CLOCK: u32 = 8;
@@ -69,11 +74,11 @@ pub struct Context<'a> {
 type Removed<F> = Box<dyn FnOnce(Result<(), <F as Frontend>::Error>)>;
 
 /// What the worker knows of a front-end's place in the list.
-struct Place<F: Frontend> {
+pub(crate) struct Place<F: Frontend> {
     /// Events for the front-end carry this number: another one for each that had the place.
     number: u32,
     /// It is being removed, and this is told when it is gone.
-    leaving: Option<Removed<F>>,
+    pub(crate) leaving: Option<Removed<F>>,
 }
 
 /// Where the loop stands between two turns.
@@ -88,7 +93,11 @@ pub struct Worker<F: Frontend> {
     /// By owner.
     pub(crate) fronts: Vec<Option<F>>,
     /// As long as `fronts`.
-    places: Vec<Place<F>>,
+    pub(crate) places: Vec<Place<F>>,
+    /// Which of them a round looks at.
+    pub(crate) roster: Roster,
+    /// Of those that it does not look at.
+    pub(crate) armed: Armed,
     generation: u16,
     /// Front-ends that are being removed.
     leaving: usize,
@@ -167,6 +176,8 @@ impl<F: Frontend + 'static> Worker<F> {
         let worker = Worker {
             fronts: Vec::new(),
             places: Vec::new(),
+            roster: Roster::default(),
+            armed: Armed::default(),
             generation: 0,
             leaving: 0,
             io,
@@ -242,6 +253,7 @@ impl<F: Frontend + 'static> Worker<F> {
             }
         }
         self.accounts.open(at);
+        self.roster.insert(owner);
         Ok(Some(owner))
     }
 
@@ -264,11 +276,14 @@ impl<F: Frontend + 'static> Worker<F> {
         place.leaving = Some(Box::new(removed));
         front.flush();
         self.leaving += 1;
+        self.roster.wake(owner);
         true
     }
 
     /// Front-ends that are served, by owner.
     pub fn fronts(&mut self) -> impl Iterator<Item = (u16, &mut F)> {
+        // Whatever is done to them, rounds are to find it.
+        self.roster.wake_all();
         let owners = 0..=u16::MAX;
         let fronts = owners.zip(&mut self.fronts);
         fronts.filter_map(|(owner, front)| Some((owner, front.as_mut()?)))
@@ -283,6 +298,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// One front-end.
     #[inline]
     pub fn front_mut(&mut self, owner: u16) -> Option<&mut F> {
+        self.roster.wake(owner);
         self.fronts.get_mut(usize::from(owner))?.as_mut()
     }
 
@@ -423,13 +439,14 @@ impl<F: Frontend + 'static> Worker<F> {
     /// The end of a turn that is followed by another one at once.
     #[inline]
     fn poll_on(&mut self, worked: bool, due: bool) -> Result<bool, Error<F::Error>> {
-        let fronts = || self.fronts.iter().flatten();
-        let often = self.turns.rounds.is_multiple_of(ROUNDS_PER_LOOK);
-        let due = due || self.has_more() || (often && fronts().any(F::is_trapped));
-        if due {
+        let look = due || self.has_more() || self.expects_messages();
+        if look {
             self.turns.last_look = self.turns.now;
             if self.look(Some(Duration::ZERO))? {
                 return Ok(true);
+            }
+            if due {
+                self.arm_idle();
             }
         }
         if !worked {
@@ -441,12 +458,23 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(false)
     }
 
+    /// Commands may be announced by message, and it is time to look for that.
+    #[inline]
+    fn expects_messages(&self) -> bool {
+        let rounds = self.turns.rounds;
+        if !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+            return false;
+        }
+        self.of(self.roster.hot()).any(F::is_trapped)
+            || (rounds.is_multiple_of(ROUNDS_PER_IDLE_LOOK) && self.awake().any(F::is_trapped))
+    }
+
     /// A moment between two rounds without work, with an eye on what comes most often and is most
     /// urgent: doorbells of queues that were busy lately, and completions of the ring. A round
     /// takes several times as long as one such look.
     #[inline]
     fn spin_poll(&self) {
-        let fronts = || self.fronts.iter().flatten();
+        let fronts = || self.of(self.roster.hot());
         let in_flight = fronts().map(F::in_flight).sum::<usize>();
         let looks = if in_flight > self.io.in_flight() {
             // Some are not in the ring: only rounds find what a device below has completed, polled
@@ -454,7 +482,7 @@ impl<F: Frontend + 'static> Worker<F> {
             1
         } else {
             // So that many front-ends do not keep each other from their rounds.
-            SPIN_POLLS.div_ceil(self.fronts.len().max(1) as u32)
+            SPIN_POLLS.div_ceil(self.roster.hot_count().max(1) as u32)
         };
         for _ in 0..looks {
             std::hint::spin_loop();
@@ -471,9 +499,24 @@ impl<F: Frontend + 'static> Worker<F> {
         {
             front.pin(&mut self.pace_of_pins);
         }
-        for front in self.fronts.iter_mut().flatten() {
-            front.housekeeping(self.turns.now);
+        for at in self.roster.awake() {
+            if let Some(Some(front)) = self.fronts.get_mut(at) {
+                front.housekeeping(self.turns.now);
+            }
         }
+        self.look_after_armed();
+    }
+
+    /// Front-ends, by owner.
+    #[inline]
+    pub(crate) fn of(&self, owners: impl Iterator<Item = usize>) -> impl Iterator<Item = &F> {
+        owners.filter_map(|at| self.fronts.get(at)?.as_ref())
+    }
+
+    /// Those that rounds look at.
+    #[inline]
+    pub(crate) fn awake(&self) -> impl Iterator<Item = &F> {
+        self.of(self.roster.awake())
     }
 
     /// The wake flag was up: other threads have left something.
@@ -485,10 +528,13 @@ impl<F: Frontend + 'static> Worker<F> {
             worked = true;
             job(self);
         }
-        for front in self.fronts.iter_mut().flatten() {
-            worked |= front.drain_messages();
+        for (owner, front) in (0..).zip(&mut self.fronts) {
+            if front.as_mut().is_some_and(F::drain_messages) {
+                worked = true;
+                self.roster.wake(owner);
+            }
         }
-        worked
+        worked | self.attend_armed()
     }
 
     /// One round over all front-ends and the ring.
@@ -508,32 +554,44 @@ impl<F: Frontend + 'static> Worker<F> {
         let mut worked = completed > 0;
         worked |= self.handle.flag().take() && self.drain_messages();
         let now = self.turns.now;
-        let mut long = false;
-        for (at, front) in self.fronts.iter_mut().enumerate() {
-            let Some(front) = front else { continue };
+        let (mut long, mut units, mut place) = (false, 0u32, 0);
+        while let Some(at) = self.roster.hot_at(place) {
+            place += 1;
+            let Some(Some(front)) = self.fronts.get_mut(at) else {
+                continue;
+            };
             self.pulse.enter(Activity::Polling(at as u16));
             let mut budget = Budget::new(ALONE_UNITS);
             if front.poll(now, &mut budget) {
                 worked = true;
                 long |= budget.is_spent();
+                units = units.saturating_add(budget.spent());
                 self.accounts.worked_alone(at);
+                self.roster.worked(place - 1);
+            } else if self.roster.was_quiet(place - 1) {
+                place -= usize::from(self.cool(place - 1));
             }
+        }
+        for _ in 0..self.roster.idle_share(units) {
+            worked |= self.visit_idle();
         }
         if long {
             self.look_soon();
         }
         self.pulse.enter(Activity::Submitting);
         self.io.flush();
-        for front in self.fronts.iter_mut().flatten() {
-            front.poll_volumes(&mut self.completions);
+        for at in self.roster.hot() {
+            if let Some(Some(front)) = self.fronts.get_mut(at) {
+                front.poll_volumes(&mut self.completions);
+            }
         }
         worked |= !self.completions.is_empty();
         for completion in self.completions.drain(..) {
             complete(&mut self.fronts, completion);
         }
         let mut ended = false;
-        for (owner, front) in self.fronts.iter_mut().enumerate() {
-            if let Some(front) = front {
+        for owner in self.roster.hot() {
+            if let Some(Some(front)) = self.fronts.get_mut(owner) {
                 self.pulse.enter(Activity::Finishing(owner as u16));
                 worked |= front.finish_round();
                 ended |= front.has_ended();
@@ -560,6 +618,7 @@ impl<F: Frontend + 'static> Worker<F> {
             self.leaving -= 1;
             self.pulse.enter(Activity::Closing(at as u16));
             let closed = front.take().map_or(Ok(()), |mut front| front.close());
+            self.roster.remove(at as u16);
             if let Some(removed) = place.leaving.take() {
                 removed(closed);
             }
@@ -583,14 +642,14 @@ impl<F: Frontend + 'static> Worker<F> {
     /// The thread may not sleep: something comes without a wake-up.
     #[inline]
     fn must_poll(&self) -> bool {
-        let mut fronts = self.fronts.iter().flatten();
+        let mut fronts = self.awake();
         self.leaving > 0 || fronts.any(|front| front.must_poll() || front.has_more())
     }
 
     /// Polling on after the last work may spare a wake-up.
     #[inline]
     fn keeps_window(&self) -> bool {
-        self.io.in_flight() > 0 || self.fronts.iter().flatten().any(F::keeps_window)
+        self.io.in_flight() > 0 || self.awake().any(F::keeps_window)
     }
 
     /// Waits for descriptors, at most for `timeout`, and handles those that are ready. `true` when
@@ -631,17 +690,22 @@ impl<F: Frontend + 'static> Worker<F> {
     /// A front-end that may read on has something to read.
     #[inline]
     fn has_more(&self) -> bool {
-        let mut fronts = self.fronts.iter().enumerate();
-        fronts.any(|(at, front)| {
-            front.as_ref().is_some_and(F::has_more)
+        self.roster.awake().any(|at| {
+            let front = self.fronts.get(at).and_then(Option::as_ref);
+            front.is_some_and(F::has_more)
                 && (!self.accounts.is_shared() || self.accounts.may_work(at))
         })
     }
 
     /// Goes on with what sockets have, a quantum of time of each at most.
     fn read_on(&mut self) {
-        for (at, front) in self.fronts.iter_mut().enumerate() {
-            let Some(front) = front else { continue };
+        for at in self.roster.awake() {
+            let Some(Some(front)) = self.fronts.get_mut(at) else {
+                continue;
+            };
+            if !front.has_more() {
+                continue;
+            }
             let begun = self.accounts.now();
             while front.has_more() && self.accounts.may_read(at, begun) {
                 self.pulse.enter(Activity::Socket(at as u16));
@@ -660,6 +724,7 @@ impl<F: Frontend + 'static> Worker<F> {
             && (once || !self.accounts.is_shared() || self.accounts.may_work(at))
         {
             self.pulse.enter(Activity::Socket(number as u16));
+            self.roster.wake(number as u16);
             front.ready(token);
             self.accounts.read(at);
         }
@@ -668,6 +733,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// The worker is to end: clients are disconnected when everything is durable.
     fn finish(&mut self) -> Result<(), Error<F::Error>> {
         tracing::info!("ending: making everything durable");
+        self.roster.wake_all();
         self.io.end();
         for (front, place) in self.fronts.iter_mut().zip(&self.places) {
             if let (Some(front), None) = (front, &place.leaving) {

@@ -9,7 +9,7 @@ use super::pool::Pool;
 use super::server::{Serve, Server};
 use super::slices::{self, Contender, Pings};
 use super::{Cores, Outcome, Plan};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use load::job::{Doorbells, Job};
 use std::path::Path;
 use std::rc::Rc;
@@ -67,13 +67,35 @@ const WAYS: [Way; 5] = [
     },
 ];
 
+/// What a way is called where some are chosen.
+const PLAIN: &str = "polling";
+
+impl Way {
+    fn name(&self) -> &'static str {
+        match self.words.trim_start() {
+            "" => PLAIN,
+            words => words,
+        }
+    }
+}
+
+/// Whether these words choose from this suite.
+pub fn check_only(only: &[String]) -> Result<()> {
+    let names = WAYS.each_ref().map(Way::name);
+    match only.iter().find(|word| !names.contains(&word.as_str())) {
+        Some(word) => bail!("--only {word}: the suite doorbell has {}", names.join(", ")),
+        None => Ok(()),
+    }
+}
+
 pub fn run(plan: &Plan) -> Result<Outcome> {
+    let chosen = plan.chosen(&WAYS.each_ref().map(Way::name));
     let cores = Cores::pair()?;
     let mut outcome = Outcome::default();
     let mut pings = Pings::new(&cores, plan)?;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
-        for way in &WAYS {
+        for way in WAYS.iter().filter(|way| chosen.contains(&way.name())) {
             for &point in way.points {
                 pair(&mut outcome, &mut pings, plan, run, &cores, way, point)?;
             }

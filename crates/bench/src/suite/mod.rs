@@ -58,7 +58,9 @@ impl Name {
         match self {
             _ if only.is_empty() => Ok(()),
             Name::File => file::check_only(only),
-            _ => bail!("--only chooses from the suite file"),
+            Name::Scale => scale::check_only(only),
+            Name::Doorbell => doorbell::check_only(only),
+            _ => bail!("--only chooses from the suites file, scale and doorbell"),
         }
     }
 

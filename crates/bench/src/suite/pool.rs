@@ -10,6 +10,8 @@ use std::time::Duration;
 /// Several targets of a type whose queues one thread loads.
 pub struct Pool<T = DeviceTarget> {
     targets: Vec<T>,
+    /// Targets that are loaded, the first ones.
+    busy: usize,
     /// Queues of each target that are opened.
     open: u16,
     /// Queues of each target that are loaded.
@@ -25,16 +27,19 @@ impl Pool {
         };
         Ok(Pool {
             targets: vec![DeviceTarget::open(url, &job)?],
+            busy: 1,
             open,
             loaded,
         })
     }
 
-    /// Controllers with a queue each.
-    pub fn controllers(urls: &[String], job: &Job) -> Result<Pool> {
+    /// Controllers with a queue each, of which so many are loaded. The others only have their admin
+    /// queue.
+    pub fn controllers(urls: &[String], job: &Job, busy: usize) -> Result<Pool> {
         let targets = urls.iter().map(|url| DeviceTarget::open(url, job));
         Ok(Pool {
             targets: targets.collect::<Result<_>>()?,
+            busy: busy.min(urls.len()),
             open: 1,
             loaded: 1,
         })
@@ -42,9 +47,13 @@ impl Pool {
 }
 
 impl<T> Pool<T> {
+    fn loaded_queues(&self) -> u16 {
+        self.busy as u16 * self.loaded
+    }
+
     /// The job for the one thread, with as many I/Os in flight as all queues together have.
     pub fn job(&self, job: &Job) -> Job {
-        let queues = self.targets.len() as u16 * self.loaded;
+        let queues = self.loaded_queues();
         Job {
             depth: job.depth.saturating_mul(queues),
             queues: 1,
@@ -70,10 +79,11 @@ impl<T: Target> Target for Pool<T> {
     }
 
     fn lane(&self, _index: u16, depth: u16, bytes: usize) -> Result<Self::Lane> {
-        let queues = self.targets.len() as u16 * self.loaded;
+        let queues = self.loaded_queues();
         let each = (depth / queues.max(1)).max(1);
         let (mut lanes, mut idle) = (Vec::new(), Vec::new());
-        for target in &self.targets {
+        // The others are there, and have no queue but their first.
+        for target in self.targets.iter().take(self.busy) {
             for index in 0..self.open {
                 let lane = target.lane(index, each, bytes)?;
                 if index < self.loaded {

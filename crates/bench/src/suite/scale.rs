@@ -1,11 +1,11 @@
-//! Suite `scale`: more controllers, more queues, on one worker and on two. This side loads all of
-//! them from one thread.
+//! Suite `scale`: more controllers, more queues, on one worker and on two; one controller beside
+//! many that do nothing. This side loads all of them from one thread.
 
 use super::pool::Pool;
 use super::server::{Serve, Server};
 use super::slices::{self, Contender, Pings};
 use super::{Cores, Outcome, Plan};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use load::job::Job;
 use std::path::Path;
 use std::rc::Rc;
@@ -16,11 +16,27 @@ const CONTROLLERS: [u16; 5] = [1, 2, 4, 8, 16];
 const QUEUES: [u16; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// I/Os in flight on each queue.
 const DEPTHS: [u16; 2] = [4, 32];
+/// Controllers of which one is busy, and how many I/Os that has in flight.
+const CROWD: [u16; 2] = [1, 200];
+const CROWD_DEPTHS: [u16; 2] = [1, 32];
+/// After this time under load, controllers that do nothing are not looked at.
+const ARMING: Duration = Duration::from_millis(300);
+/// What may be chosen of it.
+const PARTS: [&str; 2] = ["load", "crowd"];
 /// After this time under load, queues are where they will stay.
 const SPREADING: Duration = Duration::from_secs(2);
 const VOLUME: &str = "null://1T";
 
+/// Whether these words choose from this suite.
+pub fn check_only(only: &[String]) -> Result<()> {
+    match only.iter().find(|word| !PARTS.contains(&word.as_str())) {
+        Some(word) => bail!("--only {word}: the suite scale has {}", PARTS.join(", ")),
+        None => Ok(()),
+    }
+}
+
 pub fn run(plan: &Plan) -> Result<Outcome> {
+    let parts = plan.chosen(&PARTS);
     let cores = Cores::pair()?;
     let mut outcome = Outcome::default();
     // The second worker's, which is the load's where there is no third.
@@ -37,7 +53,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut pings = Pings::new(&cores, plan)?;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
-        for depth in DEPTHS {
+        for depth in DEPTHS.into_iter().filter(|_| parts.contains(&"load")) {
             for workers in [1, 2] {
                 let words = match (workers, crowded) {
                     (1, _) => "",
@@ -70,6 +86,23 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             }
         }
     }
+    if parts.contains(&"crowd") {
+        for (run, depth) in (0..plan.runs).flat_map(|run| CROWD_DEPTHS.map(|depth| (run, depth))) {
+            let setup = Setup {
+                plan,
+                cpus: server.get(..1).unwrap_or_default(),
+                workers: 1,
+                words: "",
+                job: plan.job(depth, &cores.client),
+            };
+            let group = CROWD.map(|count| setup.crowd(count));
+            let group = group.into_iter().collect::<Result<Vec<_>>>()?;
+            for contender in &group {
+                (contender.load)(ARMING, Duration::from_millis(1))?;
+            }
+            slices::take(SUITE, &group, &mut pings, plan, run, &mut outcome.collector)?;
+        }
+    }
     Ok(outcome)
 }
 
@@ -93,7 +126,7 @@ impl Setup<'_> {
                 let case = format!("controllers {count}{}", setup.words);
                 let open = move |server: &Server, job: &Job| {
                     let urls: Vec<String> = (0..count.into()).map(|i| server.url(i)).collect();
-                    Pool::controllers(&urls, job)
+                    Pool::controllers(&urls, job, urls.len())
                 };
                 setup.contender(case, count, count, open)
             })
@@ -116,6 +149,15 @@ impl Setup<'_> {
         let counts = QUEUES.into_iter().map(|count| (count, count));
         let one_busy = QUEUES.into_iter().skip(1).map(|count| (count, 1));
         counts.chain(one_busy).map(make).collect()
+    }
+
+    /// So many controllers with a queue each, of which one is busy.
+    fn crowd(&self, count: u16) -> Result<Contender<'static>> {
+        let open = move |server: &Server, job: &Job| {
+            let urls: Vec<String> = (0..count.into()).map(|i| server.url(i)).collect();
+            Pool::controllers(&urls, job, 1)
+        };
+        self.contender(format!("crowd of {count}"), count, 1, open)
     }
 
     fn contender(

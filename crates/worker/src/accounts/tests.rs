@@ -383,7 +383,7 @@ fn what_is_sent_together_is_paid_by_parts() {
     accounts.sent();
     let spent = |at: usize| accounts.accounts[at].spent;
     assert_eq!([spent(0), spent(1)], [us(40), us(120)]);
-    accounts.settle();
+    accounts.settle(0..2);
     let spent = |at: usize| accounts.accounts[at].spent;
     assert_eq!([spent(0), spent(1)], [us(15), us(95)]);
     assert!(accounts.may_work(0) && !accounts.may_work(1));

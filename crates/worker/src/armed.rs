@@ -1,0 +1,185 @@
+//! Front-ends that have nothing to do, beside others that keep the thread awake: looked at in turn,
+//! and in the end not at all.
+//!
+//! In the end they are armed as before the thread's own sleep, and what would wake the thread for
+//! one wakes it: a descriptor, the wake flag, its deadline.
+
+use crate::Frontend;
+use crate::accounts::{ALONE_UNITS, SHARED_UNITS};
+use crate::watchdog::Activity;
+use crate::worker_loop::Worker;
+use std::time::{Duration, Instant};
+use volume::Budget;
+
+/// What is due sooner is waited for awake.
+const SOON: Duration = Duration::from_millis(1);
+/// Calls of [`Frontend::housekeeping`] of those that are awake for one of each that is armed.
+const HOUSEKEEPING_TURN: usize = 16;
+
+/// What the worker knows of front-ends that are armed.
+#[derive(Debug, Default)]
+pub(crate) struct Armed {
+    /// Armed, but a host without a barrier may have rung unseen: it is looked at once more.
+    unsettled: Option<u16>,
+    /// The earliest deadline of those that are armed, or an earlier time.
+    pub(crate) deadline: Option<Instant>,
+    /// Other threads have sent something: everyone's housekeeping is due.
+    messages: bool,
+}
+
+impl<F: Frontend + 'static> Worker<F> {
+    /// The hot front-end at this place of the roster has had no work for long. Whether it is idle
+    /// from now on.
+    #[cold]
+    pub(crate) fn cool(&mut self, place: usize) -> bool {
+        let Some(at) = self.roster.hot_at(place) else {
+            return false;
+        };
+        let front = self.fronts.get(at).and_then(Option::as_ref);
+        if front.is_some_and(|front| front.in_flight() > 0 || front.has_more()) {
+            self.roster.worked(place);
+            return false;
+        }
+        self.accounts.open(at);
+        self.roster.cool(place, self.turns.now);
+        true
+    }
+
+    /// Looks at the idle front-end whose turn it is.
+    #[inline(never)]
+    pub(crate) fn visit_idle(&mut self) -> bool {
+        let at = self.roster.next_idle();
+        at.is_some_and(|at| self.visit(at))
+    }
+
+    /// Looks at a front-end that is not hot, which it is when there was something to do.
+    fn visit(&mut self, at: usize) -> bool {
+        let Some(Some(front)) = self.fronts.get_mut(at) else {
+            return false;
+        };
+        self.pulse.enter(Activity::Polling(at as u16));
+        let shared = self.accounts.is_shared();
+        let mut budget = Budget::new(if shared { SHARED_UNITS } else { ALONE_UNITS });
+        let worked = front.poll(self.turns.now, &mut budget) || front.in_flight() > 0;
+        let finished = front.finish_round();
+        if worked || finished || front.has_ended() {
+            if shared {
+                self.accounts.charge(at);
+                self.accounts.worked(at);
+            } else {
+                self.accounts.worked_alone(at);
+            }
+            self.roster.wake(at as u16);
+            return true;
+        }
+        false
+    }
+
+    /// The wake flag was up. What it was for is found by a round over all front-ends.
+    pub(crate) fn attend_armed(&mut self) -> bool {
+        self.armed.messages = true;
+        let (mut worked, mut place) = (false, self.roster.first_armed());
+        while let Some(at) = self.roster.armed_at(place) {
+            worked |= self.visit(at);
+            place += 1;
+        }
+        worked
+    }
+
+    /// The one that is armed and not settled is to be armed again, or looked at.
+    pub(crate) fn wake_unsettled(&mut self) {
+        if let Some(owner) = self.armed.unsettled.take() {
+            self.roster.wake(owner);
+        }
+    }
+
+    /// Now and then, while the thread polls: an idle front-end is armed, if it may be.
+    pub(crate) fn arm_idle(&mut self) {
+        if let Some(owner) = self.armed.unsettled.take()
+            && self.roster.is_armed(owner)
+            && let Some(Some(front)) = self.fronts.get_mut(usize::from(owner))
+        {
+            if front.needs_recheck() && front.recheck() {
+                self.roster.wake(owner);
+            } else {
+                let deadline = self
+                    .armed
+                    .deadline
+                    .into_iter()
+                    .chain(front.deadline())
+                    .min();
+                self.armed.deadline = deadline;
+            }
+        }
+        let now = self.turns.now;
+        let Some(at) = self.roster.arms_next(now) else {
+            return;
+        };
+        let Some(Some(front)) = self.fronts.get_mut(at) else {
+            return;
+        };
+        let stays = front.must_poll()
+            || front.in_flight() > 0
+            || front.has_more()
+            || front.is_pinning()
+            || front.has_ended()
+            || self.places.get(at).is_none_or(|p| p.leaving.is_some())
+            || front.deadline().is_some_and(|at| at <= now + SOON);
+        if stays {
+            self.roster.stay(at, now);
+        } else if front.arm() {
+            self.roster.wake(at as u16);
+        } else {
+            self.roster.arm(at);
+            self.armed.unsettled = Some(at as u16);
+        }
+    }
+
+    /// What is not urgent, and what is due, of those that are armed.
+    pub(crate) fn look_after_armed(&mut self) {
+        let armed = self.roster.armed_count();
+        if armed == 0 {
+            self.armed = Armed::default();
+            return;
+        }
+        let now = self.turns.now;
+        let all = std::mem::take(&mut self.armed.messages);
+        let share = if all {
+            armed
+        } else {
+            armed.div_ceil(HOUSEKEEPING_TURN)
+        };
+        for _ in 0..share {
+            if let Some(at) = self.roster.next_armed()
+                && let Some(Some(front)) = self.fronts.get_mut(at)
+            {
+                front.housekeeping(now);
+                let deadline = self
+                    .armed
+                    .deadline
+                    .into_iter()
+                    .chain(front.deadline())
+                    .min();
+                self.armed.deadline = deadline;
+            }
+        }
+        if self.armed.deadline.is_some_and(|at| now >= at) {
+            self.wake_due(now);
+        }
+    }
+
+    /// Wakes front-ends whose time has come.
+    #[cold]
+    fn wake_due(&mut self, now: Instant) {
+        let (mut next, mut place) = (None, self.roster.first_armed());
+        while let Some(at) = self.roster.armed_at(place) {
+            let front = self.fronts.get(at).and_then(Option::as_ref);
+            match front.and_then(F::deadline) {
+                Some(due) if due <= now => self.roster.wake(at as u16),
+                due => next = next.into_iter().chain(due).min(),
+            }
+            place += 1;
+        }
+        self.armed.deadline = next;
+    }
+}
