@@ -148,6 +148,17 @@ pub enum ConfigError {
         /// What the volume said.
         error: volume::VolumeError,
     },
+    /// The controller has no room for a namespace of this ID (NN).
+    #[error("namespace {nsid}: this controller has room for namespaces 1 to {max}")]
+    NoRoom {
+        /// The ID.
+        nsid: u32,
+        /// Largest ID that there can be.
+        max: u32,
+    },
+    /// One namespace is attached at a time.
+    #[error("another namespace of this controller is being attached")]
+    Attaching,
     /// Memory for the doorbell page could not be had.
     #[error("doorbell page: {0}")]
     Memory(dma::MapError),

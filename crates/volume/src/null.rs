@@ -86,6 +86,19 @@ impl Units {
 static DEVICES: Mutex<Vec<(String, Weak<Units>)>> = Mutex::new(Vec::new());
 
 impl NullVolume {
+    /// One of 512 bytes that may not be written: it stands where there is no volume.
+    pub fn placeholder() -> Self {
+        Self {
+            options: NullOptions {
+                size: 512,
+                read_only: true,
+                ..NullOptions::default()
+            },
+            device: None,
+            root: None,
+        }
+    }
+
     /// A null volume of that size and behaviour.
     pub fn new(options: NullOptions) -> Result<Self, VolumeError> {
         if options.size == 0 {

@@ -164,8 +164,11 @@ impl Controller {
         }
     }
 
-    fn has_write_cache(&self) -> bool {
-        self.engine.namespaces.iter().any(|ns| ns.volatile_cache)
+    /// A namespace has a volatile write cache, or one that is attached later may have one: hosts
+    /// ask once.
+    pub(super) fn has_write_cache(&self) -> bool {
+        let room = self.config.max_namespaces as usize > self.engine.active().count();
+        room || self.engine.active().any(|ns| ns.volatile_cache)
     }
 
     fn check_nsid(&self, nsid: u32, broadcast: bool) -> Result<(), Status> {
@@ -261,12 +264,7 @@ impl Controller {
             // Deallocated or Unwritten Logical Block errors are not offered (NSFEAT).
             Fid::ERROR_RECOVERY if cdw11 & 1 << 16 != 0 => return Err(INVALID_FIELD),
             Fid::ERROR_RECOVERY => {
-                let all: Vec<u32> = self
-                    .engine
-                    .namespaces
-                    .iter()
-                    .map(|ns| ns.config.nsid)
-                    .collect();
+                let all: Vec<u32> = self.engine.active().map(|ns| ns.config.nsid).collect();
                 let chosen = all
                     .into_iter()
                     .filter(|&n| nsid == NSID_BROADCAST || n == nsid);

@@ -82,11 +82,7 @@ impl Controller {
         if nsid == 0 || nsid > self.config.max_namespaces {
             return Err(INVALID_NAMESPACE);
         }
-        let found = self
-            .engine
-            .namespaces
-            .iter()
-            .find(|ns| ns.config.nsid == nsid);
+        let found = self.engine.active().find(|ns| ns.config.nsid == nsid);
         Ok(found.map_or(Found::Inactive, Found::Active))
     }
 
@@ -94,11 +90,10 @@ impl Controller {
         let config = &self.config;
         let capacity: u128 = self
             .engine
-            .namespaces
-            .iter()
+            .active()
             .map(|ns| u128::from(ns.blocks) << ns.shift)
             .sum();
-        let volatile = self.engine.namespaces.iter().any(|ns| ns.volatile_cache);
+        let volatile = self.has_write_cache();
         let mut page = IdentifyController::new_zeroed();
         page.vid = config.pci.vendor.into();
         page.ssvid = config.pci.subsystem_vendor.into();
@@ -208,12 +203,7 @@ impl Controller {
         if after > LAST_NSID {
             return Err(INVALID_NAMESPACE);
         }
-        let mut nsids: Vec<u32> = self
-            .engine
-            .namespaces
-            .iter()
-            .map(|ns| ns.config.nsid)
-            .collect();
+        let mut nsids: Vec<u32> = self.engine.active().map(|ns| ns.config.nsid).collect();
         nsids.retain(|&nsid| nsid > after);
         nsids.sort_unstable();
         Ok(page(&NsidList::from_iter(nsids)))

@@ -24,16 +24,21 @@ impl Controller {
             }
             tracing::info!(nsid, before = ns.blocks, blocks, "resized");
             self.order_all(|| Order::Resized { index, blocks });
-            self.admin.logs.changed(nsid);
+            self.tell_changed(nsid);
             changed = true;
         }
+        changed
+    }
+
+    /// A namespace has changed, has come or has gone: the host is told, if it wants to be.
+    pub(crate) fn tell_changed(&mut self, nsid: u32) {
+        self.admin.logs.changed(nsid);
         let wanted = AsyncEventConfig::from_bits(self.admin.features.event_config).nan();
-        if changed && wanted {
+        if wanted {
             self.notify(AsyncEvent::notice(
                 Notice::NAMESPACE_ATTRIBUTE_CHANGED,
                 Lid::CHANGED_NAMESPACE_LIST,
             ));
         }
-        changed
     }
 }

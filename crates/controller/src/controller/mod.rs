@@ -1,5 +1,6 @@
 //! The control half, as its owner sees it: PCI, guest memory, interrupts, rounds.
 
+mod attach;
 mod bus_master;
 mod lifecycle;
 mod migration;
@@ -12,6 +13,8 @@ use crate::irq::IrqSink;
 use crate::passthrough::Passthrough;
 use crate::pci::{self, ConfigSpace};
 use crate::stats::ControllerStats;
+pub use attach::Attach;
+use attach::Attaching;
 use bus_master::Draining;
 use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
@@ -46,6 +49,10 @@ pub struct Controller {
     acq: u64,
     /// Bus Master Enable was cleared while commands were in flight.
     draining: Option<Draining>,
+    /// A namespace that is being attached.
+    attaching: Option<Attaching>,
+    /// The last one could not be opened by every worker.
+    attach_refused: bool,
     /// When the round began.
     pub(crate) now: Instant,
     /// Faults in guest memory that this process had when the windows were last looked at.
@@ -116,6 +123,8 @@ impl Controller {
             asq: 0,
             acq: 0,
             draining: None,
+            attaching: None,
+            attach_refused: false,
             now: Instant::now(),
             faults: dma::sigbus::faults(),
         };

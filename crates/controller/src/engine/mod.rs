@@ -14,6 +14,7 @@
 //! `blocked`).
 
 mod abort;
+mod attach;
 mod bus_master;
 pub(crate) mod commands;
 mod complete;
@@ -38,6 +39,7 @@ mod timing;
 
 use crate::irq::{Irqs, Pending};
 use crate::stats::{ControllerStats, IoStats};
+use attach::Detached;
 use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
 use nvme::{Command, Status};
@@ -129,6 +131,8 @@ pub(crate) struct Engine {
     pub namespaces: Vec<Namespace>,
     /// Index in `namespaces` by NSID; [`NO_NAMESPACE`] where there is none.
     by_nsid: Vec<u16>,
+    /// Those that were detached, until they have gone.
+    detached: Vec<Detached>,
     /// The volatile write cache feature; when off, every write is durable before it completes.
     pub write_cache: bool,
     /// Memory page size in bytes (CC.MPS).
@@ -184,7 +188,9 @@ impl Engine {
         let queues = config.io_queues + 1;
         let mut by_nsid = vec![NO_NAMESPACE; config.max_namespaces as usize + 1];
         for (i, ns) in namespaces.iter().enumerate() {
-            if let Some(slot) = by_nsid.get_mut(ns.config.nsid as usize) {
+            if !ns.is_vacant()
+                && let Some(slot) = by_nsid.get_mut(ns.config.nsid as usize)
+            {
                 *slot = i as u16;
             }
         }
@@ -204,6 +210,7 @@ impl Engine {
             events: VecDeque::new(),
             namespaces,
             by_nsid,
+            detached: Vec::new(),
             write_cache: true,
             page_size: 4096,
             max_transfer: config.max_transfer,

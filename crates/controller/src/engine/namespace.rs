@@ -6,7 +6,7 @@ use crate::stats::IoStats;
 use probes::IoRecord;
 use std::sync::Arc;
 use std::time::Instant;
-use volume::{Io, OpenQueue, Wake};
+use volume::{Io, NullVolume, OpenQueue, Wake};
 
 /// A namespace with its worker's queue into the volume.
 pub(crate) struct Namespace {
@@ -63,9 +63,48 @@ impl Namespace {
             .min()
     }
 
+    /// What a place is configured with that no namespace has.
+    pub fn nothing() -> NamespaceConfig {
+        NamespaceConfig {
+            nsid: 0,
+            volume: Arc::new(NullVolume::placeholder()),
+            block_size: 512,
+            read_only: true,
+            nguid: [0; 16],
+            eui64: [0; 8],
+        }
+    }
+
+    /// A place that no namespace has.
+    pub fn vacant(io: &Io) -> Result<Self, ConfigError> {
+        Self::make(Self::nothing(), io, Arc::default())
+    }
+
+    /// No namespace is here.
+    pub fn is_vacant(&self) -> bool {
+        self.config.nsid == 0
+    }
+
     /// For a worker's part of a controller, whose counters `stats` are.
     pub fn open(config: NamespaceConfig, io: &Io, stats: &IoStats) -> Result<Self, ConfigError> {
         config.check()?;
+        Self::open_or_vacant(config, io, stats)
+    }
+
+    /// The same of a configuration that was checked, or is of a vacant place.
+    pub fn open_or_vacant(
+        config: NamespaceConfig,
+        io: &Io,
+        stats: &IoStats,
+    ) -> Result<Self, ConfigError> {
+        let record = match config.nsid {
+            0 => Arc::default(),
+            nsid => stats.namespace(nsid),
+        };
+        Self::make(config, io, record)
+    }
+
+    fn make(config: NamespaceConfig, io: &Io, record: Arc<IoRecord>) -> Result<Self, ConfigError> {
         let nsid = config.nsid;
         let queue = config
             .volume
@@ -74,7 +113,7 @@ impl Namespace {
         let info = config.volume.info();
         let shift = config.block_size.trailing_zeros();
         Ok(Namespace {
-            record: stats.namespace(nsid),
+            record,
             shift,
             blocks: info.size >> shift,
             read_only: config.read_only || info.read_only,

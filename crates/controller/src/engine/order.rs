@@ -8,6 +8,7 @@
 
 use super::queue::Cq;
 use super::{Coalescing, Engine, MigratingQueues, Sq};
+use crate::config::NamespaceConfig;
 use crate::irq::IrqSink;
 use dma::{MapError, Memory, Prot};
 use std::sync::Arc;
@@ -55,6 +56,11 @@ pub(crate) enum Order {
     },
     /// Commands in flight are to end early: Bus Master Enable was cleared a while ago.
     EndCommandsEarly,
+    /// No new command finds the namespace of this index; it goes when those in flight have ended
+    /// ([`Engine::tidy`]).
+    Detach(usize),
+    /// Commands on namespaces that were detached are to end early.
+    EndDetachedEarly,
     /// The namespace of this index has so many blocks now.
     Resized {
         index: usize,
@@ -76,6 +82,13 @@ pub(crate) enum Order {
     Flush(u64),
     /// A controller-level reset, by number: it has ended when [`Engine::drained`] says so.
     Stop(u64),
+
+    // ---- to remote engines, which take them themselves
+    /// A namespace is opened under this index. One that cannot be opened there is counted
+    /// (`Progress::refused`).
+    Attach(usize, Box<NamespaceConfig>),
+    /// The controller is gone: so is the engine, once nothing is in flight.
+    End,
 }
 
 /// A change of the guest's memory as the controller sees it.
@@ -143,6 +156,10 @@ impl Engine {
             Order::StopFetching => self.stop_fetching(),
             Order::Flush(number) => self.flush_all(number),
             Order::Stop(_) => self.stop(),
+            Order::Detach(index) => self.detach(index),
+            Order::EndDetachedEarly => self.end_detached_early(),
+            // A remote engine takes these before they come here; the controller's own has none.
+            Order::Attach(..) | Order::End => {}
         }
         Ok(0)
     }

@@ -276,6 +276,11 @@ impl Slots {
         }
     }
 
+    /// A command is in flight on the namespace of this index.
+    pub fn any_of(&self, ns: usize) -> bool {
+        self.slots.iter().any(|slot| slot.used && slot.ns == ns)
+    }
+
     /// Tags and namespaces of the guest's commands in flight.
     pub fn guests_in_flight(&self) -> impl Iterator<Item = (u64, usize)> {
         let guests = |(i, s): (usize, &Slot)| {

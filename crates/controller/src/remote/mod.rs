@@ -23,13 +23,15 @@ pub(crate) use report::{OPEN, OPENING, Progress, Report};
 pub(crate) use setup::Connection;
 pub use setup::RemoteEngineSetup;
 
-use crate::engine::{Engine, Event, MemoryChange, Order};
+use crate::config::NamespaceConfig;
+use crate::engine::{Engine, Event, MemoryChange, Namespace, Order};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::task::Waker;
 use std::time::Instant;
-use volume::{Budget, PinPace, PinnedWindows, Pinner};
+use volume::{Budget, Io, PinPace, PinnedWindows};
 
 /// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need
 /// is bounded by this.
@@ -40,6 +42,10 @@ const EVENTS_WAITING: usize = 64;
 /// was woken for messages.
 pub struct RemoteEngine {
     engine: Engine,
+    /// Of its worker: namespaces may be attached.
+    io: Rc<Io>,
+    /// The controller is gone.
+    ended: bool,
     orders: Receiver<Order>,
     reports: SyncSender<Report>,
     progress: Arc<Progress>,
@@ -59,9 +65,11 @@ pub struct RemoteEngine {
 }
 
 impl RemoteEngine {
-    fn new(engine: Engine, connection: Connection, pinner: Option<Pinner>) -> Self {
+    fn new(engine: Engine, connection: Connection, io: &Rc<Io>) -> Self {
         RemoteEngine {
             engine,
+            io: io.clone(),
+            ended: false,
             orders: connection.orders,
             reports: connection.reports,
             progress: connection.progress,
@@ -71,7 +79,7 @@ impl RemoteEngine {
             stopping: false,
             handled: 0,
             unmapping: false,
-            pinned: PinnedWindows::new(pinner),
+            pinned: PinnedWindows::new(io.pinner()),
         }
     }
 
@@ -115,10 +123,22 @@ impl RemoteEngine {
             self.epoch = epoch;
             self.stopping = true;
         }
-        let Order::Memory(change) = order else {
-            // Only changes of memory can fail.
-            let _ = self.engine.apply(order);
-            return;
+        let change = match order {
+            Order::Memory(change) => change,
+            Order::Attach(index, config) => return self.attach(index, *config),
+            Order::End => {
+                self.ended = true;
+                return;
+            }
+            order => {
+                let detaches = matches!(order, Order::Detach(_) | Order::EndDetachedEarly);
+                // Only changes of memory can fail.
+                let _ = self.engine.apply(order);
+                if detaches {
+                    self.tidy();
+                }
+                return;
+            }
         };
         // The controller's own map took it. What this map refuses (its file shrank meanwhile) is
         // missing here: commands that need it fail.
@@ -126,6 +146,37 @@ impl RemoteEngine {
             Ok(_) => self.pin(change),
             Err(error) => tracing::debug!(%error, "window missing on a worker"),
         }
+    }
+
+    /// Opens a namespace for this worker. Where that fails, the controller takes the namespace away
+    /// again.
+    fn attach(&mut self, index: usize, config: NamespaceConfig) {
+        let nsid = config.nsid;
+        let opened =
+            Namespace::open_or_vacant(config, &self.io, self.engine.io()).or_else(|error| {
+                tracing::warn!(nsid, %error, "a namespace cannot be opened on another worker");
+                self.progress.refused.fetch_add(1, Ordering::Release);
+                // Its index is taken all the same.
+                Namespace::vacant(&self.io)
+            });
+        if let Ok(namespace) = opened {
+            self.engine.attach(index, namespace);
+        }
+    }
+
+    /// Lets namespaces go that were detached and have no command in flight any more. To be called
+    /// now and then.
+    pub fn tidy(&mut self) {
+        if self.engine.tidy(&self.io) {
+            let left = self.engine.detached() as u64;
+            self.progress.leaving.store(left, Ordering::Release);
+            self.controller.wake_by_ref();
+        }
+    }
+
+    /// The controller is gone: its worker may remove the engine.
+    pub fn has_ended(&self) -> bool {
+        self.ended
     }
 
     /// Has the kernel pin what was mapped, and drop what was unmapped: requests in flight keep

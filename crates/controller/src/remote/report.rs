@@ -30,4 +30,8 @@ pub(crate) struct Progress {
     pub quiesced: AtomicU64,
     /// The last reset after which nothing was in flight any more.
     pub stopped: AtomicU64,
+    /// Namespaces that could not be opened, so far.
+    pub refused: AtomicU64,
+    /// Namespaces that were detached and have not gone yet.
+    pub leaving: AtomicU64,
 }

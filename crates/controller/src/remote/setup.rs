@@ -4,6 +4,7 @@ use super::report::{CLOSED, OPEN};
 use super::{Progress, RemoteEngine, Report};
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::engine::{Engine, EngineConfig, Namespace, Order};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -36,7 +37,7 @@ impl RemoteEngineSetup {
     ///
     /// # Errors
     /// A volume that cannot be opened a second time. The controller then does without this worker.
-    pub fn open(self, id: u16, io: &Io) -> Result<RemoteEngine, ConfigError> {
+    pub fn open(self, id: u16, io: &Rc<Io>) -> Result<RemoteEngine, ConfigError> {
         let RemoteEngineSetup {
             config,
             namespaces,
@@ -44,14 +45,14 @@ impl RemoteEngineSetup {
         } = self;
         let share = config.stats.shares.get(usize::from(config.share)).cloned();
         let share = share.unwrap_or_default();
-        let open = |ns| Namespace::open(ns, io, &share);
+        let open = |ns| Namespace::open_or_vacant(ns, io, &share);
         let opened = namespaces.into_iter().map(open);
         let opened = opened.collect::<Result<Vec<_>, _>>();
         let state = if opened.is_ok() { OPEN } else { CLOSED };
         let (progress, controller) = (connection.progress.clone(), connection.controller.clone());
         let remote = opened.map(|namespaces| {
             let engine = Engine::new(EngineConfig { id, ..config }, namespaces);
-            let mut remote = RemoteEngine::new(engine, connection, io.pinner());
+            let mut remote = RemoteEngine::new(engine, connection, io);
             remote.drain_messages();
             remote
         });

@@ -5,6 +5,7 @@ use crate::other_worker::wake_flag;
 use crate::rules::migrate_to_others;
 use crate::world::{PAIRS, World};
 use nvme::pci::command::BUS_MASTER;
+use std::rc::Rc;
 use std::sync::Arc;
 use volume::{Budget, Effect, Fault, Io, IoOptions, OpKind};
 
@@ -98,7 +99,7 @@ fn a_branch_that_is_made_without_the_bit_knows() {
     assert!(h.use_shadow().is_success());
     h.set_command(BUS_MASTER, false);
     let setup = h.c.remote_engine(1, wake_flag(&Arc::default()).into());
-    let io = Io::new(IoOptions::default());
+    let io = Rc::new(Io::new(IoOptions::default()));
     let mut engine = setup.unwrap().open(11, &io).unwrap();
     assert!(!engine.shadowed() && !engine.arm());
     h.set_command(BUS_MASTER, true);

@@ -7,6 +7,7 @@ use crate::world::{PAIRS, World, config};
 use controller::pci;
 use nvme::Status;
 use nvme::feature::Fid;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{Io, IoOptions};
@@ -157,7 +158,9 @@ fn a_late_branch_takes_no_pending_interrupt_away() {
     let command = h.rw(nvme::NvmOpcode::READ, 1, 0, 1, DATA);
     assert_eq!(h.io(command), Status::SUCCESS);
     assert_eq!(pending(&mut h), 1 << 1);
-    let _engine = setup.open(10, &Io::new(IoOptions::default())).unwrap();
+    let _engine = setup
+        .open(10, &Rc::new(Io::new(IoOptions::default())))
+        .unwrap();
     assert_eq!(pending(&mut h), 1 << 1);
 }
 

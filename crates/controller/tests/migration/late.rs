@@ -7,6 +7,7 @@ use crate::world::{ENTRIES, OTHERS, World, config};
 use nvme::feature::Fid;
 use nvme::regs;
 use nvme::{Command, NvmOpcode, Status};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use volume::{Io, IoOptions, OpenQueue, Volume};
@@ -59,7 +60,7 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
 
     let theirs = wake_flag(&Arc::default());
     let setup = h.c.remote_engine(1, theirs.clone().into()).unwrap();
-    let io = Io::new(IoOptions::default());
+    let io = Rc::new(Io::new(IoOptions::default()));
     let mut other = OtherWorker {
         engine: setup.open(10, &io).unwrap(),
         io,

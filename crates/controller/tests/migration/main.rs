@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
+mod attach;
 mod bus_master;
 #[path = "../common/mod.rs"]
 mod common;

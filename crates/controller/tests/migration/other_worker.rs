@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use controller::{IrqSink, RemoteEngine};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 use volume::{Budget, Io};
@@ -16,7 +17,7 @@ pub fn wake_flag(wakes: &Arc<Count>) -> Arc<WakeFlag> {
 /// A worker that is not the controller's.
 pub struct OtherWorker {
     pub engine: RemoteEngine,
-    pub io: Io,
+    pub io: Rc<Io>,
     pub flag: Arc<WakeFlag>,
     pub wakes: Arc<Count>,
     pub asleep: bool,
@@ -45,6 +46,7 @@ impl OtherWorker {
         let mut worked = io.poll(&mut |completion| engine.complete(completion)) > 0;
         worked |= drain && self.flag.take() && self.engine.drain_messages();
         worked |= self.engine.poll(now, &mut Budget::unlimited());
+        self.engine.tidy();
         self.io.flush();
         let mut done = Vec::new();
         self.engine.poll_volumes(&mut done);

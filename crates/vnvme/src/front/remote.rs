@@ -14,6 +14,8 @@ pub struct Remote {
     engine: RemoteEngine,
     /// When the controller's own worker is woken next.
     next_call: Instant,
+    /// It was asked to make everything durable, once is enough.
+    flushed: bool,
 }
 
 impl Remote {
@@ -21,6 +23,7 @@ impl Remote {
         Remote {
             engine,
             next_call: Instant::now(),
+            flushed: false,
         }
     }
 }
@@ -86,6 +89,7 @@ impl Frontend for Remote {
     /// Only the controller's own worker can migrate a queue, and it may sleep while this one has
     /// too much to do.
     fn housekeeping(&mut self, now: Instant) {
+        self.engine.tidy();
         if now >= self.next_call {
             self.next_call = now + CALL_INTERVAL;
             self.engine.wake_controller();
@@ -101,10 +105,16 @@ impl Frontend for Remote {
     }
 
     fn flush(&mut self) {
+        self.flushed = true;
         self.engine.flush();
     }
 
     fn is_drained(&self) -> bool {
         self.engine.is_drained()
+    }
+
+    /// Its controller is gone: the worker removes it, unless it ends itself.
+    fn has_ended(&self) -> bool {
+        self.engine.has_ended() && !self.flushed
     }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::task::Waker;
 
 /// Orders go one way, reports and progress come back.
-pub(super) struct Link {
+pub(in crate::controller) struct Link {
     pub worker: u16,
     pub orders: Sender<Order>,
     pub reports: Receiver<Report>,
@@ -22,12 +22,23 @@ pub(super) struct Link {
     pub receiver: u64,
     /// The last flush that it has answered.
     pub flushed: u64,
+    /// And the last one about namespaces.
+    pub namespaces: u64,
+}
+
+/// The controller is gone: the engine's worker removes it.
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = self.orders.send(Order::End);
+        self.waker.wake_by_ref();
+    }
 }
 
 impl Link {
     pub fn send(&mut self, order: Order) {
         let unmap = order.takes_memory_away();
         let receiver = matches!(order, Order::Vector(..));
+        let namespaces = matches!(order, Order::Attach(..) | Order::Detach(_));
         // An engine that could not be opened has no queues and takes no orders.
         if self.orders.send(order).is_ok() {
             self.sent += 1;
@@ -36,6 +47,9 @@ impl Link {
             }
             if receiver {
                 self.receiver = self.sent;
+            }
+            if namespaces {
+                self.namespaces = self.sent;
             }
             self.waker.wake_by_ref();
         }

@@ -17,7 +17,7 @@ use crate::config::NamespaceConfig;
 use crate::engine::{EngineConfig, Event, Order};
 use crate::remote::{Connection, OPEN, OPENING, Progress, RemoteEngineSetup, Report};
 use commands::{RemoteCq, RemoteSq};
-use link::Link;
+pub(super) use link::Link;
 use nvme::{Command, Status};
 pub(super) use queue::Place;
 use queue::QueueMigration;
@@ -65,6 +65,21 @@ impl Migration {
             template: Some((config, namespaces)),
             ..Migration::default()
         }
+    }
+
+    /// What remote engines that are made later have at this index.
+    pub(super) fn set_namespace(&mut self, index: usize, config: NamespaceConfig) {
+        if let Some((_, namespaces)) = &mut self.template {
+            match namespaces.get_mut(index) {
+                Some(place) => *place = config,
+                None => namespaces.push(config),
+            }
+        }
+    }
+
+    /// The remote engines.
+    pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter()
     }
 
     pub fn any_queue(&self) -> bool {
@@ -209,6 +224,7 @@ impl Controller {
             unmap: 0,
             receiver: 0,
             flushed: self.migration.flushes,
+            namespaces: 0,
         };
         // What it has missed.
         for order in self.engine.catch_up() {

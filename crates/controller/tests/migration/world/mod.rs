@@ -60,6 +60,7 @@ pub fn config(mapped: bool) -> ControllerConfig {
     ControllerConfig {
         mapped_doorbells: mapped,
         io_queues: 8,
+        max_namespaces: 4,
         workers: 1 + OTHERS as u16,
         ..ControllerConfig::default()
     }
@@ -93,7 +94,7 @@ impl World {
                 "one for each"
             );
             assert_eq!(h.c.has_remote_engine(worker), None);
-            let io = Io::new(IoOptions::default());
+            let io = Rc::new(Io::new(IoOptions::default()));
             let engine = setup.open(10 + worker, &io).unwrap();
             assert_eq!(h.c.has_remote_engine(worker), Some(true));
             others.push(OtherWorker {

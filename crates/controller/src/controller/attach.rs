@@ -1,0 +1,176 @@
+//! Namespaces that are attached and detached while the controller runs ("NVMe Base 2.1", 5.1.2.1:
+//! the host is told by Attached Namespace Attribute Changed, and reads the Changed Attached
+//! Namespace List log page). No reset is needed.
+//!
+//! A namespace is shown to the host only when every worker that may have queues of the controller
+//! has opened it: it might send a command to any of them.
+
+use super::Controller;
+use super::migration::Migration;
+use crate::config::{ConfigError, NamespaceConfig};
+use crate::engine::{Namespace, Order};
+use std::sync::atomic::Ordering;
+use volume::Io;
+
+/// A namespace that is not everywhere yet.
+pub(super) struct Attaching {
+    index: usize,
+    namespace: Namespace,
+    /// Refusals of other workers before it.
+    refused: u64,
+}
+
+/// How far [`Controller::attach`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// Another worker has not opened the namespace yet.
+    Under,
+    /// The host finds it.
+    Done,
+    /// Another worker could not open it: it is nowhere.
+    Refused,
+}
+
+impl Migration {
+    /// Every remote engine knows what was ordered about namespaces.
+    fn namespaces_known(&self) -> bool {
+        let knows = |link: &super::migration::Link| link.handled() >= link.namespaces;
+        self.links().all(|link| !link.is_open() || knows(link))
+    }
+
+    /// Namespaces that remote engines could not open, so far.
+    fn namespaces_refused(&self) -> u64 {
+        let counts = self.links().map(|link| &link.progress.refused);
+        counts.map(|count| count.load(Ordering::Acquire)).sum()
+    }
+
+    /// A remote engine has commands in flight on a namespace that was detached.
+    fn namespaces_leaving(&self) -> bool {
+        let leaving = |link: &super::migration::Link| {
+            link.handled() < link.namespaces || link.progress.leaving.load(Ordering::Acquire) > 0
+        };
+        self.links().any(|link| link.is_open() && leaving(link))
+    }
+}
+
+impl Controller {
+    /// Adds a namespace. `io` is the worker's. The host is told when all workers have it:
+    /// [`Controller::attaching`] says how far that is.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: it cannot be opened, its ID is taken or larger than
+    /// [`max_namespaces`](crate::ControllerConfig::max_namespaces), or another one is being
+    /// attached. Nothing has changed then.
+    pub fn attach(&mut self, config: NamespaceConfig, io: &Io) -> Result<(), ConfigError> {
+        let nsid = config.nsid;
+        if self.engine.active().any(|ns| ns.config.nsid == nsid) {
+            return Err(ConfigError::DuplicateNamespace(nsid));
+        }
+        if nsid > self.config.max_namespaces {
+            return Err(ConfigError::NoRoom {
+                nsid,
+                max: self.config.max_namespaces,
+            });
+        }
+        if self.attaching.is_some() {
+            return Err(ConfigError::Attaching);
+        }
+        let namespace = Namespace::open(config.clone(), io, self.engine.io())?;
+        let index = self.vacant_index();
+        if index >= usize::from(u16::MAX) {
+            return Err(ConfigError::Attaching);
+        }
+        // Taken until the namespace comes.
+        self.engine.attach(index, Namespace::vacant(io)?);
+        let refused = self.migration.namespaces_refused();
+        self.migration.set_namespace(index, config.clone());
+        self.migration
+            .send_all(|| Order::Attach(index, Box::new(config.clone())));
+        self.attaching = Some(Attaching {
+            index,
+            namespace,
+            refused,
+        });
+        self.finish_attaching();
+        Ok(())
+    }
+
+    /// A place that no engine uses, or the one behind the last.
+    fn vacant_index(&self) -> usize {
+        let used = self.engine.namespaces.len();
+        if self.engine.detached() > 0 || self.migration.namespaces_leaving() {
+            return used;
+        }
+        let mut places = self.engine.namespaces.iter();
+        places.position(Namespace::is_vacant).unwrap_or(used)
+    }
+
+    /// How far the last [`Controller::attach`] has come.
+    pub fn attaching(&mut self) -> Attach {
+        self.finish_attaching();
+        match (&self.attaching, self.attach_refused) {
+            (Some(_), _) => Attach::Under,
+            (None, true) => Attach::Refused,
+            (None, false) => Attach::Done,
+        }
+    }
+
+    fn finish_attaching(&mut self) {
+        if !self.migration.namespaces_known() {
+            return;
+        }
+        let Some(attaching) = self.attaching.take() else {
+            return;
+        };
+        let index = attaching.index;
+        self.attach_refused = self.migration.namespaces_refused() > attaching.refused;
+        if self.attach_refused {
+            self.migration.set_namespace(index, Namespace::nothing());
+            self.order_all(|| Order::Detach(index));
+            return;
+        }
+        let nsid = attaching.namespace.config.nsid;
+        self.engine.attach(index, attaching.namespace);
+        tracing::info!(nsid, "attached");
+        self.tell_changed(nsid);
+    }
+
+    /// Takes a namespace away: no new command finds it, and the host is told. Commands in flight
+    /// end as they would have ([`Controller::end_detached_early`]). `false` when there is none.
+    pub fn detach(&mut self, nsid: u32) -> bool {
+        let Ok(index) = self.engine.namespace_index(nsid) else {
+            return false;
+        };
+        self.migration.set_namespace(index, Namespace::nothing());
+        self.order_all(|| Order::Detach(index));
+        tracing::info!(nsid, "detached");
+        self.tell_changed(nsid);
+        true
+    }
+
+    /// Commands in flight on detached namespaces are to end early: a volume does not answer.
+    pub fn end_detached_early(&mut self) {
+        self.order_all(|| Order::EndDetachedEarly);
+    }
+
+    /// Nothing is left of namespaces that were detached: their volumes are closed.
+    pub fn has_detached(&self) -> bool {
+        self.engine.detached() == 0 && !self.migration.namespaces_leaving()
+    }
+
+    /// The namespaces that the host finds.
+    pub fn namespaces(&self) -> impl Iterator<Item = &NamespaceConfig> {
+        self.engine.active().map(|ns| &ns.config)
+    }
+
+    /// Goes on with what [`Controller::attach`] and [`Controller::detach`] began. To be called now
+    /// and then; `io` is the worker's.
+    pub fn tidy(&mut self, io: &Io) {
+        if self.attaching.is_some() {
+            self.finish_attaching();
+        }
+        if self.engine.detached() > 0 {
+            self.engine.tidy(io);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Namespaces that come and go while the controller runs.
+//!
+//! A namespace keeps its index, for commands in flight name it by that. One that was detached is
+//! found by no new command; when those in flight have ended it is flushed, and a vacant one takes
+//! its place, until another namespace does.
+
+use super::slots::Work;
+use super::{Engine, NO_NAMESPACE, Namespace};
+use crate::stats::IoStats;
+use dma::SegmentList;
+use volume::{Io, Op};
+
+/// A namespace that was detached and has not gone yet.
+pub(super) struct Detached {
+    index: usize,
+    /// Its flush was started.
+    flushed: bool,
+}
+
+impl Engine {
+    /// Its part of the counters.
+    pub fn io(&self) -> &IoStats {
+        &self.io
+    }
+
+    /// The namespaces that commands find.
+    pub fn active(&self) -> impl Iterator<Item = &Namespace> {
+        let finds = |(index, ns): &(usize, &Namespace)| {
+            let found = self.by_nsid.get(ns.config.nsid as usize);
+            found.is_some_and(|found| usize::from(*found) == *index)
+        };
+        self.namespaces
+            .iter()
+            .enumerate()
+            .filter(finds)
+            .map(|(_, ns)| ns)
+    }
+
+    /// A namespace takes the place of a vacant one, or one behind the last: commands find it from
+    /// now on. A vacant one is found by none.
+    pub fn attach(&mut self, index: usize, namespace: Namespace) {
+        let nsid = namespace.config.nsid as usize;
+        match self.namespaces.get_mut(index) {
+            Some(place) => *place = namespace,
+            None => self.namespaces.push(namespace),
+        }
+        if nsid > 0
+            && let Some(found) = self.by_nsid.get_mut(nsid)
+        {
+            *found = u16::try_from(index).unwrap_or(NO_NAMESPACE);
+        }
+    }
+
+    /// No new command finds the namespace. What is in flight goes on.
+    pub(super) fn detach(&mut self, index: usize) {
+        for found in &mut self.by_nsid {
+            if usize::from(*found) == index {
+                *found = NO_NAMESPACE;
+            }
+        }
+        self.detached.push(Detached {
+            index,
+            flushed: false,
+        });
+    }
+
+    /// Namespaces that were detached and have not gone yet.
+    pub fn detached(&self) -> usize {
+        self.detached.len()
+    }
+
+    /// Asks that the commands end early that are in flight on detached namespaces.
+    pub(super) fn end_detached_early(&mut self) {
+        let detached = &self.detached;
+        let concerned = |ns: usize| detached.iter().any(|gone| gone.index == ns);
+        let tags = self.slots.guests_in_flight();
+        let tags: Vec<(u64, usize)> = tags.filter(|(_, ns)| concerned(*ns)).collect();
+        for (tag, ns) in tags {
+            self.cancel(tag, ns);
+        }
+    }
+
+    /// Lets detached namespaces go whose commands have ended; what they wrote is made durable
+    /// first. `true` when one has gone.
+    pub fn tidy(&mut self, io: &Io) -> bool {
+        let mut waiting = std::mem::take(&mut self.detached);
+        let before = waiting.len();
+        waiting.retain_mut(|gone| !self.release(gone, io));
+        let left = waiting.len();
+        self.detached = waiting;
+        left < before
+    }
+
+    fn release(&mut self, gone: &mut Detached, io: &Io) -> bool {
+        if self.slots.any_of(gone.index) {
+            return false;
+        }
+        let Some(namespace) = self.namespaces.get(gone.index) else {
+            return true;
+        };
+        let flush = namespace.volatile_cache && !namespace.read_only;
+        if flush && !std::mem::replace(&mut gone.flushed, true) {
+            let Some(index) = self.slots.alloc() else {
+                gone.flushed = false;
+                return false;
+            };
+            if let Some(slot) = self.slots.get(index) {
+                slot.orphan = true;
+                slot.ns = gone.index;
+                slot.work = Work::OwnFlush;
+            }
+            self.flushing += 1;
+            self.submit(index, gone.index, Op::Flush, 0, 0, SegmentList::new());
+            return false;
+        }
+        // A flush of all namespaces that was ordered before may wait for its turn.
+        if self.flushes.contains(&gone.index) {
+            return false;
+        }
+        match Namespace::vacant(io) {
+            Ok(vacant) => self.attach(gone.index, vacant),
+            Err(error) => {
+                tracing::debug!(%error, "a detached namespace stays open");
+                return false;
+            }
+        }
+        true
+    }
+}
