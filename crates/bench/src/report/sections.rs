@@ -156,9 +156,10 @@ impl<'a> View<'a> {
     }
 
     /// The quotients to the program beside, of IOPS and of median latencies.
-    fn beside(&self, cases: &[&str], points: &[Point], words: &str) -> [Table; 2] {
+    fn beside(&self, cases: &[&str], points: &[Point], words: &str) -> [Table; 3] {
         let quotients = [
             ("IOPS \u{f7} those of the program beside it", "of_beside"),
+            ("The same, outside gaps", "running_of_beside"),
             (
                 "Median latency of the program beside \u{f7} that of this",
                 "p50_of_beside",

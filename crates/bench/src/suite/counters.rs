@@ -27,7 +27,7 @@ fn ask_former(path: &Path) -> Result<Stats> {
     #[derive(Deserialize)]
     #[serde(rename_all = "lowercase")]
     enum Reply {
-        Stats(Stats),
+        Stats(Box<Stats>),
         Error(String),
     }
     let stream = UnixStream::connect(path).with_context(|| format!("{}", path.display()))?;
@@ -40,7 +40,7 @@ fn ask_former(path: &Path) -> Result<Stats> {
         .read_line(&mut line)
         .context("answer")?;
     match serde_json::from_str(&line).context("answer")? {
-        Reply::Stats(stats) => Ok(stats),
+        Reply::Stats(stats) => Ok(*stats),
         Reply::Error(error) => bail!("{}: {error}", path.display()),
     }
 }

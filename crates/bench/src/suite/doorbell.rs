@@ -146,6 +146,7 @@ fn pair(
             case: format!("shadow {state}{}", way.words),
             depth,
             queues,
+            shows_gaps: !way.interrupt,
             goal: None,
             load,
             beside: beside.map(|(_, load)| load),

@@ -66,6 +66,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         case: format!("{name} {way}"),
                         depth,
                         queues: 1,
+                        shows_gaps: true,
                         goal: (name == NULL).then_some(goal),
                         load: of(&plan.vnvme)?,
                         beside: plan.beside.as_deref().map(of).transpose()?,

@@ -182,6 +182,7 @@ impl Setup<'_> {
             case,
             depth: self.job.depth,
             queues,
+            shows_gaps: false,
             goal: None,
             load: served(&self.plan.vnvme)?,
             // With two workers there is no turn to take: see above.

@@ -66,8 +66,10 @@ pub struct Contender<'a> {
     pub case: String,
     pub depth: u16,
     pub queues: u16,
-    /// Nanoseconds that an I/O may take at a round trip of so many. Of one queue that polls a
-    /// target which answers within microseconds: gaps are not counted.
+    /// One queue that polls a target which answers within microseconds: what is longer than a gap
+    /// is one.
+    pub shows_gaps: bool,
+    /// Nanoseconds that an I/O may take at a round trip of so many, outside gaps.
     pub goal: Option<fn(u32, f64) -> Option<f64>>,
     pub load: Load<'a>,
     /// The same on the program that is compared with, if there is one.
@@ -172,6 +174,10 @@ pub fn take(
                 let of = ours.iops() / theirs.iops().max(1e-9);
                 let case = contender.case(suite);
                 collector.add_at(case, "of_beside", "ratio", of, taken);
+                if contender.shows_gaps {
+                    let of = theirs.nanos_outside_gaps() / ours.nanos_outside_gaps().max(1e-9);
+                    collector.add_at(case, "running_of_beside", "ratio", of, taken);
+                }
                 // What the host takes from a CPU now and then is not in the medians.
                 let [ours, theirs] = [ours, theirs].map(|m| m.both().percentile(50.0) as f64);
                 let of = theirs / ours.max(1.0);
@@ -201,7 +207,7 @@ fn add(
     one("iops", "1/s", measured.iops());
     one("ns_per_io", "ns", nanos);
     // The ping-pong that the goal is stated in is without its gaps, too.
-    if contender.goal.is_some() {
+    if contender.shows_gaps {
         one("ns_running", "ns", running);
         one("gap_share", "ratio", measured.gap_share());
         one("ping_gap_share", "ratio", ping.gap_share);

@@ -1,7 +1,7 @@
 //! `vnvme top`: the disks of a running daemon, live in the terminal.
 //!
 //! Every second (`--interval`) it asks the daemon for a snapshot; [`rates`] says what happened
-//! between two, [`screen`] makes lines of it, and [`terminal`] shows them.
+//! between two, [`mod@screen`] makes lines of it, and [`terminal`] shows them.
 
 mod rates;
 mod screen;

@@ -130,8 +130,9 @@ fn limit_at(view: &View<'_>, words: &str, cases: &[&str], points: &[Point]) -> V
             view.row(&mut tail, &name, case, points, metric, nanos);
         }
     }
-    let [beside, latency] = view.beside(cases, points, words);
-    vec![time, rate, tail, beside, latency]
+    let tables = [time, rate, tail];
+    let beside = view.beside(cases, points, words);
+    tables.into_iter().chain(beside).collect()
 }
 
 fn percent(value: f64) -> String {
@@ -255,8 +256,9 @@ fn doorbell_at(view: &View<'_>, words: &str, points: &[Point]) -> Vec<Table> {
                  that have little in common."
         .into();
     let cases: Vec<&str> = cases.iter().map(String::as_str).collect();
-    let [beside, latency] = view.beside(&cases, points, words);
-    vec![iops, mmio, tail, beside, latency]
+    let tables = [iops, mmio, tail];
+    let beside = view.beside(&cases, points, words);
+    tables.into_iter().chain(beside).collect()
 }
 
 /// Other ways of a bare ring than the best: its case's word, what it is, and how it is called in a
