@@ -261,7 +261,7 @@ END
              [ $(blockdev --getsize64 /dev/ublkb$i) = $((16 << 20)) ]
              [ $(dd if=/dev/ublkb$i bs=1M iflag=direct 2>/dev/null | tr -d $i | wc -c) = 0 ]
          done
-         /tmp/vnvme limits /tmp/ctl --all --iops 200000 | grep 200000
+         /tmp/vnvme limits --control /tmp/ctl --all --iops 200000 | grep 200000
          down 9
          kill -TERM $all; wait $all
          [ ! -e /dev/ublkb6 ] && [ ! -e /dev/ublkb8 ]

@@ -82,11 +82,13 @@ pub fn boot_with_device(
     kernel: Option<PathBuf>,
     programs: &[PathBuf],
 ) -> Result<Guest> {
-    let mut builder = Guest::builder(name).viommu().disk(Disk::QemuNvme {
+    let device = Disk::QemuNvme {
         files: vec![file.to_path_buf()],
         block_size: 512,
         read_only: false,
-    });
+    };
+    // Programs with all that a debugger needs lie in the guest's memory, beside what they do.
+    let mut builder = Guest::builder(name).viommu().memory_mib(1024).disk(device);
     if let Some(kernel) = kernel {
         builder = builder.kernel(kernel);
     }

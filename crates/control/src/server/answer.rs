@@ -8,7 +8,7 @@ use super::{Access, BODY_MAX, MAX_CHANGES, MAX_LISTENERS, MAX_QUESTIONS};
 use crate::api::ErrorBody;
 use crate::daemon::Daemon;
 use crate::error::{Error, ErrorKind};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
@@ -212,7 +212,7 @@ fn events(body: AnswerBody) -> Response<AnswerBody> {
 }
 
 /// What the request carries.
-async fn whole_body(body: Incoming) -> Result<Vec<u8>, Refused> {
+async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, Refused> {
     let too_large = || {
         let message = format!("the request is longer than {BODY_MAX} bytes");
         Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message)
@@ -220,11 +220,22 @@ async fn whole_body(body: Incoming) -> Result<Vec<u8>, Refused> {
     if body.size_hint().lower() > BODY_MAX as u64 {
         return Err(too_large());
     }
-    match Limited::new(body, BODY_MAX).collect().await {
-        Ok(collected) => Ok(collected.to_bytes().into()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(error) => Err(Refused::new(StatusCode::BAD_REQUEST, error.to_string())),
+    // Not as pieces: a client that sends small chunks would have one kept for each of them, in
+    // memory that stays in pieces when they have gone.
+    let mut whole = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|error| Refused::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+        // Trailers say nothing.
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if whole.len() + data.len() > BODY_MAX {
+            return Err(too_large());
+        }
+        whole.extend_from_slice(&data);
     }
+    Ok(whole)
 }
 
 /// The daemon has panicked.
