@@ -20,35 +20,42 @@ const HOUSEKEEPING_TURN: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Armed {
     /// Armed, but a host without a barrier may have rung unseen: it is looked at once more.
-    unsettled: Option<u16>,
+    unconfirmed: Option<u16>,
     /// The earliest deadline of those that are armed, or an earlier time.
     pub(crate) deadline: Option<Instant>,
     /// Other threads have sent something: everyone's housekeeping is due.
     messages: bool,
 }
 
+impl Armed {
+    /// One of them has this deadline.
+    fn is_due_at(&mut self, deadline: Option<Instant>) {
+        self.deadline = self.deadline.into_iter().chain(deadline).min();
+    }
+}
+
 impl<F: Frontend + 'static> Worker<F> {
-    /// The hot front-end at this place of the roster has had no work for long. Whether it is idle
-    /// from now on.
+    /// The hot front-end at this place of the run queue has had no work for long. Whether it is
+    /// idle from now on.
     #[cold]
-    pub(crate) fn cool(&mut self, place: usize) -> bool {
-        let Some(at) = self.roster.hot_at(place) else {
+    pub(crate) fn demote(&mut self, place: usize) -> bool {
+        let Some(at) = self.run_queue.hot_at(place) else {
             return false;
         };
         let front = self.fronts.get(at).and_then(Option::as_ref);
         if front.is_some_and(|front| front.in_flight() > 0 || front.has_more()) {
-            self.roster.worked(place);
+            self.run_queue.worked(place);
             return false;
         }
         self.accounts.open(at);
-        self.roster.cool(place, self.turns.now);
+        self.run_queue.demote(place, self.turns.now);
         true
     }
 
     /// Looks at the idle front-end whose turn it is.
     #[inline(never)]
     pub(crate) fn visit_idle(&mut self) -> bool {
-        let at = self.roster.next_idle();
+        let at = self.run_queue.next_idle();
         at.is_some_and(|at| self.visit(at))
     }
 
@@ -69,50 +76,44 @@ impl<F: Frontend + 'static> Worker<F> {
             } else {
                 self.accounts.worked_alone(at);
             }
-            self.roster.wake(at as u16);
+            self.run_queue.wake(at as u16);
             return true;
         }
         false
     }
 
     /// The wake flag was up. What it was for is found by a round over all front-ends.
-    pub(crate) fn attend_armed(&mut self) -> bool {
+    pub(crate) fn poll_armed(&mut self) -> bool {
         self.armed.messages = true;
-        let (mut worked, mut place) = (false, self.roster.first_armed());
-        while let Some(at) = self.roster.armed_at(place) {
+        let (mut worked, mut place) = (false, self.run_queue.first_armed());
+        while let Some(at) = self.run_queue.armed_at(place) {
             worked |= self.visit(at);
             place += 1;
         }
         worked
     }
 
-    /// The one that is armed and not settled is to be armed again, or looked at.
-    pub(crate) fn wake_unsettled(&mut self) {
-        if let Some(owner) = self.armed.unsettled.take() {
-            self.roster.wake(owner);
+    /// The one that is armed and not confirmed is to be armed again, or looked at.
+    pub(crate) fn wake_unconfirmed(&mut self) {
+        if let Some(owner) = self.armed.unconfirmed.take() {
+            self.run_queue.wake(owner);
         }
     }
 
     /// Now and then, while the thread polls: an idle front-end is armed, if it may be.
     pub(crate) fn arm_idle(&mut self) {
-        if let Some(owner) = self.armed.unsettled.take()
-            && self.roster.is_armed(owner)
+        if let Some(owner) = self.armed.unconfirmed.take()
+            && self.run_queue.is_armed(owner)
             && let Some(Some(front)) = self.fronts.get_mut(usize::from(owner))
         {
             if front.needs_recheck() && front.recheck() {
-                self.roster.wake(owner);
+                self.run_queue.wake(owner);
             } else {
-                let deadline = self
-                    .armed
-                    .deadline
-                    .into_iter()
-                    .chain(front.deadline())
-                    .min();
-                self.armed.deadline = deadline;
+                self.armed.is_due_at(front.deadline());
             }
         }
         let now = self.turns.now;
-        let Some(at) = self.roster.arms_next(now) else {
+        let Some(at) = self.run_queue.arms_next(now) else {
             return;
         };
         let Some(Some(front)) = self.fronts.get_mut(at) else {
@@ -126,18 +127,18 @@ impl<F: Frontend + 'static> Worker<F> {
             || self.places.get(at).is_none_or(|p| p.leaving.is_some())
             || front.deadline().is_some_and(|at| at <= now + SOON);
         if stays {
-            self.roster.stay(at, now);
+            self.run_queue.stay(at, now);
         } else if front.arm() {
-            self.roster.wake(at as u16);
+            self.run_queue.wake(at as u16);
         } else {
-            self.roster.arm(at);
-            self.armed.unsettled = Some(at as u16);
+            self.run_queue.arm(at);
+            self.armed.unconfirmed = Some(at as u16);
         }
     }
 
     /// What is not urgent, and what is due, of those that are armed.
-    pub(crate) fn look_after_armed(&mut self) {
-        let armed = self.roster.armed_count();
+    pub(crate) fn armed_housekeeping(&mut self) {
+        let armed = self.run_queue.armed_count();
         if armed == 0 {
             self.armed = Armed::default();
             return;
@@ -150,17 +151,11 @@ impl<F: Frontend + 'static> Worker<F> {
             armed.div_ceil(HOUSEKEEPING_TURN)
         };
         for _ in 0..share {
-            if let Some(at) = self.roster.next_armed()
+            if let Some(at) = self.run_queue.next_armed()
                 && let Some(Some(front)) = self.fronts.get_mut(at)
             {
                 front.housekeeping(now);
-                let deadline = self
-                    .armed
-                    .deadline
-                    .into_iter()
-                    .chain(front.deadline())
-                    .min();
-                self.armed.deadline = deadline;
+                self.armed.is_due_at(front.deadline());
             }
         }
         if self.armed.deadline.is_some_and(|at| now >= at) {
@@ -171,11 +166,11 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Wakes front-ends whose time has come.
     #[cold]
     fn wake_due(&mut self, now: Instant) {
-        let (mut next, mut place) = (None, self.roster.first_armed());
-        while let Some(at) = self.roster.armed_at(place) {
+        let (mut next, mut place) = (None, self.run_queue.first_armed());
+        while let Some(at) = self.run_queue.armed_at(place) {
             let front = self.fronts.get(at).and_then(Option::as_ref);
             match front.and_then(F::deadline) {
-                Some(due) if due <= now => self.roster.wake(at as u16),
+                Some(due) if due <= now => self.run_queue.wake(at as u16),
                 due => next = next.into_iter().chain(due).min(),
             }
             place += 1;

@@ -70,7 +70,7 @@ mod frontend;
 mod handle;
 mod meter;
 mod pace;
-mod roster;
+mod run_queue;
 mod shared;
 mod sleep;
 mod wake;

@@ -16,25 +16,25 @@ impl<F: Frontend + 'static> Worker<F> {
         worked |= self.handle.flag().take() && self.drain_messages();
         self.accounts.skip();
         let mut place = 0;
-        while let Some(at) = self.roster.hot_at(place) {
+        while let Some(at) = self.run_queue.hot_at(place) {
             place += 1;
             // Who is left out may have work.
             if self.take_turn(at) || !self.accounts.may_work(at) {
                 worked = true;
-                self.roster.worked(place - 1);
-            } else if self.roster.was_quiet(place - 1) {
-                place -= usize::from(self.cool(place - 1));
+                self.run_queue.worked(place - 1);
+            } else if self.run_queue.was_quiet(place - 1) {
+                place -= usize::from(self.demote(place - 1));
             }
         }
         // It takes as long as all of them together.
         let units = if worked { u32::MAX } else { 0 };
-        for _ in 0..self.roster.idle_share(units) {
+        for _ in 0..self.run_queue.idle_share(units) {
             worked |= self.visit_idle();
         }
         self.send();
         worked |= self.poll_volumes();
         let mut ended = false;
-        for at in self.roster.hot() {
+        for at in self.run_queue.hot() {
             let Some(Some(front)) = self.fronts.get_mut(at) else {
                 continue;
             };
@@ -47,7 +47,7 @@ impl<F: Frontend + 'static> Worker<F> {
             ended |= front.has_ended();
         }
         self.pulse.enter(Activity::Round);
-        self.accounts.settle(self.roster.hot());
+        self.accounts.settle(self.run_queue.hot());
         worked |= ended && self.remove_ended();
         // Somebody has work, and waits for others: no moment to give the processor away.
         worked | self.accounts.anyone_left_out()
@@ -113,7 +113,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// out wait: some volumes do their work here.
     fn poll_volumes(&mut self) -> bool {
         let mut worked = false;
-        for at in self.roster.hot() {
+        for at in self.run_queue.hot() {
             if self.accounts.is_left_out(at) {
                 continue;
             }

@@ -23,9 +23,9 @@ impl<F: Frontend + 'static> Worker<F> {
         // First, so that whatever is left after the looks below wakes this thread.
         let mut raced = self.handle.flag().prepare_sleep();
         let mut recheck = false;
-        self.wake_unsettled();
+        self.wake_unconfirmed();
         // The others are armed.
-        for at in self.roster.awake() {
+        for at in self.run_queue.awake() {
             if let Some(Some(front)) = self.fronts.get_mut(at) {
                 raced |= front.arm();
                 recheck |= front.needs_recheck();
@@ -71,7 +71,7 @@ impl<F: Frontend + 'static> Worker<F> {
             // The clock first: the last look is one after the whole pause.
             let last = armed.elapsed() >= RECHECK_PAUSE;
             let mut raced = false;
-            for at in self.roster.awake() {
+            for at in self.run_queue.awake() {
                 if let Some(Some(front)) = self.fronts.get_mut(at) {
                     raced |= front.recheck();
                 }

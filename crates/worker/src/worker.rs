@@ -5,7 +5,7 @@ use crate::armed::Armed;
 use crate::descriptors::{Descriptors, OWN, Token};
 use crate::meter::{Meter, Spent};
 use crate::pace::Pace;
-use crate::roster::Roster;
+use crate::run_queue::RunQueue;
 use crate::watchdog::{Activity, Pulse};
 use crate::window::IdleWindow;
 use crate::{Error, Frontend, Handle};
@@ -95,7 +95,7 @@ pub struct Worker<F: Frontend> {
     /// As long as `fronts`.
     pub(crate) places: Vec<Place<F>>,
     /// Which of them a round looks at.
-    pub(crate) roster: Roster,
+    pub(crate) run_queue: RunQueue,
     /// Of those that it does not look at.
     pub(crate) armed: Armed,
     generation: u16,
@@ -176,7 +176,7 @@ impl<F: Frontend + 'static> Worker<F> {
         let worker = Worker {
             fronts: Vec::new(),
             places: Vec::new(),
-            roster: Roster::default(),
+            run_queue: RunQueue::default(),
             armed: Armed::default(),
             generation: 0,
             leaving: 0,
@@ -253,7 +253,7 @@ impl<F: Frontend + 'static> Worker<F> {
             }
         }
         self.accounts.open(at);
-        self.roster.insert(owner);
+        self.run_queue.insert(owner);
         Ok(Some(owner))
     }
 
@@ -276,14 +276,14 @@ impl<F: Frontend + 'static> Worker<F> {
         place.leaving = Some(Box::new(removed));
         front.flush();
         self.leaving += 1;
-        self.roster.wake(owner);
+        self.run_queue.wake(owner);
         true
     }
 
     /// Front-ends that are served, by owner.
     pub fn fronts(&mut self) -> impl Iterator<Item = (u16, &mut F)> {
         // Whatever is done to them, rounds are to find it.
-        self.roster.wake_all();
+        self.run_queue.wake_all();
         let owners = 0..=u16::MAX;
         let fronts = owners.zip(&mut self.fronts);
         fronts.filter_map(|(owner, front)| Some((owner, front.as_mut()?)))
@@ -298,7 +298,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// One front-end.
     #[inline]
     pub fn front_mut(&mut self, owner: u16) -> Option<&mut F> {
-        self.roster.wake(owner);
+        self.run_queue.wake(owner);
         self.fronts.get_mut(usize::from(owner))?.as_mut()
     }
 
@@ -465,7 +465,7 @@ impl<F: Frontend + 'static> Worker<F> {
         if !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
             return false;
         }
-        self.of(self.roster.hot()).any(F::is_trapped)
+        self.of(self.run_queue.hot()).any(F::is_trapped)
             || (rounds.is_multiple_of(ROUNDS_PER_IDLE_LOOK) && self.awake().any(F::is_trapped))
     }
 
@@ -474,7 +474,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// takes several times as long as one such look.
     #[inline]
     fn spin_poll(&self) {
-        let fronts = || self.of(self.roster.hot());
+        let fronts = || self.of(self.run_queue.hot());
         let in_flight = fronts().map(F::in_flight).sum::<usize>();
         let looks = if in_flight > self.io.in_flight() {
             // Some are not in the ring: only rounds find what a device below has completed, polled
@@ -482,7 +482,7 @@ impl<F: Frontend + 'static> Worker<F> {
             1
         } else {
             // So that many front-ends do not keep each other from their rounds.
-            SPIN_POLLS.div_ceil(self.roster.hot_count().max(1) as u32)
+            SPIN_POLLS.div_ceil(self.run_queue.hot_count().max(1) as u32)
         };
         for _ in 0..looks {
             std::hint::spin_loop();
@@ -499,12 +499,12 @@ impl<F: Frontend + 'static> Worker<F> {
         {
             front.pin(&mut self.pace_of_pins);
         }
-        for at in self.roster.awake() {
+        for at in self.run_queue.awake() {
             if let Some(Some(front)) = self.fronts.get_mut(at) {
                 front.housekeeping(self.turns.now);
             }
         }
-        self.look_after_armed();
+        self.armed_housekeeping();
     }
 
     /// Front-ends, by owner.
@@ -516,7 +516,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Those that rounds look at.
     #[inline]
     pub(crate) fn awake(&self) -> impl Iterator<Item = &F> {
-        self.of(self.roster.awake())
+        self.of(self.run_queue.awake())
     }
 
     /// The wake flag was up: other threads have left something.
@@ -531,10 +531,10 @@ impl<F: Frontend + 'static> Worker<F> {
         for (owner, front) in (0..).zip(&mut self.fronts) {
             if front.as_mut().is_some_and(F::drain_messages) {
                 worked = true;
-                self.roster.wake(owner);
+                self.run_queue.wake(owner);
             }
         }
-        worked | self.attend_armed()
+        worked | self.poll_armed()
     }
 
     /// One round over all front-ends and the ring.
@@ -555,7 +555,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked |= self.handle.flag().take() && self.drain_messages();
         let now = self.turns.now;
         let (mut long, mut units, mut place) = (false, 0u32, 0);
-        while let Some(at) = self.roster.hot_at(place) {
+        while let Some(at) = self.run_queue.hot_at(place) {
             place += 1;
             let Some(Some(front)) = self.fronts.get_mut(at) else {
                 continue;
@@ -567,12 +567,12 @@ impl<F: Frontend + 'static> Worker<F> {
                 long |= budget.is_spent();
                 units = units.saturating_add(budget.spent());
                 self.accounts.worked_alone(at);
-                self.roster.worked(place - 1);
-            } else if self.roster.was_quiet(place - 1) {
-                place -= usize::from(self.cool(place - 1));
+                self.run_queue.worked(place - 1);
+            } else if self.run_queue.was_quiet(place - 1) {
+                place -= usize::from(self.demote(place - 1));
             }
         }
-        for _ in 0..self.roster.idle_share(units) {
+        for _ in 0..self.run_queue.idle_share(units) {
             worked |= self.visit_idle();
         }
         if long {
@@ -580,7 +580,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         self.pulse.enter(Activity::Submitting);
         self.io.flush();
-        for at in self.roster.hot() {
+        for at in self.run_queue.hot() {
             if let Some(Some(front)) = self.fronts.get_mut(at) {
                 front.poll_volumes(&mut self.completions);
             }
@@ -590,7 +590,7 @@ impl<F: Frontend + 'static> Worker<F> {
             complete(&mut self.fronts, completion);
         }
         let mut ended = false;
-        for owner in self.roster.hot() {
+        for owner in self.run_queue.hot() {
             if let Some(Some(front)) = self.fronts.get_mut(owner) {
                 self.pulse.enter(Activity::Finishing(owner as u16));
                 worked |= front.finish_round();
@@ -618,7 +618,7 @@ impl<F: Frontend + 'static> Worker<F> {
             self.leaving -= 1;
             self.pulse.enter(Activity::Closing(at as u16));
             let closed = front.take().map_or(Ok(()), |mut front| front.close());
-            self.roster.remove(at as u16);
+            self.run_queue.remove(at as u16);
             if let Some(removed) = place.leaving.take() {
                 removed(closed);
             }
@@ -690,7 +690,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// A front-end that may read on has something to read.
     #[inline]
     fn has_more(&self) -> bool {
-        self.roster.awake().any(|at| {
+        self.run_queue.awake().any(|at| {
             let front = self.fronts.get(at).and_then(Option::as_ref);
             front.is_some_and(F::has_more)
                 && (!self.accounts.is_shared() || self.accounts.may_work(at))
@@ -699,7 +699,7 @@ impl<F: Frontend + 'static> Worker<F> {
 
     /// Goes on with what sockets have, a quantum of time of each at most.
     fn read_on(&mut self) {
-        for at in self.roster.awake() {
+        for at in self.run_queue.awake() {
             let Some(Some(front)) = self.fronts.get_mut(at) else {
                 continue;
             };
@@ -724,7 +724,7 @@ impl<F: Frontend + 'static> Worker<F> {
             && (once || !self.accounts.is_shared() || self.accounts.may_work(at))
         {
             self.pulse.enter(Activity::Socket(number as u16));
-            self.roster.wake(number as u16);
+            self.run_queue.wake(number as u16);
             front.ready(token);
             self.accounts.read(at);
         }
@@ -733,7 +733,7 @@ impl<F: Frontend + 'static> Worker<F> {
     /// The worker is to end: clients are disconnected when everything is durable.
     fn finish(&mut self) -> Result<(), Error<F::Error>> {
         tracing::info!("ending: making everything durable");
-        self.roster.wake_all();
+        self.run_queue.wake_all();
         self.io.end();
         for (front, place) in self.fronts.iter_mut().zip(&self.places) {
             if let (Some(front), None) = (front, &place.leaving) {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Completion, Io, IoOptions};
 use worker::{Context, Frontend, Handle, Interest, Options, Worker};
 
-const PATIENT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE: usize = 40;
 
 /// What the test knows of a front-end, and does to it.
@@ -196,7 +196,7 @@ impl Drop for World {
 fn wait_for(mut what: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !what() {
-        assert!(begun.elapsed() < PATIENT, "it never happens");
+        assert!(begun.elapsed() < TIMEOUT, "it never happens");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

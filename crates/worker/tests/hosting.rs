@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Completion, Io, IoOptions, MemVolume, Op, OpenQueue, Request, Volume};
 use worker::{Context, Frontend, Handle, IdleWindow, Interest, Options, Worker};
 
-const PATIENT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("not durable")]
@@ -167,7 +167,7 @@ fn add(handle: &Handle<Echo>, source: Source) -> Receiver<u64> {
         });
         assert!(matches!(added, Ok(Some(_))));
     });
-    told.recv_timeout(PATIENT).unwrap()
+    told.recv_timeout(TIMEOUT).unwrap()
 }
 
 const ROUNDS: u64 = 10_000;
@@ -184,7 +184,7 @@ fn no_wake_up_is_lost_for_a_command_in_memory() {
             if cell.armed.swap(false, Ordering::Relaxed) {
                 handle.waker().wake();
             }
-            assert_eq!(answers.recv_timeout(PATIENT), Ok(n));
+            assert_eq!(answers.recv_timeout(TIMEOUT), Ok(n));
         }
     });
 }
@@ -197,7 +197,7 @@ fn no_wake_up_is_lost_for_a_message() {
         for n in 1..=ROUNDS {
             send.send(n).unwrap();
             handle.waker().wake_by_ref();
-            assert_eq!(answers.recv_timeout(PATIENT), Ok(n));
+            assert_eq!(answers.recv_timeout(TIMEOUT), Ok(n));
         }
     });
 }
@@ -209,7 +209,7 @@ fn no_wake_up_is_lost_for_a_descriptor() {
         let answers = add(handle, Source::Descriptor(fd.try_clone().unwrap()));
         for n in 1..=ROUNDS {
             rustix::io::write(&fd, &1u64.to_ne_bytes()).unwrap();
-            assert_eq!(answers.recv_timeout(PATIENT), Ok(n));
+            assert_eq!(answers.recv_timeout(TIMEOUT), Ok(n));
         }
     });
 }
@@ -231,13 +231,13 @@ fn a_busy_front_end_leaves_the_others_their_turns() {
                     n += 1;
                     flood.send(n).unwrap();
                     handle.waker().wake_by_ref();
-                    assert_eq!(busy.recv_timeout(PATIENT), Ok(n));
+                    assert_eq!(busy.recv_timeout(TIMEOUT), Ok(n));
                 }
             });
             for (cell, answers) in cells.iter().zip(&answers) {
                 cell.value.store(5, Ordering::Release);
                 handle.waker().wake_by_ref();
-                assert_eq!(answers.recv_timeout(PATIENT), Ok(5));
+                assert_eq!(answers.recv_timeout(TIMEOUT), Ok(5));
             }
             stop.store(1, Ordering::Relaxed);
         });
@@ -333,7 +333,7 @@ fn jobs_run_in_order_and_are_dropped_with_the_worker() {
     assert!(told.recv().is_err(), "dropped, not run");
     let (tell, told) = channel::<()>();
     handle.post(move |_| tell.send(()).unwrap());
-    assert!(told.recv_timeout(PATIENT).is_err());
+    assert!(told.recv_timeout(TIMEOUT).is_err());
 }
 
 /// Completions go to the front-end whose number is in their tag.
@@ -416,7 +416,7 @@ fn completions_of_one_ring_reach_the_front_end_that_asked() {
             .unwrap();
     }
     worker.stop();
-    let limit = Instant::now() + PATIENT;
+    let limit = Instant::now() + TIMEOUT;
     while worker.fronts().any(|(_, reader)| reader.got.len() < 9) {
         worker.step();
         assert!(Instant::now() < limit);

@@ -17,7 +17,7 @@
 use std::time::{Duration, Instant};
 
 /// Rounds in a row without work after which a hot front-end is an idle one.
-const COOL_AFTER: u16 = 1024;
+const IDLE_AFTER: u16 = 1024;
 /// Rounds without work in which every idle front-end is looked at once, while others are hot; a
 /// round with work counts as several.
 const IDLE_TURN: usize = 32;
@@ -31,7 +31,7 @@ const ARM_AFTER: Duration = Duration::from_millis(10);
 
 /// A front-end in its place.
 #[derive(Clone, Copy, Debug)]
-struct Seat {
+struct Entry {
     owner: u16,
     /// Rounds in a row that found nothing, while it is hot.
     quiet: u16,
@@ -41,8 +41,8 @@ struct Seat {
 
 /// A worker's front-ends, by what rounds have to do with them.
 #[derive(Debug, Default)]
-pub(crate) struct Roster {
-    seats: Vec<Seat>,
+pub(crate) struct RunQueue {
+    entries: Vec<Entry>,
     /// How many are hot.
     hot: usize,
     /// How many are hot or idle.
@@ -55,16 +55,16 @@ pub(crate) struct Roster {
     next_armed: usize,
 }
 
-impl Roster {
+impl RunQueue {
     /// A front-end begins: it is hot.
     pub fn insert(&mut self, owner: u16) {
         self.remove(owner);
-        self.seats.push(Seat {
+        self.entries.push(Entry {
             owner,
             quiet: 0,
             since: None,
         });
-        self.rouse(self.seats.len() - 1);
+        self.promote(self.entries.len() - 1);
     }
 
     /// A front-end has gone.
@@ -75,51 +75,51 @@ impl Roster {
         // To the end, by way of each border.
         if at < self.hot {
             self.hot -= 1;
-            self.seats.swap(at, self.hot);
+            self.entries.swap(at, self.hot);
             at = self.hot;
         }
         if at < self.awake {
             self.awake -= 1;
-            self.seats.swap(at, self.awake);
+            self.entries.swap(at, self.awake);
             at = self.awake;
         }
-        self.seats.swap_remove(at);
+        self.entries.swap_remove(at);
     }
 
     fn position(&self, owner: u16) -> Option<usize> {
-        self.seats.iter().position(|seat| seat.owner == owner)
+        self.entries.iter().position(|entry| entry.owner == owner)
     }
 
     /// Something has come for a front-end, most likely: the next round looks at it.
     #[inline]
     pub fn wake(&mut self, owner: u16) {
-        let mut hot = self.seats.iter_mut().take(self.hot);
-        if let Some(seat) = hot.find(|seat| seat.owner == owner) {
-            seat.quiet = 0;
+        let mut hot = self.entries.iter_mut().take(self.hot);
+        if let Some(entry) = hot.find(|entry| entry.owner == owner) {
+            entry.quiet = 0;
         } else if let Some(at) = self.position(owner) {
-            self.rouse(at);
+            self.promote(at);
         }
     }
 
     /// All of them are hot.
     pub fn wake_all(&mut self) {
-        for seat in &mut self.seats {
-            seat.quiet = 0;
+        for entry in &mut self.entries {
+            entry.quiet = 0;
         }
-        self.hot = self.seats.len();
+        self.hot = self.entries.len();
         self.awake = self.hot;
     }
 
     /// The front-end at this place, which is not hot, is hot from now on.
-    fn rouse(&mut self, mut at: usize) {
+    fn promote(&mut self, mut at: usize) {
         if at >= self.awake {
-            self.seats.swap(at, self.awake);
+            self.entries.swap(at, self.awake);
             at = self.awake;
             self.awake += 1;
         }
-        self.seats.swap(at, self.hot);
-        if let Some(seat) = self.seats.get_mut(self.hot) {
-            (seat.quiet, seat.since) = (0, None);
+        self.entries.swap(at, self.hot);
+        if let Some(entry) = self.entries.get_mut(self.hot) {
+            (entry.quiet, entry.since) = (0, None);
         }
         self.hot += 1;
     }
@@ -133,21 +133,21 @@ impl Roster {
     /// The hot ones.
     #[inline]
     pub fn hot(&self) -> impl Iterator<Item = usize> + Clone {
-        let hot = self.seats.get(..self.hot).unwrap_or_default();
-        hot.iter().map(|seat| seat.owner.into())
+        let hot = self.entries.get(..self.hot).unwrap_or_default();
+        hot.iter().map(|entry| entry.owner.into())
     }
 
     /// Those that are hot or idle.
     #[inline]
     pub fn awake(&self) -> impl Iterator<Item = usize> + Clone {
-        let awake = self.seats.get(..self.awake).unwrap_or_default();
-        awake.iter().map(|seat| seat.owner.into())
+        let awake = self.entries.get(..self.awake).unwrap_or_default();
+        awake.iter().map(|entry| entry.owner.into())
     }
 
     /// Whether it is armed.
     pub fn is_armed(&self, owner: u16) -> bool {
-        let mut armed = self.seats.iter().skip(self.awake);
-        armed.any(|seat| seat.owner == owner)
+        let mut armed = self.entries.iter().skip(self.awake);
+        armed.any(|entry| entry.owner == owner)
     }
 
     /// The first place of those that are armed.
@@ -157,43 +157,43 @@ impl Roster {
 
     /// The armed one at a place. When it wakes, one from an earlier place takes its place.
     pub fn armed_at(&self, at: usize) -> Option<usize> {
-        let seat = self.seats.get(at).filter(|_| at >= self.awake);
-        seat.map(|seat| seat.owner.into())
+        let entry = self.entries.get(at).filter(|_| at >= self.awake);
+        entry.map(|entry| entry.owner.into())
     }
 
     /// The hot one at a place, from 0 on.
     #[inline(always)]
     pub fn hot_at(&self, at: usize) -> Option<usize> {
-        let hot = self.seats.get(..self.hot)?;
-        hot.get(at).map(|seat| seat.owner.into())
+        let hot = self.entries.get(..self.hot)?;
+        hot.get(at).map(|entry| entry.owner.into())
     }
 
     /// The hot one at this place had work.
     #[inline(always)]
     pub fn worked(&mut self, at: usize) {
-        if let Some(seat) = self.seats.get_mut(at) {
-            seat.quiet = 0;
+        if let Some(entry) = self.entries.get_mut(at) {
+            entry.quiet = 0;
         }
     }
 
     /// The hot one at this place had none. Whether it has been so for long.
     #[inline(always)]
     pub fn was_quiet(&mut self, at: usize) -> bool {
-        self.seats.get_mut(at).is_some_and(|seat| {
-            seat.quiet += 1;
-            seat.quiet >= COOL_AFTER
+        self.entries.get_mut(at).is_some_and(|entry| {
+            entry.quiet += 1;
+            entry.quiet >= IDLE_AFTER
         })
     }
 
     /// The hot one at this place is idle from now on. Another one may be at its place.
-    pub fn cool(&mut self, at: usize, now: Instant) {
+    pub fn demote(&mut self, at: usize, now: Instant) {
         if at >= self.hot {
             return;
         }
         self.hot -= 1;
-        self.seats.swap(at, self.hot);
-        if let Some(seat) = self.seats.get_mut(self.hot) {
-            seat.since = Some(now);
+        self.entries.swap(at, self.hot);
+        if let Some(entry) = self.entries.get_mut(self.hot) {
+            entry.since = Some(now);
         }
     }
 
@@ -226,8 +226,8 @@ impl Roster {
         }
         let at = self.next;
         self.next += 1;
-        let awake = self.seats.get(..self.awake)?;
-        awake.get(at).map(|seat| seat.owner.into())
+        let awake = self.entries.get(..self.awake)?;
+        awake.get(at).map(|entry| entry.owner.into())
     }
 
     /// One that may be armed: there are many idle ones, and it has been idle for long.
@@ -235,47 +235,49 @@ impl Roster {
         if self.awake - self.hot <= MOST_IDLE {
             return None;
         }
-        let mut idle = self.seats.get(self.hot..self.awake)?.iter();
-        let long = |seat: &&Seat| {
-            let idle = seat.since.map(|since| now.saturating_duration_since(since));
+        let mut idle = self.entries.get(self.hot..self.awake)?.iter();
+        let long = |entry: &&Entry| {
+            let idle = entry
+                .since
+                .map(|since| now.saturating_duration_since(since));
             idle.is_some_and(|idle| idle >= ARM_AFTER)
         };
-        idle.find(long).map(|seat| seat.owner.into())
+        idle.find(long).map(|entry| entry.owner.into())
     }
 
     /// An idle one is not looked at from now on.
     pub fn arm(&mut self, owner: usize) {
         let place = self
-            .seats
+            .entries
             .iter()
             .position(|s| usize::from(s.owner) == owner);
         if let Some(at) = place.filter(|at| (self.hot..self.awake).contains(at)) {
             self.awake -= 1;
-            self.seats.swap(at, self.awake);
+            self.entries.swap(at, self.awake);
         }
     }
 
     /// An idle one that cannot be armed now is asked again later.
     pub fn stay(&mut self, owner: usize, now: Instant) {
-        let mut idle = self.seats.iter_mut().skip(self.hot);
-        if let Some(seat) = idle.find(|seat| usize::from(seat.owner) == owner) {
-            seat.since = Some(now);
+        let mut idle = self.entries.iter_mut().skip(self.hot);
+        if let Some(entry) = idle.find(|entry| usize::from(entry.owner) == owner) {
+            entry.since = Some(now);
         }
     }
 
     /// The armed one whose housekeeping is next.
     pub fn next_armed(&mut self) -> Option<usize> {
-        if self.next_armed < self.awake || self.next_armed >= self.seats.len() {
+        if self.next_armed < self.awake || self.next_armed >= self.entries.len() {
             self.next_armed = self.awake;
         }
         let at = self.next_armed;
         self.next_armed += 1;
-        self.seats.get(at).map(|seat| seat.owner.into())
+        self.entries.get(at).map(|entry| entry.owner.into())
     }
 
     /// How many are armed.
     pub fn armed_count(&self) -> usize {
-        self.seats.len() - self.awake
+        self.entries.len() - self.awake
     }
 }
 

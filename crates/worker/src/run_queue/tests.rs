@@ -1,0 +1,170 @@
+use super::*;
+use std::collections::BTreeSet;
+
+fn of(count: u16) -> RunQueue {
+    let mut run_queue = RunQueue::default();
+    (0..count).for_each(|owner| run_queue.insert(owner));
+    run_queue
+}
+
+/// A round in which the front-ends of `busy` have work, which all others have not. Those that it
+/// looked at.
+fn round(run_queue: &mut RunQueue, busy: &[usize], now: Instant) -> Vec<usize> {
+    let (mut seen, mut place) = (Vec::new(), 0);
+    while let Some(at) = run_queue.hot_at(place) {
+        seen.push(at);
+        if busy.contains(&at) {
+            run_queue.worked(place);
+        } else if run_queue.was_quiet(place) {
+            run_queue.demote(place, now);
+            continue;
+        }
+        place += 1;
+    }
+    for _ in 0..run_queue.idle_share(0) {
+        let at = run_queue.next_idle().unwrap();
+        seen.push(at);
+        if busy.contains(&at) {
+            run_queue.wake(at as u16);
+        }
+    }
+    run_queue.check();
+    seen
+}
+
+impl RunQueue {
+    /// Each front-end has one entry, and the borders are in order.
+    fn check(&self) {
+        assert!(self.hot <= self.awake && self.awake <= self.entries.len());
+        let owners: BTreeSet<u16> = self.entries.iter().map(|entry| entry.owner).collect();
+        assert_eq!(owners.len(), self.entries.len(), "{self:?}");
+    }
+
+    /// All but these are armed.
+    fn lull(&mut self, busy: &[usize], now: Instant) {
+        for _ in 0..=IDLE_AFTER {
+            round(self, busy, now);
+        }
+        while let Some(at) = self.arms_next(now + ARM_AFTER) {
+            self.arm(at);
+            self.check();
+        }
+    }
+}
+
+#[test]
+fn without_a_hot_one_each_round_looks_at_all_that_are_awake() {
+    let (mut run_queue, now) = (of(5), Instant::now());
+    for round_number in 0..2 * IDLE_AFTER {
+        let mut seen = round(&mut run_queue, &[], now);
+        seen.sort_unstable();
+        // Twice in the round in which they demote.
+        seen.dedup();
+        assert_eq!(seen, [0, 1, 2, 3, 4], "{round_number}");
+    }
+    assert_eq!(run_queue.hot_count(), 0);
+}
+
+#[test]
+fn idle_ones_are_looked_at_in_turn_and_found() {
+    let (mut run_queue, now) = (of(40), Instant::now());
+    for _ in 0..=IDLE_AFTER {
+        round(&mut run_queue, &[7], now);
+    }
+    assert_eq!(run_queue.hot_count(), 1);
+    let mut seen = BTreeSet::new();
+    for _ in 0..=IDLE_TURN {
+        let looked = round(&mut run_queue, &[7], now);
+        assert_eq!(looked[0], 7);
+        assert!(looked.len() <= 3, "{looked:?}");
+        seen.extend(looked);
+    }
+    assert_eq!(seen.len(), 40);
+    // One of them gets work: it is hot within a turn.
+    for _ in 0..=IDLE_TURN {
+        round(&mut run_queue, &[7, 30], now);
+    }
+    assert_eq!(run_queue.hot().collect::<BTreeSet<_>>(), [7, 30].into());
+}
+
+#[test]
+fn a_round_with_much_work_looks_at_all_idle_ones() {
+    let (mut run_queue, now) = (of(9), Instant::now());
+    for _ in 0..=IDLE_AFTER {
+        round(&mut run_queue, &[0], now);
+    }
+    assert_eq!(run_queue.idle_share(UNITS_PER_ROUND * IDLE_TURN as u32), 8);
+    assert_eq!(run_queue.idle_share(u32::MAX), 8);
+}
+
+#[test]
+fn of_many_idle_ones_most_are_armed_and_cost_nothing() {
+    let (mut run_queue, now) = (of(200), Instant::now());
+    assert_eq!(run_queue.arms_next(now + ARM_AFTER), None, "all are hot");
+    run_queue.lull(&[3], now);
+    assert_eq!(run_queue.hot_count(), 1);
+    assert_eq!(run_queue.awake().count(), 1 + MOST_IDLE);
+    assert_eq!(run_queue.armed_count(), 199 - MOST_IDLE);
+    let looks: usize = (0..1600)
+        .map(|_| round(&mut run_queue, &[3], now).len())
+        .sum();
+    assert!(looks <= 1600 + 1600 / 4 + 1, "{looks}");
+    // One wakes, and is looked at in the next round.
+    let sleeper = run_queue.armed_at(run_queue.first_armed() + 50).unwrap();
+    assert!(run_queue.is_armed(sleeper as u16));
+    run_queue.wake(sleeper as u16);
+    run_queue.check();
+    assert!(!run_queue.is_armed(sleeper as u16));
+    assert!(round(&mut run_queue, &[3], now).contains(&sleeper));
+}
+
+#[test]
+fn those_that_wake_while_all_armed_ones_are_looked_at_hide_none() {
+    let (mut run_queue, now) = (of(60), Instant::now());
+    run_queue.lull(&[3], now);
+    let armed = run_queue.armed_count();
+    let (mut seen, mut place) = (BTreeSet::new(), run_queue.first_armed());
+    while let Some(at) = run_queue.armed_at(place) {
+        assert!(seen.insert(at), "{at} twice");
+        if at % 3 == 0 {
+            run_queue.wake(at as u16);
+        }
+        run_queue.check();
+        place += 1;
+    }
+    assert_eq!(seen.len(), armed);
+}
+
+#[test]
+fn they_come_and_go_in_any_part() {
+    let (mut run_queue, now) = (of(40), Instant::now());
+    run_queue.lull(&[3], now);
+    let mut state = 88_172_645_463_325_252u64;
+    let mut there: BTreeSet<u16> = (0..40).collect();
+    for step in 0..10_000 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let owner = (state % 50) as u16;
+        match state >> 32 & 3 {
+            0 => {
+                run_queue.insert(owner);
+                there.insert(owner);
+            }
+            1 => {
+                run_queue.remove(owner);
+                there.remove(&owner);
+            }
+            2 => run_queue.wake(owner),
+            _ => drop(round(&mut run_queue, &[3], now)),
+        }
+        run_queue.check();
+        let entries: BTreeSet<u16> = run_queue.entries.iter().map(|entry| entry.owner).collect();
+        assert_eq!(entries, there, "{step}");
+        if step % 100 == 0 {
+            run_queue.lull(&[3], now);
+        }
+    }
+    run_queue.wake_all();
+    assert_eq!(run_queue.hot_count(), there.len());
+}
