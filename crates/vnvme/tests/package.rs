@@ -152,23 +152,6 @@ fn man_pages_have_nothing_to_complain_of() {
     assert!(count > 10);
 }
 
-/// What a file of completions says is no shell's error.
-#[test]
-fn completions_are_understood_by_their_shells() {
-    for (shell, file) in [
-        ("bash", "vnvme.bash"),
-        ("zsh", "_vnvme"),
-        ("fish", "vnvme.fish"),
-    ] {
-        let path = packaging().join("completions").join(file);
-        assert!(path.exists(), "{}", path.display());
-        match Command::new(shell).arg("-n").arg(&path).output() {
-            Ok(output) => drop(done(&output)),
-            Err(error) => testkit::skip("vnvme: completions", format!("{shell}: {error}")),
-        }
-    }
-}
-
 /// The hook of libvirt starts and stops the unit of a domain that has a file, and of no other.
 #[test]
 fn the_hook_of_libvirt_serves_domains_that_have_a_file() {
