@@ -102,7 +102,8 @@ fn promtool_accepts_the_metrics() -> Result<()> {
     let mut text = String::from("[process]\nmetrics = \"127.0.0.1:0\"\n");
     for name in ["a", "b \\\"quoted\\\" é"] {
         text.push_str(&format!(
-            "[[controller]]\nsocket = \"{}/{name}.sock\"\n[[controller.namespace]]\nvolume = \"mem://1M?iops=5\"\n",
+            "[[controller]]\nsocket = \"{}/{name}.sock\"\n[[controller.namespace]]\nvolume = \
+             \"mem://1M?iops=5\"\n",
             dir.path().display()
         ));
     }

@@ -119,14 +119,16 @@ pub struct JobArgs {
     #[arg(long, value_name = "N")]
     pub iodepth_batch: Option<u16>,
     /// Threads, with a queue pair each; fio's word is numjobs
-    #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
+    #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: u16,
     /// How long to measure: seconds, or with a unit, like 500ms or 2m [default: 5; of a suite 1 or
     /// less for each case]
     #[arg(long, value_parser = time, value_name = "TIME")]
     pub runtime: Option<Duration>,
     /// How long to run before measuring begins; fio's word is ramp_time
-    #[arg(long, visible_alias = "ramp_time", default_value = "0.25", value_parser = time, value_name = "TIME")]
+    #[arg(long, visible_alias = "ramp_time", default_value = "0.25")]
+    #[arg(value_parser = time, value_name = "TIME")]
     pub ramp: Duration,
     /// End after this many I/Os on each queue instead, all of them measured
     #[arg(long, value_name = "N")]

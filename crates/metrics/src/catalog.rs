@@ -58,7 +58,8 @@ metrics! {
         "The program's version.";
 
     DISK_INFO = "vnvme_disk_info", Gauge, "1", ["disk", "kind", "address"],
-        "A disk that is served: its kind (controller, vhost-user-blk, ublk), and its socket or block device.";
+        "A disk that is served: its kind (controller, vhost-user-blk, ublk), and its socket or \
+         block device.";
     DISK_CONNECTED = "vnvme_disk_connected", Gauge, "0 or 1", ["disk"],
         "Whether a client is attached to the disk; a ublk disk is attached to the kernel.";
     DISK_CONNECTIONS = "vnvme_disk_connections_total", Counter, "connections", ["disk"],
@@ -74,9 +75,11 @@ metrics! {
     BYTES = "vnvme_bytes_total", Counter, "bytes", ["disk", "namespace", "op"],
         "Bytes that the host has read and written.";
     ERRORS = "vnvme_errors_total", Counter, "commands", ["disk", "namespace", "kind"],
-        "Commands that failed, by kind: media, no_space, out_of_range, read_only, memory (of the host), aborted, \
+        "Commands that failed, by kind: media, no_space, out_of_range, read_only, memory (of the \
+         host), aborted, \
          interrupted, miscompare, invalid, internal. Namespace 0: they named none that there is.";
-    LATENCY_SAMPLED = "vnvme_command_latency_sampled_seconds", Histogram, "seconds", ["disk", "namespace", "op"],
+    LATENCY_SAMPLED = "vnvme_command_latency_sampled_seconds", Histogram, "seconds",
+        ["disk", "namespace", "op"],
         "Time of reads and writes from fetching a command to posting its completion. A sample: one of 61 commands of \
          each queue is timed. Values are at most a sixteenth too large.";
     LATENCY = "vnvme_command_latency_seconds", Histogram, "seconds", ["disk", "namespace", "op"],
@@ -99,7 +102,8 @@ metrics! {
     INTERRUPTS = "vnvme_interrupts_total", Counter, "interrupts", ["disk"],
         "Interrupts sent to the disk's guest.";
 
-    LIMIT_IOPS = "vnvme_limit_operations_per_second", Gauge, "operations per second", ["volume", "op"],
+    LIMIT_IOPS = "vnvme_limit_operations_per_second", Gauge, "operations per second",
+        ["volume", "op"],
         "Limits of a volume that has some; op is all, read or write, and 0 is no limit.";
     LIMIT_BPS = "vnvme_limit_bytes_per_second", Gauge, "bytes per second", ["volume", "op"],
         "Limits of a volume that has some; op is all, read or write, and 0 is no limit.";

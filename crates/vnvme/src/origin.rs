@@ -141,7 +141,8 @@ impl Finder<'_> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "# A comment\n[process]\nworkers = 2\n\n[[controller]]\nsocket = \"/run/a\"\n\
+    const TEXT: &str = "# A comment\n[process]\nworkers = 2\n\n[[controller]]\nsocket = \
+    \"/run/a\"\n\
         [[controller.namespace]]\nvolume = \"a\"\n[[controller.namespace]]\nvolume = \"b\"\n\
         nsid = 7\n[[controller]]\nserial = \"S\"\nsocket = \"/run/b\"\n\
         namespace = [\n  { volume = \"c\" },\n]\n[[vhost-user-blk]]\nsocket = \"/run/c\"\n\

@@ -294,7 +294,8 @@ fn slice_range(offset: u64, len: u64, size: u64) -> String {
     match len {
         0 => format!("byte {offset} does not lie within the volume's {size} bytes"),
         len => format!(
-            "a slice of {len} bytes from byte {offset} does not lie within the volume's {size} bytes"
+            "a slice of {len} bytes from byte {offset} does not lie within the volume's {size} \
+             bytes"
         ),
     }
 }

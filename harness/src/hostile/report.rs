@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::outcome::{Limits, Outcome};
 
 /// Above the lines of [`line`].
-pub(super) const HEAD: &str = "| attack | ratio | longest read, ms | blocked, ms | memory, MiB | descriptors | log, KiB/s | control, ms | newcomer, ms | SIGTERM, s | does not hold |\n|---|---|---|---|---|---|---|---|---|---|---|";
+pub(super) const HEAD: &str = "| attack | ratio | longest read, ms | blocked, ms | memory, MiB | \
+descriptors | log, KiB/s | control, ms | newcomer, ms | SIGTERM, s | does not hold |\n|---|---|---|---|---|---|---|---|---|---|---|";
 
 fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "none".to_owned(), show)

@@ -334,7 +334,8 @@ impl Chart {
 fn head(title: &str, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         font-family=\"system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif\" font-size=\"12\" fill=\"#1d2530\">\n\
+         font-family=\"system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif\" \
+         font-size=\"12\" fill=\"#1d2530\">\n\
          <title>{title}</title>\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
          <text x=\"0\" y=\"16\" font-size=\"15\" font-weight=\"600\">{title}</text>\n",
         title = escape(title)

@@ -82,7 +82,8 @@ pub fn page(results: &Results, sections: &[Section]) -> String {
         body.push_str("</ul>\n");
     }
     body.push_str(&format!(
-        "<p>{}Compare figures of one table with each other; another machine, or another hour, gives \
+        "<p>{}Compare figures of one table with each other; another machine, or another hour, \
+         gives \
          others. Rows in <i>italics</i> are what the documents state that this project follows, on \
          their machines.</p>\n",
         escape(summary::runs(results))

@@ -177,7 +177,10 @@ pub(super) fn stats(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
 
 /// Counters for monitoring
 #[utoipa::path(get, path = "/metrics", tag = "counters", responses(
-    (status = 200, body = String, content_type = "text/plain", description = "Prometheus' text form"),
+    (
+        status = 200, body = String, content_type = "text/plain",
+        description = "Prometheus' text form"
+    ),
     (status = 501, body = ErrorBody, description = "This program has none"),
 ))]
 pub(super) fn metrics(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
@@ -235,7 +238,10 @@ pub(super) fn list_paths(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
 #[utoipa::path(patch, path = "/v1/paths", tag = "devices", request_body = PathChange, responses(
     (status = 200, body = Vec<PathState>, description = "Of the namespaces that were meant"),
     (status = 400, body = ErrorBody, description = "It does not say whose"),
-    (status = 404, body = ErrorBody, description = "There is no such disk, or it has no direct path"),
+    (
+        status = 404, body = ErrorBody,
+        description = "There is no such disk, or it has no direct path"
+    ),
 ))]
 pub(super) fn paths(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     let change: PathChange = arguments.json()?;

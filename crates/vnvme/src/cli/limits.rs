@@ -44,7 +44,8 @@ pub struct LimitsArgs {
     #[arg(long, value_parser = microseconds, value_name = "DURATION")]
     burst: Option<u64>,
     /// Share of the device, 1 to 10000, among its slices that have a weight
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)), value_name = "N")]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)))]
     weight: Option<u32>,
     #[command(flatten)]
     target: Target,

@@ -71,7 +71,8 @@ pub struct ResizeArgs {
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     size: u64,
     /// Namespace ID, of a controller
-    #[arg(long, value_name = "NSID", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NSID", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     nsid: u32,
     #[command(flatten)]
     target: Target,

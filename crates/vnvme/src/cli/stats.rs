@@ -142,7 +142,8 @@ fn print_direct(direct: &PathCounters) -> Result<(), OutputError> {
         );
         for (what, cycles) in [("translated", lane.translate), ("completed", lane.complete)] {
             outln!(
-                "    {what:<11} avg cycles: {:.1}   avg time(usec): {:.3}   p50 {}   p99 {}   p99.9 {}   total: {}",
+                "    {what:<11} avg cycles: {:.1}   avg time(usec): {:.3}   p50 {}   p99 {}   \
+                 p99.9 {}   total: {}",
                 cycles.average,
                 cycles.average_ns / 1000.0,
                 cycles.p50,
@@ -230,7 +231,8 @@ fn print_ublk(one: &UblkCounters) -> Result<(), OutputError> {
 
 fn print_ring(one: &RingCounters) -> Result<(), OutputError> {
     outln!(
-        "{} io_uring: requests {}   batches {} ({:.1} operations each)   system calls {} ({:.2} for each batch)   \
+        "{} io_uring: requests {}   batches {} ({:.1} operations each)   system calls {} ({:.2} \
+         for each batch)   \
          on pinned memory {}   bounced {}",
         one.thread,
         one.requests,

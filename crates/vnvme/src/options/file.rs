@@ -99,7 +99,8 @@ mod tests {
         let text = error(file);
         for words in [
             "line 3, column 1",
-            "unknown field `serail`, did you mean `serial`? expected one of `socket`, `socket-owner`",
+            "unknown field `serail`, did you mean `serial`? expected one of `socket`, \
+             `socket-owner`",
             "`mdts`, `namespace`",
         ] {
             assert!(text.contains(words), "{words}: {text}");

@@ -227,7 +227,8 @@ fn reference() -> String {
     }
     out += "## The configuration file\n\n";
     out += &wrapped(
-        "`vnvme serve --config FILE` reads TOML. Keys have the names of the options; a switch is true or false. A key that is \
+        "`vnvme serve --config FILE` reads TOML. Keys have the names of the options; a switch is \
+         true or false. A key that is \
          unknown is an error. Options beside `--config` concern all entries of the file, or are \
          refused; none is ignored.",
         "",

@@ -247,7 +247,8 @@ fn disks_lines(rates: &Rates, choices: &Choices, room: Option<usize>) -> Vec<Lin
         let [name, kind, iops, read, write, p50, p99, depth, wait, worker] = cells;
         let name = fit(name, 16);
         format!(
-            "{name} {kind:<5} {iops:>7} {read:>8} {write:>8} {p50:>7} {p99:>7} {depth:>6} {wait:>5} {worker:>2}"
+            "{name} {kind:<5} {iops:>7} {read:>8} {write:>8} {p50:>7} {p99:>7} {depth:>6} \
+             {wait:>5} {worker:>2}"
         )
     };
     let mut lines = vec![
@@ -446,7 +447,14 @@ pub fn clean(text: &str) -> String {
 
 /// Characters that turn the direction of text around, or take no room (general category Cf).
 fn is_format(c: char) -> bool {
-    matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+    )
 }
 
 /// Columns of a character: two of those that East Asian terminals show so.

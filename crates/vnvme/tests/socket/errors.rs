@@ -106,7 +106,8 @@ const MISTAKES: &[Mistake] = &[
         "-s s mem://1M --serial 012345678901234567890",
         "",
         1,
-        "vnvme: serial \"012345678901234567890\": at most 20 printable ASCII characters are allowed",
+        "vnvme: serial \"012345678901234567890\": at most 20 printable ASCII characters are \
+         allowed",
     ),
     Mistake(
         "-s s mem://1M?nsid=7 mem://1M?nsid=7",
@@ -195,15 +196,18 @@ const MISTAKES: &[Mistake] = &[
         "-s s disk.raw?locks=off",
         "",
         1,
-        "vnvme: disk.raw?locks=off: option \"locks\" is unknown, did you mean \"lock\"?; file volumes \
+        "vnvme: disk.raw?locks=off: option \"locks\" is unknown, did you mean \"lock\"?; file \
+         volumes \
          have read-only, direct, lock, block-size, format, offset, length, partition, partlabel, \
-         partuuid, iops, read-iops, write-iops, bps, read-bps, write-bps, burst, weight, share-depth",
+         partuuid, iops, read-iops, write-iops, bps, read-bps, write-bps, burst, weight, \
+         share-depth",
     ),
     Mistake(
         "-s s disk.raw?weight=0",
         "",
         1,
-        "vnvme: disk.raw?weight=0: option weight=0: a number from 1 on is expected (weights go up to \
+        "vnvme: disk.raw?weight=0: option weight=0: a number from 1 on is expected (weights go up \
+         to \
          10000, depths to 4096)",
     ),
     Mistake(

@@ -76,7 +76,10 @@ pub enum OpenError {
         text: String,
     },
     /// An option that this kind of volume does not have.
-    #[error("option \"{key}\" is unknown{}; {scheme} volumes have {known}", meant(.similar.as_deref()))]
+    #[error(
+        "option \"{key}\" is unknown{}; {scheme} volumes have {known}",
+        meant(.similar.as_deref())
+    )]
     UnknownOption {
         /// What was given.
         key: String,
