@@ -149,7 +149,10 @@ pub enum ConfigError {
         error: volume::VolumeError,
     },
     /// The controller has no room for a namespace of this ID (NN).
-    #[error("namespace {nsid}: this controller has room for namespaces 1 to {max}")]
+    #[error(
+        "namespace {nsid}: this controller has room for namespaces 1 to {max}; max-namespaces gives \
+         it more when it starts"
+    )]
     NoRoom {
         /// The ID.
         nsid: u32,

@@ -2,14 +2,25 @@
 
 use crate::{Error, Landlock, Needs};
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, PathBeneath, PathFd,
-    RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus,
+    PathBeneath, PathFd, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus, Scope, make_bitflags,
 };
 use std::path::Path;
 
 /// The newest rights that this crate was tried with or read the kernel's source for; an older
 /// kernel enforces those that it has.
 const NEWEST: ABI = ABI::V10;
+
+/// What may be done to files and devices that may be opened.
+const OPEN_FILE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    ReadFile | WriteFile | Truncate | IoctlDev
+});
+/// What may be done in directories below which files may be opened: also to connect to a socket,
+/// for a server finds out so whether another one listens there.
+const OPEN_BELOW: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    ReadDir | MakeReg | MakeSock | RemoveFile | ResolveUnix
+});
 
 /// For whom a domain is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +57,20 @@ fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
     for directory in needs.read_in.iter().filter(|path| path.is_dir()) {
         let directory = PathFd::new(directory)?;
         rules = rules.add_rule(PathBeneath::new(directory, AccessFs::ReadFile))?;
+    }
+    for place in needs.read_below.iter().filter(|path| path.exists()) {
+        let rights = match place.is_dir() {
+            true => AccessFs::ReadFile | AccessFs::ReadDir,
+            false => AccessFs::ReadFile.into(),
+        };
+        rules = rules.add_rule(PathBeneath::new(PathFd::new(place)?, rights))?;
+    }
+    for place in needs.open_below.iter().filter(|path| path.exists()) {
+        let rights = match place.is_dir() {
+            true => OPEN_FILE | OPEN_BELOW,
+            false => OPEN_FILE,
+        };
+        rules = rules.add_rule(PathBeneath::new(PathFd::new(place)?, rights))?;
     }
     for directory in &needs.remove_in {
         let directory = match directory.as_os_str().is_empty() {

@@ -11,6 +11,13 @@ pub struct Needs {
     /// [`Sandbox::seal`](crate::Sandbox::seal): by threads that look at themselves when they begin.
     /// Those that are not there are left out.
     pub read_in: Vec<PathBuf>,
+    /// Directories below which files may be opened, and sockets and files be made and removed, for
+    /// good; files and devices that may be opened. For a process that serves more while it runs.
+    /// With any of them, or of `read_below`, the calls that open files are allowed; those that make
+    /// listening Unix sockets only with some of these.
+    pub open_below: Vec<PathBuf>,
+    /// The same, only to be read.
+    pub read_below: Vec<PathBuf>,
     /// Memory is locked beyond the limit of locked memory, where the process may: `CAP_IPC_LOCK` is
     /// kept. For fixed buffers of io_uring, and for memory that a device reads and writes.
     pub lock_memory: bool,

@@ -75,6 +75,12 @@ impl Principal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketMode(u32);
 
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
 impl FromStr for SocketMode {
     type Err = &'static str;
 
@@ -130,6 +136,12 @@ impl SocketAccess {
             mode: Mode::from_bits_truncate(mode),
         };
         Ok(access)
+    }
+
+    /// Nobody but the process's own user may connect, as is usual.
+    pub fn is_usual(&self) -> bool {
+        let mode = self.mode.is_none_or(|SocketMode(mode)| mode == 0o600);
+        self.owner.is_none() && self.group.is_none() && mode
     }
 
     /// Everybody on this machine may connect.

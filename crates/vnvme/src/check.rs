@@ -1,8 +1,8 @@
 //! What must not be there twice in one process, has to be there, or cannot be, before anything is
 //! opened.
 
+use crate::crew::config;
 use crate::origin::Origin;
-use crate::serve::config;
 use crate::spec::{ControllerSpec, Specs, hex};
 use anyhow::{Result, anyhow, ensure};
 use controller::ConfigError;
@@ -22,10 +22,12 @@ use std::path::{Path, PathBuf};
 pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
     crate::parts::check(specs)?;
     let mut sockets = Unique::new("socket");
-    let mut serials = Unique::new("serial number");
-    let mut subnqns = Unique::new("subsystem NQN");
-    let mut nguids = Unique::new("NGUID");
-    let mut eui64s = Unique::new("EUI-64");
+    let mut seen = Seen {
+        serials: Unique::new("serial number"),
+        subnqns: Unique::new("subsystem NQN"),
+        nguids: Unique::new("NGUID"),
+        eui64s: Unique::new("EUI-64"),
+    };
     let mut disks = Unique::new("ublk device");
     let controllers = specs.controllers.iter();
     let controllers = controllers.map(|c| (c.socket.as_path(), &c.origin));
@@ -38,9 +40,29 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
         origin.place("socket", entered)?;
     }
     for controller in &specs.controllers {
-        let (socket, origin) = (controller.socket.display(), &controller.origin);
         check_fields(controller)?;
-        if controller.namespaces.is_empty() {
+        seen.check(controller)?;
+    }
+    for disk in &specs.ublk {
+        if let Some(id) = disk.id {
+            disk.origin.place("id", disks.enter(id, &id.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// What controllers have said of themselves.
+struct Seen {
+    serials: Unique<String>,
+    subnqns: Unique<String>,
+    nguids: Unique<[u8; 16]>,
+    eui64s: Unique<[u8; 8]>,
+}
+
+impl Seen {
+    fn check(&mut self, controller: &ControllerSpec) -> Result<()> {
+        let (socket, origin) = (controller.socket.display(), &controller.origin);
+        if controller.namespaces.is_empty() && controller.max_namespaces.is_none() {
             return Err(match origin.is_known() {
                 true => origin.error("", "no volume to serve"),
                 false => anyhow!("{socket}: no volume to serve"),
@@ -48,11 +70,12 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
         }
         if let Some(serial) = &controller.serial {
             // As the guest sees it: padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
-            let entered = serials.enter(serial.trim_end().to_owned(), serial);
+            let entered = self.serials.enter(serial.trim_end().to_owned(), serial);
             origin.place("serial", entered)?;
         }
         if let Some(subnqn) = &controller.subnqn {
-            origin.place("subnqn", subnqns.enter(subnqn.clone(), subnqn))?;
+            let entered = self.subnqns.enter(subnqn.clone(), subnqn);
+            origin.place("subnqn", entered)?;
         }
         let mut nsids = Unique::new("namespace ID");
         for (namespace, position) in controller.namespaces.iter().zip(1..) {
@@ -74,22 +97,17 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
             // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
             if let Some(text) = &namespace.nguid {
                 let nguid = origin.place("nguid", hex::<16>("nguid", text))?;
-                let entered = nguids.enter_unless(nguid == [0; 16], nguid, text);
+                let entered = self.nguids.enter_unless(nguid == [0; 16], nguid, text);
                 origin.place("nguid", entered)?;
             }
             if let Some(text) = &namespace.eui64 {
                 let eui64 = origin.place("eui64", hex::<8>("eui64", text))?;
-                let entered = eui64s.enter_unless(eui64 == [0; 8], eui64, text);
+                let entered = self.eui64s.enter_unless(eui64 == [0; 8], eui64, text);
                 origin.place("eui64", entered)?;
             }
         }
+        Ok(())
     }
-    for disk in &specs.ublk {
-        if let Some(id) = disk.id {
-            disk.origin.place("id", disks.enter(id, &id.to_string()))?;
-        }
-    }
-    Ok(())
 }
 
 /// What a controller says of itself, under the names that options have.

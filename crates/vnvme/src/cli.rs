@@ -2,6 +2,7 @@
 
 mod completion;
 mod configuration;
+mod daemon;
 mod devices;
 mod disks;
 mod events;
@@ -17,6 +18,7 @@ mod ublk;
 
 use self::completion::CompletionArgs;
 use self::configuration::{ApplyArgs, ReloadArgs, SaveArgs};
+use self::daemon::{CheckArgs, DaemonArgs};
 use self::devices::DeviceArgs;
 use self::disks::{AddArgs, ListArgs, RemoveArgs, ShowArgs};
 use self::events::EventsArgs;
@@ -67,6 +69,11 @@ enum Command {
     /// Serve volumes as the namespaces of a virtual NVMe controller
     #[command(after_long_help = serve_help())]
     Serve(Box<ServeArgs>),
+    /// Serve what a configuration describes, and what is added while it runs
+    #[command(after_long_help = DAEMON_HELP)]
+    Daemon(Box<DaemonArgs>),
+    /// Say what is wrong with a configuration, or what it describes
+    Check(CheckArgs),
     /// Make volumes block devices of this host, /dev/ublkbN, by the kernel's ublk driver (as root)
     Ublk(Box<UblkArgs>),
     /// List the disks of a running vnvme
@@ -143,6 +150,16 @@ A daemon that is started again takes up the requests that the previous process h
 A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT makes everything durable and ends the
 process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the
 first, ends it at once. SIGHUP, SIGUSR1 and SIGUSR2 are logged and change nothing.";
+
+const DAEMON_HELP: &str = "\
+A daemon may start without disks; they come and go while it runs, by its control socket. SIGHUP has it read --config again: what
+is new is added, what is gone is removed, what has changed is changed where that is possible. If anything of it is not possible,
+the log says so, and nothing is changed. Everything else is as with vnvme serve.
+
+To take a disk from a running guest, detach its namespace: QEMU ends when a vfio-user device is unplugged.
+
+In its sandbox the daemon can open only what lies below the folders that --allow names:
+  vnvme daemon --config /etc/vnvme --allow /var/lib/vnvme,/run/vnvme --control /run/vnvme/control.sock";
 
 /// What `vnvme serve` serves.
 #[derive(Args)]
@@ -229,7 +246,9 @@ impl Cli {
     pub fn log(&self) -> Filter {
         match (&self.log, &self.command) {
             (Some(filter), _) => filter.clone(),
-            (None, Command::Serve(_) | Command::Ublk(_)) => Filter::level(LevelFilter::INFO),
+            (None, Command::Serve(_) | Command::Daemon(_) | Command::Ublk(_)) => {
+                Filter::level(LevelFilter::INFO)
+            }
             (None, _) => Filter::level(LevelFilter::WARN),
         }
     }
@@ -243,6 +262,8 @@ impl Cli {
     pub fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(args) => args.run(),
+            Command::Daemon(args) => args.run(),
+            Command::Check(args) => args.run(),
             Command::Ublk(args) => args.run(),
             Command::List(args) => args.run(),
             Command::Show(args) => args.run(),

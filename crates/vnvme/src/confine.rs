@@ -1,5 +1,6 @@
 //! What the process gives up once everything is open: crate `sandbox`, as the configuration has it.
 
+use crate::manage::{allows_ublk, places};
 use crate::spec::{ServeOptions, Specs};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -26,6 +27,8 @@ pub enum SandboxMode {
 /// The sandbox of the process, if it is to have one.
 pub struct Confinement {
     sandbox: Option<Sandbox>,
+    /// Block devices may be served, now or later.
+    ublk: bool,
     /// All that is to be given up has been.
     sealed: OnceLock<()>,
 }
@@ -44,8 +47,14 @@ impl Confinement {
         };
         Self {
             sandbox,
+            ublk: needs(specs, options).ublk,
             sealed: OnceLock::new(),
         }
+    }
+
+    /// Block devices may be served, now or later.
+    pub fn has_ublk(&self) -> bool {
+        self.ublk
     }
 
     /// Before the threads are started that serve.
@@ -107,6 +116,30 @@ pub fn spawn_early(
     Ok(thread)
 }
 
+/// What a daemon may open while it runs.
+fn later(options: &ServeOptions) -> Needs {
+    let Some(daemon) = &options.daemon else {
+        return Needs::default();
+    };
+    let mut open_below = places(options);
+    // The state is written anew beside the old one.
+    let state = options.state.as_ref().and_then(|state| state.parent());
+    open_below.extend(state.map(|folder| match folder.as_os_str().is_empty() {
+        true => PathBuf::from("."),
+        false => folder.to_owned(),
+    }));
+    let mut read_below: Vec<PathBuf> = daemon.config.iter().cloned().collect();
+    if open_below.iter().any(|place| place.starts_with("/dev")) {
+        // What the system tells of block devices.
+        read_below.push("/sys/devices".into());
+    }
+    Needs {
+        open_below,
+        read_below,
+        ..Needs::default()
+    }
+}
+
 fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     let namespaces = specs.controllers.iter().flat_map(|c| &c.namespaces);
     let volumes = namespaces.map(|namespace| &*namespace.volume);
@@ -130,7 +163,8 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         read_in: vec![THREADS.into()],
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
-        ublk: !specs.ublk.is_empty(),
+        ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
+        ..later(options)
     }
 }
 

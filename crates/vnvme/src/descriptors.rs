@@ -1,7 +1,8 @@
 //! How many descriptors this process may have open, and how many of them each client may take:
 //! together they leave enough for everything else, so that no client's are missing to another.
 
-use crate::spec::{ClientLimits, Specs};
+use crate::spec::{ClientLimits, ControllerSpec, Specs};
+use anyhow::{Result, ensure};
 use controller::MAX_IO_QUEUES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vfio_user::wire::MAX_MSG_FDS;
@@ -24,10 +25,47 @@ const INCOMPLETE_REQUEST: u64 = 32;
 /// What a client needs at least: an ordinary VMM has one memory file for each NUMA node of its
 /// guest, and one for each piece of device memory.
 const FEWEST_FILES: u64 = 16;
+/// A daemon leaves room for as many disks again as it has at the start, and for so many at least.
+const MORE: usize = 64;
+/// Descriptors that a client takes as a rule, beside its memory files: its queues' interrupts.
+const USUAL: u64 = 8;
+
+/// What the process's descriptors last for.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    limit: Option<u64>,
+    workers: usize,
+}
+
+impl Room {
+    /// Refuses more than there are descriptors for.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn check(&self, specs: &Specs) -> Result<()> {
+        let Some(limit) = self.limit else {
+            return Ok(());
+        };
+        let clients = specs.controllers.len() + specs.vhost_user_blk.len();
+        let needed =
+            OWN + self.workers as u64 * WORKER + clients as u64 * (SOCKET + FEWEST_FILES + USUAL);
+        ensure!(
+            needed <= limit,
+            "{clients} disks with their clients may need {needed} descriptors, and this process \
+             may have {limit} (ulimit -Hn, LimitNOFILE=)"
+        );
+        Ok(())
+    }
+}
 
 /// Raises this process's limit of open descriptors as far as it goes. Where that is too little for
 /// what the clients may take together, each may take less.
-pub fn limit_clients(specs: &Specs, workers: usize, clients: &mut ClientLimits) {
+pub fn limit_clients(
+    specs: &Specs,
+    workers: usize,
+    grows: bool,
+    clients: &mut ClientLimits,
+) -> Room {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -40,11 +78,21 @@ pub fn limit_clients(specs: &Specs, workers: usize, clients: &mut ClientLimits) 
             limit.current
         }
     };
-    let Some(limit) = now else {
-        return;
-    };
     let wanted = clients.memory.mappings;
-    let files = files_of_each(specs, workers, limit).min(wanted);
+    let room = Room {
+        limit: now,
+        workers,
+    };
+    let Some(limit) = now else {
+        return room;
+    };
+    let mut planned = specs.clone();
+    if grows {
+        let more = (specs.controllers.len() + specs.vhost_user_blk.len()).max(MORE);
+        let more = vec![ControllerSpec::default(); more];
+        planned.controllers.extend(more);
+    }
+    let files = files_of_each(&planned, workers, limit).min(wanted);
     if files < wanted {
         tracing::warn!(
             limit,
@@ -53,10 +101,18 @@ pub fn limit_clients(specs: &Specs, workers: usize, clients: &mut ClientLimits) 
         );
         clients.memory.mappings = files;
     }
+    room
 }
 
 /// Memory files that each client may have mapped where the process may have so many descriptors.
 fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
+    let clients = specs.controllers.len() + specs.vhost_user_blk.len();
+    let left = limit.saturating_sub(taken(specs, workers));
+    (left / clients.max(1) as u64).max(FEWEST_FILES)
+}
+
+/// Descriptors of everything but the clients' memory files.
+fn taken(specs: &Specs, workers: usize) -> u64 {
     let controllers = specs.controllers.iter().map(|spec| {
         // A vector for each queue pair, that of the admin queue among them, and the pin.
         let vectors = u64::from(spec.io_queues.unwrap_or(MAX_IO_QUEUES)) + 2;
@@ -66,16 +122,13 @@ fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
         let queues = spec.queues.map_or(EXPORT_QUEUES, u64::from);
         SOCKET + INCOMPLETE_REQUEST + queues * QUEUE
     });
-    let clients = specs.controllers.len() + specs.vhost_user_blk.len();
-    let taken = controllers.chain(exports).sum::<u64>() + OWN + workers as u64 * WORKER;
-    let left = limit.saturating_sub(taken);
-    (left / clients.max(1) as u64).max(FEWEST_FILES)
+    controllers.chain(exports).sum::<u64>() + OWN + workers as u64 * WORKER
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{ControllerSpec, VhostBlkSpec};
+    use crate::spec::VhostBlkSpec;
 
     #[test]
     fn clients_share_what_is_left() {

@@ -5,7 +5,8 @@
 //! work at once, so that the path is changed while commands are in flight, by a flag that the
 //! worker looks at for each batch; the control socket sets it.
 
-use crate::registry::disk_name;
+use crate::described::Described;
+use crate::roll::{Listing, Roll};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use control::Error;
@@ -65,7 +66,7 @@ pub struct PathEntry {
 
 /// The namespaces that have a direct path.
 #[derive(Clone, Default)]
-pub struct PathRegistry(Arc<Mutex<Vec<PathEntry>>>);
+pub struct PathRegistry(Roll<PathEntry>);
 
 fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     // A thread that panicked while it held the lock left a whole list.
@@ -116,9 +117,9 @@ impl PathEntry {
         }
     }
 
-    fn state(&self) -> PathState {
+    fn state(&self, described: &Described) -> PathState {
         PathState {
-            disk: disk_name(&self.socket),
+            disk: described.name(&self.socket),
             nsid: self.nsid,
             path: self.path(),
         }
@@ -136,20 +137,25 @@ impl PathEntry {
 impl PathRegistry {
     /// The counters of a controller's namespaces.
     pub fn of(&self, socket: &Path) -> Vec<PathCounters> {
-        let list = lock(&self.0);
-        let mine = list.iter().filter(|entry| entry.socket == socket);
-        mine.map(PathEntry::counters).collect()
+        self.0.look(|list| {
+            let mine = list.filter(|entry| entry.socket == socket);
+            mine.map(PathEntry::counters).collect()
+        })
     }
 
     /// Changes paths, and answers those of the namespaces that were meant.
     ///
     /// # Errors
     /// There is no such disk, or it has no direct path; nothing was changed then.
-    pub fn change(&self, change: &PathChange) -> Result<Vec<PathState>, Error> {
+    pub fn change(
+        &self,
+        change: &PathChange,
+        described: &Described,
+    ) -> Result<Vec<PathState>, Error> {
         change.check().map_err(Error::invalid)?;
-        let list = lock(&self.0);
+        let list = self.0.all();
         let meant = |entry: &&PathEntry| {
-            let named = |disk: &String| disk_name(&entry.socket) == *disk;
+            let named = |disk: &String| described.name(&entry.socket) == *disk;
             change.disk.as_ref().is_none_or(named)
                 && change.nsid.is_none_or(|nsid| nsid == entry.nsid)
         };
@@ -165,7 +171,7 @@ impl PathRegistry {
                 entry.generic.store(generic, Ordering::Relaxed);
             }
         }
-        let mut states: Vec<_> = meant.iter().map(|entry| entry.state()).collect();
+        let mut states: Vec<_> = meant.iter().map(|entry| entry.state(described)).collect();
         states.sort_by(|one, other| (&one.disk, one.nsid).cmp(&(&other.disk, other.nsid)));
         Ok(states)
     }
@@ -185,6 +191,8 @@ pub struct DirectPath {
     in_flight: usize,
     idle: u32,
     entry: PathEntry,
+    /// Where the control socket finds it.
+    _entered: Listing<PathEntry>,
 }
 
 impl DirectPath {
@@ -218,10 +226,10 @@ impl DirectPath {
             watcher,
             in_flight: 0,
             idle: 0,
-            entry: entry.clone(),
+            _entered: registry.0.enter(entry.clone()),
+            entry,
         };
         path.open()?;
-        lock(&registry.0).push(entry);
         Ok(path)
     }
 

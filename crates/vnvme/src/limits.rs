@@ -2,7 +2,7 @@
 
 use control::Error;
 use control::api::{LimitChange, VolumeLimits};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{LimitHandle, Limits, MAX_WEIGHT, ShareHandle, Volume};
@@ -17,6 +17,8 @@ struct LimitEntry {
     name: String,
     limits: Option<LimitHandle>,
     share: Option<ShareHandle>,
+    /// It goes with the volume.
+    volume: Weak<dyn Volume>,
 }
 
 impl LimitEntry {
@@ -108,19 +110,23 @@ fn check(change: &LimitChange) -> Result<(), Error> {
 
 impl LimitRegistry {
     /// Enters what a volume has of both.
-    pub fn enter(&self, name: &str, volume: &dyn Volume) {
+    pub fn enter(&self, name: &str, volume: &Arc<dyn Volume>) {
         let entry = LimitEntry {
             name: name.to_owned(),
             limits: volume.limits(),
             share: volume.share(),
+            volume: Arc::downgrade(volume),
         };
         if entry.limits.is_some() || entry.share.is_some() {
             self.lock().push(entry);
         }
     }
 
+    /// Of those volumes that are there.
     fn lock(&self) -> MutexGuard<'_, Vec<LimitEntry>> {
-        self.0.lock().unpoisoned()
+        let mut list = self.0.lock().unpoisoned();
+        list.retain(|entry| entry.volume.strong_count() > 0);
+        list
     }
 
     /// All there are.
@@ -196,7 +202,7 @@ mod tests {
 
     fn open(registry: &LimitRegistry, url: &str) -> Arc<dyn Volume> {
         let volume = open_url(url, Default::default()).unwrap();
-        registry.enter(url, &*volume);
+        registry.enter(url, &volume);
         volume
     }
 
@@ -217,8 +223,11 @@ mod tests {
         let error = registry.change(&iops("", 1), None).unwrap_err();
         assert!(error.message.contains("iops=0"), "{error}");
         let (first, second) = ("null://2M?bps=1M&burst=1s", "null://1M?iops=0");
-        open(&registry, first);
-        open(&registry, second);
+        let _first = open(&registry, first);
+        let gone = open(&registry, second);
+        drop(gone);
+        assert_eq!(list().len(), 1, "it has gone");
+        let _second = open(&registry, second);
         assert_eq!(registry.change(&iops(second, 7), None).unwrap()[0].iops, 7);
         let told = &registry.change(&iops(first, 9), None).unwrap()[0];
         assert_eq!(
@@ -251,7 +260,7 @@ mod tests {
     #[test]
     fn a_change_names_a_volume_or_all() {
         let registry = LimitRegistry::default();
-        open(&registry, "null://1M?iops=5");
+        let _volume = open(&registry, "null://1M?iops=5");
         let change = LimitChange {
             iops: Some(1),
             ..LimitChange::default()

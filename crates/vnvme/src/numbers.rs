@@ -1,9 +1,9 @@
 //! What the process tells of itself in numbers: a snapshot of everything that it serves.
 
+use crate::described::{Described, device};
 use crate::parts::vhost_blk;
 use crate::peers::Peers;
-use crate::registry::{Registry, disk_name};
-use crate::spec::Specs;
+use crate::registry::Registry;
 use control::api::{PathChoice, PathCounters};
 use controller::ControllerStats;
 use metrics::{Device, Disk, DiskKind, Limits, Namespace, Process, Queue, Snapshot, Worker};
@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use worker::AcceptStats;
@@ -25,8 +25,6 @@ pub struct About {
     /// What the kernel tells of the process; opened before the sandbox is entered, in which no file
     /// can be opened.
     status: Option<Arc<File>>,
-    /// The volumes of each socket's namespaces, as they were given.
-    volumes: Arc<BTreeMap<PathBuf, Vec<(u32, String)>>>,
 }
 
 impl Default for About {
@@ -36,33 +34,7 @@ impl Default for About {
             began: Instant::now(),
             start: since.map_or(0.0, |since| since.as_secs_f64()),
             status: File::open("/proc/self/status").ok().map(Arc::new),
-            volumes: Arc::default(),
         }
-    }
-}
-
-impl About {
-    /// Of a process that serves this.
-    pub fn new(specs: &Specs) -> Self {
-        let mut volumes = BTreeMap::new();
-        for spec in &specs.controllers {
-            let numbered = spec.namespaces.iter().zip(1..);
-            let of = numbered.map(|(ns, at)| (ns.nsid.unwrap_or(at), (*ns.volume).to_owned()));
-            volumes.insert(spec.socket.clone(), of.collect());
-        }
-        for spec in &specs.vhost_user_blk {
-            volumes.insert(spec.socket.clone(), vec![(1, (*spec.volume).to_owned())]);
-        }
-        Self {
-            volumes: Arc::new(volumes),
-            ..Self::default()
-        }
-    }
-
-    fn volume(&self, socket: &Path, nsid: u32) -> String {
-        let of = self.volumes.get(socket).into_iter().flatten();
-        let found = of.into_iter().find(|(of, _)| *of == nsid);
-        found.map(|(_, volume)| volume.clone()).unwrap_or_default()
     }
 }
 
@@ -72,24 +44,24 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// Makes snapshots.
 pub(crate) struct Numbers<'a> {
-    pub about: &'a About,
+    described: &'a Described,
     ns_per_cycle: f64,
     /// Names that disks have: two of one name would be one to those who are told.
     names: BTreeSet<String>,
 }
 
 impl<'a> Numbers<'a> {
-    pub fn new(about: &'a About) -> Self {
+    pub fn new(described: &'a Described) -> Self {
         Self {
-            about,
+            described,
             ns_per_cycle: 1e9 / probes::cycles_per_second(),
             names: BTreeSet::new(),
         }
     }
 
-    /// The file name of its socket without `.sock`; the whole path where another one is called so.
+    /// What it is called; the whole path where another one is called so.
     fn name(&mut self, socket: &Path) -> String {
-        let name = disk_name(socket);
+        let name = self.described.name(socket);
         if self.names.insert(name.clone()) {
             return name;
         }
@@ -118,7 +90,7 @@ impl<'a> Numbers<'a> {
             }
         }
         for (nsid, namespace) in &mut namespaces {
-            namespace.volume = self.about.volume(socket, *nsid);
+            namespace.volume = self.described.volume(socket, *nsid);
             if let Some(path) = direct.iter().find(|path| path.nsid == *nsid) {
                 namespace.direct = Some(path.path == PathChoice::Direct);
                 namespace.direct_commands = path.lanes.iter().map(|lane| lane.commands).sum();
@@ -152,7 +124,7 @@ impl<'a> Numbers<'a> {
 
     pub fn export(&mut self, socket: &Path, stats: &vhost_blk::Stats) -> Disk {
         let mut namespace = Namespace::new(1);
-        namespace.volume = self.about.volume(socket, 1);
+        namespace.volume = self.described.volume(socket, 1);
         for queue in &stats.queues {
             namespace.add(&queue.io, self.ns_per_cycle);
         }
@@ -191,11 +163,11 @@ impl<'a> Numbers<'a> {
             arms: queue.sleeps.get(),
             ..Queue::default()
         });
-        let device = format!("/dev/ublkb{}", stats.id);
+        let device = device(stats.id);
         Disk {
-            name: self.name(Path::new(&device)),
+            name: self.name(&device),
             kind: DiskKind::Ublk,
-            address: device,
+            address: device.display().to_string(),
             connected: true,
             connections: 1,
             namespaces: vec![namespace],
@@ -276,7 +248,7 @@ impl Registry {
         });
         Snapshot {
             at_ns: nanoseconds(self.about.began.elapsed()),
-            disks: self.disks(Numbers::new(&self.about)),
+            disks: self.disks(Numbers::new(&self.described)),
             // A volume that several disks have is told of once.
             limits: limits
                 .filter(|limits| seen.insert(limits.volume.clone()))

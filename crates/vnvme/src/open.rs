@@ -122,7 +122,7 @@ impl Opener {
                 direct: None,
             },
         };
-        self.limits.enter(url, &*opened.volume);
+        self.limits.enter(url, &opened.volume);
         tracing::info!(volume = url, "{}", opened.volume.info().description);
         Ok(opened)
     }

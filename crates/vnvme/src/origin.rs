@@ -4,7 +4,7 @@
 use crate::spec::Specs;
 use anyhow::Result;
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::path::Path;
 use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
@@ -31,6 +31,16 @@ impl PartialEq for Origin {
 }
 
 impl Eq for Origin {}
+
+impl fmt::Display for Origin {
+    /// `FILE, line N`, of the table.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(told) => write!(f, "{}, line {}", told.file, told.line),
+            None => Ok(()),
+        }
+    }
+}
 
 impl Origin {
     /// `FILE, line N, WHAT: `; empty if it is not from a file.

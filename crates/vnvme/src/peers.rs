@@ -2,6 +2,7 @@
 //! busy it is.
 
 use crate::front::{Front, Handle, Remote};
+use crate::roll::{Listing, Roll};
 use controller::{ControllerStats, RemoteEngineSetup};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,13 +21,20 @@ struct Count {
 /// Commands that a front-end has fetched so far.
 type Fetched = Box<dyn Fn() -> u64 + Send + Sync>;
 
+/// A front-end's place with a worker, as long as it is kept.
+pub type Assignment = Listing<usize>;
+/// The counter of a front-end that stays with its worker, as long as it is kept.
+pub type Fixed = Listing<(usize, Fetched)>;
+
 /// All workers that serve controllers.
 pub struct Peers {
     all: Vec<Handle>,
     /// Counters of all controllers.
-    stats: Mutex<Vec<Arc<ControllerStats>>>,
+    stats: Roll<Arc<ControllerStats>>,
     /// Front-ends that stay with the worker of this index: exports, queues of block devices.
-    fixed: Mutex<Vec<(usize, Fetched)>>,
+    fixed: Roll<(usize, Fetched)>,
+    /// The worker of every front-end that was assigned to one.
+    assigned: Roll<usize>,
     /// The last one.
     count: Mutex<Option<Count>>,
     start: Instant,
@@ -44,8 +52,9 @@ impl Peers {
     pub fn new(all: Vec<Handle>) -> Self {
         Peers {
             all,
-            stats: Mutex::default(),
-            fixed: Mutex::default(),
+            stats: Roll::default(),
+            fixed: Roll::default(),
+            assigned: Roll::default(),
             count: Mutex::default(),
             start: Instant::now(),
             decided: AtomicU64::new(0),
@@ -88,14 +97,38 @@ impl Peers {
     }
 
     /// Enters a controller's counters.
-    pub fn enter(&self, stats: Arc<ControllerStats>) {
-        lock(&self.stats).push(stats);
+    pub fn enter(&self, stats: Arc<ControllerStats>) -> Listing<Arc<ControllerStats>> {
+        self.stats.enter(stats)
+    }
+
+    /// Assigns a front-end to a worker.
+    pub fn assign(&self, worker: usize) -> Assignment {
+        self.assigned.enter(worker)
+    }
+
+    /// Assigns a front-end to the worker that has the fewest.
+    pub fn assign_any(&self) -> (usize, Assignment) {
+        let mut counts = vec![0usize; self.all.len()];
+        self.assigned.look(|assigned| {
+            for worker in assigned {
+                if let Some(count) = counts.get_mut(*worker) {
+                    *count += 1;
+                }
+            }
+        });
+        let fewest = counts.iter().enumerate().min_by_key(|(_, count)| **count);
+        let worker = fewest.map_or(0, |(worker, _)| worker);
+        (worker, self.assign(worker))
     }
 
     /// Enters a front-end that is no controller and stays with its worker. What it fetches takes a
     /// part of the worker's time that no queue's migration would change.
-    pub fn enter_fixed(&self, worker: usize, fetched: impl Fn() -> u64 + Send + Sync + 'static) {
-        lock(&self.fixed).push((worker, Box::new(fetched)));
+    pub fn enter_fixed(
+        &self,
+        worker: usize,
+        fetched: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Fixed {
+        self.fixed.enter((worker, Box::new(fetched)))
     }
 
     /// Commands that each worker has fetched so far, of all front-ends, as far as queues are where
@@ -118,19 +151,21 @@ impl Peers {
 
     fn count_commands(&self) -> Vec<u64> {
         let mut commands = vec![0u64; self.all.len()];
-        for stats in lock(&self.stats).iter() {
-            for queue in &stats.queues {
+        self.stats.look(|all| {
+            for queue in all.flat_map(|stats| &stats.queues) {
                 let worker = usize::try_from(queue.worker.get()).unwrap_or(usize::MAX);
                 if let Some(sum) = commands.get_mut(worker) {
                     *sum = sum.wrapping_add(queue.commands.get());
                 }
             }
-        }
-        for (worker, fetched) in lock(&self.fixed).iter() {
-            if let Some(sum) = commands.get_mut(*worker) {
-                *sum = sum.wrapping_add(fetched());
+        });
+        self.fixed.look(|all| {
+            for (worker, fetched) in all {
+                if let Some(sum) = commands.get_mut(*worker) {
+                    *sum = sum.wrapping_add(fetched());
+                }
             }
-        }
+        });
         commands
     }
 
@@ -165,7 +200,7 @@ mod tests {
     fn commands_are_counted_once_for_many_who_ask() {
         let peers = two();
         let stats = Arc::new(ControllerStats::new(2, 2));
-        peers.enter(stats.clone());
+        let _entered = peers.enter(stats.clone());
         let at = |millis: u64| peers.start + Duration::from_millis(millis);
         for (queue, worker) in stats.queues.iter().zip([0, 1, 1]) {
             queue.worker.set(worker);
@@ -181,16 +216,27 @@ mod tests {
     fn what_exports_and_block_devices_fetch_counts_for_their_worker() {
         let peers = two();
         let stats = Arc::new(ControllerStats::new(2, 2));
-        peers.enter(stats.clone());
+        let entered = peers.enter(stats.clone());
         for queue in &stats.queues {
             queue.worker.set(1);
             queue.commands.add(1);
         }
         let queues = stats.queues.len() as u64;
-        peers.enter_fixed(1, || 90);
-        peers.enter_fixed(0, || 7);
-        peers.enter_fixed(2, || 5);
+        let _stay = [(1, 90), (0, 7), (2, 5)].map(|(at, n)| peers.enter_fixed(at, move || n));
         assert_eq!(*peers.commands(peers.start), [7, 90 + queues]);
+        drop(entered);
+        assert_eq!(*peers.commands(peers.start + FRESH), [7, 90]);
+    }
+
+    #[test]
+    fn the_worker_with_the_fewest_front_ends_is_next() {
+        let peers = two();
+        let first = peers.assign(0);
+        let (worker, second) = peers.assign_any();
+        assert_eq!(worker, 1);
+        drop(first);
+        assert_eq!(peers.assign_any().0, 0);
+        drop(second);
     }
 
     #[test]

@@ -11,13 +11,15 @@ use crate::signals::Stop;
 use crate::spec::{ControllerSpec, NamespaceSpec, Specs, VhostBlkSpec};
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use vfio_user::Listener;
-use volume::Kind;
+use volume::{Kind, Volume};
 
 /// A volume that has been opened, or one that its worker opens.
 pub struct Prepared {
@@ -46,9 +48,48 @@ impl Prepared {
         matches!(kind, Some(Kind::File | Kind::BlockDevice))
     }
 
+    /// The volume, if it is open; it is not kept open.
+    pub fn volume(&self) -> Option<Weak<dyn Volume>> {
+        self.opened
+            .as_ref()
+            .map(|opened| Arc::downgrade(&opened.volume))
+    }
+
     /// The volume, on the thread that serves it.
     pub fn open(self, opener: &Opener) -> Result<Opened> {
         self.opened.map_or_else(|| opener.open(&self.spec), Ok)
+    }
+}
+
+/// A controller whose volumes are open.
+pub struct ReadyController {
+    spec: ControllerSpec,
+    volumes: Vec<Prepared>,
+}
+
+impl ReadyController {
+    /// Opens its volumes.
+    pub fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
+        let volumes = spec.namespaces.iter().map(|namespace| {
+            let opened = Prepared::new(namespace.clone(), opener);
+            namespace.origin.place("volume", opened)
+        });
+        Ok(Self {
+            volumes: volumes.collect::<Result<_>>()?,
+            spec: spec.clone(),
+        })
+    }
+
+    /// Makes its socket: a client may connect, and waits until it is served. `usual` says who may
+    /// where the controller does not.
+    pub fn listen(self, usual: &SocketAccess) -> Result<OpenController> {
+        let Self { spec, volumes } = self;
+        Ok(OpenController {
+            listener: bind(&spec.socket, &spec.access.or(usual), &spec.origin)?,
+            resized: event()?,
+            spec,
+            volumes,
+        })
     }
 }
 
@@ -58,6 +99,59 @@ pub struct OpenController {
     pub listener: Listener,
     /// One for each namespace.
     pub volumes: Vec<Prepared>,
+    /// Becomes readable when a volume has been resized.
+    pub resized: Arc<OwnedFd>,
+}
+
+impl OpenController {
+    /// Its volumes by their NSIDs; they are not kept open.
+    pub fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
+        let volumes = self.spec.namespaces.iter().zip(1..).zip(&self.volumes);
+        let volumes = volumes
+            .filter_map(|((ns, place), volume)| Some((ns.nsid.unwrap_or(place), volume.volume()?)));
+        volumes.collect()
+    }
+}
+
+/// A vhost-user-blk export whose volume is open.
+pub struct ReadyExport {
+    spec: VhostBlkSpec,
+    volume: Prepared,
+    span: tracing::Span,
+}
+
+impl ReadyExport {
+    /// Opens its volume.
+    pub fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
+        let span = tracing::error_span!("export", socket = %spec.socket.display());
+        let entered = span.clone().entered();
+        let volume = NamespaceSpec {
+            volume: spec.volume.clone(),
+            block_size: spec.block_size,
+            read_only: spec.read_only,
+            ..NamespaceSpec::default()
+        };
+        let volume = Prepared::new(volume, opener);
+        let volume = spec.origin.place("volume", volume)?;
+        drop(entered);
+        Ok(Self {
+            spec: spec.clone(),
+            volume,
+            span,
+        })
+    }
+
+    /// Makes its socket, as that of a controller.
+    pub fn listen(self, usual: &SocketAccess) -> Result<OpenExport> {
+        let Self { spec, volume, span } = self;
+        Ok(OpenExport {
+            listener: bind(&spec.socket, &spec.access.or(usual), &spec.origin)?,
+            resized: event()?,
+            spec,
+            volume,
+            span,
+        })
+    }
 }
 
 /// A vhost-user-blk export whose socket and volume are open.
@@ -65,29 +159,41 @@ pub struct OpenExport {
     pub spec: VhostBlkSpec,
     pub listener: Listener,
     pub volume: Prepared,
+    /// Becomes readable when the volume has been resized.
+    pub resized: Arc<OwnedFd>,
     /// Names it in the log.
     pub span: tracing::Span,
 }
 
-/// The volumes of a controller.
-fn open_controller(spec: &ControllerSpec, opener: &Opener) -> Result<Vec<Prepared>> {
-    let volumes = spec.namespaces.iter().map(|namespace| {
-        let opened = Prepared::new(namespace.clone(), opener);
-        namespace.origin.place("volume", opened)
-    });
-    volumes.collect()
+impl OpenExport {
+    /// Its volume, under the NSID 1; it is not kept open.
+    pub fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
+        let volume = self.volume.volume().map(|volume| (1, volume));
+        volume.into_iter().collect()
+    }
 }
 
-/// The volume of an export.
-fn open_export(spec: &VhostBlkSpec, span: &tracing::Span, opener: &Opener) -> Result<Prepared> {
-    let _entered = span.clone().entered();
-    let volume = NamespaceSpec {
-        volume: spec.volume.clone(),
-        block_size: spec.block_size,
-        read_only: spec.read_only,
-        ..NamespaceSpec::default()
-    };
-    spec.origin.place("volume", Prepared::new(volume, opener))
+fn event() -> Result<Arc<OwnedFd>> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    Ok(Arc::new(eventfd(0, flags).context("eventfd")?))
+}
+
+fn bind(socket: &Path, access: &SocketAccess, origin: &Origin) -> Result<Listener> {
+    if access.is_open_to_all() {
+        let socket = socket.display();
+        tracing::warn!(%socket, "everybody on this machine may connect (socket-mode)");
+    }
+    let listener = access
+        .resolve()
+        .and_then(|access| Ok(Listener::bind_for(socket, &access)?));
+    origin.place("socket", listener)
+}
+
+/// Sees to it that a socket can be made, before volumes are opened for it: a process that serves it
+/// already has the volumes, too, and is the better explanation.
+pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
+    let free = Listener::make_room(socket).map_err(Into::into);
+    origin.place("socket", free)
 }
 
 /// What one worker serves.
@@ -115,26 +221,23 @@ pub struct Open {
 /// What has been opened so far, in the order of the specification. Nobody can connect yet.
 #[derive(Default)]
 struct Opening {
-    controllers: Vec<Vec<Prepared>>,
-    exports: Vec<(Prepared, tracing::Span)>,
+    controllers: Vec<ReadyController>,
+    exports: Vec<ReadyExport>,
     disks: Vec<OpenDisk>,
 }
 
 /// Opens all volumes; each is in `all` once it is open.
 fn open(specs: &Specs, opener: &Opener, all: &Mutex<Opening>) -> Result<()> {
-    // A process that serves a socket already has the volumes, too, and is the better explanation.
     for (socket, origin) in sockets(specs) {
-        let free = Listener::make_room(socket).map_err(Into::into);
-        origin.place("socket", free)?;
+        make_room(socket, origin)?;
     }
     for spec in &specs.controllers {
-        let volumes = open_controller(spec, opener)?;
-        all.lock().unpoisoned().controllers.push(volumes);
+        let ready = ReadyController::new(spec, opener)?;
+        all.lock().unpoisoned().controllers.push(ready);
     }
     for spec in &specs.vhost_user_blk {
-        let span = tracing::error_span!("export", socket = %spec.socket.display());
-        let volume = open_export(spec, &span, opener)?;
-        all.lock().unpoisoned().exports.push((volume, span));
+        let ready = ReadyExport::new(spec, opener)?;
+        all.lock().unpoisoned().exports.push(ready);
     }
     for spec in &specs.ublk {
         let disk = spec.origin.place("volume", OpenDisk::new(spec, opener))?;
@@ -153,39 +256,20 @@ fn sockets(specs: &Specs) -> impl Iterator<Item = (&Path, &Origin)> {
 /// Makes the sockets, now that there is nothing left that a client would wait for, or that could
 /// take its disk away from it again.
 fn listen(specs: &Specs, workers: usize, opening: Opening) -> Result<Open> {
-    let bind = |socket: &Path, own: &SocketAccess, origin: &Origin| {
-        let access = own.or(&specs.process.access);
-        if access.is_open_to_all() {
-            let socket = socket.display();
-            tracing::warn!(%socket, "everybody on this machine may connect (socket-mode)");
-        }
-        let listener = access
-            .resolve()
-            .and_then(|access| Ok(Listener::bind_for(socket, &access)?));
-        origin.place("socket", listener)
-    };
+    let usual = &specs.process.access;
     let mut loads = Vec::new();
     loads.resize_with(workers, Load::default);
     let mut turns = (0..workers).cycle();
-    for (spec, volumes) in specs.controllers.iter().zip(opening.controllers) {
-        let listener = bind(&spec.socket, &spec.access, &spec.origin)?;
+    for ready in opening.controllers {
+        let open = ready.listen(usual)?;
         if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
-            load.controllers.push(OpenController {
-                spec: spec.clone(),
-                listener,
-                volumes,
-            });
+            load.controllers.push(open);
         }
     }
-    for (spec, (volume, span)) in specs.vhost_user_blk.iter().zip(opening.exports) {
-        let listener = bind(&spec.socket, &spec.access, &spec.origin)?;
+    for ready in opening.exports {
+        let open = ready.listen(usual)?;
         if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
-            load.exports.push(OpenExport {
-                spec: spec.clone(),
-                listener,
-                volume,
-                span,
-            });
+            load.exports.push(open);
         }
     }
     let disks = opening.disks;

@@ -2,14 +2,17 @@
 
 use crate::alarms::Alarms;
 use crate::counters;
+use crate::described::{Described, device};
 use crate::devices::DeviceRegistry;
 use crate::direct::PathRegistry;
 use crate::limits::LimitRegistry;
+use crate::manage::DiskSpec;
 use crate::numbers::{About, Numbers};
 use crate::parts::ublk::DiskStats;
 use crate::parts::vhost_blk;
 use crate::peers::Peers;
 use crate::rings::RingRegistry;
+use crate::roll::{Listing, Roll};
 use crate::spec::Specs;
 use crate::watch;
 use control::api::{ControllerCounters, Stats};
@@ -26,9 +29,9 @@ pub struct Registry {
     /// Sockets as the configuration has them: workers that start at the same time enter what they
     /// serve in any order.
     order: Arc<[PathBuf]>,
-    controllers: Arc<Mutex<Vec<ControllerEntry>>>,
-    vhost_blk: Arc<Mutex<Vec<VhostBlkEntry>>>,
-    disks: Arc<Mutex<Vec<DiskEntry>>>,
+    controllers: Roll<ControllerEntry>,
+    vhost_blk: Roll<VhostBlkEntry>,
+    disks: Roll<DiskEntry>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
     /// Direct paths to devices.
@@ -44,11 +47,16 @@ pub struct Registry {
     workers: Option<Arc<Peers>>,
     /// What stays the same.
     pub about: About,
+    /// What disks are called, and their volumes.
+    pub described: Described,
 }
 
-type DiskEntry = (String, Arc<DiskStats>);
-type ControllerEntry = (PathBuf, (Arc<ControllerStats>, Arc<AcceptStats>));
-type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
+/// A block device's volume and counters.
+pub type DiskEntry = (String, Arc<DiskStats>);
+/// A controller's socket and counters.
+pub type ControllerEntry = (PathBuf, (Arc<ControllerStats>, Arc<AcceptStats>));
+/// An export's socket and counters.
+pub type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 /// What a disk is called that has a socket: as that, without its directory and `.sock`.
 pub fn disk_name(socket: &Path) -> String {
@@ -62,39 +70,50 @@ impl Registry {
     pub fn new(specs: &Specs, workers: &Arc<Peers>) -> Self {
         let controllers = specs.controllers.iter().map(|spec| &spec.socket);
         let exports = specs.vhost_user_blk.iter().map(|spec| &spec.socket);
+        let described = Described::default();
+        described.set(DiskSpec::all(specs).iter());
         Self {
             order: controllers.chain(exports).cloned().collect(),
             workers: Some(workers.clone()),
-            about: About::new(specs),
+            described,
             ..Self::default()
         }
     }
 
     /// Entries in the order of the configuration.
-    fn sorted<T: Clone>(&self, list: &Mutex<Vec<(PathBuf, T)>>) -> Vec<(PathBuf, T)> {
-        // A thread that panicked while it held the lock left a whole list: there is no half an
-        // entry.
-        let mut list = list.lock().unpoisoned().clone();
-        list.sort_by_cached_key(|(socket, _)| self.order.iter().position(|known| known == socket));
+    fn sorted<T: Clone>(&self, list: &Roll<(PathBuf, T)>) -> Vec<(PathBuf, T)> {
+        let mut list = list.all();
+        // What was added later is behind.
+        list.sort_by_cached_key(|(socket, _)| {
+            let order = self.order.iter().position(|known| known == socket);
+            (order.unwrap_or(usize::MAX), socket.clone())
+        });
         list
     }
 
-    /// Enters a controller under its socket.
-    pub fn enter(&self, socket: &Path, stats: Arc<ControllerStats>, accepts: Arc<AcceptStats>) {
-        let mut list = self.controllers.lock().unpoisoned();
-        list.push((socket.to_owned(), (stats, accepts)));
+    /// Enters a controller under its socket, as long as the listing is kept; so the others.
+    pub fn enter(
+        &self,
+        socket: &Path,
+        stats: Arc<ControllerStats>,
+        accepts: Arc<AcceptStats>,
+    ) -> Listing<ControllerEntry> {
+        self.controllers
+            .enter((socket.to_owned(), (stats, accepts)))
     }
 
     /// Enters a vhost-user-blk export under its socket.
-    pub fn enter_vhost_blk(&self, socket: &Path, stats: Arc<vhost_blk::Stats>) {
-        let mut list = self.vhost_blk.lock().unpoisoned();
-        list.push((socket.to_owned(), stats));
+    pub fn enter_vhost_blk(
+        &self,
+        socket: &Path,
+        stats: Arc<vhost_blk::Stats>,
+    ) -> Listing<VhostBlkEntry> {
+        self.vhost_blk.enter((socket.to_owned(), stats))
     }
 
     /// Enters a block device under the name of its volume.
-    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) {
-        let mut list = self.disks.lock().unpoisoned();
-        list.push((volume.to_owned(), stats));
+    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) -> Listing<DiskEntry> {
+        self.disks.enter((volume.to_owned(), stats))
     }
 
     /// What happens from now on.
@@ -133,8 +152,8 @@ impl Registry {
         for (socket, stats) in self.sorted(&self.vhost_blk) {
             all.push(numbers.export(&socket, &stats));
         }
-        for (volume, stats) in self.disks.lock().unpoisoned().iter() {
-            all.push(numbers.block_device(volume, stats));
+        for (volume, stats) in self.disks.all() {
+            all.push(numbers.block_device(&volume, &stats));
         }
         all
     }
@@ -142,24 +161,27 @@ impl Registry {
     /// The counters of all controllers and exports as they are now.
     pub fn snapshot(&self) -> Stats {
         let (list, exports) = (self.sorted(&self.controllers), self.sorted(&self.vhost_blk));
-        // Before the lock below: it takes that, too.
         let measured = self.numbers();
-        let disks = self.disks.lock().unpoisoned();
+        let disks = self.disks.all();
         Stats {
             controllers: list
                 .iter()
                 .map(|(socket, (stats, accepts))| ControllerCounters {
                     direct: self.paths.of(socket),
-                    ..counters::controller(&disk_name(socket), socket, stats, accepts)
+                    ..counters::controller(&self.described.name(socket), socket, stats, accepts)
                 })
                 .collect(),
             vhost_user_blk: exports
                 .iter()
-                .map(|(socket, stats)| counters::vhost_blk(&disk_name(socket), socket, stats))
+                .map(|(socket, stats)| {
+                    counters::vhost_blk(&self.described.name(socket), socket, stats)
+                })
                 .collect(),
             ublk: disks
                 .iter()
-                .map(|(volume, stats)| counters::ublk(&format!("ublkb{}", stats.id), volume, stats))
+                .map(|(volume, stats)| {
+                    counters::ublk(&self.described.name(&device(stats.id)), volume, stats)
+                })
                 .collect(),
             volumes: self.limits.list(),
             devices: self.devices.list(),

@@ -1,47 +1,43 @@
-//! `vnvme serve`: from a specification to running workers.
+//! `vnvme serve`, `vnvme daemon`: from a specification to running workers.
 
 use crate::api::{ControlPlace, ControlSocket, Served as ServedApi};
 use crate::balance::Spread;
 use crate::check::check;
 use crate::confine::Confinement;
+use crate::crew::Crew;
 use crate::descriptors::limit_clients;
-use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::ending::{self, Ends, NotDurable};
-use crate::front::{Front, Handle, NvmeFront, Served, Worker};
-use crate::identity;
+use crate::front::{Front, Handle, Worker};
+use crate::manage::{DiskSpec, Manager, Running, Server, Source, Table};
 use crate::notify::ServiceManager;
-use crate::open::{Opened, Opener, is_within};
-use crate::parts::ublk::{QueueSetup, Told};
+use crate::open::Opener;
 use crate::peers::Peers;
-use crate::prepare::{Load, Open, OpenController, open_all};
+use crate::prepare::{Load, Open, open_all};
 use crate::receiver;
 use crate::registry::Registry;
 use crate::scrape::MetricsListener;
 use crate::signals::Stop;
 use crate::sizes::Sizes;
-use crate::spec::{
-    ControllerSpec, DoorbellMode, MAX_WORKERS, NamespaceSpec, ServeOptions, Specs, hex,
-};
+use crate::spec::{MAX_WORKERS, ServeOptions, Specs};
 use crate::ublk::{Disks, OpenDisk};
-use crate::vhost_blk::{FrontEnds, VhostBlk};
 use crate::watch::Watch;
 use anyhow::{Context, Result, ensure};
-use controller::{Controller, ControllerConfig, NamespaceConfig};
-use receive::Receiver;
-use rustix::event::EventfdFlags;
+use controller::ControllerConfig;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::collections::BTreeSet;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
-use volume::{Extras, Io, IoOptions, Volume};
+use volume::{Io, IoOptions, Volume};
 use worker::Frontend;
 
 /// Most requests that a worker's ring takes.
 const RING_CAPACITY: usize = 16384;
+/// Those that it takes at least where more disks may come.
+const RING_OF_DAEMON: usize = 4096;
 /// Requests of one export that may be with its volume, where the ring has room for all.
 const EXPORT_IN_FLIGHT: usize = 1024;
 
@@ -51,170 +47,11 @@ const START_LOOK: Duration = Duration::from_millis(250);
 /// How late a sleeping worker may be woken, in nanoseconds.
 const TIMER_SLACK: u64 = 1000;
 
-/// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
-fn block_size(spec: &NamespaceSpec, volume: &dyn Volume) -> u32 {
-    spec.block_size
-        .unwrap_or_else(|| volume.info().block_size.max(512))
-}
-
-/// A controller's configuration, as far as it does not depend on its volumes.
-pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
-    let default = ControllerConfig::default();
-    ControllerConfig {
-        model: spec.model.clone().unwrap_or(default.model),
-        firmware: spec.firmware.clone().unwrap_or(default.firmware),
-        subnqn: Some(
-            spec.subnqn
-                .clone()
-                .unwrap_or_else(|| identity::subnqn(&serial)),
-        ),
-        serial,
-        io_queues: spec.io_queues.unwrap_or(default.io_queues),
-        queue_entries: spec.queue_entries.unwrap_or(default.queue_entries),
-        mdts: spec.mdts.unwrap_or(default.mdts),
-        mapped_doorbells: spec.doorbells == Some(DoorbellMode::Mapped),
-        shadow_doorbells: spec.shadow_doorbells.unwrap_or(default.shadow_doorbells),
-        write_cache: spec.write_cache.unwrap_or(default.write_cache),
-        ..ControllerConfig::default()
-    }
-}
-
-fn served(id: u16, open: OpenController, io: &Io, crew: &Crew<'_>) -> Result<Served> {
-    let OpenController {
-        spec,
-        listener,
-        volumes: prepared,
-    } = open;
-    let spec = &spec;
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let resized = Arc::new(rustix::event::eventfd(0, flags).context("eventfd")?);
-    let paths = &crew.registry.paths;
-    ensure!(!spec.namespaces.is_empty(), "no volume to serve");
-    let opened = prepared
-        .into_iter()
-        .map(|volume| volume.open(crew.opener))
-        .collect::<Result<Vec<_>>>()?;
-    let (mut volumes, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
-    for Opened {
-        volume,
-        device,
-        direct,
-    } in opened
-    {
-        volumes.push(volume);
-        backends.extend(device);
-        directs.push(direct);
-    }
-    let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
-    let serial = spec
-        .serial
-        .clone()
-        .unwrap_or_else(|| identity::serial(&ids));
-    let mut namespaces = Vec::new();
-    for (i, (ns, volume)) in spec.namespaces.iter().zip(volumes).enumerate() {
-        let nsid = ns.nsid.unwrap_or(i as u32 + 1);
-        let id = volume.id();
-        if !is_within(&ns.volume) {
-            crew.sizes.watch(volume.clone(), &resized);
-        }
-        namespaces.push(NamespaceConfig {
-            nsid,
-            block_size: block_size(ns, &*volume),
-            read_only: ns.is_read_only(),
-            nguid: match &ns.nguid {
-                Some(text) => hex("nguid", text)?,
-                None => identity::nguid(&serial, nsid, &id),
-            },
-            eui64: match &ns.eui64 {
-                Some(text) => hex("eui64", text)?,
-                None => identity::eui64(&serial, nsid, &id),
-            },
-            volume,
-        });
-    }
-    let shown: Vec<(u32, u32)> = namespaces
-        .iter()
-        .map(|ns| (ns.nsid, ns.block_size))
-        .collect();
-    // What is limited gains nothing by another worker.
-    let limited =
-        |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
-    let spread = if spec.namespaces.iter().any(limited) {
-        Spread::Off
-    } else {
-        crew.options.spread
-    };
-    let workers = match spread {
-        Spread::Off => 1,
-        Spread::Auto | Spread::Stir => u16::try_from(crew.peers.count()).unwrap_or(u16::MAX),
-    };
-    let config = ControllerConfig {
-        workers,
-        ..config(spec, serial)
-    };
-    let mut controller = Controller::new(id, config, namespaces, io)?;
-    let max_transfer = 4096 << controller.config().mdts;
-    for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(shown) {
-        let Some(direct) = direct else {
-            continue;
-        };
-        let path = check_block_size(&direct, block_size).and_then(|()| {
-            DirectPath::new(
-                &direct,
-                nsid,
-                &spec.socket,
-                max_transfer,
-                paths,
-                io.watcher(),
-            )
-        });
-        match path {
-            Ok(path) => {
-                controller.set_passthrough(nsid, Box::new(path));
-            }
-            Err(error) if ns.path == Some(PathChoice::Direct) => {
-                return Err(error.context(format!("{}: path=direct", ns.volume)));
-            }
-            Err(error) => {
-                tracing::info!(volume = %ns.volume, %error, "the generic path is taken");
-            }
-        }
-    }
-    Ok(Served {
-        controller,
-        listener,
-        backends,
-        spread,
-        resized,
-        limits: crew.options.clients,
-    })
-}
-
-/// What all workers have in common.
-struct Crew<'a> {
-    options: &'a ServeOptions,
-    opener: &'a Opener,
-    registry: &'a Registry,
-    sizes: &'a Sizes,
-    peers: &'a Arc<Peers>,
-    /// The process that receives clients' descriptors.
-    receiver: &'a Receiver,
-    confinement: &'a Confinement,
-    /// Queues of a controller that need a ring may come to any worker, later.
-    rings: bool,
-    /// Controllers of all workers together.
-    controllers: usize,
-    /// The worker whose turn it is after all controllers and exports.
-    turn: usize,
-    /// Requests that all block devices may have together.
-    tags: usize,
-}
-
 /// Makes a worker and what it serves, on its own thread.
-fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Worker> {
+fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker> {
     // Else a guest would find out that no interrupt comes.
     eventfd::prepare()?;
-    let options = crew.options;
+    let options = &crew.options;
     let handle = crew
         .peers
         .handle(index)
@@ -232,8 +69,12 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Wo
         0 | 1 => EXPORT_IN_FLIGHT,
         times => EXPORT_IN_FLIGHT / times,
     };
+    let least = match options.daemon {
+        Some(_) => RING_OF_DAEMON,
+        None => 512,
+    };
     let io = Rc::new(Io::new(IoOptions {
-        capacity: room.clamp(512, RING_CAPACITY) as u32,
+        capacity: room.clamp(least, RING_CAPACITY) as u32,
         ..options.polling.io()
     }));
     crew.registry.rings.enter(io.stats());
@@ -249,45 +90,45 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew<'_>) -> Result<Wo
     };
     let mut worker = Worker::new(io, handle, options)?;
     for open in load.controllers {
-        let (socket, namespaces) = (open.spec.socket.clone(), open.spec.namespaces.len());
-        let origin = open.spec.origin.clone();
-        let added = worker.add(|context| {
-            let one = origin.place("", served(context.owner, open, context.io, crew))?;
-            let stats = one.controller.stats();
-            let serial = one.controller.config().serial.clone();
-            let mut front =
-                NvmeFront::new(one, context, index, crew.peers, crew.receiver).context("epoll")?;
-            tracing::info!(socket = %socket.display(), serial, namespaces, "listening");
-            crew.registry.enter(&socket, stats, front.accepts());
-            front.tell(&crew.registry.events);
-            Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
-        })?;
-        let owner = added.context("too many controllers")?;
-        handle.set_name(owner, socket.display().to_string());
+        let spec = DiskSpec::Controller(open.spec.clone());
+        let (volumes, resized) = (open.volumes(), open.resized.clone());
+        let assignment = crew.peers.assign(index);
+        let owner = crew.add_controller(&mut worker, index, open, assignment)?;
+        enter(crew, spec, index, owner, volumes, resized);
     }
     for open in load.exports {
-        let socket = open.spec.socket.clone();
-        let origin = open.spec.origin.clone();
-        let added = worker.add(|context| {
-            let (opener, registry) = (crew.opener, crew.registry);
-            let clients = FrontEnds {
-                memory: crew.options.clients.memory,
-                connects: crew.options.clients.connects,
-                receiver: crew.receiver,
-            };
-            let export = VhostBlk::new(
-                open, of_export, &clients, context, opener, registry, crew.sizes,
-            );
-            let export = origin.place("", export)?;
-            let stats = export.stats();
-            let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
-            crew.peers.enter_fixed(index, requests);
-            Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
-        })?;
-        let owner = added.context("too many exports")?;
-        handle.set_name(owner, socket.display().to_string());
+        let spec = DiskSpec::VhostBlk(open.spec.clone());
+        let (volumes, resized) = (open.volumes(), open.resized.clone());
+        let assignment = crew.peers.assign(index);
+        let owner = crew.add_export(&mut worker, index, open, of_export, assignment)?;
+        enter(crew, spec, index, owner, volumes, resized);
     }
     Ok(worker)
+}
+
+/// Enters a disk that is served from the start.
+fn enter(
+    crew: &Crew,
+    spec: DiskSpec,
+    worker: usize,
+    owner: u16,
+    volumes: Vec<(u32, Weak<dyn Volume>)>,
+    resized: Arc<OwnedFd>,
+) {
+    let kept = &crew.options.daemon;
+    let kept = kept
+        .as_ref()
+        .is_some_and(|daemon| daemon.has_kept(&spec.name()));
+    let source = match kept {
+        true => Source::Runtime,
+        false => Source::Config,
+    };
+    let running = Running {
+        server: Server::Worker { worker, owner },
+        volumes,
+        resized,
+    };
+    crew.table.enter(spec.completed(), source, running);
 }
 
 fn pin(cpu: usize) -> Result<()> {
@@ -303,6 +144,7 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues()));
     let fronts = specs.controllers.len() + specs.vhost_user_blk.len() + queues.sum::<usize>();
     let most = match (options.spread, specs.controllers.len()) {
+        _ if options.daemon.is_some() => usize::from(MAX_WORKERS),
         (Spread::Off, _) | (_, 0) => fronts,
         (Spread::Auto | Spread::Stir, _) => usize::from(MAX_WORKERS),
     };
@@ -329,7 +171,7 @@ fn run_worker(
     index: usize,
     load: Load,
     stop: OwnedFd,
-    crew: &Crew<'_>,
+    crew: &Crew,
     started: &mpsc::Sender<Result<()>>,
 ) -> Result<()> {
     let made = worker(index, load, stop, crew);
@@ -344,24 +186,12 @@ fn run_worker(
 fn run_disks(
     disks: Vec<OpenDisk>,
     stop: OwnedFd,
-    crew: &Crew<'_>,
+    crew: &Crew,
     started: &mpsc::Sender<Result<()>>,
 ) -> Result<()> {
-    // After the controllers and exports, in turn.
-    let mut turns = (0..crew.peers.count()).cycle().skip(crew.turn);
-    let mut pass = |setup: QueueSetup| {
-        let Some(turn) = turns.next() else {
-            return;
-        };
-        let (stats, number) = (setup.stats(), usize::from(setup.number()));
-        let queue = move || stats.queues.get(number).map_or(0, |q| q.requests.get());
-        crew.peers.enter_fixed(turn, queue);
-        if let Some(worker) = crew.peers.handle(turn) {
-            worker.post(|worker| serve_queue(worker, setup));
-        }
-    };
-    let made = Disks::new(disks, stop, crew.registry, crew.sizes, &mut pass);
-    go(made, started, Disks::run)
+    let made = crew.disks.start(disks, crew);
+    let goes_on = crew.options.daemon.is_some();
+    go(made, started, |()| crew.disks.run(&stop, goes_on))
 }
 
 /// How a worker has ended.
@@ -371,20 +201,6 @@ fn ended(error: worker::Error<<Front as Frontend>::Error>) -> anyhow::Error {
             NotDurable(error.to_string()).into()
         }
         error => error.into(),
-    }
-}
-
-/// Opens a queue of a block device on the worker that is to serve it. The device waits to be told
-/// how that went.
-fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
-    let name = format!("queue {} of /dev/ublkb{}", setup.number(), setup.stats().id);
-    let added = worker.add(|context| Ok::<_, Told>(Front::Ublk(Box::new(setup.open(context)?))));
-    match added {
-        Ok(Some(owner)) => worker.handle().set_name(owner, name),
-        Ok(None) => {
-            tracing::error!("no queue of a block device can be added to this worker: it is full");
-        }
-        Err(_) => {}
     }
 }
 
@@ -427,55 +243,115 @@ impl Drop for EndAll<'_> {
     }
 }
 
+/// Every disk says its name. Where two are called by the same file name, `serve` has their whole
+/// paths; a daemon, whose disks come and go under their names, refuses that.
+pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
+    let mut specs = specs.clone();
+    let all = DiskSpec::all(&specs);
+    let (mut seen, mut twice) = (BTreeSet::new(), BTreeSet::new());
+    for disk in &all {
+        let name = disk.name();
+        let named = matches!(disk, DiskSpec::Ublk(spec) if spec.name.is_none());
+        if named || seen.insert(name.clone()) {
+            continue;
+        }
+        let refused = ensure_unique(&name, options);
+        disk.origin().place("name", refused)?;
+        twice.insert(name);
+    }
+    let whole = |name: String, socket: &std::path::Path| match twice.contains(&name) {
+        true => socket.display().to_string(),
+        false => name,
+    };
+    for spec in &mut specs.controllers {
+        spec.name = Some(whole(spec.any_name(), &spec.socket));
+    }
+    for spec in &mut specs.vhost_user_blk {
+        spec.name = Some(whole(spec.any_name(), &spec.socket));
+    }
+    Ok(specs)
+}
+
+/// Has SIGHUP read the configuration again.
+fn reload_on_hangup(stop: &Stop, managed: &Arc<Manager>) -> Result<()> {
+    let hangups = stop.hangups();
+    let managed = managed.clone();
+    let builder = std::thread::Builder::new().name("reload".into());
+    let reload = move || {
+        for () in hangups {
+            managed.reload_and_tell();
+        }
+    };
+    // It lives as long as the process.
+    builder.spawn(reload).context("reload thread")?;
+    Ok(())
+}
+
+fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
+    ensure!(
+        options.daemon.is_none(),
+        "two disks are called \"{name}\" (without a name of its own, a disk has that of its \
+         socket's file): write name = \"...\" into one of them"
+    );
+    Ok(())
+}
+
 /// Serves until a signal asks for the end (see [`Stop`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
+    let specs = &named(specs, options)?;
     let mut options = options.clone();
     let place = ControlPlace::new(options.control.as_deref());
     options.control.clone_from(&place.path);
     check(specs, options.control.as_deref())?;
     let workers = workers(specs, &options);
     warn_of_few_cpus(workers, &options.cpus);
-    limit_clients(specs, workers, &mut options.clients);
-    let options = &options;
+    let grows = options.daemon.is_some();
+    let room = limit_clients(specs, workers, grows, &mut options.clients);
     // First: it is to have no thread's affinity, and no descriptor of what is opened later.
-    let receiver = &receiver::start(options.sandbox)?;
+    let receiver = receiver::start(options.sandbox)?;
     let stop = &Stop::on_signals(options.sandbox)?;
     let handles = (0..workers).map(|_| Handle::new());
-    let peers = &Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
-    let registry = &Registry::new(specs, peers);
+    let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
+    let registry = Registry::new(specs, &peers);
     let (limits, devices) = (registry.limits.clone(), registry.devices.clone());
-    let opener = &Opener::new(limits, devices, options.sandbox);
-    let sizes = &Sizes::default();
-    let confinement = &Confinement::new(specs, options);
+    let opener = Opener::new(limits, devices, options.sandbox);
+    let confinement = Confinement::new(specs, &options);
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();
-    let mut control = ControlSocket::listen(&place, options.clients.connects, receiver)?;
+    let mut control = ControlSocket::listen(&place, options.clients.connects, &receiver)?;
     let metrics = options.metrics.map(MetricsListener::bind).transpose()?;
     let end = (stop, options.polling.stop_timeout);
-    let open = open_all(specs, workers, opener, end, || drop(control.take()));
+    let open = open_all(specs, workers, &opener, end, || drop(control.take()));
     let Open { loads, disks } = open?;
-    let crew = &Crew {
-        options,
-        opener,
-        registry,
-        sizes,
-        peers,
-        receiver,
-        confinement,
-        rings: options.spread != Spread::Off && loads.iter().any(Load::needs_rings),
+    let crew = Arc::new(Crew {
+        rings: grows || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
         controllers: specs.controllers.len(),
         tags: specs
             .ublk
             .iter()
             .map(|disk| usize::from(disk.queues()) * (usize::from(disk.depth()) + 1))
             .sum(),
-        turn: (specs.controllers.len() + specs.vhost_user_blk.len()) % workers.max(1),
-    };
-    confinement.enter()?;
-    let daemon = Arc::new(ServedApi::new(registry, specs));
+        table: Arc::new(Table::new(options.control.clone())),
+        disks: Disks::new()?,
+        sizes: Sizes::default(),
+        options,
+        opener,
+        registry,
+        peers,
+        receiver,
+        confinement,
+    });
+    crew.confinement.enter()?;
+    let managed = Manager::new(crew.clone(), room, specs.process.clone());
+    if grows {
+        reload_on_hangup(stop, &managed)?;
+    }
+    let daemon = Arc::new(ServedApi::new(managed));
     let control = control.map(|socket| socket.start(daemon)).transpose()?;
-    let _metrics = metrics.map(|socket| socket.start(registry)).transpose()?;
-    serve_opened(loads, disks, control, manager, stop, crew)
+    let _metrics = metrics
+        .map(|socket| socket.start(&crew.registry))
+        .transpose()?;
+    serve_opened(loads, disks, control, manager, stop, &crew)
 }
 
 /// Runs all threads, to their end.
@@ -485,16 +361,16 @@ fn serve_opened(
     mut control: Option<control::server::Running>,
     mut manager: ServiceManager,
     stop: &Stop,
-    crew: &Crew<'_>,
+    crew: &Crew,
 ) -> Result<()> {
     let cpus = &crew.options.cpus;
     let workers = loads.len();
     let ends = &Ends::new();
-    let mut watch = Watch::new(crew.peers);
+    let mut watch = Watch::new(&crew.peers);
     std::thread::scope(|scope| {
         // Also where a thread cannot be started.
         let _end = EndAll(stop);
-        let _release = Release(crew.confinement);
+        let _release = Release(&crew.confinement);
         let (started, starts) = mpsc::channel::<Result<()>>();
         for (i, load) in loads.into_iter().enumerate() {
             let (descriptor, started) = (stop.descriptor()?, started.clone());
@@ -529,7 +405,7 @@ fn serve_opened(
         // they are made with.
         result = result.and(crew.confinement.seal());
         let mut threads = workers;
-        if !disks.is_empty() && result.is_ok() {
+        if (!disks.is_empty() || crew.confinement.has_ublk()) && result.is_ok() {
             let (started, starts) = mpsc::channel();
             let (descriptor, tell) = (stop.descriptor()?, ends.tell(threads));
             let run = move || -> Result<()> {
@@ -549,7 +425,7 @@ fn serve_opened(
             Err(_) => stop.now(),
         }
         // Until the end: a thread that fails asks for it, too.
-        let sizes = crew.sizes;
+        let sizes = &crew.sizes;
         sizes.run(&stop.descriptor()?, || {
             watch.look();
             crew.registry.look();

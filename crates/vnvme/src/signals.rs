@@ -17,7 +17,10 @@ use signal_hook::low_level::{emulate_default_handler, signal_name};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 
 /// Each of them asks for the end. SIGXCPU is among them because the kernel kills the process a
 /// little later (setrlimit(2), RLIMIT_CPU).
@@ -42,7 +45,11 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Stop {
     reader: UnixStream,
     writer: UnixStream,
+    /// Who is to know of SIGHUP.
+    hangups: Hangups,
 }
+
+type Hangups = Arc<Mutex<Option<SyncSender<()>>>>;
 
 impl Stop {
     /// The order comes with the first of the signals that ask for the end. One that comes more than
@@ -52,8 +59,21 @@ impl Stop {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
         let signals = Signals::new(ENDING.iter().chain(&OTHERS)).context("signal handlers")?;
         let order = writer.try_clone().context("socket pair for signals")?;
-        spawn_early("signals", sandbox, move || answer(signals, &order))?;
-        Ok(Stop { reader, writer })
+        let hangups = Hangups::default();
+        let told = hangups.clone();
+        spawn_early("signals", sandbox, move || answer(signals, &order, &told))?;
+        Ok(Stop {
+            reader,
+            writer,
+            hangups,
+        })
+    }
+
+    /// SIGHUP from now on; several that come while one is handled are one.
+    pub fn hangups(&self) -> Receiver<()> {
+        let (told, hangups) = sync_channel(1);
+        *self.hangups.lock().unpoisoned() = Some(told);
+        hangups
     }
 
     /// A descriptor that becomes readable when it is time to end.
@@ -83,11 +103,17 @@ fn give(mut order: &UnixStream) {
 }
 
 /// The thread for signals; it lives as long as the process.
-fn answer(mut signals: Signals, order: &UnixStream) {
+fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
     let mut first: Option<Instant> = None;
     let mut logged: Option<Instant> = None;
     for signal in signals.forever() {
         let name = signal_name(signal).unwrap_or("signal");
+        if signal == SIGHUP
+            && let Some(told) = &*hangups.lock().unpoisoned()
+        {
+            let _ = told.try_send(());
+            continue;
+        }
         if !ENDING.contains(&signal) {
             if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
                 logged = Some(Instant::now());
@@ -116,7 +142,7 @@ fn answer(mut signals: Signals, order: &UnixStream) {
 fn tell(signal: i32, name: &str) {
     match signal {
         SIGHUP => tracing::info!(
-            "{name}: there is nothing that could be reloaded yet; the process goes on, \
+            "{name}: only vnvme daemon reads its configuration again; the process goes on, \
              SIGTERM ends it"
         ),
         SIGUSR1 | SIGUSR2 => {

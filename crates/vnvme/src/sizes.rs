@@ -11,7 +11,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Kind, Volume};
@@ -28,7 +28,8 @@ const ASKERS: usize = 8;
 const END_LIMIT: Duration = Duration::from_secs(1);
 
 struct Watched {
-    volume: Arc<dyn Volume>,
+    /// It goes when nobody serves it any more.
+    volume: Weak<dyn Volume>,
     /// As it was told last.
     size: u64,
     /// An eventfd of the thread that serves it.
@@ -38,7 +39,10 @@ struct Watched {
 
 impl Watched {
     fn ask(&mut self) {
-        match self.volume.refresh() {
+        let Some(volume) = self.volume.upgrade() else {
+            return;
+        };
+        match volume.refresh() {
             Ok(_) => self.failed = false,
             Err(error) => {
                 if !std::mem::replace(&mut self.failed, true) {
@@ -47,7 +51,7 @@ impl Watched {
             }
         }
         // Another one may have found it out, too: a device's other namespaces are asked with it.
-        let size = self.volume.info().size;
+        let size = volume.info().size;
         if std::mem::replace(&mut self.size, size) != size {
             let _ = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
         }
@@ -55,7 +59,7 @@ impl Watched {
 }
 
 /// The volumes whose sizes are watched.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Sizes(Arc<Shared>);
 
 #[derive(Default)]
@@ -125,13 +129,13 @@ impl Drop for Asker {
 
 impl Sizes {
     /// Watches a volume; `wake` becomes readable when it has been resized.
-    pub fn watch(&self, volume: Arc<dyn Volume>, wake: &Arc<OwnedFd>) {
+    pub fn watch(&self, volume: &Arc<dyn Volume>, wake: &Arc<OwnedFd>) {
         let info = volume.info();
         if matches!(info.kind, Kind::Memory | Kind::Null) {
             return;
         }
         self.0.lock().asked.push(Watched {
-            volume,
+            volume: Arc::downgrade(volume),
             size: info.size,
             wake: wake.clone(),
             failed: false,
@@ -178,7 +182,8 @@ impl Sizes {
     fn begin_interval(&self) {
         let mut state = self.0.lock();
         let State { asked, due, .. } = &mut *state;
-        due.extend(asked.drain(..));
+        let kept = asked.drain(..);
+        due.extend(kept.filter(|watched| watched.volume.strong_count() > 0));
         if state.due.is_empty() {
             return;
         }
@@ -276,6 +281,10 @@ mod tests {
         }
     }
 
+    fn as_volume(volume: &Arc<Slow>) -> Arc<dyn Volume> {
+        volume.clone()
+    }
+
     fn wait_until(mut holds: impl FnMut() -> bool) {
         let began = std::time::Instant::now();
         while !holds() {
@@ -321,8 +330,8 @@ mod tests {
         let answers = [(); 3].map(|()| (Slow::new(true), event()));
         let unused = event();
         for (hangs, (answers, wake)) in hangs.iter().zip(&answers) {
-            sizes.watch(hangs.clone(), &unused);
-            sizes.watch(answers.clone(), wake);
+            sizes.watch(&as_volume(hangs), &unused);
+            sizes.watch(&as_volume(answers), wake);
         }
         for _ in 0..3 {
             for (_, wake) in &answers {
@@ -349,7 +358,7 @@ mod tests {
         let sizes = Sizes::default();
         let hangs = [(); ASKERS + 2].map(|()| Slow::new(false));
         for volume in &hangs {
-            sizes.watch(volume.clone(), &event());
+            sizes.watch(&as_volume(volume), &event());
         }
         wait_until(|| {
             sizes.begin_interval();
@@ -375,7 +384,7 @@ mod tests {
     fn the_end_keeps_no_volume() {
         let sizes = Sizes::default();
         let volume = Slow::new(true);
-        sizes.watch(volume.clone(), &event());
+        sizes.watch(&as_volume(&volume), &event());
         sizes.end();
         assert_eq!(Arc::strong_count(&volume), 1, "its file is open still");
     }

@@ -5,8 +5,9 @@ use crate::access::SocketAccess;
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
-use crate::options::{Size, Url, file, url};
+use crate::options::{Paths, Size, Url, file, url};
 use crate::origin::{self, Origin};
+use crate::registry::disk_name;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use dma::MemoryLimits;
@@ -61,6 +62,8 @@ impl NamespaceSpec {
 /// One controller: a socket and its namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerSpec {
+    /// What it is called.
+    pub name: Option<String>,
     /// Where the VMM connects.
     pub socket: PathBuf,
     /// Who may.
@@ -85,6 +88,8 @@ pub struct ControllerSpec {
     pub queue_entries: Option<u32>,
     /// Largest transfer: 4 KiB shifted left by this.
     pub mdts: Option<u8>,
+    /// Largest NSID that a namespace may ever have.
+    pub max_namespaces: Option<u32>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceSpec>,
     /// Where the configuration file says so.
@@ -94,6 +99,8 @@ pub struct ControllerSpec {
 /// One export: a socket and its volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VhostBlkSpec {
+    /// What it is called.
+    pub name: Option<String>,
     /// Where the VMM connects.
     pub socket: PathBuf,
     /// Who may.
@@ -134,6 +141,8 @@ impl VhostBlkSpec {
 /// One block device of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UblkSpec {
+    /// What it is called.
+    pub name: Option<String>,
     /// Path or URL.
     pub volume: Url,
     /// N of `/dev/ublkbN`; the kernel's choice when not given.
@@ -238,6 +247,31 @@ pub struct ServeOptions {
     pub metrics: Option<SocketAddr>,
     /// Whether the process gives up what it does not need.
     pub sandbox: SandboxMode,
+    /// What may be opened while it runs.
+    pub allow: Vec<PathBuf>,
+    /// Where disks are kept that were added while it runs.
+    pub state: Option<PathBuf>,
+    /// What is served may change: room is left for it.
+    pub daemon: Option<Daemon>,
+}
+
+/// A process whose disks may come and go.
+#[derive(Clone, Debug, Default)]
+pub struct Daemon {
+    /// Its configuration, to be read again.
+    pub config: Option<PathBuf>,
+    /// What that says of the process.
+    pub process: ProcessSpec,
+    /// What an earlier process has kept of disks that were added while it ran.
+    pub kept: Specs,
+}
+
+impl Daemon {
+    /// An earlier process has kept a disk of this name.
+    pub fn has_kept(&self, name: &str) -> bool {
+        let kept = crate::manage::DiskSpec::all(&self.kept);
+        kept.iter().any(|disk| disk.name() == name)
+    }
 }
 
 /// The process, whatever it serves.
@@ -273,6 +307,10 @@ pub struct ProcessSpec {
     pub metrics: Option<SocketAddr>,
     /// Whether the process gives up what it does not need.
     pub sandbox: Option<SandboxMode>,
+    /// What may be opened while it runs.
+    pub allow: Option<Paths>,
+    /// Where disks are kept that were added while it runs.
+    pub state: Option<PathBuf>,
 }
 
 impl ProcessSpec {
@@ -302,6 +340,9 @@ impl ProcessSpec {
             control: self.control,
             metrics: self.metrics,
             sandbox: self.sandbox.unwrap_or_default(),
+            allow: self.allow.map(|Paths(paths)| paths).unwrap_or_default(),
+            state: self.state,
+            daemon: None,
         }
     }
 }
@@ -351,12 +392,11 @@ pub fn parse_config(path: &Path, text: &str) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Reads a configuration file.
+/// Reads a configuration that has to name something to serve.
 pub fn read_config(path: &Path) -> Result<Specs> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
-    let specs = parse_config(path, &text)?;
+    let specs = crate::config::read(path)?;
     ensure!(
-        !(specs.controllers.is_empty() && specs.vhost_user_blk.is_empty() && specs.ublk.is_empty()),
+        !specs.is_empty(),
         "{}: no [[controller]], no [[vhost-user-blk]] and no [[ublk]]",
         path.display()
     );
@@ -364,7 +404,11 @@ pub fn read_config(path: &Path) -> Result<Specs> {
 }
 
 impl Specs {
-    fn take_url_options(&mut self) -> Result<()> {
+    /// Takes the options out of all URLs that concern what shows the volume.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub fn take_url_options(&mut self) -> Result<()> {
         for namespace in self.controllers.iter_mut().flat_map(|c| &mut c.namespaces) {
             let taken = url::take(namespace);
             namespace.origin.place("volume", taken)?;
@@ -378,6 +422,53 @@ impl Specs {
             disk.origin.place("volume", taken)?;
         }
         Ok(())
+    }
+
+    /// Adds what another one says is to be served.
+    pub fn extend(&mut self, other: Specs) {
+        self.controllers.extend(other.controllers);
+        self.vhost_user_blk.extend(other.vhost_user_blk);
+        self.ublk.extend(other.ublk);
+    }
+
+    /// Nothing is to be served.
+    pub fn is_empty(&self) -> bool {
+        self.controllers.is_empty() && self.vhost_user_blk.is_empty() && self.ublk.is_empty()
+    }
+}
+
+impl ControllerSpec {
+    /// What it is called; the name of its socket's file, where it has no name.
+    pub fn any_name(&self) -> String {
+        let own = self.name.clone();
+        own.unwrap_or_else(|| disk_name(&self.socket))
+    }
+
+    /// Each namespace says its ID.
+    pub fn number_namespaces(&mut self) {
+        for (namespace, nsid) in self.namespaces.iter_mut().zip(1..) {
+            namespace.nsid.get_or_insert(nsid);
+        }
+    }
+}
+
+impl VhostBlkSpec {
+    /// As that of a controller.
+    pub fn any_name(&self) -> String {
+        let own = self.name.clone();
+        own.unwrap_or_else(|| disk_name(&self.socket))
+    }
+}
+
+impl UblkSpec {
+    /// What it is called; the name of its device, where it has no name; `ublk` where the kernel is
+    /// to choose that.
+    pub fn any_name(&self) -> String {
+        match (&self.name, self.id) {
+            (Some(name), _) => name.clone(),
+            (None, Some(id)) => format!("ublkb{id}"),
+            (None, None) => "ublk".to_owned(),
+        }
     }
 }
 

@@ -1,17 +1,23 @@
 //! Volumes as block devices of the host.
 
+use crate::crew::Crew;
+use crate::manage::{DiskSpec, Running, Server, Source};
 use crate::open::{Opened, Opener, is_within};
-use crate::options::Url;
 use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup};
-use crate::registry::Registry;
-use crate::sizes::Sizes;
+use crate::peers::{Assignment, Fixed};
+use crate::registry::DiskEntry;
+use crate::roll::Listing;
 use crate::spec::UblkSpec;
 use anyhow::{Context, Result, anyhow, ensure};
+use control::Error;
 use driver::NvmeVolume;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
 use std::any::Any;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 use volume::Volume;
 
 /// Between two looks whether the kernel has taken the device away.
@@ -26,12 +32,15 @@ struct Ublk {
     volume: String,
     /// Readable when the volume has been resized.
     resized: Arc<OwnedFd>,
+    _entry: Listing<DiskEntry>,
+    /// Its queues' places with their workers.
+    _queues: Vec<(Fixed, Assignment)>,
 }
 
 /// A block device that has been made, and is not served yet.
 pub struct OpenDisk {
+    spec: UblkSpec,
     disk: NewDisk,
-    name: Url,
     volume: Arc<dyn Volume>,
     /// The device below, if it is one that reaches memory itself.
     device: Option<Arc<NvmeVolume>>,
@@ -55,21 +64,22 @@ impl OpenDisk {
         };
         let disk = NewDisk::new(volume.clone(), options).with_context(|| name.to_string())?;
         Ok(Self {
+            spec: spec.clone(),
             disk,
-            name: name.clone(),
             volume,
             device,
         })
     }
 
-    /// The disk, its queues with the workers that `serve` passes them to.
-    fn start(self, sizes: &Sizes, serve: &mut dyn FnMut(QueueSetup)) -> Result<Ublk> {
+    /// The disk, its queues with the workers that have the fewest front-ends.
+    fn start(self, crew: &Crew) -> Result<(Ublk, Running, UblkSpec)> {
         let Self {
+            mut spec,
             disk,
-            name,
             volume,
             device,
         } = self;
+        let name = spec.volume.to_string();
         let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
             let registered = device.as_ref().map(|device| device.register(memory));
             match registered.transpose() {
@@ -80,65 +90,138 @@ impl OpenDisk {
                 }
             }
         };
-        let disk = disk.start(&mut register, serve);
-        let disk = disk.with_context(|| name.to_string())?;
+        let mut queues = Vec::new();
+        let mut serve = |setup: QueueSetup| {
+            let (worker, assignment) = crew.peers.assign_any();
+            let fixed = crew.pass_queue(worker, setup);
+            queues.extend(fixed.map(|fixed| (fixed, assignment)));
+        };
+        let disk = disk.start(&mut register, &mut serve);
+        let disk = disk.with_context(|| name.clone())?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-        sizes.watch(volume, &resized);
-        Ok(Ublk {
+        crew.sizes.watch(&volume, &resized);
+        let running = Running {
+            server: Server::Ublk(disk.id()),
+            volumes: vec![(1, Arc::downgrade(&volume))],
+            resized: resized.clone(),
+        };
+        spec.id = Some(disk.id());
+        let ublk = Ublk {
+            _entry: crew.registry.enter_disk(&name, disk.stats()),
+            _queues: queues,
             disk,
-            volume: name.to_string(),
+            volume: name,
             resized,
-        })
+        };
+        Ok((ublk, running, spec))
     }
 }
 
-/// All block devices of the process: their queues are with the workers; one thread makes them,
-/// tells the kernel of their sizes, and removes them.
+/// All block devices of the process: their queues are with the workers; one thread tells the kernel
+/// of their sizes, and removes them in the end.
 pub struct Disks {
-    all: Vec<Ublk>,
-    /// Readable when the process is asked to end.
-    stop: OwnedFd,
+    all: Mutex<Vec<Ublk>>,
+    /// Readable when the list has changed.
+    changed: OwnedFd,
 }
 
 impl Disks {
-    /// Starts the devices; `serve` passes a queue to a worker.
-    pub fn new(
-        disks: Vec<OpenDisk>,
-        stop: OwnedFd,
-        registry: &Registry,
-        sizes: &Sizes,
-        serve: &mut dyn FnMut(QueueSetup),
-    ) -> Result<Self> {
-        let mut all = Vec::new();
+    /// None yet.
+    ///
+    /// # Errors
+    /// There is no descriptor to be had.
+    pub fn new() -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self {
+            all: Mutex::default(),
+            changed: eventfd(0, flags).context("eventfd")?,
+        })
+    }
+
+    /// Starts devices that are there from the start.
+    pub fn start(&self, disks: Vec<OpenDisk>, crew: &Crew) -> Result<()> {
         for disk in disks {
-            let disk = disk.start(sizes, serve)?;
-            registry.enter_disk(&disk.volume, disk.disk.stats());
-            all.push(disk);
+            let (ublk, running, spec) = disk.start(crew)?;
+            let spec = UblkSpec {
+                name: Some(spec.any_name()),
+                ..spec
+            };
+            let disk = DiskSpec::Ublk(spec);
+            crew.registry.described.add(&disk);
+            crew.table.enter(disk, Source::Config, running);
+            self.all.lock().unpoisoned().push(ublk);
         }
-        Ok(Self { all, stop })
+        Ok(())
+    }
+
+    /// Starts a further one.
+    pub fn add(&self, disk: OpenDisk, crew: &Crew) -> Result<Running> {
+        let (ublk, running, _) = disk.start(crew)?;
+        self.all.lock().unpoisoned().push(ublk);
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+        Ok(running)
+    }
+
+    /// Removes one. Not one that is in use (mounted, for example), unless `force` is set.
+    ///
+    /// # Errors
+    /// It is in use, or cannot be removed.
+    pub fn remove(&self, id: u32, force: bool) -> Result<(), Error> {
+        if !force && self.is_open(id) {
+            return Err(Error::conflict(format!(
+                "/dev/ublkb{id} is in use (mounted, or part of another device): force the removal, \
+                 or unmount it first"
+            )));
+        }
+        let mut all = self.all.lock().unpoisoned();
+        let Some(at) = all.iter().position(|ublk| ublk.disk.id() == id) else {
+            return Err(Error::not_found(format!("/dev/ublkb{id} is gone")));
+        };
+        let ublk = all.swap_remove(at);
+        drop(all);
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+        stop(ublk).map_err(|error| Error::failed(format!("{error:#}")))
+    }
+
+    /// Somebody has the device for himself.
+    pub fn is_open(&self, id: u32) -> bool {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let path = format!("/dev/ublkb{id}");
+        matches!(open(path, flags, Mode::empty()), Err(Errno::BUSY))
     }
 
     /// Keeps them until the process is asked to end, then removes them. The workers make everything
-    /// durable meanwhile.
-    pub fn run(mut self) -> Result<()> {
+    /// durable meanwhile. Where one that has gone is no reason to end (`goes_on`), the others stay.
+    pub fn run(&self, stopped: &OwnedFd, goes_on: bool) -> Result<()> {
         loop {
-            let resized = self.all.iter().map(|disk| &*disk.resized);
-            let fds = std::iter::once(&self.stop).chain(resized);
+            let resized: Vec<Arc<OwnedFd>> = {
+                let all = self.all.lock().unpoisoned();
+                all.iter().map(|ublk| ublk.resized.clone()).collect()
+            };
+            let own = [stopped, &self.changed];
+            let fds = own.into_iter().chain(resized.iter().map(|fd| &**fd));
             let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             match poll(&mut fds, Some(&ALIVE)) {
                 Ok(_) if fds.first().is_some_and(|stop| !stop.revents().is_empty()) => break,
                 Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => continue,
+                Err(Errno::INTR) => continue,
                 Err(error) => return Err(error).context("poll"),
             }
+            let _ = rustix::io::read(&self.changed, &mut [0; 8]);
+            let mut all = self.all.lock().unpoisoned();
             for Ublk {
                 disk,
                 volume,
                 resized,
-            } in &mut self.all
+                ..
+            } in all.iter_mut()
             {
-                ensure!(disk.is_alive(), "/dev/ublkb{} is gone", disk.id());
+                ensure!(
+                    goes_on || disk.is_alive(),
+                    "/dev/ublkb{} is gone",
+                    disk.id()
+                );
                 if rustix::io::read(&**resized, &mut [0; 8]).is_ok()
                     && let Err(error) = disk.resize()
                 {
@@ -148,12 +231,16 @@ impl Disks {
         }
         // Each waits for what the block layer still has to write, and then for those that have the
         // device open.
-        at_once(self.all, |Ublk { disk, .. }| {
-            let id = disk.id();
-            let stopped = disk.stop();
-            stopped.with_context(|| format!("/dev/ublkb{id} could not be removed"))
-        })
+        let all = std::mem::take(&mut *self.all.lock().unpoisoned());
+        at_once(all, stop)
     }
+}
+
+fn stop(ublk: Ublk) -> Result<()> {
+    let Ublk { disk, .. } = ublk;
+    let id = disk.id();
+    let stopped = disk.stop();
+    stopped.with_context(|| format!("/dev/ublkb{id} could not be removed"))
 }
 
 /// Ends all of them at the same time, each in a thread of its own; the first error.

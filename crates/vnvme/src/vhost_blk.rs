@@ -3,15 +3,16 @@
 use crate::identity;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export};
+use crate::peers::{Assignment, Fixed};
 use crate::prepare::OpenExport;
-use crate::registry::Registry;
+use crate::registry::{Registry, VhostBlkEntry};
+use crate::roll::Listing;
 use crate::sizes::Sizes;
 use anyhow::{Context as _, Result};
 use dma::MemoryLimits;
 use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::Receiver;
-use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
@@ -35,6 +36,8 @@ pub struct VhostBlk {
     /// process is: the last to close it also closes what waits to be accepted.
     _listener: Listener,
     backend: Backend,
+    _entry: Listing<VhostBlkEntry>,
+    kept: Option<(Fixed, Assignment)>,
 }
 
 impl VhostBlk {
@@ -53,6 +56,8 @@ impl VhostBlk {
             listener,
             volume,
             span,
+            resized,
+            ..
         } = open;
         let _entered = span.clone().entered();
         let Opened { volume, device, .. } = volume.open(opener)?;
@@ -70,9 +75,7 @@ impl VhostBlk {
         let resized = match is_within(&spec.volume) {
             true => None,
             false => {
-                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-                let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-                sizes.watch(volume.clone(), &resized);
+                sizes.watch(&volume, &resized);
                 Some(resized)
             }
         };
@@ -90,11 +93,25 @@ impl VhostBlk {
         };
         let backend = Backend::new(export, context).with_context(|| spec.volume.clone())?;
         tracing::info!(serial, "listening for vhost-user-blk");
-        registry.enter_vhost_blk(&spec.socket, backend.stats());
+        let entry = registry.enter_vhost_blk(&spec.socket, backend.stats());
         Ok(VhostBlk {
             backend,
+            _entry: entry,
+            kept: None,
             _listener: listener,
         })
+    }
+}
+
+impl VhostBlk {
+    /// Keeps what is to go with it.
+    pub fn keep(&mut self, fixed: Fixed, assignment: Assignment) {
+        self.kept = Some((fixed, assignment));
+    }
+
+    /// A front-end is connected.
+    pub fn has_client(&self) -> bool {
+        self.backend.stats().is_connected()
     }
 }
 

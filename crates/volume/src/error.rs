@@ -175,6 +175,9 @@ pub enum VolumeError {
         /// What was to be opened.
         path: PathBuf,
     },
+    /// What is behind the volume has the size that it has: only files are resized from here.
+    #[error("its size cannot be changed: only whole files can be resized")]
+    FixedSize,
     /// The size is not a multiple of the block size.
     #[error(
         "{}: size of {size} bytes is not a multiple of {block_size} bytes; extend it with: truncate -s %{block_size} {}",

@@ -82,6 +82,11 @@ impl Volume for SliceVolume {
         Some(self.whole.extent()?.part(self.offset, self.len))
     }
 
+    /// The rest belongs to others.
+    fn resize(&self, _: u64) -> Result<(), VolumeError> {
+        Err(VolumeError::FixedSize)
+    }
+
     fn refresh(&self) -> Result<bool, VolumeError> {
         let before = self.size(self.whole.info().size);
         self.whole.refresh()?;

@@ -44,6 +44,16 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.share()
     }
 
+    /// Gives what is behind the volume another size, in bytes, where it can have one: a file. Those
+    /// who serve the volume are told as of any other change of its size.
+    ///
+    /// # Errors
+    /// [`VolumeError::FixedSize`]; it cannot have this size.
+    fn resize(&self, bytes: u64) -> Result<(), VolumeError> {
+        let inner = self.inner().ok_or(VolumeError::FixedSize)?;
+        inner.resize(bytes)
+    }
+
     /// Looks again at what is behind the volume, which may have been resized. `true` when the size
     /// that [`Volume::info`] tells has changed. May take as long as the device takes to answer.
     fn refresh(&self) -> Result<bool, VolumeError> {

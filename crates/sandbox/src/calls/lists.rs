@@ -107,6 +107,35 @@ pub(super) const OF_ARCHITECTURE: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const OF_ARCHITECTURE: &[c_long] = &[];
 
+/// For a process that opens files while it runs: Landlock says which.
+pub(super) const OPENING: &[c_long] = &[
+    libc::SYS_openat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    libc::SYS_getdents64,
+];
+
+/// For one that makes sockets and files, too; socket has a rule.
+pub(super) const LISTENING: &[c_long] = &[
+    libc::SYS_bind,
+    libc::SYS_listen,
+    // Whether another one listens there, and is alive.
+    libc::SYS_connect,
+    libc::SYS_pidfd_open,
+    // Of a socket that was made, and of the lock file beside it.
+    libc::SYS_fchmod,
+    // Whose the lock file is.
+    libc::SYS_geteuid,
+    // A file takes another one's place as a whole.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+];
+
+/// What is asked of a block device when it is opened (`linux/fs.h`): its block size.
+pub(super) const DEVICE_IOCTLS: &[u64] = &[0x1268];
+
 /// What may be asked of a file by fcntl.
 pub(super) const FCNTL: &[libc::c_int] = &[
     libc::F_DUPFD,

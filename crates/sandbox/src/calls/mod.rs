@@ -117,6 +117,23 @@ fn allowed(needs: &Needs) -> Result<Rules, Error> {
     if needs.vfio {
         ioctls.push(argument(1).has_word(0xff00, VFIO_TYPE << 8)?);
     }
+    if !needs.open_below.is_empty() || !needs.read_below.is_empty() {
+        rules.extend(plain(lists::OPENING));
+    }
+    if !needs.open_below.is_empty() {
+        rules.extend(plain(lists::LISTENING));
+        // Unix sockets that connect; Landlock says where to.
+        let unix = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
+        let stream = libc::SOCK_STREAM as u64;
+        let stream = condition(1, SeccompCmpOp::MaskedEq(SOCK_TYPE), stream)?;
+        rules.insert(
+            libc::SYS_socket,
+            vec![SeccompRule::new(vec![unix, stream])?],
+        );
+        for command in lists::DEVICE_IOCTLS {
+            ioctls.push(argument(1).is_word(*command)?);
+        }
+    }
     rules.insert(libc::SYS_ioctl, ioctls);
     if needs.ublk {
         rules.insert(libc::SYS_io_uring_setup, Vec::new());

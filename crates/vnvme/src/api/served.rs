@@ -1,149 +1,109 @@
-//! What a process answers whose disks stay as they were when it began.
+//! What a process answers on its control socket.
 
 use crate::devices::Action;
-use crate::registry::{Registry, disk_name};
-use crate::spec::Specs;
+use crate::manage::Manager;
 use control::api::{
     DeviceStatus, Disk, DiskKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats,
     VolumeLimits,
 };
 use control::{Daemon, Error, EventReceiver};
 use serde_json::{Map, Value};
-use std::path::Path;
-
-/// A disk and its volumes, as the configuration has them.
-struct Entry {
-    disk: Disk,
-    volumes: Vec<String>,
-}
-
-impl Entry {
-    fn new(kind: DiskKind, socket: &Path, volumes: Vec<String>) -> Self {
-        let disk = Disk {
-            name: disk_name(socket),
-            kind,
-            socket: Some(socket.display().to_string()),
-            device: None,
-            attached: false,
-            client_pid: None,
-            namespaces: Vec::new(),
-        };
-        Self { disk, volumes }
-    }
-}
+use std::sync::Arc;
 
 /// Such a process.
-pub struct Served {
-    registry: Registry,
-    entries: Vec<Entry>,
-}
+pub struct Served(Arc<Manager>);
 
 impl Served {
-    /// One that serves this.
-    pub fn new(registry: &Registry, specs: &Specs) -> Self {
-        let controllers = specs.controllers.iter().map(|spec| {
-            let volumes = spec.namespaces.iter().map(|ns| ns.volume.to_string());
-            Entry::new(DiskKind::Controller, &spec.socket, volumes.collect())
-        });
-        let exports = specs.vhost_user_blk.iter().map(|spec| {
-            let volumes = vec![spec.volume.to_string()];
-            Entry::new(DiskKind::VhostUserBlk, &spec.socket, volumes)
-        });
-        let mut entries: Vec<Entry> = controllers.chain(exports).collect();
-        entries.sort_by(|one, other| one.disk.name.cmp(&other.disk.name));
-        Self {
-            registry: registry.clone(),
-            entries,
-        }
+    /// One whose disks are managed so.
+    pub fn new(manager: Arc<Manager>) -> Self {
+        Self(manager)
     }
 
-    fn entry(&self, name: &str) -> Result<&Entry, Error> {
-        let mut found = self.entries.iter().filter(|entry| entry.disk.name == name);
-        match (found.next(), found.next()) {
-            (Some(entry), None) => Ok(entry),
-            (Some(_), Some(_)) => Err(Error::conflict(format!(
-                "several disks are called \"{name}\""
-            ))),
-            (None, _) => Err(Error::not_found(format!("no disk is called \"{name}\""))),
+    /// Its disks come and go. Those of `vnvme serve` stay as they are: its sandbox is closed.
+    fn changing(&self) -> Result<&Arc<Manager>, Error> {
+        match self.0.may_change() {
+            true => Ok(&self.0),
+            false => fixed(),
         }
     }
 }
 
 fn fixed<T>() -> Result<T, Error> {
-    let message = "what this process serves stays as it is until it ends";
+    let message = "what this process serves stays as it is until it ends: vnvme daemon serves \
+                   disks that come and go";
     Err(Error::unsupported(message))
 }
 
 impl Daemon for Served {
     fn disks(&self) -> Vec<Disk> {
-        let entries = self.entries.iter();
-        entries.map(|entry| entry.disk.clone()).collect()
+        self.0.disks()
     }
 
     fn disk(&self, name: &str) -> Result<Disk, Error> {
-        self.entry(name).map(|entry| entry.disk.clone())
+        self.0.disk(name)
     }
 
-    fn add(&self, _: DiskKind, _: Map<String, Value>) -> Result<Disk, Error> {
-        fixed()
+    fn add(&self, kind: DiskKind, table: Map<String, Value>) -> Result<Disk, Error> {
+        self.changing()?.add(kind, table)
     }
 
-    fn remove(&self, _: &str, _: bool) -> Result<(), Error> {
-        fixed()
+    fn remove(&self, name: &str, force: bool) -> Result<(), Error> {
+        self.changing()?.remove(name, force)
     }
 
-    fn apply(&self, _: Map<String, Value>, _: bool) -> Result<Plan, Error> {
-        fixed()
+    fn apply(&self, config: Map<String, Value>, dry_run: bool) -> Result<Plan, Error> {
+        self.changing()?.apply(config, dry_run)
     }
 
     fn reload(&self) -> Result<Plan, Error> {
-        fixed()
+        self.changing()?.reload()
     }
 
-    fn attach(&self, _: &str, _: Map<String, Value>) -> Result<Namespace, Error> {
-        fixed()
+    fn attach(&self, name: &str, namespace: Map<String, Value>) -> Result<Namespace, Error> {
+        self.changing()?.attach(name, namespace)
     }
 
-    fn detach(&self, _: &str, _: u32) -> Result<(), Error> {
-        fixed()
+    fn detach(&self, name: &str, nsid: u32) -> Result<(), Error> {
+        self.changing()?.detach(name, nsid)
     }
 
-    fn resize(&self, _: &str, _: u32, _: u64) -> Result<Namespace, Error> {
-        fixed()
+    fn resize(&self, name: &str, nsid: u32, bytes: u64) -> Result<Namespace, Error> {
+        self.changing()?.resize(name, nsid, bytes)
     }
 
     fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error> {
         let disk = change.disk.as_ref();
-        let entry = disk.map(|name| self.entry(name)).transpose()?;
-        let volumes = entry.map(|entry| entry.volumes.as_slice());
-        self.registry.limits.change(change, volumes)
+        let volumes = disk.map(|name| self.0.volumes(name)).transpose()?;
+        let registry = self.0.registry();
+        registry.limits.change(change, volumes.as_deref())
     }
 
     fn path(&self, change: &PathChange) -> Result<Vec<PathState>, Error> {
         if let Some(disk) = &change.disk {
-            self.entry(disk)?;
+            self.0.volumes(disk)?;
         }
-        self.registry.paths.change(change)
+        let registry = self.0.registry();
+        registry.paths.change(change, &registry.described)
     }
 
     fn suspend(&self, device: &str) -> Result<DeviceStatus, Error> {
-        self.registry.devices.change(device, Action::Suspend)
+        self.0.registry().devices.change(device, Action::Suspend)
     }
 
     fn resume(&self, device: &str) -> Result<DeviceStatus, Error> {
-        self.registry.devices.change(device, Action::Resume)
+        self.0.registry().devices.change(device, Action::Resume)
     }
 
     fn save(&self) -> Result<String, Error> {
-        fixed()
+        self.0.save()
     }
 
     fn stats(&self) -> Stats {
-        self.registry.snapshot()
+        self.0.registry().snapshot()
     }
 
     fn metrics(&self) -> Result<String, Error> {
-        Ok(self.registry.numbers().prometheus())
+        Ok(self.0.registry().numbers().prometheus())
     }
 
     fn page(&self) -> Result<&'static str, Error> {
@@ -151,6 +111,6 @@ impl Daemon for Served {
     }
 
     fn events(&self) -> EventReceiver {
-        self.registry.listen()
+        self.0.registry().listen()
     }
 }

@@ -137,7 +137,7 @@ impl NvmeFront {
 
     /// Ends the connection of a client that has closed its socket: what it left there is handled
     /// first, but nothing is waited for.
-    fn close_if_gone(&mut self) {
+    pub(super) fn close_if_gone(&mut self) {
         let gone = self.connection.as_ref().is_some_and(|connection| {
             let mut fds = [PollFd::new(connection, PollFlags::empty())];
             poll(&mut fds, Some(&Timespec::default())).is_ok()

@@ -2,23 +2,25 @@
 
 use crate::balance::{Balance, Spread};
 use crate::device::NvmeDevice;
-use crate::peers::Peers;
-use crate::registry::disk_name;
+use crate::peers::{Assignment, Peers};
+use crate::registry::ControllerEntry;
+use crate::roll::Listing;
 use crate::spec::ClientLimits;
 use control::EventSender;
 use control::api::EventKind;
-use controller::Controller;
+use controller::{Controller, ControllerStats};
 use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::{Intake, Receiver, Wanted};
 use rustix::io::Errno;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vfio_user::wire::MAX_MSG_FDS;
 use vfio_user::{Connection, Interest, Listener};
-use volume::{Budget, Completion, PinPace};
+use volume::{Budget, Completion, Io, PinPace};
 use worker::{AcceptStats, Acceptor, Context, Descriptors, Frontend};
 
 /// The listening socket's token.
@@ -62,6 +64,8 @@ pub struct NvmeFront {
     pub(super) intake: Intake,
     pub(super) descriptors: Descriptors,
     resized: Arc<OwnedFd>,
+    /// Of its worker: namespaces may be attached.
+    io: Rc<Io>,
     pub(super) connection: Option<Connection>,
     /// What the socket is in the epoll set for.
     pub(super) watched: Interest,
@@ -73,6 +77,9 @@ pub struct NvmeFront {
     pub(super) accept_log: LogLimit,
     /// Where it is told that clients come and go, and as what: the disk's name.
     pub(super) events: Option<(EventSender, String)>,
+    /// Where it is entered, as long as it is served.
+    _entered: Listing<Arc<ControllerStats>>,
+    kept: Option<(Listing<ControllerEntry>, Assignment)>,
 }
 
 impl NvmeFront {
@@ -111,7 +118,7 @@ impl NvmeFront {
         if let Some(handle) = peers.handle(worker) {
             controller.set_worker(worker as u16, handle.waker());
         }
-        peers.enter(controller.stats());
+        let entered = peers.enter(controller.stats());
         let balance = Balance::new(spread, worker, peers.clone(), &controller);
         let mut device = NvmeDevice::new(controller, backends, limits);
         device.set_pinner(context.io.pinner());
@@ -128,12 +135,14 @@ impl NvmeFront {
             log: LogLimit::default(),
             accept_log: LogLimit::new(1, ACCEPT_LOG_INTERVAL),
             events: None,
+            io: context.io.clone(),
+            _entered: entered,
+            kept: None,
         })
     }
 
     /// Has it told what happens: who listens is not waited for.
-    pub fn tell(&mut self, events: &EventSender) {
-        let name = disk_name(self.acceptor.listener().path());
+    pub fn tell(&mut self, events: &EventSender, name: String) {
         self.events = Some((events.clone(), name));
     }
 
@@ -147,6 +156,31 @@ impl NvmeFront {
     /// Counters of its socket.
     pub fn accepts(&self) -> Arc<AcceptStats> {
         self.acceptor.stats()
+    }
+
+    /// Keeps what is to go with it.
+    pub fn keep(&mut self, entry: Listing<ControllerEntry>, assignment: Assignment) {
+        self.kept = Some((entry, assignment));
+    }
+
+    /// A client is connected.
+    pub fn has_client(&mut self) -> bool {
+        self.close_if_gone();
+        self.connection.is_some()
+    }
+
+    /// Nobody can connect any more, and its client is disconnected.
+    pub fn dismiss(&mut self) {
+        self.listen(false);
+        if let Some(mut connection) = self.connection.take() {
+            connection.close(&mut self.device);
+            self.part_with(connection);
+        }
+    }
+
+    /// The controller, to attach and detach namespaces.
+    pub fn controller_mut(&mut self) -> (&mut Controller, &Rc<Io>) {
+        (&mut self.device.controller, &self.io)
     }
 
     #[inline]
@@ -239,6 +273,7 @@ impl Frontend for NvmeFront {
     }
 
     fn housekeeping(&mut self, now: Instant) {
+        self.device.controller.tidy(&self.io);
         self.check_intake(now);
         self.resume_accepting(now);
         self.balance.rebalance(&mut self.device.controller, now);
@@ -287,12 +322,8 @@ impl Frontend for NvmeFront {
     }
 
     fn close(&mut self) -> Result<(), Infallible> {
-        if let Some(mut connection) = self.connection.take() {
-            connection.close(&mut self.device);
-            self.part_with(connection);
-        }
-        // As with a connection: the receiver process has a duplicate.
-        self.listen(false);
+        // The receiver process has duplicates of both sockets.
+        self.dismiss();
         Ok(())
     }
 }

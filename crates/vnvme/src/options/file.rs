@@ -14,6 +14,15 @@ pub fn table<'de, S: Spec, D: Deserializer<'de>>(deserializer: D) -> Result<S, D
     deserializer.deserialize_map(Table(PhantomData))
 }
 
+/// The table that says what `spec` is, without tables within it.
+pub fn to_table<S: Spec + Clone>(spec: &S) -> toml::Table {
+    // The rows give the fields to be set, too.
+    let mut spec = spec.clone();
+    let rows = S::ROWS.iter();
+    let said = rows.filter_map(|row| Some((row.key.to_owned(), row.to_toml(&mut spec)?)));
+    said.collect()
+}
+
 struct Table<S>(PhantomData<S>);
 
 impl<'de, S: Spec> Visitor<'de> for Table<S> {
@@ -99,9 +108,9 @@ mod tests {
         let text = error(file);
         for words in [
             "line 3, column 1",
-            "unknown field `serail`, did you mean `serial`? expected one of `socket`, \
+            "unknown field `serail`, did you mean `serial`? expected one of `name`, `socket`, \
              `socket-owner`",
-            "`mdts`, `namespace`",
+            "`mdts`, `max-namespaces`, `namespace`",
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }

@@ -13,6 +13,9 @@ use std::path::Path;
 
 /// Adds the flags of a command.
 pub fn augment(command: Command, mut cli: clap::Command) -> clap::Command {
+    if command == Command::Daemon {
+        return augment_of::<ProcessSpec>(command, cli);
+    }
     cli = augment_of::<NamespaceSpec>(command, cli);
     cli = augment_of::<ControllerSpec>(command, cli);
     cli = augment_of::<VhostBlkSpec>(command, cli);
@@ -129,6 +132,10 @@ impl Given {
             command,
             flags: Vec::new(),
         };
+        if command == Command::Daemon {
+            given.find::<ProcessSpec>(matches);
+            return given;
+        }
         given.find::<NamespaceSpec>(matches);
         given.find::<ControllerSpec>(matches);
         given.find::<VhostBlkSpec>(matches);
@@ -221,6 +228,14 @@ impl Given {
             .iter_mut()
             .try_for_each(|e| self.apply(e))?;
         specs.ublk.iter_mut().try_for_each(|d| self.apply(d))?;
+        self.apply(&mut specs.process)
+    }
+
+    /// Puts the flags of the process into what a file says of it.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub fn merge_process(&self, specs: &mut Specs) -> Result<()> {
         self.apply(&mut specs.process)
     }
 

@@ -16,7 +16,7 @@ pub mod tables;
 pub mod url;
 mod value;
 
-pub use value::{Setting, Size, Url};
+pub use value::{Paths, Setting, Size, Url};
 
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
@@ -28,6 +28,8 @@ pub enum Command {
     Serve,
     /// `vnvme ublk`
     Ublk,
+    /// `vnvme daemon`: the process's of `vnvme serve`, and its own.
+    Daemon,
 }
 
 /// What a flag does beside `--config`, where the file (or a volume's URL) says the same.
@@ -129,6 +131,8 @@ pub struct Row<S: 'static> {
     pub serve: Option<Flag>,
     /// The flag of `vnvme ublk`.
     pub ublk: Option<Flag>,
+    /// The flag of `vnvme daemon`, where `vnvme serve` has none.
+    pub daemon: Option<Flag>,
 }
 
 impl<S> Row<S> {
@@ -150,6 +154,7 @@ impl<S> Row<S> {
             range: None,
             serve: None,
             ublk: None,
+            daemon: None,
         }
     }
 
@@ -195,11 +200,20 @@ impl<S> Row<S> {
         }
     }
 
+    /// A flag of `vnvme daemon` alone.
+    pub const fn daemon(self, flag: Flag) -> Self {
+        Self {
+            daemon: Some(flag),
+            ..self
+        }
+    }
+
     /// The flag of a command.
     pub fn flag(&self, command: Command) -> Option<&Flag> {
         match command {
             Command::Serve => self.serve.as_ref(),
             Command::Ublk => self.ublk.as_ref(),
+            Command::Daemon => self.daemon.as_ref().or(self.serve.as_ref()),
         }
     }
 
@@ -220,6 +234,11 @@ impl<S> Row<S> {
             self.check_range(number)?;
         }
         (self.setting)(spec).set_text(text)
+    }
+
+    /// What a configuration file says for the field; nothing where nothing was said.
+    pub fn to_toml(&self, spec: &mut S) -> Option<toml::Value> {
+        (self.setting)(spec).to_toml()
     }
 
     /// Sets the field to what a configuration file says.

@@ -45,6 +45,8 @@ const NO_FLAG: &[(&str, &str)] = &[
     ("socket-owner", "`--socket-owner`, of all sockets"),
     ("socket-group", "`--socket-group`, of all sockets"),
     ("socket-mode", "`--socket-mode`, of all sockets"),
+    ("name", "only in the file"),
+    ("max-namespaces", "only in the file"),
 ];
 
 /// Lines of text, at most 100 columns; the second and later ones begin with `indent`.
@@ -338,7 +340,7 @@ fn what_is_committed_is_what_is_made() {
 /// The flags of the tables, and the keys.
 fn flags_and_keys<S: Spec>(flags: &mut Vec<&str>, keys: &mut Vec<&str>) {
     for row in S::ROWS {
-        let own = [row.serve.as_ref(), row.ublk.as_ref()];
+        let own = [row.serve.as_ref(), row.ublk.as_ref(), row.daemon.as_ref()];
         let own: Vec<&str> = own.into_iter().flatten().map(|flag| flag.name).collect();
         for name in &own {
             assert!(
@@ -369,7 +371,7 @@ fn every_option_has_a_key_and_every_key_an_option() {
     flags_and_keys::<ProcessSpec>(&mut flags, &mut keys);
     let mut cli = Cli::command();
     cli.build();
-    for name in ["serve", "ublk"] {
+    for name in ["serve", "ublk", "daemon"] {
         let command = cli.find_subcommand(name).unwrap();
         for option in command.get_arguments().filter_map(clap::Arg::get_long) {
             let alone = ONLY_ON_THE_COMMAND_LINE

@@ -39,6 +39,12 @@ const fn socket_mode<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
         .serve(Flag::default("socket-mode"))
 }
 
+const fn name<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "what the disk is called by \"vnvme list\" and all that concerns one disk; unique \
+                in the process";
+    Row::new("name", "TEXT", help, setting)
+}
+
 const fn volume<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     let help = "path or URL, or a table of the URL and its options, \
                 { url = \"a.raw\", iops = 1000 }";
@@ -116,6 +122,7 @@ impl Spec for ControllerSpec {
     const TABLE: &'static str = "[[controller]]";
     const NAMES: &'static str = "NVMe controllers";
     const ROWS: &'static [Row<Self>] = &[
+        name::<Self>(|c| &mut c.name).or("the name of the socket's file, without .sock"),
         socket(|c| &mut c.socket),
         socket_owner(|c| &mut c.access.owner),
         socket_group(|c| &mut c.access.group),
@@ -186,6 +193,15 @@ impl Spec for ControllerSpec {
         )
         .or("8")
         .serve(Flag::default("mdts")),
+        Row::<Self>::new(
+            "max-namespaces",
+            "N",
+            "largest NSID that a namespace may ever have (NN): room for those that are attached \
+             while it runs",
+            |c| &mut c.max_namespaces,
+        )
+        .range(1, 1024)
+        .or("the largest that is configured; 16 at least under vnvme daemon"),
     ];
     const NESTED: &'static [(&'static str, bool)] = &[("namespace", true)];
     const OF_PROCESS: &'static [&'static str] = &["spread"];
@@ -200,6 +216,7 @@ impl Spec for VhostBlkSpec {
     const TABLE: &'static str = "[[vhost-user-blk]]";
     const NAMES: &'static str = "vhost-user-blk exports";
     const ROWS: &'static [Row<Self>] = &[
+        name::<Self>(|e| &mut e.name).or("the name of the socket's file, without .sock"),
         socket(|e| &mut e.socket),
         socket_owner(|e| &mut e.access.owner),
         socket_group(|e| &mut e.access.group),
@@ -238,6 +255,7 @@ impl Spec for UblkSpec {
     const TABLE: &'static str = "[[ublk]]";
     const NAMES: &'static str = "block devices";
     const ROWS: &'static [Row<Self>] = &[
+        name::<Self>(|d| &mut d.name).or("the name of the device, ublkbN"),
         volume(|d| &mut d.volume),
         Row::<Self>::new("id", "N", "number of the device, N of /dev/ublkbN", |d| {
             &mut d.id
@@ -434,6 +452,25 @@ impl Spec for ProcessSpec {
             )
             .or("on"),
         ),
+        Row::<Self>::new(
+            "allow",
+            "LIST",
+            "under vnvme daemon: folders below which files may be opened, and sockets be made, \
+             while it runs; \"ublk\" allows block devices of the host, with all of /dev. Without \
+             it, only disks that need no file can be added in the sandbox",
+            |p| &mut p.allow,
+        )
+        .or("nothing")
+        .daemon(Flag::overrides("allow")),
+        Row::<Self>::new(
+            "state",
+            "PATH",
+            "under vnvme daemon: file in which disks are kept that were added while it runs, so \
+             that they are there after a restart",
+            |p| &mut p.state,
+        )
+        .or("they are forgotten")
+        .daemon(Flag::overrides("state")),
     ];
 }
 

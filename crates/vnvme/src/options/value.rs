@@ -36,6 +36,9 @@ pub trait Value: Sized + fmt::Debug {
     /// What is wrong with the value, in words.
     fn from_toml(value: toml::Value) -> Result<Self, String>;
 
+    /// What a configuration file says for it.
+    fn to_toml(&self) -> toml::Value;
+
     /// The words that there are, if it is one of some.
     fn choices() -> Vec<PossibleValue> {
         Vec::new()
@@ -56,6 +59,8 @@ pub trait Setting {
     /// # Errors
     /// As there.
     fn set_toml(&mut self, value: toml::Value) -> Result<(), String>;
+    /// What a configuration file says for what it is now; nothing where nothing was said.
+    fn to_toml(&self) -> Option<toml::Value>;
     /// What it is now, for tests to compare.
     #[cfg(test)]
     fn shown(&self) -> String {
@@ -90,6 +95,10 @@ impl<V: Value> Setting for Option<V> {
         Ok(())
     }
 
+    fn to_toml(&self) -> Option<toml::Value> {
+        self.as_ref().map(V::to_toml)
+    }
+
     #[cfg(test)]
     fn shown(&self) -> String {
         format!("{self:?}")
@@ -122,6 +131,10 @@ impl Setting for PathBuf {
     fn set_toml(&mut self, value: toml::Value) -> Result<(), String> {
         *self = plain(value)?;
         Ok(())
+    }
+
+    fn to_toml(&self) -> Option<toml::Value> {
+        Some(text(self.to_string_lossy()))
     }
 }
 
@@ -180,6 +193,14 @@ impl Setting for Url {
         self.0 = url;
         Ok(())
     }
+
+    fn to_toml(&self) -> Option<toml::Value> {
+        Some(text(&*self.0))
+    }
+}
+
+fn text(text: impl Into<String>) -> toml::Value {
+    toml::Value::String(text.into())
 }
 
 fn utf8(text: &OsStr) -> Result<&str, String> {
@@ -207,6 +228,10 @@ macro_rules! plain_values {
             fn from_toml(value: toml::Value) -> Result<Self, String> {
                 plain(value)
             }
+
+            fn to_toml(&self) -> toml::Value {
+                text(self.clone())
+            }
         }
     )*};
 }
@@ -225,6 +250,10 @@ macro_rules! numbers {
 
             fn from_toml(value: toml::Value) -> Result<Self, String> {
                 plain(value)
+            }
+
+            fn to_toml(&self) -> toml::Value {
+                toml::Value::Integer((*self).into())
             }
         }
     )*};
@@ -249,6 +278,11 @@ macro_rules! choices {
                 plain(value)
             }
 
+            fn to_toml(&self) -> toml::Value {
+                let value = self.to_possible_value();
+                text(value.as_ref().map_or("", |value| value.get_name()))
+            }
+
             fn choices() -> Vec<PossibleValue> {
                 let all = Self::value_variants().iter();
                 all.filter_map(ValueEnum::to_possible_value).collect()
@@ -267,6 +301,32 @@ impl Value for PathBuf {
     fn from_toml(value: toml::Value) -> Result<Self, String> {
         plain(value)
     }
+
+    fn to_toml(&self) -> toml::Value {
+        text(self.to_string_lossy())
+    }
+}
+
+/// Folders, and words that stand for some.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Paths(pub Vec<PathBuf>);
+
+impl Value for Paths {
+    const IS_LIST: bool = true;
+
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        let paths = utf8(text)?.split(',').map(PathBuf::from);
+        Ok(Self(paths.collect()))
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        plain(value).map(Self)
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        let paths = self.0.iter().map(Value::to_toml);
+        toml::Value::Array(paths.collect())
+    }
 }
 
 impl Value for SocketAddr {
@@ -279,6 +339,10 @@ impl Value for SocketAddr {
 
     fn from_toml(value: toml::Value) -> Result<Self, String> {
         Self::from_text(OsStr::new(&plain::<String>(value)?))
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        text(self.to_string())
     }
 }
 
@@ -301,6 +365,10 @@ impl Value for bool {
             other => Err(format!("{other}: true or false is expected")),
         }
     }
+
+    fn to_toml(&self) -> toml::Value {
+        toml::Value::Boolean(*self)
+    }
 }
 
 /// A number of bytes, or one with a unit: `512G`.
@@ -318,6 +386,10 @@ impl Value for Size {
             toml::Value::Integer(number) => Self::from_text(OsStr::new(&number.to_string())),
             other => Err(format!("{other} is not a number of bytes")),
         }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        i64::try_from(self.0).map_or_else(|_| text(self.0.to_string()), toml::Value::Integer)
     }
 }
 
@@ -364,6 +436,12 @@ impl Value for Vec<usize> {
         };
         Self::from_text(OsStr::new(&text))
     }
+
+    fn to_toml(&self) -> toml::Value {
+        let numbers = self.iter().map(|number| i64::try_from(*number));
+        let numbers = numbers.map(|number| toml::Value::Integer(number.unwrap_or(i64::MAX)));
+        toml::Value::Array(numbers.collect())
+    }
 }
 
 /// Users and groups: names or numbers.
@@ -379,6 +457,10 @@ impl Value for Principal {
             other => Err(format!("{other}: a name or a number is expected")),
         }
     }
+
+    fn to_toml(&self) -> toml::Value {
+        text(self.to_string())
+    }
 }
 
 impl Value for SocketMode {
@@ -392,6 +474,10 @@ impl Value for SocketMode {
             // 660 would be another mode than "660", and 0660 is no number of TOML's.
             other => Err(format!("{other}: a mode is text, such as \"0660\"")),
         }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        text(self.to_string())
     }
 }
 
@@ -407,6 +493,16 @@ impl Value for IdleWindow {
             other => Err(format!(
                 "{other} is neither auto nor a number of microseconds"
             )),
+        }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        match self {
+            IdleWindow::Adaptive => text("auto"),
+            IdleWindow::Fixed(time) => {
+                let micros = i64::try_from(time.as_micros());
+                toml::Value::Integer(micros.unwrap_or(i64::MAX))
+            }
         }
     }
 }

@@ -307,10 +307,10 @@ const MISTAKES: &[Mistake] = &[
         "-c c.toml",
         "io_queues = 3\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
-        "unknown field `io_queues`, did you mean `io-queues`? expected one of `socket`, \
+        "unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, \
          `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
          `write-cache`, `model`, `serial`, `firmware`, `subnqn`, `io-queues`, `queue-entries`, \
-         `mdts`, `namespace`",
+         `mdts`, `max-namespaces`, `namespace`",
     ),
     Mistake(
         "-c c.toml",

@@ -289,6 +289,31 @@ impl Volume for FileVolume {
         self.shared.root.clone().map(Extent::whole)
     }
 
+    fn resize(&self, bytes: u64) -> Result<(), VolumeError> {
+        let shared = &*self.shared;
+        if shared.device {
+            return Err(VolumeError::FixedSize);
+        }
+        if shared.read_only {
+            return Err(VolumeError::ReadOnlyMedium {
+                path: shared.path.clone(),
+            });
+        }
+        if bytes == 0 {
+            return Err(VolumeError::Empty {
+                path: shared.path.clone(),
+            });
+        }
+        open::check_size(&shared.path, bytes, shared.size_unit)?;
+        let resized = rustix::fs::ftruncate(&shared.fd, bytes);
+        resized.map_err(|errno| VolumeError::System {
+            path: shared.path.clone(),
+            what: "cannot be resized",
+            error: errno.into(),
+        })?;
+        self.refresh().map(drop)
+    }
+
     fn refresh(&self) -> Result<bool, VolumeError> {
         let shared = &*self.shared;
         let size = open::size(&shared.path, shared.fd.as_fd(), shared.device)?;

@@ -234,6 +234,20 @@ pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenErr
     Ok(opened.volume)
 }
 
+/// The file or block device that `url` names, if it names one: a path, or a `file://` URL.
+pub fn path_of_url(url: &str) -> Option<PathBuf> {
+    let (scheme, rest) = scheme(url);
+    if scheme.is_empty() && std::path::Path::new(url).exists() {
+        return Some(url.into());
+    }
+    let name = rest.rsplit_once('?').map_or(rest, |(name, _)| name);
+    match scheme {
+        "" => Some(name.into()),
+        "file" => unescape(name).ok(),
+        _ => None,
+    }
+}
+
 /// The scheme, empty for a path, and the rest.
 fn scheme(url: &str) -> (&str, &str) {
     match url.split_once("://") {

@@ -1,0 +1,112 @@
+//! `vnvme daemon` and `vnvme check`.
+
+use crate::check::check;
+use crate::config;
+use crate::manage::{DiskSpec, read_state};
+use crate::options::Command;
+use crate::options::flags::{self, Given};
+use crate::serve::{named, serve};
+use crate::spec::{Daemon, ServeOptions, Specs};
+use anyhow::Result;
+use clap::{ArgMatches, Args, FromArgMatches};
+use output::outln;
+use std::path::PathBuf;
+
+/// What `vnvme daemon` serves at first.
+#[derive(Args)]
+struct Named {
+    /// A TOML file with [[controller]]s, [[vhost-user-blk]]s, [[ublk]] devices and [process]; or a
+    /// folder of such files (*.toml, in the order of their names)
+    #[arg(long, short, value_name = "FILE|DIR")]
+    config: Option<PathBuf>,
+}
+
+/// Options of `vnvme daemon`.
+pub struct DaemonArgs {
+    named: Named,
+    given: Given,
+}
+
+impl FromArgMatches for DaemonArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self {
+            named: Named::from_arg_matches(matches)?,
+            given: Given::of(Command::Daemon, matches),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for DaemonArgs {
+    fn augment_args(cli: clap::Command) -> clap::Command {
+        flags::augment(Command::Daemon, Named::augment_args(cli))
+    }
+
+    fn augment_args_for_update(cli: clap::Command) -> clap::Command {
+        Self::augment_args(cli)
+    }
+}
+
+impl DaemonArgs {
+    /// Serves until a signal asks for the end.
+    pub fn run(self) -> Result<()> {
+        let (specs, options) = self.merge()?;
+        serve(&specs, &options)
+    }
+
+    fn merge(self) -> Result<(Specs, ServeOptions)> {
+        let config = self.named.config;
+        let read = config.as_deref().map(config::read).transpose()?;
+        let mut specs = read.unwrap_or_default();
+        let process = specs.process.clone();
+        self.given.merge_process(&mut specs)?;
+        let mut options = specs.process.clone().options(1);
+        let kept = match &options.state {
+            Some(path) => read_state(path)?,
+            None => Specs::default(),
+        };
+        specs.extend(kept.clone());
+        options.daemon = Some(Daemon {
+            config,
+            process,
+            kept,
+        });
+        Ok((specs, options))
+    }
+}
+
+/// Arguments of `vnvme check`.
+#[derive(Args)]
+pub struct CheckArgs {
+    /// The file or folder, as for vnvme daemon --config
+    #[arg(value_name = "FILE|DIR")]
+    config: PathBuf,
+}
+
+impl CheckArgs {
+    /// Says what is wrong with a configuration, or what it has.
+    pub fn run(self) -> Result<()> {
+        let specs = config::read(&self.config)?;
+        let mut options = specs.process.clone().options(1);
+        options.daemon = Some(Daemon::default());
+        let specs = named(&specs, &options)?;
+        check(&specs, options.control.as_deref())?;
+        for disk in DiskSpec::all(&specs) {
+            let socket = disk
+                .socket()
+                .map_or(String::new(), |path| format!(" at {}", path.display()));
+            let volumes = disk.volumes().join(", ");
+            outln!(
+                "{}: {} \"{}\"{socket}: {volumes}",
+                disk.origin(),
+                disk.kind(),
+                disk.name()
+            );
+        }
+        Ok(())
+    }
+}

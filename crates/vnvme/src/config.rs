@@ -1,0 +1,68 @@
+//! The configuration: a file, or a folder of fragments (`*.toml`, in the order of their names).
+//!
+//! What is wrong is told with the file, the line, and the disk that it concerns.
+
+use crate::spec::{Specs, parse_config};
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Reads a file, or all fragments of a folder.
+///
+/// # Errors
+/// It cannot be read, or is no configuration.
+pub fn read(path: &Path) -> Result<Specs> {
+    if !path.is_dir() {
+        return read_file(path);
+    }
+    let mut specs = Specs::default();
+    let mut process: Option<PathBuf> = None;
+    for file in fragments(path)? {
+        let mut one = read_file(&file)?;
+        specs.controllers.append(&mut one.controllers);
+        specs.vhost_user_blk.append(&mut one.vhost_user_blk);
+        specs.ublk.append(&mut one.ublk);
+        if one.process == Default::default() {
+            continue;
+        }
+        if let Some(before) = &process {
+            bail!(
+                "{}: [process] stands in {} already; it belongs in one fragment",
+                file.display(),
+                before.display()
+            );
+        }
+        specs.process = one.process;
+        process = Some(file);
+    }
+    Ok(specs)
+}
+
+/// The fragments of a folder. Hidden files are none: editors leave such.
+fn fragments(folder: &Path) -> Result<Vec<PathBuf>> {
+    let name = || folder.display().to_string();
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_context(name)? {
+        let path = entry.with_context(name)?.path();
+        let hidden = path.file_name().is_none_or(|name| {
+            let name = name.as_encoded_bytes();
+            name.starts_with(b".")
+        });
+        if !hidden
+            && path
+                .extension()
+                .is_some_and(|extension| extension == "toml")
+        {
+            // To read a FIFO may take forever.
+            ensure!(path.is_file(), "{}: this is no file", path.display());
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_file(path: &Path) -> Result<Specs> {
+    let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    parse_config(path, &text)
+}

@@ -1,0 +1,303 @@
+//! What all workers have in common, and how one gets what it serves: at the start, and while it
+//! runs.
+
+use crate::balance::Spread;
+use crate::confine::Confinement;
+use crate::direct::{DirectPath, PathChoice, check_block_size};
+use crate::front::{Front, NvmeFront, Served, Worker};
+use crate::identity;
+use crate::manage::Table;
+use crate::open::{Opened, Opener, is_within};
+use crate::parts::ublk::{QueueSetup, Told};
+use crate::peers::{Assignment, Fixed, Peers};
+use crate::prepare::{OpenController, OpenExport};
+use crate::registry::Registry;
+use crate::sizes::Sizes;
+use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, ServeOptions, hex};
+use crate::ublk::Disks;
+use crate::vhost_blk::{FrontEnds, VhostBlk};
+use anyhow::{Context, Result};
+use controller::{Controller, ControllerConfig, NamespaceConfig};
+use receive::Receiver;
+use std::sync::Arc;
+use volume::{Extras, Io, Volume};
+
+/// Largest NSID of a daemon's controllers, where nothing else is said.
+const DAEMON_NAMESPACES: u32 = 16;
+
+/// What all workers have in common.
+pub struct Crew {
+    pub options: ServeOptions,
+    pub opener: Opener,
+    pub registry: Registry,
+    pub sizes: Sizes,
+    pub peers: Arc<Peers>,
+    /// The process that receives clients' descriptors.
+    pub receiver: Receiver,
+    pub confinement: Confinement,
+    /// Queues that need a ring may come to any worker, later.
+    pub rings: bool,
+    /// Controllers of all workers together, at the start.
+    pub controllers: usize,
+    /// Requests that all block devices may have together, at the start.
+    pub tags: usize,
+    /// What runs.
+    pub table: Arc<Table>,
+    /// Block devices.
+    pub disks: Disks,
+}
+
+impl Crew {
+    /// Serves a controller on this worker. Its number there.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn add_controller(
+        &self,
+        worker: &mut Worker,
+        index: usize,
+        open: OpenController,
+        assignment: Assignment,
+    ) -> Result<u16> {
+        let (socket, namespaces) = (open.spec.socket.clone(), open.spec.namespaces.len());
+        let (origin, name) = (open.spec.origin.clone(), open.spec.any_name());
+        let added = worker.add(|context| {
+            let one = origin.place("", served(context.owner, open, context.io, self))?;
+            let stats = one.controller.stats();
+            let serial = one.controller.config().serial.clone();
+            let mut front = NvmeFront::new(one, context, index, &self.peers, &self.receiver)
+                .context("epoll")?;
+            tracing::info!(socket = %socket.display(), serial, namespaces, "listening");
+            let entry = self.registry.enter(&socket, stats, front.accepts());
+            front.keep(entry, assignment);
+            front.tell(&self.registry.events, name);
+            Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
+        })?;
+        let owner = added.context("a worker has too many disks")?;
+        worker
+            .handle()
+            .set_name(owner, socket.display().to_string());
+        Ok(owner)
+    }
+
+    /// Serves an export on this worker. Its number there.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn add_export(
+        &self,
+        worker: &mut Worker,
+        index: usize,
+        open: OpenExport,
+        in_flight: usize,
+        assignment: Assignment,
+    ) -> Result<u16> {
+        let (socket, origin) = (open.spec.socket.clone(), open.spec.origin.clone());
+        let added = worker.add(|context| {
+            let clients = FrontEnds {
+                memory: self.options.clients.memory,
+                connects: self.options.clients.connects,
+                receiver: &self.receiver,
+            };
+            let export = VhostBlk::new(
+                open,
+                in_flight,
+                &clients,
+                context,
+                &self.opener,
+                &self.registry,
+                &self.sizes,
+            );
+            let mut export = origin.place("", export)?;
+            let stats = export.stats();
+            let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
+            export.keep(self.peers.enter_fixed(index, requests), assignment);
+            Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
+        })?;
+        let owner = added.context("a worker has too many disks")?;
+        worker
+            .handle()
+            .set_name(owner, socket.display().to_string());
+        Ok(owner)
+    }
+
+    /// Passes a queue of a block device to the worker of this index.
+    pub fn pass_queue(&self, worker: usize, setup: QueueSetup) -> Option<Fixed> {
+        let handle = self.peers.handle(worker)?;
+        let (stats, number) = (setup.stats(), usize::from(setup.number()));
+        let queue = move || stats.queues.get(number).map_or(0, |q| q.requests.get());
+        let fixed = self.peers.enter_fixed(worker, queue);
+        handle.post(|worker| serve_queue(worker, setup));
+        Some(fixed)
+    }
+}
+
+/// Opens a queue of a block device on the worker that is to serve it. The device waits to be told
+/// how that went.
+fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
+    let name = format!("queue {} of /dev/ublkb{}", setup.number(), setup.stats().id);
+    let added = worker.add(|context| Ok::<_, Told>(Front::Ublk(Box::new(setup.open(context)?))));
+    match added {
+        Ok(Some(owner)) => worker.handle().set_name(owner, name),
+        Ok(None) => {
+            tracing::error!("no queue of a block device can be added to this worker: it is full");
+        }
+        Err(_) => {}
+    }
+}
+
+/// A namespace's block size: what was asked for, else what the volume wants, 512 bytes at least.
+fn block_size(spec: &NamespaceSpec, volume: &dyn Volume) -> u32 {
+    spec.block_size
+        .unwrap_or_else(|| volume.info().block_size.max(512))
+}
+
+/// A controller's configuration, as far as it does not depend on its volumes.
+pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
+    let default = ControllerConfig::default();
+    ControllerConfig {
+        model: spec.model.clone().unwrap_or(default.model),
+        firmware: spec.firmware.clone().unwrap_or(default.firmware),
+        subnqn: Some(
+            spec.subnqn
+                .clone()
+                .unwrap_or_else(|| identity::subnqn(&serial)),
+        ),
+        serial,
+        io_queues: spec.io_queues.unwrap_or(default.io_queues),
+        queue_entries: spec.queue_entries.unwrap_or(default.queue_entries),
+        mdts: spec.mdts.unwrap_or(default.mdts),
+        mapped_doorbells: spec.doorbells == Some(DoorbellMode::Mapped),
+        shadow_doorbells: spec.shadow_doorbells.unwrap_or(default.shadow_doorbells),
+        write_cache: spec.write_cache.unwrap_or(default.write_cache),
+        ..ControllerConfig::default()
+    }
+}
+
+/// A namespace of a controller with that serial number.
+///
+/// # Errors
+/// An identifier is none.
+pub fn namespace_config(
+    spec: &NamespaceSpec,
+    nsid: u32,
+    serial: &str,
+    volume: Arc<dyn Volume>,
+) -> Result<NamespaceConfig> {
+    let id = volume.id();
+    Ok(NamespaceConfig {
+        nsid,
+        block_size: block_size(spec, &*volume),
+        read_only: spec.is_read_only(),
+        nguid: match &spec.nguid {
+            Some(text) => hex("nguid", text)?,
+            None => identity::nguid(serial, nsid, &id),
+        },
+        eui64: match &spec.eui64 {
+            Some(text) => hex("eui64", text)?,
+            None => identity::eui64(serial, nsid, &id),
+        },
+        volume,
+    })
+}
+
+fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served> {
+    let OpenController {
+        spec,
+        listener,
+        volumes: prepared,
+        resized,
+    } = open;
+    let spec = &spec;
+    let paths = &crew.registry.paths;
+    let opened = prepared
+        .into_iter()
+        .map(|volume| volume.open(&crew.opener))
+        .collect::<Result<Vec<_>>>()?;
+    let (mut volumes, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
+    for Opened {
+        volume,
+        device,
+        direct,
+    } in opened
+    {
+        volumes.push(volume);
+        backends.extend(device);
+        directs.push(direct);
+    }
+    let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
+    let serial = spec
+        .serial
+        .clone()
+        .unwrap_or_else(|| identity::serial(&ids));
+    let mut namespaces = Vec::new();
+    for ((ns, place), volume) in spec.namespaces.iter().zip(1..).zip(volumes) {
+        if !is_within(&ns.volume) {
+            crew.sizes.watch(&volume, &resized);
+        }
+        let nsid = ns.nsid.unwrap_or(place);
+        namespaces.push(namespace_config(ns, nsid, &serial, volume)?);
+    }
+    let shown: Vec<(u32, u32)> = namespaces
+        .iter()
+        .map(|ns| (ns.nsid, ns.block_size))
+        .collect();
+    // What is limited gains nothing by another worker.
+    let limited =
+        |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
+    let spread = if spec.namespaces.iter().any(limited) {
+        Spread::Off
+    } else {
+        crew.options.spread
+    };
+    let workers = match spread {
+        Spread::Off => 1,
+        Spread::Auto | Spread::Stir => u16::try_from(crew.peers.count()).unwrap_or(u16::MAX),
+    };
+    let room = match (spec.max_namespaces, &crew.options.daemon) {
+        (Some(max), _) => max,
+        (None, Some(_)) => DAEMON_NAMESPACES,
+        (None, None) => 0,
+    };
+    let config = ControllerConfig {
+        workers,
+        max_namespaces: room,
+        ..config(spec, serial)
+    };
+    let mut controller = Controller::new(id, config, namespaces, io)?;
+    let max_transfer = 4096 << controller.config().mdts;
+    for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(shown) {
+        let Some(direct) = direct else {
+            continue;
+        };
+        let path = check_block_size(&direct, block_size).and_then(|()| {
+            DirectPath::new(
+                &direct,
+                nsid,
+                &spec.socket,
+                max_transfer,
+                paths,
+                io.watcher(),
+            )
+        });
+        match path {
+            Ok(path) => {
+                controller.set_passthrough(nsid, Box::new(path));
+            }
+            Err(error) if ns.path == Some(PathChoice::Direct) => {
+                return Err(error.context(format!("{}: path=direct", ns.volume)));
+            }
+            Err(error) => {
+                tracing::info!(volume = %ns.volume, %error, "the generic path is taken");
+            }
+        }
+    }
+    Ok(Served {
+        controller,
+        listener,
+        backends,
+        spread,
+        resized,
+        limits: crew.options.clients,
+    })
+}

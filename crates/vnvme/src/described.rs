@@ -1,0 +1,109 @@
+//! What disks are called and what they show, for those who know them by their address only:
+//! counters, events.
+
+use crate::manage::DiskSpec;
+use crate::registry::disk_name;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+
+/// A disk's name, and its volumes by their NSIDs, as they were given.
+type Description = (String, Vec<(u32, String)>);
+
+/// The disks of the process by their addresses: sockets, devices. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Described(Arc<Mutex<BTreeMap<PathBuf, Description>>>);
+
+/// Where a disk is reached; not known of a block device whose number the kernel has not chosen yet.
+fn address(disk: &DiskSpec) -> Option<PathBuf> {
+    match disk {
+        DiskSpec::Ublk(spec) => spec.id.map(device),
+        DiskSpec::Controller(_) | DiskSpec::VhostBlk(_) => disk.socket().map(Path::to_owned),
+    }
+}
+
+/// The file of the block device with this number.
+pub fn device(id: u32) -> PathBuf {
+    format!("/dev/ublkb{id}").into()
+}
+
+fn description(disk: &DiskSpec) -> Description {
+    let volumes = match disk {
+        DiskSpec::Controller(spec) => {
+            let numbered = spec.namespaces.iter().zip(1..);
+            let of = numbered.map(|(ns, at)| (ns.nsid.unwrap_or(at), ns.volume.to_string()));
+            of.collect()
+        }
+        DiskSpec::VhostBlk(spec) => vec![(1, spec.volume.to_string())],
+        DiskSpec::Ublk(spec) => vec![(1, spec.volume.to_string())],
+    };
+    (disk.name(), volumes)
+}
+
+impl Described {
+    /// One disk more, or one that has changed.
+    pub fn add(&self, disk: &DiskSpec) {
+        if let Some(address) = address(disk) {
+            self.0
+                .lock()
+                .unpoisoned()
+                .insert(address, description(disk));
+        }
+    }
+
+    /// These disks, and no others.
+    pub fn set<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) {
+        let all = disks.filter_map(|disk| Some((address(disk)?, description(disk))));
+        *self.0.lock().unpoisoned() = all.collect();
+    }
+
+    /// What the disk of this address is called; the file's name, where nobody has said it.
+    pub fn name(&self, address: &Path) -> String {
+        let told = self.0.lock().unpoisoned();
+        let name = told.get(address).map(|(name, _)| name.clone());
+        name.unwrap_or_else(|| disk_name(address))
+    }
+
+    /// The volume of a namespace; empty, where nobody has said it.
+    pub fn volume(&self, address: &Path, nsid: u32) -> String {
+        let told = self.0.lock().unpoisoned();
+        let of = told
+            .get(address)
+            .into_iter()
+            .flat_map(|(_, volumes)| volumes);
+        let found = of.into_iter().find(|(of, _)| *of == nsid);
+        found.map(|(_, volume)| volume.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::parse_config;
+
+    #[test]
+    fn disks_are_told_by_their_addresses() {
+        let text = "[[controller]]\nsocket = \"/run/a.sock\"\nname = \"root\"\n\
+            namespace = [{ volume = \"x\" }, { volume = \"y\", nsid = 7 }]\n\
+            [[vhost-user-blk]]\nsocket = \"/run/b.sock\"\nvolume = \"z\"\n\
+            [[ublk]]\nid = 3\nname = \"swap\"\nvolume = \"w\"\n";
+        let specs = parse_config(Path::new("f.toml"), text).unwrap();
+        let all = DiskSpec::all(&specs);
+        let described = Described::default();
+        all.iter().for_each(|disk| described.add(disk));
+        let told = |address: &str, nsid| {
+            let address = Path::new(address);
+            (described.name(address), described.volume(address, nsid))
+        };
+        let is = |name: &str, volume: &str| (name.to_owned(), volume.to_owned());
+        assert_eq!(told("/run/a.sock", 1), is("root", "x"));
+        assert_eq!(told("/run/a.sock", 7), is("root", "y"));
+        assert_eq!(told("/run/a.sock", 2), is("root", ""));
+        assert_eq!(told("/run/b.sock", 1), is("b", "z"));
+        assert_eq!(told("/dev/ublkb3", 1), is("swap", "w"));
+        described.set(all.iter().skip(1));
+        assert_eq!(told("/run/a.sock", 1), is("a", ""));
+        assert_eq!(told("/run/b.sock", 1), is("b", "z"));
+    }
+}

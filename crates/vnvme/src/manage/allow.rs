@@ -1,0 +1,206 @@
+//! What may be opened while the process runs: it lies below folders that the configuration names.
+//! The sandbox holds that in any case; here it is said in words, before anything is tried.
+
+use super::DiskSpec;
+use crate::access::SocketAccess;
+use crate::confine::SandboxMode;
+use crate::spec::ServeOptions;
+use control::Error;
+use control::api::DiskKind;
+use std::path::{Path, PathBuf};
+use volume::path_of_url;
+
+/// Stands in the list for block devices of the host.
+pub const UBLK: &str = "ublk";
+
+/// The option, and what it has.
+pub struct Allow {
+    /// Without links and dots. `None`: everything is allowed, for there is no sandbox.
+    places: Option<Vec<PathBuf>>,
+    ublk: bool,
+    /// Who may connect to sockets that say nothing about it themselves.
+    access: SocketAccess,
+}
+
+/// The folders (and files) of the list.
+pub fn places(options: &ServeOptions) -> Vec<PathBuf> {
+    let listed = options.allow.iter().filter(|path| path.as_os_str() != UBLK);
+    let mut places: Vec<PathBuf> = listed.cloned().collect();
+    if allows_ublk(options) {
+        places.push("/dev".into());
+    }
+    places
+}
+
+/// Block devices may be added.
+pub fn allows_ublk(options: &ServeOptions) -> bool {
+    options.allow.iter().any(|path| path.as_os_str() == UBLK)
+}
+
+impl Allow {
+    /// Of a process with these options, whose sockets are `access`'s where they do not say it.
+    pub fn new(options: &ServeOptions, access: &SocketAccess) -> Self {
+        let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
+        let places = places(options).into_iter().map(real).collect();
+        Self {
+            places: (options.sandbox == SandboxMode::On).then_some(places),
+            ublk: allows_ublk(options),
+            access: access.clone(),
+        }
+    }
+
+    /// Refuses a disk that could not be opened.
+    ///
+    /// # Errors
+    /// What is not allowed, and which option allows it.
+    pub fn check(&self, disk: &DiskSpec) -> Result<(), Error> {
+        if let Some(socket) = disk.socket() {
+            self.check_path(socket)?;
+            self.check_access(disk)?;
+        }
+        if disk.kind() == DiskKind::Ublk && self.places.is_some() && !self.ublk {
+            return Err(Error::unsupported(format!(
+                "{}: block devices of the host can only be added where the sandbox was told so: \
+                 write allow = [\"{UBLK}\", ...] into [process], and start the daemon again",
+                disk.name()
+            )));
+        }
+        disk.volumes()
+            .into_iter()
+            .try_for_each(|url| self.check_volume(url))
+    }
+
+    /// In the sandbox no file changes its owner, group or mode: the calls would reach every file of
+    /// the user.
+    fn check_access(&self, disk: &DiskSpec) -> Result<(), Error> {
+        let own = match disk {
+            DiskSpec::Controller(spec) => &spec.access,
+            DiskSpec::VhostBlk(spec) => &spec.access,
+            DiskSpec::Ublk(_) => return Ok(()),
+        };
+        if self.places.is_none() || own.or(&self.access).is_usual() {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!(
+            "{}: while it runs in its sandbox, the daemon makes sockets that only its own user may \
+             connect to: write the disk into the configuration, and start the daemon again, for \
+             socket-owner, socket-group and socket-mode",
+            disk.name()
+        )))
+    }
+
+    /// The same of one volume.
+    ///
+    /// # Errors
+    /// As [`Allow::check`].
+    pub fn check_volume(&self, url: &str) -> Result<(), Error> {
+        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+        if matches!(scheme, "nvme" | "vfio-user") || url.starts_with("controller+") {
+            return Err(Error::unsupported(format!(
+                "{url}: volumes on devices belong into the configuration that the daemon starts \
+                 with: they cannot be added while it runs"
+            )));
+        }
+        path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))
+    }
+
+    fn check_path(&self, path: &Path) -> Result<(), Error> {
+        let Some(places) = &self.places else {
+            return Ok(());
+        };
+        let real = real(path);
+        if places.iter().any(|place| real.starts_with(place)) {
+            return Ok(());
+        }
+        let list: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        let list = match list.is_empty() {
+            true => "which allows nothing".to_owned(),
+            false => format!("which allows {}", list.join(", ")),
+        };
+        Err(Error::invalid(format!(
+            "{}: the sandbox keeps this process from opening it: it is not below a folder that the \
+             option allow of [process] names, {list}",
+            path.display()
+        )))
+    }
+}
+
+/// Where a path leads: the file itself, or the folder in which it is to be made.
+fn real(path: &Path) -> PathBuf {
+    if let Ok(real) = path.canonicalize() {
+        return real;
+    }
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    let folder = path.parent().map(Path::canonicalize);
+    match (folder, path.file_name()) {
+        (Some(Ok(folder)), Some(name)) => folder.join(name),
+        _ => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::ProcessSpec;
+
+    fn allow(list: &[&str]) -> Allow {
+        let list = crate::options::Paths(list.iter().map(PathBuf::from).collect());
+        let process = ProcessSpec {
+            allow: Some(list),
+            ..ProcessSpec::default()
+        };
+        Allow::new(&process.options(1), &SocketAccess::default())
+    }
+
+    #[test]
+    fn sockets_for_others_are_made_at_the_start_alone() {
+        let socket = |more: &str| {
+            let text =
+                format!("[[vhost-user-blk]]\nsocket = \"/run/a\"\nvolume = \"mem://1M\"\n{more}");
+            DiskSpec::all(&toml::from_str(&text).unwrap()).remove(0)
+        };
+        let mut allow = allow(&["/run"]);
+        allow.check(&socket("")).unwrap();
+        allow.check(&socket("socket-mode = \"0600\"")).unwrap();
+        for more in [
+            "socket-mode = \"0660\"",
+            "socket-group = 7",
+            "socket-owner = 7",
+        ] {
+            let error = allow.check(&socket(more)).unwrap_err();
+            assert_eq!(error.kind, control::ErrorKind::Unsupported, "{more}");
+        }
+        allow.access.group = Some("7".parse().unwrap());
+        assert!(allow.check(&socket("")).is_err(), "as [process] says");
+        allow.places = None;
+        allow.check(&socket("")).unwrap();
+    }
+
+    #[test]
+    fn only_what_lies_below_is_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        std::fs::create_dir_all(path("a/b")).unwrap();
+        std::fs::create_dir(path("ab")).unwrap();
+        std::os::unix::fs::symlink(path("ab"), path("a/link")).unwrap();
+        std::fs::write(path("ab/x"), "").unwrap();
+        let allow = allow(&[&path("a")]);
+        for fine in ["a/x", "a/b/x", "a/b/../x", "ab/../a/x"] {
+            allow.check_volume(&path(fine)).unwrap();
+            allow
+                .check_volume(&format!("file://{}?direct=off", path(fine)))
+                .unwrap();
+        }
+        for bad in ["ab/x", "x", "a/../ab/x", "a/link/x", "a/link/y"] {
+            let error = allow.check_volume(&path(bad)).unwrap_err();
+            assert!(error.message.contains("option allow"), "{bad}: {error}");
+        }
+        allow.check_volume("mem://1M").unwrap();
+        for device in ["nvme://0000:01:00.0/1", "controller+mem://1M"] {
+            let error = allow.check_volume(device).unwrap_err();
+            assert_eq!(error.kind, control::ErrorKind::Unsupported);
+        }
+        let nothing = super::tests::allow(&[]).check_volume("/x").unwrap_err();
+        assert!(nothing.message.contains("allows nothing"), "{nothing}");
+    }
+}

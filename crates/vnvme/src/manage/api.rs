@@ -1,0 +1,175 @@
+//! The control API, as far as it concerns what is served.
+
+use super::plan::Scope;
+use super::request::{namespace_of, table_of};
+use super::table::Entry;
+use super::{DiskSpec, Manager, Source, to_file};
+use crate::options::file;
+use crate::spec::{NamespaceSpec, Specs};
+use control::Error;
+use control::api::{Disk, DiskKind, Namespace, PathChoice, Plan};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+fn invalid(error: anyhow::Error) -> Error {
+    Error::invalid(format!("{error:#}"))
+}
+
+impl Manager {
+    /// All disks, by their names.
+    pub fn disks(&self) -> Vec<Disk> {
+        let table = self.crew.table.all();
+        let disks = table.iter();
+        disks
+            .map(|(name, entry)| self.describe(name, entry))
+            .collect()
+    }
+
+    /// The disk of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn disk(&self, name: &str) -> Result<Disk, Error> {
+        let entry = self.crew.table.get(name)?;
+        Ok(self.describe(name, &entry))
+    }
+
+    fn describe(&self, name: &str, entry: &Entry) -> Disk {
+        let running = entry.running.as_ref();
+        let namespaces = match &entry.spec {
+            DiskSpec::Controller(spec) => spec.namespaces.clone(),
+            DiskSpec::VhostBlk(spec) => vec![NamespaceSpec {
+                volume: spec.volume.clone(),
+                nsid: Some(1),
+                block_size: spec.block_size,
+                read_only: spec.read_only,
+                ..NamespaceSpec::default()
+            }],
+            DiskSpec::Ublk(spec) => vec![NamespaceSpec {
+                nsid: Some(1),
+                ..spec.namespace()
+            }],
+        };
+        let device = match &entry.spec {
+            DiskSpec::Ublk(spec) => spec.id.map(|id| format!("/dev/ublkb{id}")),
+            _ => None,
+        };
+        Disk {
+            name: name.to_owned(),
+            kind: entry.spec.kind(),
+            socket: entry.spec.socket().map(|path| path.display().to_string()),
+            device,
+            attached: running.is_some_and(|running| self.is_attached(running)),
+            client_pid: None,
+            namespaces: namespaces
+                .iter()
+                .map(|spec| describe_namespace(entry, spec))
+                .collect(),
+        }
+    }
+
+    /// Serves a further disk.
+    ///
+    /// # Errors
+    /// See [`control::Daemon::add`].
+    pub fn add(self: &Arc<Self>, kind: DiskKind, table: Map<String, Value>) -> Result<Disk, Error> {
+        let spec = DiskSpec::of(kind, table).map_err(invalid)?;
+        let name = self.add_disk(spec, Source::Runtime)?;
+        self.disk(&name)
+    }
+
+    /// Stops serving a disk.
+    ///
+    /// # Errors
+    /// See [`control::Daemon::remove`].
+    pub fn remove(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
+        self.remove_disk(name, force)
+    }
+
+    /// Makes what is served be what a configuration says.
+    ///
+    /// # Errors
+    /// See [`control::Daemon::apply`].
+    pub fn apply(
+        self: &Arc<Self>,
+        config: Map<String, Value>,
+        dry_run: bool,
+    ) -> Result<Plan, Error> {
+        let table = toml::Value::Table(table_of(config));
+        let mut specs =
+            Specs::deserialize(table).map_err(|error| Error::invalid(error.to_string()))?;
+        specs.take_url_options().map_err(invalid)?;
+        self.reconcile(&specs, Scope::All, dry_run)
+    }
+
+    /// Attaches a namespace to a controller.
+    ///
+    /// # Errors
+    /// See [`control::Daemon::attach`].
+    pub fn attach(
+        self: &Arc<Self>,
+        name: &str,
+        namespace: Map<String, Value>,
+    ) -> Result<Namespace, Error> {
+        let spec = namespace_of(namespace).map_err(invalid)?;
+        let nsid = self.attach_namespace(name, spec)?;
+        self.namespace(name, nsid)
+    }
+
+    /// Detaches a namespace.
+    ///
+    /// # Errors
+    /// See [`control::Daemon::detach`].
+    pub fn detach(self: &Arc<Self>, name: &str, nsid: u32) -> Result<(), Error> {
+        self.detach_namespace(name, nsid)
+    }
+
+    /// Resizes a namespace's volume.
+    ///
+    /// # Errors
+    /// See [`control::Daemon::resize`].
+    pub fn resize(self: &Arc<Self>, name: &str, nsid: u32, bytes: u64) -> Result<Namespace, Error> {
+        self.resize_namespace(name, nsid, bytes)?;
+        self.namespace(name, nsid)
+    }
+
+    fn namespace(&self, name: &str, nsid: u32) -> Result<Namespace, Error> {
+        let disk = self.disk(name)?;
+        let mut namespaces = disk.namespaces.into_iter();
+        let found = namespaces.find(|namespace| namespace.nsid == nsid);
+        found
+            .ok_or_else(|| Error::not_found(format!("\"{name}\" has no namespace {nsid} any more")))
+    }
+
+    /// What runs, as a configuration file.
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    pub fn save(&self) -> Result<String, Error> {
+        let table = self.crew.table.all();
+        let disks = table.iter().map(|(_, entry)| &entry.spec);
+        let process = file::to_table(&self.process);
+        to_file((!process.is_empty()).then_some(process), disks)
+            .map_err(|error| Error::failed(format!("{error:#}")))
+    }
+}
+
+fn describe_namespace(entry: &Entry, spec: &NamespaceSpec) -> Namespace {
+    let nsid = spec.nsid.unwrap_or(1);
+    let volumes = entry.running.iter().flat_map(|running| &running.volumes);
+    let volume = volumes.into_iter().find(|(id, _)| *id == nsid);
+    let info = volume.and_then(|(_, volume)| Some(volume.upgrade()?.info()));
+    let block = info.as_ref().map_or(512, |info| info.block_size.max(512));
+    Namespace {
+        nsid,
+        volume: spec.volume.to_string(),
+        bytes: info.as_ref().map_or(0, |info| info.size),
+        block_size: spec.block_size.unwrap_or(block),
+        read_only: spec.is_read_only() || info.is_some_and(|info| info.read_only),
+        path: spec.path.map(|path| match path {
+            crate::direct::PathChoice::Direct => PathChoice::Direct,
+            crate::direct::PathChoice::Generic => PathChoice::Generic,
+        }),
+    }
+}

@@ -1,0 +1,268 @@
+//! How a disk comes and goes while the process runs.
+//!
+//! What may hang is done on a thread of its own ([`bounded`]): a volume is opened there, never on a
+//! worker. A worker gets what is open by a job, and makes its front-end of it; a front-end that is
+//! to go drains on its worker, beside all others, which do not stop.
+
+use super::bounded::{Decision, bounded};
+use super::table::{Reserved, Running, Server, Source, Taken};
+use super::{DiskSpec, Manager};
+use crate::crew::Crew;
+use crate::front::{Front, NvmeFront, Worker};
+use crate::prepare::{ReadyController, ReadyExport, make_room};
+use crate::ublk::OpenDisk;
+use control::Error;
+use control::api::EventKind;
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
+use volume::Volume;
+
+/// How long a volume may take to be opened, or to be closed.
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+/// How long the last to use a volume may take.
+const CLOSED: Duration = Duration::from_secs(10);
+/// Requests of an export that may be with its volume: it shares the worker's ring with others that
+/// come and go.
+const EXPORT_IN_FLIGHT: usize = 256;
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A disk whose volumes are open, and which nobody can reach yet.
+pub(super) enum Ready {
+    Controller(ReadyController),
+    Export(ReadyExport),
+    Ublk(Box<OpenDisk>),
+}
+
+/// An error of this program, as a control client is told of it.
+pub(super) fn failed(error: anyhow::Error) -> Error {
+    Error::failed(format!("{error:#}"))
+}
+
+/// The end of the process has begun.
+pub(super) fn ending() -> Error {
+    Error::conflict("the process is ending")
+}
+
+impl Manager {
+    /// Refuses what can be known to fail.
+    pub(super) fn admit(&self, spec: &DiskSpec) -> Result<(), Error> {
+        if let DiskSpec::Controller(spec) = spec
+            && spec.namespaces.is_empty()
+            && spec.max_namespaces.is_none()
+        {
+            return Err(Error::invalid(format!(
+                "{}: no volume to serve",
+                spec.any_name()
+            )));
+        }
+        self.allow.check(spec)?;
+        let table = self.crew.table.all();
+        let others = table.iter().map(|(_, entry)| &entry.spec);
+        let all = DiskSpec::specs(others.chain(std::iter::once(spec)));
+        let room = self.room.check(&all);
+        room.map_err(|error| Error::conflict(format!("{error:#}")))
+    }
+
+    /// Opens a disk's volumes.
+    pub(super) fn open(&self, spec: &DiskSpec) -> Result<Ready, Error> {
+        let opener = &self.crew.opener;
+        if let Some(socket) = spec.socket() {
+            make_room(socket, spec.origin()).map_err(failed)?;
+        }
+        Ok(match spec {
+            DiskSpec::Controller(spec) => {
+                Ready::Controller(ReadyController::new(spec, opener).map_err(failed)?)
+            }
+            DiskSpec::VhostBlk(spec) => {
+                Ready::Export(ReadyExport::new(spec, opener).map_err(failed)?)
+            }
+            DiskSpec::Ublk(spec) => {
+                let open = OpenDisk::new(spec, opener);
+                let open = spec.origin.place("volume", open).map_err(failed)?;
+                Ready::Ublk(Box::new(open))
+            }
+        })
+    }
+
+    /// Has a disk served whose volumes are open.
+    pub(super) fn serve(&self, ready: Ready) -> Result<Running, Error> {
+        let (worker, assignment) = self.crew.peers.assign_any();
+        match ready {
+            Ready::Controller(ready) => {
+                let open = ready.listen(&self.process.access).map_err(failed)?;
+                let (volumes, resized) = (open.volumes(), open.resized.clone());
+                let owner = self.on_worker(worker, move |thread, crew| {
+                    let added = crew.add_controller(thread, worker, open, assignment);
+                    added.map_err(failed)
+                })?;
+                Ok(Running {
+                    server: Server::Worker { worker, owner },
+                    volumes,
+                    resized,
+                })
+            }
+            Ready::Export(ready) => {
+                let open = ready.listen(&self.process.access).map_err(failed)?;
+                let (volumes, resized) = (open.volumes(), open.resized.clone());
+                let owner = self.on_worker(worker, move |thread, crew| {
+                    let added = crew.add_export(thread, worker, open, EXPORT_IN_FLIGHT, assignment);
+                    added.map_err(failed)
+                })?;
+                Ok(Running {
+                    server: Server::Worker { worker, owner },
+                    volumes,
+                    resized,
+                })
+            }
+            Ready::Ublk(open) => {
+                drop(assignment);
+                self.crew.disks.add(*open, &self.crew).map_err(failed)
+            }
+        }
+    }
+
+    /// Has a worker do something, and waits for its answer.
+    pub(super) fn on_worker<T: Send + 'static>(
+        &self,
+        worker: usize,
+        job: impl FnOnce(&mut Worker, &Crew) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let handle = self.crew.peers.handle(worker).ok_or_else(ending)?;
+        let (told, answer) = mpsc::channel();
+        let crew = self.crew.clone();
+        handle.post(move |thread| {
+            let _ = told.send(job(thread, &crew));
+        });
+        // A worker that ends drops its jobs.
+        answer.recv().map_err(|_| ending())?
+    }
+
+    /// Adds a disk.
+    pub(super) fn add_disk(
+        self: &Arc<Self>,
+        spec: DiskSpec,
+        source: Source,
+    ) -> Result<String, Error> {
+        self.admit(&spec)?;
+        let reserved = self.crew.table.reserve(spec.clone(), source)?;
+        self.crew.registry.described.add(&spec);
+        let (manager, what) = (self.clone(), format!("opening \"{}\"", spec.name()));
+        bounded(&what, LIMIT, move |decision| {
+            let ready = manager.open(&spec)?;
+            manager.serve_reserved(ready, reserved, decision)
+        })
+    }
+
+    /// Has a disk served under the name that was taken for it.
+    pub(super) fn serve_reserved(
+        &self,
+        ready: Ready,
+        reserved: Reserved,
+        decision: &Decision,
+    ) -> Result<String, Error> {
+        if !decision.commit() {
+            return Err(Error::failed("it was given up"));
+        }
+        let running = self.serve(ready)?;
+        let name = reserved.serve(running);
+        self.tell(EventKind::Added, &name, None);
+        Ok(name)
+    }
+
+    /// Removes a disk.
+    pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
+        let taken = self.crew.table.take(name, "being removed")?;
+        let (manager, what) = (self.clone(), format!("removing \"{name}\""));
+        bounded(&what, LIMIT, move |decision| {
+            decision.commit();
+            manager.remove_taken(taken, force)
+        })
+    }
+
+    /// Removes a disk that was taken for it.
+    pub(super) fn remove_taken(&self, taken: Taken, force: bool) -> Result<(), Error> {
+        let name = taken.name.clone();
+        match taken.running.server {
+            Server::Worker { worker, owner } => {
+                let (told, removed) = mpsc::channel();
+                let called = name.clone();
+                self.on_worker(worker, move |thread, _| {
+                    let Some(front) = thread.front_mut(owner) else {
+                        return Err(Error::not_found(format!("\"{called}\" is gone")));
+                    };
+                    if has_client(front) && !force {
+                        return Err(attached(&called));
+                    }
+                    if let Front::Nvme(front) = front {
+                        front.dismiss();
+                    }
+                    thread.remove(owner, move |end| {
+                        let _ = told.send(end.map_err(|error| error.to_string()));
+                    });
+                    Ok(())
+                })?;
+                // It drains; its worker may end meanwhile, and closes it then.
+                if let Ok(Err(error)) = removed.recv() {
+                    tracing::error!(disk = name, error, "not everything may be durable");
+                }
+            }
+            Server::Ublk(id) => self.crew.disks.remove(id, force)?,
+        }
+        wait_closed(taken.running.volumes.iter().map(|(_, volume)| volume));
+        taken.gone();
+        tracing::info!(disk = name, "removed");
+        self.tell(EventKind::Removed, &name, None);
+        Ok(())
+    }
+
+    /// A client has the disk.
+    pub(super) fn is_attached(&self, running: &Running) -> bool {
+        match running.server {
+            Server::Worker { worker, owner } => self
+                .on_worker(worker, move |thread, _| {
+                    Ok(thread.front_mut(owner).is_some_and(has_client))
+                })
+                .unwrap_or(false),
+            Server::Ublk(id) => self.crew.disks.is_open(id),
+        }
+    }
+}
+
+/// That a client keeps a disk from being removed.
+pub(super) fn attached(name: &str) -> Error {
+    Error::conflict(format!(
+        "a client is attached to \"{name}\": detach it first, or force the removal. (To take a \
+         disk from a running guest, detach its namespace; QEMU ends when a vfio-user device is \
+         unplugged.)"
+    ))
+}
+
+fn has_client(front: &mut Front) -> bool {
+    match front {
+        Front::Nvme(front) => front.has_client(),
+        Front::VhostBlk(front) => front.has_client(),
+        Front::Remote(_) | Front::Ublk(_) => true,
+    }
+}
+
+/// Its controller, if the front-end of this number has one.
+pub(super) fn controller(thread: &mut Worker, owner: u16) -> Result<&mut NvmeFront, Error> {
+    match thread.front_mut(owner) {
+        Some(Front::Nvme(front)) => Ok(front),
+        _ => Err(Error::unsupported(
+            "only a controller has namespaces that come and go",
+        )),
+    }
+}
+
+/// Waits until the last one has closed the volumes: queues on other workers, who asks for a size.
+pub(super) fn wait_closed<'a>(volumes: impl Iterator<Item = &'a Weak<dyn Volume>> + Clone) {
+    let limit = Instant::now() + CLOSED;
+    while volumes.clone().any(|volume| volume.strong_count() > 0) {
+        if Instant::now() >= limit {
+            tracing::warn!("a volume that was removed has not been closed yet");
+            return;
+        }
+        std::thread::sleep(LOOK);
+    }
+}

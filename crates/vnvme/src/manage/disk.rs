@@ -1,0 +1,191 @@
+//! A disk as it is described: a table of a configuration file, or of a control client's request.
+
+use crate::options::file;
+use crate::origin::Origin;
+use crate::spec::{ControllerSpec, Specs, UblkSpec, VhostBlkSpec};
+use anyhow::{Context, Result};
+use control::api::DiskKind;
+use std::path::Path;
+
+/// What one front-end is to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskSpec {
+    Controller(ControllerSpec),
+    VhostBlk(VhostBlkSpec),
+    Ublk(UblkSpec),
+}
+
+impl DiskSpec {
+    /// All disks of a configuration.
+    pub fn all(specs: &Specs) -> Vec<Self> {
+        let controllers = specs.controllers.iter().cloned().map(Self::Controller);
+        let exports = specs.vhost_user_blk.iter().cloned().map(Self::VhostBlk);
+        let disks = specs.ublk.iter().cloned().map(Self::Ublk);
+        let mut all: Vec<Self> = controllers.chain(exports).chain(disks).collect();
+        all.iter_mut().for_each(Self::complete);
+        all
+    }
+
+    /// The configuration of disks.
+    pub fn specs<'a>(disks: impl Iterator<Item = &'a Self>) -> Specs {
+        let mut specs = Specs::default();
+        for disk in disks {
+            match disk {
+                Self::Controller(spec) => specs.controllers.push(spec.clone()),
+                Self::VhostBlk(spec) => specs.vhost_user_blk.push(spec.clone()),
+                Self::Ublk(spec) => specs.ublk.push(spec.clone()),
+            }
+        }
+        specs
+    }
+
+    /// The same, with what [`DiskSpec::all`] says beside.
+    pub fn completed(mut self) -> Self {
+        self.complete();
+        self
+    }
+
+    /// Says what else would count by its place: its name, the IDs of its namespaces.
+    pub(super) fn complete(&mut self) {
+        match self {
+            Self::Controller(spec) => {
+                spec.name = Some(spec.any_name());
+                spec.number_namespaces();
+            }
+            Self::VhostBlk(spec) => spec.name = Some(spec.any_name()),
+            Self::Ublk(spec) if spec.id.is_some() => spec.name = Some(spec.any_name()),
+            Self::Ublk(_) => {}
+        }
+    }
+
+    pub fn kind(&self) -> DiskKind {
+        match self {
+            Self::Controller(_) => DiskKind::Controller,
+            Self::VhostBlk(_) => DiskKind::VhostUserBlk,
+            Self::Ublk(_) => DiskKind::Ublk,
+        }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Controller(spec) => spec.any_name(),
+            Self::VhostBlk(spec) => spec.any_name(),
+            Self::Ublk(spec) => spec.any_name(),
+        }
+    }
+
+    /// Where it stands in a file.
+    pub fn origin(&self) -> &Origin {
+        match self {
+            Self::Controller(spec) => &spec.origin,
+            Self::VhostBlk(spec) => &spec.origin,
+            Self::Ublk(spec) => &spec.origin,
+        }
+    }
+
+    pub fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::Controller(spec) => Some(&spec.socket),
+            Self::VhostBlk(spec) => Some(&spec.socket),
+            Self::Ublk(_) => None,
+        }
+    }
+
+    /// Paths or URLs of its volumes.
+    pub fn volumes(&self) -> Vec<&str> {
+        match self {
+            Self::Controller(spec) => spec.namespaces.iter().map(|ns| &*ns.volume).collect(),
+            Self::VhostBlk(spec) => vec![&spec.volume],
+            Self::Ublk(spec) => vec![&spec.volume],
+        }
+    }
+
+    /// Its table in a configuration file.
+    pub fn to_table(&self) -> toml::Table {
+        match self {
+            Self::Controller(spec) => {
+                let mut table = file::to_table(spec);
+                let namespaces = spec.namespaces.iter().map(file::to_table);
+                let namespaces = namespaces.map(toml::Value::Table).collect();
+                table.insert("namespace".into(), toml::Value::Array(namespaces));
+                table
+            }
+            Self::VhostBlk(spec) => file::to_table(spec),
+            Self::Ublk(spec) => file::to_table(spec),
+        }
+    }
+}
+
+/// A configuration file that says this.
+///
+/// # Errors
+/// It cannot be written down.
+pub fn to_file<'a>(
+    process: Option<toml::Table>,
+    disks: impl Iterator<Item = &'a DiskSpec>,
+) -> Result<String> {
+    let mut root = toml::Table::new();
+    if let Some(process) = process {
+        root.insert("process".into(), toml::Value::Table(process));
+    }
+    for disk in disks {
+        let list = root.entry(disk.kind().name());
+        let list = list.or_insert_with(|| toml::Value::Array(Vec::new()));
+        if let toml::Value::Array(list) = list {
+            list.push(toml::Value::Table(disk.to_table()));
+        }
+    }
+    toml::to_string(&root).context("the configuration cannot be written down")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::parse_config;
+
+    #[test]
+    fn what_is_written_down_is_read_as_the_same() {
+        let text = r#"
+            [[controller]]
+            name = "root"
+            socket = "/run/a.sock"
+            write-cache = false
+            io-queues = 3
+            socket-group = "kvm"
+            socket-mode = "0660"
+            doorbells = "mapped"
+            [[controller.namespace]]
+            volume = "mem://1M?iops=1000&nsid=7"
+            [[controller.namespace]]
+            volume = { url = "b.raw", bps = "1M" }
+            read-only = true
+            [[controller]]
+            socket = "/run/b.sock"
+            namespace = [{ volume = "mem://1M" }]
+            [[vhost-user-blk]]
+            socket = "/run/c.sock"
+            volume = "mem://1M?queues=2"
+            [[ublk]]
+            volume = "c.raw"
+            id = 4
+            [process]
+            idle-window = 30
+            cpus = ["1-2"]
+            socket-owner = 7
+            metrics = "127.0.0.1:9469"
+            client-memory = "4G"
+            spread = "off"
+            allow = ["/d", "ublk"]
+        "#;
+        let first = parse_config(Path::new("f.toml"), text).unwrap();
+        let disks = DiskSpec::all(&first);
+        let process = file::to_table(&first.process);
+        let written = to_file(Some(process), disks.iter()).unwrap();
+        let second = parse_config(Path::new("g.toml"), &written).unwrap();
+        assert_eq!(DiskSpec::all(&second), disks, "{written}");
+        assert_eq!(second.process, first.process, "{written}");
+        let names: Vec<String> = disks.iter().map(DiskSpec::name).collect();
+        assert_eq!(names, ["root", "b", "c", "ublkb4"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! Namespaces that are attached, detached and resized while their controller runs.
+
+use super::bounded::bounded;
+use super::change::{LIMIT, controller, failed, wait_closed};
+use super::table::{Server, Taken};
+use super::{DiskSpec, Manager};
+use crate::crew::namespace_config;
+use crate::open::Opened;
+use crate::spec::NamespaceSpec;
+use control::Error;
+use control::api::EventKind;
+use controller::Attach;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two looks whether all workers know.
+const LOOK: Duration = Duration::from_millis(2);
+/// After this time, commands in flight on a namespace that was detached end early.
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Manager {
+    /// Attaches a namespace. Its ID.
+    pub(super) fn attach_namespace(
+        self: &Arc<Self>,
+        name: &str,
+        mut spec: NamespaceSpec,
+    ) -> Result<u32, Error> {
+        self.allow.check_volume(&spec.volume)?;
+        let taken = self.crew.table.take(name, "being changed")?;
+        let DiskSpec::Controller(disk) = &taken.spec else {
+            return Err(only_controllers(name));
+        };
+        let used = |nsid: u32| disk.namespaces.iter().any(|ns| ns.nsid == Some(nsid));
+        let free = (1..=u32::MAX).find(|nsid| !used(*nsid));
+        let nsid = spec.nsid.or(free).unwrap_or(1);
+        if used(nsid) {
+            return Err(Error::conflict(format!(
+                "\"{name}\" has a namespace {nsid} already"
+            )));
+        }
+        spec.nsid = Some(nsid);
+        let mut together = disk.clone();
+        together.namespaces.push(spec.clone());
+        let together = DiskSpec::Controller(together);
+        self.check_beside(name, &together)?;
+        let (manager, what) = (self.clone(), format!("opening {}", spec.volume));
+        bounded(&what, LIMIT, move |decision| {
+            let opened = manager.crew.opener.open(&spec);
+            let opened = spec.origin.place("volume", opened).map_err(failed)?;
+            if !decision.commit() {
+                return Err(Error::failed("it was given up"));
+            }
+            manager.attach_opened(taken, together, spec, opened)
+        })
+    }
+
+    /// Shows a namespace that is open.
+    pub(super) fn attach_opened(
+        &self,
+        mut taken: Taken,
+        together: DiskSpec,
+        spec: NamespaceSpec,
+        opened: Opened,
+    ) -> Result<u32, Error> {
+        let Server::Worker { worker, owner } = taken.running.server else {
+            return Err(only_controllers(&taken.name));
+        };
+        self.crew.registry.described.add(&together);
+        let volume = opened.volume;
+        let nsid = spec.nsid.unwrap_or(1);
+        let shown = volume.clone();
+        self.on_worker(worker, move |thread, _| {
+            let front = controller(thread, owner)?;
+            let (controller, io) = front.controller_mut();
+            let serial = controller.config().serial.clone();
+            let config = namespace_config(&spec, nsid, &serial, shown).map_err(failed)?;
+            let attached = controller.attach(config, io);
+            attached.map_err(|error| Error::invalid(error.to_string()))
+        })?;
+        loop {
+            let state = self.on_worker(worker, move |thread, _| {
+                Ok(controller(thread, owner)?.controller_mut().0.attaching())
+            })?;
+            match state {
+                Attach::Done => break,
+                Attach::Refused => {
+                    return Err(Error::failed(format!(
+                        "namespace {nsid}: a worker that has queues of the controller could not \
+                         open the volume"
+                    )));
+                }
+                Attach::Under => std::thread::sleep(LOOK),
+            }
+        }
+        self.crew.sizes.watch(&volume, &taken.running.resized);
+        let weak = Arc::downgrade(&volume);
+        taken.running.volumes.push((nsid, weak));
+        taken.spec = together;
+        taken.changed();
+        self.tell(EventKind::Changed, &taken.name, Some(nsid));
+        Ok(nsid)
+    }
+
+    /// Detaches a namespace.
+    pub(super) fn detach_namespace(self: &Arc<Self>, name: &str, nsid: u32) -> Result<(), Error> {
+        let taken = self.crew.table.take(name, "being changed")?;
+        let what = format!("detaching namespace {nsid} of \"{name}\"");
+        let manager = self.clone();
+        bounded(&what, LIMIT, move |decision| {
+            decision.commit();
+            manager.detach_taken(taken, nsid)
+        })
+    }
+
+    /// The same of a disk that was taken for it.
+    pub(super) fn detach_taken(&self, mut taken: Taken, nsid: u32) -> Result<(), Error> {
+        let name = taken.name.clone();
+        let (DiskSpec::Controller(disk), Server::Worker { worker, owner }) =
+            (&mut taken.spec, taken.running.server)
+        else {
+            return Err(only_controllers(&name));
+        };
+        let called = name.clone();
+        self.on_worker(worker, move |thread, _| {
+            let detached = controller(thread, owner)?.controller_mut().0.detach(nsid);
+            match detached {
+                true => Ok(()),
+                false => Err(Error::not_found(format!(
+                    "\"{called}\" has no namespace {nsid}"
+                ))),
+            }
+        })?;
+        // Nobody finds it any more, whatever its volume does.
+        disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
+        let (gone, left) = std::mem::take(&mut taken.running.volumes)
+            .into_iter()
+            .partition(|(id, _)| *id == nsid);
+        taken.running.volumes = left;
+        taken.changed();
+        let gone: Vec<_> = gone;
+        let began = Instant::now();
+        loop {
+            let early = began.elapsed() >= GRACE;
+            let left = self.on_worker(worker, move |thread, _| {
+                let (controller, io) = controller(thread, owner)?.controller_mut();
+                if early {
+                    controller.end_detached_early();
+                }
+                controller.tidy(io);
+                Ok(!controller.has_detached())
+            })?;
+            if !left {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        wait_closed(gone.iter().map(|(_, volume)| volume));
+        self.tell(EventKind::Changed, &name, Some(nsid));
+        Ok(())
+    }
+}
+
+fn only_controllers(name: &str) -> Error {
+    Error::unsupported(format!(
+        "\"{name}\" is no controller: only controllers have namespaces that come and go"
+    ))
+}

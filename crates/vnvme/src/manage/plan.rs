@@ -1,0 +1,415 @@
+//! What a configuration changes: told in words before anything happens, then done, or undone.
+
+use super::bounded::bounded;
+use super::change::{LIMIT, Ready, attached, failed};
+use super::table::{Entry, Source};
+use super::{DiskSpec, Manager};
+use crate::open::Opened;
+use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
+use control::Error;
+use control::api::{Plan, Refusal};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Whose absence from a configuration removes a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Everything that it does not name.
+    All,
+    /// Only what a configuration had named before.
+    OfConfig,
+}
+
+/// One thing to be done.
+enum Step {
+    Add(DiskSpec),
+    Remove(String),
+    /// Nobody is attached: it goes, and comes again.
+    Replace(DiskSpec),
+    /// Its client goes on.
+    Namespaces {
+        name: String,
+        gone: Vec<u32>,
+        new: Vec<NamespaceSpec>,
+    },
+}
+
+/// What was done, and how it is undone.
+enum Done {
+    Added(String),
+    Removed(DiskSpec, Source),
+    Attached(String, u32),
+    Detached(String, NamespaceSpec),
+}
+
+impl Manager {
+    /// Makes what is served be what a configuration says.
+    pub(super) fn reconcile(
+        self: &Arc<Self>,
+        wanted: &Specs,
+        scope: Scope,
+        dry_run: bool,
+    ) -> Result<Plan, Error> {
+        let Ok(_applying) = self.applying.try_lock() else {
+            return Err(Error::conflict("another configuration is being applied"));
+        };
+        let (mut plan, steps) = self.plan(wanted, scope)?;
+        plan.dry_run = dry_run;
+        if dry_run || !plan.refused.is_empty() {
+            return Ok(plan);
+        }
+        let manager = self.clone();
+        let source = match scope {
+            Scope::All => Source::Runtime,
+            Scope::OfConfig => Source::Config,
+        };
+        let mut done = Vec::new();
+        let result = manager.do_all(steps, source, &mut done);
+        if let Err(error) = result {
+            let undone = self.undo(done);
+            return Err(match undone.is_empty() {
+                true => Error::failed(format!("{}; nothing was changed", error.message)),
+                false => Error::failed(format!(
+                    "{}; and this could not be undone: {}",
+                    error.message,
+                    undone.join("; ")
+                )),
+            });
+        }
+        Ok(plan)
+    }
+
+    fn plan(&self, wanted: &Specs, scope: Scope) -> Result<(Plan, Vec<Step>), Error> {
+        let mut plan = Plan::default();
+        let mut steps = Vec::new();
+        let disks = DiskSpec::all(wanted);
+        let mut by_name = BTreeMap::new();
+        for disk in disks {
+            let name = disk.name();
+            if by_name.insert(name.clone(), disk).is_some() {
+                return Err(Error::invalid(format!(
+                    "two disks are called \"{name}\": give one of them a name"
+                )));
+            }
+        }
+        let table: BTreeMap<String, Entry> = self.crew.table.all().into_iter().collect();
+        let mut refuse = |disk: &str, reason: String| {
+            plan.refused.push(Refusal {
+                disk: disk.to_owned(),
+                reason,
+            });
+        };
+        if let Some(what) = self.process_change(&wanted.process) {
+            refuse("", what);
+        }
+        for (name, entry) in &table {
+            let goes = scope == Scope::All || entry.source == Source::Config;
+            if by_name.contains_key(name) || !goes {
+                continue;
+            }
+            match (&entry.running, entry.busy) {
+                (_, Some(busy)) => refuse(name, format!("it is {busy}")),
+                (Some(running), None) if self.is_attached(running) => {
+                    refuse(name, attached(name).message);
+                }
+                _ => {
+                    plan.removed.push(name.clone());
+                    steps.push(Step::Remove(name.clone()));
+                }
+            }
+        }
+        for (name, disk) in by_name {
+            let Some(entry) = table.get(&name) else {
+                match self.admit(&disk) {
+                    Ok(()) => plan.added.push(name),
+                    Err(error) => {
+                        let reason = disk.origin().error("", error.message);
+                        refuse(&name, reason.to_string());
+                    }
+                }
+                steps.push(Step::Add(disk));
+                continue;
+            };
+            if entry.spec == disk {
+                plan.unchanged.push(name);
+                continue;
+            }
+            match self.change(&name, entry, disk) {
+                Ok(step) => {
+                    plan.changed.push(name);
+                    steps.push(step);
+                }
+                Err(error) => refuse(&name, error.message),
+            }
+        }
+        // What has to be unique, among all that is to be served then.
+        if plan.refused.is_empty() {
+            self.check_together(&table, &steps)?;
+        }
+        Ok((plan, steps))
+    }
+
+    fn check_together(&self, table: &BTreeMap<String, Entry>, steps: &[Step]) -> Result<(), Error> {
+        let mut all: BTreeMap<String, DiskSpec> = table
+            .iter()
+            .map(|(name, entry)| (name.clone(), entry.spec.clone()))
+            .collect();
+        for step in steps {
+            match step {
+                Step::Add(spec) | Step::Replace(spec) => {
+                    all.insert(spec.name(), spec.clone());
+                }
+                Step::Remove(name) => {
+                    all.remove(name);
+                }
+                Step::Namespaces { name, gone, new } => {
+                    if let Some(DiskSpec::Controller(spec)) = all.get_mut(name) {
+                        let left =
+                            |ns: &NamespaceSpec| ns.nsid.is_none_or(|id| !gone.contains(&id));
+                        spec.namespaces.retain(left);
+                        spec.namespaces.extend(new.iter().cloned());
+                    }
+                }
+            }
+        }
+        self.check_all(all.values())
+    }
+
+    /// How a disk becomes another one.
+    fn change(&self, name: &str, entry: &Entry, wanted: DiskSpec) -> Result<Step, Error> {
+        let (Some(running), None) = (&entry.running, entry.busy) else {
+            let busy = entry.busy.unwrap_or("not served");
+            return Err(Error::conflict(format!("it is {busy}")));
+        };
+        if entry.spec.kind() != wanted.kind() || !self.is_attached(running) {
+            if self.is_attached(running) {
+                return Err(attached(name));
+            }
+            self.admit(&wanted)?;
+            return Ok(Step::Replace(wanted));
+        }
+        let (DiskSpec::Controller(now), DiskSpec::Controller(then)) = (&entry.spec, &wanted) else {
+            return Err(Error::conflict(format!(
+                "a client is attached, and {} cannot change under it",
+                differing(&entry.spec, &wanted)
+            )));
+        };
+        let others = |spec: &ControllerSpec| {
+            let namespaces = Vec::new();
+            DiskSpec::Controller(ControllerSpec {
+                namespaces,
+                ..spec.clone()
+            })
+        };
+        if others(now) != others(then) {
+            return Err(Error::conflict(format!(
+                "a client is attached, and {} cannot change under it",
+                differing(&others(now), &others(then))
+            )));
+        }
+        let of = |spec: &ControllerSpec, nsid| {
+            let mut namespaces = spec.namespaces.iter();
+            namespaces.find(|ns| ns.nsid == nsid).cloned()
+        };
+        let mut new = Vec::new();
+        for namespace in &then.namespaces {
+            match of(now, namespace.nsid) {
+                None => {
+                    self.allow.check_volume(&namespace.volume)?;
+                    new.push(namespace.clone());
+                }
+                Some(same) if same == *namespace => {}
+                Some(_) => {
+                    return Err(Error::conflict(format!(
+                        "a client is attached, and namespace {} cannot become another one under \
+                         it: detach it first",
+                        namespace.nsid.unwrap_or(0)
+                    )));
+                }
+            }
+        }
+        let kept = |ns: &&NamespaceSpec| of(then, ns.nsid).is_none();
+        let gone = now.namespaces.iter().filter(kept);
+        Ok(Step::Namespaces {
+            name: name.to_owned(),
+            gone: gone.filter_map(|ns| ns.nsid).collect(),
+            new,
+        })
+    }
+
+    /// Options of the process that differ: they count from the next start on.
+    fn process_change(&self, wanted: &ProcessSpec) -> Option<String> {
+        // A description of disks alone says nothing about the process.
+        if [&self.process, &self.said, &ProcessSpec::default()].contains(&wanted) {
+            return None;
+        }
+        let now = crate::options::file::to_table(&self.said);
+        let then = crate::options::file::to_table(wanted);
+        let keys = differing_keys(&now, &then);
+        Some(format!(
+            "[process]: {keys} cannot change while the process runs: start it again"
+        ))
+    }
+
+    fn do_all(
+        self: &Arc<Self>,
+        steps: Vec<Step>,
+        source: Source,
+        done: &mut Vec<Done>,
+    ) -> Result<(), Error> {
+        // Everything new is opened before anything goes: it may not be there. Only what is to be
+        // opened a second time has to wait until it is closed.
+        let mut ready: BTreeMap<String, Ready> = BTreeMap::new();
+        let mut namespaces: BTreeMap<(String, u32), Opened> = BTreeMap::new();
+        for step in &steps {
+            match step {
+                Step::Add(spec) if !self.is_in_use(spec) => {
+                    ready.insert(spec.name(), self.open_bounded(spec)?);
+                }
+                Step::Namespaces { name, new, .. } => {
+                    for spec in new {
+                        let opened = self.open_namespace(spec)?;
+                        namespaces.insert((name.clone(), spec.nsid.unwrap_or(1)), opened);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for step in &steps {
+            match step {
+                Step::Remove(name) => self.remove_undoably(name, done)?,
+                Step::Replace(spec) => self.remove_undoably(&spec.name(), done)?,
+                _ => {}
+            }
+        }
+        for step in steps {
+            match step {
+                Step::Remove(_) => {}
+                Step::Add(spec) | Step::Replace(spec) => {
+                    let name = self.add_ready(ready.remove(&spec.name()), spec, source)?;
+                    done.push(Done::Added(name));
+                }
+                Step::Namespaces { name, gone, new } => {
+                    for nsid in gone {
+                        let entry = self.crew.table.get(&name)?;
+                        self.detach_namespace(&name, nsid)?;
+                        if let DiskSpec::Controller(spec) = entry.spec
+                            && let Some(old) =
+                                spec.namespaces.into_iter().find(|ns| ns.nsid == Some(nsid))
+                        {
+                            done.push(Done::Detached(name.clone(), old));
+                        }
+                    }
+                    for spec in new {
+                        let nsid = spec.nsid.unwrap_or(1);
+                        let opened = namespaces.remove(&(name.clone(), nsid));
+                        self.attach_ready(&name, spec, opened)?;
+                        done.push(Done::Attached(name.clone(), nsid));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One of its volumes or its socket is another disk's, which is to go first.
+    fn is_in_use(&self, spec: &DiskSpec) -> bool {
+        let table = self.crew.table.all();
+        table.iter().any(|(_, entry)| {
+            let volumes = entry.spec.volumes();
+            let shares = spec.volumes().iter().any(|url| volumes.contains(url));
+            shares || (spec.socket().is_some() && spec.socket() == entry.spec.socket())
+        })
+    }
+
+    fn open_bounded(self: &Arc<Self>, spec: &DiskSpec) -> Result<Ready, Error> {
+        let (manager, spec) = (self.clone(), spec.clone());
+        bounded(&format!("opening \"{}\"", spec.name()), LIMIT, move |_| {
+            manager.open(&spec)
+        })
+    }
+
+    fn open_namespace(self: &Arc<Self>, spec: &NamespaceSpec) -> Result<Opened, Error> {
+        let (manager, spec) = (self.clone(), spec.clone());
+        bounded(&format!("opening {}", spec.volume), LIMIT, move |_| {
+            let opened = manager.crew.opener.open(&spec);
+            spec.origin.place("volume", opened).map_err(failed)
+        })
+    }
+
+    fn add_ready(
+        self: &Arc<Self>,
+        ready: Option<Ready>,
+        spec: DiskSpec,
+        source: Source,
+    ) -> Result<String, Error> {
+        let Some(ready) = ready else {
+            return self.add_disk(spec, source);
+        };
+        let reserved = self.crew.table.reserve(spec.clone(), source)?;
+        self.crew.registry.described.add(&spec);
+        let manager = self.clone();
+        bounded(
+            &format!("adding \"{}\"", spec.name()),
+            LIMIT,
+            move |decision| manager.serve_reserved(ready, reserved, decision),
+        )
+    }
+
+    fn attach_ready(
+        self: &Arc<Self>,
+        name: &str,
+        spec: NamespaceSpec,
+        opened: Option<Opened>,
+    ) -> Result<(), Error> {
+        let Some(opened) = opened else {
+            return self.attach_namespace(name, spec).map(drop);
+        };
+        let taken = self.crew.table.take(name, "being changed")?;
+        let DiskSpec::Controller(mut together) = taken.spec.clone() else {
+            return Err(Error::conflict(format!(
+                "\"{name}\" has become another disk"
+            )));
+        };
+        together.namespaces.push(spec.clone());
+        let together = DiskSpec::Controller(together);
+        let attached = self.attach_opened(taken, together, spec, opened);
+        attached.map(drop)
+    }
+
+    fn remove_undoably(self: &Arc<Self>, name: &str, done: &mut Vec<Done>) -> Result<(), Error> {
+        let entry = self.crew.table.get(name)?;
+        self.remove_disk(name, false)?;
+        done.push(Done::Removed(entry.spec, entry.source));
+        Ok(())
+    }
+
+    /// Undoes what was done, the last first. What could not be undone.
+    fn undo(self: &Arc<Self>, done: Vec<Done>) -> Vec<String> {
+        let mut left = Vec::new();
+        for done in done.into_iter().rev() {
+            let undone = match done {
+                Done::Added(name) => self.remove_disk(&name, true),
+                Done::Removed(spec, source) => self.add_disk(spec, source).map(drop),
+                Done::Attached(name, nsid) => self.detach_namespace(&name, nsid),
+                Done::Detached(name, spec) => self.attach_namespace(&name, spec).map(drop),
+            };
+            left.extend(undone.err().map(|error| error.message));
+        }
+        left
+    }
+}
+
+fn differing(now: &DiskSpec, then: &DiskSpec) -> String {
+    differing_keys(&now.to_table(), &then.to_table())
+}
+
+/// Keys whose values differ.
+fn differing_keys(now: &toml::Table, then: &toml::Table) -> String {
+    let mut keys: Vec<&String> = now.keys().chain(then.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    keys.retain(|key| now.get(*key) != then.get(*key));
+    let keys: Vec<&str> = keys.into_iter().map(String::as_str).collect();
+    keys.join(", ")
+}

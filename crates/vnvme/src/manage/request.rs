@@ -1,0 +1,111 @@
+//! What a control client asks for, read as the configuration file's tables.
+
+use super::DiskSpec;
+use crate::options::{Spec, url};
+use crate::spec::{ControllerSpec, NamespaceSpec, UblkSpec, VhostBlkSpec};
+use anyhow::Result;
+use control::api::DiskKind;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// What a control client sent, as a file would have it. A key without a value is not there.
+fn toml_of(json: Value) -> Option<toml::Value> {
+    Some(match json {
+        Value::Null => return None,
+        Value::Bool(value) => toml::Value::Boolean(value),
+        Value::String(text) => toml::Value::String(text),
+        Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(number), _) => toml::Value::Integer(number),
+            (None, number) => toml::Value::Float(number.unwrap_or(f64::NAN)),
+        },
+        Value::Array(values) => {
+            toml::Value::Array(values.into_iter().filter_map(toml_of).collect())
+        }
+        Value::Object(map) => toml::Value::Table(table_of(map)),
+    })
+}
+
+/// The same of an object.
+pub fn table_of(map: Map<String, Value>) -> toml::Table {
+    let pairs = map.into_iter();
+    pairs
+        .filter_map(|(key, value)| Some((key, toml_of(value)?)))
+        .collect()
+}
+
+fn read<S: Spec + for<'a> Deserialize<'a>>(table: toml::Table) -> Result<S> {
+    Ok(S::deserialize(toml::Value::Table(table))?)
+}
+
+/// A namespace of a request.
+///
+/// # Errors
+/// It is none, in words.
+pub fn namespace_of(map: Map<String, Value>) -> Result<NamespaceSpec> {
+    let mut namespace = read(table_of(map))?;
+    url::take(&mut namespace)?;
+    Ok(namespace)
+}
+
+impl DiskSpec {
+    /// A disk of a request.
+    ///
+    /// # Errors
+    /// It is none, in words.
+    pub fn of(kind: DiskKind, map: Map<String, Value>) -> Result<Self> {
+        let table = table_of(map);
+        let mut spec = match kind {
+            DiskKind::Controller => {
+                let mut spec: ControllerSpec = read(table)?;
+                spec.namespaces.iter_mut().try_for_each(url::take)?;
+                Self::Controller(spec)
+            }
+            DiskKind::VhostUserBlk => {
+                let mut spec: VhostBlkSpec = read(table)?;
+                url::take(&mut spec)?;
+                Self::VhostBlk(spec)
+            }
+            DiskKind::Ublk => {
+                let mut spec: UblkSpec = read(table)?;
+                url::take(&mut spec)?;
+                Self::Ublk(spec)
+            }
+        };
+        spec.complete();
+        Ok(spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_the_keys_of_the_file() {
+        let json = r#"{"socket": "/run/a.sock", "serial": null, "io-queues": 2,
+            "namespace": [{"volume": "mem://1M"}, {"volume": {"url": "mem://1M", "nsid": 9}}]}"#;
+        let map: Map<String, Value> = serde_json::from_str(json).unwrap();
+        let DiskSpec::Controller(spec) = DiskSpec::of(DiskKind::Controller, map).unwrap() else {
+            panic!("it is another kind");
+        };
+        let nsids: Vec<_> = spec.namespaces.iter().map(|ns| ns.nsid.unwrap()).collect();
+        assert_eq!((nsids, spec.io_queues), (vec![1, 9], Some(2)));
+        assert_eq!(spec.name.as_deref(), Some("a"));
+        for (json, words) in [
+            (r#"{"socket": "/a"}"#, "missing field `namespace`"),
+            (
+                r#"{"sokcet": "/a", "namespace": []}"#,
+                "did you mean `socket`?",
+            ),
+            (
+                r#"{"socket": "/a", "namespace": [{"volume": 7}]}"#,
+                "no path",
+            ),
+            (r#"{"socket": "/a", "namespace": 7}"#, "invalid type"),
+        ] {
+            let map: Map<String, Value> = serde_json::from_str(json).unwrap();
+            let error = DiskSpec::of(DiskKind::Controller, map).unwrap_err();
+            assert!(format!("{error:#}").contains(words), "{error:#}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What runs: every disk under its name, and what is being done to it.
+
+use super::DiskSpec;
+use crate::check::check;
+use control::Error;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use sync::Unpoisoned;
+use volume::Volume;
+
+/// Where a disk is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The configuration: a reload that does not find it there removes it.
+    Config,
+    /// A request: it stays until one removes it.
+    Runtime,
+}
+
+/// Who serves a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// A front-end of this number on the worker of this index.
+    Worker { worker: usize, owner: u16 },
+    /// The thread of block devices; the device of this number.
+    Ublk(u32),
+}
+
+/// A disk that is served.
+#[derive(Clone, Debug)]
+pub struct Running {
+    pub server: Server,
+    /// Its volumes by their NSIDs, which are not kept open by this.
+    pub volumes: Vec<(u32, Weak<dyn Volume>)>,
+    /// To be written to when one of them was resized.
+    pub resized: Arc<OwnedFd>,
+}
+
+/// A disk, as the table has it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub spec: DiskSpec,
+    pub source: Source,
+    /// Not while it is being added.
+    pub running: Option<Running>,
+    /// What is being done to it.
+    pub busy: Option<&'static str>,
+}
+
+/// All disks of the process.
+#[derive(Default)]
+pub struct Table {
+    entries: Mutex<BTreeMap<String, Entry>>,
+    /// The state is being written down.
+    writing: Mutex<()>,
+    /// The control socket: no disk may have its place.
+    control: Option<PathBuf>,
+}
+
+impl Table {
+    /// An empty one. `control` is the process's own socket.
+    pub fn new(control: Option<PathBuf>) -> Self {
+        Self {
+            entries: Mutex::default(),
+            writing: Mutex::default(),
+            control,
+        }
+    }
+
+    /// For who writes down what there is: one at a time.
+    pub(super) fn writing(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unpoisoned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.entries.lock().unpoisoned()
+    }
+
+    /// Enters a disk that is served from the start.
+    pub fn enter(&self, spec: DiskSpec, source: Source, running: Running) {
+        let entry = Entry {
+            spec,
+            source,
+            running: Some(running),
+            busy: None,
+        };
+        self.lock().insert(entry.spec.name(), entry);
+    }
+
+    /// All disks, by their names.
+    pub fn all(&self) -> Vec<(String, Entry)> {
+        let entries = self.lock();
+        let all = entries.iter();
+        all.map(|(name, entry)| (name.clone(), entry.clone()))
+            .collect()
+    }
+
+    /// A disk.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn get(&self, name: &str) -> Result<Entry, Error> {
+        let found = self.lock().get(name).cloned();
+        found.ok_or_else(|| unknown(name))
+    }
+
+    /// Takes a name, and all else that has to be unique, for a disk that is to come.
+    ///
+    /// # Errors
+    /// It is taken.
+    pub fn reserve(self: &Arc<Self>, spec: DiskSpec, source: Source) -> Result<Reserved, Error> {
+        let name = spec.name();
+        let mut entries = self.lock();
+        if let Some(entry) = entries.get(&name) {
+            return Err(Error::conflict(match entry.busy {
+                Some(what) => format!("a disk \"{name}\" is there already, and is {what}"),
+                None => format!("a disk \"{name}\" is there already"),
+            }));
+        }
+        let alone = DiskSpec::specs(std::iter::once(&spec));
+        check(&alone, None).map_err(|error| Error::invalid(format!("{error:#}")))?;
+        let others = entries.values().map(|entry| &entry.spec);
+        let together = DiskSpec::specs(others.chain(std::iter::once(&spec)));
+        check(&together, self.control.as_deref())
+            .map_err(|error| Error::conflict(format!("{error:#}")))?;
+        let entry = Entry {
+            spec,
+            source,
+            running: None,
+            busy: Some("being added"),
+        };
+        entries.insert(name.clone(), entry);
+        Ok(Reserved {
+            table: self.clone(),
+            name: Some(name),
+        })
+    }
+
+    /// Takes a disk to do something to it: nobody else may meanwhile.
+    ///
+    /// # Errors
+    /// There is none, or something is being done to it.
+    pub fn take(self: &Arc<Self>, name: &str, what: &'static str) -> Result<Taken, Error> {
+        let mut entries = self.lock();
+        let Some(entry) = entries.get_mut(name) else {
+            return Err(unknown(name));
+        };
+        if let Some(busy) = entry.busy {
+            return Err(Error::conflict(format!("\"{name}\" is {busy}")));
+        }
+        let Some(running) = entry.running.clone() else {
+            return Err(Error::conflict(format!("\"{name}\" is not served")));
+        };
+        entry.busy = Some(what);
+        Ok(Taken {
+            table: self.clone(),
+            name: name.to_owned(),
+            spec: entry.spec.clone(),
+            source: entry.source,
+            running,
+        })
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::not_found(format!("no disk is called \"{name}\""))
+}
+
+/// A name that was taken; it is free again unless [`Reserved::serve`] is called.
+pub struct Reserved {
+    table: Arc<Table>,
+    name: Option<String>,
+}
+
+impl Reserved {
+    /// The disk is served. Its name: of a block device, the kernel has chosen it by now.
+    pub fn serve(mut self, running: Running) -> String {
+        let Some(taken) = self.name.take() else {
+            return String::new();
+        };
+        let mut entries = self.table.lock();
+        let Some(mut entry) = entries.remove(&taken) else {
+            return taken;
+        };
+        if let (DiskSpec::Ublk(spec), Server::Ublk(id)) = (&mut entry.spec, running.server) {
+            spec.id = Some(id);
+            let name = spec.any_name();
+            let free = !entries.contains_key(&name);
+            spec.name = Some(if free { name } else { taken.clone() });
+        }
+        entry.running = Some(running);
+        entry.busy = None;
+        let name = entry.spec.name();
+        entries.insert(name.clone(), entry);
+        name
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            self.table.lock().remove(name);
+        }
+    }
+}
+
+/// A disk to which something is being done, until this is dropped.
+pub struct Taken {
+    table: Arc<Table>,
+    pub name: String,
+    pub spec: DiskSpec,
+    pub source: Source,
+    pub running: Running,
+}
+
+impl Taken {
+    /// It is gone.
+    pub fn gone(self) {
+        self.table.lock().remove(&self.name);
+    }
+
+    /// It has changed: as this is by now.
+    pub fn changed(&self) {
+        if let Some(entry) = self.table.lock().get_mut(&self.name) {
+            entry.spec = self.spec.clone();
+            entry.source = self.source;
+            entry.running = Some(self.running.clone());
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(entry) = self.table.lock().get_mut(&self.name) {
+            entry.busy = None;
+        }
+    }
+}

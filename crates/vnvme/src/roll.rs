@@ -1,0 +1,99 @@
+//! Lists whose entries go when what they tell of goes: of counters, of who is served where.
+
+use std::sync::{Arc, Mutex, Weak};
+use sync::Unpoisoned;
+
+struct Inner<T> {
+    next: u64,
+    entries: Vec<(u64, T)>,
+}
+
+/// Such a list; clones are the same.
+pub struct Roll<T>(Arc<Mutex<Inner<T>>>);
+
+impl<T> Clone for Roll<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Default for Roll<T> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            next: 0,
+            entries: Vec::new(),
+        })))
+    }
+}
+
+impl<T> Roll<T> {
+    /// Enters something, for as long as the listing is kept.
+    #[must_use = "the entry goes with it"]
+    pub fn enter(&self, entry: T) -> Listing<T> {
+        // A thread that panicked while it held the lock left a whole list.
+        let mut inner = self.0.lock().unpoisoned();
+        let number = inner.next;
+        inner.next += 1;
+        inner.entries.push((number, entry));
+        Listing {
+            roll: Arc::downgrade(&self.0),
+            number,
+        }
+    }
+
+    /// Looks at all entries, in the order in which they came.
+    pub fn look<R>(&self, look: impl FnOnce(&mut dyn Iterator<Item = &T>) -> R) -> R {
+        let inner = self.0.lock().unpoisoned();
+        look(&mut inner.entries.iter().map(|(_, entry)| entry))
+    }
+
+    /// All entries.
+    pub fn all(&self) -> Vec<T>
+    where
+        T: Clone,
+    {
+        self.look(|entries| entries.cloned().collect())
+    }
+}
+
+/// An entry of a [`Roll`], which goes when this is dropped.
+pub struct Listing<T> {
+    roll: Weak<Mutex<Inner<T>>>,
+    number: u64,
+}
+
+impl<T> Drop for Listing<T> {
+    fn drop(&mut self) {
+        let Some(roll) = self.roll.upgrade() else {
+            return;
+        };
+        let mut inner = roll.lock().unpoisoned();
+        let at = inner
+            .entries
+            .binary_search_by_key(&self.number, |(number, _)| *number);
+        let gone = at.ok().map(|at| inner.entries.remove(at));
+        // What it holds may take its time to go.
+        drop(inner);
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_goes_with_its_listing() {
+        let roll = Roll::default();
+        let listings = ["a", "b", "c"].map(|name| roll.enter(name));
+        let [a, b, c] = listings;
+        assert_eq!(roll.all(), ["a", "b", "c"]);
+        drop(b);
+        assert_eq!(roll.all(), ["a", "c"]);
+        let d = roll.enter("d");
+        drop((a, d));
+        assert_eq!(roll.all(), ["c"]);
+        drop(roll);
+        drop(c);
+    }
+}

@@ -1,0 +1,232 @@
+//! `vnvme daemon`: a configuration that is a folder, read again while it is served.
+
+use crate::common::*;
+use rustix::process::Signal;
+use std::fs;
+use std::process::Command;
+
+/// A folder of fragments.
+struct Folder(Place);
+
+impl Folder {
+    fn new() -> Self {
+        let place = Place::new();
+        fs::create_dir(place.path("etc")).unwrap();
+        Self(place)
+    }
+
+    fn write(&self, fragment: &str, text: &str) {
+        fs::write(self.0.path("etc").join(fragment), text).unwrap();
+    }
+
+    fn remove(&self, fragment: &str) {
+        fs::remove_file(self.0.path("etc").join(fragment)).unwrap();
+    }
+
+    fn controller(&self, name: &str, more: &str) -> String {
+        let socket = text(&self.0.path(&format!("{name}.sock")));
+        format!("[[controller]]\nsocket = \"{socket}\"\n{more}\n")
+    }
+
+    fn start(&self, more: &[&str]) -> Daemon {
+        let config = text(&self.0.path("etc"));
+        let allow = text(self.0.path("x").parent().unwrap());
+        let args = [&["daemon", "--config", &config, "--allow", &allow], more].concat();
+        Daemon::spawn(&args)
+    }
+
+    fn is_there(&self, name: &str) -> bool {
+        self.0.path(&format!("{name}.sock")).exists()
+    }
+
+    fn reload(&self, daemon: &Daemon, words: &str) {
+        let before = daemon.count(words);
+        daemon.signal(Signal::HUP);
+        eventually(words, || daemon.count(words) > before);
+    }
+}
+
+const MEM: &str = "namespace = [{ volume = \"mem://1M\" }]";
+
+#[test]
+fn a_hangup_reconciles_with_the_folder() {
+    let folder = Folder::new();
+    folder.write("10-process.toml", "[process]\nworkers = 2\n");
+    folder.write("20-a.toml", &folder.controller("a", MEM));
+    folder.write("ignored.txt", "this is no TOML [");
+    folder.write(".hidden.toml", "nor this [");
+    let daemon = folder.start(&[]);
+    daemon.wait_listening(&folder.0.path("a.sock"));
+    let mut host = Host::up(&folder.0.path("a.sock"));
+    host.write(1, 0, &pattern(1, 4096));
+    // Another disk, on a file; and the first has a further namespace.
+    let disk = folder.0.disk("b.raw", 1 << 20);
+    let two = format!("namespace = [{{ volume = \"mem://1M\" }}, {{ volume = \"{disk}\" }}]");
+    folder.write("20-a.toml", &folder.controller("a", &two));
+    folder.write("30-b.toml", &folder.controller("b", MEM));
+    folder.reload(&daemon, "the configuration was read again added=");
+    assert!(folder.is_there("b"));
+    host.write(2, 0, &pattern(2, 4096));
+    host.flush(2);
+    assert_eq!(folder.0.bytes("b.raw", 0, 4096), pattern(2, 4096));
+    assert_eq!(host.read(1, 0, 4096), pattern(1, 4096), "it went on");
+    // Nothing has changed.
+    folder.reload(&daemon, "unchanged=2");
+    // The file's namespace goes, and the second disk.
+    folder.write("20-a.toml", &folder.controller("a", MEM));
+    folder.remove("30-b.toml");
+    folder.reload(&daemon, "removed=\"b\"");
+    assert!(!folder.is_there("b"));
+    assert!(
+        host.identify_namespace(2)
+            .is_ok_and(|ns| ns.nsze.get() == 0)
+    );
+    assert_eq!(host.read(1, 0, 4096), pattern(1, 4096), "it went on");
+    // The file is closed, and free.
+    fs::remove_file(&disk).unwrap();
+    let open = format!("/proc/{}/fd", daemon.pid());
+    let links = fs::read_dir(open).unwrap();
+    let held = links.filter(|link| {
+        let path = fs::read_link(link.as_ref().unwrap().path());
+        path.is_ok_and(|path| text(&path).contains("b.raw"))
+    });
+    assert_eq!(held.count(), 0);
+    drop(host);
+    assert!(daemon.end().status.success());
+}
+
+#[test]
+fn what_cannot_be_applied_is_told_and_changes_nothing() {
+    let folder = Folder::new();
+    folder.write("10.toml", "[process]\nworkers = 1\n");
+    folder.write("20.toml", &folder.controller("a", MEM));
+    let daemon = folder.start(&[]);
+    daemon.wait_listening(&folder.0.path("a.sock"));
+    let mut host = Host::up(&folder.0.path("a.sock"));
+    let serial = format!("serial = \"S\"\n{MEM}");
+    let b = folder.controller("b", MEM);
+    let missing = "namespace = [{ volume = \"/nowhere/x\" }]";
+    let below = folder.controller("c", "namespace = [{ volume = \"c.raw\" }]");
+    let c = text(&folder.0.path("c.raw"));
+    let socket = text(&folder.0.path("c.sock"));
+    for (fragment, words) in [
+        // The disk "a" has a client.
+        ("", "a client is attached"),
+        (&folder.controller("a", &serial), "serial cannot change"),
+        ("[[controller]\n", "20.toml: TOML parse error at line 1"),
+        (
+            &format!(
+                "{}{b}",
+                folder.controller("a", MEM).replace("a.sock", "b.sock")
+            ),
+            "two disks are called",
+        ),
+        (
+            &format!(
+                "{}{}",
+                folder.controller("a", MEM),
+                folder.controller("c", missing)
+            ),
+            &format!("20.toml, line 4, controller {socket}: /nowhere/x: the sandbox keeps"),
+        ),
+        (
+            &format!(
+                "{}{b}{}",
+                folder.controller("a", MEM),
+                below.replace("c.raw", &c)
+            ),
+            &format!("20.toml, line 9, controller {socket}: "),
+        ),
+        (
+            &format!("{}[process]\nworkers = 3\n", folder.controller("a", MEM)),
+            "[process] stands in",
+        ),
+    ] {
+        folder.write("20.toml", fragment);
+        folder.reload(&daemon, words);
+        assert!(!folder.is_there("b") && !folder.is_there("c"), "{words}");
+        assert_eq!(host.read(1, 0, 512), [0; 512], "it goes on: {words}");
+    }
+    folder.write("20.toml", &folder.controller("a", MEM));
+    folder.write("10.toml", "[process]\nworkers = 2\n");
+    folder.reload(&daemon, "[process]: workers cannot change");
+    drop(host);
+    assert!(daemon.end().status.success());
+}
+
+#[test]
+fn a_daemon_starts_without_disks_and_ends() {
+    let folder = Folder::new();
+    let daemon = folder.start(&["--workers", "2"]);
+    daemon.wait_log(|line| line.contains("sandbox: "));
+    folder.write("a.toml", &folder.controller("a", MEM));
+    folder.reload(&daemon, "added=\"a\"");
+    let mut host = Host::up(&folder.0.path("a.sock"));
+    host.write(1, 0, &pattern(3, 512));
+    drop(host);
+    let ended = daemon.end();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(!folder.is_there("a"));
+}
+
+/// What `vnvme check` says of a fragment.
+fn checked(folder: &Folder, fragment: &str) -> (bool, String) {
+    folder.write("c.toml", fragment);
+    let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .arg("check")
+        .arg(folder.0.path("etc"))
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn check_says_file_line_disk_and_what_would_be_right() {
+    let folder = Folder::new();
+    let fine = "# a comment\n\n[[controller]]\nname = \"root\"\nsocket = \"/run/a.sock\"\n\
+                namespace = [{ volume = \"mem://1M\" }]\n";
+    let (good, said) = checked(&folder, fine);
+    assert!(good, "{said}");
+    let line = "c.toml, line 3: controller \"root\" at /run/a.sock: mem://1M";
+    assert!(said.contains(line), "{said}");
+    for (from, to, words) in [
+        (
+            "socket =",
+            "soket =",
+            &[
+                "c.toml: TOML parse error at line 5",
+                "did you mean `socket`?",
+            ][..],
+        ),
+        (
+            "mem://1M",
+            "mem://1M?block-size=7",
+            &["c.toml, line 6, controller /run/a.sock: ", "512 or 4096"],
+        ),
+        (
+            "mem://1M",
+            "mem://1M?nsid=x",
+            &["c.toml, line 6, controller /run/a.sock: ", "nsid=x"],
+        ),
+        (
+            "\"root\"",
+            "7",
+            &["c.toml: TOML parse error at line 4", "invalid type"],
+        ),
+        ("]]\n", "]\n", &["c.toml: TOML parse error at line 3"]),
+    ] {
+        let (good, said) = checked(&folder, &fine.replacen(from, to, 1));
+        assert!(!good, "{to}: {said}");
+        for words in words {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+    let twice = format!("{fine}{}", fine.replace("/run/a", "/run/b"));
+    let (good, said) = checked(&folder, &twice);
+    assert!(
+        !good && said.contains("c.toml, line 10, controller /run/b.sock: "),
+        "{said}"
+    );
+    assert!(said.contains("write name ="), "{said}");
+}
