@@ -30,8 +30,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use volume::{Budget, Io, PinPace, PinnedWindows};
+
+/// Between two looks at namespaces that were detached, though nothing wakes the worker: the last
+/// command on one may end while it sleeps, and the flush after it.
+const TIDY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Events that may wait to be reported; with more, nothing is fetched. What the guest's errors need
 /// is bounded by this.
@@ -62,6 +66,8 @@ pub struct RemoteEngine {
     unmapping: bool,
     /// Guest memory that the kernel has pinned for this worker.
     pinned: PinnedWindows,
+    /// When detached namespaces are looked at next.
+    next_tidy: Instant,
 }
 
 impl RemoteEngine {
@@ -80,6 +86,7 @@ impl RemoteEngine {
             handled: 0,
             unmapping: false,
             pinned: PinnedWindows::new(io.pinner()),
+            next_tidy: Instant::now(),
         }
     }
 
@@ -135,7 +142,7 @@ impl RemoteEngine {
                 // Only changes of memory can fail.
                 let _ = self.engine.apply(order);
                 if detaches {
-                    self.tidy();
+                    self.tidy(Instant::now());
                 }
                 return;
             }
@@ -165,8 +172,9 @@ impl RemoteEngine {
     }
 
     /// Lets namespaces go that were detached and have no command in flight any more. To be called
-    /// now and then.
-    pub fn tidy(&mut self) {
+    /// now and then, and at [`RemoteEngine::deadline`].
+    pub fn tidy(&mut self, now: Instant) {
+        self.next_tidy = now + TIDY_INTERVAL;
         if self.engine.tidy(&self.io) {
             let left = self.engine.detached() as u64;
             self.progress.leaving.store(left, Ordering::Release);
@@ -302,9 +310,11 @@ impl RemoteEngine {
 
     /// As [`Controller::deadline`](crate::Controller::deadline).
     pub fn deadline(&self) -> Option<Instant> {
+        let leaving = self.engine.detached() > 0;
         let deadlines = [
             self.engine.next_interrupt(),
             self.engine.next_volume_deadline(),
+            leaving.then_some(self.next_tidy),
         ];
         deadlines.into_iter().flatten().min()
     }

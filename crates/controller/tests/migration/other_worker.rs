@@ -46,7 +46,10 @@ impl OtherWorker {
         let mut worked = io.poll(&mut |completion| engine.complete(completion)) > 0;
         worked |= drain && self.flag.take() && self.engine.drain_messages();
         worked |= self.engine.poll(now, &mut Budget::unlimited());
-        self.engine.tidy();
+        // A worker with nothing to do wakes up at this time, and at no other.
+        if self.engine.deadline().is_some() {
+            self.engine.tidy(now);
+        }
         self.io.flush();
         let mut done = Vec::new();
         self.engine.poll_volumes(&mut done);

@@ -89,7 +89,7 @@ impl Frontend for Remote {
     /// Only the controller's own worker can migrate a queue, and it may sleep while this one has
     /// too much to do.
     fn housekeeping(&mut self, now: Instant) {
-        self.engine.tidy();
+        self.engine.tidy(now);
         if now >= self.next_call {
             self.next_call = now + CALL_INTERVAL;
             self.engine.wake_controller();
