@@ -18,6 +18,7 @@ use std::fs::{self, File};
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, exit};
@@ -26,8 +27,19 @@ use std::process::{Command, exit};
 const TRY: &str = "SANDBOX_TRY";
 /// Which of the two steps the child takes before it.
 const STEP: &str = "SANDBOX_STEP";
-/// A directory with the files `there/file` and `removable/file`.
+/// A directory with those of [`DIRECTORIES`]; a file `one/beside`, and a link `open/link` to
+/// `there/file`.
 const PLACE: &str = "SANDBOX_PLACE";
+/// Each has a file `file`.
+const DIRECTORIES: [&str; 7] = [
+    "there",
+    "removable",
+    "readable",
+    "open",
+    "open/inside",
+    "one",
+    "look",
+];
 /// A port that somebody listens on, and a process that is not in the sandbox.
 const PORT: &str = "SANDBOX_PORT";
 const OUTSIDE: &str = "SANDBOX_OUTSIDE";
@@ -47,6 +59,8 @@ enum Step {
     Seal,
     /// Both.
     Both,
+    /// Both, of a process that opens files while it runs.
+    Later,
     /// [`sandbox::leave_nothing`].
     Thread,
     /// None: to see that the attempt can succeed.
@@ -88,8 +102,9 @@ const fn with(needs: CapabilitySet, case: Case) -> Case {
 
 const DENIED: End = End::Refused(Errno::ACCESS);
 const FORBIDDEN: End = End::Refused(Errno::PERM);
+const ELSEWHERE: End = End::Refused(Errno::XDEV);
 
-use Step::{Both, Enter, Seal, Thread};
+use Step::{Both, Enter, Later, Seal, Thread};
 
 /// Files, by Landlock.
 const FILES: &[Case] = &[
@@ -144,6 +159,67 @@ const FILES: &[Case] = &[
     case("read by a polled ring", read_by_polled_ring, Enter, DENIED),
     case("read, early thread", read_file, Thread, DENIED),
     case("connect, early thread", connect_tcp, Thread, DENIED),
+];
+
+/// What is opened later, by Landlock and by the list of calls: each is tried with all that a
+/// process keeps which serves more while it runs ([`Needs::open_below`], [`Needs::read_below`]).
+const LATER: &[Case] = &[
+    case("read below", later_read, Later, End::Done),
+    case("write below", later_write, Later, End::Done),
+    case("create below", later_create, Later, End::Done),
+    case("replace below", later_replace, Later, End::Done),
+    case("remove below", later_remove, Later, End::Done),
+    case("list below", later_list, Later, End::Done),
+    case("listen below", later_listen, Later, End::Done),
+    case("connect below", later_connect, Later, End::Done),
+    case("read a file of the list", later_read_one, Later, End::Done),
+    case("read beside it", later_read_beside, Later, DENIED),
+    case("read outside", read_file, Later, DENIED),
+    case("read a system file", read_passwd, Later, DENIED),
+    case("write outside", write_file, Later, DENIED),
+    case("create outside", create_file, Later, DENIED),
+    case("list outside", list_directory, Later, DENIED),
+    case("remove outside", remove_elsewhere, Later, DENIED),
+    case("listen outside", later_listen_outside, Later, DENIED),
+    case("read by a link", later_read_link, Later, DENIED),
+    case("write by a link", later_write_link, Later, DENIED),
+    case("read by dots", later_read_dots, Later, DENIED),
+    case("write by dots", later_write_dots, Later, DENIED),
+    case("move out", later_move_out, Later, DENIED),
+    case("move in", later_move_in, Later, DENIED),
+    // EXDEV: for Landlock another directory is another file system.
+    case("move between directories", later_move, Later, ELSEWHERE),
+    case("a second name inside", later_link_in, Later, FORBIDDEN),
+    case("a link", later_symlink, Later, FORBIDDEN),
+    case("a directory", later_directory, Later, FORBIDDEN),
+    case("a FIFO", later_fifo, Later, FORBIDDEN),
+    case("a device", later_device, Later, FORBIDDEN),
+    case("execute below", execute_here, Later, End::Killed),
+    case("read where it may read", later_read_only, Later, End::Done),
+    case("write there", later_write_read_only, Later, DENIED),
+    case("create there", later_create_read_only, Later, DENIED),
+    case("remove there", later_remove_read_only, Later, DENIED),
+    case("another owner", later_owner, Later, FORBIDDEN),
+    case(
+        "another mode by a path",
+        later_mode_by_path,
+        Later,
+        FORBIDDEN,
+    ),
+    case("a mode", later_mode, Later, End::Done),
+    case(
+        "a mode of another user's rights",
+        later_set_user,
+        Later,
+        FORBIDDEN,
+    ),
+    case("TCP", connect_tcp, Later, FORBIDDEN),
+    case("UDP", udp, Later, FORBIDDEN),
+    case("abstract socket", connect_abstract, Later, FORBIDDEN),
+    case("datagrams", later_datagrams, Later, FORBIDDEN),
+    case("a ring", ring, Later, FORBIDDEN),
+    case("input to the terminal", terminal, Later, FORBIDDEN),
+    case("a process", fork, Later, FORBIDDEN),
 ];
 
 /// The network and other processes, by Landlock.
@@ -334,6 +410,151 @@ fn write_where_it_may_read() -> io::Result<()> {
 fn socket_where_allowed() -> io::Result<()> {
     let path = place("removable/socket");
     std::os::unix::net::UnixListener::bind(path).map(drop)
+}
+
+fn later_read() -> io::Result<()> {
+    File::open(place("open/inside/file")).map(drop)
+}
+
+fn append(name: &str) -> io::Result<()> {
+    File::options().append(true).open(place(name)).map(drop)
+}
+
+fn later_write() -> io::Result<()> {
+    append("open/file")
+}
+
+fn later_create() -> io::Result<()> {
+    File::create(place("open/inside/new")).map(drop)
+}
+
+fn later_replace() -> io::Result<()> {
+    fs::rename(place("open/file"), place("open/other"))
+}
+
+fn later_remove() -> io::Result<()> {
+    fs::remove_file(place("open/file"))
+}
+
+fn later_list() -> io::Result<()> {
+    fs::read_dir(place("open/inside")).map(drop)
+}
+
+fn later_listen() -> io::Result<()> {
+    UnixListener::bind(place("open/socket")).map(drop)
+}
+
+fn later_listen_outside() -> io::Result<()> {
+    UnixListener::bind(place("there/socket")).map(drop)
+}
+
+fn later_connect() -> io::Result<()> {
+    let _listener = UnixListener::bind(place("open/socket"))?;
+    UnixStream::connect(place("open/socket")).map(drop)
+}
+
+fn later_read_one() -> io::Result<()> {
+    File::open(place("one/file")).map(drop)
+}
+
+fn later_read_beside() -> io::Result<()> {
+    File::open(place("one/beside")).map(drop)
+}
+
+fn later_read_link() -> io::Result<()> {
+    File::open(place("open/link")).map(drop)
+}
+
+fn later_write_link() -> io::Result<()> {
+    append("open/link")
+}
+
+fn later_read_dots() -> io::Result<()> {
+    File::open(place("open/inside/../../there/file")).map(drop)
+}
+
+fn later_write_dots() -> io::Result<()> {
+    append("open/../there/file")
+}
+
+fn later_move_out() -> io::Result<()> {
+    fs::rename(place("open/file"), place("readable/out"))
+}
+
+fn later_move_in() -> io::Result<()> {
+    fs::rename(place("there/file"), place("open/in"))
+}
+
+fn later_move() -> io::Result<()> {
+    fs::rename(place("open/file"), place("open/inside/file"))
+}
+
+fn later_link_in() -> io::Result<()> {
+    fs::hard_link(place("there/file"), place("open/in"))
+}
+
+fn later_symlink() -> io::Result<()> {
+    std::os::unix::fs::symlink("/etc", place("open/etc"))
+}
+
+fn later_directory() -> io::Result<()> {
+    fs::create_dir(place("open/directory"))
+}
+
+fn make_node(kind: rustix::fs::FileType) -> io::Result<()> {
+    use rustix::fs::{CWD, Mode, mknodat};
+    Ok(mknodat(CWD, place("open/node"), kind, Mode::RUSR, 0)?)
+}
+
+fn later_fifo() -> io::Result<()> {
+    make_node(rustix::fs::FileType::Fifo)
+}
+
+/// The one of overlayfs, which anybody may make.
+fn later_device() -> io::Result<()> {
+    make_node(rustix::fs::FileType::CharacterDevice)
+}
+
+fn later_read_only() -> io::Result<()> {
+    File::open(place("look/file")).map(drop)?;
+    fs::read_dir(place("look")).map(drop)
+}
+
+fn later_write_read_only() -> io::Result<()> {
+    append("look/file")
+}
+
+fn later_create_read_only() -> io::Result<()> {
+    File::create(place("look/new")).map(drop)
+}
+
+fn later_remove_read_only() -> io::Result<()> {
+    fs::remove_file(place("look/file"))
+}
+
+fn later_owner() -> io::Result<()> {
+    std::os::unix::fs::chown(place("open/file"), None, None)
+}
+
+fn mode(bits: u32) -> fs::Permissions {
+    std::os::unix::fs::PermissionsExt::from_mode(bits)
+}
+
+fn later_mode_by_path() -> io::Result<()> {
+    fs::set_permissions(place("open/file"), mode(0o666))
+}
+
+fn later_mode() -> io::Result<()> {
+    File::open(place("open/file"))?.set_permissions(mode(0o640))
+}
+
+/// Who executes it would have this user's rights.
+fn later_set_user() -> io::Result<()> {
+    File::open(place("open/file"))?.set_permissions(mode(0o4755))
+}
+
+fn later_datagrams() -> io::Result<()> {
+    std::os::unix::net::UnixDatagram::unbound().map(drop)
 }
 
 fn execute() -> io::Result<()> {
@@ -629,7 +850,8 @@ fn serving() -> io::Result<()> {
 }
 
 fn all() -> impl Iterator<Item = &'static Case> {
-    FILES.iter().chain(OTHERS).chain(RIGHTS).chain(CALLS)
+    let all = FILES.iter().chain(LATER).chain(OTHERS);
+    all.chain(RIGHTS).chain(CALLS)
 }
 
 /// In a process of its own: enters the sandbox, tries, and ends with what became of it.
@@ -640,10 +862,18 @@ fn child() {
         return;
     };
     let step = std::env::var(STEP).unwrap();
+    let later = match &*step {
+        "Later" => Needs {
+            open_below: vec![place("open"), place("one/file"), place("not there")],
+            read_below: vec![place("look")],
+            ..Needs::default()
+        },
+        _ => Needs::default(),
+    };
     let sandbox = Sandbox::new(Needs {
         remove_in: vec![place("removable")],
         read_in: vec![place("readable"), place("not there")],
-        ..Needs::default()
+        ..later
     });
     if name == EARLY {
         let thread = std::thread::Builder::new().name(EARLY.into());
@@ -653,10 +883,10 @@ fn child() {
         let is_named = outside.iter().any(|name| name == EARLY);
         exit(if is_named { DONE } else { BROKEN });
     }
-    if ["Enter", "Both"].contains(&&*step) {
+    if ["Enter", "Both", "Later"].contains(&&*step) {
         sandbox.enter().unwrap();
     }
-    if ["Seal", "Both"].contains(&&*step) {
+    if ["Seal", "Both", "Later"].contains(&&*step) {
         sandbox.seal().unwrap();
     }
     if step == "Thread" {
@@ -678,10 +908,13 @@ fn child() {
 /// What becomes of an attempt.
 fn tried(name: &str, step: Step) -> End {
     let place = tempfile::tempdir().unwrap();
-    for directory in ["there", "removable", "readable"] {
+    for directory in DIRECTORIES {
         fs::create_dir(place.path().join(directory)).unwrap();
         fs::write(place.path().join(directory).join("file"), "x").unwrap();
     }
+    fs::write(place.path().join("one/beside"), "x").unwrap();
+    let link = place.path().join("open/link");
+    std::os::unix::fs::symlink(place.path().join("there/file"), link).unwrap();
     let tcp = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = tcp.local_addr().unwrap().port().to_string();
     let abstract_socket = unix_socket().unwrap();
@@ -747,6 +980,14 @@ fn no_file_is_reached_by_its_path() {
     // Truncation came with the third.
     if landlock(3, "sandbox: files") {
         check(FILES);
+    }
+}
+
+#[test]
+fn what_is_opened_later_is_below_what_was_named() {
+    // Moves between directories came with the second, truncation with the third.
+    if landlock(3, "sandbox: what is opened later") {
+        check(LATER);
     }
 }
 

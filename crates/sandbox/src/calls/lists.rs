@@ -115,15 +115,13 @@ pub(super) const OPENING: &[c_long] = &[
     libc::SYS_getdents64,
 ];
 
-/// For one that makes sockets and files, too; socket has a rule.
+/// For one that makes sockets and files, too; socket and fchmod have rules.
 pub(super) const LISTENING: &[c_long] = &[
     libc::SYS_bind,
     libc::SYS_listen,
     // Whether another one listens there, and is alive.
     libc::SYS_connect,
     libc::SYS_pidfd_open,
-    // Of a socket that was made, and of the lock file beside it.
-    libc::SYS_fchmod,
     // Whose the lock file is.
     libc::SYS_geteuid,
     // A file takes another one's place as a whole.

@@ -130,6 +130,10 @@ fn allowed(needs: &Needs) -> Result<Rules, Error> {
             libc::SYS_socket,
             vec![SeccompRule::new(vec![unix, stream])?],
         );
+        // Of a socket that was made, and of the lock file beside it: who may read and write. Not
+        // that a file is executed with this user's rights.
+        let mode = argument(1).has_word(!0o777 & u64::from(u32::MAX), 0)?;
+        rules.insert(libc::SYS_fchmod, vec![mode]);
         for command in lists::DEVICE_IOCTLS {
             ioctls.push(argument(1).is_word(*command)?);
         }
