@@ -84,7 +84,7 @@ fn what_is_installed_is_removed_but_for_configuration() {
     let unit = root.join("usr/local/lib/systemd/system/vnvme.service");
     let unit = fs::read_to_string(unit).unwrap();
     assert!(
-        unit.contains("ExecStart=/usr/local/bin/vnvme serve"),
+        unit.contains("ExecStart=/usr/local/bin/vnvme daemon"),
         "{unit}"
     );
 
@@ -317,10 +317,11 @@ fn the_package_is_installed_used_and_removed() {
     assert!(done(&version).starts_with("vnvme "), "{version:?}");
     // Its unit names it where it is.
     if has("systemd-analyze") {
-        for unit in ["vnvme.service", "vnvme@.service"] {
+        for (unit, command) in [("vnvme.service", "daemon"), ("vnvme@.service", "serve")] {
             let path = format!("usr/lib/systemd/system/{unit}");
             let text = fs::read_to_string(tree.path(&path)).unwrap();
-            assert!(text.contains("ExecStart=/usr/bin/vnvme serve"), "{text}");
+            let start = format!("ExecStart=/usr/bin/vnvme {command} ");
+            assert!(text.contains(&start), "{text}");
         }
     }
     // Once more over itself, as an upgrade does.
