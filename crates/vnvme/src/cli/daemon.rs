@@ -15,8 +15,8 @@ use std::path::PathBuf;
 /// What `vnvme daemon` serves at first.
 #[derive(Args)]
 struct Named {
-    /// A TOML file with [[controller]]s, [[vhost-user-blk]]s, [[ublk]] devices and [process]; or a
-    /// folder of such files (*.toml, in the order of their names)
+    /// A TOML file with [[controller]]s, [[vhost-user-blk]]s, [[ublk]] devices and a table for the
+    /// process; or a folder of such files (*.toml, in the order of their names)
     #[arg(long, short, value_name = "FILE|DIR")]
     config: Option<PathBuf>,
 }
