@@ -55,7 +55,7 @@ check: tools-build
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
-	$(CARGO) check -p vnvme --no-default-features
+	$(CARGO) clippy -p vnvme --no-default-features -- -D warnings
 	$(CARGO) test --quiet -p testkit --test dependencies
 	if harness/setup.sh aarch64; then $(CARGO) check --workspace --target aarch64-unknown-linux-gnu; fi
 

@@ -175,13 +175,13 @@ impl Disks {
             )));
         }
         let mut all = self.all.lock().unpoisoned();
-        let Some(at) = all.iter().position(|ublk| ublk.disk.id() == id) else {
-            return Err(Error::not_found(format!("/dev/ublkb{id} is gone")));
-        };
-        let ublk = all.swap_remove(at);
+        let at = all.iter().position(|ublk| ublk.disk.id() == id);
+        let removed = at.map(|at| all.swap_remove(at));
         drop(all);
         let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
-        stop(ublk).map_err(|error| Error::failed(format!("{error:#}")))
+        let gone = || Error::not_found(format!("/dev/ublkb{id} is gone"));
+        let stopped = removed.map(stop).ok_or_else(gone)?;
+        stopped.map_err(|error| Error::failed(format!("{error:#}")))
     }
 
     /// Somebody has the device for himself.
