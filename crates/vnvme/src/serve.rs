@@ -318,7 +318,12 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let confinement = Confinement::new(specs, &options);
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();
-    let mut control = ControlSocket::listen(&place, options.clients.connects, &receiver)?;
+    let mut control = ControlSocket::listen(
+        &place,
+        options.control_group.as_ref(),
+        options.clients.connects,
+        &receiver,
+    )?;
     let metrics = options.metrics.map(MetricsListener::bind).transpose()?;
     let end = (stop, options.polling.stop_timeout);
     let open = open_all(specs, workers, &opener, end, || drop(control.take()));

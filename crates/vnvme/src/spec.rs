@@ -1,7 +1,7 @@
 //! What is to be served, as the command line or a configuration file says it. What is not said is
 //! `None`; [`crate::options`] has what can be said, and how.
 
-use crate::access::SocketAccess;
+use crate::access::{Principal, SocketAccess};
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
@@ -241,10 +241,12 @@ pub struct ServeOptions {
     pub spread: Spread,
     /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
     pub cpus: Vec<usize>,
-    /// Where to answer `vnvme stats`.
+    /// The control socket.
     pub control: Option<PathBuf>,
     /// Where to answer Prometheus.
     pub metrics: Option<SocketAddr>,
+    /// Group whose members may ask questions, at a socket beside it.
+    pub control_group: Option<Principal>,
     /// Whether the process gives up what it does not need.
     pub sandbox: SandboxMode,
     /// What may be opened while it runs.
@@ -305,6 +307,8 @@ pub struct ProcessSpec {
     pub control: Option<PathBuf>,
     /// Where to answer Prometheus.
     pub metrics: Option<SocketAddr>,
+    /// Group whose members may ask questions.
+    pub control_group: Option<Principal>,
     /// Whether the process gives up what it does not need.
     pub sandbox: Option<SandboxMode>,
     /// What may be opened while it runs.
@@ -339,6 +343,7 @@ impl ProcessSpec {
             cpus: self.cpus.unwrap_or_default(),
             control: self.control,
             metrics: self.metrics,
+            control_group: self.control_group,
             sandbox: self.sandbox.unwrap_or_default(),
             allow: self.allow.map(|Paths(paths)| paths).unwrap_or_default(),
             state: self.state,

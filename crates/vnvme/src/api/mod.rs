@@ -1,12 +1,14 @@
 //! The control API of this process: its sockets, and what answers there (crate `control`).
 
 mod place;
+mod questions;
 mod served;
 
 pub use place::{ControlPlace, VARIABLE, client_paths};
 pub use served::Served;
 
-use anyhow::{Context, Result};
+use crate::access::Principal;
+use anyhow::{Context, Result, ensure};
 use control::Daemon;
 use control::server::{Access, Endpoint, Running, Server};
 use receive::{Intake, Receiver, Wanted};
@@ -21,39 +23,58 @@ const WANTED: Wanted = Wanted {
     streams: false,
 };
 
+fn endpoint(
+    listener: Listener,
+    access: Access,
+    rate: ConnectRate,
+    receiver: &Receiver,
+) -> Result<Endpoint> {
+    let mut intake = Intake::new(receiver, WANTED);
+    intake.connect(listener.as_fd()).context("control socket")?;
+    Ok(Endpoint {
+        listener: Box::new(listener),
+        intake,
+        access,
+        rate: rate.0,
+    })
+}
+
 /// The control socket, whose clients wait until they are answered.
 pub struct ControlSocket(Server);
 
 impl ControlSocket {
-    /// Listens, if there is to be a control socket.
+    /// Listens, if there is to be a control socket; beside it another one, if there is a group
+    /// whose members may ask questions.
     ///
     /// # Errors
-    /// The socket cannot be made, and it was asked for.
+    /// A socket cannot be made, and it was asked for.
     pub fn listen(
         place: &ControlPlace,
+        group: Option<&Principal>,
         rate: ConnectRate,
         receiver: &Receiver,
     ) -> Result<Option<Self>> {
         let Some(path) = &place.path else {
+            ensure!(
+                group.is_none(),
+                "control-group: there is no control socket beside which its socket could stand"
+            );
             return Ok(None);
         };
         let listener = match Listener::bind(path) {
             Ok(listener) => listener,
-            Err(error) if place.is_default => {
+            Err(error) if place.is_default && group.is_none() => {
                 tracing::info!(%error, "no control socket: --control PATH makes another one");
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
         };
-        let mut intake = Intake::new(receiver, WANTED);
-        intake.connect(listener.as_fd()).context("control socket")?;
-        let endpoint = Endpoint {
-            listener: Box::new(listener),
-            intake,
-            access: Access::Full,
-            rate: rate.0,
-        };
-        let server = Server::new(vec![endpoint]).context("control socket")?;
+        let mut endpoints = vec![endpoint(listener, Access::Full, rate, receiver)?];
+        if let Some(group) = group {
+            let listener = questions::listen(path, group)?;
+            endpoints.push(endpoint(listener, Access::ReadOnly, rate, receiver)?);
+        }
+        let server = Server::new(endpoints).context("control socket")?;
         Ok(Some(Self(server)))
     }
 

@@ -285,6 +285,11 @@ mod tests {
                 "[true, true]",
             ),
             (
+                &["--control-group", "kvm"],
+                |_, o| o.control_group.as_ref().unwrap().to_string(),
+                "kvm",
+            ),
+            (
                 &["--sandbox", "off"],
                 |_, o| format!("{:?}", o.sandbox),
                 "Off",

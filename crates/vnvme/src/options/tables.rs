@@ -442,6 +442,13 @@ impl Spec for ProcessSpec {
              everybody who can connect there",
             |p| &mut p.metrics,
         )),
+        both(Row::<Self>::new(
+            "control-group",
+            "GROUP",
+            "group, by name or number, whose members may ask questions and change nothing: at a \
+             socket beside the control socket whose name has -ro before its end",
+            |p| &mut p.control_group,
+        )),
         both(
             Row::<Self>::new(
                 "sandbox",

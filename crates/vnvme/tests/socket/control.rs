@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use rustix::thread::CapabilitySet;
+
 use crate::common::*;
 
 fn stats(control: &str, more: &[&str]) -> Output {
@@ -443,4 +445,68 @@ fn events_are_told_as_they_happen() {
         listening.try_wait().unwrap().is_some()
     });
     reader.join().unwrap();
+}
+
+/// Another user of the group: asks, and changes nothing. One of no group does not get in.
+#[test]
+fn a_group_may_ask_and_change_nothing() {
+    let held = rustix::thread::capabilities(None).unwrap().effective;
+    let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::CHOWN;
+    if !held.contains(needed) {
+        testkit::skip("vnvme: the control socket as another user", "needs root");
+        return;
+    }
+    let place = Place::new();
+    let control = text(&place.path("control.sock"));
+    let args = [
+        "--control",
+        &control,
+        "--control-group",
+        "54321",
+        "mem://1M?iops=7",
+    ];
+    let daemon = Daemon::serve(&place, &args);
+    let questions = place.path("control-ro.sock");
+    let metadata = std::fs::metadata(&questions).unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o660);
+    assert_eq!(std::os::unix::fs::MetadataExt::gid(&metadata), 54321);
+    // A user of the group reaches both, and this program.
+    let all = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.path("."), all.clone()).unwrap();
+    let program = place.path("vnvme");
+    std::fs::copy(env!("CARGO_BIN_EXE_vnvme"), &program).unwrap();
+    std::fs::set_permissions(&program, all).unwrap();
+    let ask = |group: u32, socket: &str, args: &[&str]| {
+        let mut command = Command::new(&program);
+        std::os::unix::process::CommandExt::uid(&mut command, 65534);
+        std::os::unix::process::CommandExt::gid(&mut command, group);
+        let output = command
+            .args(args)
+            .args(["--control", socket])
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
+    };
+    let questions = text(&questions);
+    let (good, told) = ask(54321, &questions, &["limits"]);
+    assert!(good && told.contains("requests/s          7"), "{told}");
+    let (good, told) = ask(54321, &questions, &["limits", "vm", "--iops", "1"]);
+    assert!(!good && told.contains("for questions"), "{told}");
+    for (group, socket) in [(54321, &control), (54322, &questions), (54322, &control)] {
+        let (good, told) = ask(group, socket, &["list"]);
+        assert!(
+            !good && told.contains("may not connect"),
+            "{group} {socket}: {told}"
+        );
+    }
+    assert!(limits_are(&control, 7));
+    daemon.end();
+    assert!(!std::fs::exists(&questions).unwrap());
+}
+
+fn limits_are(control: &str, iops: u64) -> bool {
+    let (_, told) = vnvme(control, &["limits", "--json"]);
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    told[0]["iops"] == iops
 }
