@@ -2,9 +2,10 @@
 //! opened.
 
 use crate::crew::config;
+use crate::manage::DiskSpec;
 use crate::origin::Origin;
 use crate::spec::{ControllerSpec, Specs, hex};
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use controller::ConfigError;
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -39,6 +40,9 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
         let entered = sockets.enter(place(socket), &socket.display().to_string());
         origin.place("socket", entered)?;
     }
+    for disk in DiskSpec::all(specs) {
+        disk.origin().place("name", check_name(&disk.name()))?;
+    }
     for controller in &specs.controllers {
         check_fields(controller)?;
         seen.check(controller)?;
@@ -49,6 +53,26 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Most bytes of a disk's name: as many as a file's may have.
+const MAX_NAME: usize = 255;
+
+/// A name that cannot stand in a line, or in an address of the control API, would leave a disk that
+/// nobody can ask for.
+fn check_name(name: &str) -> Result<()> {
+    let why = match name {
+        "" => "is empty",
+        "." | ".." => "stands for a folder in addresses",
+        name if name.chars().any(char::is_control) => "has a control character",
+        name if name.len() > MAX_NAME => "has more than 255 bytes",
+        _ => return Ok(()),
+    };
+    let shown: String = name.chars().take(64).collect();
+    bail!(
+        "the name {shown:?} {why}; without a name of its own, a disk has that of its socket's \
+         file: write name = \"...\" into it"
+    )
 }
 
 /// What controllers have said of themselves.
@@ -218,6 +242,26 @@ mod tests {
             let wanted = format!("the {words} is given twice");
             assert_eq!(error, wanted, "{file}");
         }
+    }
+
+    #[test]
+    fn a_name_can_stand_in_a_line_and_in_an_address() {
+        let named = |name: &str| {
+            let name = toml::Value::from(name);
+            checked(&two(&format!("name = {name}"), ""))
+        };
+        for fine in ["a", "a/b", "vm 7", "ü", "...", &"x".repeat(255)] {
+            named(fine).unwrap();
+        }
+        let long = "x".repeat(256);
+        for bad in ["", ".", "..", "a\nb", "\u{1b}[2J", "a\0", &long] {
+            let error = named(bad).unwrap_err().to_string();
+            assert!(error.contains("write name ="), "{bad:?}: {error}");
+            assert!(!error.chars().any(char::is_control), "{error:?}");
+        }
+        let of_socket = "[[ublk]]\nvolume = \"a\"\n[[vhost-user-blk]]\nvolume = \"a\"\n\
+                         socket = \"/run/a\\nb.sock\"\n";
+        assert!(checked(of_socket).is_err());
     }
 
     #[test]

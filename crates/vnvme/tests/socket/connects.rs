@@ -109,6 +109,9 @@ fn no_client_uses_up_the_descriptors_of_another() {
         .iter()
         .for_each(|socket| daemon.wait_listening(socket));
     daemon.wait_log(|line| line.contains("limit of open descriptors is low"));
+    // The sockets listen before their worker has all that it needs: it has when it has served one.
+    drop(Host::up(&sockets[0]));
+    daemon.wait_log(|line| line.contains("client disconnected"));
     let before = descriptors(daemon.pid());
     let mut hosts: Vec<Host> = Vec::new();
     for socket in &sockets {

@@ -139,6 +139,135 @@ fn a_disk_comes_and_goes() {
     assert!(m.daemon.end().status.success());
 }
 
+/// What an operator mistypes: it is told in words, and nothing of it is left.
+#[test]
+fn mistakes_are_told_and_leave_nothing() {
+    let m = Managed::start(&[]);
+    m.place.disk("plain", 512);
+    fs::create_dir(m.place.path("folder")).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", m.place.path("link")).unwrap();
+    let fifo = m.place.path("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    m.add("a", "mem://1M").unwrap();
+    let (names, open) = (m.names(), m.descriptors());
+    let of = |name: &str| text(&m.place.path(name));
+    let socket = of("x.sock");
+    let with = |table: &[(&str, Value)]| {
+        let mut all = object(json!({"socket": socket, "namespace": [{"volume": "mem://1M"}]}));
+        let table = table.iter().cloned();
+        all.extend(table.map(|(key, value)| (key.to_owned(), value)));
+        m.client.add(DiskKind::Controller, all)
+    };
+    let volume = |url: &str| ("namespace", json!([{ "volume": url }]));
+    let long = "x".repeat(5000);
+    for (table, words) in [
+        (("sokcet", json!("/x")), "did you mean `socket`?"),
+        (("name", json!("")), "is empty"),
+        (("name", json!("..")), "stands for a folder"),
+        (("name", json!("a\nb")), "control character"),
+        (("name", json!(long)), "255 bytes"),
+        (("name", json!("a")), "there already"),
+        (("socket", json!("")), "option allow"),
+        (("socket", json!("relative.sock")), "option allow"),
+        (("socket", json!(of("plain"))), "not a socket"),
+        (("socket", json!(of("folder"))), "not a socket"),
+        (("socket", json!(of("a.sock"))), "there already"),
+        (("socket", json!(of("control"))), "given twice"),
+        (("socket", json!(of("no/x.sock"))), "No such file"),
+        (("socket", json!(of(&long[..200]))), "too long"),
+        (("socket", json!(of("a\nb.sock"))), "control character"),
+        (("namespace", json!([])), "no volume"),
+        (volume(""), "option allow"),
+        (volume(&of("missing")), "no such file"),
+        (volume(&of("fifo")), "is a FIFO"),
+        (volume(&of("folder")), "is a directory"),
+        (volume(&of("link")), "option allow"),
+        (volume("mem://lots"), "lots"),
+        (volume("mem://999999T"), "no memory"),
+        (volume("nvme://0000:00:00.0/1"), "cannot be added"),
+        (volume("vfio-user:///x/1"), "cannot be added"),
+        (("io-queues", json!(100_000)), "io-queues"),
+        (("max-namespaces", json!(1u64 << 32)), "max-namespaces"),
+        (("serial", json!("\n")), "printable"),
+    ] {
+        refused(with(&[table]), words);
+        assert_eq!(
+            (m.names(), m.descriptors()),
+            (names.clone(), open),
+            "{words}"
+        );
+        assert!(!m.socket("x").exists(), "{words}");
+    }
+    refused(m.client.remove("", false), "");
+    refused(m.client.remove("../disks/b", false), "no disk");
+    refused(m.client.resize("a", 1, 0), "");
+    refused(m.client.detach("a", 0), "");
+    // A name with a slash has its place in addresses.
+    with(&[("name", json!("a/b ?"))]).unwrap();
+    m.client.remove("a/b ?", false).unwrap();
+    assert_eq!((m.names(), m.descriptors()), (names, open));
+    assert!(m.daemon.end().status.success());
+}
+
+/// Who adds and removes as fast as can be, from many sides, with clients in between.
+#[test]
+fn a_flood_of_changes_leaves_nothing() {
+    let m = Managed::start(&["--workers", "2"]);
+    let disk = m.place.disk("f.raw", 1 << 20);
+    m.add("neighbour", "mem://1M").unwrap();
+    let mut host = Host::up(&m.socket("neighbour"));
+    host.write(1, 0, &pattern(1, 4096));
+    let flood = |seed: u64| {
+        let mut random = seed;
+        for _ in 0..40 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let name = format!("f{}", (random >> 40) % 4);
+            let volume = ["mem://1M", &disk][(random >> 50) as usize % 2];
+            // Any of them may find that another one was first.
+            match (random >> 33) % 6 {
+                0 | 1 => {
+                    let socket = text(&m.socket(&name));
+                    let table = json!({"socket": socket, "namespace": [{"volume": volume}]});
+                    drop(m.client.add(DiskKind::Controller, object(table)));
+                }
+                2 => drop(m.export(&name, volume)),
+                3 => drop(m.client.remove(&name, true)),
+                4 => drop(
+                    m.client
+                        .attach(&name, &object(json!({"volume": "mem://1M"}))),
+                ),
+                _ => drop(std::os::unix::net::UnixStream::connect(m.socket(&name))),
+            }
+        }
+    };
+    let rest = |turn: u64| {
+        std::thread::scope(|scope| {
+            for seed in 0..6 {
+                let flood = &flood;
+                scope.spawn(move || flood(turn * 6 + seed + 1));
+            }
+        });
+        for name in m.names().iter().filter(|name| *name != "neighbour") {
+            m.client.remove(name, true).unwrap();
+        }
+        m.descriptors()
+    };
+    let first = rest(0);
+    for turn in 1..3 {
+        rest(turn);
+        eventually("descriptors are back", || m.descriptors() <= first);
+        assert_eq!(m.names(), ["neighbour"]);
+        assert_eq!(host.read(1, 0, 4096), pattern(1, 4096), "it goes on");
+    }
+    // The file is nobody's.
+    m.add("f0", &disk).unwrap();
+    drop(host);
+    assert!(m.daemon.end().status.success());
+}
+
 #[test]
 fn a_namespace_is_attached_grown_and_detached_beside_a_neighbour() {
     let m = Managed::start(&[]);
