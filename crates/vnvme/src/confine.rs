@@ -116,6 +116,15 @@ pub fn spawn_early(
     Ok(thread)
 }
 
+/// The folder that a configuration's file lies in, if it is one for this program, by its name:
+/// /etc/vnvme, ~/.config/vnvme. Editors put another file into a file's place, and the right to read
+/// the one does not go over to the other.
+pub fn own_folder(config: &Path) -> Option<PathBuf> {
+    let path = std::path::absolute(config).ok()?;
+    let folder = path.parent().filter(|_| path.is_file())?;
+    (folder.file_name()? == "vnvme").then(|| folder.to_owned())
+}
+
 /// What a daemon may open while it runs.
 fn later(options: &ServeOptions) -> Needs {
     let Some(daemon) = &options.daemon else {
@@ -129,6 +138,7 @@ fn later(options: &ServeOptions) -> Needs {
         false => folder.to_owned(),
     }));
     let mut read_below: Vec<PathBuf> = daemon.config.iter().cloned().collect();
+    read_below.extend(daemon.config.as_deref().and_then(own_folder));
     if open_below.iter().any(|place| place.starts_with("/dev")) {
         // What the system tells of block devices.
         read_below.push("/sys/devices".into());

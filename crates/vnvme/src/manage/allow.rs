@@ -49,6 +49,11 @@ impl Allow {
         }
     }
 
+    /// There is a sandbox.
+    pub fn is_confined(&self) -> bool {
+        self.places.is_some()
+    }
+
     /// Refuses a disk that could not be opened.
     ///
     /// # Errors

@@ -118,6 +118,12 @@ impl Manager {
                 }
             }
         }
+        // More likely one that was cut off, or is being written.
+        if *wanted == Specs::default() && !plan.removed.is_empty() {
+            let why = "the configuration is empty, and would have every disk removed: if that is \
+                       meant, remove them one by one";
+            refuse("", why.to_owned());
+        }
         for (name, disk) in by_name {
             let Some(entry) = table.get(&name) else {
                 match self.admit(&disk) {

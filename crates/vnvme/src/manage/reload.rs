@@ -6,6 +6,16 @@ use control::Error;
 use control::api::Plan;
 use std::sync::Arc;
 
+/// Why a file may not be read that could be at the start.
+const REPLACED: &str = "; the sandbox lets this process read the file that it was started with, \
+                        and no other one in its place: write into the file, or have it in a folder \
+                        called vnvme, or give --config a folder, and start the daemon again";
+
+fn is_refused(error: &anyhow::Error) -> bool {
+    let of_system = error.downcast_ref::<std::io::Error>();
+    of_system.is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
 impl Manager {
     /// Reads the configuration again, and applies it.
     ///
@@ -17,8 +27,13 @@ impl Manager {
                 "this process was started without a configuration that could be read again",
             ));
         };
-        let specs =
-            crate::config::read(path).map_err(|error| Error::invalid(format!("{error:#}")))?;
+        let specs = crate::config::read(path).map_err(|error| {
+            let replaced = match self.allow.is_confined() && is_refused(&error) {
+                true => REPLACED,
+                false => "",
+            };
+            Error::invalid(format!("{error:#}{replaced}"))
+        })?;
         self.reconcile(&specs, Scope::OfConfig, false)
     }
 

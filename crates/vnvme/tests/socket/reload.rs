@@ -154,6 +154,76 @@ fn what_cannot_be_applied_is_told_and_changes_nothing() {
     assert!(daemon.end().status.success());
 }
 
+/// As editors and `sed -i` do it: another file in the place of the first. In a folder of the
+/// program's it is read; elsewhere the log says what to do.
+#[test]
+fn a_file_that_was_replaced_is_read_where_the_folder_is_for_it() {
+    for (name, words) in [
+        ("vnvme", "added=\"b\""),
+        ("etc", "the sandbox lets this process read the file"),
+    ] {
+        let (place, sockets) = (Place::new(), Place::new());
+        fs::create_dir(place.path(name)).unwrap();
+        let config = place.path(name).join("disks.toml");
+        let disk = |name: &str| {
+            let socket = text(&sockets.path(&format!("{name}.sock")));
+            format!("[[controller]]\nsocket = \"{socket}\"\n{MEM}\n")
+        };
+        fs::write(&config, disk("a")).unwrap();
+        // What is allowed may be read, too.
+        let allow = text(sockets.path("x").parent().unwrap());
+        let args = ["daemon", "--config", &text(&config), "--allow", &allow];
+        let daemon = Daemon::spawn(&args);
+        daemon.wait_listening(&sockets.path("a.sock"));
+        // In the same file: in any case.
+        fs::write(&config, format!("{}# more\n", disk("a"))).unwrap();
+        let reload = |words: &str| {
+            daemon.signal(Signal::HUP);
+            eventually(words, || daemon.count(words) > 0);
+        };
+        reload("unchanged=1");
+        let new = place.path(name).join("new");
+        fs::write(&new, disk("a") + &disk("b")).unwrap();
+        fs::rename(&new, &config).unwrap();
+        reload(words);
+        assert_eq!(sockets.path("b.sock").exists(), name == "vnvme");
+        assert!(daemon.end().status.success());
+    }
+}
+
+/// A configuration that is cut off is not taken for one without disks; and signals may come faster
+/// than they are answered.
+#[test]
+fn an_empty_configuration_removes_nothing() {
+    let folder = Folder::new();
+    folder.write("a.toml", &folder.controller("a", MEM));
+    let daemon = folder.start(&[]);
+    daemon.wait_listening(&folder.0.path("a.sock"));
+    for fragment in ["", "# nothing\n"] {
+        folder.write("a.toml", fragment);
+        folder.reload(&daemon, "the configuration is empty");
+        assert!(folder.is_there("a"));
+    }
+    folder.remove("a.toml");
+    folder.reload(&daemon, "the configuration is empty");
+    fs::create_dir(folder.0.path("etc/folder.toml")).unwrap();
+    folder.reload(&daemon, "folder.toml: this is no file");
+    fs::remove_dir(folder.0.path("etc/folder.toml")).unwrap();
+    assert!(folder.is_there("a"));
+    // A fragment changes while many signals come.
+    for turn in 0..200 {
+        let half = &folder.controller("b", MEM)[..turn % 50];
+        folder.write("b.toml", half);
+        daemon.signal(Signal::HUP);
+    }
+    folder.write("a.toml", &folder.controller("a", MEM));
+    folder.write("b.toml", &folder.controller("b", MEM));
+    folder.reload(&daemon, "the configuration was read again added=");
+    eventually("it is added", || folder.is_there("b"));
+    drop(Host::up(&folder.0.path("a.sock")));
+    assert!(daemon.end().status.success());
+}
+
 #[test]
 fn a_daemon_starts_without_disks_and_ends() {
     let folder = Folder::new();
