@@ -15,9 +15,13 @@ const HEAD: &str = "# Disks that were added while vnvme ran; it writes this file
 /// # Errors
 /// The file cannot be read, or is no state.
 pub fn read_state(path: &Path) -> Result<Specs> {
-    if !path.exists() {
+    // What cannot be looked at may be there.
+    let there = path.try_exists();
+    if !there.with_context(|| format!("{}", path.display()))? {
         return Ok(Specs::default());
     }
+    // To read a FIFO may take forever, and a folder cannot be replaced.
+    ensure!(path.is_file(), "{}: this is no file", path.display());
     let specs = crate::config::read(path)?;
     ensure!(
         specs.process == ProcessSpec::default(),
@@ -27,16 +31,22 @@ pub fn read_state(path: &Path) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Puts `text` into the file's place, as a whole or not at all.
+/// Puts `text` into the file's place, as a whole or not at all. When it returns, that outlasts a
+/// power failure: the name is on the disk, too.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let mut name = path.file_name().context("it has no name")?.to_owned();
     name.push(".new");
     let new = path.with_file_name(name);
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
     let written = || -> std::io::Result<()> {
         let mut file = File::create(&new)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&new, path)
+        fs::rename(&new, path)?;
+        File::open(folder)?.sync_all()
     };
     written().with_context(|| format!("{}", new.display()))
 }
@@ -63,5 +73,46 @@ impl Manager {
                 "what was added will not be there after a restart"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_not_there_is_no_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        assert_eq!(read_state(&path("a")).unwrap(), Specs::default());
+        fs::write(path("file"), "").unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        std::os::unix::fs::symlink("loop", path("loop")).unwrap();
+        // Those that cannot be looked at; for root, no permission is missing.
+        for (name, why) in [
+            ("file/state", "Not a directory"),
+            ("loop", "symbolic links"),
+            ("folder", "no file"),
+        ] {
+            let error = format!("{:#}", read_state(&path(name)).unwrap_err());
+            assert!(error.contains(why) && error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        replace(&path, "# one\n").unwrap();
+        replace(&path, "# two\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "# two\n");
+        // One that was left half written is no hindrance; one that cannot be written leaves the
+        // old one.
+        fs::write(dir.path().join("state.new"), "[[contr").unwrap();
+        replace(&path, "# three\n").unwrap();
+        assert_eq!(read_state(&path).unwrap(), Specs::default());
+        fs::create_dir(dir.path().join("state.new")).unwrap();
+        assert!(replace(&path, "# four\n").is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "# three\n");
     }
 }
