@@ -79,6 +79,8 @@ fuzz: tools-build
 
 # Figures go to target/bench/results.json and report.html. What cannot be measured here is named, with the reason.
 BENCH = target/bench
+# Medians of the run before, by machine.
+KEPT = target/bench-kept
 bench: export PATH := $(PATH):$(CURDIR)/target/tools/bin
 bench: tools-build tools-bench
 	$(CARGO) build --release -p vnvme
@@ -91,7 +93,8 @@ bench: tools-build tools-bench
 	$(CARGO) run --quiet --release -p harness --bin bench_driver -- $(BENCH)/driver.json || status=1; \
 	$(CARGO) run --quiet --release -p harness --bin bench_mediate -- $(BENCH)/mediate_guest.json || status=1; \
 	$(CARGO) run --quiet --release -p bench -- --report --output $(BENCH) \
-		$(foreach suite,guest driver mediate_guest,--add $(BENCH)/$(suite).json) || status=1; \
+		$(foreach suite,guest driver mediate_guest,--add $(BENCH)/$(suite).json) \
+		$(if $(wildcard $(KEPT)),--compare $(KEPT)) --keep $(KEPT) || status=1; \
 	exit $$status
 
 # A test fails when they differ from what is committed.

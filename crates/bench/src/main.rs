@@ -3,8 +3,8 @@
 //! `vnvme-bench --suite NAME`, or `vnvme bench --suite NAME`, which runs this program if it lies
 //! beside it. [`suite`] runs jobs of the load generator (crate `load`) against `vnvme serve`
 //! processes, interleaved and repeated; [`results`] keeps the figures; [`report`] shows them beside
-//! those of the documents that this project follows. [`virtio`] is a guest's driver for
-//! vhost-user-blk exports.
+//! those of the documents that this project follows, [`compare`] beside those of another day.
+//! [`virtio`] is a guest's driver for vhost-user-blk exports.
 //!
 //! *What may be touched here.* Servers, as processes: by their sockets, their configuration and
 //! their control socket. *What may not.* The inside of the program that is measured. There is no
@@ -13,6 +13,7 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 #![forbid(unsafe_code)]
 
+mod compare;
 mod distance;
 mod report;
 mod results;
@@ -42,7 +43,7 @@ struct Options {
     #[arg(
         long,
         value_enum,
-        required_unless_present = "report",
+        required_unless_present_any = ["report", "keep", "compare"],
         value_name = "NAME"
     )]
     suite: Option<suite::Name>,
@@ -76,6 +77,14 @@ struct Options {
     /// Figures that another program measured, to be taken into the results: files in their form
     #[arg(long, value_name = "FILE", requires = "report")]
     add: Vec<PathBuf>,
+    /// Keep the figures that there are then, for a later --compare: medians only, in a file of DIR
+    /// that is named after this machine's processors
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Show where figures differ from those that were kept: a file of --keep, or its DIR, or
+    /// another results.json. Before --keep, if both are given
+    #[arg(long, value_name = "FILE|DIR")]
+    compare: Option<PathBuf>,
     /// Directory of results.json and report.html
     #[arg(long, default_value = "target/bench", value_name = "DIR")]
     output: PathBuf,
@@ -149,11 +158,16 @@ impl Options {
             };
             verdict = suite::run(name, self.runtime, &plan);
         }
-        report::write(
-            &self.output,
-            &self.add,
-            self.suite.and_then(suite::Name::only),
-        )?;
+        let only = self.suite.and_then(suite::Name::only);
+        if self.report || self.suite.is_some() {
+            report::write(&self.output, &self.add, only)?;
+        }
+        if let Some(kept) = &self.compare {
+            compare::compare(&self.output, kept, only)?;
+        }
+        if let Some(folder) = &self.keep {
+            compare::keep(&self.output, folder)?;
+        }
         verdict
     }
 }

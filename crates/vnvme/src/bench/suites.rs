@@ -1,5 +1,5 @@
-//! The suites of measurements are a program of their own, `vnvme-bench`; `vnvme bench --suite` and
-//! `vnvme bench --report` run it, if it lies beside this one.
+//! The suites of measurements are a program of their own, `vnvme-bench`; `vnvme bench --suite`,
+//! `--report`, `--compare` and `--keep` run it, if it lies beside this one.
 
 use crate::usage::Usage;
 use anyhow::{Context, Result};
@@ -15,7 +15,7 @@ pub fn wanted(args: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>>
     let options = args.iter().take_while(|arg| *arg != "--");
     let suite = options.into_iter().any(|arg| {
         let name = arg.to_str().map(|arg| arg.split('=').next().unwrap_or(arg));
-        matches!(name, Some("--suite" | "--report"))
+        matches!(name, Some("--suite" | "--report" | "--compare" | "--keep"))
     });
     // Before the command there are global options, of which one has a value.
     let command = args.iter().position(|arg| arg == "bench")?;
@@ -63,6 +63,8 @@ mod tests {
             ("bench --suite cost --runs 1", "--suite cost --runs 1"),
             ("bench --runs 1 --suite=all", "--runs 1 --suite=all"),
             ("bench --report --add a.json", "--report --add a.json"),
+            ("bench --compare old.json", "--compare old.json"),
+            ("bench --keep kept", "--keep kept"),
             (
                 "--log debug bench --suite bench",
                 "--log debug --suite bench",
