@@ -5,10 +5,11 @@
 #
 # The package is DIRECTORY/vnvme_VERSION_ARCHITECTURE.deb; its path is printed. It needs dpkg-deb and
 # nothing of debhelper's. VERSION: the workspace's in Cargo.toml, or the variable of that name.
+# DEBFULLNAME and DEBEMAIL say who maintains it, SOURCE_DATE_EPOCH when it was made.
 set -eu
 
 [ $# = 2 ] || {
-    sed -n 's/^# \{0,1\}//; 2,7p' "$0" >&2
+    sed -n 's/^# \{0,1\}//; 2,8p' "$0" >&2
     exit 2
 }
 program=$1
@@ -16,6 +17,7 @@ output=$2
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 version=${VERSION:-$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../Cargo.toml" | head -n 1)}
 architecture=$(dpkg --print-architecture)
+maintainer="${DEBFULLNAME:-The vnvme project} <${DEBEMAIL:-vnvme@localhost}>"
 mkdir -p -- "$output"
 tree=$(mktemp -d)
 trap 'rm -rf -- "$tree"' EXIT INT TERM
@@ -26,8 +28,17 @@ DESTDIR=$tree PREFIX=/usr UNITDIR=/usr/lib/systemd/system "$here/install.sh" ins
 
 # As Debian has it (Policy 12.1, 12.7): manual pages and changelogs are compressed.
 find "$tree/usr/share/man" -type f -exec gzip -9n {} +
-mv "$tree/usr/share/doc/vnvme/CHANGELOG.md" "$tree/usr/share/doc/vnvme/changelog"
-gzip -9n "$tree/usr/share/doc/vnvme/changelog"
+doc=$tree/usr/share/doc/vnvme
+cat >"$doc/changelog" <<CHANGELOG
+vnvme ($version) unstable; urgency=medium
+
+  * /usr/share/doc/vnvme/CHANGELOG.md.gz has what users notice.
+
+ -- $maintainer  $(LC_ALL=C date -u -R -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}")
+CHANGELOG
+gzip -9n "$doc/changelog" "$doc/CHANGELOG.md"
+mkdir -p "$tree/usr/share/lintian/overrides"
+install -m 644 "$here/debian/lintian-overrides" "$tree/usr/share/lintian/overrides/vnvme"
 # zsh looks elsewhere for what packages bring.
 mkdir -p "$tree/usr/share/zsh/vendor-completions"
 mv "$tree/usr/share/zsh/site-functions/_vnvme" "$tree/usr/share/zsh/vendor-completions/_vnvme"
@@ -44,7 +55,7 @@ cat >"$tree/DEBIAN/control" <<CONTROL
 Package: vnvme
 Version: $version
 Architecture: $architecture
-Maintainer: The vnvme project <vnvme@localhost>
+Maintainer: $maintainer
 Installed-Size: $size
 Depends: libc6 (>= $libc), libgcc-s1
 Recommends: systemd

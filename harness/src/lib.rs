@@ -7,7 +7,8 @@
 //! speaks vfio-user ([`qemu`]), and runs guests ([`guest`]) against a `vnvme` daemon ([`daemon`]).
 //! Checks from the host's side use the programs of the same cache ([`tree::Tree::tool`]). A smaller
 //! guest of another architecture, for AP queues, is made the same way ([`s390x`]). [`hostile`]
-//! attacks a daemon that serves a good neighbour; it needs no guest.
+//! attacks a daemon that serves a good neighbour; it needs no guest. [`systemd`] is a machine that
+//! starts the daemon as an installed unit.
 //!
 //! What may be touched here: processes, files below the cache and below a temporary directory
 //! of each guest. What may not: anything of the machine's package system, and the inside of
@@ -50,6 +51,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod s390x;
 pub mod served;
+pub mod systemd;
 pub mod tree;
 
 pub use cache::Cache;
