@@ -52,6 +52,8 @@ pub struct Guest {
     log: PathBuf,
     boot_limit: Duration,
     boot_seconds: f32,
+    /// The command line of QEMU.
+    command: String,
     _dir: tempfile::TempDir,
 }
 
@@ -124,6 +126,7 @@ impl Launch {
         let (agent, events, qmp) = (listen("agent")?, listen("events")?, listen("qmp")?);
         let mut words = self.words;
         words.extend(arguments(dir.path(), &console)?);
+        let command = shell_line(&words);
         let started = Instant::now();
         let deadline = started + self.boot_limit;
         let process = Process::start(
@@ -157,6 +160,7 @@ impl Launch {
             log,
             boot_limit: self.boot_limit,
             boot_seconds: started.elapsed().as_secs_f32(),
+            command,
             _dir: dir,
         })
     }
@@ -166,6 +170,11 @@ impl Guest {
     /// Seconds from QEMU's start until the guest took scripts.
     pub fn boot_seconds(&self) -> f32 {
         self.boot_seconds
+    }
+
+    /// The command line that started QEMU, as a shell would read it.
+    pub fn command(&self) -> &str {
+        &self.command
     }
 
     /// Runs a shell script in the guest, bounded to a minute.
@@ -346,6 +355,29 @@ impl Control {
     }
 }
 
+/// Words as a shell reads them, with an option in each line.
+fn shell_line(words: &[OsString]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    let quoted = words.iter().map(|word| {
+        let word = word.to_string_lossy();
+        match !word.is_empty() && word.chars().all(plain) {
+            true => word.into_owned(),
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
+    });
+    let mut line = String::new();
+    for word in quoted {
+        let between = match (line.is_empty(), word.starts_with('-')) {
+            (true, _) => "",
+            (false, true) => " \\\n    ",
+            (false, false) => " ",
+        };
+        line.push_str(between);
+        line.push_str(&word);
+    }
+    line
+}
+
 fn done(reply: &Reply, path: &str) -> Result<()> {
     if reply.status != 0 {
         bail!("{path} in the guest: status {}", reply.status);
@@ -380,4 +412,30 @@ pub fn tail(what: &str, path: &Path) -> String {
     let last = lines.iter().skip(lines.len().saturating_sub(LINES));
     let body: String = last.map(|l| format!("\n  | {l}")).collect();
     format!("\n  {what} ({}) ends with:{body}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_the_words_of_a_line() -> Result<()> {
+        let words = [
+            "printf",
+            "%s|",
+            "a -b",
+            "",
+            "it's",
+            "-x",
+            "{\"x\":\"$HOME\"}",
+            "m=1,n=/a",
+        ];
+        let line = shell_line(&words.map(OsString::from));
+        let output = std::process::Command::new("sh")
+            .args(["-c", &line])
+            .output()?;
+        let wanted = words[2..].concat();
+        assert_eq!(String::from_utf8(output.stdout)?.replace('|', ""), wanted);
+        Ok(())
+    }
 }

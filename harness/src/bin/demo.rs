@@ -15,11 +15,32 @@ use anyhow::{Context, Result, bail, ensure};
 use harness::cache::sha256_file;
 use harness::image::Image;
 use harness::progress::say;
+use harness::qemu::{Accel, Qemu};
 use harness::served::{Controller, Volumes};
 use harness::{Cache, Guest};
 
 const DISK_BYTES: u64 = 1 << 30;
 const FIO_SECONDS: u32 = 3;
+
+/// Said where QEMU translates the guest.
+const OF_TCG: &str = "\
+The figures above are not the disk's: KVM cannot run a guest on this machine, so QEMU translates the
+guest's instructions (TCG), and nearly all of the time goes there. What the disk can do is measured
+without a guest by
+    target/release/vnvme bench disk.raw        what the volume can do
+    make bench                                 everything, with a report in target/bench/report.html
+and by this demo on a machine with KVM.";
+
+/// Said at the end.
+const NEXT: &str = "\
+What to do next:
+    truncate -s 20G disk.raw
+    target/release/vnvme serve --socket /tmp/vm0.sock disk.raw
+serves a disk for a VM of your own. Its QEMU (10.1 or newer) needs shared memory and the device, as
+in the line above: -object memory-backend-memfd,share=on and -device vfio-user-pci. Then
+    target/release/vnvme top                   what your disks do, live
+    make package                               a Debian package with units for systemd
+README.md goes on from here, docs/operations.md with libvirt, booting and many disks.";
 
 fn main() {
     if let Err(e) = demo() {
@@ -64,6 +85,7 @@ fn demo() -> Result<()> {
     say("demo: booting the guest");
     let guest = Guest::builder("demo").disk(served.disk()).boot()?;
     table.row("boot", format!("{:.1} s", guest.boot_seconds()));
+    let command = guest.command().to_owned();
     println!("{}", guest.run("nvme list")?.trim_end());
 
     let started = Instant::now();
@@ -93,6 +115,11 @@ fn demo() -> Result<()> {
     served.finish()?;
     check(&image, &disk, dir.path(), &wanted, &mut table)?;
     table.print();
+    println!("QEMU was started by\n\n{command}\n");
+    if Qemu::find(&cache)?.accel(&cache)? == Accel::Tcg {
+        println!("{OF_TCG}\n");
+    }
+    println!("{NEXT}\n");
     println!("demo: ok");
     Ok(())
 }
