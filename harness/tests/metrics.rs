@@ -9,7 +9,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use harness::cache::Cache;
@@ -18,6 +18,8 @@ use harness::progress::skip;
 use harness::tree::{Tree, Wish};
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// In which disks that are used do something.
+const MOMENT: Duration = Duration::from_millis(250);
 
 /// The checker of Prometheus.
 const PROMTOOL: Wish = Wish {
@@ -166,7 +168,9 @@ fn promtool_accepts_the_metrics() -> Result<()> {
     daemon.terminate()
 }
 
-/// Passes what a browser sends to the control socket, and the answers: as `ssh -L` does.
+/// Passes what a browser sends to the control socket, and the answers: as `ssh -L` does. A browser
+/// whose time is virtual waits for nothing else, so each answer takes a moment in which the disks
+/// do something.
 fn pass_on(listener: &TcpListener, control: &Path) {
     for browser in listener.incoming() {
         let Ok(mut browser) = browser else { return };
@@ -178,7 +182,15 @@ fn pass_on(listener: &TcpListener, control: &Path) {
                 let _ = io::copy(&mut from, &mut to);
                 to.shutdown(Shutdown::Write)
             });
-            io::copy(&mut daemon, &mut browser)
+            let mut piece = vec![0; 1 << 16];
+            loop {
+                let len = daemon.read(&mut piece)?;
+                std::thread::sleep(MOMENT);
+                if len == 0 {
+                    return browser.shutdown(Shutdown::Both);
+                }
+                browser.write_all(piece.get(..len).unwrap_or_default())?;
+            }
         });
     }
 }
@@ -270,6 +282,19 @@ impl Browser {
     }
 }
 
+/// Disks whose reads have been timed.
+fn busy(control: &Path) -> Result<usize> {
+    let output = Command::new(program()?)
+        .args(["stats", "--json", "--control"])
+        .arg(control)
+        .output()?;
+    let stats: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let disks = stats["measured"]["disks"].as_array().context("no disks")?;
+    let is_busy =
+        |disk: &&serde_json::Value| disk["namespaces"][0]["latency"]["read"]["steps"][0].is_array();
+    Ok(disks.iter().filter(is_busy).count())
+}
+
 #[test]
 fn a_browser_shows_the_page() -> Result<()> {
     let Some(tree) = tree("metrics::browser", &BROWSER) else {
@@ -277,44 +302,93 @@ fn a_browser_shows_the_page() -> Result<()> {
     };
     let dir = tempfile::tempdir()?;
     let control = dir.path().join("control.sock");
+    let config = dir.path().join("vnvme.toml");
+    let socket = |name: &str| dir.path().join(format!("{name}.sock"));
+    // Fast, limited, hardly used, and not used at all.
+    let disks = [
+        ("database", "mem://64M"),
+        ("web <b>0", "mem://64M?iops=20000"),
+        ("backup", "mem://64M?iops=200"),
+        ("idle", "mem://64M"),
+    ];
+    let text = disks.map(|(name, volume)| {
+        format!(
+            "[[controller]]\nsocket = \"{}\"\n[[controller.namespace]]\nvolume = \"{volume}\"\n",
+            socket(name).display()
+        )
+    });
+    fs::write(&config, text.concat())?;
     let daemon = Daemon::builder("page")
-        .volume("mem://16M?iops=20000")
+        .config(&config, &socket("idle"))
         .arg("--control")
         .arg(&control)
         .start()?;
-    let target = format!("vfio-user://{}", daemon.socket().display());
-    let mut load = Command::new(program()?)
-        .args(["bench", &target, "--rw", "randrw", "--runtime", "60"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
+    let loads = disks[..3].iter().map(|(name, _)| {
+        let target = format!("vfio-user://{}", socket(name).display());
+        Command::new(program()?)
+            .args(["bench", &target, "--rw", "randrw", "--runtime", "120"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("bench")
+    });
+    let mut loads = loads.collect::<Result<Vec<_>>>()?;
+    let deadline = Instant::now() + LIMIT;
+    while busy(&control)? < loads.len() {
+        ensure!(Instant::now() < deadline, "the loads do not begin");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}/", listener.local_addr()?);
     let at = control.clone();
     std::thread::spawn(move || pass_on(&listener, &at));
-    let picture: PathBuf = Cache::open()?.path("page.png");
+    let picture = |name: &str| Cache::open().map(|cache| cache.path(name));
+    let (all, one) = (picture("page.png")?, picture("page-disk.png")?);
     let browser = Browser::new(&tree, dir.path())?;
     let shown = browser.run(&url, "--dump-dom");
-    let drawn = browser.run(&url, &format!("--screenshot={}", picture.display()));
-    let _ = load.kill();
-    let _ = load.wait();
-    let shown = shown?;
+    let drawn = browser.run(&url, &format!("--screenshot={}", all.display()));
+    let url = format!("{url}#backup");
+    let opened = browser.run(&url, "--dump-dom");
+    let drawn_one = browser.run(&url, &format!("--screenshot={}", one.display()));
+    for load in &mut loads {
+        let _ = load.kill();
+        let _ = load.wait();
+    }
+    let (shown, opened) = (shown?, opened?);
     drawn?;
+    drawn_one?;
     // What a script has made of the daemon's numbers.
-    for part in ["1 disks", "IOPS", "<td>controller</td>", "cpu "] {
+    for part in [
+        "4 disks, ",
+        "<td>controller</td>",
+        "cpu ",
+        "<td>database</td>",
+        // Names are no markup.
+        "<td>web &lt;b&gt;0</td>",
+    ] {
         ensure!(shown.contains(part), "no {part} in\n{shown}");
     }
     ensure!(!shown.contains("connecting"), "{shown}");
-    let name = daemon
-        .socket()
-        .file_stem()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
-    ensure!(
-        shown.contains(&format!("<td>{name}</td>")),
-        "no {name} in\n{shown}"
-    );
-    ensure!(fs::metadata(&picture)?.len() > 10_000, "an empty picture");
+    // One of 61 commands is timed, and yet the times of all that are used are known.
+    let cells = |name: &str| -> Result<Vec<String>> {
+        let row = shown.split("<tr").find(|row| row.contains(name));
+        let row = row.with_context(|| format!("no {name} in\n{shown}"))?;
+        let cells = row.split("<td>").skip(1);
+        Ok(cells
+            .filter_map(|cell| Some(cell.split_once("</td>")?.0.to_owned()))
+            .collect())
+    };
+    for name in ["database", "web", "backup"] {
+        let cells = cells(name)?;
+        ensure!(cells[5] != "-" && cells[6] != "-", "{name}: {cells:?}");
+    }
+    ensure!(cells("idle")?[5] == "-", "{:?}", cells("idle")?);
+    ensure!(cells("backup")?[6].ends_with('*'), "{:?}", cells("backup")?);
+    for part in ["backup, /", "<td>mem://64M", "interrupts/command"] {
+        ensure!(opened.contains(part), "no {part} in\n{opened}");
+    }
+    for picture in [all, one] {
+        ensure!(fs::metadata(&picture)?.len() > 10_000, "an empty picture");
+    }
     daemon.terminate()
 }

@@ -1,9 +1,11 @@
 //! `vnvme top`: the disks of a running daemon, live in the terminal.
 //!
 //! Every second (`--interval`) it asks the daemon for a snapshot; [`rates`] says what happened
-//! between two, [`mod@screen`] makes lines of it, and [`terminal`] shows them.
+//! between two and [`recent`] what was timed in those before, [`mod@screen`] makes lines of it, and
+//! [`terminal`] shows them.
 
 mod rates;
+mod recent;
 mod screen;
 mod terminal;
 
@@ -13,9 +15,11 @@ use clap::Args;
 use metrics::Snapshot;
 use output::outln;
 use rates::Rates;
+use recent::Recent;
 use screen::{Choices, Sort, screen};
+use signal_hook::low_level::emulate_default_handler;
 use std::time::{Duration, Instant};
-use terminal::Terminal;
+use terminal::{Input, Terminal};
 use volume::parse_duration;
 
 /// Columns of what is printed once.
@@ -56,18 +60,26 @@ impl TopArgs {
     /// Shows the disks until the user has seen enough.
     pub fn run(self) -> Result<()> {
         let mut before = self.snapshot()?;
+        let mut recent = Recent::default();
+        // What was timed before counts, too, until there is enough that is newer.
+        recent.widen(&mut Rates::between(&Snapshot::default(), &before));
+        let mut between = |before: &Snapshot, now: &Snapshot| {
+            let mut rates = Rates::between(before, now);
+            recent.widen(&mut rates);
+            rates
+        };
         if self.once || self.target.is_json() {
             std::thread::sleep(self.interval);
             let now = self.snapshot()?;
             return self.target.print(&[&before, &now], |_| {
                 let choices = self.choices();
-                for line in screen(&Rates::between(&before, &now), &choices, WIDTH, None) {
+                for line in screen(&between(&before, &now), &choices, WIDTH, None) {
                     outln!("{}", line.text);
                 }
                 Ok(())
             });
         }
-        let terminal = Terminal::open().context(
+        let mut terminal = Terminal::open().context(
             "vnvme top needs a terminal; --once prints one screen, --json what it is made of",
         )?;
         let (mut choices, mut rates) = (self.choices(), Rates::default());
@@ -75,14 +87,23 @@ impl TopArgs {
         loop {
             let (width, height) = terminal.size();
             terminal.draw(&screen(&rates, &choices, width, Some(height)))?;
-            for key in terminal.keys(next)? {
-                if choices.press(key, &rates) {
-                    return Ok(());
+            match terminal.wait(next)? {
+                Input::Keys(keys) => {
+                    for key in keys {
+                        if choices.press(key, &rates) {
+                            return Ok(());
+                        }
+                    }
+                }
+                Input::End(signal) => {
+                    drop(terminal);
+                    // As it would have ended without a handler: its parent can tell.
+                    return Ok(emulate_default_handler(signal)?);
                 }
             }
             if Instant::now() >= next {
                 let now = self.snapshot()?;
-                rates = Rates::between(&before, &now);
+                rates = between(&before, &now);
                 before = now;
                 next = Instant::now() + self.interval;
             }

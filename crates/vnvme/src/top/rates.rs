@@ -1,5 +1,6 @@
 //! What happened between two snapshots, for each disk.
 
+use super::recent::Times;
 use metrics::{Disk, Distribution, Namespace, Snapshot};
 use probes::IoKind;
 
@@ -23,6 +24,8 @@ pub struct DiskRates {
     pub workers: Vec<u64>,
     pub namespaces: Vec<NamespaceRates>,
     pub queues: Vec<QueueRates>,
+    /// Times of reads and writes, in nanoseconds.
+    pub latency: Times,
 }
 
 /// A namespace in an interval; everything per second.
@@ -35,7 +38,7 @@ pub struct NamespaceRates {
     pub written: f64,
     pub errors: f64,
     /// Times in nanoseconds.
-    pub latency: ByKind<Distribution>,
+    pub latency: ByKind<Times>,
     pub direct: Option<bool>,
 }
 
@@ -66,6 +69,8 @@ pub struct WorkerRates {
 /// Everything in an interval.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
+    /// Its end, by a clock that never goes back while the daemon runs.
+    pub at_ns: u64,
     pub disks: Vec<DiskRates>,
     pub workers: Vec<WorkerRates>,
     /// Processors that the process has used, 1.0 for each.
@@ -90,19 +95,19 @@ impl DiskRates {
     pub fn errors(&self) -> f64 {
         self.namespaces.iter().map(|ns| ns.errors).sum()
     }
+}
 
-    /// Times of reads and writes, in nanoseconds.
-    pub fn latency(&self) -> Distribution {
-        let mut all = Distribution::default();
-        for namespace in &self.namespaces {
-            for (kind, latency) in IoKind::ALL.into_iter().zip(&namespace.latency) {
-                if kind.is_sampled() {
-                    all.add(latency);
-                }
+/// Times of reads and writes.
+fn of_disk(namespaces: &[NamespaceRates]) -> Times {
+    let mut all = Times::default();
+    for namespace in namespaces {
+        for (kind, latency) in IoKind::ALL.into_iter().zip(&namespace.latency) {
+            if kind.is_sampled() {
+                all.times.add(&latency.times);
             }
         }
-        all
     }
+    all
 }
 
 /// What a counter has grown by; one of another process begins at 0.
@@ -134,6 +139,7 @@ impl Rates {
             }
         });
         Self {
+            at_ns: now.at_ns,
             disks: disks.collect(),
             workers: workers.collect(),
             cpu: grown(now.process.cpu_ns, before.process.cpu_ns) / 1e9 / interval,
@@ -190,6 +196,7 @@ fn disk_between(
         throttled: grown(throttled(new), throttled(old)) / 1e9 / interval,
         workers,
         queues: queues.collect(),
+        latency: of_disk(&namespaces),
         namespaces,
     }
 }
@@ -207,7 +214,11 @@ fn namespace_between(before: &Namespace, now: &Namespace, interval: f64) -> Name
         latency: IoKind::ALL.map(|kind| {
             let of = |ns: &'_ Namespace| ns.latency.get(kind.name()).cloned();
             let now = of(now).unwrap_or_default();
-            now.since(&of(before).unwrap_or_else(|| none.clone()))
+            let times = now.since(&of(before).unwrap_or_else(|| none.clone()));
+            Times {
+                times,
+                is_longer: false,
+            }
         }),
         direct: now.direct,
     }

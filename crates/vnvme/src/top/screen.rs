@@ -2,8 +2,8 @@
 //! the size alone.
 
 use super::rates::{DiskRates, NamespaceRates, Rates};
-use metrics::Distribution;
-use probes::IoKind;
+use super::recent::Times;
+use probes::{IoKind, TIMED_EVERY};
 use std::cmp::Ordering;
 
 /// What disks are sorted by.
@@ -48,7 +48,7 @@ impl Sort {
 
     fn compare(self, a: &DiskRates, b: &DiskRates) -> Ordering {
         let largest = |a: f64, b: f64| b.total_cmp(&a);
-        let p99 = |disk: &DiskRates| disk.latency().percentile(0.99);
+        let p99 = |disk: &DiskRates| disk.latency.times.percentile(0.99);
         let first = match self {
             Self::Iops => largest(a.operations(), b.operations()),
             Self::Bandwidth => largest(a.read() + a.written(), b.read() + b.written()),
@@ -227,10 +227,19 @@ fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
         )
     });
     let workers: Vec<String> = workers.collect();
+    let longer = match rates.disks.iter().any(|disk| disk.latency.is_longer) {
+        true => format!("   * of a longer time: one of {TIMED_EVERY} commands is timed"),
+        false => String::new(),
+    };
     vec![
         format!(
-            "{} disks   {} IOPS   read {}/s   write {}/s   cpu {:.0}%{memory}",
+            "{} {}   {} IOPS   read {}/s   write {}/s   cpu {:.0}%{memory}",
             rates.disks.len(),
+            if rates.disks.len() == 1 {
+                "disk"
+            } else {
+                "disks"
+            },
             count_of(sum(DiskRates::operations)),
             bytes_of(sum(DiskRates::read)),
             bytes_of(sum(DiskRates::written)),
@@ -238,7 +247,7 @@ fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
         )
         .into(),
         format!("workers, % busy/polling/asleep   {}", workers.join("   ")).into(),
-        format!("sorted by {}{filter}", choices.sort.name()).into(),
+        format!("sorted by {}{filter}{longer}", choices.sort.name()).into(),
     ]
 }
 
@@ -263,8 +272,7 @@ fn disks_lines(rates: &Rates, choices: &Choices, room: Option<usize>) -> Vec<Lin
     let room = room.unwrap_or(usize::MAX).max(1);
     let first = (at + 1).saturating_sub(room);
     for disk in disks.iter().skip(first).take(room) {
-        let latency = disk.latency();
-        let percentile = |part| latency.percentile(part).map_or("-".into(), time_of);
+        let percentile = |part| percentile(&disk.latency, disk.operations(), part);
         let worker = match &*disk.workers {
             [] => "-".into(),
             [one] => one.to_string(),
@@ -384,17 +392,16 @@ fn namespace_lines(namespace: &NamespaceRates) -> Vec<Line> {
     let bytes = [Some(namespace.read), Some(namespace.written), None, None];
     let rows = IoKind::ALL.into_iter().zip(namespace.operations).zip(bytes);
     for (((kind, operations), bytes), latency) in rows.zip(&namespace.latency) {
-        let at = |part| percentile(latency, part);
-        let average = latency
-            .average()
-            .map_or("-".into(), |ns| time_of(ns as u64));
+        let at = |part| percentile(latency, operations, part);
+        let average = latency.times.average().filter(|_| operations > 0.0);
+        let average = average.map(|ns| marked(ns as u64, latency));
         lines.push(
             format!(
                 "{:<7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8}",
                 kind.name(),
                 count_of(operations),
                 bytes.map_or("-".into(), bytes_of),
-                average,
+                average.unwrap_or_else(|| "-".into()),
                 at(0.5),
                 at(0.99),
                 at(0.999)
@@ -405,8 +412,17 @@ fn namespace_lines(namespace: &NamespaceRates) -> Vec<Line> {
     lines
 }
 
-fn percentile(latency: &Distribution, part: f64) -> String {
-    latency.percentile(part).map_or("-".into(), time_of)
+/// Of what has done nothing lately there is none to show.
+fn percentile(latency: &Times, operations: f64, part: f64) -> String {
+    let found = latency.times.percentile(part);
+    let found = found.filter(|_| operations > 0.0);
+    found.map_or("-".into(), |time| marked(time, latency))
+}
+
+/// A time, and a sign if it is one of more than the last interval.
+fn marked(time: u64, latency: &Times) -> String {
+    let mark = if latency.is_longer { "*" } else { "" };
+    format!("{}{mark}", time_of(time))
 }
 
 /// A value in four digits at most, with its unit.

@@ -1,22 +1,44 @@
-//! The terminal: raw while it is used, and as it was afterwards.
+//! The terminal: raw while it is used, and as it was afterwards, however the program ends or
+//! stops.
 
 use super::screen::{Key, Line};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
-use std::io::{self, Write};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::{emulate_default_handler, pipe};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::Instant;
 
 /// The other screen of the terminal, without the cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// The size where the terminal does not say.
 const SIZE: (usize, usize) = (80, 24);
+/// They end the program, or stop it for a while, or say that the window has another size.
+const SIGNALS: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH];
+
+/// How the terminal was while it is taken.
+static TAKEN: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// A terminal that is drawn on.
 pub struct Terminal {
-    before: Termios,
+    signals: Signals,
+    /// Readable when one has come.
+    woken: UnixStream,
+}
+
+/// What comes from outside.
+#[derive(Debug)]
+pub enum Input {
+    /// Keys that were pressed; none when the time is over, or all has to be drawn again.
+    Keys(Vec<Key>),
+    /// The number of a signal that asks for the end.
+    End(i32),
 }
 
 impl Terminal {
@@ -25,14 +47,26 @@ impl Terminal {
     /// # Errors
     /// Input or output is none.
     pub fn open() -> io::Result<Self> {
-        let stdin = io::stdin();
-        let before = tcgetattr(&stdin)?;
+        tcgetattr(io::stdin())?;
         tcgetattr(io::stdout())?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        tcsetattr(&stdin, OptionalActions::Now, &raw)?;
-        let terminal = Self { before };
-        write(ENTER)?;
+        // It notes a signal before the socket is written to.
+        let signals = Signals::new(SIGNALS)?;
+        let (woken, writer) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
+        for signal in SIGNALS {
+            pipe::register(signal, writer.try_clone()?)?;
+        }
+        let terminal = Self { signals, woken };
+        static HOOK: Once = Once::new();
+        // What a panic says is read on the screen that stays.
+        HOOK.call_once(|| {
+            let before = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                leave();
+                before(panic);
+            }));
+        });
+        enter()?;
         Ok(terminal)
     }
 
@@ -66,11 +100,11 @@ impl Terminal {
         write(&text)
     }
 
-    /// Keys that are pressed until then; returns with the first.
+    /// What comes until then; returns with the first.
     ///
     /// # Errors
     /// The terminal has gone.
-    pub fn keys(&self, until: Instant) -> io::Result<Vec<Key>> {
+    pub fn wait(&mut self, until: Instant) -> io::Result<Input> {
         let stdin = io::stdin();
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -78,13 +112,22 @@ impl Terminal {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: i64::from(left.subsec_nanos()) as _,
             };
-            let mut fds = [PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN)];
+            let mut fds = [
+                PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.woken.as_fd(), PollFlags::IN),
+            ];
             match poll(&mut fds, Some(&timeout)) {
-                Ok(0) => return Ok(Vec::new()),
-                // The window has another size.
-                Err(Errno::INTR) if left > Duration::ZERO => return Ok(Vec::new()),
+                Ok(0) => return Ok(Input::Keys(Vec::new())),
+                Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
                 Ok(_) => {}
+            }
+            let [input, woken] = fds.map(|fd| !fd.revents().is_empty());
+            if woken {
+                return self.signalled();
+            }
+            if !input {
+                continue;
             }
             let mut bytes = [0; 64];
             let read = rustix::io::read(&stdin, &mut bytes)?;
@@ -93,16 +136,52 @@ impl Terminal {
             }
             let keys = decode(bytes.get(..read).unwrap_or_default());
             if !keys.is_empty() {
-                return Ok(keys);
+                return Ok(Input::Keys(keys));
             }
         }
+    }
+
+    fn signalled(&mut self) -> io::Result<Input> {
+        let mut bytes = [0; 64];
+        // One that comes after this wakes again.
+        while self.woken.read(&mut bytes).is_ok_and(|read| read > 0) {}
+        for signal in self.signals.pending() {
+            match signal {
+                SIGWINCH => {}
+                SIGTSTP => {
+                    leave();
+                    emulate_default_handler(signal)?;
+                    enter()?;
+                }
+                signal => return Ok(Input::End(signal)),
+            }
+        }
+        Ok(Input::Keys(Vec::new()))
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
+        leave();
+    }
+}
+
+/// Makes the terminal raw, on its other screen.
+fn enter() -> io::Result<()> {
+    let before = tcgetattr(io::stdin())?;
+    let mut raw = before.clone();
+    raw.make_raw();
+    *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+    tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+    write(ENTER)
+}
+
+/// Makes it what it was, once.
+fn leave() {
+    let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(before) = taken {
         let _ = write(LEAVE);
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
     }
 }
 
@@ -143,6 +222,50 @@ fn decode(bytes: &[u8]) -> Vec<Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use std::fs::File;
+    use std::process::Command;
+
+    /// Not a test: what the next one runs in a terminal.
+    #[test]
+    #[ignore = "it panics"]
+    fn panics_in_a_terminal() {
+        let _terminal = Terminal::open().unwrap();
+        panic!("something went wrong");
+    }
+
+    #[test]
+    fn a_panic_leaves_the_terminal_as_it_was_before_it_tells() {
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&terminal).unwrap();
+        unlockpt(&terminal).unwrap();
+        let name = ptsname(&terminal, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY;
+        let shell = rustix::fs::open(name, flags, Mode::empty()).unwrap();
+        let before = tcgetattr(&shell).unwrap();
+        let end = || File::from(shell.try_clone().unwrap());
+        let test = "top::terminal::tests::panics_in_a_terminal";
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .stdin(end())
+            .stdout(end())
+            .stderr(end())
+            .status()
+            .unwrap();
+        assert!(!status.success());
+        let after = tcgetattr(&shell).unwrap();
+        assert_eq!(after.local_modes, before.local_modes);
+        assert_eq!(after.output_modes, before.output_modes);
+        // The terminal's end is an error once nobody has it open.
+        drop(shell);
+        let mut bytes = Vec::new();
+        let _ = File::from(terminal).read_to_end(&mut bytes);
+        let shown = String::from_utf8_lossy(&bytes);
+        let (_, stays) = shown.rsplit_once(LEAVE).expect(&shown);
+        assert!(stays.contains("something went wrong"), "{shown:?}");
+        assert_eq!(shown.matches(ENTER).count(), 1, "{shown:?}");
+    }
 
     #[test]
     fn keys_are_what_terminals_send() {

@@ -39,4 +39,5 @@ mod sockets;
 mod spread;
 mod startup;
 mod throttle;
+mod top;
 mod vhost_blk;

@@ -199,7 +199,7 @@ fn top_shows_the_disks() {
     let daemon = Daemon::serve(&place, &["--control", &control, "mem://4M"]);
     let host = Host::up(&place.socket());
     let screen = top(&control, &["--once", "--interval", "100ms"]);
-    assert!(screen.starts_with("1 disks"), "{screen}");
+    assert!(screen.starts_with("1 disk "), "{screen}");
     assert!(
         screen.contains("DISK ") && screen.contains("nvme"),
         "{screen}"

@@ -1,10 +1,14 @@
 use super::super::rates::{QueueRates, WorkerRates};
 use super::*;
+use metrics::Distribution;
 
-fn times(nanoseconds: &[u64]) -> Distribution {
+fn times(nanoseconds: &[u64]) -> Times {
     let histogram = probes::Histogram::new();
     nanoseconds.iter().for_each(|ns| histogram.record(*ns));
-    Distribution::of(&histogram, 1.0)
+    Times {
+        times: Distribution::of(&histogram, 1.0),
+        is_longer: false,
+    }
 }
 
 fn disk(name: &str, kind: &'static str, iops: f64, p99: u64) -> DiskRates {
@@ -32,12 +36,14 @@ fn disk(name: &str, kind: &'static str, iops: f64, p99: u64) -> DiskRates {
             mmio: 0.015,
             ..QueueRates::default()
         }],
+        latency: times(&[p99, p99]),
         ..DiskRates::default()
     }
 }
 
 fn three() -> Rates {
     Rates {
+        at_ns: 0,
         disks: vec![
             disk("backup", "vhost-user-blk", 120.0, 8_000_000),
             disk("db-0", "controller", 812_345.0, 15),
@@ -203,4 +209,33 @@ fn numbers_are_short() {
     assert_eq!(bytes_of(1536.0), "1.5KiB");
     assert_eq!(time_of(1_500_000), "1.5ms");
     assert_eq!(time_of(u64::MAX), "18446744074s");
+}
+
+#[test]
+fn times_of_more_than_an_interval_are_marked_and_explained() {
+    let mut rates = three();
+    let shown = text(&rates, &Choices::default());
+    assert!(!shown.contains('*'), "{shown}");
+    rates.disks[0].latency.is_longer = true;
+    rates.disks[0].namespaces[0].latency[0].is_longer = true;
+    let mut choices = Choices::default();
+    let shown = text(&rates, &choices);
+    assert!(
+        shown.contains("  8.1ms*  8.1ms* ") && shown.contains("  15.0ns  15.0ns "),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("\nsorted by iops   * of a longer time: one of 61 commands is timed\n"),
+        "{shown}"
+    );
+    for key in [Key::Down, Key::Down, Key::Down, Key::Enter] {
+        choices.press(key, &rates);
+    }
+    let shown = text(&rates, &choices);
+    assert!(shown.contains("read         120"), "{shown}");
+    assert!(shown.contains("8.1ms*"), "{shown}");
+    // What does nothing shows nothing, however long ago it did something.
+    rates.disks[0].namespaces[0].operations = [0.0; 4];
+    let shown = text(&rates, &choices);
+    assert!(!shown.contains("8.1ms"), "{shown}");
 }
