@@ -436,6 +436,13 @@ impl Specs {
         self.ublk.extend(other.ublk);
     }
 
+    /// Leaves out the disks whose names are not wanted.
+    pub fn retain_disks(&mut self, wanted: impl Fn(&str) -> bool) {
+        self.controllers.retain(|spec| wanted(&spec.any_name()));
+        self.vhost_user_blk.retain(|spec| wanted(&spec.any_name()));
+        self.ublk.retain(|spec| wanted(&spec.any_name()));
+    }
+
     /// Nothing is to be served.
     pub fn is_empty(&self) -> bool {
         self.controllers.is_empty() && self.vhost_user_blk.is_empty() && self.ublk.is_empty()

@@ -57,7 +57,10 @@ fn tell(target: &Target, plan: &Plan) -> Result<()> {
             }
         }
         for refusal in &plan.refused {
-            outln!("refused: {}: {}", refusal.disk, refusal.reason);
+            match &*refusal.disk {
+                "" => outln!("refused: {}", refusal.reason),
+                disk => outln!("refused: {disk}: {}", refusal.reason),
+            }
         }
         if plan.is_empty() {
             outln!("nothing to do");

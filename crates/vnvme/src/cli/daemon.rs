@@ -2,7 +2,7 @@
 
 use crate::check::check;
 use crate::config;
-use crate::manage::{DiskSpec, read_state};
+use crate::manage::{DiskSpec, read_state, without_configured};
 use crate::options::Command;
 use crate::options::flags::{self, Given};
 use crate::serve::{named, serve};
@@ -66,7 +66,7 @@ impl DaemonArgs {
         self.given.merge_process(&mut specs)?;
         let mut options = specs.process.clone().options(1);
         let kept = match &options.state {
-            Some(path) => read_state(path)?,
+            Some(path) => without_configured(path, read_state(path)?, &specs),
             None => Specs::default(),
         };
         specs.extend(kept.clone());

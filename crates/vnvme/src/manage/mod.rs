@@ -21,7 +21,7 @@ mod table;
 
 pub use allow::{allows_ublk, places};
 pub use disk::{DiskSpec, to_file};
-pub use state::read_state;
+pub use state::{read_state, without_configured};
 pub use table::{Running, Server, Source, Table};
 
 use crate::check::check;

@@ -76,6 +76,10 @@ impl Manager {
                 )),
             });
         }
+        let served = plan.unchanged.iter().chain(&plan.changed);
+        if scope == Scope::OfConfig && self.crew.table.adopt(served) {
+            self.keep_state();
+        }
         Ok(plan)
     }
 

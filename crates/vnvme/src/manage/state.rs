@@ -4,6 +4,7 @@
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::spec::{ProcessSpec, Specs};
 use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -29,6 +30,48 @@ pub fn read_state(path: &Path) -> Result<Specs> {
         path.display()
     );
     Ok(specs)
+}
+
+/// Leaves out of the state what the configuration has by now, under the same name: it counts, as
+/// where somebody has written down with `vnvme save` what ran. The rest, which is the state then.
+pub fn without_configured(path: &Path, mut kept: Specs, configured: &Specs) -> Specs {
+    let configured: BTreeSet<String> = names(configured).collect();
+    let twice: Vec<String> = names(&kept)
+        .filter(|name| configured.contains(name))
+        .collect();
+    if twice.is_empty() {
+        return kept;
+    }
+    tracing::warn!(
+        path = %path.display(),
+        disks = twice.join(" "),
+        "the configuration has disks of these names, too: it counts, and not what was added"
+    );
+    let twice: BTreeSet<String> = twice.into_iter().collect();
+    kept.retain_disks(|name| !twice.contains(name));
+    let disks = DiskSpec::all(&kept);
+    // Else one that leaves the configuration later would come back.
+    tell_failure(path, write_state(path, disks.iter()));
+    kept
+}
+
+fn names(specs: &Specs) -> impl Iterator<Item = String> {
+    DiskSpec::all(specs).into_iter().map(|disk| disk.name())
+}
+
+fn write_state<'a>(path: &Path, disks: impl Iterator<Item = &'a DiskSpec>) -> Result<()> {
+    let text = to_file(None, disks)?;
+    replace(path, &format!("{HEAD}{text}"))
+}
+
+fn tell_failure(path: &Path, kept: Result<()>) {
+    if let Err(error) = kept {
+        tracing::error!(
+            path = %path.display(),
+            error = format_args!("{error:#}"),
+            "what was added will not be there after a restart"
+        );
+    }
 }
 
 /// Puts `text` into the file's place, as a whole or not at all. When it returns, that outlasts a
@@ -64,15 +107,7 @@ impl Manager {
             entry.source == Source::Runtime && (entry.running.is_some() || entry.busy.is_none())
         });
         let disks: Vec<&DiskSpec> = added.map(|(_, entry)| &entry.spec).collect();
-        let kept = to_file(None, disks.into_iter())
-            .and_then(|text| replace(path, &format!("{HEAD}{text}")));
-        if let Err(error) = kept {
-            tracing::error!(
-                path = %path.display(),
-                error = format_args!("{error:#}"),
-                "what was added will not be there after a restart"
-            );
-        }
+        tell_failure(path, write_state(path, disks.into_iter()));
     }
 }
 

@@ -106,6 +106,20 @@ impl Table {
         found.ok_or_else(|| unknown(name))
     }
 
+    /// The configuration has these disks by now: it removes them when it loses them. Whether that
+    /// is new.
+    pub fn adopt<'a>(&self, names: impl Iterator<Item = &'a String>) -> bool {
+        let mut entries = self.lock();
+        let mut is_new = false;
+        for name in names {
+            if let Some(entry) = entries.get_mut(name) {
+                is_new |= entry.source != Source::Config;
+                entry.source = Source::Config;
+            }
+        }
+        is_new
+    }
+
     /// Takes a name, and all else that has to be unique, for a disk that is to come.
     ///
     /// # Errors

@@ -448,3 +448,157 @@ fn many_disks_leave_nothing_behind() {
     drop(host);
     assert!(m.daemon.end().status.success());
 }
+
+/// What ran is written into the configuration, as an operator does it: it is not there twice after
+/// the next start, and goes when the configuration loses it.
+#[test]
+fn what_was_saved_into_the_configuration_is_the_configurations() {
+    let place = Place::new();
+    let config = place.path("vnvme.toml");
+    fs::write(&config, "").unwrap();
+    let config = text(&config);
+    let state = place.path("state.toml");
+    let kept = |name: &str| {
+        let text = fs::read_to_string(&state).unwrap();
+        text.contains(&format!("{name}.sock"))
+    };
+    let disks_of = |m: &Managed| {
+        let saved = m.client.save().unwrap();
+        let disks = saved.find("[process]").unwrap_or(saved.len());
+        saved[..disks].to_owned()
+    };
+    let m = Managed::start_at(place, &["--config", &config]);
+    m.add("a", "mem://1M").unwrap();
+    let only_a = disks_of(&m);
+    m.add("b", "mem://1M").unwrap();
+    assert!(kept("a") && kept("b"));
+    // By a reload, at once.
+    fs::write(&config, only_a).unwrap();
+    m.client.reload().unwrap();
+    assert!(!kept("a") && kept("b"));
+    assert_eq!(m.names(), ["a", "b"]);
+    // By the next start.
+    fs::write(&config, disks_of(&m)).unwrap();
+    let Managed { place, daemon, .. } = m;
+    assert!(daemon.end().status.success());
+    assert!(kept("b"));
+    let m = Managed::start_at(place, &["--config", &config]);
+    eventually("both are served", || m.names() == ["a", "b"]);
+    assert!(!kept("b"));
+    assert!(m.daemon.count("disks=\"b\"") == 1);
+    m.add("c", "mem://1M").unwrap();
+    let plan = m.client.apply(&object(json!({})), false).unwrap();
+    assert!(plan.refused[0].reason.contains("is empty"), "{plan:?}");
+    let plan = m
+        .client
+        .apply(&object(json!({"process": {}})), true)
+        .unwrap();
+    assert_eq!(plan.removed, ["a", "b", "c"]);
+    m.client.remove("a", false).unwrap();
+    m.client.remove("b", false).unwrap();
+    assert!(kept("c"));
+    assert!(m.daemon.end().status.success());
+}
+
+/// A state that cannot be read: the daemon does not start without what was added, and leaves the
+/// file to who mends it.
+#[test]
+fn a_damaged_state_is_told_and_kept() {
+    for (damaged, words) in [
+        (
+            "[[controller]]\nsocket = \"/x",
+            "state.toml: TOML parse error at line 2",
+        ),
+        (
+            "[[controller]]\nsocket = \"/x\"\nsokcet = 1\n",
+            "state.toml: TOML parse error",
+        ),
+        (
+            "[process]\nworkers = 2\n",
+            "[process] belongs into the configuration",
+        ),
+        ("\0\0\0\0", "state.toml: TOML parse error at line 1"),
+    ] {
+        let place = Place::new();
+        let (state, control) = (place.path("state.toml"), text(&place.path("control")));
+        fs::write(&state, damaged).unwrap();
+        let args = ["daemon", "--control", &control, "--state", &text(&state)];
+        let ended = Daemon::spawn(&args).wait();
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+        assert!(
+            ended.log.iter().any(|line| line.contains(words)),
+            "{words}: {ended:?}"
+        );
+        assert_eq!(fs::read_to_string(&state).unwrap(), damaged);
+    }
+}
+
+/// `vnvme apply` of what is no configuration, and what the limits of sizes and namespaces are.
+#[test]
+fn limits_are_told_and_nothing_is_lost_at_them() {
+    let m = Managed::start(&[]);
+    let disk = m.place.disk("n.raw", 1 << 20);
+    m.add("a", &disk).unwrap();
+    let control = text(&m.place.path("control"));
+    let apply = |file: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        let output = command
+            .args(["apply", "--control", &control, file])
+            .output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{file}: {output:?}");
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    let file = text(&m.place.path("f.toml"));
+    for (content, words) in [
+        ("", "the configuration is empty"),
+        ("# nothing yet\n", "the configuration is empty"),
+        ("[[controller]]\nsocket = \"/x", "line 2"),
+        ("[[controller]]\n", "missing field"),
+        ("\u{0}", "line 1"),
+    ] {
+        fs::write(&file, content).unwrap();
+        let said = apply(&file);
+        assert!(
+            said.contains(words) && !said.contains("refused: :"),
+            "{content:?}: {said}"
+        );
+    }
+    fs::write(&file, [0xff, 0xfe]).unwrap();
+    assert!(apply(&file).contains("UTF-8"));
+    assert!(apply("/nowhere/f.toml").contains("No such file"));
+    assert!(apply("/").contains("Is a directory"));
+    assert_eq!(m.names(), ["a"]);
+    let mut host = Host::up(&m.socket("a"));
+    host.write(1, 0, &pattern(1, 4096));
+    for (bytes, words) in [
+        (0, "cannot shrink"),
+        (1, "cannot shrink"),
+        ((1 << 20) - 512, "cannot shrink"),
+        ((1 << 20) + 1, "512"),
+        (u64::MAX, ""),
+        (u64::MAX - 511, "cannot be resized"),
+        (1 << 63, "cannot be resized"),
+    ] {
+        refused(m.client.resize("a", 1, bytes), words);
+        assert_eq!(fs::metadata(&disk).unwrap().len(), 1 << 20, "{bytes}");
+    }
+    refused(m.client.resize("a", 2, 1 << 20), "no namespace 2");
+    refused(m.client.resize("b", 1, 1 << 20), "no disk");
+    // The last namespace: the controller stays, and gets another one.
+    m.client.detach("a", 1).unwrap();
+    refused(m.client.resize("a", 1, 2 << 20), "no namespace 1");
+    assert_eq!(m.client.disk("a").unwrap().namespaces.len(), 0);
+    drop(host);
+    eventually("it is free", || !m.client.disk("a").unwrap().attached);
+    let mut host = Host::up(&m.socket("a"));
+    let again = json!({"volume": disk});
+    assert_eq!(m.client.attach("a", &object(again)).unwrap().nsid, 1);
+    assert_eq!(host.read(1, 0, 4096), pattern(1, 4096));
+    drop(host);
+    // Without a client it may shrink, but not to nothing.
+    eventually("it is free", || !m.client.disk("a").unwrap().attached);
+    refused(m.client.resize("a", 1, 0), "");
+    assert_eq!(m.client.resize("a", 1, 512).unwrap().bytes, 512);
+    assert!(m.daemon.end().status.success());
+}
