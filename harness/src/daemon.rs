@@ -17,17 +17,18 @@ use crate::process::Process;
 use crate::progress::say;
 use sync::Unpoisoned;
 
-/// A `vnvme serve` to be.
+/// A `vnvme serve`, or `vnvme daemon`, to be.
 #[derive(Clone, Debug)]
 pub struct DaemonBuilder {
     name: String,
     args: Vec<OsString>,
     envs: Vec<(String, OsString)>,
     limit: Duration,
+    command: &'static str,
     config: Option<(PathBuf, PathBuf)>,
 }
 
-/// A running `vnvme serve`; dropping it kills it.
+/// A running one; dropping it kills it.
 #[derive(Debug)]
 pub struct Daemon {
     process: Process,
@@ -44,6 +45,7 @@ impl Daemon {
             args: Vec::new(),
             envs: Vec::new(),
             limit: Duration::from_secs(1200),
+            command: "serve",
             config: None,
         }
     }
@@ -136,6 +138,15 @@ impl DaemonBuilder {
         self
     }
 
+    /// The same as `vnvme daemon`, whose disks come and go.
+    pub fn managed(self, file: &Path, socket: &Path) -> Self {
+        let command = "daemon";
+        Self {
+            command,
+            ..self.config(file, socket)
+        }
+    }
+
     /// Bounds its life.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -188,7 +199,12 @@ impl DaemonBuilder {
                 ("--socket", socket.clone(), socket)
             }
         };
-        let mut words = vec![program.into(), "serve".into(), option.into(), value.into()];
+        let mut words = vec![
+            program.into(),
+            self.command.into(),
+            option.into(),
+            value.into(),
+        ];
         words.extend(self.args.iter().cloned());
         let name = format!("vnvme-{}", self.name);
         let process = Process::start(&name, &words, &self.envs, &log, self.limit)?;
