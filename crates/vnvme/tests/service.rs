@@ -47,10 +47,10 @@ fn is_understood(name: &str) {
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path().join(name);
     let unit = fs::read_to_string(unit(name)).unwrap();
-    let installed = "ExecStart=/usr/bin/vnvme ";
-    assert!(unit.contains(installed));
+    let installed = "=/usr/bin/vnvme ";
+    assert!(unit.contains("ExecStart=/usr/bin/vnvme "));
     // Neither the program nor its manual are installed.
-    let program = format!("ExecStart={} ", env!("CARGO_BIN_EXE_vnvme"));
+    let program = format!("={} ", env!("CARGO_BIN_EXE_vnvme"));
     let lines = unit
         .lines()
         .filter(|line| !line.starts_with("Documentation="));
