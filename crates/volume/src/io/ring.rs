@@ -113,6 +113,12 @@ impl Ring {
         self.core.borrow_mut().distrust();
     }
 
+    /// Its inside, for tests that answer in the kernel's place.
+    #[cfg(test)]
+    pub(super) fn core(&self) -> std::cell::RefMut<'_, RingCore> {
+        self.core.borrow_mut()
+    }
+
     /// Forgets a file: cancels its requests, waits until the kernel has finished with all of them,
     /// and keeps their completions for the next [`Ring::poll`].
     pub(crate) fn close(&self, file: usize) {

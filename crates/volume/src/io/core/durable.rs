@@ -109,3 +109,50 @@ impl RingCore {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A test fails by a panic.
+mod tests {
+    use super::super::name;
+    use super::*;
+    use crate::{Completion, FileOptions, FileVolume, Io, IoOptions, Request, Volume};
+    use dma::SegmentList;
+
+    /// The kernel's answer to the fsync that is under way; all that ends by it.
+    fn answer(core: &mut RingCore, answer: i32) -> Vec<(u64, bool)> {
+        let open = core.files.iter().flatten().next().unwrap();
+        let leader = open.durable.leader.unwrap() as usize;
+        let generation = core.slots.get(leader).unwrap().generation;
+        let own = core.answer(name(leader, generation), answer);
+        let all = own.into_iter().chain(core.ready.drain(..));
+        all.map(|Completion { tag, result, .. }| (tag, result.is_ok()))
+            .collect()
+    }
+
+    /// A flush that is cancelled while others wait for its fsync: they get another one.
+    #[test]
+    fn who_waits_for_a_cancelled_flush_is_not_cancelled() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.raw");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let io = Io::new(IoOptions::default());
+        let volume = FileVolume::open(path, FileOptions::default()).unwrap();
+        let mut queue = volume.open(&io).unwrap();
+        for tag in 0..5 {
+            let request = Request::transfer(tag, crate::Op::Flush, 0, SegmentList::new());
+            assert!(queue.submit(request).is_none());
+        }
+        let Some(ring) = io.ring.get() else {
+            return testkit::skip("volume: flushes that are cancelled", "there is no io_uring");
+        };
+        let mut core = ring.core();
+        assert_eq!(answer(&mut core, 0), [(0, true)]);
+        // The next one leads, and all others ride.
+        assert_eq!(answer(&mut core, -libc::ECANCELED), [(1, false)]);
+        assert_eq!(answer(&mut core, 0), [(2, true), (3, true), (4, true)]);
+        assert_eq!(
+            core.slots.iter().filter(|slot| slot.job.is_some()).count(),
+            0
+        );
+    }
+}
