@@ -358,6 +358,53 @@ fn resized(guest: &Guest) -> Result<()> {
     .map(drop)
 }
 
+/// Devices that are added and removed while another one of the same process is in use.
+fn come_and_go(guest: &Guest) -> Result<()> {
+    sh(
+        guest,
+        "mkdir -p /tmp/d; truncate -s 16M /tmp/d/busy.raw /tmp/d/a.raw
+         echo 'ublk = [{ id = 20, queues = 2, volume = \"/tmp/d/busy.raw\" }]' >/tmp/d/v.toml
+         /tmp/vnvme daemon --config /tmp/d/v.toml --control /tmp/ctld --allow /tmp/d,ublk \
+             >/tmp/logd 2>&1 &
+         daemon=$!
+         v() { verb=$1; shift; /tmp/vnvme $verb --control /tmp/ctld \"$@\"; }
+         refuse() { text=$1; shift; v \"$@\" >/tmp/refused 2>&1 && return 1; grep \"$text\" /tmp/refused; }
+         wait_for '[ -b /dev/ublkb20 ] && [ -S /tmp/ctld ] || ! kill -0 '$daemon
+         kill -0 $daemon || { cat /tmp/logd; false; }
+         rm -f /tmp/stop /tmp/end
+         { while [ ! -e /tmp/stop ]; do
+               fio --name=busy --filename=/dev/ublkb20 --ioengine=io_uring --direct=1 --rw=randrw \
+                   --bsrange=4k-64k --iodepth=8 --size=4m --verify=crc32c --verify_fatal=1 \
+                   --verify_state_save=0 >/tmp/busy 2>&1 || { echo failed >/tmp/end; exit; }
+           done; echo well >/tmp/end; } &
+         inode=$(stat -c %i /tmp/d/a.raw)
+         for turn in 1 2 3; do
+             v add ublk id=21 queues=2 /tmp/d/a.raw
+             wait_for '[ -b /dev/ublkb21 ]'
+             verify /dev/ublkb21 8m
+             refuse 'there already' add ublk id=21 mem://1M
+             mkfs.ext4 -q -F /dev/ublkb21; mount /dev/ublkb21 /mnt
+             refuse 'in use' remove ublkb21
+             umount /mnt
+             wait_for 'v remove ublkb21 2>/dev/null'
+             [ ! -e /dev/ublkb21 ] && [ ! -e /dev/ublkc21 ]
+             grep \":$inode \" /proc/locks && false
+             [ ! -e /tmp/end ] || { cat /tmp/busy; false; }
+         done
+         v save >/tmp/saved
+         { cat /tmp/saved; printf '[[ublk]]\\nid = 22\\nvolume = \"mem://1M\"\\n'; } >/tmp/d/w.toml
+         printf '[[ublk]]\\nid = 23\\nvolume = \"/tmp/d/nothing\"\\n' >>/tmp/d/w.toml
+         refuse nothing apply /tmp/d/w.toml
+         v save | cmp - /tmp/saved
+         [ ! -e /dev/ublkb22 ] && [ ! -e /dev/ublkb23 ]
+         touch /tmp/stop; wait_for '[ -e /tmp/end ]'
+         [ $(cat /tmp/end) = well ] || { cat /tmp/busy; false; }
+         kill -TERM $daemon; wait $daemon
+         [ ! -e /dev/ublkb20 ] && [ ! -e /dev/ublkc20 ]",
+    )
+    .map(drop)
+}
+
 fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 48)?;
@@ -385,6 +432,7 @@ fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
     if newer {
         checks.check("resized", || resized(&guest));
     } else {
+        checks.check("come and go", || come_and_go(&guest));
         checks.check("partitions", || partitions(&guest));
         checks.check("slices of a block device", || {
             slices_of_a_block_device(&guest)
