@@ -16,6 +16,8 @@ pub(super) struct Inbox {
     count: AtomicUsize,
     /// The worker may be asleep: the next one to leave something wakes it.
     armed: AtomicBool,
+    /// The queue has gone; threads that hang may keep this for long.
+    closed: AtomicBool,
     event: OwnedFd,
 }
 
@@ -35,11 +37,13 @@ impl Inbox {
             done: Mutex::default(),
             count: AtomicUsize::new(0),
             armed: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             event: eventfd(0, flags)?,
         });
         let mine = Arc::downgrade(&inbox);
         io.watch(inbox.event.as_fd(), move || match mine.upgrade() {
             None => Armed::Gone,
+            Some(inbox) if inbox.closed.load(Ordering::Relaxed) => Armed::Gone,
             Some(inbox) if inbox.arm() => Armed::Quiet,
             Some(_) => Armed::Waiting,
         })?;
@@ -63,6 +67,13 @@ impl Inbox {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.armed.store(true, Ordering::SeqCst);
         self.count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Nobody takes anything any more, and nothing keeps the worker awake.
+    pub(super) fn close(&self) {
+        // On the thread that asks for it, too.
+        self.closed.store(true, Ordering::Relaxed);
+        drop(self.take());
     }
 
     /// Whether there is something.

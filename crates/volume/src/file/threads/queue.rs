@@ -32,7 +32,7 @@ struct Started {
 pub(in crate::file) struct ThreadsQueue {
     shared: Arc<Shared>,
     pub(super) threads: Arc<FileThreads>,
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     waiting: VecDeque<Request>,
     started: Vec<Started>,
     /// What threads have finished, and no round has looked at yet.
@@ -251,5 +251,6 @@ impl VolumeQueue for ThreadsQueue {
 impl Drop for ThreadsQueue {
     fn drop(&mut self) {
         self.give_up();
+        self.inbox.close();
     }
 }

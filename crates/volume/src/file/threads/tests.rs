@@ -281,9 +281,15 @@ fn a_queue_that_goes_leaves_its_requests_behind() {
         volume,
         ..
     } = file;
+    let began = Instant::now();
+    while !queue.inbox.has_news() {
+        assert!(began.elapsed() < BOUND, "the other one is not written");
+        std::thread::yield_now();
+    }
+    assert!(!io.arm(), "its completion waits");
     let threads = Arc::downgrade(&queue.threads.0);
     drop(queue);
-    assert!(io.arm(), "the inbox has gone");
+    assert!(io.arm(), "nobody waits for anything, though a thread hangs");
     gate.open(0);
     let began = Instant::now();
     while threads.strong_count() > 0 {
