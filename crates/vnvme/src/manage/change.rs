@@ -182,6 +182,7 @@ impl Manager {
     /// Removes a disk that was taken for it.
     pub(super) fn remove_taken(&self, taken: Taken, force: bool) -> Result<(), Error> {
         let name = taken.name.clone();
+        let volumes = keep(&taken.running.volumes);
         match taken.running.server {
             Server::Worker { worker, owner } => {
                 let (told, removed) = mpsc::channel();
@@ -208,7 +209,7 @@ impl Manager {
             }
             Server::Ublk(id) => self.crew.disks.remove(id, force)?,
         }
-        wait_closed(taken.running.volumes.iter().map(|(_, volume)| volume));
+        close_last(volumes);
         taken.gone();
         tracing::info!(disk = name, "removed");
         self.tell(EventKind::Removed, &name, None);
@@ -255,14 +256,54 @@ pub(super) fn controller(thread: &mut Worker, owner: u16) -> Result<&mut NvmeFro
     }
 }
 
-/// Waits until the last one has closed the volumes: queues on other workers, who asks for a size.
-pub(super) fn wait_closed<'a>(volumes: impl Iterator<Item = &'a Weak<dyn Volume>> + Clone) {
+/// Has volumes open until [`close_last`].
+pub(super) fn keep(volumes: &[(u32, Weak<dyn Volume>)]) -> Vec<Arc<dyn Volume>> {
+    let volumes = volumes.iter();
+    volumes.filter_map(|(_, volume)| volume.upgrade()).collect()
+}
+
+/// Closes volumes after everybody else has: queues of all workers, who asks for a size. So it is
+/// this thread that waits while memory is given back or a file is closed, and no worker.
+pub(super) fn close_last<T: ?Sized>(volumes: Vec<Arc<T>>) {
     let limit = Instant::now() + CLOSED;
-    while volumes.clone().any(|volume| volume.strong_count() > 0) {
+    while volumes.iter().any(|volume| Arc::strong_count(volume) > 1) {
         if Instant::now() >= limit {
             tracing::warn!("a volume that was removed has not been closed yet");
             return;
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread::{self, ThreadId};
+
+    struct Closed(mpsc::Sender<ThreadId>);
+
+    impl Drop for Closed {
+        fn drop(&mut self) {
+            let _ = self.0.send(thread::current().id());
+        }
+    }
+
+    #[test]
+    fn what_a_worker_has_is_closed_by_who_removes_it() {
+        let (told, closed) = mpsc::channel();
+        let volume = Arc::new(Closed(told));
+        let (waits, go_on) = mpsc::channel::<()>();
+        let workers = volume.clone();
+        let worker = thread::spawn(move || {
+            let _ = go_on.recv();
+            drop(workers);
+        });
+        let remover = thread::spawn(move || close_last(vec![volume]));
+        thread::sleep(LOOK * 3);
+        waits.send(()).unwrap();
+        let id = remover.thread().id();
+        remover.join().unwrap();
+        worker.join().unwrap();
+        assert_eq!(closed.try_recv(), Ok(id));
     }
 }

@@ -1,7 +1,7 @@
 //! Namespaces that are attached, detached and resized while their controller runs.
 
 use super::bounded::bounded;
-use super::change::{LIMIT, controller, failed, wait_closed};
+use super::change::{LIMIT, close_last, controller, failed, keep};
 use super::table::{Server, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::namespace_config;
@@ -120,6 +120,10 @@ impl Manager {
         else {
             return Err(only_controllers(&name));
         };
+        let (gone, left) = std::mem::take(&mut taken.running.volumes)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(id, _)| *id == nsid);
+        let volumes = keep(&gone);
         let called = name.clone();
         self.on_worker(worker, move |thread, _| {
             let detached = controller(thread, owner)?.controller_mut().0.detach(nsid);
@@ -132,12 +136,8 @@ impl Manager {
         })?;
         // Nobody finds it any more, whatever its volume does.
         disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
-        let (gone, left) = std::mem::take(&mut taken.running.volumes)
-            .into_iter()
-            .partition(|(id, _)| *id == nsid);
         taken.running.volumes = left;
         taken.changed();
-        let gone: Vec<_> = gone;
         let began = Instant::now();
         loop {
             let early = began.elapsed() >= GRACE;
@@ -154,7 +154,7 @@ impl Manager {
             }
             std::thread::sleep(LOOK);
         }
-        wait_closed(gone.iter().map(|(_, volume)| volume));
+        close_last(volumes);
         self.tell(EventKind::Changed, &name, Some(nsid));
         Ok(())
     }
