@@ -263,7 +263,7 @@ pub(super) fn keep(volumes: &[(u32, Weak<dyn Volume>)]) -> Vec<Arc<dyn Volume>> 
 }
 
 /// Closes volumes after everybody else has: queues of all workers, who asks for a size. So it is
-/// this thread that waits while memory is given back or a file is closed, and no worker.
+/// this thread that waits while memory is freed or a file is closed, and no worker.
 pub(super) fn close_last<T: ?Sized>(volumes: Vec<Arc<T>>) {
     let limit = Instant::now() + CLOSED;
     while volumes.iter().any(|volume| Arc::strong_count(volume) > 1) {
