@@ -126,6 +126,7 @@ fn the_package_serves_a_guest_as_a_unit_of_systemd() -> Result<()> {
     checks.check("a guest", || guest(&machine));
     checks.check("the journal", || journal(&machine));
     checks.check("reloaded", || reloaded(&machine));
+    checks.check("sockets of systemd's", || activated(&machine));
     checks.check("the watchdog", || watchdog(&machine));
     checks.check("restarted and stopped", || restarted(&machine));
     checks.check("a mistake", || mistake(&machine));
@@ -304,6 +305,50 @@ fn reload(machine: &Machine, config: &Path, plain: &str) -> Result<()> {
     Ok(())
 }
 
+/// A socket that systemd opens: it is there while the daemon is not, who connects starts the
+/// daemon, and it is for a group that the daemon could not give it to in its sandbox.
+fn activated(machine: &Machine) -> Result<()> {
+    let unit = machine.path("/etc/systemd/system/vnvme.socket");
+    fs::write(
+        &unit,
+        "[Socket]\nListenStream=/run/vnvme/control.sock\nListenStream=/run/vnvme/vm2.sock\n\
+         SocketGroup=kvm\nSocketMode=0660\nRemoveOnStop=yes\n",
+    )?;
+    let config = machine.path("/etc/vnvme/vnvme.toml");
+    let example = fs::read_to_string(&config)?;
+    machine.run(&["systemctl", "stop", UNIT])?;
+    machine.run(&["systemctl", "daemon-reload"])?;
+    machine.run(&["systemctl", "start", "vnvme.socket"])?;
+    ensure!(machine.property(UNIT, "ActiveState")? == "inactive");
+    // The client waits for its answer; disks are entered while the daemon starts.
+    machine.run(&["vnvme", "list"])?;
+    machine.wait_property(UNIT, "ActiveState", |state| state == "active")?;
+    let listed = machine.run(&["vnvme", "list"])?;
+    ensure!(listed.contains("vm0"), "{listed}");
+    // A disk that comes later has a socket for a group.
+    let more = "[[controller]]\nsocket = \"/run/vnvme/vm2.sock\"\nsocket-group = \"kvm\"\n\
+                namespace = [{ volume = \"mem://16M\" }]\n";
+    fs::write(&config, format!("{example}{more}"))?;
+    machine.run(&["systemctl", "reload", UNIT])?;
+    let socket = machine.path("/run/vnvme/vm2.sock");
+    let mode = || Ok::<_, anyhow::Error>(fs::metadata(&socket)?.permissions().mode() & 0o777);
+    ensure!(mode()? == 0o660, "{:o}", mode()?);
+    UnixStream::connect(&socket)?;
+    wait_journal(machine, UNIT, "RELOADING=1")?;
+    // It is there when the daemon is not.
+    machine.run(&["systemctl", "restart", UNIT])?;
+    let listed = machine.run(&["vnvme", "list"])?;
+    ensure!(listed.contains("vm2"), "{listed}");
+    machine.run(&["systemctl", "stop", "vnvme.socket", UNIT])?;
+    ensure!(!socket.exists(), "systemd has removed it");
+    fs::remove_file(unit)?;
+    fs::write(&config, example)?;
+    machine.run(&["systemctl", "daemon-reload"])?;
+    // So many starts are no loop.
+    machine.run(&["systemctl", "reset-failed", UNIT])?;
+    machine.run(&["systemctl", "start", UNIT]).map(drop)
+}
+
 /// It says that it is alive; when it does not, systemd starts it again.
 fn watchdog(machine: &Machine) -> Result<()> {
     let directory = machine.path(&format!("/etc/systemd/system/{UNIT}.d"));
@@ -328,6 +373,8 @@ fn watchdog(machine: &Machine) -> Result<()> {
 
 /// A restart is another process with the same disks; its end is clean, and announced.
 fn restarted(machine: &Machine) -> Result<()> {
+    // The starts of the checks before are no loop.
+    machine.run(&["systemctl", "reset-failed", UNIT])?;
     let before = main_process(machine, UNIT)?;
     machine.run(&["systemctl", "restart", UNIT])?;
     let now = main_process(machine, UNIT)?;

@@ -68,8 +68,10 @@ impl Intake {
     }
 
     /// Makes the receiver process hold a duplicate of the listening socket, and the sockets of the
-    /// clients that are there. To be called first, and when [`Intake::deadline`] has passed.
-    /// `true` if [`Intake::fd`] is another one: it is to be waited for.
+    /// clients that are there. When this process has ended, it shuts them down; but not a listening
+    /// socket that another process made, which may go on with it. To be called first, and when
+    /// [`Intake::deadline`] has passed. `true` if [`Intake::fd`] is another one: it is to be waited
+    /// for.
     ///
     /// # Errors
     /// The receiver process is not there yet, or again; or no descriptor is left. It is tried again

@@ -7,6 +7,8 @@ use crate::spawner::{Spawner, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::getpid;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command};
@@ -120,6 +122,10 @@ impl Receiver {
             value: wanted.to_value(),
             client: 0,
         };
+        // In the end that process shuts the listening socket down. Another's stays: the service
+        // manager has it, too.
+        let own = socket_peercred(listener).is_ok_and(|maker| maker.pid == getpid());
+        let listener = if own { listener } else { theirs.as_fd() };
         let fds = [theirs.as_fd(), listener];
         let sent = message::send(control.as_fd(), message, &[], &fds, SendFlags::DONTWAIT);
         if let Err(Errno::PIPE | Errno::CONNRESET) = sent {

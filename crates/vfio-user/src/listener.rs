@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, fchmod, statat, unlink};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
@@ -30,6 +30,9 @@ pub enum ListenError {
     /// Another server is listening there.
     #[error("{}: another server is listening there", .0.display())]
     InUse(PathBuf),
+    /// The path does not fit into a socket's address (unix(7)).
+    #[error("{}: too long: the path of a socket has at most 107 bytes", .0.display())]
+    TooLong(PathBuf),
     /// What is there is not a socket, and is left alone.
     #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
@@ -78,7 +81,7 @@ pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
     /// Device and inode of our socket file: another's is not removed.
-    file: (u64, u64),
+    file: Option<(u64, u64)>,
 }
 
 impl Listener {
@@ -107,7 +110,7 @@ impl Listener {
             }
         };
 
-        let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
+        let address = address(path)?;
         let _lock = PathLock::take(path)?;
         remove_stale(path, &address)?;
 
@@ -123,7 +126,7 @@ impl Listener {
         let listener = Self {
             socket,
             path: path.to_owned(),
-            file,
+            file: Some(file),
         };
         if *access != Access::OWNER_ONLY {
             access::give(path, file, access).map_err(|errno| match errno {
@@ -135,6 +138,27 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Takes a socket that listens already and whose file, at `path`, is another's: it is not
+    /// removed in the end. Who opened the socket has said who may connect.
+    ///
+    /// # Errors
+    /// [`ListenError::System`]: it cannot be made one that never blocks.
+    pub fn inherited(socket: OwnedFd, path: impl AsRef<Path>) -> Result<Self, ListenError> {
+        let path = path.as_ref().to_owned();
+        match ioctl_fionbio(&socket, true) {
+            Ok(()) => Ok(Self {
+                socket,
+                path,
+                file: None,
+            }),
+            Err(errno) => Err(ListenError::System {
+                path,
+                action: "use the socket that was handed over",
+                errno,
+            }),
+        }
+    }
+
     /// Sees to it that [`Listener::bind`] can listen at `path`: removes a socket file that nobody
     /// listens on.
     ///
@@ -142,11 +166,7 @@ impl Listener {
     /// As there, [`ListenError::InUse`] among them.
     pub fn make_room(path: impl AsRef<Path>) -> Result<(), ListenError> {
         let path = path.as_ref();
-        let address = SocketAddrUnix::new(path).map_err(|errno| ListenError::System {
-            path: path.to_owned(),
-            action: "use the path",
-            errno,
-        })?;
+        let address = address(path)?;
         let _lock = PathLock::take(path)?;
         remove_stale(path, &address)
     }
@@ -177,12 +197,25 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if file_identity(&self.path) == Ok(self.file)
+        if let Some(file) = self.file
+            && file_identity(&self.path) == Ok(file)
             && let Err(errno) = unlink(&self.path)
         {
             tracing::warn!(path = %self.path.display(), %errno, "cannot remove the socket");
         }
     }
+}
+
+/// A path's address.
+fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
+    SocketAddrUnix::new(path).map_err(|errno| match errno {
+        Errno::NAMETOOLONG => ListenError::TooLong(path.to_owned()),
+        errno => ListenError::System {
+            path: path.to_owned(),
+            action: "use the path",
+            errno,
+        },
+    })
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {

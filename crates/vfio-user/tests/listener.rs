@@ -104,7 +104,7 @@ fn errors_name_the_path() {
     let long = dir.path().join("x".repeat(200));
     assert!(matches!(
         Listener::bind(&long),
-        Err(ListenError::System { .. })
+        Err(ListenError::TooLong(path)) if path == long
     ));
 }
 

@@ -7,6 +7,7 @@ use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, NvmeFront, Served, Worker};
 use crate::identity;
 use crate::manage::Table;
+use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{QueueSetup, Told};
 use crate::peers::{Assignment, Fixed, Peers};
@@ -45,6 +46,8 @@ pub struct Crew {
     pub table: Arc<Table>,
     /// Block devices.
     pub disks: Disks,
+    /// What the service manager is told.
+    pub service: Arc<ServiceLink>,
 }
 
 impl Crew {

@@ -28,6 +28,7 @@ mod ending;
 mod front;
 mod identity;
 mod info;
+mod inherited;
 mod irq_eventfd;
 mod limits;
 mod log;
@@ -67,6 +68,7 @@ use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    inherited::take();
     if let Some(role) = receiver::Role::wanted(std::env::args_os().skip(1)) {
         return match role.run() {
             Ok(()) => ExitCode::SUCCESS,

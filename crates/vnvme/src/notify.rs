@@ -2,11 +2,14 @@
 //! (sd_notify(3), sd_watchdog_enabled(3)).
 
 use anyhow::{Context, Result};
+use rustix::time::{ClockId, clock_gettime};
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use sync::Unpoisoned;
 
 /// Names its socket.
 const NAME: &str = "NOTIFY_SOCKET";
@@ -19,9 +22,26 @@ const TIMES: u32 = 3;
 
 /// A connection to it, made while sockets can be reached by their paths.
 pub struct ServiceManager {
-    socket: Option<UnixDatagram>,
+    link: Arc<ServiceLink>,
     watchdog: Option<Watchdog>,
 }
+
+/// What it is told, by whichever thread.
+pub struct ServiceLink {
+    socket: Option<UnixDatagram>,
+    phase: Mutex<Phase>,
+}
+
+/// What it believes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Starting,
+    Serving,
+    Ending,
+}
+
+/// The configuration is read again, until this is dropped.
+pub struct Reloading<'a>(&'a ServiceLink);
 
 /// What it wants to be told regularly.
 struct Watchdog {
@@ -46,17 +66,27 @@ impl ServiceManager {
             let next = Instant::now();
             Watchdog { interval, next }
         });
-        Self { socket, watchdog }
+        let link = Arc::new(ServiceLink::new(socket));
+        Self { link, watchdog }
+    }
+
+    /// For those who tell it something else.
+    pub fn link(&self) -> &Arc<ServiceLink> {
+        &self.link
     }
 
     /// Says that clients are served from now on.
     pub fn ready(&self) {
-        self.tell("READY=1\n");
+        let mut phase = self.link.phase.lock().unpoisoned();
+        *phase = Phase::Serving;
+        self.link.tell("READY=1\n");
     }
 
     /// Says that the end has begun, and is meant.
     pub fn stopping(&self) {
-        self.tell("STOPPING=1\n");
+        let mut phase = self.link.phase.lock().unpoisoned();
+        *phase = Phase::Ending;
+        self.link.tell("STOPPING=1\n");
     }
 
     /// Says that the process is alive, if it is time to, and it is: one whose workers all stand
@@ -68,7 +98,32 @@ impl ServiceManager {
         };
         watchdog.next = now + watchdog.interval / TIMES;
         if is_alive(watchdog.interval) {
-            self.tell("WATCHDOG=1\n");
+            self.link.tell("WATCHDOG=1\n");
+        }
+    }
+}
+
+impl ServiceLink {
+    fn new(socket: Option<UnixDatagram>) -> Self {
+        let phase = Mutex::new(Phase::Starting);
+        Self { socket, phase }
+    }
+
+    /// Says that the configuration is read again, and in the end that this is done, however it
+    /// went: what was served is served. Before clients are served, and after the end has begun,
+    /// that is of no interest.
+    pub fn reloading(&self) -> Reloading<'_> {
+        // It asks for the time, by which it knows a reload that it has asked for.
+        let now = clock_gettime(ClockId::Monotonic);
+        let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
+        self.tell_serving(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\n"));
+        Reloading(self)
+    }
+
+    fn tell_serving(&self, text: &str) {
+        let phase = self.phase.lock().unpoisoned();
+        if *phase == Phase::Serving {
+            self.tell(text);
         }
     }
 
@@ -80,6 +135,12 @@ impl ServiceManager {
         if let Some(Err(error)) = sent {
             tracing::warn!(%error, "{NAME}");
         }
+    }
+}
+
+impl Drop for Reloading<'_> {
+    fn drop(&mut self) {
+        self.0.tell_serving("READY=1\n");
     }
 }
 
@@ -134,7 +195,7 @@ mod tests {
         let (manager, socket) = UnixDatagram::pair().unwrap();
         manager.set_nonblocking(true).unwrap();
         let mut told = ServiceManager {
-            socket: Some(socket),
+            link: Arc::new(ServiceLink::new(Some(socket))),
             watchdog: Some(Watchdog {
                 interval: Duration::from_secs(3600),
                 next: Instant::now(),
@@ -152,5 +213,21 @@ mod tests {
         told.watchdog.as_mut().unwrap().next = Instant::now();
         told.alive(|_| false);
         assert_eq!(received(), None, "it is not alive");
+        // A reload is told while clients are served.
+        drop(told.link().reloading());
+        assert_eq!(received(), None, "the start is not done");
+        told.ready();
+        assert_eq!(received().as_deref(), Some("READY=1\n"));
+        let reloading = told.link().reloading();
+        let message = received().unwrap();
+        assert!(message.starts_with("RELOADING=1\nMONOTONIC_USEC="));
+        drop(reloading);
+        assert_eq!(received().as_deref(), Some("READY=1\n"));
+        let reloading = told.link().reloading();
+        received().unwrap();
+        told.stopping();
+        assert_eq!(received().as_deref(), Some("STOPPING=1\n"));
+        drop(reloading);
+        assert_eq!(received(), None, "it ends");
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::access::SocketAccess;
 use crate::ending::{self, NotDurable};
+use crate::inherited;
 use crate::open::{Opened, Opener};
 use crate::origin::Origin;
 use crate::signals::Stop;
@@ -183,6 +184,10 @@ fn bind(socket: &Path, access: &SocketAccess, origin: &Origin) -> Result<Listene
         let socket = socket.display();
         tracing::warn!(%socket, "everybody on this machine may connect (socket-mode)");
     }
+    let inherited = origin.place("socket", inherited::listener(socket, access))?;
+    if let Some(listener) = inherited {
+        return Ok(listener);
+    }
     let listener = access
         .resolve()
         .and_then(|access| Ok(Listener::bind_for(socket, &access)?));
@@ -192,6 +197,9 @@ fn bind(socket: &Path, access: &SocketAccess, origin: &Origin) -> Result<Listene
 /// Sees to it that a socket can be made, before volumes are opened for it: a process that serves it
 /// already has the volumes, too, and is the better explanation.
 pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
+    if inherited::is_there(socket) {
+        return Ok(());
+    }
     let free = Listener::make_room(socket).map_err(Into::into);
     origin.place("socket", free)
 }

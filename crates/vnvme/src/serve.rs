@@ -8,6 +8,7 @@ use crate::crew::Crew;
 use crate::descriptors::limit_clients;
 use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, Worker};
+use crate::inherited;
 use crate::manage::{DiskSpec, Manager, Running, Server, Source, Table};
 use crate::notify::ServiceManager;
 use crate::open::Opener;
@@ -328,6 +329,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let end = (stop, options.polling.stop_timeout);
     let open = open_all(specs, workers, &opener, end, || drop(control.take()));
     let Open { loads, disks } = open?;
+    inherited::warn_of_others();
     let crew = Arc::new(Crew {
         rings: grows || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
         controllers: specs.controllers.len(),
@@ -339,6 +341,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         table: Arc::new(Table::new(options.control.clone())),
         disks: Disks::new()?,
         sizes: Sizes::default(),
+        service: manager.link().clone(),
         options,
         opener,
         registry,

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display};
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Why there is no good answer.
@@ -60,8 +61,15 @@ impl Display for ClientError {
                     write!(f, "{separator}{}: ", path.display())?;
                     match error.kind() {
                         io::ErrorKind::NotFound => f.write_str("there is no control socket")?,
+                        io::ErrorKind::ConnectionRefused if !is_socket(path) => {
+                            f.write_str("this is no socket")?;
+                        }
                         io::ErrorKind::ConnectionRefused => {
                             f.write_str("the process that made this socket has ended")?;
+                        }
+                        // So says the standard library of a path that does not fit.
+                        io::ErrorKind::InvalidInput => {
+                            f.write_str("the path of a socket has at most 107 bytes")?;
                         }
                         io::ErrorKind::PermissionDenied => {
                             f.write_str("this user may not connect to it")?;
@@ -84,6 +92,12 @@ impl Display for ClientError {
             Self::System(error) => error.fmt(f),
         }
     }
+}
+
+/// What cannot be looked at may be one.
+fn is_socket(path: &Path) -> bool {
+    path.metadata()
+        .map_or(true, |file| file.file_type().is_socket())
 }
 
 impl std::error::Error for ClientError {}

@@ -7,7 +7,8 @@ mod served;
 pub use place::{ControlPlace, VARIABLE, client_paths};
 pub use served::Served;
 
-use crate::access::Principal;
+use crate::access::{Principal, SocketAccess};
+use crate::inherited;
 use anyhow::{Context, Result, ensure};
 use control::Daemon;
 use control::server::{Access, Endpoint, Running, Server};
@@ -61,7 +62,8 @@ impl ControlSocket {
             );
             return Ok(None);
         };
-        let listener = match Listener::bind(path) {
+        let inherited = inherited::listener(path, &SocketAccess::default())?;
+        let listener = match inherited.map_or_else(|| Listener::bind(path), Ok) {
             Ok(listener) => listener,
             Err(error) if place.is_default && group.is_none() => {
                 tracing::info!(%error, "no control socket: --control PATH makes another one");

@@ -1,6 +1,7 @@
 //! The socket for questions: a group's members may connect to it.
 
 use crate::access::{Principal, SocketAccess};
+use crate::inherited;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use vfio_user::Listener;
@@ -26,8 +27,12 @@ pub fn listen(control: &Path, group: &Principal) -> Result<Listener> {
         group: Some(group.clone()),
         ..SocketAccess::default()
     };
+    let path = path_beside(control);
+    if let Some(listener) = inherited::listener(&path, &SocketAccess::default())? {
+        return Ok(listener);
+    }
     let access = access.resolve().context("control-group")?;
-    Ok(Listener::bind_for(path_beside(control), &access)?)
+    Ok(Listener::bind_for(path, &access)?)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use super::DiskSpec;
 use crate::access::SocketAccess;
 use crate::confine::SandboxMode;
+use crate::inherited;
 use crate::spec::ServeOptions;
 use control::Error;
 use control::api::DiskKind;
@@ -18,6 +19,8 @@ pub struct Allow {
     /// Without links and dots. `None`: everything is allowed, for there is no sandbox.
     places: Option<Vec<PathBuf>>,
     ublk: bool,
+    /// Where relative paths begin: in the sandbox the system does not tell.
+    here: PathBuf,
     /// Who may connect to sockets that say nothing about it themselves.
     access: SocketAccess,
 }
@@ -45,6 +48,7 @@ impl Allow {
         Self {
             places: (options.sandbox == SandboxMode::On).then_some(places),
             ublk: allows_ublk(options),
+            here: std::env::current_dir().unwrap_or_default(),
             access: access.clone(),
         }
     }
@@ -86,6 +90,10 @@ impl Allow {
         if self.places.is_none() || own.or(&self.access).is_usual() {
             return Ok(());
         }
+        // Who has opened it has given it to whomever it is for.
+        if disk.socket().is_some_and(inherited::is_there) {
+            return Ok(());
+        }
         Err(Error::unsupported(format!(
             "{}: while it runs in its sandbox, the daemon makes sockets that only its own user may \
              connect to: write the disk into the configuration, and start the daemon again, for \
@@ -113,7 +121,7 @@ impl Allow {
         let Some(places) = &self.places else {
             return Ok(());
         };
-        let real = real(path);
+        let real = real(&self.here.join(path));
         if places.iter().any(|place| real.starts_with(place)) {
             return Ok(());
         }
@@ -135,11 +143,10 @@ fn real(path: &Path) -> PathBuf {
     if let Ok(real) = path.canonicalize() {
         return real;
     }
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
     let folder = path.parent().map(Path::canonicalize);
     match (folder, path.file_name()) {
         (Some(Ok(folder)), Some(name)) => folder.join(name),
-        _ => path,
+        _ => path.into(),
     }
 }
 

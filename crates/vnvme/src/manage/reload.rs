@@ -27,6 +27,7 @@ impl Manager {
                 "this process was started without a configuration that could be read again",
             ));
         };
+        let _reloading = self.crew.service.reloading();
         let specs = crate::config::read(path).map_err(|error| {
             let replaced = match self.allow.is_confined() && is_refused(&error) {
                 true => REPLACED,

@@ -356,6 +356,114 @@ const MISTAKES: &[Mistake] = &[
         2,
         "error: unexpected argument '--no-write-cache' found",
     ),
+    Mistake(
+        "list --control disk.raw",
+        "",
+        1,
+        "vnvme: disk.raw: this is no socket (is vnvme running? --control PATH names its \
+         control socket)",
+    ),
+    Mistake(
+        "list --control none/ctl",
+        "",
+        1,
+        "vnvme: none/ctl: there is no control socket (is vnvme running? --control PATH names \
+         its control socket)",
+    ),
+    Mistake(
+        "list --control",
+        "",
+        2,
+        "error: a value is required for '--control <PATH>' but none was supplied",
+    ),
+    Mistake("list all", "", 2, "error: unexpected argument 'all' found"),
+    Mistake(
+        "daemon mem://1M",
+        "",
+        2,
+        "error: unexpected argument 'mem://1M' found",
+    ),
+    Mistake(
+        "daemon --config none.toml",
+        "",
+        1,
+        "vnvme: none.toml: No such file or directory (os error 2)",
+    ),
+    Mistake(
+        "check none.toml",
+        "",
+        1,
+        "vnvme: none.toml: No such file or directory (os error 2)",
+    ),
+    Mistake(
+        "apply none.toml",
+        "",
+        1,
+        "vnvme: none.toml: No such file or directory (os error 2)",
+    ),
+    Mistake(
+        "detach a first",
+        "",
+        2,
+        "error: invalid value 'first' for '<NSID>': invalid digit found in string",
+    ),
+    Mistake(
+        "resize a 5X",
+        "",
+        2,
+        "error: invalid value '5X' for '<SIZE>': the unit is unknown; known are K, M, G, T, P \
+         (powers of 1024), KiB, ..., and KB, ... (1000)",
+    ),
+    Mistake(
+        "add disk mem://1M",
+        "",
+        2,
+        "error: invalid value 'disk' for '<KIND>'",
+    ),
+    Mistake(
+        "add controller socket=q.sock",
+        "",
+        2,
+        "vnvme: the disk has no volume",
+    ),
+    Mistake(
+        "serv -s s mem://1M",
+        "",
+        2,
+        "error: unrecognized subcommand 'serv'",
+    ),
+    Mistake(
+        "stats --jsn",
+        "",
+        2,
+        "error: unexpected argument '--jsn' found",
+    ),
+    Mistake(
+        "top --interval 0",
+        "",
+        2,
+        "error: invalid value '0' for '--interval <DURATION>': the unit is missing: ns, us, ms \
+         or s",
+    ),
+    Mistake(
+        "-s s mem://1M --metrics 9469",
+        "",
+        2,
+        "error: invalid value '9469' for '--metrics <ADDRESS:PORT>': an IP address and a port \
+         are expected, like 127.0.0.1:9469 or [::1]:9469",
+    ),
+    Mistake(
+        "-s s mem://1M --log-format xml",
+        "",
+        2,
+        "error: invalid value 'xml' for '--log-format <FORMAT>'",
+    ),
+];
+
+/// What the first word may be, besides nothing.
+const COMMANDS: &[&str] = &[
+    "add", "apply", "bench", "check", "daemon", "detach", "list", "resize", "serv", "stats", "top",
+    "ublk",
 ];
 
 #[test]
@@ -369,7 +477,7 @@ fn each_mistake_has_its_message_and_exit_status() {
     for Mistake(args, file, status, message) in MISTAKES {
         fs::write(place.path("c.toml"), format!("{TWO}{file}")).unwrap();
         let mut words: Vec<&str> = args.split_whitespace().collect();
-        if !matches!(words.first(), Some(&("bench" | "ublk"))) {
+        if !words.first().is_some_and(|word| COMMANDS.contains(word)) {
             words.insert(0, "serve");
         }
         let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
@@ -394,7 +502,231 @@ fn each_mistake_has_its_message_and_exit_status() {
         assert!(!place.path("a.sock").exists(), "{args}: its socket is left");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(MISTAKES.len() > 45);
+    assert!(MISTAKES.len() > 65);
+}
+
+/// What a daemon is asked that it cannot do, and what is said; the exit status is 1. DIR is the
+/// folder that it may open files in.
+const REFUSED: &[(&str, &str)] = &[
+    ("show x", "vnvme: no disk is called \"x\""),
+    ("show A", "vnvme: no disk is called \"A\""),
+    ("remove x", "vnvme: no disk is called \"x\""),
+    ("limits x --iops 5", "vnvme: no disk is called \"x\""),
+    ("path x --set direct", "vnvme: no disk is called \"x\""),
+    (
+        "suspend x",
+        "vnvme: no device is driven by this process: only volumes of nvme:// and vfio-user:// \
+         stand on one",
+    ),
+    ("attach x mem://1M", "vnvme: no disk is called \"x\""),
+    (
+        "attach b mem://1M",
+        "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
+    ),
+    (
+        "attach a mem://lots",
+        "vnvme: size \"lots\" in mem://lots: a size begins with a whole number, such as 512M, \
+         1G or 64KiB",
+    ),
+    (
+        "attach a DIR/none.raw",
+        "vnvme: DIR/none.raw: no such file; create a raw disk with: truncate -s 1G DIR/none.raw",
+    ),
+    (
+        "attach a none.raw",
+        "vnvme: none.raw: the sandbox keeps this process from opening it: it is not below a folder \
+         that the option allow of [process] names, which allows DIR",
+    ),
+    (
+        "attach a mem://1M nsid=1",
+        "vnvme: \"a\" has a namespace 1 already",
+    ),
+    (
+        "attach a mem://1M nsid=99",
+        "vnvme: namespace 99: this controller has room for namespaces 1 to 16; max-namespaces \
+         gives it more when it starts",
+    ),
+    (
+        "attach a mem://1M nsd=2",
+        "vnvme: unknown field `nsd`, did you mean `nsid`? expected one of `volume`, \
+         `read-only`, `block-size`, `nsid`, `nguid`, `eui64`, `path`",
+    ),
+    ("detach a 7", "vnvme: \"a\" has no namespace 7"),
+    (
+        "detach b 1",
+        "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
+    ),
+    (
+        "resize a 2M",
+        "vnvme: namespace 1: its size cannot be changed: only whole files can be resized",
+    ),
+    ("resize a 2M --nsid 5", "vnvme: \"a\" has no namespace 5"),
+    (
+        "resize f 1000",
+        "vnvme: namespace 1: DIR/disk.raw: size of 1000 bytes is not a multiple of 512 bytes; \
+         extend it with: truncate -s %512 DIR/disk.raw",
+    ),
+    ("add controller mem://1M", "vnvme: missing field `socket`"),
+    (
+        "add controller socket=DIR/a.sock mem://1M",
+        "vnvme: a disk \"a\" is there already",
+    ),
+    (
+        "add controller socket=DIR/none/q.sock mem://1M",
+        "vnvme: DIR/none/q.sock.lock: cannot make the lock file: No such file or directory (os \
+         error 2)",
+    ),
+    (
+        "add controller socket=/none/q.sock mem://1M",
+        "vnvme: /none/q.sock: the sandbox keeps this process from opening it: it is not below \
+         a folder that the option allow of [process] names, which allows DIR",
+    ),
+    (
+        "add controller socket=DIR/disk.raw mem://1M",
+        "vnvme: DIR/disk.raw: exists and is not a socket",
+    ),
+    (
+        "add controller socket=DIR/q.sock io-queues=99 mem://1M",
+        "vnvme: io-queues is 99: 1 to 64 are allowed",
+    ),
+    (
+        "add ublk mem://1M",
+        "vnvme: ublk: block devices of the host can only be added where the sandbox was told \
+         so: write allow = [\"ublk\", ...] into [process], and start the daemon again",
+    ),
+    (
+        "apply none.toml",
+        "vnvme: none.toml: No such file or directory (os error 2)",
+    ),
+    (
+        "apply more.toml",
+        "vnvme: DIR/none.raw: no such file; create a raw disk with: truncate -s 1G \
+         DIR/none.raw; nothing was changed",
+    ),
+    (
+        "save DIR/none/save.toml",
+        "vnvme: DIR/none/save.toml: No such file or directory (os error 2)",
+    ),
+    (
+        "list --control DIR/a.sock",
+        "vnvme: this is the socket of a disk, not a control socket",
+    ),
+    (
+        "list --control DIR/b.sock",
+        "vnvme: this is the socket of a disk, not a control socket",
+    ),
+];
+
+/// A controller, one of a file, an export.
+const SERVED: &str = "\
+[[controller]]
+name = \"a\"
+socket = \"DIR/a.sock\"
+namespace = [{ volume = \"mem://1M\" }]
+[[controller]]
+name = \"f\"
+socket = \"DIR/f.sock\"
+namespace = [{ volume = \"DIR/disk.raw\" }]
+[[vhost-user-blk]]
+name = \"b\"
+socket = \"DIR/b.sock\"
+volume = \"mem://1M\"
+";
+
+#[test]
+fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
+    let place = Place::new();
+    let dir = text(&place.path("x"));
+    let dir = dir.strip_suffix("/x").unwrap();
+    fs::File::create(place.path("disk.raw"))
+        .and_then(|file| file.set_len(1 << 20))
+        .unwrap();
+    let served = SERVED.replace("DIR", dir);
+    fs::write(place.path("served.toml"), &served).unwrap();
+    let more = format!(
+        "{served}[[controller]]\nsocket = \"{dir}/new.sock\"\nnamespace = [{{ volume = \"mem://1M\" }}]\n\
+         [[controller]]\nsocket = \"{dir}/q.sock\"\nnamespace = [{{ volume = \"{dir}/none.raw\" }}]\n"
+    );
+    fs::write(place.path("more.toml"), more).unwrap();
+    let control = text(&place.path("ctl"));
+    let config = text(&place.path("served.toml"));
+    let args = [
+        "daemon",
+        "--config",
+        &config,
+        "--control",
+        &control,
+        "--allow",
+        dir,
+    ];
+    let daemon = Daemon::spawn(&args);
+    for socket in ["a.sock", "f.sock", "b.sock"] {
+        daemon.wait_listening(&place.path(socket));
+    }
+    let run = |line: &str| {
+        let words = line.replace("DIR", dir);
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(words.split_whitespace())
+            .current_dir(dir)
+            .env("VNVME_CONTROL", &control)
+            .env_remove("VNVME_LOG")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        let last = told.lines().rfind(|line| !line.is_empty());
+        let last = last.unwrap_or_default().replace(dir, "DIR");
+        (output.status.code(), last, output.stdout)
+    };
+    let (status, _, before) = run("list --json");
+    assert_eq!(status, Some(0));
+    let mut wrong = Vec::new();
+    for (line, message) in REFUSED {
+        let (status, found, _) = run(line);
+        if status != Some(1) || found != *message {
+            wrong.push(format!(
+                "{line}\n  wanted {message}\n  found  {status:?} {found}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // A reload of what is wrong.
+    fs::write(place.path("served.toml"), "[[controler]]\n").unwrap();
+    let (status, found, _) = run("reload");
+    assert_eq!(status, Some(1));
+    assert!(found.contains("did you mean `controller`"), "{found}");
+    let (_, _, after) = run("list --json");
+    assert_eq!(String::from_utf8(after), String::from_utf8(before));
+    for socket in ["new.sock", "q.sock"] {
+        assert!(!place.path(socket).exists(), "{socket} is left");
+    }
+    daemon.end();
+}
+
+/// A path that is longer than a socket's address has room for.
+#[test]
+fn a_path_that_is_too_long_for_a_socket_is_explained() {
+    let place = Place::new();
+    let long = format!("{}/{}.sock", text(&place.path("")), "a".repeat(200));
+    let socket = text(&place.socket());
+    for args in [
+        &["serve", "-s", &long, "mem://1M"][..],
+        &["serve", "-s", &socket, "--control", &long, "mem://1M"],
+        &["list", "--control", &long],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(args)
+            .env("VNVME_CONTROL", "none")
+            .output()
+            .unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(
+            told.contains("the path of a socket has at most 107 bytes"),
+            "{told}"
+        );
+        assert!(!place.socket().exists());
+    }
 }
 
 /// The client's whole answer.

@@ -1,7 +1,11 @@
 //! What a service manager is told (sd_notify(3)).
 
+use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
+use std::process::Command;
 
 use crate::common::*;
 
@@ -48,6 +52,107 @@ fn a_watchdog_is_told_again_and_again() {
         "{told:?}"
     );
     daemon.end();
+}
+
+/// So that it does not take a daemon for one that has nothing to do.
+#[test]
+fn a_reload_is_told_however_it_goes() {
+    let place = Place::new();
+    let path = place.path("manager");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    let config = place.path("c.toml");
+    fs::write(&config, "").unwrap();
+    let args = ["daemon", "--config", &text(&config)];
+    let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &text(&path), &args);
+    let told = || {
+        let mut message = [0; 64];
+        let len = manager.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..len]).into_owned()
+    };
+    assert_eq!(told(), "READY=1\n");
+    for file in ["[process]\n", "this is no TOML ["] {
+        fs::write(&config, file).unwrap();
+        daemon.signal(rustix::process::Signal::HUP);
+        let message = told();
+        let time = message.strip_prefix("RELOADING=1\nMONOTONIC_USEC=");
+        let time = time.and_then(|time| time.trim_end().parse::<u64>().ok());
+        assert!(time.is_some_and(|time| time > 0), "{message}");
+        assert_eq!(told(), "READY=1\n");
+    }
+    daemon.end();
+    assert_eq!(told(), "STOPPING=1\n");
+}
+
+/// A socket that is there before the daemon: clients wait for it, and it is there after it.
+#[test]
+fn a_socket_that_is_handed_over_is_used_and_left() {
+    let place = Place::new();
+    let listener = UnixListener::bind(place.socket()).unwrap();
+    let again = listener.try_clone().unwrap();
+    let file = fs::metadata(place.socket()).unwrap().ino();
+    // It waits already.
+    let mut early = UnixStream::connect(place.socket()).ok();
+    let socket = text(&place.socket());
+    let control = text(&place.path("ctl"));
+    let args = ["serve", "-s", &socket, "--control", &control, "mem://1M"];
+    for listener in [listener, again] {
+        let daemon = Daemon::spawn_with_socket(listener.into(), &args);
+        daemon.wait_listening(&place.socket());
+        if let Some(client) = early.take() {
+            daemon.wait_log(|line| line.contains("client connected"));
+            drop(client);
+            daemon.wait_log(|line| line.contains("client disconnected"));
+        }
+        let mut host = Host::up(&place.socket());
+        host.write(1, 0, &pattern(1, 4096));
+        drop(host);
+        assert_eq!(daemon.count("nothing is configured"), 0);
+        daemon.end();
+        assert_eq!(
+            fs::metadata(place.socket()).unwrap().ino(),
+            file,
+            "it is left"
+        );
+    }
+
+    // The control socket, by another name for its directory. Disks make their own.
+    std::os::unix::fs::symlink(place.path(""), place.path("link")).unwrap();
+    let listener = UnixListener::bind(place.path("link/ctl")).unwrap();
+    fs::remove_file(place.socket()).unwrap();
+    let daemon = Daemon::spawn_with_socket(listener.into(), &args);
+    daemon.wait_listening(&place.socket());
+    let listed = control_client(&control);
+    assert!(listed.contains("vm.sock"), "{listed}");
+    daemon.end();
+    assert!(place.path("ctl").exists() && !place.socket().exists());
+}
+
+fn control_client(control: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+    let output = command.args(["list", "--control", control]).output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
+/// It is said what comes of others.
+#[test]
+fn what_is_handed_over_and_fits_nothing_is_named() {
+    let place = Place::new();
+    let serve = |other: OwnedFd, words: &str| {
+        let socket = text(&place.socket());
+        let daemon = Daemon::spawn_with_socket(other, &["serve", "-s", &socket, "mem://1M"]);
+        daemon.wait_listening(&place.socket());
+        daemon.wait_log(|line| line.contains("WARN") && line.contains(words));
+        drop(Host::up(&place.socket()));
+        daemon.end();
+    };
+    let other = UnixListener::bind(place.path("other")).unwrap();
+    serve(other.into(), "nothing is configured with its path");
+    let none = "what is no listening Unix stream socket";
+    serve(UnixDatagram::unbound().unwrap().into(), none);
+    serve(fs::File::open("/dev/null").unwrap().into(), none);
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    serve(tcp.into(), none);
 }
 
 /// What a service manager never says is no reason not to serve.

@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -102,13 +103,26 @@ impl Daemon {
         Self::start(command, args)
     }
 
-    fn start(mut command: Command, args: &[impl AsRef<OsStr>]) -> Daemon {
+    /// The same with a socket that it finds open: as service managers hand it over
+    /// (sd_listen_fds(3)).
+    pub fn spawn_with_socket(socket: OwnedFd, args: &[impl AsRef<OsStr>]) -> Daemon {
+        let mut command = Command::new("sh");
+        let script = "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" \"$@\" 3<&0 </dev/null";
+        command.args(["-c", script, env!("CARGO_BIN_EXE_vnvme")]);
+        Self::start_reading(command, socket.into(), args)
+    }
+
+    fn start(command: Command, args: &[impl AsRef<OsStr>]) -> Daemon {
+        Self::start_reading(command, Stdio::null(), args)
+    }
+
+    fn start_reading(mut command: Command, input: Stdio, args: &[impl AsRef<OsStr>]) -> Daemon {
         // Daemons that run beside each other have no control socket unless a test says where.
         if !command.get_envs().any(|(name, _)| name == "VNVME_CONTROL") {
             command.env("VNVME_CONTROL", "none");
         }
         command.args(args).env_remove("VNVME_LOG");
-        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(input).stderr(Stdio::piped());
         // SAFETY: the closure makes one system call and allocates nothing.
         unsafe {
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));

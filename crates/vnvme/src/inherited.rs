@@ -1,0 +1,117 @@
+//! Sockets that a service manager has opened for this process (crate `inherit`): what is configured
+//! with the path of one gets it, in place of a socket of its own. They are kept to the end, so that
+//! a disk that is removed and comes back has it again.
+
+use crate::access::SocketAccess;
+use anyhow::{Context, Result};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getsockname, sockopt};
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vfio_user::Listener;
+
+static ALL: OnceLock<Inherited> = OnceLock::new();
+
+/// What this process was given.
+#[derive(Default)]
+struct Inherited {
+    sockets: Vec<Socket>,
+    /// The numbers of others.
+    strange: Vec<i32>,
+}
+
+/// A Unix stream socket that listens at a path.
+struct Socket {
+    path: PathBuf,
+    descriptor: OwnedFd,
+    is_used: AtomicBool,
+}
+
+/// Takes them; first of all in `main`.
+pub fn take() {
+    let mut all = Inherited::default();
+    for descriptor in inherit::take() {
+        match listens_at(&descriptor) {
+            Some(path) => all.sockets.push(Socket {
+                path,
+                descriptor,
+                is_used: AtomicBool::new(false),
+            }),
+            None => all.strange.push(descriptor.as_raw_fd()),
+        }
+    }
+    let _ = ALL.set(all);
+}
+
+/// Where it listens, if it is a Unix stream socket that does.
+fn listens_at(socket: &OwnedFd) -> Option<PathBuf> {
+    let listens = sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        && sockopt::socket_acceptconn(socket) == Ok(true);
+    let address = listens.then(|| getsockname(socket).ok()).flatten()?;
+    let address = SocketAddrUnix::try_from(address).ok()?;
+    Some(OsStr::from_bytes(address.path_bytes()?).into())
+}
+
+/// The one that listens at this path, by whatever name the path has.
+fn find(path: &Path) -> Option<&'static Socket> {
+    let file = |path: &Path| {
+        let file = path.symlink_metadata().ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    let mut sockets = ALL.get()?.sockets.iter();
+    sockets.find(|socket| {
+        socket.path == path || (file(path).is_some() && file(path) == file(&socket.path))
+    })
+}
+
+/// Whether one listens there.
+pub fn is_there(path: &Path) -> bool {
+    find(path).is_some()
+}
+
+/// The one that listens there, if there is one. Who opened it has said who may connect.
+///
+/// # Errors
+/// It cannot be used.
+pub fn listener(path: &Path, access: &SocketAccess) -> Result<Option<Listener>> {
+    let Some(socket) = find(path) else {
+        return Ok(None);
+    };
+    if *access != SocketAccess::default() {
+        tracing::warn!(
+            socket = %path.display(),
+            "the service manager has opened this socket, and says who may connect: socket-owner, \
+             socket-group and socket-mode change nothing"
+        );
+    }
+    socket.is_used.store(true, Ordering::Relaxed);
+    let descriptor = socket.descriptor.try_clone();
+    let descriptor = descriptor.context("a socket of the service manager's")?;
+    Ok(Some(Listener::inherited(descriptor, path)?))
+}
+
+/// Says what nobody was configured with.
+pub fn warn_of_others() {
+    let Some(all) = ALL.get() else {
+        return;
+    };
+    for descriptor in &all.strange {
+        tracing::warn!(
+            descriptor,
+            "the service manager has handed over what is no listening Unix stream socket: it is \
+             closed"
+        );
+    }
+    let unused = |socket: &&Socket| !socket.is_used.load(Ordering::Relaxed);
+    for socket in all.sockets.iter().filter(unused) {
+        tracing::warn!(
+            socket = %socket.path.display(),
+            "the service manager has opened this socket, and nothing is configured with its path"
+        );
+    }
+}
