@@ -57,6 +57,8 @@ mod cells;
 mod epoch;
 mod error;
 #[allow(unsafe_code)]
+pub mod lines;
+#[allow(unsafe_code)]
 mod list;
 #[allow(unsafe_code)]
 mod map;
@@ -64,7 +66,7 @@ mod memories;
 #[allow(unsafe_code)]
 mod memory;
 #[allow(unsafe_code)]
-mod prefetch;
+pub mod prefetch;
 #[allow(unsafe_code)]
 mod private;
 pub mod prp;

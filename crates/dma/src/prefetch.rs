@@ -6,14 +6,14 @@ pub(crate) const LINE: usize = 64;
 /// Asks for the cache line at `ptr`, to be read soon. No effect but speed, whatever `ptr` is.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(crate) fn line(ptr: *const u8) {
+pub fn line(ptr: *const u8) {
     // SAFETY: a prefetch does not access memory architecturally.
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(ptr.cast()) }
 }
 
 #[cfg(target_arch = "aarch64")]
 #[inline]
-pub(crate) fn line(ptr: *const u8) {
+pub fn line(ptr: *const u8) {
     // SAFETY: a prefetch does not access memory architecturally.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) ptr, options(nostack, preserves_flags, readonly))
@@ -22,4 +22,36 @@ pub(crate) fn line(ptr: *const u8) {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline]
-pub(crate) fn line(_: *const u8) {}
+pub fn line(_: *const u8) {}
+
+/// Asks for the cache line at `ptr`, to be written soon: no other processor has a copy then, and
+/// stores need not wait for that one after the other. No effect but speed, whatever `ptr` is.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub fn line_for_write(ptr: *const u8) {
+    // SAFETY: a prefetch does not access memory architecturally. 64-bit processors without
+    // PREFETCHW do nothing for its opcode ("Intel SDM", volume 2; "AMD64 APM", volume 3).
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) ptr, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Asks for the cache line at `ptr`, to be written soon: no other processor has a copy then, and
+/// stores need not wait for that one after the other. No effect but speed, whatever `ptr` is.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub fn line_for_write(ptr: *const u8) {
+    // SAFETY: a prefetch does not access memory architecturally.
+    unsafe {
+        std::arch::asm!(
+            "prfm pstl1keep, [{}]",
+            in(reg) ptr,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+}
+
+/// Does nothing on this processor.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline(always)]
+pub fn line_for_write(_: *const u8) {}

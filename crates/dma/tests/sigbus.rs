@@ -87,6 +87,28 @@ fn lists_rings_and_cells_survive() {
     assert_eq!(byte, [0]);
 }
 
+/// Lines are evicted by an instruction that faults as a load does.
+#[test]
+fn lines_of_a_shrunk_file_may_be_evicted() {
+    let (map, memory, fd) = victim();
+    let ring = |iova| Ring::resolve(&map, iova, 64, 64, Access::Read).unwrap();
+    let (whole, cut) = (ring(0), ring(4096));
+    rustix::fs::ftruncate(&fd, 4096).unwrap();
+    let Some(lines) = dma::lines::Evict::of_processor() else {
+        // Nothing to be called here.
+        return;
+    };
+    // Of the ring itself only, whatever is asked for.
+    whole.evict(60, 100, lines);
+    whole.evict(64, 1, lines);
+    whole.evict(u32::MAX, 1, lines);
+    cut.evict(3, 0, lines);
+    assert!(!memory.is_poisoned());
+    assert_eq!(whole.load64(60), [1; 64]);
+    cut.evict(3, 1, lines);
+    assert!(memory.is_poisoned());
+}
+
 #[test]
 fn many_threads_may_fault_at_once() {
     let (map, memory, fd) = victim();

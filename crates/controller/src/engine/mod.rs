@@ -18,6 +18,7 @@ mod attach;
 mod bus_master;
 pub(crate) mod commands;
 mod complete;
+mod distance;
 mod doorbells;
 mod fetch;
 mod interrupt;
@@ -40,6 +41,7 @@ mod timing;
 use crate::irq::{Irqs, Pending};
 use crate::stats::{ControllerStats, IoStats};
 use attach::Detached;
+use distance::Distance;
 use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
 use nvme::{Command, Status};
@@ -181,6 +183,8 @@ pub(crate) struct Engine {
     list: SegmentList,
     /// Of the batch in hand.
     long: run::LongWork,
+    /// To the host's processor.
+    distance: Distance,
 }
 
 impl Engine {
@@ -238,6 +242,7 @@ impl Engine {
             entries: Box::new([[0; 64]; run::BATCH]),
             list: SegmentList::with_capacity(1),
             long: run::LongWork::default(),
+            distance: Distance::new(),
         }
     }
 

@@ -446,7 +446,11 @@ impl Engine {
         let (wanted, _) = self
             .entries
             .split_at_mut((places.len() as usize).min(BATCH));
+        let begun = self.distance.begin(wanted.len());
         let count = ring.load_batch(sq.head, wanted);
+        if let Some(lines) = self.distance.end(begun, count) {
+            ring.evict(sq.head, count, lines);
+        }
         let (entries, _) = self.entries.split_at(count);
         let Some(first) = entries.first() else {
             return (0, Next::Idle);

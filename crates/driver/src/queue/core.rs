@@ -24,6 +24,10 @@ use crate::options::QueueOptions;
 
 /// Blocks of one command at most (NLB has 16 bits, zero-based).
 const MAX_BLOCKS: u64 = 1 << 16;
+/// Entries of the submission queue between the one that is written and the one that the processor
+/// is asked for. A controller has read them, maybe on a processor far away, and may have evicted
+/// them ([`dma::lines`]): what they take to come is spent for several at a time.
+const AHEAD: u32 = 8;
 /// Short looks at the completion queue between two long ones.
 const SPIN_POLLS: u32 = 8;
 
@@ -318,6 +322,9 @@ impl QueueCore {
             self.tail = 0;
         }
         self.counters.commands += 1;
+        let ahead = self.tail + AHEAD;
+        self.sq
+            .prefetch(ahead.checked_sub(self.sq_entries).unwrap_or(ahead));
     }
 
     /// Tells the controller of everything submitted so far.

@@ -10,6 +10,9 @@ use super::ring::Cqe;
 use super::slots::SINGLE;
 use crate::error::CommandError;
 
+/// Completions in a cache line.
+const CQES_PER_LINE: u32 = 4;
+
 impl QueueCore {
     /// Says how many commands are in flight.
     #[inline]
@@ -29,6 +32,10 @@ impl QueueCore {
                 (self.head, self.phase) = (0, !self.phase);
             }
             consumed += 1;
+            // The first entry of a line is taken: the next line is most likely written, too.
+            if self.head % CQES_PER_LINE == 1 {
+                self.cq.prefetch(self.head + CQES_PER_LINE - 1);
+            }
             count += usize::from(self.settle(entry, done));
         }
         if consumed > 0 {

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use dma::prefetch;
 use nvme::{Command, Completion, Status};
 use zerocopy::{IntoBytes, little_endian::U16};
 
@@ -55,6 +56,13 @@ impl SqRing {
 
     pub fn iova(&self) -> u64 {
         self.area.buffer.iova()
+    }
+
+    /// Asks the processor for an entry that will be written soon.
+    #[inline(always)]
+    pub fn prefetch(&self, index: u32) {
+        let at = index as usize * size_of::<Command>();
+        prefetch::line_for_write(self.area.base.as_ptr().wrapping_add(at));
     }
 
     /// Puts a command into an entry; nothing when there is no such entry. The
@@ -164,6 +172,13 @@ impl CqRing {
         let entry = self.entry(index)?;
         let dw3 = self.dword(entry, 3, Ordering::Acquire);
         Some(self.rest(entry, dw3))
+    }
+
+    /// Asks the processor for an entry that will be read soon.
+    #[inline(always)]
+    pub fn prefetch(&self, index: u32) {
+        let at = index as usize * size_of::<Completion>();
+        prefetch::line(self.area.base.as_ptr().wrapping_add(at));
     }
 
     #[inline(always)]

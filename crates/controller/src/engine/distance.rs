@@ -1,0 +1,123 @@
+//! How far away the host's processor is, by how long its submission entries take to come, and what
+//! to do about it.
+//!
+//! The host writes an entry's line again one turn of the ring after it was fetched. Where its
+//! processor is far away these stores are most of what a command costs ([`dma::lines`]); there a
+//! batch's lines are evicted from the caches at once. One beside it is faster without that. Who
+//! shares a machine is moved around, so this is found out again and again.
+
+use dma::lines::Evict;
+use std::num::NonZeroU64;
+
+/// A batch of fewer entries is not worth it: its host waits for each command, and not for stores.
+const FEWEST: usize = 4;
+/// One batch of so many is timed.
+const INTERVAL: u32 = 16;
+/// What the entries of a batch take to come from a processor beside this one: all, and each, in
+/// nanoseconds. Between what was measured at a line's round trip of 50 ns, where evicting lines
+/// costs more than it spares, and at 115 ns.
+const BESIDE: (u64, u64) = (40, 5);
+
+pub(super) struct Distance {
+    /// Where the processor gains by evicting lines.
+    lines: Option<Evict>,
+    far: bool,
+    until_timed: u32,
+    /// Of the counter in a second.
+    rate: f64,
+}
+
+impl Distance {
+    pub fn new() -> Self {
+        let lines = Evict::of_processor();
+        Distance {
+            lines,
+            far: false,
+            until_timed: 0,
+            rate: lines.map_or(0.0, |_| probes::cycles_per_second()),
+        }
+    }
+
+    /// A batch of so many entries is about to be copied. The counter, if it is to be timed.
+    #[inline(always)]
+    pub fn begin(&mut self, entries: usize) -> Option<NonZeroU64> {
+        if entries < FEWEST || self.lines.is_none() {
+            return None;
+        }
+        self.until_timed = self.until_timed.wrapping_sub(1);
+        if self.until_timed.is_multiple_of(INTERVAL) {
+            NonZeroU64::new(dma::lines::cycles_after_loads())
+        } else {
+            None
+        }
+    }
+
+    /// So many were copied. What evicts their lines, if that is to be done.
+    #[inline(always)]
+    pub fn end(&mut self, begun: Option<NonZeroU64>, entries: usize) -> Option<Evict> {
+        if let Some(begun) = begun {
+            let took = dma::lines::cycles_after_loads().saturating_sub(begun.get());
+            self.far = self.is_far(took, entries);
+        }
+        self.lines.filter(|_| self.far && entries >= FEWEST)
+    }
+
+    #[inline(never)]
+    fn is_far(&self, took: u64, entries: usize) -> bool {
+        let nanos = took as f64 * 1e9 / self.rate;
+        let (all, each) = BESIDE;
+        nanos > (all + each * entries as u64) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(far: bool) -> Distance {
+        Distance {
+            lines: Evict::of_processor(),
+            far,
+            until_timed: 1,
+            rate: 2e9,
+        }
+    }
+
+    #[test]
+    fn one_batch_of_sixteen_is_timed_and_small_ones_are_not() {
+        let mut distance = of(false);
+        let timed = |distance: &mut Distance| {
+            let timed = (0..INTERVAL * 4).filter(|_| distance.begin(FEWEST).is_some());
+            timed.count()
+        };
+        let expected = if distance.lines.is_some() { 4 } else { 0 };
+        assert_eq!(timed(&mut distance), expected);
+        assert!((0..INTERVAL * 4).all(|_| distance.begin(FEWEST - 1).is_none()));
+        distance.lines = None;
+        assert_eq!(timed(&mut distance), 0);
+    }
+
+    #[test]
+    fn what_comes_late_comes_from_far_away() {
+        let distance = of(false);
+        // Cycles of half a nanosecond.
+        assert!(!distance.is_far(2 * (40 + 80), 16));
+        assert!(distance.is_far(2 * (40 + 80) + 1, 16));
+        assert!(distance.is_far(2 * 255, 4));
+    }
+
+    #[test]
+    fn lines_are_evicted_where_the_last_timed_batch_was_late() {
+        let mut distance = of(true);
+        let usable = distance.lines.is_some();
+        assert_eq!(distance.end(None, FEWEST).is_some(), usable);
+        assert!(distance.end(None, FEWEST - 1).is_none(), "too few");
+        // Timed, and over at once.
+        let now = NonZeroU64::new(u64::MAX);
+        assert!(distance.end(now, FEWEST).is_none());
+        assert!(distance.end(None, FEWEST).is_none());
+        // Begun when the machine was.
+        assert_eq!(distance.end(NonZeroU64::new(1), FEWEST).is_some(), usable);
+        assert_eq!(distance.end(None, FEWEST).is_some(), usable);
+    }
+}
