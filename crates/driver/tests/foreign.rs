@@ -79,7 +79,7 @@ fn a_server_that_fails_without_eventfd_serves_a_client_that_polls() {
     let server = Running::start(foreign);
     let options = Options {
         interrupts: false,
-        ..impatient()
+        ..Options::default()
     };
     let device = Device::open(server.connect(), options).unwrap();
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
@@ -132,7 +132,7 @@ fn an_interrupt_that_is_given_up_for_polling_still_has_an_eventfd() {
     let server = Running::start(foreign);
     let options = Options {
         io_queues: 2,
-        ..impatient()
+        ..Options::default()
     };
     let device = Device::open(server.connect(), options).unwrap();
     let options = QueueOptions {
@@ -181,7 +181,7 @@ fn a_doorbell_file_without_room_for_the_doorbells_is_not_used() {
         let server = with_file(file(len), offset);
         let transport = server.connect();
         assert!(!transport.has_mapped_doorbells(), "{len:#x} {offset:#x}");
-        let device = Device::open(transport, impatient()).unwrap();
+        let device = Device::open(transport, Options::default()).unwrap();
         let mut queue = device.queue(1, QueueOptions::default()).unwrap();
         exercise(&mut queue, 10);
     }
@@ -194,7 +194,7 @@ fn a_doorbell_file_that_shrinks_ends_nothing_but_stores_to_it() {
     let transport = server.connect();
     assert!(transport.has_mapped_doorbells());
     ftruncate(&file, 0).unwrap();
-    let device = Device::open(transport, impatient()).unwrap();
+    let device = Device::open(transport, Options::default()).unwrap();
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
     exercise(&mut queue, 100);
     assert_eq!(device.resets(), 0);

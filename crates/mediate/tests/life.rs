@@ -21,7 +21,7 @@ const MEMORY: u64 = 1 << 20;
 fn impatient() -> Options {
     Options {
         command_timeout: Duration::from_millis(60),
-        admin_timeout: Duration::from_millis(300),
+        admin_timeout: Duration::from_secs(1),
         ..Options::default()
     }
 }

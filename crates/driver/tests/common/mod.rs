@@ -59,7 +59,7 @@ pub fn open(transport: &Arc<InProcess>, options: Options) -> Device {
 pub fn impatient() -> Options {
     Options {
         command_timeout: Duration::from_millis(60),
-        admin_timeout: Duration::from_millis(300),
+        admin_timeout: Duration::from_secs(1),
         ..Options::default()
     }
 }
