@@ -15,11 +15,11 @@
 //! - `null read, controller` and the like: of that the controller with its volume alone. On an
 //!   immediate volume that is all of a command's way.
 //! - `whole null read`: driver, worker, controller and load.
-//! - How often a worker looks for what a disk has not done yet is no constant, so a file
-//!   has two cases of the controller: `file read, start` from the entry in hand to that of the
-//!   ring, `file read, end` from the end of the request to the completion. How many commands a batch
-//!   has still depends on when the disk completes them, and a system call that is slow makes the
-//!   next ones dearer: of several runs the least counts.
+//! - How often a worker looks for what a disk has not done yet is no constant, so a file has two
+//!   cases of the controller: `file read, start` from the entry in hand to that of the ring, `file
+//!   read, end` from the end of the request to the completion. How many commands a batch has still
+//!   depends on when the disk completes them, and a system call that is slow makes the next ones
+//!   dearer: of several runs the least counts.
 
 use super::scratch::Scratch;
 use super::{Outcome, Plan};
