@@ -1,5 +1,6 @@
 //! Reading a volume while waiting for it, for control paths that have no worker.
 
+use crate::gpt::GptError;
 use crate::{Io, IoError, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume, VolumeError};
 use dma::{Buffer, SegmentList};
 use std::time::Duration;
@@ -8,14 +9,44 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A way into a volume for one read at a time.
-pub(crate) struct Reader {
+pub(crate) struct Reader<'a> {
+    volume: &'a dyn Volume,
+    /// Of a volume that cannot be read otherwise.
+    queue: Option<Queue>,
+}
+
+struct Queue {
     io: Io,
     queue: OpenQueue,
 }
 
-impl Reader {
-    /// Opens `volume` for reading.
-    pub(crate) fn new(volume: &dyn Volume) -> Result<Self, VolumeError> {
+impl<'a> Reader<'a> {
+    /// For reading `volume`.
+    pub(crate) fn new(volume: &'a dyn Volume) -> Self {
+        let queue = None;
+        Self { volume, queue }
+    }
+
+    /// `len` bytes from byte `offset` on: both multiples of the volume's block size.
+    ///
+    /// # Errors
+    /// It cannot be opened, or not be read.
+    pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, GptError> {
+        let mut buffer = Buffer::new(len);
+        if let Some(read) = self.volume.read_at(offset, &mut buffer) {
+            read?;
+            return Ok(buffer.to_vec());
+        }
+        let queue = match &mut self.queue {
+            Some(queue) => queue,
+            none => none.insert(Queue::open(self.volume)?),
+        };
+        Ok(queue.read(offset, buffer)?)
+    }
+}
+
+impl Queue {
+    fn open(volume: &dyn Volume) -> Result<Self, VolumeError> {
         let io = Io::new(IoOptions {
             capacity: 4,
             ..IoOptions::default()
@@ -24,14 +55,13 @@ impl Reader {
         Ok(Self { io, queue })
     }
 
-    /// `len` bytes from byte `offset` on: both multiples of the volume's block size.
-    pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
+    fn read(&mut self, offset: u64, buffer: Buffer) -> Result<Vec<u8>, IoError> {
         let request = Request {
             tag: 0,
             op: Op::Read,
             offset,
-            len: len as u64,
-            data: SegmentList::owned(Buffer::new(len)),
+            len: buffer.len() as u64,
+            data: SegmentList::owned(buffer),
         };
         let mut done = self.queue.submit(request);
         while done.is_none() {

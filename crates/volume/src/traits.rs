@@ -3,7 +3,7 @@
 use crate::{
     Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, ShareHandle, VolumeError, Wake,
 };
-use dma::{SegmentList, View};
+use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
@@ -52,6 +52,13 @@ pub trait Volume: Send + Sync + Debug {
     fn resize(&self, bytes: u64) -> Result<(), VolumeError> {
         let inner = self.inner().ok_or(VolumeError::FixedSize)?;
         inner.resize(bytes)
+    }
+
+    /// Fills `buffer` with the bytes from `offset` on, both multiples of the block size, and waits
+    /// for them on the calling thread. `None`: that needs a queue, also of wrappers. For control
+    /// paths: a process in its sandbox can make no ring.
+    fn read_at(&self, _offset: u64, _buffer: &mut Buffer) -> Option<Result<(), IoError>> {
+        None
     }
 
     /// Looks again at what is behind the volume, which may have been resized. `true` when the size

@@ -15,7 +15,7 @@ use crate::{
     Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState,
     Request, Volume, VolumeError, VolumeQueue,
 };
-use dma::{SegmentList, View};
+use dma::{Buffer, SegmentList, View};
 use open::Opened;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -287,6 +287,12 @@ impl Volume for FileVolume {
 
     fn extent(&self) -> Option<Extent> {
         self.shared.root.clone().map(Extent::whole)
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
+        let shared = &*self.shared;
+        let unit = u64::from(shared.block_size);
+        Some(threads::read(shared.fd.as_fd(), buffer, offset, unit))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), VolumeError> {

@@ -160,7 +160,7 @@ struct Table {
 /// [`GptError`].
 pub fn find(volume: &dyn Volume, which: &Which) -> Result<Partition, GptError> {
     let info = volume.info();
-    let mut reader = Reader::new(volume)?;
+    let mut reader = Reader::new(volume);
     let table = read(&mut reader, info.size, info.block_size)?;
     let mut found = table.entries.iter().filter(|entry| match which {
         Which::Number(number) => entry.number == *number,
@@ -229,7 +229,7 @@ impl Table {
 }
 
 /// Reads the table: the copy at the beginning, or when that is damaged the one at the end.
-fn read(reader: &mut Reader, size: u64, block_size: u32) -> Result<Table, GptError> {
+fn read(reader: &mut Reader<'_>, size: u64, block_size: u32) -> Result<Table, GptError> {
     let unit = u64::from(block_size.max(512));
     protective_mbr(&reader.read(0, unit.min(size) as usize)?)?;
     // The blocks of the table are those of the disk that it was made on: an image may have been
@@ -249,7 +249,7 @@ fn read(reader: &mut Reader, size: u64, block_size: u32) -> Result<Table, GptErr
 }
 
 fn backup(
-    reader: &mut Reader,
+    reader: &mut Reader<'_>,
     sector: u64,
     size: u64,
     primary: &'static str,
@@ -267,7 +267,7 @@ fn backup(
 
 /// Reads and checks one copy; the inner error says what is wrong with it.
 fn copy(
-    reader: &mut Reader,
+    reader: &mut Reader<'_>,
     sector: u64,
     size: u64,
     place: Place,

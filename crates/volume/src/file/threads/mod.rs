@@ -19,6 +19,7 @@ mod tests;
 mod work;
 
 pub(super) use queue::ThreadsQueue;
+pub(super) use work::read;
 
 use crate::io::job::Abilities;
 use crate::{IoError, IoErrorKind, Op};

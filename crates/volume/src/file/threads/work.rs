@@ -107,7 +107,7 @@ impl Work {
 }
 
 /// Reads all of `buffer`. What is moved in part is repeated from the unit that was not finished.
-fn read(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64, unit: u64) -> Result<(), IoError> {
+pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64, unit: u64) -> Result<(), IoError> {
     let mut done = 0;
     while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
         let left = rest.len();
