@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use driver::MemorySource;
 use std::time::Duration;
+use volume::parse_number;
 
 /// Direction and order of the I/O, by fio's words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -106,21 +107,22 @@ pub struct JobArgs {
     #[arg(long, value_enum, default_value_t, value_name = "RW")]
     pub rw: Rw,
     /// Of mixed I/O, the percentage that is read
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100), value_name = "PERCENT")]
+    #[arg(long, default_value_t = 50, value_name = "PERCENT")]
+    #[arg(value_parser = parse_number::<u8, 0, 100>)]
     pub rwmixread: u8,
     /// Bytes of each I/O, like 4k or 1M
     #[arg(long, default_value = "4k", value_parser = size, value_name = "SIZE")]
     pub bs: u64,
     /// I/Os in flight on each queue
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4095), value_name = "N")]
+    #[arg(long, default_value_t = 1, value_parser = parse_number::<u16, 1, 4095>, value_name = "N")]
     pub iodepth: u16,
     /// Ring the doorbell after this many submissions at the latest; fio's default is 1 [default:
     /// after all that can be made]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u16, 0, { u16::MAX as u64 }>)]
     pub iodepth_batch: Option<u16>,
     /// Threads, with a queue pair each; fio's word is numjobs
     #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(value_parser = parse_number::<u16, 1, 64>)]
     pub queues: u16,
     /// How long to measure: seconds, or with a unit, like 500ms or 2m [default: 5; of a suite 1 or
     /// less for each case]
@@ -131,11 +133,11 @@ pub struct JobArgs {
     #[arg(value_parser = time, value_name = "TIME")]
     pub ramp: Duration,
     /// End after this many I/Os on each queue instead, all of them measured
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64, 0, { u64::MAX }>)]
     pub ios: Option<u64>,
     /// Take the latency of one I/O in N, of none for 0 (only with --ios) [default: by the rate, of
     /// one in 1 to 31]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32, 0, { u32::MAX as u64 }>)]
     pub sample: Option<u32>,
     /// Use only this much of the target, from its start: a size, or a part of it, like 10%
     #[arg(long, value_parser = extent, value_name = "SIZE")]
@@ -146,7 +148,7 @@ pub struct JobArgs {
     pub verify: bool,
     /// Seed of offsets and of the pattern; reading with --verify needs the seed that was written
     /// with
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64, 0, { u64::MAX }>)]
     pub seed: Option<u64>,
     /// Wait for completions by polling (the default)
     #[arg(long, conflicts_with = "interrupt")]
@@ -159,6 +161,7 @@ pub struct JobArgs {
     pub doorbells: Doorbells,
     /// CPUs to pin the threads to, one each, in turn [default: not pinned]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    #[arg(value_parser = parse_number::<usize, 0, { u32::MAX as u64 }>)]
     pub cpus: Vec<usize>,
 }
 

@@ -95,6 +95,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         // Help, or what is wrong with the command line.
         Err(error) => {
+            let error = cli::explain(error);
             return match error.print() {
                 Err(closed) if closed.kind() == std::io::ErrorKind::BrokenPipe => {
                     output::end_quietly()

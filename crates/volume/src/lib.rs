@@ -152,6 +152,6 @@ pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
 pub use url::{
     Extras, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions, READ_ONLY, Registry,
     Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_count, parse_duration,
-    parse_size, path_of_url, similar,
+    parse_number, parse_size, path_of_url, similar,
 };
 pub use wake::Wake;

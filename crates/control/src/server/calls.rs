@@ -36,9 +36,12 @@ pub(super) fn show(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
 /// Serve a further disk
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = NewDisk, responses(
     (status = 201, body = Disk, description = "It is served"),
-    (status = 400, body = ErrorBody, description = "The table is wrong"),
+    (
+        status = 400, body = ErrorBody,
+        description = "The table is wrong, or names something that is not there"
+    ),
     (status = 409, body = ErrorBody, description = "Its name, socket or volume is taken"),
-    (status = 500, body = ErrorBody, description = "Something of it cannot be opened"),
+    (status = 500, body = ErrorBody, description = "It could not be opened for another reason"),
     (status = 501, body = ErrorBody, description = "This process cannot add disks"),
 ))]
 pub(super) fn add(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -75,10 +78,17 @@ pub(super) fn remove(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     request_body = Object,
     responses(
         (status = 201, body = Namespace, description = "It is attached"),
-        (status = 400, body = ErrorBody, description = "The table is wrong"),
+        (
+            status = 400, body = ErrorBody,
+            description = "The table is wrong, or names something that is not there"
+        ),
         (status = 404, body = ErrorBody, description = "There is no disk of this name"),
-        (status = 409, body = ErrorBody, description = "The namespace ID or the volume is taken"),
-        (status = 501, body = ErrorBody, description = "The disk is no controller"),
+        (
+            status = 409, body = ErrorBody,
+            description = "The namespace ID or the volume is taken, or the disk is no controller"
+        ),
+        (status = 500, body = ErrorBody, description = "It could not be opened for another reason"),
+        (status = 501, body = ErrorBody, description = "This process cannot attach namespaces"),
     ),
 )]
 pub(super) fn attach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -98,7 +108,8 @@ pub(super) fn attach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     responses(
         (status = 204, description = "It is detached"),
         (status = 404, body = ErrorBody, description = "There is no such disk or namespace"),
-        (status = 501, body = ErrorBody, description = "The disk is no controller"),
+        (status = 409, body = ErrorBody, description = "The disk is no controller"),
+        (status = 501, body = ErrorBody, description = "This process cannot detach namespaces"),
     ),
 )]
 pub(super) fn detach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -120,7 +131,11 @@ pub(super) fn detach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 200, body = Namespace, description = "As it is then"),
         (status = 400, body = ErrorBody, description = "The volume cannot have that size"),
         (status = 404, body = ErrorBody, description = "There is no such disk or namespace"),
-        (status = 501, body = ErrorBody, description = "The volume cannot be resized"),
+        (
+            status = 409, body = ErrorBody,
+            description = "The volume's size is fixed, or a client is attached and it would shrink"
+        ),
+        (status = 501, body = ErrorBody, description = "This process cannot resize disks"),
     ),
 )]
 pub(super) fn resize(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -138,7 +153,11 @@ pub(super) fn resize(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     request_body = Object,
     responses(
         (status = 200, body = Plan, description = "What was done, or what cannot be"),
-        (status = 400, body = ErrorBody, description = "It is no configuration"),
+        (
+            status = 400, body = ErrorBody,
+            description = "It is no configuration, or names something that is not there"
+        ),
+        (status = 409, body = ErrorBody, description = "Something of it is taken"),
         (status = 500, body = ErrorBody, description = "Something failed on the way"),
         (status = 501, body = ErrorBody, description = "This process cannot apply one"),
     ),

@@ -3,6 +3,7 @@
 use super::given;
 use super::table::{Column, Table, size};
 use super::target::{DiskName, Target};
+use crate::spec::{ControllerSpec, UblkSpec, VhostBlkSpec};
 use crate::usage::Usage;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -148,7 +149,12 @@ pub struct AddArgs {
 impl AddArgs {
     /// Has the disk served.
     pub fn run(self) -> Result<()> {
-        let (mut table, volumes) = given::table(&self.words)?;
+        let keys = match self.kind {
+            Kind::Controller => given::keys::<ControllerSpec>(),
+            Kind::VhostUserBlk => given::keys::<VhostBlkSpec>(),
+            Kind::Ublk => given::keys::<UblkSpec>(),
+        };
+        let (mut table, volumes) = given::table(&self.words, &keys)?;
         match (self.kind, volumes.as_slice()) {
             (_, []) => return Err(Usage::error("the disk has no volume")),
             (Kind::Controller, volumes) => {

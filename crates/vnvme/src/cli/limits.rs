@@ -1,12 +1,12 @@
 //! `vnvme limits`.
 
-use super::target::{MaybeDisk, Target};
+use super::target::{MaybeDisk, Target, parse_nsid};
 use crate::usage::Usage;
 use anyhow::Result;
 use clap::Args;
 use control::api::{LimitChange, VolumeLimits};
 use output::{OutputError, outln};
-use volume::{MAX_WEIGHT, parse_count, parse_duration, parse_size};
+use volume::{MAX_WEIGHT, parse_count, parse_duration, parse_number, parse_size};
 
 /// Options of `vnvme limits`.
 #[derive(Args)]
@@ -14,7 +14,7 @@ pub struct LimitsArgs {
     #[command(flatten)]
     disk: MaybeDisk,
     /// Only of this namespace
-    #[arg(long, value_name = "NSID", requires = "name")]
+    #[arg(long, value_name = "NSID", requires = "name", value_parser = parse_nsid)]
     nsid: Option<u32>,
     /// The volume, instead of a disk: its path or URL as it was given
     #[arg(long, value_name = "URL", conflicts_with = "name")]
@@ -45,7 +45,7 @@ pub struct LimitsArgs {
     burst: Option<u64>,
     /// Share of the device, 1 to 10000, among its slices that have a weight
     #[arg(long, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)))]
+    #[arg(value_parser = parse_number::<u32, 1, { MAX_WEIGHT as u64 }>)]
     weight: Option<u32>,
     #[command(flatten)]
     target: Target,

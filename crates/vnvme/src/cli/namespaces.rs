@@ -2,7 +2,8 @@
 
 use super::disks::print_namespaces;
 use super::given;
-use super::target::{DiskName, Target};
+use super::target::{DiskName, Target, parse_nsid};
+use crate::spec::NamespaceSpec;
 use crate::usage::Usage;
 use anyhow::Result;
 use clap::Args;
@@ -25,7 +26,7 @@ pub struct AttachArgs {
 impl AttachArgs {
     /// Has a controller get a namespace.
     pub fn run(self) -> Result<()> {
-        let (mut table, volumes) = given::table(&self.words)?;
+        let (mut table, volumes) = given::table(&self.words, &given::keys::<NamespaceSpec>())?;
         let [volume] = volumes.as_slice() else {
             return Err(Usage::error("a namespace has one volume"));
         };
@@ -43,7 +44,7 @@ pub struct DetachArgs {
     #[command(flatten)]
     disk: DiskName,
     /// Namespace ID
-    #[arg(value_name = "NSID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "NSID", value_parser = parse_nsid)]
     nsid: u32,
     #[command(flatten)]
     target: Target,
@@ -72,7 +73,7 @@ pub struct ResizeArgs {
     size: u64,
     /// Namespace ID, of a controller
     #[arg(long, value_name = "NSID", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = parse_nsid)]
     nsid: u32,
     #[command(flatten)]
     target: Target,

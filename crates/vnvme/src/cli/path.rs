@@ -1,7 +1,7 @@
 //! `vnvme path`.
 
 use super::table::{Column, Table};
-use super::target::{MaybeDisk, Target};
+use super::target::{MaybeDisk, Target, parse_nsid};
 use crate::direct::PathChoice;
 use crate::usage::Usage;
 use anyhow::Result;
@@ -18,7 +18,7 @@ pub struct PathArgs {
     #[arg(long, value_enum, value_name = "direct|generic")]
     set: Option<PathChoice>,
     /// Only of this namespace
-    #[arg(long, value_name = "NSID")]
+    #[arg(long, value_name = "NSID", value_parser = parse_nsid)]
     nsid: Option<u32>,
     /// Of all disks
     #[arg(long, conflicts_with = "name")]

@@ -47,6 +47,15 @@ impl Target {
     }
 }
 
+/// A namespace ID, as the command line has it.
+///
+/// # Errors
+/// It is none, in words.
+pub fn parse_nsid(text: &str) -> std::result::Result<u32, String> {
+    let nsid = volume::parse_number::<u32, 1, { u32::MAX as u64 }>(text);
+    nsid.map_err(|why| format!("{why}; vnvme show NAME has the namespaces' IDs"))
+}
+
 /// A disk of the process.
 #[derive(Args)]
 pub struct DiskName {

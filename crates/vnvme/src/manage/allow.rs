@@ -87,7 +87,12 @@ impl Allow {
             DiskSpec::VhostBlk(spec) => &spec.access,
             DiskSpec::Ublk(_) => return Ok(()),
         };
-        if self.places.is_none() || own.or(&self.access).is_usual() {
+        let access = own.or(&self.access);
+        if self.places.is_none() {
+            let resolved = access.resolve().map(drop);
+            return resolved.map_err(|error| Error::invalid(format!("{error:#}")));
+        }
+        if access.is_usual() {
             return Ok(());
         }
         // Who has opened it has given it to whomever it is for.

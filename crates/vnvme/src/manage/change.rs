@@ -5,6 +5,7 @@
 //! to go drains on its worker, beside all others, which do not stop.
 
 use super::bounded::{Decision, bounded};
+use super::refused::failed;
 use super::table::{Reserved, Running, Server, Source, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::Crew;
@@ -31,11 +32,6 @@ pub(super) enum Ready {
     Controller(ReadyController),
     Export(ReadyExport),
     Ublk(Box<OpenDisk>),
-}
-
-/// An error of this program, as a control client is told of it.
-pub(super) fn failed(error: anyhow::Error) -> Error {
-    Error::failed(format!("{error:#}"))
 }
 
 /// The end of the process has begun.
@@ -250,7 +246,7 @@ fn has_client(front: &mut Front) -> bool {
 pub(super) fn controller(thread: &mut Worker, owner: u16) -> Result<&mut NvmeFront, Error> {
     match thread.front_mut(owner) {
         Some(Front::Nvme(front)) => Ok(front),
-        _ => Err(Error::unsupported(
+        _ => Err(Error::conflict(
             "only a controller has namespaces that come and go",
         )),
     }

@@ -13,6 +13,7 @@ mod change;
 mod disk;
 mod namespaces;
 mod plan;
+mod refused;
 mod reload;
 mod request;
 mod resize;
@@ -93,6 +94,12 @@ impl Manager {
         checked.map_err(|error| Error::conflict(format!("{error:#}")))?;
         let room = self.room.check(&specs);
         room.map_err(|error| Error::conflict(format!("{error:#}")))
+    }
+
+    /// Nothing of a disk is wrong whatever else is there.
+    fn check_alone(&self, disk: &DiskSpec) -> Result<(), Error> {
+        let checked = check(&DiskSpec::specs(std::iter::once(disk)), None);
+        checked.map_err(|error| Error::invalid(format!("{error:#}")))
     }
 
     /// The same of a disk beside all others.

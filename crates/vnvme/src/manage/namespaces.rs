@@ -1,7 +1,8 @@
 //! Namespaces that are attached, detached and resized while their controller runs.
 
 use super::bounded::bounded;
-use super::change::{LIMIT, close_last, controller, failed, keep};
+use super::change::{LIMIT, close_last, controller, keep};
+use super::refused::failed;
 use super::table::{Server, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::namespace_config;
@@ -42,6 +43,7 @@ impl Manager {
         let mut together = disk.clone();
         together.namespaces.push(spec.clone());
         let together = DiskSpec::Controller(together);
+        self.check_alone(&together)?;
         self.check_beside(name, &together)?;
         let (manager, what) = (self.clone(), format!("opening {}", spec.volume));
         bounded(&what, LIMIT, move |decision| {
@@ -161,7 +163,7 @@ impl Manager {
 }
 
 fn only_controllers(name: &str) -> Error {
-    Error::unsupported(format!(
+    Error::conflict(format!(
         "\"{name}\" is no controller: only controllers have namespaces that come and go"
     ))
 }

@@ -1,7 +1,8 @@
 //! What a configuration changes: told in words before anything happens, then done, or undone.
 
 use super::bounded::bounded;
-use super::change::{LIMIT, Ready, attached, failed};
+use super::change::{LIMIT, Ready, attached};
+use super::refused::failed;
 use super::table::{Entry, Source};
 use super::{DiskSpec, Manager};
 use crate::open::Opened;
@@ -68,7 +69,10 @@ impl Manager {
         if let Err(error) = result {
             let undone = self.undo(done);
             return Err(match undone.is_empty() {
-                true => Error::failed(format!("{}; nothing was changed", error.message)),
+                true => Error {
+                    message: format!("{}; nothing was changed", error.message),
+                    ..error
+                },
                 false => Error::failed(format!(
                     "{}; and this could not be undone: {}",
                     error.message,

@@ -3,6 +3,7 @@
 use super::Manager;
 use super::bounded::bounded;
 use super::change::LIMIT;
+use super::refused::of_volume;
 use control::Error;
 use control::api::EventKind;
 use std::sync::Arc;
@@ -37,7 +38,10 @@ impl Manager {
                 return Err(Error::failed("it was given up"));
             }
             let resized = volume.resize(bytes);
-            resized.map_err(|error| Error::invalid(format!("namespace {nsid}: {error}")))?;
+            resized.map_err(|error| Error {
+                kind: of_volume(&error),
+                message: format!("namespace {nsid}: {error}"),
+            })?;
             let _ = rustix::io::write(&*taken.running.resized, &1u64.to_ne_bytes());
             manager.tell(EventKind::Resized, &name, Some(nsid));
             Ok(())

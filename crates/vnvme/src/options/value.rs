@@ -243,9 +243,7 @@ macro_rules! numbers {
     ($($value:ty),*) => {$(
         impl Value for $value {
             fn from_text(text: &OsStr) -> Result<Self, String> {
-                let number: i64 = parsed(text)?;
-                let last = Self::MAX;
-                Self::try_from(number).map_err(|_| format!("{number} is not in 0..={last}"))
+                volume::parse_number::<Self, 0, { Self::MAX as u64 }>(utf8(text)?)
             }
 
             fn from_toml(value: toml::Value) -> Result<Self, String> {

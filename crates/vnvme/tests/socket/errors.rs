@@ -232,7 +232,8 @@ const MISTAKES: &[Mistake] = &[
         "-s s mem://1M?block-size=1K",
         "",
         1,
-        "vnvme: mem://1M?block-size=1K: block-size=1K: invalid digit found in string",
+        "vnvme: mem://1M?block-size=1K: block-size=1K: a whole number is expected without a unit, \
+         1024",
     ),
     // Files of configuration, behind their parser.
     Mistake(
@@ -405,7 +406,40 @@ const MISTAKES: &[Mistake] = &[
         "detach a first",
         "",
         2,
-        "error: invalid value 'first' for '<NSID>': invalid digit found in string",
+        "error: invalid value 'first' for '<NSID>': a whole number is expected; vnvme show NAME \
+         has the namespaces' IDs",
+    ),
+    Mistake(
+        "detach a 0",
+        "",
+        2,
+        "error: invalid value '0' for '<NSID>': 0 is not in 1..=4294967295; vnvme show NAME has \
+         the namespaces' IDs",
+    ),
+    Mistake(
+        "limits a --weight heavy",
+        "",
+        2,
+        "error: invalid value 'heavy' for '--weight <N>': a whole number is expected",
+    ),
+    Mistake(
+        "bench disk.raw --iodepth 1k",
+        "",
+        2,
+        "error: invalid value '1k' for '--iodepth <N>': a whole number is expected without a unit, \
+         1024",
+    ),
+    Mistake(
+        "-s s mem://1M --io-queues many",
+        "",
+        2,
+        "error: invalid value 'many' for '--io-queues <N>': a whole number is expected",
+    ),
+    Mistake(
+        "-s s mem://1M --io-queues -1",
+        "",
+        2,
+        "error: unexpected argument '-1' found",
     ),
     Mistake(
         "resize a 5X",
@@ -425,6 +459,20 @@ const MISTAKES: &[Mistake] = &[
         "",
         2,
         "vnvme: the disk has no volume",
+    ),
+    Mistake(
+        "add controller socket=q.sock io_queues=9 mem://1M",
+        "",
+        2,
+        "vnvme: io_queues=9 is no key with its value, did you mean io-queues=9? (A volume of that \
+         name is written ./io_queues=9)",
+    ),
+    Mistake(
+        "attach a mem://1M Nsid=2",
+        "",
+        2,
+        "vnvme: Nsid=2 is no key with its value, did you mean nsid=2? (A volume of that name is \
+         written ./Nsid=2)",
     ),
     Mistake(
         "serv -s s mem://1M",
@@ -462,8 +510,8 @@ const MISTAKES: &[Mistake] = &[
 
 /// What the first word may be, besides nothing.
 const COMMANDS: &[&str] = &[
-    "add", "apply", "bench", "check", "daemon", "detach", "list", "resize", "serv", "stats", "top",
-    "ublk",
+    "add", "apply", "attach", "bench", "check", "daemon", "detach", "limits", "list", "resize",
+    "serv", "stats", "top", "ublk",
 ];
 
 #[test]
@@ -503,6 +551,39 @@ fn each_mistake_has_its_message_and_exit_status() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(MISTAKES.len() > 65);
+}
+
+/// What follows what is wrong with a command line: the way that it is right.
+#[test]
+fn a_key_that_is_given_as_an_option_is_told_how_it_is_written() {
+    for (args, tip) in [
+        (
+            "add controller --socket /run/a mem://1M",
+            "as a word: socket=VALUE",
+        ),
+        (
+            "add controller --io-queue=9 mem://1M",
+            "as a word: io-queues=VALUE",
+        ),
+        ("add ublk mem://1M --queues 2", "as a word: queues=VALUE"),
+        ("attach a mem://1M --nsid 2", "as a word: nsid=VALUE"),
+        // Options that there are have clap's own tip.
+        (
+            "attach a mem://1M --contrl x",
+            "a similar argument exists: '--control'",
+        ),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(args.split_whitespace())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args}: {told}");
+        assert!(told.contains(tip), "{args}: {told}");
+        let to_pass = told.contains("as a value, use '--");
+        assert!(!to_pass, "no volume is meant: {told}");
+    }
 }
 
 /// What a daemon is asked that it cannot do, and what is said; the exit status is 1. DIR is the

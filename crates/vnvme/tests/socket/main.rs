@@ -38,6 +38,7 @@ mod slices;
 mod sockets;
 mod spread;
 mod startup;
+mod statuses;
 mod throttle;
 mod top;
 mod vhost_blk;

@@ -11,7 +11,7 @@ mod registry;
 use crate::{Direct, FileOptions, FileVolume, Format, Overlap, Volume, VolumeError};
 pub use extras::Extras;
 pub use options::Options;
-pub use quantity::{parse_count, parse_duration, parse_size};
+pub use quantity::{parse_count, parse_duration, parse_number, parse_size};
 pub use registry::{OpenKind, Opened, READ_ONLY, Registry, Scheme, UrlOption};
 pub use registry::{VolumeKind, VolumeUrl, Whole};
 use std::ffi::OsString;

@@ -52,6 +52,28 @@ pub fn parse_count(text: &str) -> Result<u64, &'static str> {
     }
 }
 
+/// A whole number from `FIRST` to `LAST`, of a type that has all of these.
+///
+/// # Errors
+/// What is wrong with the text, in words.
+pub fn parse_number<T: TryFrom<u64>, const FIRST: u64, const LAST: u64>(
+    text: &str,
+) -> Result<T, String> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        let unit = parse_size(text).ok();
+        let without = unit.map_or(String::new(), |number| format!(" without a unit, {number}"));
+        return Err(format!("a whole number is expected{without}"));
+    }
+    let number = text.parse().ok();
+    let number = number.filter(|number| (FIRST..=LAST).contains(number));
+    let number = number.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| match LAST {
+        u64::MAX => format!("{text} is not a number from {FIRST} on"),
+        last => format!("{text} is not in {FIRST}..={last}"),
+    })
+}
+
 /// A duration: a number, which may have a decimal point, and one of the units `ns`, `us`, `ms`,
 /// `s`.
 ///
@@ -78,6 +100,30 @@ pub fn parse_duration(text: &str) -> Result<Duration, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers() {
+        assert_eq!(parse_number::<u8, 1, 64>("64"), Ok(64));
+        assert_eq!(parse_number::<u64, 0, { u64::MAX }>("0"), Ok(0));
+        for (text, why) in [
+            ("", "a whole number is expected"),
+            ("first", "a whole number is expected"),
+            ("-", "a whole number is expected"),
+            ("+1", "a whole number is expected"),
+            ("1.5", "a whole number is expected"),
+            ("1K", "a whole number is expected without a unit, 1024"),
+            ("-1", "-1 is not in 1..=64"),
+            ("65", "65 is not in 1..=64"),
+            (
+                "99999999999999999999",
+                "99999999999999999999 is not in 1..=64",
+            ),
+        ] {
+            assert_eq!(parse_number::<u8, 1, 64>(text), Err(why.into()), "{text}");
+        }
+        let wrong = parse_number::<u64, 1, { u64::MAX }>("0");
+        assert_eq!(wrong, Err("0 is not a number from 1 on".into()));
+    }
 
     #[test]
     fn sizes() {

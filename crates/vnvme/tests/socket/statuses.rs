@@ -1,0 +1,355 @@
+//! Requests that are refused by the control API: what their sender caused has a status of 400 to
+//! 499 and a sentence, and changes nothing.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use serde_json::{Value, json};
+
+use crate::common::*;
+
+/// Method, address, body (DIR is the folder that may be opened in), status, words of the answer.
+/// Bodies of two words, `SOCKET VOLUME`, stand for an export that is to be added.
+type Case = (&'static str, &'static str, &'static str, u16, &'static str);
+
+const ADD: &str = "/v1/disks";
+const ATTACH: &str = "/v1/disks/a/namespaces";
+
+const CASES: &[Case] = &[
+    // Not what the API knows.
+    ("GET", "/v1/nothing", "", 404, "/v1/openapi.json"),
+    ("PUT", ADD, "", 405, "not PUT"),
+    ("GET", "/v1/disks?sort=name", "", 400, "\"sort\" is unknown"),
+    ("GET", "/v1/disks/%ff", "", 400, "UTF-8"),
+    ("POST", ADD, "", 400, "no body"),
+    ("POST", ADD, "{", 400, "EOF"),
+    ("POST", ADD, "[]", 400, "invalid"),
+    ("POST", ADD, "{}", 400, "kind"),
+    (
+        "POST",
+        ADD,
+        r#"{"kind": "disk", "table": {}}"#,
+        400,
+        "unknown variant",
+    ),
+    // A table that is wrong.
+    (
+        "POST",
+        ADD,
+        r#"{"kind": "controller", "table": {"socket": "DIR/x.sock"}}"#,
+        400,
+        "missing field `namespace`",
+    ),
+    (
+        "POST",
+        ADD,
+        r#"{"kind": "controller", "table": {"socket": 7, "namespace": []}}"#,
+        400,
+        "invalid type",
+    ),
+    (
+        "POST",
+        ADD,
+        r#"{"kind": "controller", "table": {"socket": "DIR/x.sock", "namespace": []}}"#,
+        400,
+        "no volume",
+    ),
+    (
+        "POST",
+        ADD,
+        "DIR/x.sock iscsi://x",
+        400,
+        "iscsi:// is no kind of volume",
+    ),
+    (
+        "POST",
+        ADD,
+        "DIR/x.sock mem://lots",
+        400,
+        "a size begins with",
+    ),
+    (
+        "POST",
+        ADD,
+        "DIR/x.sock mem://1M?iops=fast",
+        400,
+        "option iops=fast",
+    ),
+    (
+        "POST",
+        ADD,
+        "DIR/x.sock mem://1M?iosp=5",
+        400,
+        "did you mean \"iops\"?",
+    ),
+    ("POST", ADD, "DIR/x.sock DIR/none.raw", 400, "no such file"),
+    ("POST", ADD, "DIR/x.sock DIR", 400, "is a directory"),
+    (
+        "POST",
+        ADD,
+        "DIR/x.sock DIR/disk.raw?offset=1T",
+        400,
+        "does not lie within",
+    ),
+    (
+        "POST",
+        ADD,
+        "DIR/x.sock DIR/disk.raw?partition=1",
+        400,
+        "partition",
+    ),
+    ("POST", ADD, "DIR/none/x.sock mem://1M", 400, "No such file"),
+    ("POST", ADD, "/none/x.sock mem://1M", 400, "option allow"),
+    // What others have.
+    ("POST", ADD, "DIR/a.sock mem://1M", 409, "there already"),
+    ("POST", ADD, "DIR/x.sock DIR/used.raw", 409, "used.raw"),
+    ("POST", ADD, "DIR/disk.raw mem://1M", 409, "not a socket"),
+    // Disks and namespaces that are there, or not.
+    ("GET", "/v1/disks/x", "", 404, "no disk is called"),
+    ("DELETE", "/v1/disks/x", "", 404, "no disk is called"),
+    (
+        "DELETE",
+        "/v1/disks/a?force=perhaps",
+        "",
+        400,
+        "true or false",
+    ),
+    (
+        "POST",
+        ATTACH,
+        r#"{"volume": "iscsi://x"}"#,
+        400,
+        "no kind of volume",
+    ),
+    (
+        "POST",
+        ATTACH,
+        r#"{"volume": "DIR/none.raw"}"#,
+        400,
+        "no such file",
+    ),
+    (
+        "POST",
+        ATTACH,
+        r#"{"volume": "DIR/used.raw"}"#,
+        409,
+        "used.raw",
+    ),
+    (
+        "POST",
+        ATTACH,
+        r#"{"volume": "mem://1M", "nsid": 1}"#,
+        409,
+        "already",
+    ),
+    (
+        "POST",
+        ATTACH,
+        r#"{"volume": "mem://1M", "nsid": 99}"#,
+        400,
+        "max-namespaces",
+    ),
+    (
+        "POST",
+        ATTACH,
+        r#"{"volume": "mem://1M", "nguid": "1"}"#,
+        400,
+        "32 hexadecimal",
+    ),
+    (
+        "POST",
+        ATTACH,
+        r#"{"volume": "mem://1M", "block-size": 1000}"#,
+        400,
+        "512 or 4096",
+    ),
+    (
+        "DELETE",
+        "/v1/disks/a/namespaces/7",
+        "",
+        404,
+        "no namespace 7",
+    ),
+    (
+        "DELETE",
+        "/v1/disks/a/namespaces/first",
+        "",
+        400,
+        "no namespace ID",
+    ),
+    (
+        "DELETE",
+        "/v1/disks/b/namespaces/1",
+        "",
+        409,
+        "no controller",
+    ),
+    (
+        "PATCH",
+        "/v1/disks/a/namespaces/1",
+        r#"{"bytes": 4096}"#,
+        409,
+        "cannot be changed",
+    ),
+    (
+        "PATCH",
+        "/v1/disks/a/namespaces/1",
+        r#"{"bytes": "4K"}"#,
+        400,
+        "invalid type",
+    ),
+    (
+        "PATCH",
+        "/v1/disks/b/namespaces/1",
+        r#"{"bytes": 1000}"#,
+        400,
+        "not a multiple",
+    ),
+    (
+        "PATCH",
+        "/v1/disks/a/namespaces/9",
+        r#"{"bytes": 4096}"#,
+        404,
+        "no namespace 9",
+    ),
+    // Configurations as a whole.
+    (
+        "POST",
+        "/v1/apply",
+        "{\"controler\": []}",
+        400,
+        "did you mean",
+    ),
+    (
+        "POST",
+        "/v1/apply",
+        r#"{"vhost-user-blk": [{"socket": "DIR/x.sock", "volume": "DIR/none.raw"}]}"#,
+        400,
+        "nothing was changed",
+    ),
+    ("POST", "/v1/apply?dry-run=1", "{}", 400, "true or false"),
+    // Limits, paths and devices.
+    ("PATCH", "/v1/limits", "{}", 200, ""),
+    ("PATCH", "/v1/limits", r#"{"iops": 5}"#, 400, "which volume"),
+    (
+        "PATCH",
+        "/v1/limits",
+        r#"{"disk": "a", "iops": -5}"#,
+        400,
+        "invalid",
+    ),
+    (
+        "PATCH",
+        "/v1/limits",
+        r#"{"disk": "a", "weight": 0}"#,
+        400,
+        "a weight is 1 to",
+    ),
+    (
+        "PATCH",
+        "/v1/limits",
+        r#"{"disk": "x", "iops": 5}"#,
+        404,
+        "no disk is called",
+    ),
+    (
+        "PATCH",
+        "/v1/limits",
+        r#"{"volume": "x", "iops": 5}"#,
+        404,
+        "neither limits",
+    ),
+    (
+        "PATCH",
+        "/v1/paths",
+        r#"{"path": "direct"}"#,
+        400,
+        "whose path",
+    ),
+    (
+        "PATCH",
+        "/v1/paths",
+        r#"{"disk": "a", "path": "direct"}"#,
+        404,
+        "direct path",
+    ),
+    (
+        "POST",
+        "/v1/devices/0000:00:01.0/suspend",
+        "",
+        404,
+        "no device",
+    ),
+];
+
+const SERVED: &str = r#"
+[[controller]]
+name = "a"
+socket = "DIR/a.sock"
+namespace = [{ volume = "mem://1M" }]
+[[vhost-user-blk]]
+name = "b"
+socket = "DIR/b.sock"
+volume = "DIR/used.raw"
+"#;
+
+/// Status and body of an answer.
+fn ask(control: &str, method: &str, address: &str, body: &str) -> (u16, String) {
+    let mut stream = UnixStream::connect(control).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let len = body.len();
+    let head = format!("{method} {address} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+    let request = format!("{head}Content-Length: {len}\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    (status, body.to_owned())
+}
+
+fn export(socket: &str, volume: &str) -> String {
+    let table = json!({"socket": socket, "volume": volume});
+    json!({"kind": "vhost-user-blk", "table": table}).to_string()
+}
+
+#[test]
+fn what_a_request_caused_is_said_to_be_the_requests() {
+    let place = Place::new();
+    let dir = text(place.path("x").parent().unwrap());
+    let disk = place.disk("disk.raw", 1 << 20);
+    place.disk("used.raw", 1 << 20);
+    let config = place.path("served.toml");
+    std::fs::write(&config, SERVED.replace("DIR", &dir)).unwrap();
+    let control = text(&place.path("ctl"));
+    let args = ["daemon", "--control", &control, "--allow", &dir, "--config"];
+    let daemon = Daemon::spawn(&[&args[..], &[&text(&config)]].concat());
+    for socket in ["a.sock", "b.sock"] {
+        daemon.wait_listening(&place.path(socket));
+    }
+    let before = ask(&control, "GET", ADD, "");
+    assert_eq!(before.0, 200);
+    let mut wrong = Vec::new();
+    for (method, address, body, status, words) in CASES {
+        let whole = match body.split_once(' ') {
+            Some((socket, volume)) if socket.contains('/') => export(socket, volume),
+            _ => (*body).to_owned(),
+        };
+        let (found, told) = ask(&control, method, address, &whole.replace("DIR", &dir));
+        let error: Value = serde_json::from_str(&told).unwrap_or_default();
+        let error = error["error"].as_str().unwrap_or_default().to_owned();
+        let is_told = *status < 400 || (!error.is_empty() && error.contains(words));
+        if found != *status || !is_told {
+            wrong.push(format!(
+                "{method} {address} {body}\n  wanted {status} {words}\n  found  {found} {told}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(ask(&control, "GET", ADD, ""), before, "nothing has changed");
+    assert!(!place.path("x.sock").exists());
+    // A file that is free again can be had.
+    let add = export(&text(&place.path("x.sock")), &disk);
+    assert_eq!(ask(&control, "POST", ADD, &add).0, 201);
+    daemon.end();
+}
