@@ -20,9 +20,11 @@ export CARGO
 .PHONY: demo quick test test-all check msrv deny cost fuzz bench docs install uninstall package help \
 	tools-build tools-guest tools-bench
 
+# Both programs by one build: each by itself has other features of what they share, and has it built
+# again.
 demo: tools-guest
-	$(CARGO) build --release -p vnvme -p harness
-	$(CARGO) run --quiet --release -p harness --bin demo
+	$(CARGO) build --release -p vnvme -p harness --bin vnvme --bin demo
+	VNVME_BIN=$(abspath $(RELEASE))/vnvme $(RELEASE)/demo
 
 help:
 	@sed -n 's/^#   make /  make /p' Makefile

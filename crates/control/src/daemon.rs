@@ -14,7 +14,10 @@ use serde_json::{Map, Value};
 /// that is refused has changed nothing. Tables have the keys of the configuration file.
 pub trait Daemon: Send + Sync + 'static {
     /// All disks, sorted by their names.
-    fn disks(&self) -> Vec<Disk>;
+    ///
+    /// # Errors
+    /// It is not known yet: the process is starting. So also below.
+    fn disks(&self) -> Result<Vec<Disk>, Error>;
 
     /// The disk of this name.
     ///

@@ -16,6 +16,8 @@ pub enum ErrorKind {
     Unsupported,
     /// It was tried, and has failed: 500.
     Failed,
+    /// Not yet, or not now: 503.
+    Busy,
 }
 
 /// Why a request is refused.
@@ -52,6 +54,11 @@ impl Error {
     /// It was tried, and has failed.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Failed, message)
+    }
+
+    /// Not yet, or not now.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Busy, message)
     }
 
     fn new(kind: ErrorKind, message: impl Into<String>) -> Self {

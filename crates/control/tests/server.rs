@@ -38,22 +38,22 @@ fn disk(name: &str) -> Disk {
         device: None,
         attached: false,
         client_pid: None,
+        error: None,
         namespaces: Vec::new(),
     }
 }
 
 impl Daemon for Fake {
-    fn disks(&self) -> Vec<Disk> {
-        self.names
-            .lock()
-            .unwrap()
-            .iter()
-            .map(|name| disk(name))
-            .collect()
+    fn disks(&self) -> Result<Vec<Disk>, Error> {
+        let names = self.names.lock().unwrap();
+        match names.iter().any(|name| name == "starting") {
+            true => Err(Error::busy("the process is starting")),
+            false => Ok(names.iter().map(|name| disk(name)).collect()),
+        }
     }
 
     fn disk(&self, name: &str) -> Result<Disk, Error> {
-        let disks = self.disks();
+        let disks = self.disks()?;
         let found = disks.into_iter().find(|disk| disk.name == name);
         found.ok_or_else(|| Error::not_found(format!("no disk is called \"{name}\"")))
     }

@@ -117,6 +117,9 @@ impl Snapshot {
             let labels = [("disk", &*disk.name), ("kind", kind), ("address", address)];
             put(&labels, 1);
         });
+        page.each(&m::DISK_UNSERVED, &self.unserved, |name, put| {
+            put(&[("disk", &**name)], 1);
+        });
         type Get = fn(&Disk) -> u64;
         let all: [(&Metric, Get); 4] = [
             (&m::DISK_CONNECTED, |disk| disk.connected.into()),

@@ -13,6 +13,9 @@ pub struct Snapshot {
     pub at_ns: u64,
     /// What is served, in the order of the configuration.
     pub disks: Vec<Disk>,
+    /// Names of disks that were added to an earlier process, and cannot be served.
+    #[serde(default)]
+    pub unserved: Vec<String>,
     /// Volumes with limits or weights.
     pub limits: Vec<Limits>,
     /// Devices below.

@@ -6,12 +6,12 @@ use crate::confine::Confinement;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, NvmeFront, Served, Worker};
 use crate::identity;
-use crate::manage::Table;
+use crate::manage::{Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{QueueSetup, Told};
 use crate::peers::{Assignment, Fixed, Peers};
-use crate::prepare::{OpenController, OpenExport};
+use crate::prepare::{OpenController, OpenExport, Unserved};
 use crate::registry::Registry;
 use crate::sizes::Sizes;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, ServeOptions, hex};
@@ -51,6 +51,14 @@ pub struct Crew {
 }
 
 impl Crew {
+    /// Enters a disk that cannot be served, and that is kept for all that.
+    pub fn leave_out(&self, unserved: Unserved) {
+        let Unserved { disk, why } = unserved;
+        let _counted = self.registry.unserved.enter(disk.name());
+        let failed = Failed { why, _counted };
+        self.table.enter_failed(disk.completed(), failed);
+    }
+
     /// Serves a controller on this worker. Its number there.
     ///
     /// # Errors

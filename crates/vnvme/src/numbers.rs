@@ -249,6 +249,7 @@ impl Registry {
         Snapshot {
             at_ns: nanoseconds(self.about.began.elapsed()),
             disks: self.disks(Numbers::new(&self.described)),
+            unserved: self.unserved.all(),
             // A volume that several disks have is told of once.
             limits: limits
                 .filter(|limits| seen.insert(limits.volume.clone()))

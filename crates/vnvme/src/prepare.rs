@@ -6,6 +6,7 @@
 use crate::access::SocketAccess;
 use crate::ending::{self, NotDurable};
 use crate::inherited;
+use crate::manage::DiskSpec;
 use crate::open::{Opened, Opener};
 use crate::origin::Origin;
 use crate::signals::Stop;
@@ -219,11 +220,31 @@ impl Load {
     }
 }
 
+/// A disk that an earlier process has kept, and that cannot be served now.
+pub struct Unserved {
+    pub disk: DiskSpec,
+    /// Why not.
+    pub why: String,
+}
+
+impl Unserved {
+    /// Says so in the log.
+    pub fn new(disk: DiskSpec, error: &anyhow::Error) -> Self {
+        let (name, why) = (disk.name(), format!("{error:#}"));
+        tracing::error!(
+            disk = name,
+            "a disk that was added before cannot be served: {why}"
+        );
+        Self { disk, why }
+    }
+}
+
 /// Everything that is to be served.
 pub struct Open {
     /// Of each worker: controllers and exports in turn.
     pub loads: Vec<Load>,
     pub disks: Vec<OpenDisk>,
+    pub unserved: Vec<Unserved>,
 }
 
 /// What has been opened so far, in the order of the specification. Nobody can connect yet.
@@ -232,56 +253,100 @@ struct Opening {
     controllers: Vec<ReadyController>,
     exports: Vec<ReadyExport>,
     disks: Vec<OpenDisk>,
+    unserved: Vec<Unserved>,
 }
 
-/// Opens all volumes; each is in `all` once it is open.
-fn open(specs: &Specs, opener: &Opener, all: &Mutex<Opening>) -> Result<()> {
-    for (socket, origin) in sockets(specs) {
-        make_room(socket, origin)?;
+/// Which disks an earlier process has kept, by their names.
+type IsKept<'a> = &'a (dyn Fn(&str) -> bool + Sync);
+
+/// Opens all volumes; each is in `all` once it is open. What the configuration describes is served
+/// as a whole or not at all; and comes first, so that nothing that was kept is in its place.
+fn open(specs: &Specs, opener: &Opener, is_kept: IsKept<'_>, all: &Mutex<Opening>) -> Result<()> {
+    let disks = DiskSpec::all(specs).into_iter();
+    let (kept, configured): (Vec<_>, Vec<_>) = disks.partition(|disk| is_kept(&disk.name()));
+    configured.iter().try_for_each(make_room_for)?;
+    for disk in &configured {
+        open_disk(disk, opener, all)?;
     }
-    for spec in &specs.controllers {
-        let ready = ReadyController::new(spec, opener)?;
-        all.lock().unpoisoned().controllers.push(ready);
-    }
-    for spec in &specs.vhost_user_blk {
-        let ready = ReadyExport::new(spec, opener)?;
-        all.lock().unpoisoned().exports.push(ready);
-    }
-    for spec in &specs.ublk {
-        let disk = spec.origin.place("volume", OpenDisk::new(spec, opener))?;
-        all.lock().unpoisoned().disks.push(disk);
+    for disk in kept {
+        let opened = make_room_for(&disk).and_then(|()| open_disk(&disk, opener, all));
+        if let Err(error) = opened {
+            let unserved = Unserved::new(disk, &error);
+            all.lock().unpoisoned().unserved.push(unserved);
+        }
     }
     Ok(())
 }
 
-fn sockets(specs: &Specs) -> impl Iterator<Item = (&Path, &Origin)> {
-    let controllers = specs.controllers.iter();
-    let controllers = controllers.map(|spec| (spec.socket.as_path(), &spec.origin));
-    let exports = specs.vhost_user_blk.iter();
-    controllers.chain(exports.map(|spec| (spec.socket.as_path(), &spec.origin)))
+fn make_room_for(disk: &DiskSpec) -> Result<()> {
+    let socket = disk.socket();
+    socket.map_or(Ok(()), |socket| make_room(socket, disk.origin()))
+}
+
+fn open_disk(disk: &DiskSpec, opener: &Opener, all: &Mutex<Opening>) -> Result<()> {
+    match disk {
+        DiskSpec::Controller(spec) => {
+            let ready = ReadyController::new(spec, opener)?;
+            all.lock().unpoisoned().controllers.push(ready);
+        }
+        DiskSpec::VhostBlk(spec) => {
+            let ready = ReadyExport::new(spec, opener)?;
+            all.lock().unpoisoned().exports.push(ready);
+        }
+        DiskSpec::Ublk(spec) => {
+            let disk = spec.origin.place("volume", OpenDisk::new(spec, opener))?;
+            all.lock().unpoisoned().disks.push(disk);
+        }
+    }
+    Ok(())
 }
 
 /// Makes the sockets, now that there is nothing left that a client would wait for, or that could
 /// take its disk away from it again.
-fn listen(specs: &Specs, workers: usize, opening: Opening) -> Result<Open> {
+fn listen(specs: &Specs, workers: usize, is_kept: IsKept<'_>, opening: Opening) -> Result<Open> {
     let usual = &specs.process.access;
     let mut loads = Vec::new();
     loads.resize_with(workers, Load::default);
     let mut turns = (0..workers).cycle();
+    let mut unserved = opening.unserved;
+    let mut leave_out = |disk: DiskSpec, error: anyhow::Error| match is_kept(&disk.name()) {
+        true => {
+            unserved.push(Unserved::new(disk, &error));
+            Ok(())
+        }
+        false => Err(error),
+    };
     for ready in opening.controllers {
-        let open = ready.listen(usual)?;
+        let spec = DiskSpec::Controller(ready.spec.clone());
+        let open = match ready.listen(usual) {
+            Ok(open) => open,
+            Err(error) => {
+                leave_out(spec, error)?;
+                continue;
+            }
+        };
         if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
             load.controllers.push(open);
         }
     }
     for ready in opening.exports {
-        let open = ready.listen(usual)?;
+        let spec = DiskSpec::VhostBlk(ready.spec.clone());
+        let open = match ready.listen(usual) {
+            Ok(open) => open,
+            Err(error) => {
+                leave_out(spec, error)?;
+                continue;
+            }
+        };
         if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
             load.exports.push(open);
         }
     }
-    let disks = opening.disks;
-    Ok(Open { loads, disks })
+    Ok(Open {
+        loads,
+        disks: opening.disks,
+        unserved,
+    })
 }
 
 /// Between two looks for the order to end.
@@ -298,13 +363,14 @@ pub fn open_all(
     specs: &Specs,
     workers: usize,
     opener: &Opener,
+    is_kept: IsKept<'_>,
     (stop, limit): (&Stop, Duration),
     mut clean_up: impl FnMut(),
 ) -> Result<Open> {
     let all = Mutex::<Opening>::default();
     let (told, opened) = channel();
     std::thread::scope(|scope| {
-        let open = || told.send(open(specs, opener, &all));
+        let open = || told.send(open(specs, opener, is_kept, &all));
         let builder = std::thread::Builder::new().name("open".into());
         let thread = builder.spawn_scoped(scope, open);
         let thread = thread.context("thread \"open\"")?;
@@ -333,5 +399,5 @@ pub fn open_all(
         let _ = thread.join();
         opened
     })?;
-    listen(specs, workers, all.into_inner().unpoisoned())
+    listen(specs, workers, is_kept, all.into_inner().unpoisoned())
 }

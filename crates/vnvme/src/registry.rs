@@ -32,6 +32,8 @@ pub struct Registry {
     controllers: Roll<ControllerEntry>,
     vhost_blk: Roll<VhostBlkEntry>,
     disks: Roll<DiskEntry>,
+    /// Names of disks that an earlier process has kept, and that cannot be served.
+    pub unserved: Roll<String>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
     /// Direct paths to devices.

@@ -1,5 +1,6 @@
 //! Lists whose entries go when what they tell of goes: of counters, of who is served where.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
@@ -60,6 +61,12 @@ impl<T> Roll<T> {
 pub struct Listing<T> {
     roll: Weak<Mutex<Inner<T>>>,
     number: u64,
+}
+
+impl<T> fmt::Debug for Listing<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listing({})", self.number)
+    }
 }
 
 impl<T> Drop for Listing<T> {

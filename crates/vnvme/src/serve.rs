@@ -13,7 +13,7 @@ use crate::manage::{DiskSpec, Manager, Running, Server, Source, Table};
 use crate::notify::ServiceManager;
 use crate::open::Opener;
 use crate::peers::Peers;
-use crate::prepare::{Load, Open, open_all};
+use crate::prepare::{Load, Open, Unserved, open_all};
 use crate::receiver;
 use crate::registry::Registry;
 use crate::scrape::MetricsListener;
@@ -94,42 +94,45 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
         let spec = DiskSpec::Controller(open.spec.clone());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
         let assignment = crew.peers.assign(index);
-        let owner = crew.add_controller(&mut worker, index, open, assignment)?;
-        enter(crew, spec, index, owner, volumes, resized);
+        let owner = crew.add_controller(&mut worker, index, open, assignment);
+        enter(crew, spec, index, owner, volumes, resized)?;
     }
     for open in load.exports {
         let spec = DiskSpec::VhostBlk(open.spec.clone());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
         let assignment = crew.peers.assign(index);
-        let owner = crew.add_export(&mut worker, index, open, of_export, assignment)?;
-        enter(crew, spec, index, owner, volumes, resized);
+        let owner = crew.add_export(&mut worker, index, open, of_export, assignment);
+        enter(crew, spec, index, owner, volumes, resized)?;
     }
     Ok(worker)
 }
 
-/// Enters a disk that is served from the start.
+/// Enters a disk that is served from the start. One that an earlier process has kept may fail.
 fn enter(
     crew: &Crew,
     spec: DiskSpec,
     worker: usize,
-    owner: u16,
+    owner: Result<u16>,
     volumes: Vec<(u32, Weak<dyn Volume>)>,
     resized: Arc<OwnedFd>,
-) {
-    let kept = &crew.options.daemon;
-    let kept = kept
-        .as_ref()
-        .is_some_and(|daemon| daemon.has_kept(&spec.name()));
-    let source = match kept {
-        true => Source::Runtime,
-        false => Source::Config,
-    };
-    let running = Running {
-        server: Server::Worker { worker, owner },
-        volumes,
-        resized,
-    };
-    crew.table.enter(spec.completed(), source, running);
+) -> Result<()> {
+    let source = crew.options.source(&spec.name());
+    match owner {
+        Ok(owner) => {
+            let running = Running {
+                server: Server::Worker { worker, owner },
+                volumes,
+                resized,
+            };
+            crew.table.enter(spec.completed(), source, running);
+            Ok(())
+        }
+        Err(error) if source == Source::Runtime => {
+            crew.leave_out(Unserved::new(spec, &error));
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn pin(cpu: usize) -> Result<()> {
@@ -304,6 +307,12 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let place = ControlPlace::new(options.control.as_deref());
     options.control.clone_from(&place.path);
     check(specs, options.control.as_deref())?;
+    let (kept, left_out) = options.kept_beside(specs);
+    let specs = &{
+        let mut specs = specs.clone();
+        specs.extend(kept);
+        specs
+    };
     let workers = workers(specs, &options);
     warn_of_few_cpus(workers, &options.cpus);
     let grows = options.daemon.is_some();
@@ -327,8 +336,14 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     )?;
     let metrics = options.metrics.map(MetricsListener::bind).transpose()?;
     let end = (stop, options.polling.stop_timeout);
-    let open = open_all(specs, workers, &opener, end, || drop(control.take()));
-    let Open { loads, disks } = open?;
+    let is_kept = |name: &str| options.source(name) == Source::Runtime;
+    let clean_up = || drop(control.take());
+    let open = open_all(specs, workers, &opener, &is_kept, end, clean_up);
+    let Open {
+        loads,
+        disks,
+        unserved,
+    } = open?;
     inherited::warn_of_others();
     let crew = Arc::new(Crew {
         rings: grows || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
@@ -349,6 +364,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         receiver,
         confinement,
     });
+    let unserved = left_out.into_iter().chain(unserved);
+    unserved.for_each(|disk| crew.leave_out(disk));
     crew.confinement.enter()?;
     let managed = Manager::new(crew.clone(), room, specs.process.clone());
     if grows {
@@ -379,6 +396,7 @@ fn serve_opened(
         // Also where a thread cannot be started.
         let _end = EndAll(stop);
         let _release = Release(&crew.confinement);
+        let complete = Complete(&crew.table);
         let (started, starts) = mpsc::channel::<Result<()>>();
         for (i, load) in loads.into_iter().enumerate() {
             let (descriptor, started) = (stop.descriptor()?, started.clone());
@@ -428,6 +446,7 @@ fn serve_opened(
             threads += 1;
             result = all_started(&starts, 1, stop, &mut watch);
         }
+        drop(complete);
         match &result {
             Ok(()) => manager.ready(),
             Err(_) => stop.now(),
@@ -493,5 +512,15 @@ struct Release<'a>(&'a Confinement);
 impl Drop for Release<'_> {
     fn drop(&mut self) {
         self.0.release();
+    }
+}
+
+/// Lets clients know what is served when it is dropped: they are not left waiting for a start that
+/// has failed.
+struct Complete<'a>(&'a Table);
+
+impl Drop for Complete<'_> {
+    fn drop(&mut self) {
+        self.0.complete();
     }
 }

@@ -5,8 +5,10 @@ use crate::access::{Principal, SocketAccess};
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
+use crate::manage::{DiskSpec, Source, StateLock, beside};
 use crate::options::{Paths, Size, Url, file, url};
 use crate::origin::{self, Origin};
+use crate::prepare::Unserved;
 use crate::registry::disk_name;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -14,6 +16,7 @@ use dma::MemoryLimits;
 use serde::{Deserialize, Deserializer};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use volume::IoOptions;
 use worker::{ConnectRate, IdleWindow};
@@ -265,14 +268,26 @@ pub struct Daemon {
     /// What that says of the process.
     pub process: ProcessSpec,
     /// What an earlier process has kept of disks that were added while it ran.
-    pub kept: Specs,
+    pub kept: Vec<DiskSpec>,
+    /// No other process keeps its disks in the same file.
+    pub _lock: Option<Arc<StateLock>>,
 }
 
-impl Daemon {
-    /// An earlier process has kept a disk of this name.
-    pub fn has_kept(&self, name: &str) -> bool {
-        let kept = crate::manage::DiskSpec::all(&self.kept);
-        kept.iter().any(|disk| disk.name() == name)
+impl ServeOptions {
+    /// Where a disk of this name is from, of those that are served from the start.
+    pub fn source(&self, name: &str) -> Source {
+        let kept = self.daemon.iter().flat_map(|daemon| &daemon.kept);
+        match kept.into_iter().any(|disk| disk.name() == name) {
+            true => Source::Runtime,
+            false => Source::Config,
+        }
+    }
+
+    /// What an earlier process has kept, as far as it can stand beside what is configured; and the
+    /// rest.
+    pub fn kept_beside(&self, configured: &Specs) -> (Specs, Vec<Unserved>) {
+        let kept = self.daemon.as_ref().map_or(&[][..], |daemon| &daemon.kept);
+        beside(configured, kept, self.control.as_deref())
     }
 }
 

@@ -5,6 +5,7 @@ use crate::manage::{DiskSpec, Running, Server, Source};
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup};
 use crate::peers::{Assignment, Fixed};
+use crate::prepare::Unserved;
 use crate::registry::DiskEntry;
 use crate::roll::Listing;
 use crate::spec::UblkSpec;
@@ -142,14 +143,23 @@ impl Disks {
     /// Starts devices that are there from the start.
     pub fn start(&self, disks: Vec<OpenDisk>, crew: &Crew) -> Result<()> {
         for disk in disks {
-            let (ublk, running, spec) = disk.start(crew)?;
+            let named = DiskSpec::Ublk(disk.spec.clone());
+            let source = crew.options.source(&named.name());
+            let (ublk, running, spec) = match disk.start(crew) {
+                Ok(started) => started,
+                Err(error) if source == Source::Runtime => {
+                    crew.leave_out(Unserved::new(named, &error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let spec = UblkSpec {
                 name: Some(spec.any_name()),
                 ..spec
             };
             let disk = DiskSpec::Ublk(spec);
             crew.registry.described.add(&disk);
-            crew.table.enter(disk, Source::Config, running);
+            crew.table.enter(disk, source, running);
             self.all.lock().unpoisoned().push(ublk);
         }
         Ok(())

@@ -56,6 +56,9 @@ pub struct Disk {
     /// The client's process, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_pid: Option<i32>,
+    /// Why it is not served, of a disk that was kept from an earlier process and cannot be opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
     /// Its namespaces, by their IDs. Of a disk that is no controller: one, with the ID 1.
     pub namespaces: Vec<Namespace>,
 }

@@ -87,7 +87,12 @@ impl Display for ClientError {
                 path.display()
             ),
             Self::Refused { message, .. } => f.write_str(message),
-            Self::TimedOut(path) => write!(f, "{}: no answer in time", path.display()),
+            Self::TimedOut(path) => write!(
+                f,
+                "{}: no answer in time (a process that starts answers when all that it serves is \
+                 open; its log says how far it is)",
+                path.display()
+            ),
             Self::Broken(path, why) => write!(f, "{}: {why}", path.display()),
             Self::System(error) => error.fmt(f),
         }

@@ -100,6 +100,7 @@ impl From<Error> for Refused {
             ErrorKind::Invalid => StatusCode::BAD_REQUEST,
             ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
             ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self::new(status, error.message)
     }

@@ -16,9 +16,10 @@ type Outcome = Result<Reply, Error>;
 /// All disks, sorted by their names
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", responses(
     (status = 200, body = Vec<Disk>, description = "The disks"),
+    (status = 503, body = ErrorBody, description = "The process is starting: ask again later"),
 ))]
 pub(super) fn list(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
-    Reply::json(&daemon.disks())
+    Reply::json(&daemon.disks()?)
 }
 
 /// A disk

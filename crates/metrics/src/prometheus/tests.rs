@@ -51,6 +51,7 @@ pub(crate) fn full() -> Snapshot {
             ],
             ..Disk::default()
         }],
+        unserved: vec!["vm1".into()],
         limits: vec![Limits {
             volume: "disk.raw".into(),
             iops: [0, 5, 6],

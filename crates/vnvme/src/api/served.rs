@@ -22,9 +22,15 @@ impl Served {
     /// Its disks come and go. Those of `vnvme serve` stay as they are: its sandbox is closed.
     fn changing(&self) -> Result<&Arc<Manager>, Error> {
         match self.0.may_change() {
-            true => Ok(&self.0),
+            true => self.started(),
             false => fixed(),
         }
+    }
+
+    /// It is known what is served.
+    fn started(&self) -> Result<&Arc<Manager>, Error> {
+        self.0.wait_started()?;
+        Ok(&self.0)
     }
 }
 
@@ -35,12 +41,12 @@ fn fixed<T>() -> Result<T, Error> {
 }
 
 impl Daemon for Served {
-    fn disks(&self) -> Vec<Disk> {
-        self.0.disks()
+    fn disks(&self) -> Result<Vec<Disk>, Error> {
+        Ok(self.started()?.disks())
     }
 
     fn disk(&self, name: &str) -> Result<Disk, Error> {
-        self.0.disk(name)
+        self.started()?.disk(name)
     }
 
     fn add(&self, kind: DiskKind, table: Map<String, Value>) -> Result<Disk, Error> {
@@ -73,14 +79,15 @@ impl Daemon for Served {
 
     fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error> {
         let disk = change.disk.as_ref();
-        let volumes = disk.map(|name| self.0.volumes(name)).transpose()?;
+        let volumes = disk.map(|name| self.started()?.volumes(name));
+        let volumes = volumes.transpose()?;
         let registry = self.0.registry();
         registry.limits.change(change, volumes.as_deref())
     }
 
     fn path(&self, change: &PathChange) -> Result<Vec<PathState>, Error> {
         if let Some(disk) = &change.disk {
-            self.0.volumes(disk)?;
+            self.started()?.volumes(disk)?;
         }
         let registry = self.0.registry();
         registry.paths.change(change, &registry.described)
@@ -95,7 +102,7 @@ impl Daemon for Served {
     }
 
     fn save(&self) -> Result<String, Error> {
-        self.0.save()
+        self.started()?.save()
     }
 
     fn stats(&self) -> Stats {

@@ -2,7 +2,7 @@
 
 use crate::check::check;
 use crate::config;
-use crate::manage::{DiskSpec, read_state, without_configured};
+use crate::manage::{DiskSpec, StateLock, read_state, without_configured};
 use crate::options::Command;
 use crate::options::flags::{self, Given};
 use crate::serve::{named, serve};
@@ -11,6 +11,7 @@ use anyhow::Result;
 use clap::{ArgMatches, Args, FromArgMatches};
 use output::outln;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What `vnvme daemon` serves at first.
 #[derive(Args)]
@@ -65,15 +66,16 @@ impl DaemonArgs {
         let process = specs.process.clone();
         self.given.merge_process(&mut specs)?;
         let mut options = specs.process.clone().options(1);
+        let lock = options.state.as_deref().map(StateLock::take).transpose()?;
         let kept = match &options.state {
             Some(path) => without_configured(path, read_state(path)?, &specs),
             None => Specs::default(),
         };
-        specs.extend(kept.clone());
         options.daemon = Some(Daemon {
             config,
             process,
-            kept,
+            kept: DiskSpec::all(&kept),
+            _lock: lock.map(Arc::new),
         });
         Ok((specs, options))
     }

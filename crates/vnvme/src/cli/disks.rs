@@ -41,7 +41,13 @@ impl ListArgs {
                     at(disk).to_owned(),
                 ]);
             }
-            Ok(table.print()?)
+            table.print()?;
+            for disk in disks {
+                if let Some(why) = &disk.error {
+                    outln!("{} is not served: {why}", disk.name);
+                }
+            }
+            Ok(())
         })
     }
 }
@@ -53,10 +59,11 @@ fn at(disk: &Disk) -> &str {
 }
 
 fn client(disk: &Disk) -> String {
-    match (disk.attached, disk.client_pid) {
-        (false, _) => "-".to_owned(),
-        (true, Some(pid)) => format!("pid {pid}"),
-        (true, None) => "attached".to_owned(),
+    match (disk.attached, disk.client_pid, &disk.error) {
+        (_, _, Some(_)) => "not served".to_owned(),
+        (false, ..) => "-".to_owned(),
+        (true, Some(pid), _) => format!("pid {pid}"),
+        (true, None, _) => "attached".to_owned(),
     }
 }
 
@@ -64,6 +71,9 @@ fn client(disk: &Disk) -> String {
 fn print(disk: &Disk) -> Result<()> {
     outln!("{}  ({})", disk.name, disk.kind);
     outln!("  at {}   client {}", at(disk), client(disk));
+    if let Some(why) = &disk.error {
+        outln!("  not served: {why}");
+    }
     print_namespaces(&disk.namespaces)
 }
 

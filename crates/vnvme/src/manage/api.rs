@@ -11,12 +11,29 @@ use control::api::{Disk, DiskKind, Namespace, PathChoice, Plan};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a client is kept waiting for the end of the start: less than it waits for an answer.
+const START: Duration = Duration::from_secs(5);
 
 fn invalid(error: anyhow::Error) -> Error {
     Error::invalid(format!("{error:#}"))
 }
 
 impl Manager {
+    /// Waits until it is known what is served from the start.
+    ///
+    /// # Errors
+    /// The start takes longer.
+    pub fn wait_started(&self) -> Result<(), Error> {
+        match self.crew.table.wait_complete(START) {
+            true => Ok(()),
+            false => Err(Error::busy(
+                "the process is starting, and not all that it serves is open yet: ask again later",
+            )),
+        }
+    }
+
     /// All disks, by their names.
     pub fn disks(&self) -> Vec<Disk> {
         let table = self.crew.table.all();
@@ -62,6 +79,7 @@ impl Manager {
             device,
             attached: running.is_some_and(|running| self.is_attached(running)),
             client_pid: None,
+            error: entry.failed.as_ref().map(|failed| failed.why.clone()),
             namespaces: namespaces
                 .iter()
                 .map(|spec| describe_namespace(entry, spec))
@@ -147,7 +165,7 @@ impl Manager {
     /// # Errors
     /// It cannot be written down.
     pub fn save(&self) -> Result<String, Error> {
-        let table = self.crew.table.all();
+        let table = self.crew.table.served();
         let disks = table.iter().map(|(_, entry)| &entry.spec);
         let process = file::to_table(&self.process);
         to_file((!process.is_empty()).then_some(process), disks)

@@ -52,7 +52,7 @@ impl Manager {
             )));
         }
         self.allow.check(spec)?;
-        let table = self.crew.table.all();
+        let table = self.crew.table.served();
         let others = table.iter().map(|(_, entry)| &entry.spec);
         let all = DiskSpec::specs(others.chain(std::iter::once(spec)));
         let room = self.room.check(&all);
@@ -167,6 +167,11 @@ impl Manager {
 
     /// Removes a disk.
     pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
+        if self.crew.table.forget(name).is_some() {
+            tracing::info!(disk = name, "removed; it was not served");
+            self.tell(EventKind::Removed, name, None);
+            return Ok(());
+        }
         let taken = self.crew.table.take(name, "being removed")?;
         let (manager, what) = (self.clone(), format!("removing \"{name}\""));
         bounded(&what, LIMIT, move |decision| {

@@ -22,8 +22,8 @@ mod table;
 
 pub use allow::{allows_ublk, places};
 pub use disk::{DiskSpec, to_file};
-pub use state::{read_state, without_configured};
-pub use table::{Running, Server, Source, Table};
+pub use state::{StateLock, beside, read_state, without_configured};
+pub use table::{Failed, Running, Server, Source, Table};
 
 use crate::check::check;
 use crate::crew::Crew;
@@ -104,7 +104,7 @@ impl Manager {
 
     /// The same of a disk beside all others.
     fn check_beside(&self, name: &str, disk: &DiskSpec) -> Result<(), Error> {
-        let table = self.crew.table.all();
+        let table = self.crew.table.served();
         let others = table.iter().filter(|(other, _)| other != name);
         let others = others.map(|(_, entry)| &entry.spec);
         self.check_all(others.chain(std::iter::once(disk)))
@@ -112,7 +112,7 @@ impl Manager {
 
     /// Tells who listens.
     fn tell(&self, kind: EventKind, disk: &str, nsid: Option<u32>) {
-        let table = self.crew.table.all();
+        let table = self.crew.table.served();
         let disks = table.iter().map(|(_, entry)| &entry.spec);
         self.crew.registry.described.set(disks);
         self.crew.registry.events.send(kind, disk, nsid, None);

@@ -39,6 +39,8 @@ enum Step {
 enum Done {
     Added(String),
     Removed(DiskSpec, Source),
+    /// One that was not served.
+    Forgotten(Box<Entry>),
     Attached(String, u32),
     Detached(String, NamespaceSpec),
 }
@@ -144,7 +146,7 @@ impl Manager {
                 steps.push(Step::Add(disk));
                 continue;
             };
-            if entry.spec == disk {
+            if entry.spec == disk && entry.failed.is_none() {
                 plan.unchanged.push(name);
                 continue;
             }
@@ -166,6 +168,7 @@ impl Manager {
     fn check_together(&self, table: &BTreeMap<String, Entry>, steps: &[Step]) -> Result<(), Error> {
         let mut all: BTreeMap<String, DiskSpec> = table
             .iter()
+            .filter(|(_, entry)| entry.failed.is_none())
             .map(|(name, entry)| (name.clone(), entry.spec.clone()))
             .collect();
         for step in steps {
@@ -191,6 +194,10 @@ impl Manager {
 
     /// How a disk becomes another one.
     fn change(&self, name: &str, entry: &Entry, wanted: DiskSpec) -> Result<Step, Error> {
+        if entry.failed.is_some() {
+            self.admit(&wanted)?;
+            return Ok(Step::Replace(wanted));
+        }
         let (Some(running), None) = (&entry.running, entry.busy) else {
             let busy = entry.busy.unwrap_or("not served");
             return Err(Error::conflict(format!("it is {busy}")));
@@ -328,7 +335,7 @@ impl Manager {
 
     /// One of its volumes or its socket is another disk's, which is to go first.
     fn is_in_use(&self, spec: &DiskSpec) -> bool {
-        let table = self.crew.table.all();
+        let table = self.crew.table.served();
         table.iter().any(|(_, entry)| {
             let volumes = entry.spec.volumes();
             let shares = spec.volumes().iter().any(|url| volumes.contains(url));
@@ -394,7 +401,10 @@ impl Manager {
     fn remove_undoably(self: &Arc<Self>, name: &str, done: &mut Vec<Done>) -> Result<(), Error> {
         let entry = self.crew.table.get(name)?;
         self.remove_disk(name, false)?;
-        done.push(Done::Removed(entry.spec, entry.source));
+        done.push(match entry.failed {
+            Some(_) => Done::Forgotten(Box::new(entry)),
+            None => Done::Removed(entry.spec, entry.source),
+        });
         Ok(())
     }
 
@@ -405,6 +415,11 @@ impl Manager {
             let undone = match done {
                 Done::Added(name) => self.remove_disk(&name, true),
                 Done::Removed(spec, source) => self.add_disk(spec, source).map(drop),
+                Done::Forgotten(entry) => {
+                    self.crew.table.remember(*entry);
+                    self.keep_state();
+                    Ok(())
+                }
                 Done::Attached(name, nsid) => self.detach_namespace(&name, nsid),
                 Done::Detached(name, spec) => self.attach_namespace(&name, spec).map(drop),
             };

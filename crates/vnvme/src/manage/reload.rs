@@ -27,6 +27,7 @@ impl Manager {
                 "this process was started without a configuration that could be read again",
             ));
         };
+        self.wait_started()?;
         let _reloading = self.crew.service.reloading();
         let specs = crate::config::read(path).map_err(|error| {
             let replaced = match self.allow.is_confined() && is_refused(&error) {
@@ -40,6 +41,8 @@ impl Manager {
 
     /// The same, for the log.
     pub fn reload_and_tell(self: &Arc<Self>) {
+        // Nobody would ask again.
+        while self.wait_started().is_err() {}
         match self.reload() {
             Ok(plan) if plan.refused.is_empty() => tracing::info!(
                 added = plan.added.join(" "),

@@ -2,11 +2,15 @@
 //! they are there after a restart.
 
 use super::{DiskSpec, Manager, Source, to_file};
+use crate::check::check;
+use crate::prepare::Unserved;
 use crate::spec::{ProcessSpec, Specs};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::OFlags;
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 const HEAD: &str = "# Disks that were added while vnvme ran; it writes this file itself.\n";
@@ -29,7 +33,86 @@ pub fn read_state(path: &Path) -> Result<Specs> {
         "{}: [process] belongs into the configuration, not among the disks that were added",
         path.display()
     );
+    let mut seen = BTreeSet::new();
+    for name in names(&specs) {
+        let path = path.display();
+        ensure!(
+            seen.insert(name.clone()),
+            "{path}: two disks are called \"{name}\""
+        );
+    }
     Ok(specs)
+}
+
+/// No other process keeps its disks in the same file, as long as this is there.
+#[derive(Debug)]
+pub struct StateLock {
+    _file: File,
+}
+
+impl StateLock {
+    /// Takes it. What is locked is a file beside the state, which is replaced as it is written.
+    ///
+    /// # Errors
+    /// Another process has it; the file cannot be made, and so the state could not be.
+    pub fn take(state: &Path) -> Result<Self> {
+        let mut name = state
+            .file_name()
+            .context("state: it names no file")?
+            .to_owned();
+        name.push(".lock");
+        let path = state.with_file_name(name);
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(&path);
+        let file = file.with_context(|| {
+            let (state, path) = (state.display(), path.display());
+            format!("state {state}: what is added cannot be kept there: {path}")
+        })?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(TryLockError::WouldBlock) => bail!(
+                "state {}: another vnvme daemon keeps its disks there (it has locked {}): give \
+                 each daemon a file of its own",
+                state.display(),
+                path.display()
+            ),
+            Err(TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("{}", path.display()))
+            }
+        }
+    }
+}
+
+/// Of disks that were kept, those that can stand beside what is configured; and the rest.
+pub fn beside(
+    configured: &Specs,
+    kept: &[DiskSpec],
+    control: Option<&Path>,
+) -> (Specs, Vec<Unserved>) {
+    let with = |more: &Specs| {
+        let mut all = configured.clone();
+        all.extend(more.clone());
+        check(&all, control)
+    };
+    let all = DiskSpec::specs(kept.iter());
+    if with(&all).is_ok() {
+        return (all, Vec::new());
+    }
+    let (mut served, mut rest) = (Specs::default(), Vec::new());
+    for disk in kept {
+        let mut more = served.clone();
+        more.extend(DiskSpec::specs(std::iter::once(disk)));
+        match with(&more) {
+            Ok(()) => served = more,
+            Err(error) => rest.push(Unserved::new(disk.clone(), &error)),
+        }
+    }
+    (served, rest)
 }
 
 /// Leaves out of the state what the configuration has by now, under the same name: it counts, as

@@ -2,11 +2,13 @@
 
 use super::DiskSpec;
 use crate::check::check;
+use crate::roll::Listing;
 use control::Error;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 use sync::Unpoisoned;
 use volume::Volume;
 
@@ -43,10 +45,20 @@ pub struct Running {
 pub struct Entry {
     pub spec: DiskSpec,
     pub source: Source,
-    /// Not while it is being added.
+    /// Not while it is being added, and not of a disk that could not be.
     pub running: Option<Running>,
+    /// Why it is not served, of one that an earlier process has kept.
+    pub failed: Option<Arc<Failed>>,
     /// What is being done to it.
     pub busy: Option<&'static str>,
+}
+
+/// Why a disk is not served.
+#[derive(Debug)]
+pub struct Failed {
+    pub why: String,
+    /// It is counted as long as it is not served.
+    pub _counted: Listing<String>,
 }
 
 /// All disks of the process.
@@ -57,6 +69,9 @@ pub struct Table {
     writing: Mutex<()>,
     /// The control socket: no disk may have its place.
     control: Option<PathBuf>,
+    /// All that is there from the start has been entered.
+    complete: Mutex<bool>,
+    completed: Condvar,
 }
 
 impl Table {
@@ -66,7 +81,24 @@ impl Table {
             entries: Mutex::default(),
             writing: Mutex::default(),
             control,
+            complete: Mutex::default(),
+            completed: Condvar::new(),
         }
+    }
+
+    /// All that is served from the start has been entered, or never will be.
+    pub fn complete(&self) {
+        *self.complete.lock().unpoisoned() = true;
+        self.completed.notify_all();
+    }
+
+    /// Waits until it is known what is served, at most so long. Whether it is.
+    pub fn wait_complete(&self, limit: Duration) -> bool {
+        let complete = self.complete.lock().unpoisoned();
+        let waited = self
+            .completed
+            .wait_timeout_while(complete, limit, |complete| !*complete);
+        *waited.unpoisoned().0
     }
 
     /// For who writes down what there is: one at a time.
@@ -84,9 +116,34 @@ impl Table {
             spec,
             source,
             running: Some(running),
+            failed: None,
             busy: None,
         };
         self.lock().insert(entry.spec.name(), entry);
+    }
+
+    /// Enters a disk that an earlier process has kept, and that cannot be served.
+    pub fn enter_failed(&self, spec: DiskSpec, failed: Failed) {
+        let entry = Entry {
+            spec,
+            source: Source::Runtime,
+            running: None,
+            failed: Some(Arc::new(failed)),
+            busy: None,
+        };
+        self.lock().insert(entry.spec.name(), entry);
+    }
+
+    /// Forgets a disk that could not be served. What it was; nothing of any other disk.
+    pub fn forget(&self, name: &str) -> Option<Entry> {
+        let mut entries = self.lock();
+        entries.get(name)?.failed.as_ref()?;
+        entries.remove(name)
+    }
+
+    /// Enters one again that was forgotten, if its name is free.
+    pub fn remember(&self, entry: Entry) {
+        self.lock().entry(entry.spec.name()).or_insert(entry);
     }
 
     /// All disks, by their names.
@@ -95,6 +152,14 @@ impl Table {
         let all = entries.iter();
         all.map(|(name, entry)| (name.clone(), entry.clone()))
             .collect()
+    }
+
+    /// The same without those that could not be served, which have nothing that others could not
+    /// have.
+    pub fn served(&self) -> Vec<(String, Entry)> {
+        let mut all = self.all();
+        all.retain(|(_, entry)| entry.failed.is_none());
+        all
     }
 
     /// A disk.
@@ -128,14 +193,20 @@ impl Table {
         let name = spec.name();
         let mut entries = self.lock();
         if let Some(entry) = entries.get(&name) {
-            return Err(Error::conflict(match entry.busy {
-                Some(what) => format!("a disk \"{name}\" is there already, and is {what}"),
-                None => format!("a disk \"{name}\" is there already"),
+            let there = format!("a disk \"{name}\" is there already");
+            return Err(Error::conflict(match (entry.busy, &entry.failed) {
+                (Some(what), _) => format!("{there}, and is {what}"),
+                (None, Some(failed)) => format!(
+                    "{there}, and is not served ({}): vnvme remove {name} forgets it",
+                    failed.why
+                ),
+                (None, None) => there,
             }));
         }
         let alone = DiskSpec::specs(std::iter::once(&spec));
         check(&alone, None).map_err(|error| Error::invalid(format!("{error:#}")))?;
-        let others = entries.values().map(|entry| &entry.spec);
+        let others = entries.values().filter(|entry| entry.failed.is_none());
+        let others = others.map(|entry| &entry.spec);
         let together = DiskSpec::specs(others.chain(std::iter::once(&spec)));
         check(&together, self.control.as_deref())
             .map_err(|error| Error::conflict(format!("{error:#}")))?;
@@ -143,6 +214,7 @@ impl Table {
             spec,
             source,
             running: None,
+            failed: None,
             busy: Some("being added"),
         };
         entries.insert(name.clone(), entry);
@@ -165,7 +237,9 @@ impl Table {
             return Err(Error::conflict(format!("\"{name}\" is {busy}")));
         }
         let Some(running) = entry.running.clone() else {
-            return Err(Error::conflict(format!("\"{name}\" is not served")));
+            let why = entry.failed.as_ref().map(|failed| &*failed.why);
+            let why = why.unwrap_or("it is being added");
+            return Err(Error::conflict(format!("\"{name}\" is not served: {why}")));
         };
         entry.busy = Some(what);
         Ok(Taken {

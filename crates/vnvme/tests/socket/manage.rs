@@ -403,7 +403,7 @@ fn what_was_added_is_there_after_a_kill() {
     daemon.signal(Signal::KILL);
     daemon.wait();
     let m = Managed::start_at(place, &[]);
-    eventually("it is served again", || m.names() == ["a"]);
+    assert_eq!(m.names(), ["a"]);
     drop(Host::up(&m.socket("a")));
     eventually("it is free", || !m.client.disk("a").unwrap().attached);
     m.client.remove("a", false).unwrap();
@@ -483,7 +483,7 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
     assert!(daemon.end().status.success());
     assert!(kept("b"));
     let m = Managed::start_at(place, &["--config", &config]);
-    eventually("both are served", || m.names() == ["a", "b"]);
+    assert_eq!(m.names(), ["a", "b"]);
     assert!(!kept("b"));
     assert!(m.daemon.count("disks=\"b\"") == 1);
     m.add("c", "mem://1M").unwrap();
@@ -500,6 +500,166 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
     assert!(m.daemon.end().status.success());
 }
 
+/// Of disks that were kept, those that cannot be served any more are told of; all others are
+/// served. What the configuration describes comes first, and is served as a whole or not at all.
+#[test]
+fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
+    let place = Place::new();
+    let config = place.path("vnvme.toml");
+    fs::write(&config, "").unwrap();
+    let config = text(&config);
+    let m = Managed::start_at(place, &["--config", &config]);
+    let (gone, taken) = (
+        m.place.disk("gone.raw", 1 << 20),
+        m.place.disk("taken.raw", 1 << 20),
+    );
+    m.add("a", &m.place.disk("a.raw", 1 << 20)).unwrap();
+    m.add("b", &gone).unwrap();
+    m.export("c", &taken).unwrap();
+    m.export("d", "mem://1M").unwrap();
+    m.export("e", "mem://1M").unwrap();
+    let Managed { place, daemon, .. } = m;
+    assert!(daemon.end().status.success());
+    let before = fs::read_to_string(place.path("state.toml")).unwrap();
+    // A volume is gone; the configuration has another one by now, and the socket of a third; where
+    // the fourth had its socket there is a file.
+    fs::remove_file(&gone).unwrap();
+    fs::write(place.path("d.sock"), "no socket").unwrap();
+    let configured = |name: &str, socket: &str, volume: &str| {
+        let socket = text(&place.path(socket));
+        format!(
+            "[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n\
+             namespace = [{{ volume = \"{volume}\" }}]\n"
+        )
+    };
+    let both = configured("x", "x.sock", &taken) + &configured("y", "e.sock", "mem://1M");
+    fs::write(&config, &both).unwrap();
+    let m = Managed::start_at(place, &["--config", &config]);
+    assert_eq!(m.names(), ["a", "b", "c", "d", "e", "x", "y"]);
+    let why = |name: &str| m.client.disk(name).unwrap().error.unwrap_or_default();
+    for (name, words) in [
+        ("b", "gone.raw: no such file"),
+        ("c", "taken.raw"),
+        ("d", "exists and is not a socket"),
+        ("e", "e.sock is given twice"),
+    ] {
+        assert!(why(name).contains(words), "{name}: {}", why(name));
+        let logged = format!("disk=\"{name}\"");
+        m.daemon
+            .wait_log(|line| line.contains("ERROR") && line.contains(&logged));
+    }
+    for name in ["a", "x", "y"] {
+        assert_eq!(why(name), "");
+    }
+    let mut host = Host::up(&m.socket("a"));
+    host.write(1, 0, &pattern(1, 4096));
+    let unserved = m.client.stats().unwrap().measured.unserved;
+    assert_eq!(unserved, ["e", "b", "c", "d"]);
+    let control = text(&m.place.path("control"));
+    let list = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["list", "--control", &control])
+        .output()
+        .unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    assert!(list.contains("\nb is not served: "), "{list}");
+    // Nobody can do anything to it but remove it; it is kept until then.
+    refused(m.client.resize("b", 1, 1 << 20), "not served");
+    refused(m.add("b", "mem://1M"), "vnvme remove b forgets it");
+    m.export("f", "mem://1M").unwrap();
+    let state = || fs::read_to_string(m.place.path("state.toml")).unwrap();
+    for line in before.lines().filter(|line| line.starts_with("name")) {
+        assert!(state().contains(line), "{line}: {}", state());
+    }
+    m.client.remove("c", false).unwrap();
+    m.client.remove("d", false).unwrap();
+    assert_eq!(m.client.stats().unwrap().measured.unserved, ["e", "b"]);
+    assert!(!state().contains("c.sock") && state().contains("b.sock"));
+    // Once its volume is back, the next start serves it.
+    m.place.disk("gone.raw", 1 << 20);
+    drop(host);
+    let Managed { place, daemon, .. } = m;
+    assert!(daemon.end().status.success());
+    let m = Managed::start_at(place, &["--config", &config]);
+    assert_eq!(m.client.disk("b").unwrap().error, None);
+    drop(Host::up(&m.socket("b")));
+    // A disk of the configuration that is broken is refused as a whole.
+    let Managed { place, daemon, .. } = m;
+    assert!(daemon.end().status.success());
+    fs::remove_file(&taken).unwrap();
+    let (control, state) = (
+        text(&place.path("control")),
+        text(&place.path("state.toml")),
+    );
+    let allow = text(place.path("x").parent().unwrap());
+    let kept = fs::read_to_string(&state).unwrap();
+    let args = ["daemon", "--config", &config, "--control", &control];
+    let more = ["--state", &state, "--allow", &allow];
+    let ended = Daemon::spawn(&[&args[..], &more].concat()).wait();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let last = ended.log.last().unwrap();
+    assert!(last.contains("taken.raw: no such file"), "{last}");
+    assert_eq!(fs::read_to_string(&state).unwrap(), kept);
+}
+
+/// Who asks while a daemon starts is told of all that it serves, or that it is starting.
+#[test]
+fn the_first_answer_of_a_daemon_has_all_its_disks() {
+    let place = Place::new();
+    let config = place.path("vnvme.toml");
+    let count = 64;
+    let disks = (0..count).map(|i| {
+        let socket = text(&place.path(&format!("d{i}.sock")));
+        format!("[[vhost-user-blk]]\nsocket = \"{socket}\"\nvolume = \"mem://1M\"\n")
+    });
+    fs::write(&config, disks.collect::<String>()).unwrap();
+    let control = text(&place.path("control"));
+    let args = ["daemon", "--config", &text(&config), "--control", &control];
+    let daemon = Daemon::spawn_with_descriptors(16_384, &args);
+    let client = Client::new(vec![place.path("control")]).unwrap();
+    let mut first = None;
+    eventually("it answers", || {
+        first = client.disks().ok();
+        first.is_some()
+    });
+    assert_eq!(first.unwrap().len(), count);
+    daemon.end();
+}
+
+/// Each would write down only what it serves itself.
+#[test]
+fn two_daemons_do_not_keep_their_disks_in_one_file() {
+    let m = Managed::start(&[]);
+    m.add("a", "mem://1M").unwrap();
+    let state = text(&m.place.path("state.toml"));
+    let control = text(&m.place.path("second"));
+    let args = ["daemon", "--control", &control, "--state", &state];
+    let second = Daemon::spawn(&args).wait();
+    assert_eq!(second.status.code(), Some(1), "{second:?}");
+    let last = second.log.last().unwrap();
+    assert!(
+        last.contains(&format!(
+            "state {state}: another vnvme daemon keeps its disks there"
+        )),
+        "{last}"
+    );
+    assert_eq!(m.names(), ["a"]);
+    // The lock goes with the process, however that ends.
+    let Managed { place, daemon, .. } = m;
+    daemon.kill();
+    let m = Managed::start_at(place, &[]);
+    assert_eq!(m.names(), ["a"]);
+    assert!(m.daemon.end().status.success());
+    let nowhere = text(&Place::new().path("none/state.toml"));
+    let args = ["daemon", "--control", "none", "--state", &nowhere];
+    let ended = Daemon::spawn(&args).wait();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let last = ended.log.last().unwrap();
+    assert!(
+        last.contains("what is added cannot be kept there"),
+        "{last}"
+    );
+}
+
 /// A state that cannot be read: the daemon does not start without what was added, and leaves the
 /// file to who mends it.
 #[test]
@@ -508,6 +668,11 @@ fn a_damaged_state_is_told_and_kept() {
         (
             "[[controller]]\nsocket = \"/x",
             "state.toml: TOML parse error at line 2",
+        ),
+        (
+            "[[ublk]]\nname = \"a\"\nvolume = \"mem://1M\"\n\
+             [[ublk]]\nname = \"a\"\nvolume = \"mem://1M\"\n",
+            "two disks are called \"a\"",
         ),
         (
             "[[controller]]\nsocket = \"/x\"\nsokcet = 1\n",
