@@ -46,6 +46,11 @@ const LOOKS_PER_QUANTUM: u64 = 8;
 /// that waits for that of others, to go with it in one system call, whose time they share.
 const FLUSH_UNITS: u32 = 16;
 
+/// A turn that takes less than this part of a quantum, and leaves nothing undone, is a light one.
+const LIGHT_PER_QUANTUM: u64 = 8;
+/// So many front-ends with light turns are looked at between the pieces of others.
+const MOST_LIGHT: usize = 4;
+
 /// No front-end.
 const NOBODY: usize = usize::MAX;
 
@@ -82,6 +87,10 @@ struct Account {
     active: bool,
     /// The end of the last round in which it had work.
     active_at: u64,
+    /// What its last turn with work took; as much as can be where that left something undone.
+    turn: u64,
+    /// It was served between the pieces of others in this round.
+    interrupted: bool,
 }
 
 /// The accounts of a worker's front-ends.
@@ -105,6 +114,10 @@ pub(crate) struct Accounts {
     changed: u64,
     /// Front-ends that the last round left out.
     left_out: u32,
+    /// Front-ends that had work lately, and whose turns are light, see [`Accounts::light_at`].
+    light: Vec<usize>,
+    /// How many front-ends had work in the last round, or were left out of it.
+    active: u64,
     /// Started and not sent: by whom, and how much.
     unsent: Vec<(usize, u32)>,
     unsent_units: u32,
@@ -125,6 +138,8 @@ impl Accounts {
             settled: 0,
             changed: 0,
             left_out: 0,
+            light: Vec::with_capacity(MOST_LIGHT + 1),
+            active: 0,
             unsent: Vec::new(),
             unsent_units: 0,
         }
@@ -164,6 +179,8 @@ impl Accounts {
             self.unsent.clear();
             self.unsent_units = 0;
             self.left_out = 0;
+            self.light.clear();
+            self.active = 0;
             self.shared = true;
         }
         self.last = at;
@@ -207,6 +224,45 @@ impl Accounts {
     /// This round leaves the front-end out.
     pub fn is_left_out(&self, at: usize) -> bool {
         self.accounts.get(at).is_some_and(|a| a.left_out)
+    }
+
+    /// What the front-end has used, less the quanta that it was given since.
+    pub fn spent(&self, at: usize) -> u64 {
+        self.accounts.get(at).map_or(0, |account| account.spent)
+    }
+
+    /// A turn with work has ended, which the front-end began when it had spent so much. It may have
+    /// left something undone.
+    pub fn end_turn(&mut self, at: usize, spent_before: u64, undone: bool) {
+        if let Some(account) = self.accounts.get_mut(at) {
+            account.turn = match undone {
+                true => u64::MAX,
+                false => account.spent.saturating_sub(spent_before),
+            };
+        }
+    }
+
+    /// One of the front-ends that need little, as one with a command at a time: they are looked at
+    /// between two pieces of others' work, so that none waits for the quanta of all others.
+    #[inline]
+    pub fn light_at(&self, place: usize) -> Option<usize> {
+        self.light.get(place).copied()
+    }
+
+    /// The front-end has used no more of this round than its fair part, so far. It does not get
+    /// more of the time by that it asks more often.
+    #[inline]
+    pub fn may_interrupt(&self, at: usize) -> bool {
+        let elapsed = self.mark.saturating_sub(self.settled);
+        let account = self.accounts.get(at);
+        account.is_some_and(|a| !a.left_out && a.spent.saturating_mul(self.active) <= elapsed)
+    }
+
+    /// The front-end was served between the pieces of others.
+    pub fn interrupted(&mut self, at: usize) {
+        if let Some(account) = self.accounts.get_mut(at) {
+            account.interrupted = true;
+        }
     }
 
     /// The time since the last call of this kind was this front-end's. `true` when it was more than
@@ -284,6 +340,7 @@ impl Accounts {
                 active += 1;
             }
         }
+        self.active = active + u64::from(self.left_out);
         // What each of the others had, at most a quantum.
         let paid = match active {
             0 if self.expects(now, all.clone()) => elapsed,
@@ -293,18 +350,46 @@ impl Accounts {
         if active > 0 && self.left_out > 0 {
             self.changed = now;
         }
+        // A round that took longer than the quanta, for others have overdrawn theirs: who kept to
+        // its part of the time owes nothing.
+        let part = elapsed
+            .checked_div(self.active)
+            .unwrap_or(0)
+            .max(self.quantum);
         self.left_out = 0;
+        self.light.clear();
         for at in all {
+            self.consider(at, now);
             let Some(account) = self.accounts.get_mut(at) else {
                 continue;
             };
-            let given = if account.left_out { paid } else { self.quantum };
+            let given = match (account.left_out, account.interrupted) {
+                (true, _) => paid,
+                (false, true) => part,
+                (false, false) => self.quantum,
+            };
+            account.interrupted = false;
             account.spent = account.spent.saturating_sub(given);
             account.left_out = account.spent >= self.quantum;
             account.active = false;
             self.left_out += u32::from(account.left_out);
         }
         self.shared = now.saturating_sub(self.changed) <= self.hold;
+    }
+
+    /// Remembers the front-end among those with the lightest turns, if it belongs there.
+    fn consider(&mut self, at: usize, now: u64) {
+        let turn = |at: usize| self.accounts.get(at).map_or(u64::MAX, |a| a.turn);
+        let lately = |a: &Account| now.saturating_sub(a.active_at) <= self.hold;
+        let own = turn(at);
+        if own >= self.quantum / LIGHT_PER_QUANTUM || !self.accounts.get(at).is_some_and(lately) {
+            return;
+        }
+        let place = self.light.partition_point(|&other| turn(other) <= own);
+        if place < MOST_LIGHT {
+            self.light.insert(place, at);
+            self.light.truncate(MOST_LIGHT);
+        }
     }
 
     /// A front-end that may work has had work lately: its guest may be about to send more.

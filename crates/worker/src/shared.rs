@@ -79,7 +79,8 @@ impl<F: Frontend + 'static> Worker<F> {
 
     /// A front-end's turn: until it has nothing to do, or has used its quantum up.
     fn take_turn(&mut self, at: usize) -> bool {
-        let mut worked = false;
+        let (mut worked, mut undone) = (false, true);
+        let before = self.accounts.spent(at);
         while self.accounts.may_work(at)
             && let Some(Some(front)) = self.fronts.get_mut(at)
         {
@@ -88,6 +89,7 @@ impl<F: Frontend + 'static> Worker<F> {
             let found = front.poll(self.turns.now, &mut budget);
             self.accounts.charge(at);
             if !found {
+                undone = false;
                 break;
             }
             worked = true;
@@ -95,11 +97,45 @@ impl<F: Frontend + 'static> Worker<F> {
             if self.accounts.started(at, budget.spent()) {
                 self.send();
             }
+            self.serve_light(at);
             if !budget.is_spent() {
+                undone = false;
                 break;
             }
         }
+        if worked {
+            self.accounts.end_turn(at, before, undone);
+        }
         worked
+    }
+
+    /// Looks at front-ends that need little, between two pieces of another one's work.
+    fn serve_light(&mut self, working: usize) {
+        let mut place = 0;
+        while let Some(at) = self.accounts.light_at(place) {
+            place += 1;
+            if at == working || !self.accounts.may_interrupt(at) {
+                continue;
+            }
+            let Some(Some(front)) = self
+                .fronts
+                .get_mut(at)
+                .filter(|f| f.as_ref().is_some_and(F::has_news))
+            else {
+                continue;
+            };
+            self.pulse.enter(Activity::Polling(at as u16));
+            let mut budget = Budget::new(SHARED_UNITS);
+            let found = front.poll(self.turns.now, &mut budget);
+            self.accounts.charge(at);
+            if found {
+                self.accounts.worked(at);
+                self.accounts.interrupted(at);
+                if self.accounts.started(at, budget.spent()) {
+                    self.send();
+                }
+            }
+        }
     }
 
     /// Sends what was started, on the account of those who have started it.

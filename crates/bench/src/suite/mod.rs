@@ -18,6 +18,7 @@ mod scratch;
 mod server;
 mod share;
 mod slices;
+mod tail;
 
 pub use near::{Choice, Place};
 

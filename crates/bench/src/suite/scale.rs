@@ -1,9 +1,11 @@
 //! Suite `scale`: more controllers, more queues, on one worker and on two; one controller beside
-//! many that do nothing. This side loads all of them from one thread.
+//! many that do nothing; one with a command at a time beside many that are busy. This side loads
+//! all of them from one thread.
 
 use super::pool::Pool;
 use super::server::{Serve, Server};
-use super::slices::{self, Contender, Pings};
+use super::slices::{self, Contender, Load, Pings};
+use super::tail::Tail;
 use super::{Cores, Outcome, Plan};
 use anyhow::{Result, bail};
 use load::job::Job;
@@ -21,8 +23,12 @@ const CROWD: [u16; 2] = [1, 200];
 const CROWD_DEPTHS: [u16; 2] = [1, 32];
 /// After this time under load, controllers that do nothing are not looked at.
 const ARMING: Duration = Duration::from_millis(300);
+/// Controllers that are busy beside one with a command at a time, and how many I/Os each has in
+/// flight.
+const BUSY: [u16; 2] = [0, 16];
+const BUSY_DEPTH: u16 = 32;
 /// What may be chosen of it.
-const PARTS: [&str; 2] = ["load", "crowd"];
+const PARTS: [&str; 3] = ["load", "crowd", "tail"];
 /// After this time under load, queues are where they will stay.
 const SPREADING: Duration = Duration::from_secs(2);
 const VOLUME: &str = "null://1T";
@@ -103,7 +109,33 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             slices::take(SUITE, &group, &mut pings, plan, run, &mut outcome.collector)?;
         }
     }
+    if parts.contains(&"tail") {
+        for run in 0..plan.runs {
+            let setup = Setup {
+                plan,
+                cpus: server.get(..1).unwrap_or_default(),
+                workers: 1,
+                words: "",
+                job: plan.job(1, &cores.client),
+            };
+            let group = BUSY.map(|count| setup.tail(count));
+            let group = group.into_iter().collect::<Result<Vec<_>>>()?;
+            slices::take(SUITE, &group, &mut pings, plan, run, &mut outcome.collector)?;
+        }
+    }
     Ok(outcome)
+}
+
+/// Clients, and their server, which ends after them.
+struct Beside {
+    tail: Tail,
+    _server: Rc<Server>,
+}
+
+impl Beside {
+    fn run(&self, ramp: Duration, runtime: Duration) -> Result<load::stats::Measured> {
+        self.tail.run(ramp, runtime)
+    }
 }
 
 /// What several contenders have in common.
@@ -160,6 +192,19 @@ impl Setup<'_> {
         self.contender(format!("crowd of {count}"), count, 1, open)
     }
 
+    /// One controller with a command at a time, and so many that are busy.
+    fn tail(&self, busy: u16) -> Result<Contender<'static>> {
+        let case = format!("one beside {busy} busy");
+        self.loaded_by(case, busy + 1, 1, |server| {
+            let urls: Vec<String> = (0..=busy.into()).map(|i| server.url(i)).collect();
+            let beside = Beside {
+                tail: Tail::open(&urls, &self.job, BUSY_DEPTH)?,
+                _server: server,
+            };
+            Ok(Box::new(move |ramp, runtime| beside.run(ramp, runtime)))
+        })
+    }
+
     fn contender(
         &self,
         case: String,
@@ -167,16 +212,27 @@ impl Setup<'_> {
         queues: u16,
         open: impl Fn(&Server, &Job) -> Result<Pool>,
     ) -> Result<Contender<'static>> {
+        self.loaded_by(case, controllers, queues, |server| {
+            let pool = open(&server, &self.job)?;
+            let job = pool.job(&self.job);
+            Ok(slices::load(server, pool, job))
+        })
+    }
+
+    fn loaded_by(
+        &self,
+        case: String,
+        controllers: u16,
+        queues: u16,
+        load: impl Fn(Rc<Server>) -> Result<Load<'static>>,
+    ) -> Result<Contender<'static>> {
         let served = |program: &Path| -> Result<_> {
             let serve = Serve {
                 volumes: vec![VOLUME.to_owned(); controllers.into()],
                 workers: self.workers,
                 ..Serve::one(VOLUME, false, self.cpus)
             };
-            let server = Server::start(program, &serve)?;
-            let pool = open(&server, &self.job)?;
-            let job = pool.job(&self.job);
-            Ok(slices::load(Rc::new(server), pool, job))
+            load(Rc::new(Server::start(program, &serve)?))
         };
         Ok(Contender {
             case,

@@ -214,6 +214,7 @@ fn add(
     }
     one("p50_ns", "ns", both.percentile(50.0) as f64);
     one("p99_ns", "ns", both.percentile(99.0) as f64);
+    one("p99.9_ns", "ns", both.percentile(99.9) as f64);
     one("rtt_ns", "ns", taken.round_trip);
     if let Some(goal) = contender.goal
         && let Some(goal) = goal(contender.depth.into(), taken.round_trip)

@@ -1,0 +1,159 @@
+//! One client with a command at a time beside busy ones, all of them loaded by one thread: how long
+//! its commands take. The thread looks at that client between any two of the others, so that what
+//! is measured is what the worker makes it wait.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use load::device::{DeviceLane, DeviceTarget};
+use load::job::Job;
+use load::lane::{Lane, Target};
+use load::stats::Measured;
+use std::time::{Duration, Instant};
+
+/// How long I/Os may take to end after the load has ended.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Controllers: the first one is asked for a command at a time, the others are busy.
+pub struct Tail {
+    light: DeviceTarget,
+    heavy: Vec<DeviceTarget>,
+    job: Job,
+    /// I/Os in flight on each of the busy ones.
+    depth: u16,
+}
+
+impl Tail {
+    /// `job` is the one client's; each of the others has `depth` I/Os in flight.
+    pub fn open(urls: &[String], job: &Job, depth: u16) -> Result<Self> {
+        let mut targets = urls.iter().map(|url| DeviceTarget::open(url, job));
+        Ok(Self {
+            light: targets.next().context("no controller")??,
+            heavy: targets.collect::<Result<_>>()?,
+            job: job.clone(),
+            depth,
+        })
+    }
+
+    /// Loads all of them for so long, and measures then: commands of the one client, latencies of
+    /// all of them.
+    pub fn run(&self, ramp: Duration, runtime: Duration) -> Result<Measured> {
+        let body = || {
+            load::pin(&self.job.cpus, 0)?;
+            let bytes = usize::try_from(self.job.bs)?;
+            let light = self.light.lane(0, 1, bytes)?;
+            let heavy = self.heavy.iter().map(|target| {
+                Ok(Busy {
+                    lane: target.lane(0, self.depth, bytes)?,
+                    free: (0..self.depth).collect(),
+                    depth: self.depth,
+                })
+            });
+            Clients {
+                light: One {
+                    lane: light,
+                    since: None,
+                },
+                heavy: heavy.collect::<Result<_>>()?,
+            }
+            .run(ramp, runtime)
+        };
+        std::thread::scope(|scope| scope.spawn(body).join())
+            .map_err(|_| anyhow!("the load ended by a bug"))?
+    }
+}
+
+/// A client with a command at a time.
+struct One {
+    lane: DeviceLane,
+    /// When its command was submitted.
+    since: Option<Instant>,
+}
+
+impl One {
+    /// A look at its command; submits the next one.
+    fn turn(&mut self, measured: &mut Measured) -> Result<()> {
+        let Some(since) = self.since else {
+            self.since = Some(Instant::now());
+            self.lane.submit(0, false, 0)?;
+            return self.lane.kick();
+        };
+        let mut failed = None;
+        if self.lane.look(&mut |_, outcome| failed = outcome.err())? > 0 {
+            ensure!(failed.is_none(), "{}", failed.unwrap_or_default());
+            measured.read.ios += 1;
+            measured.read.record(since.elapsed().as_nanos() as u64);
+            self.since = Some(Instant::now());
+            self.lane.submit(0, false, 0)?;
+            self.lane.kick()?;
+        }
+        Ok(())
+    }
+}
+
+/// One with as many commands in flight as there is room for.
+struct Busy {
+    lane: DeviceLane,
+    free: Vec<u16>,
+    depth: u16,
+}
+
+impl Busy {
+    fn turn(&mut self) -> Result<()> {
+        if !self.free.is_empty() {
+            for slot in self.free.drain(..) {
+                self.lane.submit(slot, false, u64::from(slot) << 12)?;
+            }
+            self.lane.kick()?;
+        }
+        self.reap()
+    }
+
+    fn reap(&mut self) -> Result<()> {
+        let free = &mut self.free;
+        let mut failed = None;
+        self.lane.look(&mut |slot, outcome| {
+            free.push(slot);
+            failed = outcome.err();
+        })?;
+        ensure!(failed.is_none(), "{}", failed.unwrap_or_default());
+        Ok(())
+    }
+}
+
+struct Clients {
+    light: One,
+    heavy: Vec<Busy>,
+}
+
+impl Clients {
+    fn run(mut self, ramp: Duration, runtime: Duration) -> Result<Measured> {
+        self.load(ramp)?;
+        let measured = self.load(runtime)?;
+        let end = Instant::now();
+        for busy in &mut self.heavy {
+            while busy.free.len() < usize::from(busy.depth) {
+                busy.reap()?;
+                ensure!(end.elapsed() < DRAIN_TIMEOUT, "I/Os did not end");
+            }
+        }
+        let mut ended = 0;
+        while ended == 0 {
+            ended = self.light.lane.look(&mut |_, _| ())?;
+            ensure!(end.elapsed() < DRAIN_TIMEOUT, "an I/O did not end");
+        }
+        Ok(measured)
+    }
+
+    fn load(&mut self, time: Duration) -> Result<Measured> {
+        let mut measured = Measured::default();
+        let start = Instant::now();
+        while start.elapsed() < time {
+            self.light.turn(&mut measured)?;
+            for busy in &mut self.heavy {
+                busy.turn()?;
+                self.light.turn(&mut measured)?;
+            }
+        }
+        measured.elapsed = start.elapsed();
+        Ok(measured)
+    }
+}
