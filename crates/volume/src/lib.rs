@@ -140,8 +140,8 @@ pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume, Format};
 pub use info::{Info, Kind};
 pub use io::{
-    Armed, Io, IoCounters, IoOptions, IoStats, PinPace, PinnedMemory, PinnedWindows, Pinner,
-    Watcher,
+    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Outgoing, PinPace, PinnedMemory,
+    PinnedWindows, Pinner, RingStream, RingStreams, Watcher,
 };
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;

@@ -9,6 +9,7 @@
 
 mod durable;
 mod pin;
+mod stream;
 
 #[cfg(test)]
 pub(super) use pin::why_not_pinned;
@@ -32,6 +33,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stream::Streams;
 
 /// Most files that get a place in the kernel's table of registered files; others go by descriptor.
 const REGISTERED_FILES: u32 = 64;
@@ -112,6 +114,7 @@ pub(super) struct RingCore {
     /// The last system call failed in an unexpected way, and that has been said.
     troubled: bool,
     files: Vec<Option<OpenFile>>,
+    streams: Streams,
     /// Free places in the kernel's table of files.
     places: Vec<u32>,
     bounce: BouncePool,
@@ -168,6 +171,7 @@ impl RingCore {
             urgent: false,
             troubled: false,
             files: Vec::new(),
+            streams: Streams::default(),
             places,
             bounce: BouncePool::new(options.bounce_bytes),
             zeroes: None,
@@ -183,6 +187,11 @@ impl RingCore {
     /// Most requests in flight.
     pub(super) fn capacity(&self) -> usize {
         self.slots.len()
+    }
+
+    /// The kernel works on nothing.
+    pub(super) fn is_idle(&self) -> bool {
+        self.busy() == 0 && !self.streams.is_busy()
     }
 
     /// Requests that the kernel works on.
@@ -663,7 +672,10 @@ impl RingCore {
     #[inline(never)]
     fn answer(&mut self, user_data: u64, answer: i32) -> Option<Completion> {
         let index = user_data as u32 as usize;
-        let slot = self.slots.get_mut(index)?;
+        let Some(slot) = self.slots.get_mut(index) else {
+            self.streams.answered(user_data, answer);
+            return None;
+        };
         if user_data == NO_SLOT || name(index, slot.generation) != user_data {
             return None;
         }
@@ -781,6 +793,7 @@ impl Drop for RingCore {
         // Every queue closes its file, so nothing is left; but this is the last moment at which it
         // could be waited for.
         self.finish(None);
+        self.finish_streams();
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Tells one queue how long the end waits for it.
 #[derive(Debug)]
-pub(crate) struct Ending {
+pub struct Ending {
     begun: Rc<Cell<bool>>,
     limit: Duration,
     given_up: Rc<RefCell<Vec<String>>>,
@@ -30,13 +30,13 @@ impl Ending {
 
     /// The worker ends.
     #[inline]
-    pub(crate) fn has_begun(&self) -> bool {
+    pub fn has_begun(&self) -> bool {
         self.begun.get()
     }
 
     /// Whether the file has had its time; `answered`: it has answered since the last call, and gets
     /// the time anew. To be asked while the end has begun.
-    pub(crate) fn is_over(&mut self, answered: bool) -> bool {
+    pub fn is_over(&mut self, answered: bool) -> bool {
         let now = Instant::now();
         if answered {
             self.quiet_since = None;
@@ -46,7 +46,7 @@ impl Ending {
     }
 
     /// This volume is given up.
-    pub(crate) fn give_up(&self, volume: &str) {
+    pub fn give_up(&self, volume: &str) {
         let mut given_up = self.given_up.borrow_mut();
         if !given_up.iter().any(|known| known == volume) {
             given_up.push(volume.to_owned());

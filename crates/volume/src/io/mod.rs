@@ -13,11 +13,12 @@ mod registered;
 pub(crate) mod ring;
 mod setup;
 mod stats;
+mod stream;
 mod windows;
 
 use crate::{Completion, VolumeError};
 use dma::Memory;
-pub(crate) use ending::Ending;
+pub use ending::Ending;
 pub use others::Armed;
 use others::Others;
 use ring::Ring;
@@ -28,6 +29,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
+pub use stream::{Incoming, Outgoing, RingStream, RingStreams};
 pub use windows::{PinPace, PinnedWindows};
 
 /// Most requests in flight that can be asked for.
@@ -131,8 +133,16 @@ impl Io {
         self.ending.clone()
     }
 
+    /// What takes connections onto the worker's ring.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoIoUring`].
+    pub fn streams(&self) -> Result<RingStreams, VolumeError> {
+        Ok(RingStreams(self.ring()?))
+    }
+
     /// For a volume that may hang.
-    pub(crate) fn ending_watch(&self) -> Ending {
+    pub fn ending_watch(&self) -> Ending {
         let limit = self.options.stop_timeout;
         Ending::new(self.ending.clone(), limit, self.given_up.clone())
     }

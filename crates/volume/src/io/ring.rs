@@ -3,6 +3,7 @@
 use super::core::{Arrival, RingCore};
 use super::job::Abilities;
 use super::setup::{self, Mode};
+use super::stream::{Incoming, Outgoing};
 use super::{IoCounters, IoStats};
 use crate::{Completion, IoOptions, Op, Request, VolumeError};
 use dma::{Memory, Segment, SegmentList};
@@ -272,13 +273,53 @@ impl Ring {
         // signal and then looks for work. With a full fence on both sides, one of them sees the
         // other.
         fence(Ordering::SeqCst);
-        let idle = core.busy() == 0;
+        let idle = core.is_idle();
         if !idle {
             core.run_deferred();
         }
         // Others may read them for as long as the worker sleeps.
         core.tell();
         idle || (!core.kernel_has_work() && !core.has_arrivals())
+    }
+
+    /// As [`RingCore::open_stream`].
+    pub(super) fn open_stream(&self, fd: OwnedFd) -> usize {
+        self.core.borrow_mut().open_stream(fd)
+    }
+
+    /// As [`RingCore::stream_send`].
+    pub(super) fn stream_send(&self, stream: usize, outgoing: Outgoing) -> Result<(), Outgoing> {
+        self.core.borrow_mut().stream_send(stream, outgoing)
+    }
+
+    /// As [`RingCore::stream_sent`].
+    pub(super) fn stream_sent(&self, stream: usize) -> Option<(Outgoing, io::Result<u64>)> {
+        self.core.borrow_mut().stream_sent(stream)
+    }
+
+    /// As [`RingCore::stream_receive`].
+    pub(super) fn stream_receive(&self, stream: usize, incoming: Incoming) -> Result<(), Incoming> {
+        self.core.borrow_mut().stream_receive(stream, incoming)
+    }
+
+    /// As [`RingCore::stream_received`].
+    pub(super) fn stream_received(&self, stream: usize) -> Option<(Incoming, io::Result<u64>)> {
+        self.core.borrow_mut().stream_received(stream)
+    }
+
+    /// As [`RingCore::stream_has_news`].
+    pub(super) fn stream_has_news(&self, stream: usize) -> bool {
+        self.core.borrow().stream_has_news(stream)
+    }
+
+    /// As [`RingCore::stream_shut_down`].
+    pub(super) fn stream_shut_down(&self, stream: usize, how: rustix::net::Shutdown) {
+        self.core.borrow_mut().stream_shut_down(stream, how);
+    }
+
+    /// As [`RingCore::close_stream`].
+    pub(super) fn close_stream(&self, stream: usize) {
+        self.core.borrow_mut().close_stream(stream);
     }
 
     /// The descriptor to sleep on.

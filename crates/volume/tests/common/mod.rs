@@ -188,9 +188,13 @@ impl Worker {
             self.io.flush();
             let came = self.io.poll(&mut |completion| done.push(completion))
                 + self.queue.poll(&mut |completion| done.push(completion));
-            let sleeps = self.queue.state().wake == Wake::Event;
-            if came == 0 && sleeps && self.io.arm() {
-                sleep(&self.io);
+            if came > 0 {
+                continue;
+            }
+            match self.queue.state().wake {
+                Wake::Event if self.io.arm() => sleep(&self.io),
+                Wake::After(time) if self.io.arm() => drop(sleep_for(&self.io, time)),
+                _ => {}
             }
         }
         done
@@ -243,15 +247,22 @@ impl Worker {
     }
 }
 
-/// Sleeps until the event descriptor is readable.
+/// Sleeps until an event descriptor is readable.
 pub fn sleep(io: &Io) {
+    let woken = sleep_for(io, BOUND);
+    assert!(woken, "a completion came and nobody was woken up");
+}
+
+/// The same, for so long at most. `false`: none became readable.
+fn sleep_for(io: &Io, time: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let Some(event) = io.event_fd() else { return };
-    let mut fds = [PollFd::from_borrowed_fd(event, PollFlags::IN)];
+    let events = io.event_fd().into_iter().chain(io.others_fd());
+    let mut fds: Vec<PollFd<'_>> = events
+        .map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN))
+        .collect();
     let bound = Timespec {
-        tv_sec: BOUND.as_secs() as i64,
-        tv_nsec: 0,
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
     };
-    let ready = poll(&mut fds, Some(&bound)).expect("poll");
-    assert_eq!(ready, 1, "a completion came and nobody was woken up");
+    fds.is_empty() || poll(&mut fds, Some(&bound)).expect("poll") > 0
 }

@@ -1,0 +1,295 @@
+//! Connections on a worker's ring: bytes and requests' memory, sent and received.
+//!
+//! For volumes whose data comes by a socket. One operation of each direction is under way at a
+//! time. What it points to (bytes, segments of guest memory) is moved into it and comes back when
+//! the kernel has finished with it, so that nothing can be freed meanwhile. The results do not come
+//! out of [`Io::poll`](crate::Io::poll) but are fetched by their owner, which looks for them in
+//! [`VolumeQueue::poll`](crate::VolumeQueue::poll); the ring's event wakes the worker for them.
+
+use super::ring::Ring;
+use dma::SegmentList;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+/// Most pieces of memory in one operation (`UIO_MAXIOV`).
+const MOST_PIECES: usize = 1024;
+
+/// A part of what is sent.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// So many of the bytes.
+    Bytes(usize),
+    /// The next list.
+    List,
+}
+
+/// What is sent in one piece: bytes, and memory of requests.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    bytes: Vec<u8>,
+    parts: Vec<Part>,
+    lists: Vec<(u64, SegmentList)>,
+    len: u64,
+    sent: u64,
+}
+
+impl Outgoing {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends bytes.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.len += bytes.len() as u64;
+        match self.parts.last_mut() {
+            Some(Part::Bytes(len)) => *len += bytes.len(),
+            _ => self.parts.push(Part::Bytes(bytes.len())),
+        }
+    }
+
+    /// Appends all of a request's memory; `name` is its owner's.
+    pub fn data(&mut self, name: u64, list: SegmentList) {
+        self.len += list.len_bytes();
+        self.parts.push(Part::List);
+        self.lists.push((name, list));
+    }
+
+    /// Bytes that have not been sent.
+    pub fn left(&self) -> u64 {
+        self.len - self.sent
+    }
+
+    /// So many bytes more have been sent.
+    pub fn advance(&mut self, sent: u64) {
+        self.sent = self.sent.saturating_add(sent).min(self.len);
+    }
+
+    /// Whether memory of that name is part of it.
+    pub fn holds(&self, name: u64) -> bool {
+        self.lists.iter().any(|(held, _)| *held == name)
+    }
+
+    /// Empties it: gives `back` each list with its name, and keeps the room.
+    pub fn clear(&mut self, mut back: impl FnMut(u64, SegmentList)) {
+        for (name, list) in self.lists.drain(..) {
+            back(name, list);
+        }
+        self.bytes.clear();
+        self.parts.clear();
+        (self.len, self.sent) = (0, 0);
+    }
+
+    /// What has not been sent, as far as one operation takes it. The pointers are valid for as long
+    /// as this is not changed.
+    pub(super) fn vectors(&self, vectors: &mut Vec<libc::iovec>) {
+        vectors.clear();
+        let mut skip = self.sent;
+        let mut bytes = self.bytes.as_slice();
+        let mut lists = self.lists.iter();
+        for part in &self.parts {
+            match part {
+                Part::Bytes(len) => {
+                    let (these, others) = bytes.split_at_checked(*len).unwrap_or((bytes, &[]));
+                    bytes = others;
+                    piece(vectors, &mut skip, these.as_ptr().cast_mut(), these.len());
+                }
+                Part::List => {
+                    let segments = lists.next().map_or(&[][..], |(_, list)| list.segments());
+                    for segment in segments {
+                        piece(vectors, &mut skip, segment.as_ptr(), segment.len());
+                    }
+                }
+            }
+            if vectors.len() >= MOST_PIECES {
+                break;
+            }
+        }
+        vectors.truncate(MOST_PIECES);
+    }
+}
+
+/// Appends a piece of memory, without its first `skip` bytes.
+fn piece(vectors: &mut Vec<libc::iovec>, skip: &mut u64, at: *mut u8, len: usize) {
+    if *skip >= len as u64 {
+        *skip -= len as u64;
+        return;
+    }
+    // Less than the piece's length.
+    let skipped = std::mem::take(skip) as usize;
+    vectors.push(libc::iovec {
+        iov_base: at.wrapping_add(skipped).cast(),
+        iov_len: len - skipped,
+    });
+}
+
+/// Where is received: a request's memory first, if it is known what comes next, then a buffer.
+#[derive(Debug)]
+pub struct Incoming {
+    /// A request's memory, and which of its bytes come next: from where, how many.
+    pub direct: Option<(SegmentList, u64, u64)>,
+    buffer: Vec<u8>,
+    filled: usize,
+    used: usize,
+}
+
+impl Incoming {
+    /// With a buffer of so many bytes.
+    pub fn new(buffer: usize) -> Self {
+        Self {
+            direct: None,
+            buffer: vec![0; buffer],
+            filled: 0,
+            used: 0,
+        }
+    }
+
+    /// Bytes that were received into the buffer, and not used.
+    pub fn bytes(&self) -> &[u8] {
+        self.buffer.get(self.used..self.filled).unwrap_or_default()
+    }
+
+    /// So many of them are used.
+    pub fn consume(&mut self, used: usize) {
+        self.used = self.used.saturating_add(used).min(self.filled);
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.filled, self.used, self.direct) = (0, 0, None);
+    }
+
+    /// So many bytes were received; how many of them went to the request's memory.
+    pub fn received(&mut self, len: u64) -> u64 {
+        let direct = self.direct.as_ref().map_or(0, |(_, _, left)| *left);
+        let direct = direct.min(len);
+        let room = self.buffer.len() - self.filled;
+        self.filled += usize::try_from(len - direct).unwrap_or(room).min(room);
+        direct
+    }
+
+    /// Makes room, and says where the next bytes go. Where there is room for none, no vector. The
+    /// pointers are valid for as long as this is not changed.
+    pub(super) fn vectors(&mut self, vectors: &mut Vec<libc::iovec>) {
+        vectors.clear();
+        self.buffer.copy_within(self.used..self.filled, 0);
+        (self.filled, self.used) = (self.filled - self.used, 0);
+        if let Some((list, from, len)) = &self.direct {
+            let (mut skip, mut left) = (*from, *len);
+            for segment in list.segments() {
+                if left == 0 || vectors.len() >= MOST_PIECES {
+                    break;
+                }
+                let before = vectors.len();
+                piece(vectors, &mut skip, segment.as_ptr(), segment.len());
+                if let Some(last) = vectors.get_mut(before) {
+                    last.iov_len = last
+                        .iov_len
+                        .min(usize::try_from(left).unwrap_or(usize::MAX));
+                    left -= last.iov_len as u64;
+                }
+            }
+            if left > 0 {
+                // What comes behind these pieces is not for the buffer.
+                return;
+            }
+        }
+        let Some(room) = self.buffer.get_mut(self.filled..) else {
+            return;
+        };
+        if !room.is_empty() && vectors.len() < MOST_PIECES {
+            vectors.push(libc::iovec {
+                iov_base: room.as_mut_ptr().cast(),
+                iov_len: room.len(),
+            });
+        }
+    }
+}
+
+/// Takes connections onto a worker's ring.
+#[derive(Clone, Debug)]
+pub struct RingStreams(pub(super) Rc<Ring>);
+
+impl RingStreams {
+    /// Takes one. It is not to be in non-blocking mode: the kernel would not wait for it.
+    pub fn open(&self, connected: OwnedFd) -> RingStream {
+        RingStream {
+            stream: self.0.open_stream(connected),
+            ring: self.0.clone(),
+        }
+    }
+}
+
+/// A connected stream socket on a worker's ring; see [`Io::streams`](crate::Io::streams). When this
+/// is dropped, the connection is shut down, and closed when the kernel has ended what is under way.
+pub struct RingStream {
+    ring: Rc<Ring>,
+    stream: usize,
+}
+
+impl fmt::Debug for RingStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RingStream").field(&self.stream).finish()
+    }
+}
+
+impl RingStream {
+    /// Starts to send what is left of it.
+    ///
+    /// # Errors
+    /// It comes back: something is being sent, or the ring takes nothing more for now.
+    pub fn send(&self, outgoing: Outgoing) -> Result<(), Outgoing> {
+        self.ring.stream_send(self.stream, outgoing)
+    }
+
+    /// What was sent, and how much of it: once for each [`RingStream::send`], when it has ended.
+    pub fn sent(&self) -> Option<(Outgoing, io::Result<u64>)> {
+        self.ring.stream_sent(self.stream)
+    }
+
+    /// Starts to receive: some bytes, not as many as there is room for.
+    ///
+    /// # Errors
+    /// It comes back: something is being received, there is no room, or the ring takes nothing more
+    /// for now.
+    pub fn receive(&self, incoming: Incoming) -> Result<(), Incoming> {
+        self.ring.stream_receive(self.stream, incoming)
+    }
+
+    /// What was received, and how much (0: the other side has closed): once for each
+    /// [`RingStream::receive`], when it has ended. To be told to [`Incoming::received`].
+    pub fn received(&self) -> Option<(Incoming, io::Result<u64>)> {
+        self.ring.stream_received(self.stream)
+    }
+
+    /// One of the two has ended.
+    pub fn has_news(&self) -> bool {
+        self.ring.stream_has_news(self.stream)
+    }
+
+    /// The kernel gets what was started, now.
+    pub fn push(&self) {
+        self.ring.flush();
+    }
+
+    /// Nothing more is sent, which the other side sees; what it still sends is received.
+    pub fn end_sending(&self) {
+        self.ring
+            .stream_shut_down(self.stream, rustix::net::Shutdown::Write);
+    }
+
+    /// Ends the connection: what is under way ends soon.
+    pub fn shut_down(&self) {
+        self.ring
+            .stream_shut_down(self.stream, rustix::net::Shutdown::Both);
+    }
+}
+
+impl Drop for RingStream {
+    fn drop(&mut self) {
+        self.ring.close_stream(self.stream);
+    }
+}
