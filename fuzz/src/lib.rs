@@ -11,6 +11,7 @@ pub mod descriptors;
 pub mod dma;
 pub mod gpt;
 pub mod mediate;
+pub mod nbd;
 pub mod vfio_user;
 pub mod vhost_blk;
 
@@ -27,6 +28,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("descriptors", descriptors::descriptors),
     ("ap", ap::ap),
     ("gpt", gpt::gpt),
+    ("nbd", nbd::nbd),
 ];
 
 #[cfg(test)]

@@ -1,0 +1,189 @@
+//! Where a server is, and which of its exports is meant, as a URL says it.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+/// The port of NBD (IANA).
+pub const PORT: u16 = 10809;
+
+/// A server's address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A socket on this host.
+    Unix(PathBuf),
+    /// A host and port, by name, and what that name was resolved to.
+    Tcp {
+        /// As it was given, without brackets.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
+}
+
+/// What a URL names, with what is wrong with it.
+pub type Parsed<T> = Result<T, String>;
+
+/// An export of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Where the server is.
+    pub address: Address,
+    /// The name of the export; empty: the default one.
+    pub export: String,
+}
+
+impl Server {
+    /// `name` of `nbd+unix://NAME?socket=SOCKET`: the export behind a slash.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn unix(name: &str, socket: &str) -> Parsed<Self> {
+        let Some(export) = name.strip_prefix('/') else {
+            return Err(match name {
+                "" => "nbd+unix:// is followed by a slash and the export's name: \
+                       nbd+unix:///EXPORT?socket=PATH"
+                    .into(),
+                host => format!(
+                    "nbd+unix:// names no host, but it has \"{host}\": \
+                     nbd+unix:///EXPORT?socket=PATH"
+                ),
+            });
+        };
+        let socket = decode(socket)?;
+        if socket.is_empty() {
+            return Err("the server's socket has no name: socket=PATH".into());
+        }
+        Ok(Self {
+            address: Address::Unix(socket.into()),
+            export: decode(export)?,
+        })
+    }
+
+    /// `name` of `nbd://NAME`: HOST, HOST:PORT or \[ADDRESS\]:PORT, and the export behind a slash.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn tcp(name: &str) -> Parsed<Self> {
+        let (place, export) = name.split_once('/').unwrap_or((name, ""));
+        let (host, port) = match place.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest
+                    .split_once(']')
+                    .ok_or("an IPv6 address ends with a bracket: nbd://[::1]:10809/EXPORT")?;
+                (host, port.strip_prefix(':'))
+            }
+            None => match place.rsplit_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (place, None),
+            },
+        };
+        let port = match port {
+            None => PORT,
+            Some(text) => text.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+                format!("\"{text}\" is no port: a number from 1 to 65535 follows the host")
+            })?,
+        };
+        if host.is_empty() {
+            return Err("nbd:// names the server's host: nbd://HOST:PORT/EXPORT".into());
+        }
+        Ok(Self {
+            address: Address::Tcp {
+                host: host.into(),
+                port,
+            },
+            export: decode(export)?,
+        })
+    }
+
+    /// The addresses of a host's name; none for a socket of this host. Asks the system's resolver,
+    /// which may take some time.
+    ///
+    /// # Errors
+    /// The resolver's.
+    pub fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
+        match &self.address {
+            Address::Unix(_) => Ok(Vec::new()),
+            Address::Tcp { host, port } => Ok((host.as_str(), *port).to_socket_addrs()?.collect()),
+        }
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let export = self.export.escape_debug();
+        match &self.address {
+            Address::Unix(path) => {
+                write!(f, "nbd+unix:///{export}?socket={}", path.display())
+            }
+            Address::Tcp { host, port } if host.contains(':') => {
+                write!(f, "nbd://[{host}]:{port}/{export}")
+            }
+            Address::Tcp { host, port } => write!(f, "nbd://{host}:{port}/{export}"),
+        }
+    }
+}
+
+/// Bytes can be written as `%` and two hexadecimal digits.
+fn decode(text: &str) -> Parsed<String> {
+    let wrong = || format!("\"{text}\": a % is followed by two hexadecimal digits, and never 00");
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&byte, others)) = rest.split_first() {
+        rest = others;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let (digits, others) = rest.split_first_chunk::<2>().ok_or_else(wrong)?;
+        let digits = digits.map(|digit| char::from(digit).to_digit(16));
+        let [Some(high), Some(low)] = digits else {
+            return Err(wrong());
+        };
+        // Two digits are a byte.
+        match (high << 4 | low) as u8 {
+            0 => return Err(wrong()),
+            byte => bytes.push(byte),
+        }
+        rest = others;
+    }
+    String::from_utf8(bytes).map_err(|_| format!("\"{text}\" is no text (UTF-8)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_name_a_server_and_an_export() {
+        let server = Server::unix("/vm%2f0", "/run/nbd%20a.sock").unwrap();
+        assert_eq!(server.address, Address::Unix("/run/nbd a.sock".into()));
+        assert_eq!(server.export, "vm/0");
+        let of = |text: &str| Server::tcp(text).map(|server| (server.to_string(), server.export));
+        let good = |text: &str| of(text).unwrap();
+        assert_eq!(good("host"), ("nbd://host:10809/".into(), String::new()));
+        assert_eq!(
+            good("host:1/a/b"),
+            ("nbd://host:1/a/b".into(), "a/b".into())
+        );
+        assert_eq!(good("[::1]:7/x").0, "nbd://[::1]:7/x");
+        assert_eq!(good("[::1]/x").0, "nbd://[::1]:10809/x");
+        for (text, why) in [
+            ("", "names the server's host"),
+            (":1/x", "names the server's host"),
+            ("host:0/x", "no port"),
+            ("host:99999", "no port"),
+            ("host:nbd", "no port"),
+            ("[::1", "bracket"),
+            ("host/%", "hexadecimal"),
+            ("host/%0", "hexadecimal"),
+            ("host/%00", "never 00"),
+            ("host/%ff", "UTF-8"),
+        ] {
+            assert!(of(text).unwrap_err().contains(why), "{text}");
+        }
+        assert!(Server::unix("host/x", "s").unwrap_err().contains("host/x"));
+        assert!(Server::unix("", "s").unwrap_err().contains("slash"));
+        assert!(Server::unix("/", "").unwrap_err().contains("socket=PATH"));
+    }
+}

@@ -1,0 +1,250 @@
+//! An export of an NBD server as a [`Volume`].
+
+use crate::connect::{ConnectError, Connected, Inbox, Server, connect};
+use crate::protocol::Export;
+use crate::protocol::wire::export_flags as flags;
+use crate::queue::NbdQueue;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use sync::Unpoisoned;
+use volume::{Extent, Info, Io, Kind, OpenQueue, Volume, VolumeError};
+
+/// How long one attempt to connect may take, with the handshake.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How a volume uses its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NbdOptions {
+    /// Connections of each worker that uses the volume. More than one: only where the server says
+    /// that they share their cache (`NBD_FLAG_CAN_MULTI_CONN`).
+    pub connections: usize,
+    /// A request that is not answered for so long ends its connection; it is sent again.
+    pub timeout: Duration,
+    /// Never write.
+    pub read_only: bool,
+    /// Smallest block that requests will use, if it is known. In bytes.
+    pub block_size: Option<u32>,
+}
+
+impl NbdOptions {
+    /// Most connections of a worker.
+    pub const MOST_CONNECTIONS: usize = 16;
+}
+
+impl Default for NbdOptions {
+    fn default() -> Self {
+        Self {
+            connections: 1,
+            timeout: Duration::from_secs(30),
+            read_only: false,
+            block_size: None,
+        }
+    }
+}
+
+/// What a volume has, and its queues and threads know.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) server: Server,
+    addresses: Vec<SocketAddr>,
+    pub(crate) options: NbdOptions,
+    /// As it was when the volume was opened.
+    pub(crate) export: Export,
+    /// Its size now, in bytes.
+    size: AtomicU64,
+    /// The size that was told last.
+    told: AtomicU64,
+    /// The connection by which the volume was opened, for the first queue.
+    first: Mutex<Option<Connected>>,
+    queues: AtomicUsize,
+}
+
+impl Shared {
+    /// A connection to an export that is still what it was, but perhaps of another size.
+    pub(crate) fn connect(&self) -> Result<Connected, ConnectError> {
+        let connected = connect(&self.server, &self.addresses, CONNECT_LIMIT)?;
+        let (was, is) = (&self.export, &connected.export);
+        // What requests were made for must still be there.
+        let needed = flags::SEND_FLUSH
+            | flags::SEND_FUA
+            | flags::SEND_TRIM
+            | flags::SEND_WRITE_ZEROES
+            | flags::CAN_MULTI_CONN;
+        let what = if was.flags & !is.flags & needed != 0 {
+            Some("it can do less (flags of the export)")
+        } else if is.minimum > was.minimum || is.maximum < was.maximum {
+            Some("its block sizes")
+        } else if is.has(flags::READ_ONLY) && !self.is_read_only() {
+            Some("it is read-only")
+        } else {
+            None
+        };
+        if let Some(what) = what {
+            let server = self.server.to_string();
+            return Err(ConnectError::Changed { server, what });
+        }
+        let size = whole_blocks(is.size, self.block_size());
+        let before = self.size.swap(size, Ordering::Relaxed);
+        if before != size {
+            tracing::warn!("{}: has {size} bytes now; it had {before}", self.server);
+        }
+        Ok(connected)
+    }
+
+    /// The connection that is there already, once.
+    pub(crate) fn take_first(&self) -> Option<Connected> {
+        self.first.lock().unpoisoned().take()
+    }
+
+    pub(crate) fn has(&self, flag: u16) -> bool {
+        self.export.has(flag)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.options.read_only || self.has(flags::READ_ONLY)
+    }
+
+    fn block_size(&self) -> u32 {
+        self.export.minimum
+    }
+
+    pub(crate) fn info(&self) -> Info {
+        let read_only = self.is_read_only();
+        let deallocate = self.has(flags::SEND_TRIM) && !read_only;
+        let several = match self.has(flags::CAN_MULTI_CONN) {
+            true => "several connections",
+            false => "one connection",
+        };
+        let replies = match self.export.structured {
+            true => "structured",
+            false => "simple",
+        };
+        Info {
+            size: self.size(),
+            block_size: self.block_size(),
+            optimal_io: self.export.preferred.max(4096),
+            read_only,
+            volatile_cache: self.has(flags::SEND_FLUSH),
+            deallocate,
+            deallocate_granularity: if deallocate { self.export.preferred } else { 0 },
+            zeroes_after_deallocate: false,
+            write_zeroes: self.has(flags::SEND_WRITE_ZEROES),
+            kind: Kind::BlockDevice,
+            description: format!("{} ({replies} replies, {several})", self.server),
+        }
+    }
+
+    /// One queue less.
+    pub(crate) fn close_queue(&self) {
+        self.queues.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The part of a size that consists of whole blocks.
+fn whole_blocks(size: u64, block_size: u32) -> u64 {
+    size - size % u64::from(block_size.max(1))
+}
+
+/// An export of an NBD server.
+#[derive(Debug)]
+pub struct NbdVolume(Arc<Shared>);
+
+impl NbdVolume {
+    /// Connects to a server, and opens its export.
+    ///
+    /// # Errors
+    /// Words that name the server, after ten seconds at the latest.
+    pub fn open(
+        server: Server,
+        options: NbdOptions,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let addresses = server.resolve().map_err(|error| ConnectError::Name {
+            server: server.to_string(),
+            error,
+        })?;
+        let connected = connect(&server, &addresses, CONNECT_LIMIT)?;
+        let export = connected.export;
+        let block = options.block_size.unwrap_or(512).max(export.minimum);
+        if !export.size.is_multiple_of(block.into()) || export.size == 0 {
+            let size = export.size;
+            return Err(format!(
+                "{server}: its size of {size} bytes is no multiple of a block of {block} bytes, \
+                 or nothing at all; change it at the server"
+            )
+            .into());
+        }
+        if options.connections > 1 && !export.has(flags::CAN_MULTI_CONN) {
+            return Err(format!(
+                "{server}: the server does not allow several connections to an export \
+                 (NBD_FLAG_CAN_MULTI_CONN); leave connections= out"
+            )
+            .into());
+        }
+        Ok(Self(Arc::new(Shared {
+            size: export.size.into(),
+            told: export.size.into(),
+            first: Mutex::new(Some(connected)),
+            queues: AtomicUsize::new(0),
+            server,
+            addresses,
+            options,
+            export,
+        })))
+    }
+
+    fn error(&self, what: &'static str, error: std::io::Error) -> VolumeError {
+        VolumeError::System {
+            path: PathBuf::from(self.0.server.to_string()),
+            what,
+            error,
+        }
+    }
+}
+
+impl Volume for NbdVolume {
+    fn info(&self) -> Info {
+        self.0.info()
+    }
+
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        let streams = io.streams()?;
+        let inbox = Inbox::new(io);
+        let inbox =
+            inbox.map_err(|error| self.error("has no event descriptor for connections", error))?;
+        if self.0.queues.fetch_add(1, Ordering::Relaxed) > 0 && !self.0.has(flags::CAN_MULTI_CONN) {
+            self.0.close_queue();
+            let error = std::io::Error::other(
+                "several workers or queues would need a connection each, which the server does \
+                 not allow (NBD_FLAG_CAN_MULTI_CONN)",
+            );
+            return Err(self.error("is in use", error));
+        }
+        // From here on the queue counts itself out.
+        let queue = NbdQueue::new(self.0.clone(), streams, inbox, io.ending_watch());
+        Ok(OpenQueue::with_fast_path(queue))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.0.server.to_string().into_bytes()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        Some(Extent::whole(self.0.server.to_string()))
+    }
+
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        let size = self.0.size();
+        Ok(self.0.told.swap(size, Ordering::Relaxed) != size)
+    }
+}

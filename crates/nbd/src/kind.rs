@@ -1,0 +1,108 @@
+//! The kinds of volumes that a URL names: `nbd://` and `nbd+unix://`.
+
+use crate::connect::{Address, Server};
+use crate::export::{NbdOptions, NbdVolume};
+use std::sync::Arc;
+use volume::{
+    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
+    parse_count, parse_duration,
+};
+
+/// Servers of other hosts.
+pub const NBD: Scheme = Scheme {
+    name: "nbd",
+    form: "HOST:PORT/EXPORT",
+    example: "nbd://10.0.0.2:10809/vm0",
+    help: "an export of an NBD server, by TCP, without TLS",
+    options: &[READ_ONLY, CONNECTIONS, TIMEOUT],
+};
+
+/// Servers of this host.
+pub const NBD_UNIX: Scheme = Scheme {
+    name: "nbd+unix",
+    form: "/EXPORT?socket=PATH",
+    example: "nbd+unix:///vm0?socket=/run/nbd.sock",
+    help: "an export of an NBD server, by a Unix socket",
+    options: &[READ_ONLY, SOCKET, CONNECTIONS, TIMEOUT],
+};
+
+const SOCKET: UrlOption = UrlOption::new("socket", "PATH", "the server's socket");
+
+const CONNECTIONS: UrlOption = UrlOption::new(
+    "connections",
+    "N",
+    "connections of each worker (1), where the server allows several",
+);
+
+const TIMEOUT: UrlOption = UrlOption::new(
+    "timeout",
+    "DURATION",
+    "connect again when a request is not answered for so long (30s)",
+);
+
+/// Both kinds.
+pub fn kinds<X: 'static>() -> [VolumeKind<X>; 2] {
+    [VolumeKind::new(NBD, open), VolumeKind::new(NBD_UNIX, open)]
+}
+
+/// What a URL names.
+///
+/// # Errors
+/// What is wrong with it.
+fn server(url: &mut VolumeUrl<'_>) -> Result<Server, OpenError> {
+    let socket = url.options.take("socket", |text| Ok(text.to_owned()))?;
+    let server = match (url.scheme() == NBD_UNIX.name, socket) {
+        (true, Some(socket)) => Server::unix(url.name, &socket),
+        (true, None) => Err("nbd+unix:// names the server's socket: \
+                             nbd+unix:///EXPORT?socket=PATH"
+            .into()),
+        (false, _) => Server::tcp(url.name),
+    };
+    server.map_err(|why| OpenError::Other(why.into()))
+}
+
+/// The server's address in a volume's URL, if it is of one of these kinds: for a process that has
+/// to know to whom it will connect.
+pub fn address(url: &str) -> Option<Address> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (name, query) = rest.rsplit_once('?').unwrap_or((rest, ""));
+    let server = match scheme {
+        "nbd" => Server::tcp(name),
+        "nbd+unix" => {
+            let mut options = query.split('&');
+            Server::unix(
+                name,
+                options.find_map(|option| option.strip_prefix("socket="))?,
+            )
+        }
+        _ => return None,
+    };
+    server.ok().map(|server| server.address)
+}
+
+fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+    let server = server(url)?;
+    let default = NbdOptions::default();
+    let connections = |text: &str| match parse_count(text)?.try_into() {
+        Ok(count @ 1..=NbdOptions::MOST_CONNECTIONS) => Ok(count),
+        _ => Err("it is a number from 1 to 16"),
+    };
+    let timeout = |text: &str| match parse_duration(text)? {
+        time if time.as_millis() < 100 => Err("it is at least 100ms"),
+        time => Ok(time),
+    };
+    let options = NbdOptions {
+        connections: url
+            .options
+            .take("connections", connections)?
+            .unwrap_or(default.connections),
+        timeout: url
+            .options
+            .take("timeout", timeout)?
+            .unwrap_or(default.timeout),
+        read_only: url.options.read_only(open)?,
+        block_size: open.block_size,
+    };
+    let volume = NbdVolume::open(server, options).map_err(OpenError::Other)?;
+    Ok(Whole::new(Arc::new(volume)))
+}

@@ -1,0 +1,34 @@
+//! NBD servers as volumes.
+//!
+//! An [`NbdVolume`] is an export of a server (nbdkit, qemu-nbd, qemu-storage-daemon, ...), reached
+//! by a Unix socket or by TCP, without TLS. [`protocol`] is the protocol alone, as code that
+//! touches no socket.
+//!
+//! What may be touched here: sockets to the servers that a user named. What may not: files, NVMe,
+//! guest memory but through the segments of requests.
+//!
+//! # How data passes through
+//!
+//! ```text
+//! VolumeQueue::submit(Request) -> command, or several ------> staged: headers, guest memory
+//!                                                                 |  push: one sendmsg for a batch
+//!                                                                 v
+//!                                              worker's ring (volume::RingStream) <---> server
+//!                                                                 |  one recvmsg for many replies
+//! VolumeQueue::poll -> Completion <--- protocol::Replies <---'  (large data: into guest memory)
+//! ```
+//!
+//! A connection that breaks is replaced by another one, which a thread makes; what was not answered
+//! is sent again. Reads, writes, zeroing and trimming may be repeated. A write that was answered
+//! and not flushed is the server's to keep.
+#![forbid(unsafe_code)]
+
+mod connect;
+mod export;
+mod kind;
+pub mod protocol;
+mod queue;
+
+pub use connect::{Address, ConnectError, PORT, Server};
+pub use export::{NbdOptions, NbdVolume};
+pub use kind::{NBD, NBD_UNIX, address, kinds};

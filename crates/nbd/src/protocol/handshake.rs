@@ -1,0 +1,294 @@
+//! The handshake: fixed newstyle, `NBD_OPT_STRUCTURED_REPLY`, `NBD_OPT_GO` with block sizes, and
+//! `NBD_OPT_EXPORT_NAME` for servers that know no more.
+
+use super::wire::{
+    self, IHAVEOPT, INIT_PASSWD, OLDSTYLE, OPTION_REPLY, info, option, option_reply,
+};
+use super::wire::{export_flags, handshake_flags, u16_at, u32_at, u64_at};
+use std::io::{self, Read, Write};
+
+/// Longest reply to an option, in bytes.
+const LONGEST_REPLY: u32 = 64 << 10;
+/// Replies that a server may send to one option.
+const MOST_REPLIES: usize = 256;
+/// Longest request or reply with data where the server says nothing else, in bytes.
+const DEFAULT_MAXIMUM: u32 = 32 << 20;
+/// Largest of smallest blocks, in bytes.
+const LARGEST_MINIMUM: u32 = 64 << 10;
+
+/// An export, as its server describes it. Sizes in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Export {
+    /// Its size.
+    pub size: u64,
+    /// Transmission flags ([`export_flags`]).
+    pub flags: u16,
+    /// Offsets and lengths are multiples of this; a power of two, at most 64 KiB.
+    pub minimum: u32,
+    /// What the server handles best; a power of two, at least `minimum`.
+    pub preferred: u32,
+    /// Most data in a request; a multiple of `minimum`.
+    pub maximum: u32,
+    /// Structured replies were negotiated.
+    pub structured: bool,
+}
+
+impl Export {
+    /// Whether it has a transmission flag.
+    pub const fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Why there is no export.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The connection broke, or nothing came in time.
+    #[error("the handshake ended early: {0}")]
+    Io(io::Error),
+    /// No NBD server.
+    #[error("what answers is no NBD server")]
+    NotNbd,
+    /// A server of before 2011.
+    #[error("the server speaks only the oldstyle or unfixed handshake of NBD")]
+    TooOld,
+    /// It breaks the protocol.
+    #[error("the server breaks the protocol: {0}")]
+    Violation(&'static str),
+    /// There is no export of this name.
+    #[error("the server has no export \"{name}\"{}", said(.text))]
+    NoExport {
+        /// What was asked for.
+        name: String,
+        /// What the server says.
+        text: String,
+    },
+    /// It wants TLS.
+    #[error(
+        "the server demands TLS, which is not supported; reach it through a TLS tunnel on this host"
+    )]
+    Tls,
+    /// It refuses for another reason.
+    #[error("the server refuses the export \"{name}\" (reply {reply:#x}){}", said(.text))]
+    Refused {
+        /// What was asked for.
+        name: String,
+        /// The type of its reply.
+        reply: u32,
+        /// What the server says.
+        text: String,
+    },
+    /// A name that the protocol has no room for.
+    #[error("names of exports have at most 4096 bytes")]
+    LongName,
+}
+
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// A server's own words, without what would disturb a terminal.
+fn said(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!(": {}", text.escape_debug()),
+    }
+}
+
+fn violation<T>(what: &'static str) -> Result<T, HandshakeError> {
+    Err(HandshakeError::Violation(what))
+}
+
+/// Asks a server for an export, from the first byte of a connection on. Reading and writing have a
+/// time limit of their own.
+///
+/// # Errors
+/// [`HandshakeError`].
+pub fn negotiate(stream: &mut (impl Read + Write), name: &str) -> Result<Export, HandshakeError> {
+    if name.len() > 4096 {
+        return Err(HandshakeError::LongName);
+    }
+    let greeting: [u8; 16] = read(stream)?;
+    if !greeting.starts_with(&INIT_PASSWD) {
+        return Err(HandshakeError::NotNbd);
+    }
+    match u64_at(&greeting, 8) {
+        Some(IHAVEOPT) => {}
+        Some(OLDSTYLE) => return Err(HandshakeError::TooOld),
+        _ => return Err(HandshakeError::NotNbd),
+    }
+    let flags = u16::from_be_bytes(read(stream)?);
+    if flags & handshake_flags::FIXED_NEWSTYLE == 0 {
+        return Err(HandshakeError::TooOld);
+    }
+    let known = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
+    let ours = u32::from(flags & known);
+    stream.write_all(&ours.to_be_bytes())?;
+    let structured = structured_replies(stream)?;
+    let export = match go(stream, name)? {
+        Some(export) => export,
+        None => by_name(stream, name, flags)?,
+    };
+    if export.flags & export_flags::HAS_FLAGS == 0 {
+        return violation("an export has no flags");
+    }
+    if i64::try_from(export.size).is_err() {
+        return violation("an export is larger than any file");
+    }
+    Ok(Export {
+        structured,
+        ..export
+    })
+}
+
+fn read<const N: usize>(stream: &mut impl Read) -> Result<[u8; N], HandshakeError> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn send(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), HandshakeError> {
+    // At most a name and some numbers.
+    let len = data.len() as u32;
+    let mut message = IHAVEOPT.to_be_bytes().to_vec();
+    message.extend_from_slice(&option.to_be_bytes());
+    message.extend_from_slice(&len.to_be_bytes());
+    message.extend_from_slice(data);
+    Ok(stream.write_all(&message)?)
+}
+
+/// A reply to an option: its type, and its data.
+fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), HandshakeError> {
+    let head: [u8; 20] = read(stream)?;
+    let fields = (u64_at(&head, 0), u32_at(&head, 8), u32_at(&head, 12));
+    let ((Some(magic), Some(of), Some(kind)), Some(len)) = (fields, u32_at(&head, 16)) else {
+        return violation("a reply to an option is too short");
+    };
+    if magic != OPTION_REPLY || of != option {
+        return violation("what comes is no reply to the option that was sent");
+    }
+    if len > LONGEST_REPLY {
+        return violation("a reply to an option is too long");
+    }
+    let mut data = vec![0; len as usize];
+    stream.read_exact(&mut data)?;
+    Ok((kind, data))
+}
+
+fn structured_replies(stream: &mut (impl Read + Write)) -> Result<bool, HandshakeError> {
+    send(stream, option::STRUCTURED_REPLY, &[])?;
+    match reply(stream, option::STRUCTURED_REPLY)? {
+        (option_reply::ACK, _) => Ok(true),
+        (option_reply::TLS_REQUIRED, _) => Err(HandshakeError::Tls),
+        (kind, _) if kind & option_reply::ERROR != 0 => Ok(false),
+        _ => violation("structured replies are neither granted nor refused"),
+    }
+}
+
+/// `None`: the server does not know the option.
+fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>, HandshakeError> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend_from_slice(name.as_bytes());
+    data.extend_from_slice(&1u16.to_be_bytes());
+    data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
+    send(stream, option::GO, &data)?;
+    let mut told = None;
+    let mut sizes = None;
+    for _ in 0..MOST_REPLIES {
+        let (kind, data) = reply(stream, option::GO)?;
+        match kind {
+            option_reply::ACK => {
+                let Some((size, flags)) = told else {
+                    return violation("an export is granted and not described");
+                };
+                return Ok(Some(describe(size, flags, sizes)?));
+            }
+            option_reply::INFO => match u16_at(&data, 0) {
+                Some(info::EXPORT) => match (u64_at(&data, 2), u16_at(&data, 10)) {
+                    (Some(size), Some(flags)) => told = Some((size, flags)),
+                    _ => return violation("an export's description is too short"),
+                },
+                Some(info::BLOCK_SIZE) => {
+                    let fields = (u32_at(&data, 2), u32_at(&data, 6), u32_at(&data, 10));
+                    match fields {
+                        (Some(min), Some(best), Some(max)) => sizes = Some((min, best, max)),
+                        _ => return violation("block sizes are too short"),
+                    }
+                }
+                _ => {}
+            },
+            option_reply::UNSUPPORTED => return Ok(None),
+            kind if kind & option_reply::ERROR != 0 => return Err(refused(name, kind, &data)),
+            _ => {}
+        }
+    }
+    violation("an export is described without end")
+}
+
+fn refused(name: &str, reply: u32, data: &[u8]) -> HandshakeError {
+    let text = data.get(..data.len().min(200)).unwrap_or_default();
+    let text = String::from_utf8_lossy(text).into_owned();
+    let name = name.to_owned();
+    match reply {
+        option_reply::TLS_REQUIRED => HandshakeError::Tls,
+        option_reply::UNKNOWN => HandshakeError::NoExport { name, text },
+        _ => HandshakeError::Refused { name, reply, text },
+    }
+}
+
+/// The older way, on which there are no errors but the connection's end.
+fn by_name(
+    stream: &mut (impl Read + Write),
+    name: &str,
+    flags: u16,
+) -> Result<Export, HandshakeError> {
+    send(stream, option::EXPORT_NAME, name.as_bytes())?;
+    let answer: [u8; 10] = match read(stream) {
+        Err(HandshakeError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(HandshakeError::NoExport {
+                name: name.to_owned(),
+                text: String::new(),
+            });
+        }
+        other => other?,
+    };
+    if flags & handshake_flags::NO_ZEROES == 0 {
+        read::<124>(stream)?;
+    }
+    match (u64_at(&answer, 0), wire::u16_at(&answer, 8)) {
+        (Some(size), Some(flags)) => describe(size, flags, None),
+        _ => violation("an export's description is too short"),
+    }
+}
+
+/// Block sizes as they can be used; `sizes` are the server's smallest, preferred and largest.
+fn describe(
+    size: u64,
+    flags: u16,
+    sizes: Option<(u32, u32, u32)>,
+) -> Result<Export, HandshakeError> {
+    let (minimum, preferred, maximum) = sizes.unwrap_or((512, 4096, DEFAULT_MAXIMUM));
+    if !minimum.is_power_of_two() || minimum > LARGEST_MINIMUM {
+        return violation("its smallest block is no power of two up to 64 KiB");
+    }
+    if maximum < minimum {
+        return violation("its largest block is smaller than its smallest");
+    }
+    let preferred = match preferred.is_power_of_two() {
+        true => preferred.clamp(minimum, DEFAULT_MAXIMUM),
+        false => minimum.max(4096),
+    };
+    Ok(Export {
+        size,
+        flags,
+        minimum,
+        preferred,
+        maximum: maximum.min(DEFAULT_MAXIMUM) / minimum * minimum,
+        structured: false,
+    })
+}
+
+#[cfg(test)]
+mod tests;

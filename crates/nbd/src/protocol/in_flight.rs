@@ -1,0 +1,129 @@
+//! Requests that have been sent and are not answered, by their cookies.
+
+/// What a request asked for, as far as its reply is checked by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// It is answered by data.
+    pub read: bool,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// A request in flight.
+#[derive(Debug)]
+pub struct Entry<T> {
+    /// What it asked for.
+    pub asked: Asked,
+    /// What its sender keeps of it.
+    pub item: T,
+    /// Bytes of data that have been announced, or come.
+    pub(super) received: u32,
+    /// The first error chunk's number.
+    pub(super) error: Option<u32>,
+    /// Error chunks.
+    pub(super) errors: u32,
+    /// Its reply has ended.
+    pub(super) ended: bool,
+}
+
+impl<T> Entry<T> {
+    /// Its reply has come as a whole: the error in it, if there is one.
+    pub fn outcome(&self) -> Option<Option<u32>> {
+        self.ended.then_some(self.error)
+    }
+
+    /// Its reply does not count.
+    pub fn ask_again(&mut self) {
+        (self.ended, self.error) = (false, None);
+    }
+}
+
+/// Requests in flight. A cookie has a place and a sequence, so that a stale one is known.
+#[derive(Debug)]
+pub struct InFlight<T> {
+    places: Vec<(u32, Option<Entry<T>>)>,
+    free: Vec<u32>,
+}
+
+impl<T> InFlight<T> {
+    /// Room for so many.
+    pub fn new(room: u32) -> Self {
+        Self {
+            places: (0..room).map(|_| (0, None)).collect(),
+            free: (0..room).rev().collect(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// There is room for no more.
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Enters a request; its cookie.
+    ///
+    /// # Errors
+    /// There is no room: what its sender keeps comes back.
+    pub fn insert(&mut self, asked: Asked, item: T) -> Result<u64, T> {
+        let place = self.free.last().copied();
+        let Some((place, (sequence, empty))) =
+            place.and_then(|place| Some((place, self.places.get_mut(place as usize)?)))
+        else {
+            return Err(item);
+        };
+        self.free.pop();
+        *sequence = sequence.wrapping_add(1);
+        *empty = Some(Entry {
+            asked,
+            item,
+            received: 0,
+            error: None,
+            errors: 0,
+            ended: false,
+        });
+        Ok(u64::from(*sequence) << 32 | u64::from(place))
+    }
+
+    /// The request of a cookie.
+    pub fn get(&mut self, cookie: u64) -> Option<&mut Entry<T>> {
+        let (sequence, entry) = self.places.get_mut(cookie as u32 as usize)?;
+        entry
+            .as_mut()
+            .filter(|_| u64::from(*sequence) == cookie >> 32)
+    }
+
+    /// Takes a request out.
+    pub fn remove(&mut self, cookie: u64) -> Option<Entry<T>> {
+        self.get(cookie)?;
+        let place = cookie as u32;
+        let entry = self.places.get_mut(place as usize)?.1.take();
+        self.free.push(place);
+        entry
+    }
+
+    /// All of them, with their cookies.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Entry<T>)> {
+        let places = (0u64..).zip(&mut self.places);
+        places.filter_map(|(place, (sequence, entry))| {
+            Some((u64::from(*sequence) << 32 | place, entry.as_mut()?))
+        })
+    }
+
+    /// Takes all of them out.
+    pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
+        self.free.clear();
+        self.free.extend((0..self.places.len() as u32).rev());
+        self.places.iter_mut().filter_map(|(_, entry)| entry.take())
+    }
+}

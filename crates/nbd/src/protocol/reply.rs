@@ -1,0 +1,332 @@
+//! What a server answers: simple replies, and chunks of structured ones.
+//!
+//! The bytes come in pieces of any size. [`Replies::next`] takes some of them and says what they
+//! were; everything is checked against the request that it answers, so that the caller can carry
+//! the events out without a further look: data lies within its request, no byte more comes than
+//! was asked for, and no read ends without an error before all of it has come.
+
+use super::in_flight::{Entry, InFlight};
+use super::wire::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, u16_at, u32_at, u64_at};
+
+/// Longest payload of an error chunk, in bytes: a text of 4096 with what is around it.
+const LONGEST_ERROR: u32 = 4096 + 64;
+/// Error chunks that a reply may have.
+const MOST_ERRORS: u32 = 64;
+
+/// How a server breaks the protocol. The connection cannot be used any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// Neither kind of reply begins so.
+    #[error("a reply begins with {0:#010x}")]
+    Magic(u32),
+    /// A structured reply that was not negotiated, or a simple one with data that may not be.
+    #[error("a {0} reply, which was not negotiated")]
+    Kind(&'static str),
+    /// No request has this cookie.
+    #[error("a reply to a request that was never sent, or was answered (cookie {0:#x})")]
+    Cookie(u64),
+    /// A type of chunk that nobody asked for.
+    #[error("a chunk of the unknown type {0}")]
+    Chunk(u16),
+    /// A chunk whose length its type does not have.
+    #[error("a chunk of type {kind} has {len} bytes")]
+    Length {
+        /// Its type.
+        kind: u16,
+        /// Its length in bytes.
+        len: u32,
+    },
+    /// Data outside of what was asked for, or for what was not asked for data.
+    #[error("data outside of what was asked for")]
+    Range,
+    /// A read has ended, and not all of it has come.
+    #[error("a read is said to be complete, of which bytes are missing")]
+    Incomplete,
+    /// More errors than any request can have.
+    #[error("errors without end for one request")]
+    Errors,
+}
+
+/// What some bytes were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// Nothing yet, or nothing of interest.
+    More,
+    /// Data of a read.
+    Data {
+        /// Of which request.
+        cookie: u64,
+        /// Where in the request, in bytes from its first one.
+        at: u32,
+        /// These.
+        bytes: &'a [u8],
+    },
+    /// Bytes of a read that are zero.
+    Hole {
+        /// Of which request.
+        cookie: u64,
+        /// Where in the request.
+        at: u32,
+        /// How many.
+        len: u32,
+    },
+    /// A reply is complete.
+    End {
+        /// Of which request.
+        cookie: u64,
+        /// The server's error, by the protocol's number.
+        error: Option<u32>,
+    },
+}
+
+/// Data that comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expected {
+    /// Of which request.
+    pub cookie: u64,
+    /// Where in the request.
+    pub at: u32,
+    /// So many bytes.
+    pub left: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// A reply or chunk begins.
+    Head,
+    /// Data comes.
+    Data { expected: Expected, last: bool },
+    /// The text of an error, which nobody reads.
+    Skip { cookie: u64, left: u32, last: bool },
+    /// A reply has come as a whole.
+    End { cookie: u64 },
+}
+
+/// The stream of a connection's replies.
+#[derive(Debug)]
+pub struct Replies {
+    structured: bool,
+    state: State,
+}
+
+impl Replies {
+    /// From the end of the handshake on; `structured`: structured replies were negotiated.
+    pub fn new(structured: bool) -> Self {
+        Self {
+            structured,
+            state: State::Head,
+        }
+    }
+
+    /// Data that comes next, all of which may be received where it belongs.
+    pub fn expects(&self) -> Option<Expected> {
+        match self.state {
+            State::Data { expected, .. } => Some(expected),
+            _ => None,
+        }
+    }
+
+    /// So many bytes of what is expected have been received where they belong.
+    pub fn took(&mut self, len: u32) {
+        if let State::Data { expected, last } = self.state {
+            self.state = data(expected.cookie, expected.at, expected.left, len, last);
+        }
+    }
+
+    /// Looks at bytes: how many of them are used up, and what they were. Without an event
+    /// ([`Event::More`]) and with none used, more bytes are needed.
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn next<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        requests: &mut InFlight<T>,
+    ) -> Result<(usize, Event<'a>), Violation> {
+        match self.state {
+            State::Head => self.head(input, requests),
+            State::Data { expected, last } => {
+                let Expected { cookie, at, left } = expected;
+                let most = usize::try_from(left).unwrap_or(usize::MAX);
+                let bytes = input.get(..most).unwrap_or(input);
+                if bytes.is_empty() {
+                    return Ok((0, Event::More));
+                }
+                // No longer than `left`.
+                self.state = data(cookie, at, left, bytes.len() as u32, last);
+                Ok((bytes.len(), Event::Data { cookie, at, bytes }))
+            }
+            State::Skip { cookie, left, last } => {
+                let used = input.len().min(left as usize);
+                let left = left - used as u32;
+                self.state = match left {
+                    0 => ended(cookie, last),
+                    left => State::Skip { cookie, left, last },
+                };
+                Ok((used, Event::More))
+            }
+            State::End { cookie } => {
+                self.state = State::Head;
+                let entry = find(requests, cookie)?;
+                entry.ended = true;
+                if entry.error.is_none() && entry.asked.read && entry.received != entry.asked.len {
+                    return Err(Violation::Incomplete);
+                }
+                let error = entry.error;
+                Ok((0, Event::End { cookie, error }))
+            }
+        }
+    }
+
+    fn head<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        requests: &mut InFlight<T>,
+    ) -> Result<(usize, Event<'a>), Violation> {
+        match u32_at(input, 0) {
+            None => Ok((0, Event::More)),
+            Some(SIMPLE_REPLY) => self.simple(input, requests),
+            Some(STRUCTURED_REPLY) if self.structured => self.chunk(input, requests),
+            Some(STRUCTURED_REPLY) => Err(Violation::Kind("structured")),
+            Some(other) => Err(Violation::Magic(other)),
+        }
+    }
+
+    fn simple<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        requests: &mut InFlight<T>,
+    ) -> Result<(usize, Event<'a>), Violation> {
+        let (Some(error), Some(cookie)) = (u32_at(input, 4), u64_at(input, 8)) else {
+            return Ok((0, Event::More));
+        };
+        let entry = find(requests, cookie)?;
+        self.state = State::End { cookie };
+        if error != 0 {
+            entry.error.get_or_insert(error);
+        } else if entry.asked.read {
+            if self.structured {
+                return Err(Violation::Kind("simple"));
+            }
+            entry.received = entry.asked.len;
+            self.state = data(cookie, 0, entry.asked.len, 0, true);
+        }
+        Ok((16, Event::More))
+    }
+
+    fn chunk<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        requests: &mut InFlight<T>,
+    ) -> Result<(usize, Event<'a>), Violation> {
+        let fields = (u16_at(input, 4), u16_at(input, 6), u64_at(input, 8));
+        let ((Some(flags), Some(kind), Some(cookie)), Some(len)) = (fields, u32_at(input, 16))
+        else {
+            return Ok((0, Event::More));
+        };
+        let entry = find(requests, cookie)?;
+        let last = flags & chunk::DONE != 0;
+        let wrong = Violation::Length { kind, len };
+        match kind {
+            // Alone it says nothing: chunks without end could be made of it.
+            chunk::NONE if len == 0 && last => {
+                self.state = ended(cookie, last);
+                Ok((20, Event::More))
+            }
+            chunk::OFFSET_DATA => {
+                let data_len = len.checked_sub(8).filter(|len| *len > 0).ok_or(wrong)?;
+                let Some(offset) = u64_at(input, 20) else {
+                    return Ok((0, Event::More));
+                };
+                let at = entry.announce(offset, data_len)?;
+                self.state = data(cookie, at, data_len, 0, last);
+                Ok((28, Event::More))
+            }
+            chunk::OFFSET_HOLE => {
+                if len != 12 {
+                    return Err(wrong);
+                }
+                let (Some(offset), Some(len)) = (u64_at(input, 20), u32_at(input, 28)) else {
+                    return Ok((0, Event::More));
+                };
+                let at = entry.announce(offset, len)?;
+                self.state = ended(cookie, last);
+                Ok((32, Event::Hole { cookie, at, len }))
+            }
+            kind if kind & chunk::ERROR != 0 => {
+                if !(6..=LONGEST_ERROR).contains(&len) {
+                    return Err(wrong);
+                }
+                let Some(error) = u32_at(input, 20) else {
+                    return Ok((0, Event::More));
+                };
+                entry.errors += 1;
+                if entry.errors > MOST_ERRORS {
+                    return Err(Violation::Errors);
+                }
+                // Zero would be no error.
+                entry.error.get_or_insert(error.max(1));
+                let left = len - 4;
+                self.state = State::Skip { cookie, left, last };
+                Ok((24, Event::More))
+            }
+            chunk::NONE => Err(wrong),
+            other => Err(Violation::Chunk(other)),
+        }
+    }
+}
+
+impl<T> Entry<T> {
+    /// Data comes; where it belongs in the request.
+    fn announce(&mut self, offset: u64, len: u32) -> Result<u32, Violation> {
+        let at = offset.checked_sub(self.asked.offset);
+        let at = at.and_then(|at| u32::try_from(at).ok());
+        let end = at.and_then(|at| at.checked_add(len));
+        let received = self.received.checked_add(len);
+        match (at, end, received) {
+            (Some(at), Some(end), Some(received))
+                if self.asked.read
+                    && len > 0
+                    && end <= self.asked.len
+                    && received <= self.asked.len =>
+            {
+                self.received = received;
+                Ok(at)
+            }
+            _ => Err(Violation::Range),
+        }
+    }
+}
+
+/// The request of a cookie, whose reply has not ended yet.
+fn find<T>(requests: &mut InFlight<T>, cookie: u64) -> Result<&mut Entry<T>, Violation> {
+    let entry = requests.get(cookie).filter(|entry| !entry.ended);
+    entry.ok_or(Violation::Cookie(cookie))
+}
+
+/// After `len` of the `left` bytes that come from `at` on.
+fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
+    let len = len.min(left);
+    match left - len {
+        0 => ended(cookie, last),
+        left => State::Data {
+            expected: Expected {
+                cookie,
+                at: at.saturating_add(len),
+                left,
+            },
+            last,
+        },
+    }
+}
+
+/// After a chunk.
+fn ended(cookie: u64, last: bool) -> State {
+    match last {
+        true => State::End { cookie },
+        false => State::Head,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,620 @@
+//! One connection of a queue: commands out, replies in; and its end, after which another one takes
+//! its place.
+//!
+//! ```text
+//! Connecting --a thread has connected--> Open --error, time-out, end of the stream--> Closing
+//!     ^                                                                                 |
+//!     `---- the server has closed it, too, or had time for that <-----------------------'
+//! ```
+//!
+//! A connection that is closing sends nothing more, but is read until the server has closed it:
+//! servers answer what they have begun before they do. So a write that was sent on it is not
+//! carried out after one that is sent on the next.
+
+use crate::connect::Connected;
+use crate::protocol::wire::ESHUTDOWN;
+use crate::protocol::{Asked, Command, Event, InFlight, Replies};
+use dma::SegmentList;
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+use volume::{Incoming, IoError, IoErrorKind, Outgoing, RingStream, RingStreams};
+
+/// Commands in flight on a connection.
+const DEPTH: u32 = 128;
+/// Bytes that wait for the end of what is being sent; beyond that no command is taken.
+const STAGED: u64 = 1 << 20;
+/// Bytes of the buffer for what is received.
+const BUFFER: usize = 128 << 10;
+/// Data of which so many bytes are to come is received where it belongs, without a copy.
+const DIRECT: u32 = 16 << 10;
+/// How long a server may take to close a connection that this side has ended.
+const CLOSING: Duration = Duration::from_secs(5);
+/// Connections that may break the protocol while a command is in flight, until it fails.
+const MOST_VIOLATIONS: u8 = 5;
+
+/// A command.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// The place of its request.
+    pub(super) parent: usize,
+    pub(super) command: Command,
+    /// Bytes.
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    /// Its data's memory; empty while the kernel has it.
+    pub(super) list: SegmentList,
+    /// It has all of its request's memory, not a slice.
+    pub(super) whole: bool,
+    /// Since when it is with the server.
+    pub(super) since: Instant,
+    /// The kernel has its memory.
+    pub(super) lent: bool,
+    /// Nobody waits for its answer.
+    pub(super) given_up: bool,
+    /// Its data could not be stored.
+    pub(super) unstored: bool,
+    /// Connections that broke the protocol while it was with the server.
+    pub(super) violations: u8,
+}
+
+/// How a command has ended.
+pub(super) type Ended = (Part, Result<(), IoError>);
+
+/// Why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error("the server has closed the connection")]
+    Closed,
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error("{0}")]
+    Io(io::Error),
+    #[error("the server breaks the protocol: {0}")]
+    Violation(crate::protocol::Violation),
+    #[error("no answer to a request for {0:?}")]
+    TimeOut(Duration),
+    #[error("a request was given up that was being sent or received")]
+    GivenUp,
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<crate::protocol::Violation> for Broken {
+    fn from(violation: crate::protocol::Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+struct Open {
+    stream: RingStream,
+    replies: Replies,
+    /// `None` while the kernel has it.
+    incoming: Option<Incoming>,
+    /// The request whose memory is received into.
+    direct: Option<u64>,
+    /// What is sent next.
+    staged: Outgoing,
+    /// `None` while the kernel has it.
+    spare: Option<Outgoing>,
+    /// Something has been answered.
+    answered: bool,
+    /// The server has said that it ends.
+    shutting_down: bool,
+}
+
+enum State {
+    Connecting,
+    Open(Open),
+    Closing {
+        open: Open,
+        until: Instant,
+        violation: bool,
+        ended: bool,
+    },
+}
+
+/// A place for a connection.
+pub(super) struct Link {
+    state: State,
+    in_flight: InFlight<Part>,
+    /// Commands of the connection before, which are sent first on the next.
+    pub(super) again: VecDeque<Part>,
+    /// Connections in a row that were of no use.
+    pub(super) failures: u32,
+    looked: Option<Instant>,
+}
+
+impl Link {
+    pub(super) fn new() -> Self {
+        Self {
+            state: State::Connecting,
+            in_flight: InFlight::new(DEPTH),
+            again: VecDeque::new(),
+            failures: 0,
+            looked: None,
+        }
+    }
+
+    /// There is a connection.
+    pub(super) fn opened(&mut self, streams: &RingStreams, connected: Connected) {
+        self.state = State::Open(Open {
+            stream: streams.open(connected.fd),
+            replies: Replies::new(connected.export.structured),
+            incoming: Some(Incoming::new(BUFFER)),
+            direct: None,
+            staged: Outgoing::new(),
+            spare: Some(Outgoing::new()),
+            answered: false,
+            shutting_down: false,
+        });
+    }
+
+    /// It is with the server, or on its way there.
+    pub(super) fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// A command can be taken.
+    pub(super) fn has_room(&self) -> bool {
+        match &self.state {
+            State::Open(open) => !self.in_flight.is_full() && open.staged.left() < STAGED,
+            _ => false,
+        }
+    }
+
+    /// Nothing is staged: what comes next begins a batch.
+    pub(super) fn begins(&self) -> bool {
+        match &self.state {
+            State::Open(open) => open.staged.left() == 0,
+            _ => true,
+        }
+    }
+
+    /// It is on its way to its end, or to the next connection.
+    pub(super) fn is_down(&self) -> bool {
+        !matches!(self.state, State::Open(_))
+    }
+
+    /// Something has come, or can be sent.
+    pub(super) fn has_news(&self) -> bool {
+        match &self.state {
+            State::Connecting => false,
+            State::Open(open) => {
+                open.stream.has_news()
+                    || open.incoming.is_some()
+                    || (open.staged.left() > 0 && open.spare.is_some())
+            }
+            State::Closing { open, .. } => open.stream.has_news(),
+        }
+    }
+
+    /// Takes a command.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub(super) fn stage(&mut self, mut part: Part) -> Result<(), Part> {
+        let State::Open(open) = &mut self.state else {
+            return Err(part);
+        };
+        let asked = Asked {
+            read: part.command == Command::Read,
+            offset: part.offset,
+            len: part.len,
+        };
+        let (command, offset, len) = (part.command, part.offset, part.len);
+        let data = match command {
+            Command::Write { .. } => {
+                part.lent = true;
+                Some(std::mem::take(&mut part.list))
+            }
+            _ => None,
+        };
+        match self.in_flight.insert(asked, part) {
+            Ok(cookie) => {
+                open.staged.bytes(&command.header(cookie, offset, len));
+                if let Some(list) = data {
+                    open.staged.data(cookie, list);
+                }
+                Ok(())
+            }
+            Err(mut part) => {
+                part.list = data.unwrap_or(std::mem::take(&mut part.list));
+                part.lent = false;
+                Err(part)
+            }
+        }
+    }
+
+    /// Hands what is staged to the ring. `true` when there was something.
+    pub(super) fn send(&mut self) -> bool {
+        let State::Open(open) = &mut self.state else {
+            return false;
+        };
+        open.send()
+    }
+
+    /// The kernel gets what the ring has, now.
+    pub(super) fn push(&self) {
+        if let State::Open(open) = &self.state {
+            open.stream.push();
+        }
+    }
+
+    /// Goes on with what has come. Commands that have ended are in `over`.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        timeout: Duration,
+        over: &mut Vec<Ended>,
+    ) -> Result<(), Broken> {
+        let State::Open(open) = &mut self.state else {
+            return Ok(());
+        };
+        let before = over.len();
+        let polled = open.poll(&mut self.in_flight, over);
+        if over.len() > before {
+            open.answered = true;
+            self.failures = 0;
+        }
+        polled?;
+        open.send();
+        let due = |at: Instant| now.saturating_duration_since(at) >= Duration::from_millis(50);
+        if !self.in_flight.is_empty() && self.looked.is_none_or(due) {
+            self.looked = Some(now);
+            let late = |part: &Part| now.saturating_duration_since(part.since) >= timeout;
+            if self
+                .in_flight
+                .iter_mut()
+                .any(|(_, entry)| late(&entry.item))
+            {
+                return Err(Broken::TimeOut(timeout));
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection is of no use any more.
+    pub(super) fn close(&mut self, why: &Broken, now: Instant) {
+        let state = std::mem::replace(&mut self.state, State::Connecting);
+        let State::Open(open) = state else {
+            self.state = state;
+            return;
+        };
+        match why {
+            // The server is given time to answer what it has begun.
+            Broken::TimeOut(_) | Broken::Violation(_) | Broken::ShuttingDown => {
+                open.stream.end_sending();
+            }
+            // Nothing more comes; or memory is wanted back.
+            _ => open.stream.shut_down(),
+        }
+        if !open.answered {
+            self.failures = self.failures.saturating_add(1);
+        }
+        self.failures = self.failures.max(1);
+        self.state = State::Closing {
+            open,
+            until: now.checked_add(CLOSING).unwrap_or(now),
+            violation: matches!(why, Broken::Violation(_)),
+            ended: matches!(why, Broken::Closed | Broken::Io(_)),
+        };
+    }
+
+    /// Memory that the kernel has is wanted back.
+    pub(super) fn hurry(&mut self) {
+        if let State::Closing { open, .. } = &self.state {
+            open.stream.shut_down();
+        }
+    }
+
+    /// Goes on with closing. `true` when it is over: commands are in [`Link::again`], or `over`,
+    /// and the next connection may be made.
+    pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> bool {
+        let State::Closing {
+            open,
+            until,
+            violation,
+            ended,
+        } = &mut self.state
+        else {
+            return false;
+        };
+        *ended |= open.drain(&mut self.in_flight);
+        if now >= *until && !*ended {
+            open.stream.shut_down();
+        }
+        if !*ended || open.spare.is_none() || open.incoming.is_none() {
+            return false;
+        }
+        open.staged
+            .clear(|cookie, list| return_list(&mut self.in_flight, cookie, list));
+        let violation = *violation;
+        for entry in self.in_flight.drain() {
+            let outcome = entry.outcome();
+            let mut part = entry.item;
+            part.lent = false;
+            match outcome {
+                _ if part.given_up => over.push((part, Ok(()))),
+                Some(error) if error != Some(ESHUTDOWN) => {
+                    let result = result(error, &part);
+                    over.push((part, result));
+                }
+                _ => {
+                    part.violations += u8::from(violation);
+                    if part.violations >= MOST_VIOLATIONS {
+                        let failed = failed(part.command);
+                        over.push((part, Err(failed.into())));
+                    } else {
+                        self.again.push_back(part);
+                    }
+                }
+            }
+        }
+        self.state = State::Connecting;
+        true
+    }
+
+    /// Commands of a request that nobody wants any more. Those whose memory is here are given up,
+    /// by `take`; `true` when the kernel has the memory of others.
+    pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
+        let mut lent = false;
+        for (_, entry) in self.in_flight.iter_mut() {
+            let part = &mut entry.item;
+            if part.parent != parent || part.given_up {
+                continue;
+            }
+            if part.lent {
+                lent = true;
+            } else {
+                part.given_up = true;
+                take(part);
+            }
+        }
+        lent
+    }
+}
+
+impl Open {
+    fn send(&mut self) -> bool {
+        if self.staged.left() == 0 {
+            return false;
+        }
+        let Some(spare) = self.spare.take() else {
+            return false;
+        };
+        let outgoing = std::mem::replace(&mut self.staged, spare);
+        if let Err(outgoing) = self.stream.send(outgoing) {
+            // The ring is full: the next round tries again.
+            let spare = std::mem::replace(&mut self.staged, outgoing);
+            self.spare = Some(spare);
+        }
+        true
+    }
+
+    fn poll(
+        &mut self,
+        in_flight: &mut InFlight<Part>,
+        over: &mut Vec<Ended>,
+    ) -> Result<(), Broken> {
+        if let Some((mut outgoing, sent)) = self.stream.sent() {
+            outgoing.advance(*sent.as_ref().unwrap_or(&0));
+            if sent.is_ok() && outgoing.left() > 0 {
+                if let Err(outgoing) = self.stream.send(outgoing) {
+                    self.end_of_sending(outgoing, in_flight, over);
+                    return Err(Broken::Io(io::ErrorKind::WouldBlock.into()));
+                }
+            } else {
+                self.end_of_sending(outgoing, in_flight, over);
+                sent?;
+            }
+            if self.shutting_down {
+                return Err(Broken::ShuttingDown);
+            }
+        }
+        if let Some((mut incoming, received)) = self.stream.received() {
+            let result = match received {
+                Ok(0) => Err(Broken::Closed),
+                Ok(len) => {
+                    self.received(&mut incoming, len, in_flight);
+                    self.parse(&mut incoming, in_flight, over)
+                }
+                Err(error) => Err(error.into()),
+            };
+            self.reclaim(&mut incoming, in_flight);
+            self.incoming = Some(incoming);
+            result?;
+        }
+        if let Some(incoming) = self.incoming.take() {
+            self.receive(incoming, in_flight);
+        }
+        Ok(())
+    }
+
+    /// Memory comes back, and commands end that were answered before all of a batch was sent.
+    fn end_of_sending(
+        &mut self,
+        mut outgoing: Outgoing,
+        in_flight: &mut InFlight<Part>,
+        over: &mut Vec<Ended>,
+    ) {
+        outgoing.clear(|cookie, list| {
+            return_list(in_flight, cookie, list);
+            let answered = in_flight.get(cookie).and_then(|entry| entry.outcome());
+            if answered == Some(Some(ESHUTDOWN)) {
+                // As below, in `parse`.
+                if let Some(entry) = in_flight.get(cookie) {
+                    entry.ask_again();
+                }
+                self.shutting_down = true;
+            } else if let Some(error) = answered
+                && let Some(entry) = in_flight.remove(cookie)
+            {
+                let result = result(error, &entry.item);
+                over.push((entry.item, result));
+            }
+        });
+        self.spare = Some(outgoing);
+    }
+
+    /// What went to a request's memory.
+    fn received(&mut self, incoming: &mut Incoming, len: u64, in_flight: &mut InFlight<Part>) {
+        let direct = incoming.received(len);
+        self.reclaim(incoming, in_flight);
+        // No longer than what was expected, which has 32 bits.
+        self.replies.took(direct as u32);
+    }
+
+    fn reclaim(&mut self, incoming: &mut Incoming, in_flight: &mut InFlight<Part>) {
+        if let Some((list, ..)) = incoming.direct.take()
+            && let Some(cookie) = self.direct.take()
+        {
+            return_list(in_flight, cookie, list);
+        }
+    }
+
+    fn parse(
+        &mut self,
+        incoming: &mut Incoming,
+        in_flight: &mut InFlight<Part>,
+        over: &mut Vec<Ended>,
+    ) -> Result<(), Broken> {
+        loop {
+            let (used, event) = self.replies.next(incoming.bytes(), in_flight)?;
+            match event {
+                Event::More if used == 0 => return Ok(()),
+                Event::More => {}
+                Event::Data { cookie, at, bytes } => {
+                    if let Some(entry) = in_flight.get(cookie) {
+                        entry.item.store(at, bytes);
+                    }
+                }
+                Event::Hole { cookie, at, len } => {
+                    if let Some(entry) = in_flight.get(cookie) {
+                        entry.item.clear(at, len);
+                    }
+                }
+                Event::End { cookie, error } => {
+                    let lent = in_flight.get(cookie).is_some_and(|entry| entry.item.lent);
+                    if error == Some(ESHUTDOWN) && !lent {
+                        // It is sent again, to the next server.
+                        if let Some(entry) = in_flight.get(cookie) {
+                            entry.ask_again();
+                        }
+                        return Err(Broken::ShuttingDown);
+                    }
+                    // One that is still being sent ends with that.
+                    if !lent && let Some(entry) = in_flight.remove(cookie) {
+                        let result = result(error, &entry.item);
+                        over.push((entry.item, result));
+                    }
+                }
+            }
+            incoming.consume(used);
+        }
+    }
+
+    /// Asks the ring for more.
+    fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Part>) {
+        if incoming.bytes().is_empty()
+            && let Some(expected) = self.replies.expects()
+            && expected.left >= DIRECT
+            && let Some(entry) = in_flight.get(expected.cookie)
+            && !entry.item.given_up
+        {
+            entry.item.lent = true;
+            let list = std::mem::take(&mut entry.item.list);
+            incoming.direct = Some((list, expected.at.into(), expected.left.into()));
+            self.direct = Some(expected.cookie);
+        }
+        if let Err(mut incoming) = self.stream.receive(incoming) {
+            self.reclaim(&mut incoming, in_flight);
+            self.incoming = Some(incoming);
+        }
+    }
+
+    /// Takes memory back from the kernel, and drops what comes. `true`: the server has closed, too.
+    fn drain(&mut self, in_flight: &mut InFlight<Part>) -> bool {
+        if let Some((mut outgoing, _)) = self.stream.sent() {
+            outgoing.clear(|cookie, list| return_list(in_flight, cookie, list));
+            self.spare = Some(outgoing);
+        }
+        let mut ended = false;
+        if let Some((mut incoming, received)) = self.stream.received() {
+            self.reclaim(&mut incoming, in_flight);
+            ended = !matches!(received, Ok(1..));
+            self.incoming = Some(incoming);
+        }
+        if !ended && let Some(mut incoming) = self.incoming.take() {
+            incoming.clear();
+            if let Err(incoming) = self.stream.receive(incoming) {
+                self.incoming = Some(incoming);
+            }
+        }
+        ended
+    }
+}
+
+impl Part {
+    /// Data of a read.
+    fn store(&mut self, at: u32, bytes: &[u8]) {
+        if !self.given_up {
+            self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
+        }
+    }
+
+    /// Zeroes of a read.
+    fn clear(&mut self, at: u32, len: u32) {
+        if !self.given_up {
+            let mut hole = SegmentList::new();
+            self.list.slice(at.into(), len.into(), &mut hole);
+            self.unstored |= hole.fill(0) != u64::from(len);
+        }
+    }
+}
+
+impl Drop for Open {
+    /// The server is told that this is the end, if that can be done without waiting.
+    fn drop(&mut self) {
+        if let Some(mut outgoing) = self.spare.take() {
+            outgoing.clear(|_, list| drop(list));
+            outgoing.bytes(&Command::Disconnect.header(0, 0, 0));
+            let _ = self.stream.send(outgoing);
+            self.stream.push();
+        }
+    }
+}
+
+fn return_list(in_flight: &mut InFlight<Part>, cookie: u64, list: SegmentList) {
+    if let Some(entry) = in_flight.get(cookie) {
+        entry.item.list = list;
+        entry.item.lent = false;
+    }
+}
+
+fn failed(command: Command) -> IoErrorKind {
+    match command {
+        Command::Read => IoErrorKind::MediaRead,
+        _ => IoErrorKind::MediaWrite,
+    }
+}
+
+/// What a server's answer means.
+fn result(error: Option<u32>, part: &Part) -> Result<(), IoError> {
+    match error {
+        None if part.unstored => Err(IoErrorKind::Memory.into()),
+        None => Ok(()),
+        Some(error) => {
+            let write = part.command != Command::Read;
+            // The protocol's numbers are those of Linux, as far as there are any.
+            Err(match i32::try_from(error) {
+                Ok(errno @ 1..=4095) => IoError::from_errno(errno, write),
+                _ => failed(part.command).into(),
+            })
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! One worker's queue into an export.
+//!
+//! A request becomes a command, or several where the server takes no more at a time. Commands go to
+//! the connection that has the fewest; those of a connection that broke are sent again on the one
+//! that takes its place, which a thread makes meanwhile. Nothing here waits.
+
+mod link;
+mod parent;
+
+use crate::connect::{Inbox, connect_again};
+use crate::export::Shared;
+use crate::protocol::Command;
+use crate::protocol::wire::export_flags as flags;
+use dma::{Buffer, SegmentList, View};
+use link::{Broken, Ended, Link, Part};
+use parent::{Parent, Parents, Todo};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use volume::{
+    Completion, Ending, FastPath, Info, IoError, IoErrorKind, Op, QueueState, Request, RingStreams,
+    VolumeQueue, Wake,
+};
+
+/// Between two looks at time-outs, while something is in flight.
+const LOOK: Duration = Duration::from_millis(100);
+/// Bytes of zeroes that are written again and again, where the server knows no zeroing.
+const ZEROES: usize = 1 << 20;
+
+pub(crate) struct NbdQueue {
+    shared: Arc<Shared>,
+    info: Info,
+    streams: RingStreams,
+    inbox: Arc<Inbox>,
+    links: Vec<Link>,
+    parents: Parents,
+    /// Requests of which something is to be sent.
+    waiting: VecDeque<usize>,
+    /// Commands that change something, and that nobody waits for: nothing is sent before they have
+    /// ended, for a guest that was reset must not find its old write on top of its new one.
+    given_up: usize,
+    /// Requests that are complete.
+    ended: Vec<Completion>,
+    /// Recycled.
+    over: Vec<Ended>,
+    zeroes: Option<SegmentList>,
+    /// Roughly.
+    now: Instant,
+    ending: Ending,
+}
+
+impl NbdQueue {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        streams: RingStreams,
+        inbox: Arc<Inbox>,
+        ending: Ending,
+    ) -> Self {
+        let mut queue = Self {
+            info: shared.info(),
+            links: (0..shared.options.connections.max(1))
+                .map(|_| Link::new())
+                .collect(),
+            shared,
+            streams,
+            inbox,
+            parents: Parents::default(),
+            waiting: VecDeque::new(),
+            given_up: 0,
+            ended: Vec::new(),
+            over: Vec::new(),
+            zeroes: None,
+            now: Instant::now(),
+            ending,
+        };
+        let first = queue.shared.take_first();
+        for number in usize::from(first.is_some())..queue.links.len() {
+            queue.connect(number);
+        }
+        if let Some(connected) = first {
+            queue.inbox.put(0, connected);
+        }
+        queue
+    }
+
+    /// Has a thread make the next connection of a link.
+    fn connect(&mut self, number: usize) {
+        let failures = self.links.get(number).map_or(0, |link| link.failures);
+        if let Err(error) = connect_again(&self.shared, &self.inbox, number, failures) {
+            let server = &self.shared.server;
+            tracing::error!("{server}: no thread that connects ({error})");
+        }
+    }
+
+    /// Sends what can be sent.
+    fn issue(&mut self) {
+        if self.given_up > 0 {
+            return;
+        }
+        for link in &mut self.links {
+            while link.has_room()
+                && let Some(mut part) = link.again.pop_front()
+            {
+                part.since = self.now;
+                if let Err(part) = link.stage(part) {
+                    link.again.push_front(part);
+                    break;
+                }
+            }
+        }
+        while let Some(&place) = self.waiting.front() {
+            let links = self.links.iter_mut();
+            let open = links.filter(|link| link.has_room() && link.again.is_empty());
+            let Some(link) = open.min_by_key(|link| link.len()) else {
+                return;
+            };
+            if link.begins() {
+                self.now = Instant::now();
+            }
+            let made = self.parents.get(place).and_then(|parent| {
+                let export = &self.shared.export;
+                let zeroes = &mut self.zeroes;
+                next(parent, place, export, zeroes, self.now)
+            });
+            let Some(part) = made else {
+                self.waiting.pop_front();
+                continue;
+            };
+            if let Err(mut part) = link.stage(part) {
+                // It had room.
+                part.given_up = false;
+                link.again.push_back(part);
+            }
+            let parent = self.parents.get(place);
+            if parent.is_none_or(|parent| parent.todo == Todo::Nothing) {
+                self.waiting.pop_front();
+            }
+        }
+    }
+
+    /// A command has ended.
+    fn finish(&mut self, (mut part, result): Ended) {
+        if part.given_up {
+            self.given_up -= usize::from(part.command.changes());
+            return;
+        }
+        let place = part.parent;
+        let Some(parent) = self.parents.get(place) else {
+            return;
+        };
+        if part.whole {
+            parent.request.data = std::mem::take(&mut part.list);
+        }
+        let result = match parent.cancelled {
+            true => Err(IoErrorKind::Aborted.into()),
+            false => result,
+        };
+        parent.answered(result);
+        if parent.is_over() && parent.result.is_ok() && std::mem::take(&mut parent.then_flush) {
+            parent.todo = Todo::Flush;
+            self.waiting.push_back(place);
+            return;
+        }
+        self.end_if_over(place);
+    }
+
+    fn end_if_over(&mut self, place: usize) {
+        let is_over = self.parents.get(place).is_some_and(|p| p.is_over());
+        if is_over && let Some(parent) = self.parents.remove(place) {
+            // An error ends a request of which something was still to be sent.
+            self.waiting.retain(|waiting| *waiting != place);
+            self.ended.push(parent.request.complete(parent.result));
+        }
+    }
+
+    /// Goes on with one connection.
+    fn poll_link(&mut self, number: usize) {
+        let mut over = std::mem::take(&mut self.over);
+        if let Some(link) = self.links.get_mut(number) {
+            if let Err(why) = link.poll(self.now, self.shared.options.timeout, &mut over) {
+                let unanswered = link.len();
+                let server = &self.shared.server;
+                tracing::warn!("{server}: {why}; connecting again ({unanswered} requests wait)");
+                link.close(&why, self.now);
+            }
+            if link.closed(self.now, &mut over) {
+                self.connect(number);
+                self.drop_cancelled(number, &mut over);
+            }
+        }
+        for ended in over.drain(..) {
+            self.finish(ended);
+        }
+        self.over = over;
+    }
+
+    /// Commands that are not to be sent again.
+    fn drop_cancelled(&mut self, number: usize, over: &mut Vec<Ended>) {
+        let Some(link) = self.links.get_mut(number) else {
+            return;
+        };
+        for _ in 0..link.again.len() {
+            let Some(part) = link.again.pop_front() else {
+                return;
+            };
+            let parent = self.parents.get(part.parent);
+            if parent.is_none_or(|parent| parent.cancelled) {
+                over.push((part, Err(IoErrorKind::Aborted.into())));
+            } else {
+                link.again.push_back(part);
+            }
+        }
+    }
+
+    /// Nobody waits for a request any more.
+    fn give_up(&mut self, place: usize) {
+        let Some(parent) = self.parents.get(place) else {
+            return;
+        };
+        parent.cancelled = true;
+        parent.todo = Todo::Nothing;
+        parent.then_flush = false;
+        parent.result = Err(IoErrorKind::Aborted.into());
+        self.waiting.retain(|waiting| *waiting != place);
+        let mut changing = 0;
+        for link in &mut self.links {
+            let lent = link.give_up(place, |part| {
+                changing += usize::from(part.command.changes());
+                let list = std::mem::take(&mut part.list);
+                if part.whole {
+                    parent.request.data = list;
+                }
+                parent.parts = parent.parts.saturating_sub(1);
+            });
+            if lent {
+                // The kernel sends or receives it: that ends with the connection.
+                link.close(&Broken::GivenUp, self.now);
+                link.hurry();
+            }
+            link.again.retain_mut(|part| {
+                if part.parent != place {
+                    return true;
+                }
+                if part.whole {
+                    parent.request.data = std::mem::take(&mut part.list);
+                }
+                parent.parts = parent.parts.saturating_sub(1);
+                false
+            });
+        }
+        self.given_up += changing;
+        self.end_if_over(place);
+    }
+
+    /// The worker ends, and the server does not answer: its requests are not waited for for ever.
+    fn end(&mut self, answered: bool) {
+        if self.parents.len() > 0 && self.ending.is_over(answered) {
+            let server = &self.shared.server;
+            let unfinished = self.parents.len();
+            tracing::error!("{server}: does not answer; {unfinished} requests are given up");
+            if !self.info.read_only {
+                self.ending.give_up(&self.info.description);
+            }
+            for tag in self.parents.tags() {
+                self.cancel(tag);
+            }
+        }
+    }
+
+    /// Whether the next round has something to do that no event tells of.
+    fn goes_on(&self) -> bool {
+        let issues = |link: &Link| link.has_room() && !link.again.is_empty();
+        let room = || {
+            self.links
+                .iter()
+                .any(|l| l.has_room() && l.again.is_empty())
+        };
+        !self.ended.is_empty()
+            || self.inbox.has_news()
+            || self.links.iter().any(Link::has_news)
+            || (self.given_up == 0
+                && ((!self.waiting.is_empty() && room()) || self.links.iter().any(issues)))
+    }
+}
+
+/// The next command of a request.
+fn next(
+    parent: &mut Parent,
+    place: usize,
+    export: &crate::protocol::Export,
+    zeroes: &mut Option<SegmentList>,
+    now: Instant,
+) -> Option<Part> {
+    let mut part = Part {
+        parent: place,
+        command: Command::Flush,
+        offset: 0,
+        len: 0,
+        list: SegmentList::new(),
+        whole: false,
+        since: now,
+        lent: false,
+        given_up: false,
+        unstored: false,
+        violations: 0,
+    };
+    let done = match parent.todo {
+        Todo::Nothing => return None,
+        Todo::Flush => {
+            (parent.todo, parent.parts) = (Todo::Nothing, parent.parts + 1);
+            return Some(part);
+        }
+        Todo::From(done) => done,
+    };
+    let durable = |fua: bool| fua && export.has(flags::SEND_FUA);
+    let (command, data) = match parent.request.op {
+        Op::Flush => (Command::Flush, false),
+        Op::Read => (Command::Read, true),
+        Op::Write { fua } => (Command::Write { fua: durable(fua) }, true),
+        Op::Deallocate => (Command::Trim, false),
+        Op::WriteZeroes { deallocate, fua } => {
+            let fua = durable(fua);
+            match export.has(flags::SEND_WRITE_ZEROES) {
+                true => {
+                    let hole = deallocate;
+                    (Command::WriteZeroes { fua, hole }, false)
+                }
+                false => (Command::Write { fua }, true),
+            }
+        }
+    };
+    part.command = command;
+    if command != Command::Flush {
+        part.offset = parent.request.offset.checked_add(done)?;
+        part.len = parent.piece(done, data, export.maximum);
+    }
+    if data {
+        let len = u64::from(part.len);
+        if !parent.request.op.has_data() {
+            let zeroes = zeroes.get_or_insert_with(|| SegmentList::owned(Buffer::new(ZEROES)));
+            zeroes.slice(0, len, &mut part.list);
+        } else if len == parent.request.len {
+            part.whole = true;
+            part.list = std::mem::take(&mut parent.request.data);
+        } else {
+            parent.request.data.slice(done, len, &mut part.list);
+        }
+    }
+    parent.issued(done, part.len);
+    Some(part)
+}
+
+impl VolumeQueue for NbdQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        if let Err(error) = request.check_info(&self.info) {
+            // The export may have grown.
+            self.info.size = self.shared.size();
+            if error.kind != IoErrorKind::OutOfRange || request.check_info(&self.info).is_err() {
+                return Some(request.complete(Err(error)));
+            }
+        }
+        let has = |flag| self.shared.has(flag);
+        let result = match request.op {
+            Op::Flush if !has(flags::SEND_FLUSH) => Some(Ok(())),
+            Op::Flush => None,
+            _ if request.len == 0 => Some(Ok(())),
+            Op::Deallocate if !has(flags::SEND_TRIM) => Some(Err(IoErrorKind::Unsupported.into())),
+            _ => None,
+        };
+        if let Some(result) = result {
+            return Some(request.complete(result));
+        }
+        let fua = matches!(
+            request.op,
+            Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. }
+        );
+        let then_flush = fua && !has(flags::SEND_FUA) && has(flags::SEND_FLUSH);
+        let place = self.parents.insert(Parent::new(request, then_flush));
+        self.waiting.push_back(place);
+        self.issue();
+        None
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let busy = self.parents.len() > 0 || self.given_up > 0;
+        let down = || self.links.iter().any(Link::is_down);
+        if !busy && !self.goes_on() && !down() {
+            return 0;
+        }
+        self.now = Instant::now();
+        if self.inbox.has_news() {
+            for (number, connected) in self.inbox.take() {
+                if let Some(link) = self.links.get_mut(number) {
+                    link.opened(&self.streams, connected);
+                }
+            }
+            self.info.size = self.shared.size();
+        }
+        for number in 0..self.links.len() {
+            self.poll_link(number);
+        }
+        self.issue();
+        for link in &mut self.links {
+            link.send();
+        }
+        if self.ending.has_begun() {
+            self.end(!self.ended.is_empty());
+        }
+        let count = self.ended.len();
+        self.ended.drain(..).for_each(done);
+        count
+    }
+
+    fn state(&self) -> QueueState {
+        let in_flight = self.parents.len() + self.ended.len();
+        let wake = match self.goes_on() {
+            true => Wake::Poll,
+            // Time-outs, which nothing signals.
+            false if in_flight > 0 => Wake::After(LOOK),
+            false => Wake::Event,
+        };
+        QueueState { in_flight, wake }
+    }
+
+    /// Its completion comes with one of the next rounds, whether the server answers or not.
+    fn cancel(&mut self, tag: u64) {
+        if let Some(place) = self.parents.find(tag) {
+            self.give_up(place);
+        }
+    }
+}
+
+impl FastPath for NbdQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    /// What was started goes out as one message.
+    fn push(&mut self) {
+        for link in &mut self.links {
+            if link.send() {
+                link.push();
+            }
+        }
+    }
+
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+}
+
+impl Drop for NbdQueue {
+    fn drop(&mut self) {
+        self.shared.close_queue();
+    }
+}

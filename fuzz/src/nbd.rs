@@ -1,0 +1,144 @@
+//! A hostile NBD server: whatever it says in the handshake or as replies, nothing lies outside of
+//! what was asked for, and every byte is looked at once.
+
+use nbd::protocol::{Asked, Event, InFlight, Replies, negotiate};
+use std::io::{self, Cursor, Read, Write};
+
+/// First bytes and lengths of the requests that are in flight, and whether they read.
+const REQUESTS: [(bool, u64, u32); 4] = [
+    (true, 0, 16),
+    (true, 4096, 512),
+    (false, 1 << 40, 4096),
+    (true, u64::MAX - 4095, 64),
+];
+
+/// The first byte of the input chooses: a handshake, or replies (simple or structured ones), which
+/// come in pieces of that many bytes.
+pub fn nbd(input: &[u8]) {
+    let Some((&first, input)) = input.split_first() else {
+        return;
+    };
+    match first & 3 {
+        0 => handshake(input),
+        kind => replies(kind != 1, usize::from(first >> 2) + 1, input),
+    }
+}
+
+struct Says<'a>(Cursor<&'a [u8]>);
+
+impl Read for Says<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Says<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn handshake(input: &[u8]) {
+    let Ok(export) = negotiate(&mut Says(Cursor::new(input)), "name") else {
+        return;
+    };
+    assert!(i64::try_from(export.size).is_ok());
+    assert!(export.minimum.is_power_of_two() && export.minimum <= 64 << 10);
+    assert!(export.preferred.is_power_of_two() && export.preferred >= export.minimum);
+    assert!(export.maximum >= export.minimum && export.maximum <= 32 << 20);
+    assert_eq!(export.maximum % export.minimum, 0);
+}
+
+fn replies(structured: bool, piece: usize, input: &[u8]) {
+    let mut requests = InFlight::new(REQUESTS.len() as u32);
+    for (number, (read, offset, len)) in REQUESTS.into_iter().enumerate() {
+        let asked = Asked { read, offset, len };
+        // The place and the sequence 1: inputs can name it.
+        let cookie = requests.insert(asked, 0u64).unwrap();
+        assert_eq!(cookie, 1 << 32 | number as u64);
+    }
+    let mut replies = Replies::new(structured);
+    let (mut have, mut used_up, mut ends) = (0, 0, 0);
+    while have < input.len() {
+        have = (have + piece).min(input.len());
+        loop {
+            // A part of what is expected is received in place.
+            if let Some(expected) = replies.expects()
+                && expected.left > 8
+                && have - used_up >= 4
+            {
+                let entry = requests.get(expected.cookie).unwrap();
+                assert!(
+                    u64::from(expected.at) + u64::from(expected.left) <= u64::from(entry.asked.len)
+                );
+                entry.item += 4;
+                replies.took(4);
+                used_up += 4;
+                continue;
+            }
+            let Ok((used, event)) = replies.next(&input[used_up..have], &mut requests) else {
+                return;
+            };
+            match event {
+                Event::More if used == 0 => break,
+                Event::More => {}
+                Event::Data { cookie, at, bytes } => {
+                    assert!(!bytes.is_empty() && bytes.len() == used);
+                    take(&mut requests, cookie, at, bytes.len() as u64);
+                }
+                Event::Hole { cookie, at, len } => take(&mut requests, cookie, at, len.into()),
+                Event::End { cookie, error } => {
+                    let entry = requests.remove(cookie).unwrap();
+                    if error.is_none() && entry.asked.read {
+                        assert_eq!(entry.item, u64::from(entry.asked.len), "bytes are missing");
+                    }
+                    assert_ne!(error, Some(0));
+                    ends += 1;
+                }
+            }
+            used_up += used;
+            assert!(used_up <= have);
+        }
+        // Whatever is left is the head of a reply.
+        assert!(have - used_up < 32);
+    }
+    assert!(ends <= REQUESTS.len());
+}
+
+/// Data of a request, which asked for it.
+fn take(requests: &mut InFlight<u64>, cookie: u64, at: u32, len: u64) {
+    let entry = requests.get(cookie).unwrap();
+    assert!(entry.asked.read && u64::from(at) + len <= u64::from(entry.asked.len));
+    entry.item += len;
+    assert!(entry.item <= u64::from(entry.asked.len));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nbd;
+    use crate::chance::Chance;
+
+    /// Good beginnings, with some bytes changed.
+    #[test]
+    fn changed_streams() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/nbd");
+        let entries = std::fs::read_dir(corpus).unwrap();
+        let seeds: Vec<Vec<u8>> = entries
+            .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
+            .collect();
+        let mut chance = Chance::new();
+        let mut below = |bound: usize| chance.next() as usize % bound;
+        for _ in 0..20_000 {
+            let mut input = seeds[below(seeds.len())].clone();
+            for _ in 0..=below(3) {
+                let at = below(input.len());
+                input[at] = below(256) as u8;
+            }
+            nbd(&input);
+        }
+    }
+}
