@@ -1,8 +1,8 @@
 //! Files by their paths, the network and other processes: Landlock.
 
-use crate::{Error, Landlock, Needs};
+use crate::{Connect, Error, Landlock, Needs};
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, NetPort,
     PathBeneath, PathFd, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
     RulesetStatus, Scope, make_bitflags,
 };
@@ -79,6 +79,15 @@ fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
         };
         let directory = PathFd::new(directory)?;
         rules = rules.add_rule(PathBeneath::new(directory, AccessFs::RemoveFile))?;
+    }
+    for connect in &needs.connect {
+        rules = match connect {
+            Connect::Tcp(port) => rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?,
+            Connect::UnixIn(directory) => {
+                let directory = PathFd::new(directory)?;
+                rules.add_rule(PathBeneath::new(directory, AccessFs::ResolveUnix))?
+            }
+        };
     }
     Ok(rules.restrict_self()?)
 }

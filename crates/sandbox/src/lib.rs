@@ -48,7 +48,7 @@ mod report;
 mod threads;
 
 pub use error::Error;
-pub use needs::Needs;
+pub use needs::{Connect, Needs};
 pub use report::{Landlock, Report};
 
 use rustix::thread::CapabilitySet;

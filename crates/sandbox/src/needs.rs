@@ -2,6 +2,15 @@
 
 use std::path::PathBuf;
 
+/// Somebody that the process may connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Connect {
+    /// A TCP port, of any host: the kernel's rules know no hosts.
+    Tcp(u16),
+    /// Sockets in a directory: one that is made anew while the process runs is another file.
+    UnixIn(PathBuf),
+}
+
 /// What the process needs after its start. The default: nothing but what is open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
@@ -18,6 +27,8 @@ pub struct Needs {
     pub open_below: Vec<PathBuf>,
     /// The same, only to be read.
     pub read_below: Vec<PathBuf>,
+    /// To whom stream sockets are connected while the process runs.
+    pub connect: Vec<Connect>,
     /// Memory is locked beyond the limit of locked memory, where the process may: `CAP_IPC_LOCK` is
     /// kept. For fixed buffers of io_uring, and for memory that a device reads and writes.
     pub lock_memory: bool,

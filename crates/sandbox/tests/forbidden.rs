@@ -13,7 +13,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
-use sandbox::{Needs, Sandbox};
+use sandbox::{Connect, Needs, Sandbox};
 use std::fs::{self, File};
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -43,6 +43,8 @@ const DIRECTORIES: [&str; 7] = [
 /// A port that somebody listens on, and a process that is not in the sandbox.
 const PORT: &str = "SANDBOX_PORT";
 const OUTSIDE: &str = "SANDBOX_OUTSIDE";
+/// The process needs to connect to that port, and to sockets in a directory.
+const CONNECTS: &str = "SANDBOX_CONNECTS";
 
 /// What the child is to start before it enters: a thread of that name.
 const EARLY: &str = "early";
@@ -608,6 +610,50 @@ fn connect_tcp() -> io::Result<()> {
     TcpStream::connect(("127.0.0.1", port())).map(drop)
 }
 
+const OTHER_PORT: &str = "another port";
+const DATAGRAM: &str = "a datagram socket";
+const RAW_NETLINK: &str = "another family";
+const SOCKET_IN: &str = "a socket where it is needed";
+const SOCKET_ELSEWHERE: &str = "a socket elsewhere";
+
+/// What only a process that needs to connect may be able to do.
+const CONNECTIONS: &[(&str, Attempt)] = &[
+    (OTHER_PORT, other_port),
+    (DATAGRAM, datagram),
+    (RAW_NETLINK, netlink),
+    (SOCKET_IN, socket_in),
+    (SOCKET_ELSEWHERE, socket_elsewhere),
+];
+
+/// Outside nobody listens there, which the host says.
+fn other_port() -> io::Result<()> {
+    match TcpStream::connect(("127.0.0.1", 1)) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+fn socket_of(family: AddressFamily, kind: SocketType) -> io::Result<()> {
+    socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    Ok(())
+}
+
+fn datagram() -> io::Result<()> {
+    socket_of(AddressFamily::UNIX, SocketType::DGRAM)
+}
+
+fn netlink() -> io::Result<()> {
+    socket_of(AddressFamily::NETLINK, SocketType::RAW)
+}
+
+fn socket_in() -> io::Result<()> {
+    std::os::unix::net::UnixStream::connect(place("removable/listens")).map(drop)
+}
+
+fn socket_elsewhere() -> io::Result<()> {
+    std::os::unix::net::UnixStream::connect(place("there/listens")).map(drop)
+}
+
 fn listen_tcp() -> io::Result<()> {
     TcpListener::bind(("127.0.0.1", 0)).map(drop)
 }
@@ -870,9 +916,14 @@ fn child() {
         },
         _ => Needs::default(),
     };
+    let connect = match std::env::var(CONNECTS).is_ok() {
+        true => vec![Connect::Tcp(port()), Connect::UnixIn(place("removable"))],
+        false => Vec::new(),
+    };
     let sandbox = Sandbox::new(Needs {
         remove_in: vec![place("removable")],
         read_in: vec![place("readable"), place("not there")],
+        connect,
         ..later
     });
     if name == EARLY {
@@ -897,8 +948,10 @@ fn child() {
         unsafe { libc::syscall(*number, 0, 0, 0, 0, 0, 0) };
         exit(DONE);
     }
-    let case = all().find(|case| case.name == name);
-    let end = case.map_or(BROKEN, |case| match (case.attempt)() {
+    let case = all().map(|case| (case.name, case.attempt));
+    let mut case = case.chain(CONNECTIONS.iter().copied());
+    let case = case.find(|(of, _)| *of == name);
+    let end = case.map_or(BROKEN, |(_, attempt)| match attempt() {
         Ok(()) => DONE,
         Err(error) => error.raw_os_error().unwrap_or(BROKEN),
     });
@@ -907,6 +960,11 @@ fn child() {
 
 /// What becomes of an attempt.
 fn tried(name: &str, step: Step) -> End {
+    tried_with(name, step, false)
+}
+
+/// The same of a process that may need to connect.
+fn tried_with(name: &str, step: Step, connects: bool) -> End {
     let place = tempfile::tempdir().unwrap();
     for directory in DIRECTORIES {
         fs::create_dir(place.path().join(directory)).unwrap();
@@ -923,7 +981,15 @@ fn tried(name: &str, step: Step) -> End {
         SocketAddrUnix::new_abstract_name(name_of.as_os_str().as_encoded_bytes()).unwrap();
     bind(&abstract_socket, &address).unwrap();
     listen(&abstract_socket, 4).unwrap();
-    let status = Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    if connects {
+        command.env(CONNECTS, "1");
+    }
+    let _listeners = ["there", "removable"].map(|directory| {
+        let path = place.path().join(directory).join("listens");
+        std::os::unix::net::UnixListener::bind(path).unwrap()
+    });
+    let status = command
         .args(["child", "--exact", "--ignored", "--test-threads=1"])
         .env(TRY, name)
         .env(STEP, format!("{step:?}"))
@@ -1006,6 +1072,30 @@ fn rights_do_not_come_back() {
 #[test]
 fn only_listed_calls_are_made() {
     check(CALLS);
+}
+
+/// Who needs to connect may do that, to where it was said, and with no other kind of socket.
+#[test]
+fn only_what_is_needed_is_connected_to() {
+    assert_eq!(tried_with("TCP", Step::Seal, true), End::Done);
+    for (name, end) in [
+        (DATAGRAM, End::Refused(Errno::PERM)),
+        (RAW_NETLINK, End::Refused(Errno::PERM)),
+    ] {
+        assert_eq!(tried_with(name, Step::Seal, true), end, "{name}");
+        assert_eq!(tried(name, Step::Outside), End::Done, "{name}, outside");
+    }
+    if landlock(6, "sandbox: network and processes") {
+        assert_eq!(tried_with("TCP", Step::Both, true), End::Done);
+        let refused = End::Refused(Errno::ACCESS);
+        assert_eq!(tried_with(OTHER_PORT, Step::Both, true), refused);
+        assert_eq!(tried(OTHER_PORT, Step::Outside), End::Done);
+        assert_eq!(tried_with(SOCKET_IN, Step::Both, true), End::Done);
+    }
+    if landlock(9, "sandbox: sockets by their paths") {
+        let refused = End::Refused(Errno::ACCESS);
+        assert_eq!(tried_with(SOCKET_ELSEWHERE, Step::Both, true), refused);
+    }
 }
 
 /// It keeps everything, and so the report names it.

@@ -4,7 +4,7 @@ use crate::manage::{allows_ublk, places};
 use crate::spec::{ServeOptions, Specs};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use sandbox::{Needs, Report, Sandbox};
+use sandbox::{Connect, Needs, Report, Sandbox};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
@@ -150,12 +150,32 @@ fn later(options: &ServeOptions) -> Needs {
     }
 }
 
+/// To whom a volume connects again when its connection has ended.
+fn connection(url: &str) -> Option<Connect> {
+    match nbd::address(url)? {
+        nbd::Address::Tcp { port, .. } => Some(Connect::Tcp(port)),
+        nbd::Address::Unix(path) => {
+            let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
+            Some(Connect::UnixIn(
+                directory.unwrap_or(Path::new(".")).to_owned(),
+            ))
+        }
+    }
+}
+
 fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     let namespaces = specs.controllers.iter().flat_map(|c| &c.namespaces);
     let volumes = namespaces.map(|namespace| &*namespace.volume);
     let volumes = volumes.chain(specs.vhost_user_blk.iter().map(|export| &*export.volume));
-    let mut volumes = volumes.chain(specs.ublk.iter().map(|disk| &*disk.volume));
-    let vfio = volumes.any(|url| {
+    let volumes = volumes.chain(specs.ublk.iter().map(|disk| &*disk.volume));
+    let volumes: Vec<&str> = volumes.collect();
+    let mut connect: Vec<Connect> = Vec::new();
+    for to in volumes.iter().filter_map(|url| connection(url)) {
+        if !connect.contains(&to) {
+            connect.push(to);
+        }
+    }
+    let vfio = volumes.iter().any(|url| {
         let scheme = url.split_once("://");
         scheme.is_some_and(|(scheme, _)| scheme == driver::NVME.name)
     });
@@ -171,6 +191,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         remove_in,
         // What the watchdog tells of a worker that stands still: its files are opened by itself.
         read_in: vec![THREADS.into()],
+        connect,
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
         ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
@@ -221,6 +242,22 @@ mod tests {
             of(&file.replace("disk.raw", "nvme://0000:01:00.0/1")),
             device
         );
+        // Where they are, and once, however many volumes are there.
+        let server =
+            "nbd://host:7/x?iops=5\"\n[[controller.namespace]]\nvolume = \"nbd://other:7/y";
+        let unix = "nbd+unix:///x?socket=/run/n%62d/s&offset=1M";
+        for (url, connect) in [
+            (server, Connect::Tcp(7)),
+            ("nbd://[::1]/x", Connect::Tcp(10809)),
+            (unix, Connect::UnixIn("/run/nbd".into())),
+            ("nbd+unix:///x?socket=s", Connect::UnixIn(".".into())),
+        ] {
+            let more = Needs {
+                connect: vec![connect],
+                ..plain.clone()
+            };
+            assert_eq!(of(&file.replace("disk.raw", url)), more, "{url}");
+        }
         let disk = Needs {
             ublk: true,
             ..always()

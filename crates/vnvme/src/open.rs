@@ -42,7 +42,10 @@ fn all_kinds(
         sandbox,
         open: Mutex::default(),
     });
+    let [tcp, unix] = nbd::kinds();
     Registry::new()
+        .with(tcp)
+        .with(unix)
         .with(device_kind(driver::NVME, devices.clone()))
         .with(device_kind(driver::VFIO_USER, devices))
         .with(controller_kind(within))
@@ -109,6 +112,7 @@ impl Opener {
     /// Opens the volume of a namespace.
     pub fn open(&self, spec: &NamespaceSpec) -> Result<Opened> {
         let url = &*spec.volume;
+        ensure!(!url.starts_with("nbds"), "{url}: {NO_TLS}");
         let options = OpenOptions {
             read_only: spec.is_read_only(),
             block_size: spec.block_size,
@@ -162,6 +166,10 @@ fn device_name(place: &Place) -> String {
         Place::Socket(path) => format!("vfio-user://{}", path.display()),
     }
 }
+
+/// What is said of NBD's URLs with TLS.
+const NO_TLS: &str = "NBD with TLS is not supported; connect by nbd:// or nbd+unix://, through a TLS \
+                      tunnel on this host where the network is not trusted";
 
 /// Before the URL of a volume: that volume behind a controller in the thread that opens it.
 const CONTROLLER: Scheme = Scheme {
@@ -343,6 +351,13 @@ mod tests {
                 assert!(text.contains(&format!("{scheme}://")), "{scheme}: {text}");
             }
             assert!(text.contains("controller+URL"), "{text}");
+        }
+    }
+
+    #[test]
+    fn tls_is_refused_in_words() {
+        for url in ["nbds://host/x", "nbds+unix:///x?socket=/s"] {
+            assert!(error(url).contains("TLS is not supported"), "{url}");
         }
     }
 

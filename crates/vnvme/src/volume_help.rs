@@ -75,7 +75,16 @@ mod tests {
         let names: Vec<&str> = kinds.schemes().map(|scheme| scheme.name).collect();
         assert_eq!(
             names,
-            ["file", "mem", "null", "nvme", "vfio-user", "controller+"]
+            [
+                "file",
+                "mem",
+                "null",
+                "nbd",
+                "nbd+unix",
+                "nvme",
+                "vfio-user",
+                "controller+"
+            ]
         );
         for scheme in kinds.schemes() {
             let own = scheme.options.contains(&READ_ONLY);

@@ -1,5 +1,5 @@
-//! Connections on a worker's ring: bytes and guest memory, in pieces; and their end, with operations
-//! under way.
+//! Connections on a worker's ring: bytes and guest memory, in pieces; and their end, with
+//! operations under way.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

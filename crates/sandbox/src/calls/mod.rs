@@ -15,7 +15,7 @@
 
 mod lists;
 
-use crate::{Error, Needs};
+use crate::{Connect, Error, Needs};
 use libc::{c_long, c_ulong};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -98,6 +98,7 @@ fn allowed(needs: &Needs) -> Result<Rules, Error> {
         libc::SYS_socketpair,
         pairs.into_iter().collect::<Result<_, _>>()?,
     );
+    sockets(needs, &mut rules)?;
     // Not who gets a signal when something happens to a file (F_SETOWN): that may be anybody.
     let commands = lists::FCNTL.iter();
     let commands = commands.map(|command| argument(1).is_word(*command as u64));
@@ -122,14 +123,6 @@ fn allowed(needs: &Needs) -> Result<Rules, Error> {
     }
     if !needs.open_below.is_empty() {
         rules.extend(plain(lists::LISTENING));
-        // Unix sockets that connect; Landlock says where to.
-        let unix = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
-        let stream = libc::SOCK_STREAM as u64;
-        let stream = condition(1, SeccompCmpOp::MaskedEq(SOCK_TYPE), stream)?;
-        rules.insert(
-            libc::SYS_socket,
-            vec![SeccompRule::new(vec![unix, stream])?],
-        );
         // Of a socket that was made, and of the lock file beside it: who may read and write. Not
         // that a file is executed with this user's rights.
         let mode = argument(1).has_word(!0o777 & u64::from(u32::MAX), 0)?;
@@ -143,6 +136,37 @@ fn allowed(needs: &Needs) -> Result<Rules, Error> {
         rules.insert(libc::SYS_io_uring_setup, Vec::new());
     }
     Ok(rules)
+}
+
+/// Stream sockets of those families that are needed, to listen or to connect. Landlock says where.
+fn sockets(needs: &Needs, rules: &mut Rules) -> Result<(), Error> {
+    let mut families = Vec::new();
+    for connect in &needs.connect {
+        match connect {
+            Connect::Tcp(_) => families.extend([libc::AF_INET, libc::AF_INET6]),
+            Connect::UnixIn(_) => families.push(libc::AF_UNIX),
+        }
+    }
+    if !families.is_empty() {
+        rules.extend(plain(&[libc::SYS_connect]));
+    }
+    if !needs.open_below.is_empty() {
+        families.push(libc::AF_UNIX);
+    }
+    families.sort_unstable();
+    families.dedup();
+    let stream = libc::SOCK_STREAM as u64;
+    let rule = |family: libc::c_int| {
+        let family = condition(0, SeccompCmpOp::Eq, family as u64)?;
+        let kind = condition(1, SeccompCmpOp::MaskedEq(SOCK_TYPE), stream)?;
+        Ok::<_, Error>(SeccompRule::new(vec![family, kind])?)
+    };
+    let sockets = families.into_iter().map(rule);
+    let sockets: Vec<SeccompRule> = sockets.collect::<Result<_, _>>()?;
+    if !sockets.is_empty() {
+        rules.insert(libc::SYS_socket, sockets);
+    }
+    Ok(())
 }
 
 /// What the lower half of an argument has to be.

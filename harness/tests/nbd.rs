@@ -1,0 +1,345 @@
+//! Disks on real NBD servers, Debian's nbdkit and qemu-nbd: under load with verification while the
+//! server is killed and started again, with its filters for delays and errors, with an image; and
+//! in a guest. The daemons are in their sandbox.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod common;
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use common::{Disks, run_for};
+use harness::cache::Cache;
+use harness::daemon::program;
+use harness::process::Process;
+use harness::progress::skip;
+use harness::served::Controller;
+use harness::tree::{Tree, Wish};
+use harness::{Daemon, Guest};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+const NBDKIT: Wish = Wish {
+    name: "nbdkit",
+    suites: &["trixie"],
+    release: None,
+    packages: &["nbdkit"],
+    without: &[
+        "perl",
+        "python3",
+        "guestfs",
+        "libguestfs",
+        "adduser",
+        "debconf",
+        "systemd",
+    ],
+};
+
+const QEMU: Wish = Wish {
+    name: "qemu-utils",
+    suites: &["trixie"],
+    release: None,
+    packages: &["qemu-utils"],
+    without: &["perl", "python3", "adduser", "debconf", "systemd"],
+};
+
+/// A tree of packages, or why there is none here.
+fn tree(wish: &Wish) -> Option<Tree> {
+    let found = Cache::open().and_then(|cache| Tree::fetch(&cache, wish, |_| Ok(())));
+    match found {
+        Ok(tree) => Some(tree),
+        Err(error) => {
+            let name = wish.name;
+            skip(
+                &format!("nbd::{name}"),
+                format!("no package {name}: {error:#}"),
+            );
+            None
+        }
+    }
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+enum Place {
+    Unix(PathBuf),
+    Tcp(u16),
+}
+
+impl Place {
+    fn url(&self) -> String {
+        match self {
+            Self::Unix(path) => format!("nbd+unix:///?socket={}", path.display()),
+            Self::Tcp(port) => format!("nbd://127.0.0.1:{port}/"),
+        }
+    }
+
+    /// nbdkit's options for it.
+    fn words(&self) -> Vec<String> {
+        match self {
+            Self::Unix(path) => vec!["--unix".into(), path.display().to_string()],
+            Self::Tcp(port) => vec!["--ipaddr=127.0.0.1".into(), format!("--port={port}")],
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let there = match self {
+                Self::Unix(path) => UnixStream::connect(path).is_ok(),
+                Self::Tcp(port) => std::net::TcpStream::connect(("127.0.0.1", *port)).is_ok(),
+            };
+            if there {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < LIMIT, "no server at {self:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A port that is free now.
+fn port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+fn start(name: &str, words: Vec<OsString>, place: &Place) -> Result<Process> {
+    if let Place::Unix(path) = place {
+        let _ = fs::remove_file(path);
+    }
+    let log = Cache::open()?
+        .logs()?
+        .join(format!("{name}-{}.log", std::process::id()));
+    let process = Process::start(name, &words, &[], &log, Duration::from_secs(600))?;
+    place.wait().with_context(|| {
+        let text = fs::read(&log).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
+    })?;
+    Ok(process)
+}
+
+/// nbdkit with these filters, plugin and parameters.
+fn nbdkit(tree: &Tree, place: &Place, words: &[&str]) -> Result<Process> {
+    let lib = tree.root().join("usr/lib/x86_64-linux-gnu/nbdkit");
+    let mut all = tree.tool_words(&tree.program("nbdkit")?)?;
+    all.extend(["--foreground".into(), "--threads=8".into()]);
+    all.extend(place.words());
+    for word in words {
+        // Plugins and filters by their files: nbdkit looks for them where it is installed.
+        let word = match (word.strip_prefix("filter:"), word.strip_prefix("plugin:")) {
+            (Some(name), _) => {
+                let file = lib.join(format!("filters/nbdkit-{name}-filter.so"));
+                format!("--filter={}", file.display())
+            }
+            (_, Some(name)) => {
+                let file = lib.join(format!("plugins/nbdkit-{name}-plugin.so"));
+                file.display().to_string()
+            }
+            _ => (*word).to_owned(),
+        };
+        all.push(word);
+    }
+    start(
+        "nbdkit",
+        all.into_iter().map(OsString::from).collect(),
+        place,
+    )
+}
+
+/// Random reads and writes, verified, of a daemon's disk.
+fn load(daemon: &Daemon, seconds: u64) -> Result<std::process::Child> {
+    let target = format!("vfio-user://{}", daemon.socket().display());
+    let child = Command::new(program()?)
+        .args([
+            "bench",
+            &target,
+            "--rw",
+            "randrw",
+            "--bs",
+            "4k",
+            "--iodepth",
+            "32",
+        ])
+        .args(["--size", "32m", "--verify", "--destroy-data"])
+        .args(["--runtime", &seconds.to_string()])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()?;
+    Ok(child)
+}
+
+fn verified(output: &Output, daemon: &Daemon) -> Result<()> {
+    if !output.status.success() {
+        bail!(
+            "{}\n{}\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+            daemon.log()?
+        );
+    }
+    Ok(())
+}
+
+/// Kills and starts the server again, several times while there is load.
+fn killed_under_load(tree: &Tree, place: &Place, disk: &Path) -> Result<()> {
+    let file = disk.display().to_string();
+    let words = ["plugin:file", &file];
+    let mut server = nbdkit(tree, place, &words)?;
+    let daemon = Daemon::builder("nbd").volume(place.url()).start()?;
+    let load = load(&daemon, 6)?;
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_secs(1));
+        server.kill()?;
+        server = nbdkit(tree, place, &words)?;
+    }
+    verified(&load.wait_with_output()?, &daemon)?;
+    let log = daemon.log()?;
+    let again = log.matches("connected after").count();
+    ensure!(again >= 3, "connected {again} times again:\n{log}");
+    ensure!(log.contains("sandbox: landlock"), "no sandbox:\n{log}");
+    daemon.terminate()?;
+    drop(server);
+    Ok(())
+}
+
+#[test]
+fn nbdkit_is_killed_under_load_and_nothing_is_lost() -> Result<()> {
+    let Some(tree) = tree(&NBDKIT) else {
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", 64)?;
+    let unix = Place::Unix(disks.dir().join("nbd.sock"));
+    killed_under_load(&tree, &unix, &disk)?;
+    killed_under_load(&tree, &Place::Tcp(port()?), &disk)
+}
+
+#[test]
+fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
+    let Some(tree) = tree(&NBDKIT) else {
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", 64)?;
+    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let switch = disks.dir().join("errors");
+    let (file, error_file) = (disk.display().to_string(), switch.display());
+    let error_file = format!("error-file={error_file}");
+    let words = [
+        "filter:delay",
+        "filter:error",
+        "plugin:file",
+        &file,
+        "rdelay=2ms",
+        "wdelay=2ms",
+        "error=EIO",
+        "error-rate=10%",
+        &error_file,
+    ];
+    let _server = nbdkit(&tree, &place, &words)?;
+    let daemon = Daemon::builder("nbd-filters").volume(place.url()).start()?;
+    verified(&load(&daemon, 2)?.wait_with_output()?, &daemon)?;
+    fs::write(&switch, "")?;
+    let output = load(&daemon, 2)?.wait_with_output()?;
+    ensure!(
+        !output.status.success(),
+        "errors of the server are not seen"
+    );
+    fs::remove_file(&switch)?;
+    verified(&load(&daemon, 1)?.wait_with_output()?, &daemon)?;
+    // They were of requests, and not of the connection.
+    ensure!(
+        !daemon.log()?.contains("connecting again"),
+        "{}",
+        daemon.log()?
+    );
+    daemon.terminate()
+}
+
+#[test]
+fn an_image_of_qemu_nbd_is_right() -> Result<()> {
+    let Some(tree) = tree(&QEMU) else {
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let image = disks.dir().join("disk.qcow2").display().to_string();
+    tree.run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "64M"])?;
+    let socket = disks.dir().join("qemu.sock");
+    let place = Place::Unix(socket.clone());
+    let mut words = tree.tool_words(&tree.program("qemu-nbd")?)?;
+    let more = [
+        "--persistent",
+        "--shared=0",
+        "--discard=unmap",
+        "-f",
+        "qcow2",
+        "-x",
+        "vm0",
+    ];
+    words.extend(more.map(str::to_owned));
+    words.extend([format!("--socket={}", socket.display()), image.clone()]);
+    let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+    let server = start("qemu-nbd", words, &place)?;
+    let url = format!("nbd+unix:///vm0?socket={}&connections=2", socket.display());
+    let daemon = Daemon::builder("qemu-nbd").volume(url).start()?;
+    verified(&load(&daemon, 3)?.wait_with_output()?, &daemon)?;
+    daemon.terminate()?;
+    server.signal(rustix::process::Signal::TERM)?;
+    server.wait(LIMIT)?;
+    tree.run("qemu-img", &["check", "-q", &image])?;
+    Ok(())
+}
+
+#[test]
+fn a_guest_verifies_while_its_server_is_killed() -> Result<()> {
+    if Controller::chosen()? != Controller::Vnvme {
+        skip("nbd::guest", "the tests run against QEMU's controller");
+        return Ok(());
+    }
+    let Some(tree) = tree(&NBDKIT) else {
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let disk = disks.sparse("disk.raw", 256)?;
+    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let file = disk.display().to_string();
+    let words = ["plugin:file", file.as_str()];
+    let server = nbdkit(&tree, &place, &words)?;
+    let daemon = Daemon::builder("nbd-guest").volume(place.url()).start()?;
+    let guest = Guest::builder("nbd").vfio_user(daemon.socket()).boot()?;
+    let fio = std::thread::scope(|scope| -> Result<()> {
+        let work = scope.spawn(|| {
+            run_for(
+                &guest,
+                Duration::from_secs(240),
+                "d=$(wait_disk 1 1)
+                 fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-512k \
+                     --size=64m --iodepth=16 --fsync=50 --verify=crc32c --verify_fatal=1 \
+                     --verify_state_save=0 >/dev/null
+                 mkfs.ext4 -q $d; mkdir -p /tmp/m; mount $d /tmp/m; cp -r /bin /tmp/m/; umount /tmp/m
+                 fsck.ext4 -fn $d
+                 blkdiscard -o 0 -l $((64 << 20)) $d
+                 blkdiscard -z -o $((64 << 20)) -l $((16 << 20)) $d
+                 nvme flush $d",
+            )
+        });
+        let mut server = server;
+        while !work.is_finished() {
+            std::thread::sleep(Duration::from_secs(2));
+            server.kill()?;
+            server = nbdkit(&tree, &place, &words)?;
+        }
+        work.join().expect("the guest's work")?;
+        Ok(())
+    });
+    fio.with_context(|| daemon.log().unwrap_or_default())?;
+    guest.poweroff()?;
+    daemon.terminate()
+}
