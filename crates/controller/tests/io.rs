@@ -545,6 +545,12 @@ fn volume_errors_have_their_status() {
         (NvmOpcode::READ, E::Gone, Status::INTERNAL_ERROR, 0),
         (NvmOpcode::READ, E::Busy, Status::COMMAND_INTERRUPTED, 0),
         (NvmOpcode::READ, E::OutOfRange, Status::LBA_OUT_OF_RANGE, 0),
+        (
+            NvmOpcode::READ,
+            E::Unreachable,
+            Status::CONTROLLER_PATHING_ERROR,
+            0,
+        ),
     ] {
         let before = h.c.stats().media_errors.get();
         faults.add(Fault::nth(OpKind::Any, 1, Effect::Fail(error.into())));

@@ -62,13 +62,15 @@ pub enum Failure {
     Miscompare,
     /// A command that is malformed or not supported.
     Invalid,
+    /// The volume's server could not be reached.
+    Path,
     /// A device below that is gone, and everything else.
     Internal,
 }
 
 impl Failure {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Media,
         Self::NoSpace,
         Self::OutOfRange,
@@ -78,6 +80,7 @@ impl Failure {
         Self::Interrupted,
         Self::Miscompare,
         Self::Invalid,
+        Self::Path,
         Self::Internal,
     ];
 
@@ -93,6 +96,7 @@ impl Failure {
             Self::Interrupted => "interrupted",
             Self::Miscompare => "miscompare",
             Self::Invalid => "invalid",
+            Self::Path => "path",
             Self::Internal => "internal",
         }
     }

@@ -449,6 +449,7 @@ fn errno(error: IoError) -> i32 {
         IoErrorKind::Unsupported => libc::EOPNOTSUPP,
         IoErrorKind::Busy => libc::EAGAIN,
         IoErrorKind::MediaRead => libc::ENODATA,
+        IoErrorKind::Unreachable => libc::ENOLINK,
         _ => libc::EIO,
     }
 }

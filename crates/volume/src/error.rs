@@ -30,6 +30,8 @@ pub enum IoErrorKind {
     Aborted,
     /// What is behind the volume has gone away (device unplugged).
     Gone,
+    /// What is behind the volume cannot be reached, and was waited for: a server.
+    Unreachable,
     /// The volume cannot do this operation at all.
     Unsupported,
     /// More requests in flight than [`Io::capacity`](crate::Io::capacity) allows. The request has
@@ -49,6 +51,7 @@ impl IoErrorKind {
             Self::Memory => Failure::Memory,
             Self::Aborted => Failure::Aborted,
             Self::Busy => Failure::Interrupted,
+            Self::Unreachable => Failure::Path,
             Self::Unsupported => Failure::Invalid,
             Self::Invalid | Self::Gone => Failure::Internal,
         }
@@ -67,6 +70,7 @@ impl IoErrorKind {
             Self::Memory => "request memory not accessible",
             Self::Aborted => "aborted",
             Self::Gone => "volume has gone away",
+            Self::Unreachable => "volume cannot be reached",
             Self::Unsupported => "operation not supported",
             Self::Busy => "too many requests in flight",
         }

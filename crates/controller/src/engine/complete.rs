@@ -19,6 +19,8 @@ pub(super) fn status_of(error: IoError, write: bool) -> Status {
         IoErrorKind::Memory => Status::DATA_TRANSFER_ERROR,
         IoErrorKind::Aborted => Status::ABORT_REQUESTED,
         IoErrorKind::Gone => Status::INTERNAL_ERROR.with_dnr(true),
+        // It may be repeated, or go another way: not the medium is at fault.
+        IoErrorKind::Unreachable => Status::CONTROLLER_PATHING_ERROR,
         IoErrorKind::Unsupported => Status::INVALID_OPCODE.with_dnr(true),
         IoErrorKind::Busy => Status::COMMAND_INTERRUPTED,
         IoErrorKind::Invalid => Status::INTERNAL_ERROR,

@@ -49,6 +49,7 @@ pub(super) fn failure_of(status: Status) -> Failure {
     } else {
         match status.sct() {
             StatusCodeType::MEDIA => Failure::Media,
+            StatusCodeType::PATH => Failure::Path,
             StatusCodeType::GENERIC | StatusCodeType::COMMAND_SPECIFIC => Failure::Invalid,
             _ => Failure::Internal,
         }
@@ -146,5 +147,17 @@ impl Engine {
             nsid,
             lba,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_away_is_no_fault_of_the_medium() {
+        let failure = failure_of(Status::CONTROLLER_PATHING_ERROR);
+        assert_eq!(failure, Failure::Path);
+        assert_eq!(failure_of(Status::WRITE_FAULT), Failure::Media);
     }
 }
