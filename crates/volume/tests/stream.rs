@@ -149,3 +149,40 @@ fn a_connection_ends_with_operations_under_way() {
     drop(io);
     drop(other);
 }
+
+/// Memory comes back, and the connection goes on.
+#[test]
+fn what_is_under_way_is_cancelled_and_the_connection_stays() {
+    let guest = Guest::new(8 << 20);
+    let io = Io::new(IoOptions::default());
+    let (stream, mut other) = pair(&io);
+    let mut outgoing = Outgoing::new();
+    outgoing.data(1, guest.piece(0, 8 << 20));
+    stream.send(outgoing).unwrap();
+    let mut incoming = Incoming::new(100);
+    incoming.direct = Some((guest.piece(0, 4096), 0, 4096));
+    stream.receive(incoming).unwrap();
+    stream.push();
+    stream.cancel();
+    let (mut outgoing, sent) = wait(&io, || stream.sent());
+    let sent = sent.unwrap_or(0);
+    assert!(sent < 8 << 20);
+    outgoing.clear(|_, list| assert_eq!(list.len_bytes(), 8 << 20));
+    let (mut incoming, received) = wait(&io, || stream.received());
+    assert_eq!(received.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    incoming.clear();
+    // What was sent is there, and more can be sent and received.
+    let reader = std::thread::spawn(move || {
+        let mut all = vec![0; sent as usize + 4];
+        other.read_exact(&mut all).unwrap();
+        other.write_all(b"pong").unwrap();
+        all.split_off(sent as usize)
+    });
+    outgoing.bytes(b"ping");
+    send(&io, &stream, outgoing);
+    stream.receive(incoming).unwrap();
+    let (mut incoming, received) = wait(&io, || stream.received());
+    assert_eq!(incoming.received(received.unwrap()), 0);
+    assert_eq!(incoming.bytes(), b"pong");
+    assert_eq!(reader.join().unwrap(), b"ping");
+}

@@ -302,6 +302,11 @@ impl Ring {
         self.core.borrow_mut().stream_receive(stream, incoming)
     }
 
+    /// As [`RingCore::stream_cancel`].
+    pub(super) fn stream_cancel(&self, stream: usize) {
+        self.core.borrow_mut().stream_cancel(stream);
+    }
+
     /// As [`RingCore::stream_received`].
     pub(super) fn stream_received(&self, stream: usize) -> Option<(Incoming, io::Result<u64>)> {
         self.core.borrow_mut().stream_received(stream)

@@ -265,6 +265,13 @@ impl RingStream {
         self.ring.stream_received(self.stream)
     }
 
+    /// Ends what is being sent and received, and not the connection: the memory comes back with one
+    /// of the next rounds, with what was moved by then or `ECANCELED`.
+    pub fn cancel(&self) {
+        self.ring.stream_cancel(self.stream);
+        self.ring.flush();
+    }
+
     /// One of the two has ended.
     pub fn has_news(&self) -> bool {
         self.ring.stream_has_news(self.stream)

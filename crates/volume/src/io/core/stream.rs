@@ -233,6 +233,22 @@ impl RingCore {
         }
     }
 
+    /// Ends what is under way early, and not the connection. What was moved by then is reported, or
+    /// `ECANCELED`.
+    pub(in crate::io) fn stream_cancel(&mut self, stream: usize) {
+        let Some(open) = self.streams.get(stream) else {
+            return;
+        };
+        let sends = open.sends.is_busy().then_some(STREAM);
+        let receives = open.receives.is_busy().then_some(STREAM | RECEIVES);
+        let generation = open.generation;
+        for half in [sends, receives].into_iter().flatten() {
+            let target = name(half | stream, generation);
+            // Not to be had for lack of room: it then ends with the connection.
+            let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NO_SLOT));
+        }
+    }
+
     /// What was received.
     pub(in crate::io) fn stream_received(
         &mut self,
