@@ -127,7 +127,8 @@ fn start(name: &str, words: Vec<OsString>, place: &Place) -> Result<Process> {
 
 /// nbdkit with these filters, plugin and parameters.
 fn nbdkit(tree: &Tree, place: &Place, words: &[&str]) -> Result<Process> {
-    let lib = tree.root().join("usr/lib/x86_64-linux-gnu/nbdkit");
+    let lib = format!("usr/lib/{}-linux-gnu/nbdkit", std::env::consts::ARCH);
+    let lib = tree.root().join(lib);
     let mut all = tree.tool_words(&tree.program("nbdkit")?)?;
     all.extend(["--foreground".into(), "--threads=8".into()]);
     all.extend(place.words());
@@ -155,7 +156,12 @@ fn nbdkit(tree: &Tree, place: &Place, words: &[&str]) -> Result<Process> {
 
 /// Random reads and writes, verified, of a daemon's disk.
 fn load(daemon: &Daemon, seconds: u64) -> Result<std::process::Child> {
-    let target = format!("vfio-user://{}", daemon.socket().display());
+    load_of(daemon.socket(), seconds)
+}
+
+/// The same of the disk behind a socket.
+fn load_of(socket: &Path, seconds: u64) -> Result<std::process::Child> {
+    let target = format!("vfio-user://{}", socket.display());
     let child = Command::new(program()?)
         .args([
             "bench",
@@ -260,6 +266,165 @@ fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
         "{}",
         daemon.log()?
     );
+    daemon.terminate()
+}
+
+/// Memory behind each form of the protocol that nbdkit can be told to speak.
+#[test]
+fn every_kind_of_server_is_spoken_to() -> Result<()> {
+    let Some(tree) = tree(&NBDKIT) else {
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let memory = ["plugin:memory", "64M"];
+    let sizes = [
+        "filter:blocksize-policy",
+        "plugin:memory",
+        "64M",
+        "blocksize-minimum=4096",
+        "blocksize-preferred=64K",
+        "blocksize-maximum=256K",
+        "blocksize-error-policy=error",
+    ];
+    let without = |what: &'static str| [&[what][..], &memory].concat();
+    for (words, options, said) in [
+        (
+            memory.to_vec(),
+            "",
+            "(structured replies, several connections)",
+        ),
+        (
+            without("--no-sr"),
+            "&connections=3",
+            "(simple replies, several connections)",
+        ),
+        // Without FUA, trim, write-zeroes and flush; and what is written instead.
+        (
+            [&["filter:fua", "filter:nozero"][..], &memory].concat(),
+            "",
+            "(",
+        ),
+        (
+            [
+                &["filter:multi-conn"][..],
+                &memory,
+                &["multi-conn-mode=disable"],
+            ]
+            .concat(),
+            "",
+            "one connection)",
+        ),
+        (sizes.to_vec(), "&block-size=4096", "("),
+    ] {
+        let server = nbdkit(&tree, &place, &words)?;
+        let daemon = Daemon::builder("nbd-kinds")
+            .volume(format!("{}{options}", place.url()))
+            .start()?;
+        verified(&load(&daemon, 1)?.wait_with_output()?, &daemon)
+            .with_context(|| format!("{words:?}"))?;
+        let log = daemon.log()?;
+        ensure!(log.contains(said), "{words:?}: no \"{said}\" in\n{log}");
+        ensure!(!log.contains("connecting again"), "{words:?}:\n{log}");
+        daemon.terminate()?;
+        drop(server);
+    }
+    // What cannot be spoken to, or gives no export, is named.
+    for (words, options, said) in [
+        (without("--mask-handshake=0"), "", "unfixed handshake"),
+        (without("--oldstyle"), "", "oldstyle"),
+        (memory.to_vec(), "&connections=17", "from 1 to 16"),
+        (
+            [
+                &["filter:exportname"][..],
+                &memory,
+                &["exportname-strict=true", "exportname=a"],
+            ]
+            .concat(),
+            "",
+            "no export \"\"",
+        ),
+    ] {
+        let _server = nbdkit(&tree, &place, &words)?;
+        let (status, log) = Daemon::builder("nbd-refused")
+            .volume(format!("{}{options}", place.url()))
+            .refuse()?;
+        ensure!(!status.success(), "{words:?}: {log}");
+        ensure!(log.contains(said), "{words:?}: no \"{said}\" in\n{log}");
+    }
+    // What may only be read.
+    let _server = nbdkit(&tree, &place, &without("--readonly"))?;
+    let daemon = Daemon::builder("nbd-read-only")
+        .volume(place.url())
+        .start()?;
+    let output = load(&daemon, 1)?.wait_with_output()?;
+    ensure!(!output.status.success(), "a read-only export was written");
+    let target = format!("vfio-user://{}", daemon.socket().display());
+    let reads = Command::new(program()?)
+        .args(["bench", &target, "--rw", "randread", "--runtime", "1"])
+        .output()?;
+    verified(&reads, &daemon)?;
+    daemon.terminate()
+}
+
+/// The disk of a server that hangs waits, then fails, and is there again; a disk beside it on the
+/// same worker does its work; the statistics show it.
+#[test]
+fn a_server_that_hangs_is_seen_and_hurts_nobody_else() -> Result<()> {
+    let Some(tree) = tree(&NBDKIT) else {
+        return Ok(());
+    };
+    let disks = Disks::new()?;
+    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let server = nbdkit(&tree, &place, &["plugin:memory", "64M"])?;
+    let config = disks.dir().join("vnvme.toml");
+    let control = disks.dir().join("control.sock");
+    let socket = |name: &str| disks.dir().join(format!("{name}.sock"));
+    let disk = |name: &str, volume: &str| {
+        format!(
+            "[[controller]]\nsocket = \"{}\"\n[[controller.namespace]]\nvolume = \"{volume}\"\n",
+            socket(name).display()
+        )
+    };
+    let url = format!("{}&timeout=1s&reconnect-delay=3s", place.url());
+    let text = [disk("other", "mem://64M"), disk("vm", &url)].concat();
+    fs::write(&config, format!("[process]\nworkers = 1\n{text}"))?;
+    let daemon = Daemon::builder("nbd-hangs")
+        .config(&config, &socket("vm"))
+        .arg("--control")
+        .arg(&control)
+        .start()?;
+    let server_state = || -> Result<String> {
+        let output = Command::new(program()?)
+            .args(["stats", "--json", "--control"])
+            .arg(&control)
+            .output()?;
+        let stats: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let device = &stats["devices"][0];
+        let name = device["device"].as_str().unwrap_or_default();
+        ensure!(name.starts_with("nbd+unix:///?socket="), "{stats}");
+        Ok(device["state"].as_str().unwrap_or_default().to_owned())
+    };
+    verified(&load(&daemon, 1)?.wait_with_output()?, &daemon)?;
+    ensure!(server_state()? == "live");
+    server.signal(rustix::process::Signal::STOP)?;
+    let hangs = load(&daemon, 1)?;
+    daemon.wait_log("no answer to a request", LIMIT)?;
+    ensure!(server_state()? == "connecting");
+    // The disk beside it.
+    verified(&load_of(&socket("other"), 2)?.wait_with_output()?, &daemon)?;
+    let output = hangs.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success(), "{said}");
+    ensure!(said.contains("Controller Pathing Error"), "{said}");
+    daemon.wait_log("requests fail until it is back", LIMIT)?;
+    server.signal(rustix::process::Signal::CONT)?;
+    let began = Instant::now();
+    while server_state()? != "live" {
+        ensure!(began.elapsed() < LIMIT, "{}", daemon.log()?);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    verified(&load(&daemon, 1)?.wait_with_output()?, &daemon)?;
     daemon.terminate()
 }
 

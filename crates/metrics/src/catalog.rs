@@ -79,7 +79,7 @@ metrics! {
     ERRORS = "vnvme_errors_total", Counter, "commands", ["disk", "namespace", "kind"],
         "Commands that failed, by kind: media, no_space, out_of_range, read_only, memory (of the \
          host), aborted, \
-         interrupted, miscompare, invalid, internal. Namespace 0: they named none that there is.";
+         interrupted, miscompare, invalid, path, internal. Namespace 0: they named none that there is.";
     LATENCY_SAMPLED = "vnvme_command_latency_sampled_seconds", Histogram, "seconds",
         ["disk", "namespace", "op"],
         "Time of reads and writes from fetching a command to posting its completion. A sample: one of 61 commands of \
@@ -123,9 +123,9 @@ metrics! {
     PATH_BOUNCED = "vnvme_path_bounced_total", Counter, "commands", ["disk", "namespace"],
         "Of these, commands whose data was copied.";
     DEVICE_UP = "vnvme_device_up", Gauge, "0 or 1", ["device", "state"],
-        "Whether a device below is at work; its state is live, suspended or gone.";
+        "Whether a device below is at work; its state is live, connecting (a server that is waited for), suspended or gone.";
     DEVICE_RESETS = "vnvme_device_resets_total", Counter, "resets", ["device"],
-        "Resets of a device below.";
+        "Resets of a device below; connections to a server that were lost.";
 
     WORKER_BUSY = "vnvme_worker_busy_seconds_total", Counter, "seconds", ["worker"],
         "Time in which a worker had work.";

@@ -4,10 +4,11 @@ use crate::connect::{ConnectError, Connected, Inbox, Server, connect};
 use crate::protocol::Export;
 use crate::protocol::wire::export_flags as flags;
 use crate::queue::NbdQueue;
+use probes::LogLimit;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Extent, Info, Io, Kind, OpenQueue, Volume, VolumeError};
@@ -23,6 +24,8 @@ pub struct NbdOptions {
     pub connections: usize,
     /// A request that is not answered for so long ends its connection; it is sent again.
     pub timeout: Duration,
+    /// Requests wait for a server that is lost for so long; then they fail until it is back.
+    pub reconnect_delay: Duration,
     /// Never write.
     pub read_only: bool,
     /// Smallest block that requests will use, if it is known. In bytes.
@@ -39,6 +42,7 @@ impl Default for NbdOptions {
         Self {
             connections: 1,
             timeout: Duration::from_secs(30),
+            reconnect_delay: Duration::from_secs(300),
             read_only: false,
             block_size: None,
         }
@@ -60,6 +64,48 @@ pub(crate) struct Shared {
     /// The connection by which the volume was opened, for the first queue.
     first: Mutex<Option<Connected>>,
     queues: AtomicUsize,
+    /// Connections that workers wait for.
+    awaited: AtomicUsize,
+    /// Connections that have ended.
+    lost: AtomicU64,
+    /// Requests fail for want of a server, and that has been said.
+    overdue: AtomicBool,
+    log: Log,
+}
+
+/// Servers can cause these lines as often as they want.
+#[derive(Debug, Default)]
+struct Log {
+    broken: LogLimit,
+    connected: LogLimit,
+    sizes: LogLimit,
+}
+
+/// How the way to a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reach {
+    /// The server, as a URL without options.
+    pub server: String,
+    /// All connections are there. If not, requests may be waiting.
+    pub connected: bool,
+    /// Connections that have ended so far.
+    pub lost: u64,
+}
+
+/// Tells how the way to a volume's server is, for as long as the volume is there.
+#[derive(Debug, Clone)]
+pub struct ReachWatch(Weak<Shared>);
+
+impl ReachWatch {
+    /// `None`: the volume is closed.
+    pub fn look(&self) -> Option<Reach> {
+        let shared = self.0.upgrade()?;
+        Some(Reach {
+            server: shared.server.to_string(),
+            connected: shared.awaited.load(Ordering::Relaxed) == 0,
+            lost: shared.lost.load(Ordering::Relaxed),
+        })
+    }
 }
 
 impl Shared {
@@ -89,7 +135,10 @@ impl Shared {
         let size = whole_blocks(is.size, self.block_size());
         let before = self.size.swap(size, Ordering::Relaxed);
         if before != size {
-            tracing::warn!("{}: has {size} bytes now; it had {before}", self.server);
+            self.log.sizes.line(|left_out| {
+                let server = &self.server;
+                tracing::warn!(left_out, "{server}: has {size} bytes now; it had {before}");
+            });
         }
         Ok(connected)
     }
@@ -141,8 +190,51 @@ impl Shared {
         }
     }
 
-    /// One queue less.
-    pub(crate) fn close_queue(&self) {
+    /// Connections are waited for.
+    pub(crate) fn awaits(&self, connections: usize) {
+        self.awaited.fetch_add(connections, Ordering::Relaxed);
+    }
+
+    /// One of them is there.
+    pub(crate) fn connected(&self) {
+        self.awaited.fetch_sub(1, Ordering::Relaxed);
+        self.overdue.store(false, Ordering::Relaxed);
+    }
+
+    /// One has ended, while so many requests were with the server; another is waited for.
+    pub(crate) fn broken(&self, why: &dyn std::error::Error, unanswered: usize) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+        self.awaits(1);
+        self.log.broken.line(|left_out| {
+            let server = &self.server;
+            tracing::warn!(
+                left_out,
+                "{server}: {why}; connecting again ({unanswered} requests wait)"
+            );
+        });
+    }
+
+    /// There is another one, which took so long to make.
+    pub(crate) fn made_again(&self, took: Duration) {
+        self.log.connected.line(|left_out| {
+            tracing::info!(left_out, "{}: connected after {took:.1?}", self.server);
+        });
+    }
+
+    /// Requests fail for want of a server.
+    pub(crate) fn overdue(&self) {
+        if !self.overdue.swap(true, Ordering::Relaxed) {
+            let (server, delay) = (&self.server, self.options.reconnect_delay);
+            tracing::error!(
+                "{server}: not reached for {delay:?} (reconnect-delay); requests fail until it is \
+                 back"
+            );
+        }
+    }
+
+    /// One queue less, which waited for so many connections.
+    pub(crate) fn close_queue(&self, awaited: usize) {
+        self.awaited.fetch_sub(awaited, Ordering::Relaxed);
         self.queues.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -192,11 +284,20 @@ impl NbdVolume {
             told: export.size.into(),
             first: Mutex::new(Some(connected)),
             queues: AtomicUsize::new(0),
+            awaited: AtomicUsize::new(0),
+            lost: AtomicU64::new(0),
+            overdue: AtomicBool::new(false),
+            log: Log::default(),
             server,
             addresses,
             options,
             export,
         })))
+    }
+
+    /// For those who show how the way to the server is.
+    pub fn watch(&self) -> ReachWatch {
+        ReachWatch(Arc::downgrade(&self.0))
     }
 
     fn error(&self, what: &'static str, error: std::io::Error) -> VolumeError {
@@ -219,7 +320,7 @@ impl Volume for NbdVolume {
         let inbox =
             inbox.map_err(|error| self.error("has no event descriptor for connections", error))?;
         if self.0.queues.fetch_add(1, Ordering::Relaxed) > 0 && !self.0.has(flags::CAN_MULTI_CONN) {
-            self.0.close_queue();
+            self.0.close_queue(0);
             let error = std::io::Error::other(
                 "several workers or queues would need a connection each, which the server does \
                  not allow (NBD_FLAG_CAN_MULTI_CONN)",

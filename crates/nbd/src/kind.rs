@@ -1,7 +1,7 @@
 //! The kinds of volumes that a URL names: `nbd://` and `nbd+unix://`.
 
 use crate::connect::{Address, Server};
-use crate::export::{NbdOptions, NbdVolume};
+use crate::export::{NbdOptions, NbdVolume, ReachWatch};
 use std::sync::Arc;
 use volume::{
     OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
@@ -14,7 +14,7 @@ pub const NBD: Scheme = Scheme {
     form: "HOST:PORT/EXPORT",
     example: "nbd://10.0.0.2:10809/vm0",
     help: "an export of an NBD server, by TCP, without TLS",
-    options: &[READ_ONLY, CONNECTIONS, TIMEOUT],
+    options: &[READ_ONLY, CONNECTIONS, TIMEOUT, RECONNECT_DELAY],
 };
 
 /// Servers of this host.
@@ -23,7 +23,7 @@ pub const NBD_UNIX: Scheme = Scheme {
     form: "/EXPORT?socket=PATH",
     example: "nbd+unix:///vm0?socket=/run/nbd.sock",
     help: "an export of an NBD server, by a Unix socket",
-    options: &[READ_ONLY, SOCKET, CONNECTIONS, TIMEOUT],
+    options: &[READ_ONLY, SOCKET, CONNECTIONS, TIMEOUT, RECONNECT_DELAY],
 };
 
 const SOCKET: UrlOption = UrlOption::new("socket", "PATH", "the server's socket");
@@ -40,9 +40,24 @@ const TIMEOUT: UrlOption = UrlOption::new(
     "connect again when a request is not answered for so long (30s)",
 );
 
-/// Both kinds.
-pub fn kinds<X: 'static>() -> [VolumeKind<X>; 2] {
-    [VolumeKind::new(NBD, open), VolumeKind::new(NBD_UNIX, open)]
+const RECONNECT_DELAY: UrlOption = UrlOption::new(
+    "reconnect-delay",
+    "DURATION",
+    "requests wait for a server that is away for so long, then fail until it is back (300s)",
+);
+
+/// Both kinds; `opened` is told of each volume that is opened.
+pub fn kinds<X: 'static>(
+    opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
+) -> [VolumeKind<X>; 2] {
+    [NBD, NBD_UNIX].map(|scheme| {
+        let opened = opened.clone();
+        VolumeKind::new(scheme, move |url: &mut VolumeUrl<'_>, options| {
+            let volume = open(url, options)?;
+            opened(volume.watch());
+            Ok(Whole::new(Arc::new(volume)))
+        })
+    })
 }
 
 /// What a URL names.
@@ -80,7 +95,7 @@ pub fn address(url: &str) -> Option<Address> {
     server.ok().map(|server| server.address)
 }
 
-fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<NbdVolume, OpenError> {
     let server = server(url)?;
     let default = NbdOptions::default();
     let connections = |text: &str| match parse_count(text)?.try_into() {
@@ -89,6 +104,10 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenE
     };
     let timeout = |text: &str| match parse_duration(text)? {
         time if time.as_millis() < 100 => Err("it is at least 100ms"),
+        time => Ok(time),
+    };
+    let delay = |text: &str| match parse_duration(text)? {
+        time if time.as_secs() < 1 => Err("it is at least 1s"),
         time => Ok(time),
     };
     let options = NbdOptions {
@@ -100,9 +119,12 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenE
             .options
             .take("timeout", timeout)?
             .unwrap_or(default.timeout),
+        reconnect_delay: url
+            .options
+            .take("reconnect-delay", delay)?
+            .unwrap_or(default.reconnect_delay),
         read_only: url.options.read_only(open)?,
         block_size: open.block_size,
     };
-    let volume = NbdVolume::open(server, options).map_err(OpenError::Other)?;
-    Ok(Whole::new(Arc::new(volume)))
+    NbdVolume::open(server, options).map_err(OpenError::Other)
 }

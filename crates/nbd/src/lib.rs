@@ -19,8 +19,8 @@
 //! ```
 //!
 //! A connection that breaks is replaced by another one, which a thread makes; what was not answered
-//! is sent again. Reads, writes, zeroing and trimming may be repeated. A write that was answered
-//! and not flushed is the server's to keep.
+//! is sent again, or fails if that takes too long. Reads, writes, zeroing and trimming may be
+//! repeated. A write that was answered and not flushed is the server's to keep.
 #![forbid(unsafe_code)]
 
 mod connect;
@@ -30,5 +30,5 @@ pub mod protocol;
 mod queue;
 
 pub use connect::{Address, ConnectError, PORT, Server};
-pub use export::{NbdOptions, NbdVolume};
+pub use export::{NbdOptions, NbdVolume, Reach, ReachWatch};
 pub use kind::{NBD, NBD_UNIX, address, kinds};

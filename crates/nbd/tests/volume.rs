@@ -8,7 +8,7 @@ mod common;
 mod server;
 
 use common::{BOUND, Way, Worker, bytes};
-use dma::SegmentList;
+use dma::{Access, DmaMap, Memory, Prot, SegmentList};
 use nbd::protocol::wire::{command, export_flags as flags};
 use nbd::{NbdOptions, NbdVolume, Server as Named};
 use proptest::collection::vec;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use volume::{
-    FairGroup, FairVolume, FaultVolume, Io, IoErrorKind, IoOptions, LimitVolume, Limits, Op,
-    OpenOptions, Rates, Registry, SliceVolume, Volume,
+    FairGroup, FairVolume, FaultVolume, FileOptions, FileVolume, Io, IoErrorKind, IoOptions,
+    LimitVolume, Limits, MemVolume, Op, OpenOptions, Rates, Registry, SliceVolume, Volume,
 };
 
 const WRITE: Op = Op::Write { fua: false };
@@ -179,6 +179,9 @@ fn errors_of_the_server_reach_the_request_alone() {
         0 => Answer::Errno(28),
         1 => Answer::Errno(5),
         2 => Answer::Errno(0xffff_ffff),
+        3 => Answer::Errno(1),
+        4 => Answer::Errno(22),
+        5 => Answer::Errno(12),
         _ => Answer::Right,
     });
     let volume = open(&server, options());
@@ -195,6 +198,13 @@ fn errors_of_the_server_reach_the_request_alone() {
         worker.read(0, 4096).unwrap_err().kind,
         IoErrorKind::MediaRead
     );
+    for kind in [
+        IoErrorKind::ReadOnly,
+        IoErrorKind::Invalid,
+        IoErrorKind::Busy,
+    ] {
+        assert_eq!(worker.write(0, &[1; 4096]).unwrap_err().kind, kind);
+    }
     assert_eq!(worker.read(0, 4096).unwrap(), [0; 4096]);
     assert_eq!(server.count(|s| &s.connections), 1);
 }
@@ -347,6 +357,221 @@ fn another_export_in_its_place_is_not_taken() {
     );
 }
 
+/// The requests of a server that stays away wait, then fail; and they are carried out again when it
+/// is back. The watch tells how it is.
+#[test]
+fn requests_fail_when_a_server_stays_away() {
+    let mut server = serving(|_, _| Answer::Right);
+    let impatient = NbdOptions {
+        reconnect_delay: Duration::from_secs(1),
+        ..options()
+    };
+    let volume = open(&server, impatient);
+    let watch = volume.watch();
+    let mut worker = Worker::new(&volume);
+    worker.write(0, &[1; 4096]).unwrap();
+    let reach = watch.look().unwrap();
+    assert!(reach.connected && reach.lost == 0);
+    assert!(
+        server
+            .url()
+            .starts_with(reach.server.split('?').next().unwrap())
+    );
+    server.stop();
+    // One that was with the server or on its way, one that waits.
+    let began = Instant::now();
+    assert_eq!(
+        worker.write(0, &[2; 4096]).unwrap_err().kind,
+        IoErrorKind::Unreachable
+    );
+    assert!(began.elapsed() >= Duration::from_millis(900), "it waited");
+    assert!(!watch.look().unwrap().connected);
+    // From now on nothing waits, until the server is back.
+    for _ in 0..100 {
+        let error = worker.read(0, 4096).unwrap_err();
+        assert_eq!(error.kind, IoErrorKind::Unreachable);
+    }
+    let flush = worker.without_data(Op::Flush, 0, 0);
+    assert_eq!(flush.unwrap_err().kind, IoErrorKind::Unreachable);
+    server.start();
+    let began = Instant::now();
+    while worker.read(0, 4096).is_err() {
+        assert!(began.elapsed() < BOUND);
+    }
+    let reach = watch.look().unwrap();
+    assert!(reach.connected && reach.lost >= 1);
+    // The pause is counted from the next loss on.
+    server.stop();
+    server.start();
+    worker.write(0, &[3; 4096]).unwrap();
+    drop(worker);
+    drop(volume);
+    assert_eq!(watch.look(), None);
+}
+
+/// A server that takes connections and requests and answers nothing is no server.
+#[test]
+fn a_server_that_only_listens_is_lost_as_well() {
+    let server = serving(|_, _| Answer::Never);
+    let impatient = NbdOptions {
+        timeout: Duration::from_millis(200),
+        reconnect_delay: Duration::from_secs(1),
+        ..NbdOptions::default()
+    };
+    let volume = open(&server, impatient);
+    let mut worker = Worker::new(&volume);
+    assert_eq!(
+        worker.read(0, 4096).unwrap_err().kind,
+        IoErrorKind::Unreachable
+    );
+    assert!(server.count(|s| &s.connections) >= 2, "it was tried again");
+}
+
+/// The server may end at any byte of the handshake of the next connection.
+#[test]
+fn a_handshake_that_ends_at_any_byte_is_made_again() {
+    let server = serving(|number, _| match number {
+        1 => Answer::Close,
+        _ => Answer::Right,
+    });
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    worker.write(0, &[1; 4096]).unwrap();
+    *server.state.cuts.lock().unwrap() = vec![115, 100, 70, 39, 38, 18, 17, 16, 8, 1, 0];
+    worker.write(0, &[2; 4096]).unwrap();
+    assert_eq!(worker.read(0, 4096).unwrap(), [2; 4096]);
+    let cuts = server.state.cuts.lock().unwrap();
+    assert!(cuts.is_empty(), "{cuts:?}");
+    // The first one, those, and the last one.
+    assert!(server.count(|s| &s.connections) >= 13);
+}
+
+/// A server that says nothing holds up nobody for longer than the time limit.
+#[test]
+fn a_silent_server_is_given_up_at_the_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("silent");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let named = Named::unix("/", path.to_str().unwrap()).unwrap();
+    let error = NbdVolume::open(named, options()).unwrap_err().to_string();
+    assert!(error.contains("no answer within the time limit"), "{error}");
+    let name = "x".repeat(4097);
+    let server = serving(|_, _| Answer::Right);
+    let named = Named::unix(&format!("/{name}"), server.path.to_str().unwrap()).unwrap();
+    let error = NbdVolume::open(named, options()).unwrap_err().to_string();
+    assert!(error.contains("at most 4096 bytes"), "{error}");
+}
+
+/// Guest memory that is not there any more fails its requests, and not the disk.
+#[test]
+fn memory_that_was_cut_short_fails_its_request() {
+    let server = serving(|_, _| Answer::Right);
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    worker.write(0, &pattern(1, 64 << 10)).unwrap();
+    let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    let memory = Memory::from_fd(file.try_clone().unwrap(), 1 << 20, true).unwrap();
+    let mut map = DmaMap::new();
+    let prot = Prot {
+        read: true,
+        write: true,
+    };
+    map.map(0, 1 << 20, Some((memory, 0)), prot).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    // The kernel sends it. (A copy by the processor finds zeroes there, as with any volume.)
+    for len in [8192, 64 << 10] {
+        let mut list = SegmentList::new();
+        assert!(list.begin_piece(&map, 0, len, Access::Write));
+        let result = worker.run(WRITE, 0, len, list).result;
+        assert_eq!(result.unwrap_err().kind, IoErrorKind::Memory, "{len}");
+    }
+    assert_eq!(worker.read(0, 4096).unwrap(), pattern(1, 64 << 10)[..4096]);
+}
+
+/// A disk of the same worker does its work, whatever the server does.
+#[test]
+fn a_server_is_no_trouble_for_other_disks() {
+    for answer in [Answer::Never, Answer::Flood, Answer::Garbage, Answer::Close] {
+        let server = serving(move |_, _| answer);
+        let volume = open(&server, options());
+        let mut worker = Worker::new(&volume);
+        let other = MemVolume::new(1 << 20).unwrap();
+        let directory = common::disk();
+        let path = common::sparse(&directory, 1 << 20);
+        let file = FileVolume::open(&path, FileOptions::default()).unwrap();
+        let mut others = [&other as &dyn Volume, &file].map(|v| v.open(&worker.io).unwrap());
+        for at in 0..20 {
+            let list = worker.guest.piece(at * BLOCK, BLOCK);
+            worker.start(Op::Read, at * BLOCK, BLOCK, list);
+        }
+        worker.queue.push();
+        let (mut done, mut asked) = (0, 0);
+        let began = Instant::now();
+        while done < 2000 {
+            assert!(began.elapsed() < BOUND, "{answer:?}: {done} of 2000");
+            if asked == done {
+                let queue = &mut others[asked % 2];
+                let list = worker.guest.piece(1 << 20, BLOCK);
+                asked += 1;
+                let tag = 1 << 40 | asked as u64;
+                let request = volume::Request::transfer(tag, WRITE, 4096, list);
+                done += usize::from(queue.submit(request).is_some());
+            }
+            worker.io.flush();
+            worker.io.poll(&mut |completion| {
+                assert_eq!(completion.result, Ok(()));
+                done += 1;
+            });
+            worker.queue.poll(&mut |_| ());
+        }
+    }
+}
+
+/// What a guest has given up does not come on top of what it writes later, though part of it was
+/// never sent.
+#[test]
+fn a_write_that_was_given_up_while_it_was_sent_goes_before_all_that_follows() {
+    let server = serving(|number, _| match number {
+        0 => Answer::Held,
+        _ => Answer::Right,
+    });
+    let volume = open(&server, options());
+    let mut worker = Worker::new(&volume);
+    let old = worker.guest.holding(0, &[1; 4096]);
+    let mut tags = vec![worker.start(WRITE, 0, 4096, old).0];
+    // More than the socket takes, in the same message.
+    for _ in 0..4 {
+        let more = worker.guest.piece(1 << 20, 1 << 20);
+        tags.push(worker.start(WRITE, 1 << 20, 1 << 20, more).0);
+    }
+    worker.queue.push();
+    while server.count(|s| &s.requests) == 0 {
+        worker.io.flush();
+        worker.io.poll(&mut |_| ());
+        worker.queue.poll(&mut |_| panic!("too early"));
+    }
+    for tag in &tags {
+        worker.queue.cancel(*tag);
+    }
+    // Their memory is wanted: they do not wait for the server.
+    let done = worker.wait(tags.len());
+    assert!(done.iter().all(|c| c.result.is_err()) && server.is_held());
+    let new = worker.guest.holding(4096, &[2; 4096]);
+    worker.start(WRITE, 0, 4096, new);
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        worker.io.flush();
+        worker.io.poll(&mut |_| ());
+        worker
+            .queue
+            .poll(&mut |_| panic!("the new one overtook the old one"));
+    }
+    server.release();
+    assert_eq!(worker.wait(1)[0].result, Ok(()));
+    assert_eq!(worker.read(0, 4096).unwrap(), [2; 4096]);
+}
+
 /// What a guest has given up does not come on top of what it writes later.
 #[test]
 fn a_write_that_was_given_up_goes_before_all_that_follows() {
@@ -366,7 +591,10 @@ fn a_write_that_was_given_up_goes_before_all_that_follows() {
     let old = worker.guest.holding(0, &[1; 4096]);
     let (tag, _) = worker.start(WRITE, 0, 4096, old);
     worker.queue.push();
-    while server.count(|s| &s.requests) == 0 {
+    // The new one could go by the other connection, past the old one.
+    let watch = volume.watch();
+    let connected = || watch.look().is_some_and(|reach| reach.connected);
+    while server.count(|s| &s.requests) == 0 || !connected() {
         worker.io.flush();
         worker.io.poll(&mut |_| ());
         worker.queue.poll(&mut |_| panic!("too early"));
@@ -493,7 +721,7 @@ fn a_worker_that_ends_does_not_wait_for_ever() {
 fn urls_open_it_and_errors_name_the_server() {
     let server = Server::new(Setup::default());
     let mut registry = Registry::<()>::new();
-    for kind in nbd::kinds() {
+    for kind in nbd::kinds(|_| ()) {
         registry = registry.with(kind);
     }
     let open = |url: &str| registry.open(url, OpenOptions::default());
@@ -514,6 +742,7 @@ fn urls_open_it_and_errors_name_the_server() {
     let with = |option: &str| error(&format!("{}&{option}", server.url()));
     assert!(with("connections=17").contains("from 1 to 16"));
     assert!(with("timeout=1ms").contains("at least 100ms"));
+    assert!(with("reconnect-delay=999ms").contains("at least 1s"));
     assert!(with("colour=red").contains("nbd+unix volumes have read-only, socket"));
     // What answers is another kind of server.
     let stranger = tempfile::tempdir().unwrap();

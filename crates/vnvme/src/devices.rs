@@ -1,14 +1,20 @@
-//! Devices below, as the control socket shows, suspends and resumes them.
+//! Devices below, as the control socket shows, suspends and resumes them; and servers, as it shows
+//! them.
 
 use control::Error;
 use control::api::{DeviceState, DeviceStatus};
 use driver::Device;
+use nbd::ReachWatch;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
 /// The devices that volumes stand on, under the names that the user gave them.
 #[derive(Clone, Default)]
-pub struct DeviceRegistry(Arc<Mutex<Vec<(String, Device)>>>);
+pub struct DeviceRegistry {
+    devices: Arc<Mutex<Vec<(String, Device)>>>,
+    /// Of volumes that may be closed by now.
+    servers: Arc<Mutex<Vec<ReachWatch>>>,
+}
 
 /// What a device is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,15 +46,45 @@ fn address(url: &str) -> &str {
 impl DeviceRegistry {
     /// Enters a device.
     pub fn enter(&self, name: &str, device: &Device) {
-        let mut list = self.0.lock().unpoisoned();
+        let mut list = self.devices.lock().unpoisoned();
         list.push((name.to_owned(), device.clone()));
     }
 
-    /// All there are.
+    /// Enters a volume's server.
+    pub fn enter_server(&self, server: ReachWatch) {
+        let mut list = self.servers.lock().unpoisoned();
+        list.retain(|known| known.look().is_some());
+        list.push(server);
+    }
+
+    /// All there are, each name once.
     pub fn list(&self) -> Vec<DeviceStatus> {
-        let list = self.0.lock().unpoisoned();
+        let list = self.devices.lock().unpoisoned();
         let all = list.iter();
-        all.map(|(name, device)| status(name, device)).collect()
+        let mut all: Vec<_> = all.map(|(name, device)| status(name, device)).collect();
+        drop(list);
+        let servers = self.servers.lock().unpoisoned();
+        for reach in servers.iter().filter_map(ReachWatch::look) {
+            let state = match reach.connected {
+                true => DeviceState::Live,
+                false => DeviceState::Connecting,
+            };
+            // Several volumes can be on one.
+            match all.iter_mut().find(|known| known.device == reach.server) {
+                Some(known) => {
+                    known.resets = known.resets.saturating_add(reach.lost);
+                    if state != DeviceState::Live {
+                        known.state = state;
+                    }
+                }
+                None => all.push(DeviceStatus {
+                    device: reach.server,
+                    state,
+                    resets: reach.lost,
+                }),
+            }
+        }
+        all
     }
 
     /// Suspends or resumes a device, which is named by its URL or by the address in it; returns
@@ -59,7 +95,9 @@ impl DeviceRegistry {
     pub fn change(&self, named: &str, action: Action) -> Result<DeviceStatus, Error> {
         let (name, device) = self.find(named)?;
         let result = match (action, status(&name, &device).state) {
-            (_, DeviceState::Gone) => return Err(Error::conflict(format!("{name} is gone"))),
+            (_, DeviceState::Gone | DeviceState::Connecting) => {
+                return Err(Error::conflict(format!("{name} is gone")));
+            }
             (Action::Suspend, DeviceState::Suspended) => {
                 return Err(Error::conflict(format!("{name} is suspended already")));
             }
@@ -75,7 +113,7 @@ impl DeviceRegistry {
     }
 
     fn find(&self, named: &str) -> Result<(String, Device), Error> {
-        let list = self.0.lock().unpoisoned();
+        let list = self.devices.lock().unpoisoned();
         let mut meant = list
             .iter()
             .filter(|(url, _)| url == named || address(url) == named);

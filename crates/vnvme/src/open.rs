@@ -37,12 +37,13 @@ fn all_kinds(
     sandbox: SandboxMode,
     within: Arc<Within>,
 ) -> Registry<Below> {
+    let servers = registry.clone();
+    let [tcp, unix] = nbd::kinds(move |server| servers.enter_server(server));
     let devices = Arc::new(Devices {
         registry,
         sandbox,
         open: Mutex::default(),
     });
-    let [tcp, unix] = nbd::kinds();
     Registry::new()
         .with(tcp)
         .with(unix)

@@ -1,4 +1,4 @@
-//! Devices below.
+//! Devices below, and servers.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,6 +9,8 @@ use utoipa::ToSchema;
 pub enum DeviceState {
     /// At work.
     Live,
+    /// A server to which a connection is missing: commands wait.
+    Connecting,
     /// Suspended: commands wait.
     Suspended,
     /// Removed, released or broken.
@@ -20,19 +22,20 @@ impl DeviceState {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Live => "live",
+            Self::Connecting => "connecting",
             Self::Suspended => "suspended",
             Self::Gone => "gone",
         }
     }
 }
 
-/// One device.
+/// One device, or server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceStatus {
     /// Its URL.
     pub device: String,
     /// How it is.
     pub state: DeviceState,
-    /// Controller resets so far.
+    /// Controller resets so far; of a server: connections that were lost.
     pub resets: u64,
 }

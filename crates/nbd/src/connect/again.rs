@@ -60,8 +60,7 @@ fn run(shared: &Shared, inbox: &Weak<Inbox>, link: usize, mut failures: u32) {
         match shared.connect() {
             Ok(connected) => {
                 if let Some(inbox) = inbox.upgrade() {
-                    let took = began.elapsed();
-                    tracing::info!("{}: connected after {took:.1?}", shared.server);
+                    shared.made_again(began.elapsed());
                     inbox.put(link, connected);
                 }
                 return;

@@ -3,7 +3,9 @@
 //! The bytes come in pieces of any size. [`Replies::next`] takes some of them and says what they
 //! were; everything is checked against the request that it answers, so that the caller can carry
 //! the events out without a further look: data lies within its request, no byte more comes than
-//! was asked for, and no read ends without an error before all of it has come.
+//! was asked for, and no read ends without an error before as much has come. A server that sends
+//! some bytes twice can leave others as they were in the request's memory: a lie about data, as it
+//! could tell any.
 
 use super::in_flight::{Entry, InFlight};
 use super::wire::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, u16_at, u32_at, u64_at};

@@ -113,6 +113,12 @@ pub mod chunk {
     pub const ERROR: u16 = 1 << 15;
 }
 
+/// NBD_ENOMEM.
+pub const ENOMEM: i32 = 12;
+/// NBD_EINVAL.
+pub const EINVAL: i32 = 22;
+/// NBD_EOVERFLOW.
+pub const EOVERFLOW: i32 = 75;
 /// NBD_ESHUTDOWN, the error of a server that is about to end.
 pub const ESHUTDOWN: u32 = 108;
 

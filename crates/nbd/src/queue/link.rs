@@ -10,11 +10,15 @@
 //! A connection that is closing sends nothing more, but is read until the server has closed it:
 //! servers answer what they have begun before they do. So a write that was sent on it is not
 //! carried out after one that is sent on the next.
+//!
+//! A server is lost from the end of a connection until one is answered on: what could not be sent
+//! again for too long fails ([`Link::is_overdue`]).
 
 use crate::connect::Connected;
-use crate::protocol::wire::ESHUTDOWN;
+use crate::protocol::wire::{EINVAL, ENOMEM, EOVERFLOW, ESHUTDOWN};
 use crate::protocol::{Asked, Command, Event, InFlight, Replies};
 use dma::SegmentList;
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
@@ -30,7 +34,8 @@ const BUFFER: usize = 128 << 10;
 const DIRECT: u32 = 16 << 10;
 /// How long a server may take to close a connection that this side has ended.
 const CLOSING: Duration = Duration::from_secs(5);
-/// Connections that may break the protocol while a command is in flight, until it fails.
+/// Connections that may break the protocol, or meet with missing memory, while a command is in
+/// flight, until it fails.
 const MOST_VIOLATIONS: u8 = 5;
 
 /// A command.
@@ -54,7 +59,7 @@ pub(super) struct Part {
     pub(super) given_up: bool,
     /// Its data could not be stored.
     pub(super) unstored: bool,
-    /// Connections that broke the protocol while it was with the server.
+    /// Connections that broke while it was with the server, by more than their end.
     pub(super) violations: u8,
 }
 
@@ -76,6 +81,34 @@ pub(super) enum Broken {
     TimeOut(Duration),
     #[error("a request was given up that was being sent or received")]
     GivenUp,
+}
+
+/// Who is at fault when connections break with a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blame {
+    /// It breaks the protocol.
+    Server,
+    /// The memory of a request is not there.
+    Memory,
+}
+
+impl Broken {
+    /// The kernel could not read or write the memory of a request.
+    fn is_fault(&self) -> bool {
+        matches!(self, Self::Io(error) if is(error, Errno::FAULT))
+    }
+
+    fn blame(&self) -> Option<Blame> {
+        match self {
+            Self::Violation(_) => Some(Blame::Server),
+            _ if self.is_fault() => Some(Blame::Memory),
+            _ => None,
+        }
+    }
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
 }
 
 impl From<io::Error> for Broken {
@@ -113,7 +146,8 @@ enum State {
     Closing {
         open: Open,
         until: Instant,
-        violation: bool,
+        /// Why a command that meets with this again and again fails.
+        blame: Option<Blame>,
         ended: bool,
     },
 }
@@ -126,22 +160,28 @@ pub(super) struct Link {
     pub(super) again: VecDeque<Part>,
     /// Connections in a row that were of no use.
     pub(super) failures: u32,
+    /// Since when nothing has been answered, and connections have ended.
+    lost: Option<Instant>,
     looked: Option<Instant>,
 }
 
 impl Link {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             state: State::Connecting,
             in_flight: InFlight::new(DEPTH),
             again: VecDeque::new(),
             failures: 0,
+            lost: Some(now),
             looked: None,
         }
     }
 
     /// There is a connection.
     pub(super) fn opened(&mut self, streams: &RingStreams, connected: Connected) {
+        if self.again.is_empty() {
+            self.lost = None;
+        }
         self.state = State::Open(Open {
             stream: streams.open(connected.fd),
             replies: Replies::new(connected.export.structured),
@@ -178,6 +218,22 @@ impl Link {
     /// It is on its way to its end, or to the next connection.
     pub(super) fn is_down(&self) -> bool {
         !matches!(self.state, State::Open(_))
+    }
+
+    /// Commands can be sent.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Open(_))
+    }
+
+    /// It waits for the server's end of it.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.state, State::Closing { .. })
+    }
+
+    /// There has been no server for so long.
+    pub(super) fn is_overdue(&self, now: Instant, limit: Duration) -> bool {
+        let overdue = |lost| now.saturating_duration_since(lost) >= limit;
+        self.is_down() && self.lost.is_some_and(overdue)
     }
 
     /// Something has come, or can be sent.
@@ -259,7 +315,7 @@ impl Link {
         let polled = open.poll(&mut self.in_flight, over);
         if over.len() > before {
             open.answered = true;
-            self.failures = 0;
+            (self.failures, self.lost) = (0, None);
         }
         polled?;
         open.send();
@@ -281,34 +337,40 @@ impl Link {
     /// The connection is of no use any more.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Connecting);
-        let State::Open(open) = state else {
+        let State::Open(mut open) = state else {
             self.state = state;
             return;
         };
-        match why {
+        // What was not sent goes with the next.
+        open.staged
+            .clear(|cookie, list| return_list(&mut self.in_flight, cookie, list));
+        let ended = matches!(why, Broken::Closed | Broken::Io(_)) && !why.is_fault();
+        match ended {
+            true => open.stream.shut_down(),
             // The server is given time to answer what it has begun.
-            Broken::TimeOut(_) | Broken::Violation(_) | Broken::ShuttingDown => {
-                open.stream.end_sending();
-            }
-            // Nothing more comes; or memory is wanted back.
-            _ => open.stream.shut_down(),
+            false => open.stream.end_sending(),
+        }
+        if matches!(why, Broken::GivenUp) {
+            // Memory is wanted back at once.
+            open.stream.cancel();
         }
         if !open.answered {
             self.failures = self.failures.saturating_add(1);
         }
         self.failures = self.failures.max(1);
+        self.lost.get_or_insert(now);
         self.state = State::Closing {
             open,
             until: now.checked_add(CLOSING).unwrap_or(now),
-            violation: matches!(why, Broken::Violation(_)),
-            ended: matches!(why, Broken::Closed | Broken::Io(_)),
+            blame: why.blame(),
+            ended,
         };
     }
 
     /// Memory that the kernel has is wanted back.
     pub(super) fn hurry(&mut self) {
         if let State::Closing { open, .. } = &self.state {
-            open.stream.shut_down();
+            open.stream.cancel();
         }
     }
 
@@ -318,7 +380,7 @@ impl Link {
         let State::Closing {
             open,
             until,
-            violation,
+            blame,
             ended,
         } = &mut self.state
         else {
@@ -331,9 +393,7 @@ impl Link {
         if !*ended || open.spare.is_none() || open.incoming.is_none() {
             return false;
         }
-        open.staged
-            .clear(|cookie, list| return_list(&mut self.in_flight, cookie, list));
-        let violation = *violation;
+        let blame = *blame;
         for entry in self.in_flight.drain() {
             let outcome = entry.outcome();
             let mut part = entry.item;
@@ -345,12 +405,16 @@ impl Link {
                     over.push((part, result));
                 }
                 _ => {
-                    part.violations += u8::from(violation);
-                    if part.violations >= MOST_VIOLATIONS {
-                        let failed = failed(part.command);
-                        over.push((part, Err(failed.into())));
-                    } else {
-                        self.again.push_back(part);
+                    part.violations += u8::from(blame.is_some());
+                    match blame {
+                        Some(blame) if part.violations >= MOST_VIOLATIONS => {
+                            let kind = match blame {
+                                Blame::Memory => IoErrorKind::Memory,
+                                Blame::Server => failed(part.command),
+                            };
+                            over.push((part, Err(kind.into())));
+                        }
+                        _ => self.again.push_back(part),
                     }
                 }
             }
@@ -546,7 +610,12 @@ impl Open {
         let mut ended = false;
         if let Some((mut incoming, received)) = self.stream.received() {
             self.reclaim(&mut incoming, in_flight);
-            ended = !matches!(received, Ok(1..));
+            // The other end says nothing by what was cancelled here.
+            let cancelled = |error: &io::Error| is(error, Errno::CANCELED);
+            ended = match &received {
+                Ok(len) => *len == 0,
+                Err(error) => !cancelled(error),
+            };
             self.incoming = Some(incoming);
         }
         if !ended && let Some(mut incoming) = self.incoming.take() {
@@ -612,6 +681,9 @@ fn result(error: Option<u32>, part: &Part) -> Result<(), IoError> {
             let write = part.command != Command::Read;
             // The protocol's numbers are those of Linux, as far as there are any.
             Err(match i32::try_from(error) {
+                // It did not like the request, or had no memory: not the medium is at fault.
+                Ok(EINVAL | EOVERFLOW) => IoErrorKind::Invalid.into(),
+                Ok(ENOMEM) => IoErrorKind::Busy.into(),
                 Ok(errno @ 1..=4095) => IoError::from_errno(errno, write),
                 _ => failed(part.command).into(),
             })

@@ -2,7 +2,8 @@
 //!
 //! A request becomes a command, or several where the server takes no more at a time. Commands go to
 //! the connection that has the fewest; those of a connection that broke are sent again on the one
-//! that takes its place, which a thread makes meanwhile. Nothing here waits.
+//! that takes its place, which a thread makes meanwhile, or fail when that takes too long. Nothing
+//! here waits.
 
 mod link;
 mod parent;
@@ -39,6 +40,8 @@ pub(crate) struct NbdQueue {
     /// Commands that change something, and that nobody waits for: nothing is sent before they have
     /// ended, for a guest that was reset must not find its old write on top of its new one.
     given_up: usize,
+    /// Requests that nobody waits for, and whose memory the kernel had when that was looked at.
+    lent: Vec<usize>,
     /// Requests that are complete.
     ended: Vec<Completion>,
     /// Recycled.
@@ -56,10 +59,11 @@ impl NbdQueue {
         inbox: Arc<Inbox>,
         ending: Ending,
     ) -> Self {
+        let now = Instant::now();
         let mut queue = Self {
             info: shared.info(),
             links: (0..shared.options.connections.max(1))
-                .map(|_| Link::new())
+                .map(|_| Link::new(now))
                 .collect(),
             shared,
             streams,
@@ -67,12 +71,14 @@ impl NbdQueue {
             parents: Parents::default(),
             waiting: VecDeque::new(),
             given_up: 0,
+            lent: Vec::new(),
             ended: Vec::new(),
             over: Vec::new(),
             zeroes: None,
-            now: Instant::now(),
+            now,
             ending,
         };
+        queue.shared.awaits(queue.links.len());
         let first = queue.shared.take_first();
         for number in usize::from(first.is_some())..queue.links.len() {
             queue.connect(number);
@@ -178,9 +184,7 @@ impl NbdQueue {
         let mut over = std::mem::take(&mut self.over);
         if let Some(link) = self.links.get_mut(number) {
             if let Err(why) = link.poll(self.now, self.shared.options.timeout, &mut over) {
-                let unanswered = link.len();
-                let server = &self.shared.server;
-                tracing::warn!("{server}: {why}; connecting again ({unanswered} requests wait)");
+                self.shared.broken(&why, link.len());
                 link.close(&why, self.now);
             }
             if link.closed(self.now, &mut over) {
@@ -222,7 +226,7 @@ impl NbdQueue {
         parent.then_flush = false;
         parent.result = Err(IoErrorKind::Aborted.into());
         self.waiting.retain(|waiting| *waiting != place);
-        let mut changing = 0;
+        let (mut changing, mut still_lent) = (0, false);
         for link in &mut self.links {
             let lent = link.give_up(place, |part| {
                 changing += usize::from(part.command.changes());
@@ -234,8 +238,13 @@ impl NbdQueue {
             });
             if lent {
                 // The kernel sends or receives it: that ends with the connection.
-                link.close(&Broken::GivenUp, self.now);
-                link.hurry();
+                if link.is_open() {
+                    self.shared.broken(&Broken::GivenUp, link.len());
+                    link.close(&Broken::GivenUp, self.now);
+                } else {
+                    link.hurry();
+                }
+                still_lent = true;
             }
             link.again.retain_mut(|part| {
                 if part.parent != place {
@@ -249,7 +258,55 @@ impl NbdQueue {
             });
         }
         self.given_up += changing;
+        if still_lent {
+            self.lent.push(place);
+        }
         self.end_if_over(place);
+    }
+
+    /// Ends requests that nobody waits for and whose memory has come back.
+    fn collect(&mut self) {
+        for place in std::mem::take(&mut self.lent) {
+            // It may be another request's by now.
+            if self.parents.get(place).is_some_and(|p| p.cancelled) {
+                self.give_up(place);
+            }
+        }
+    }
+
+    /// Ends requests that have waited for a server for too long.
+    fn fail_overdue(&mut self) {
+        let (now, limit) = (self.now, self.shared.options.reconnect_delay);
+        if !self.links.iter().any(|link| link.is_overdue(now, limit)) {
+            return;
+        }
+        let mut over = std::mem::take(&mut self.over);
+        let mut again = VecDeque::new();
+        for link in &mut self.links {
+            if link.is_overdue(now, limit) {
+                again.append(&mut link.again);
+            }
+        }
+        match self.links.iter_mut().find(|link| link.is_open()) {
+            Some(link) => link.again.append(&mut again),
+            None => {
+                let failed = |part| (part, Err(IoErrorKind::Unreachable.into()));
+                over.extend(again.drain(..).map(failed));
+            }
+        }
+        for ended in over.drain(..) {
+            self.finish(ended);
+        }
+        self.over = over;
+        if self.links.iter().all(|link| link.is_overdue(now, limit)) {
+            self.shared.overdue();
+            while let Some(place) = self.waiting.pop_front() {
+                if let Some(parent) = self.parents.get(place) {
+                    parent.fail(IoErrorKind::Unreachable.into());
+                    self.end_if_over(place);
+                }
+            }
+        }
     }
 
     /// The worker ends, and the server does not answer: its requests are not waited for for ever.
@@ -392,6 +449,7 @@ impl VolumeQueue for NbdQueue {
             for (number, connected) in self.inbox.take() {
                 if let Some(link) = self.links.get_mut(number) {
                     link.opened(&self.streams, connected);
+                    self.shared.connected();
                 }
             }
             self.info.size = self.shared.size();
@@ -399,6 +457,10 @@ impl VolumeQueue for NbdQueue {
         for number in 0..self.links.len() {
             self.poll_link(number);
         }
+        if !self.lent.is_empty() {
+            self.collect();
+        }
+        self.fail_overdue();
         self.issue();
         for link in &mut self.links {
             link.send();
@@ -416,7 +478,7 @@ impl VolumeQueue for NbdQueue {
         let wake = match self.goes_on() {
             true => Wake::Poll,
             // Time-outs, which nothing signals.
-            false if in_flight > 0 => Wake::After(LOOK),
+            false if in_flight > 0 || self.links.iter().any(Link::is_closing) => Wake::After(LOOK),
             false => Wake::Event,
         };
         QueueState { in_flight, wake }
@@ -461,6 +523,7 @@ impl FastPath for NbdQueue {
 
 impl Drop for NbdQueue {
     fn drop(&mut self) {
-        self.shared.close_queue();
+        let down = self.links.iter().filter(|link| link.is_down());
+        self.shared.close_queue(down.count());
     }
 }

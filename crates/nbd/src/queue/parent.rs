@@ -76,13 +76,18 @@ impl Parent {
     /// A command has ended.
     pub(super) fn answered(&mut self, result: Result<(), IoError>) {
         self.parts = self.parts.saturating_sub(1);
+        if let Err(error) = result {
+            self.fail(error);
+        }
+    }
+
+    /// It fails, when its last command has ended; none is sent any more.
+    pub(super) fn fail(&mut self, error: IoError) {
         if self.result.is_ok() {
-            self.result = result;
+            self.result = Err(error);
         }
-        if self.result.is_err() {
-            // What follows changes nothing of that.
-            (self.todo, self.then_flush) = (Todo::Nothing, false);
-        }
+        // What follows changes nothing of that.
+        (self.todo, self.then_flush) = (Todo::Nothing, false);
     }
 }
 

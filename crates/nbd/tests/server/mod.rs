@@ -61,6 +61,8 @@ pub struct State {
     pub fuas: AtomicUsize,
     pub disconnects: AtomicUsize,
     pub held: AtomicBool,
+    /// Of the next connections: the handshake ends after so many bytes.
+    pub cuts: Mutex<Vec<usize>>,
     /// Kinds of commands, their flags and lengths, in the order in which they came.
     pub log: Mutex<Vec<(u16, u16, u32)>>,
 }
@@ -118,6 +120,7 @@ impl Server {
             fuas: AtomicUsize::new(0),
             disconnects: AtomicUsize::new(0),
             held: AtomicBool::new(true),
+            cuts: Mutex::default(),
             log: Mutex::default(),
         });
         let mut server = Self {
@@ -166,6 +169,10 @@ impl Server {
         }
     }
 
+    pub fn is_held(&self) -> bool {
+        self.state.held.load(Ordering::SeqCst)
+    }
+
     pub fn release(&self) {
         self.state.held.store(false, Ordering::SeqCst);
     }
@@ -197,7 +204,17 @@ fn take<const N: usize>(stream: &mut UnixStream) -> io::Result<[u8; N]> {
 }
 
 fn handshake(state: &State, stream: &mut UnixStream) -> io::Result<()> {
-    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+    let mut left = state.cuts.lock().unwrap().pop().unwrap_or(usize::MAX);
+    let mut say = |stream: &mut UnixStream, bytes: &[u8]| {
+        let said = bytes.len().min(left);
+        left -= said;
+        stream.write_all(&bytes[..said])?;
+        match said < bytes.len() || left == 0 {
+            true => Err(io::Error::other("cut")),
+            false => Ok(()),
+        }
+    };
+    say(stream, b"NBDMAGICIHAVEOPT\0\x03")?;
     take::<4>(stream)?;
     loop {
         let head: [u8; 16] = take(stream)?;
@@ -210,7 +227,7 @@ fn handshake(state: &State, stream: &mut UnixStream) -> io::Result<()> {
             bytes.extend(kind.to_be_bytes());
             bytes.extend((data.len() as u32).to_be_bytes());
             bytes.extend(data);
-            stream.write_all(&bytes)
+            say(stream, &bytes)
         };
         match option {
             wire::option::STRUCTURED_REPLY if state.structured => reply(1, &[])?,

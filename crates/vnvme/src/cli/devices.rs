@@ -33,6 +33,7 @@ impl DeviceArgs {
 pub fn print(status: &DeviceStatus) -> Result<(), OutputError> {
     let state = match status.state {
         DeviceState::Live => "at work",
+        DeviceState::Connecting => "connecting: commands wait for the server",
         DeviceState::Suspended => "suspended: commands wait for vnvme resume",
         DeviceState::Gone => "gone",
     };

@@ -119,6 +119,16 @@ impl Allow {
                  with: they cannot be added while it runs"
             )));
         }
+        if nbd::address(url).is_some() {
+            // Nobody is connected to but servers of disks that were there at the start.
+            return match self.places {
+                None => Ok(()),
+                Some(_) => Err(Error::unsupported(format!(
+                    "{url}: the sandbox lets this process connect to the NBD servers of its first \
+                     configuration alone: write the disk into it, and start the daemon again"
+                ))),
+            };
+        }
         path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))
     }
 
@@ -213,6 +223,15 @@ mod tests {
             assert!(error.message.contains("option allow"), "{bad}: {error}");
         }
         allow.check_volume("mem://1M").unwrap();
+        for server in ["nbd://host/x", "nbd+unix:///x?socket=/run/s&iops=5"] {
+            let error = allow.check_volume(server).unwrap_err();
+            assert!(error.message.contains("start the daemon again"), "{error}");
+            let open = Allow {
+                places: None,
+                ..self::allow(&[])
+            };
+            open.check_volume(server).unwrap();
+        }
         for device in ["nvme://0000:01:00.0/1", "controller+mem://1M"] {
             let error = allow.check_volume(device).unwrap_err();
             assert_eq!(error.kind, control::ErrorKind::Unsupported);
