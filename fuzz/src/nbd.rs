@@ -1,5 +1,6 @@
 //! A hostile NBD server: whatever it says in the handshake or as replies, nothing lies outside of
-//! what was asked for, and every byte is looked at once.
+//! what was asked for, every byte is looked at once, and a read that ends has each of its bytes,
+//! once.
 
 use nbd::protocol::{Asked, Event, InFlight, Replies, negotiate};
 use std::io::{self, Cursor, Read, Write};
@@ -58,7 +59,7 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
     for (number, (read, offset, len)) in REQUESTS.into_iter().enumerate() {
         let asked = Asked { read, offset, len };
         // The place and the sequence 1: inputs can name it.
-        let cookie = requests.insert(asked, 0u64).unwrap();
+        let cookie = requests.insert(asked, vec![false; len as usize]).unwrap();
         assert_eq!(cookie, 1 << 32 | number as u64);
     }
     let mut replies = Replies::new(structured);
@@ -75,7 +76,8 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
                 assert!(
                     u64::from(expected.at) + u64::from(expected.left) <= u64::from(entry.asked.len)
                 );
-                entry.item += 4;
+                let at = expected.at as usize;
+                entry.item[at..at + 4].fill(true);
                 replies.took(4);
                 used_up += 4;
                 continue;
@@ -88,13 +90,13 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
                 Event::More => {}
                 Event::Data { cookie, at, bytes } => {
                     assert!(!bytes.is_empty() && bytes.len() == used);
-                    take(&mut requests, cookie, at, bytes.len() as u64);
+                    take(&mut requests, cookie, at, bytes.len() as u32);
                 }
-                Event::Hole { cookie, at, len } => take(&mut requests, cookie, at, len.into()),
+                Event::Hole { cookie, at, len } => take(&mut requests, cookie, at, len),
                 Event::End { cookie, error } => {
                     let entry = requests.remove(cookie).unwrap();
                     if error.is_none() && entry.asked.read {
-                        assert_eq!(entry.item, u64::from(entry.asked.len), "bytes are missing");
+                        assert!(entry.item.iter().all(|come| *come), "bytes are missing");
                     }
                     assert_ne!(error, Some(0));
                     ends += 1;
@@ -109,12 +111,13 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
     assert!(ends <= REQUESTS.len());
 }
 
-/// Data of a request, which asked for it.
-fn take(requests: &mut InFlight<u64>, cookie: u64, at: u32, len: u64) {
+/// Data of a request, which asked for it, and to which these bytes have not come before.
+fn take(requests: &mut InFlight<Vec<bool>>, cookie: u64, at: u32, len: u32) {
     let entry = requests.get(cookie).unwrap();
-    assert!(entry.asked.read && u64::from(at) + len <= u64::from(entry.asked.len));
-    entry.item += len;
-    assert!(entry.item <= u64::from(entry.asked.len));
+    assert!(entry.asked.read);
+    let come = &mut entry.item[at as usize..][..len as usize];
+    assert!(!come.contains(&true), "bytes come twice");
+    come.fill(true);
 }
 
 #[cfg(test)]

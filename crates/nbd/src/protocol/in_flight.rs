@@ -1,5 +1,7 @@
 //! Requests that have been sent and are not answered, by their cookies.
 
+use super::received::Received;
+
 /// What a request asked for, as far as its reply is checked by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
@@ -18,8 +20,8 @@ pub struct Entry<T> {
     pub asked: Asked,
     /// What its sender keeps of it.
     pub item: T,
-    /// Bytes of data that have been announced, or come.
-    pub(super) received: u32,
+    /// Which of its bytes have been announced, or come.
+    pub(super) received: Received,
     /// The first error chunk's number.
     pub(super) error: Option<u32>,
     /// Error chunks.
@@ -87,7 +89,7 @@ impl<T> InFlight<T> {
         *empty = Some(Entry {
             asked,
             item,
-            received: 0,
+            received: Received::default(),
             error: None,
             errors: 0,
             ended: false,

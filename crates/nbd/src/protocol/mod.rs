@@ -3,6 +3,7 @@
 
 mod handshake;
 mod in_flight;
+mod received;
 mod reply;
 mod request;
 pub mod wire;

@@ -2,10 +2,8 @@
 //!
 //! The bytes come in pieces of any size. [`Replies::next`] takes some of them and says what they
 //! were; everything is checked against the request that it answers, so that the caller can carry
-//! the events out without a further look: data lies within its request, no byte more comes than
-//! was asked for, and no read ends without an error before as much has come. A server that sends
-//! some bytes twice can leave others as they were in the request's memory: a lie about data, as it
-//! could tell any.
+//! the events out without a further look: data lies within its request, no byte comes twice, and no
+//! read ends without an error before every byte of it has come.
 
 use super::in_flight::{Entry, InFlight};
 use super::wire::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, u16_at, u32_at, u64_at};
@@ -41,6 +39,12 @@ pub enum Violation {
     /// Data outside of what was asked for, or for what was not asked for data.
     #[error("data outside of what was asked for")]
     Range,
+    /// Data of which some has come before.
+    #[error("data that has come before")]
+    Twice,
+    /// Data in more stretches, out of order, than any server has a reason for.
+    #[error("the data of a read comes in too many pieces, out of order")]
+    Scattered,
     /// A read has ended, and not all of it has come.
     #[error("a read is said to be complete, of which bytes are missing")]
     Incomplete,
@@ -171,7 +175,8 @@ impl Replies {
                 self.state = State::Head;
                 let entry = find(requests, cookie)?;
                 entry.ended = true;
-                if entry.error.is_none() && entry.asked.read && entry.received != entry.asked.len {
+                let whole = entry.received.is_whole(entry.asked.len);
+                if entry.error.is_none() && entry.asked.read && !whole {
                     return Err(Violation::Incomplete);
                 }
                 let error = entry.error;
@@ -210,7 +215,7 @@ impl Replies {
             if self.structured {
                 return Err(Violation::Kind("simple"));
             }
-            entry.received = entry.asked.len;
+            entry.received.add(0..entry.asked.len)?;
             self.state = data(cookie, 0, entry.asked.len, 0, true);
         }
         Ok((16, Event::More))
@@ -284,15 +289,9 @@ impl<T> Entry<T> {
         let at = offset.checked_sub(self.asked.offset);
         let at = at.and_then(|at| u32::try_from(at).ok());
         let end = at.and_then(|at| at.checked_add(len));
-        let received = self.received.checked_add(len);
-        match (at, end, received) {
-            (Some(at), Some(end), Some(received))
-                if self.asked.read
-                    && len > 0
-                    && end <= self.asked.len
-                    && received <= self.asked.len =>
-            {
-                self.received = received;
+        match (at, end) {
+            (Some(at), Some(end)) if self.asked.read && len > 0 && end <= self.asked.len => {
+                self.received.add(at..end)?;
                 Ok(at)
             }
             _ => Err(Violation::Range),

@@ -295,7 +295,25 @@ fn lies_are_violations() {
             true,
             READ,
             Box::new(move |c| [hole_of(0, c, base, 1000), hole_of(1, c, base, 1000)].concat()),
-            Violation::Range,
+            Violation::Twice,
+        ),
+        // A part of it twice, and as many bytes as were asked for: others would be left as they
+        // were in the request's memory.
+        (
+            true,
+            READ,
+            Box::new(move |c| [hole_of(0, c, base, 500), hole_of(1, c, base + 499, 500)].concat()),
+            Violation::Twice,
+        ),
+        // Every second byte.
+        (
+            true,
+            READ,
+            Box::new(move |c| {
+                let pieces = (0..500u64).map(|piece| hole_of(0, c, base + piece * 2, 1));
+                pieces.collect::<Vec<_>>().concat()
+            }),
+            Violation::Scattered,
         ),
         (
             true,

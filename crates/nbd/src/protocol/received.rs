@@ -1,0 +1,111 @@
+//! Which bytes of a read have come.
+//!
+//! Each is to come once: a read that ends has all of them, and none is what the request's memory
+//! held before. Servers answer in order, by and large, and then nothing is allocated here.
+
+use super::reply::Violation;
+use std::ops::Range;
+
+/// Most stretches that lie apart from each other at a time: the blocks of the longest read, in the
+/// worst order. Each new one is compared with all.
+const MOST_APART: usize = 256;
+
+/// Bytes of a read, counted from its first one.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    /// A stretch that grows at its ends.
+    main: Range<u32>,
+    /// Those that do not touch it. They may touch each other.
+    apart: Vec<Range<u32>>,
+}
+
+impl Received {
+    /// Some more, at least one.
+    ///
+    /// # Errors
+    /// [`Violation::Twice`], [`Violation::Scattered`].
+    pub(super) fn add(&mut self, new: Range<u32>) -> Result<(), Violation> {
+        let overlaps = |known: &Range<u32>| new.start < known.end && known.start < new.end;
+        if overlaps(&self.main) || self.apart.iter().any(overlaps) {
+            return Err(Violation::Twice);
+        }
+        if !self.main.is_empty() && !self.join(&new) {
+            if self.apart.len() >= MOST_APART {
+                return Err(Violation::Scattered);
+            }
+            self.apart.push(new);
+            return Ok(());
+        }
+        if self.main.is_empty() {
+            self.main = new;
+        }
+        // One of the others may have been waiting for this.
+        while let Some(at) = self.apart.iter().position(|known| self.touches(known)) {
+            let known = self.apart.swap_remove(at);
+            self.join(&known);
+        }
+        Ok(())
+    }
+
+    /// The first `len` bytes have come, and those alone.
+    pub(super) fn is_whole(&self, len: u32) -> bool {
+        self.apart.is_empty() && self.main == (0..len)
+    }
+
+    fn touches(&self, other: &Range<u32>) -> bool {
+        other.start == self.main.end || other.end == self.main.start
+    }
+
+    fn join(&mut self, other: &Range<u32>) -> bool {
+        let joins = self.touches(other);
+        if other.start == self.main.end {
+            self.main.end = other.end;
+        } else if joins {
+            self.main.start = other.start;
+        }
+        joins
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn stretches_that_lie_apart_have_a_limit() {
+        let mut received = Received::default();
+        let apart = |number: u32| number * 2..number * 2 + 1;
+        let most = MOST_APART as u32;
+        for number in 0..=most {
+            assert_eq!(received.add(apart(number)), Ok(()));
+        }
+        assert_eq!(received.add(apart(most + 1)), Err(Violation::Scattered));
+        // What joins them makes room.
+        assert_eq!(received.add(1..2), Ok(()));
+        assert_eq!(received.add(apart(most + 1)), Ok(()));
+    }
+
+    proptest! {
+        /// The same as one mark for each byte.
+        #[test]
+        fn every_byte_comes_once(
+            pieces in proptest::collection::vec((0..64u32, 1..16u32), 0..40),
+        ) {
+            let mut received = Received::default();
+            let mut marks = [false; 80];
+            for (start, len) in pieces {
+                let range = start as usize..(start + len) as usize;
+                let twice = marks[range.clone()].contains(&true);
+                let expected = if twice { Err(Violation::Twice) } else { Ok(()) };
+                prop_assert_eq!(received.add(start..start + len), expected);
+                if !twice {
+                    marks[range].fill(true);
+                }
+                let end = marks.iter().position(|mark| !mark).unwrap_or(marks.len());
+                let whole = !marks[end..].contains(&true);
+                prop_assert_eq!(received.is_whole(end as u32), whole && end > 0 || marks == [false; 80]);
+            }
+        }
+    }
+}
