@@ -79,6 +79,7 @@ struct Log {
     broken: LogLimit,
     connected: LogLimit,
     sizes: LogLimit,
+    threads: LogLimit,
 }
 
 /// How the way to a server is.
@@ -218,6 +219,17 @@ impl Shared {
     pub(crate) fn made_again(&self, took: Duration) {
         self.log.connected.line(|left_out| {
             tracing::info!(left_out, "{}: connected after {took:.1?}", self.server);
+        });
+    }
+
+    /// The system gives no thread that connects.
+    pub(crate) fn no_thread(&self, error: &std::io::Error) {
+        self.log.threads.line(|left_out| {
+            let server = &self.server;
+            tracing::error!(
+                left_out,
+                "{server}: no thread that connects ({error}); trying again"
+            );
         });
     }
 

@@ -83,12 +83,17 @@ pub fn connect(
         }
         Address::Tcp { .. } => {
             let mut last = io::ErrorKind::AddrNotAvailable.into();
+            let mut left = (1..=addresses.len() as u32).rev();
             let fd = addresses.iter().find_map(|address| {
                 let family = match address {
                     SocketAddr::V4(_) => AddressFamily::INET,
                     SocketAddr::V6(_) => AddressFamily::INET6,
                 };
-                open(family, deadline, |fd| net::connect(fd, address))
+                // One that swallows everything leaves the others their share of the time.
+                let now = Instant::now();
+                let share = deadline.saturating_duration_since(now) / left.next().unwrap_or(1);
+                let until = now.checked_add(share).unwrap_or(deadline);
+                open(family, until, |fd| net::connect(fd, address))
                     .map_err(|error| last = error)
                     .ok()
             });

@@ -163,6 +163,8 @@ pub(super) struct Link {
     /// Since when nothing has been answered, and connections have ended.
     lost: Option<Instant>,
     looked: Option<Instant>,
+    /// Nobody makes the next connection: there was no thread for it at that time.
+    pub(super) forsaken: Option<Instant>,
 }
 
 impl Link {
@@ -174,6 +176,7 @@ impl Link {
             failures: 0,
             lost: Some(now),
             looked: None,
+            forsaken: None,
         }
     }
 
@@ -225,9 +228,9 @@ impl Link {
         matches!(self.state, State::Open(_))
     }
 
-    /// It waits for the server's end of it.
-    pub(super) fn is_closing(&self) -> bool {
-        matches!(self.state, State::Closing { .. })
+    /// It waits for something that may not be signalled: the server's end of it, or a thread.
+    pub(super) fn is_timed(&self) -> bool {
+        matches!(self.state, State::Closing { .. }) || self.forsaken.is_some()
     }
 
     /// There has been no server for so long.

@@ -25,6 +25,8 @@ use volume::{
 
 /// Between two looks at time-outs, while something is in flight.
 const LOOK: Duration = Duration::from_millis(100);
+/// Between two attempts to have a thread, where the system gives none.
+const THREADS: Duration = Duration::from_secs(1);
 /// Bytes of zeroes that are written again and again, where the server knows no zeroing.
 const ZEROES: usize = 1 << 20;
 
@@ -91,10 +93,25 @@ impl NbdQueue {
 
     /// Has a thread make the next connection of a link.
     fn connect(&mut self, number: usize) {
-        let failures = self.links.get(number).map_or(0, |link| link.failures);
-        if let Err(error) = connect_again(&self.shared, &self.inbox, number, failures) {
-            let server = &self.shared.server;
-            tracing::error!("{server}: no thread that connects ({error})");
+        let Some(link) = self.links.get_mut(number) else {
+            return;
+        };
+        link.forsaken = match connect_again(&self.shared, &self.inbox, number, link.failures) {
+            Ok(()) => None,
+            Err(error) => {
+                self.shared.no_thread(&error);
+                Some(self.now)
+            }
+        };
+    }
+
+    /// Tries again what there was no thread for.
+    fn connect_forsaken(&mut self) {
+        for number in 0..self.links.len() {
+            let since = self.links.get(number).and_then(|link| link.forsaken);
+            if since.is_some_and(|at| self.now.saturating_duration_since(at) >= THREADS) {
+                self.connect(number);
+            }
         }
     }
 
@@ -460,6 +477,7 @@ impl VolumeQueue for NbdQueue {
         if !self.lent.is_empty() {
             self.collect();
         }
+        self.connect_forsaken();
         self.fail_overdue();
         self.issue();
         for link in &mut self.links {
@@ -478,7 +496,7 @@ impl VolumeQueue for NbdQueue {
         let wake = match self.goes_on() {
             true => Wake::Poll,
             // Time-outs, which nothing signals.
-            false if in_flight > 0 || self.links.iter().any(Link::is_closing) => Wake::After(LOOK),
+            false if in_flight > 0 || self.links.iter().any(Link::is_timed) => Wake::After(LOOK),
             false => Wake::Event,
         };
         QueueState { in_flight, wake }
