@@ -6,11 +6,12 @@ use crate::direct::{Direct, PathChoice};
 use crate::limits::LimitRegistry;
 use crate::removal::RemovalWatch;
 use crate::spec::NamespaceSpec;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
 use mediate::Slice;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
@@ -113,7 +114,9 @@ impl Opener {
     /// Opens the volume of a namespace.
     pub fn open(&self, spec: &NamespaceSpec) -> Result<Opened> {
         let url = &*spec.volume;
-        ensure!(!url.starts_with("nbds"), "{url}: {NO_TLS}");
+        if let Some(why) = no_nbd(url) {
+            bail!("{url}: {why}");
+        }
         let options = OpenOptions {
             read_only: spec.is_read_only(),
             block_size: spec.block_size,
@@ -168,9 +171,20 @@ fn device_name(place: &Place) -> String {
     }
 }
 
-/// What is said of NBD's URLs with TLS.
-const NO_TLS: &str = "NBD with TLS is not supported; connect by nbd:// or nbd+unix://, through a TLS \
-                      tunnel on this host where the network is not trusted";
+/// What is wrong with a URL of an NBD server that other programs know, and this one does not.
+fn no_nbd(url: &str) -> Option<&'static str> {
+    const NO_TLS: &str = "NBD with TLS is not supported; connect by nbd:// or nbd+unix://, through \
+                          a TLS tunnel on this host where the network is not trusted";
+    const FORM: &str = "an NBD server's export is named nbd://HOST:PORT/EXPORT or \
+                        nbd+unix:///EXPORT?socket=PATH";
+    let (scheme, rest) = url.split_once(':')?;
+    match scheme {
+        "nbds" | "nbds+unix" if rest.starts_with("//") => Some(NO_TLS),
+        // A file may have such a name.
+        "nbd" if !rest.starts_with("//") && !Path::new(url).exists() => Some(FORM),
+        _ => None,
+    }
+}
 
 /// Before the URL of a volume: that volume behind a controller in the thread that opens it.
 const CONTROLLER: Scheme = Scheme {
@@ -360,6 +374,16 @@ mod tests {
         for url in ["nbds://host/x", "nbds+unix:///x?socket=/s"] {
             assert!(error(url).contains("TLS is not supported"), "{url}");
         }
+    }
+
+    #[test]
+    fn names_of_servers_in_qemus_form_are_met_with_ours() {
+        for url in ["nbd:unix:/run/s:exportname=x", "nbd:localhost:10809"] {
+            assert!(error(url).contains("nbd+unix:///EXPORT"), "{url}");
+        }
+        // Paths may begin so.
+        assert!(error("/nowhere/nbd:x").contains("nowhere"));
+        assert!(!error("nbds.raw").contains("TLS"));
     }
 
     #[test]
