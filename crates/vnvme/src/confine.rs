@@ -1,6 +1,6 @@
 //! What the process gives up once everything is open: crate `sandbox`, as the configuration has it.
 
-use crate::manage::{allows_ublk, places};
+use crate::manage::{allows_ublk, places, servers};
 use crate::spec::{ServeOptions, Specs};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -150,17 +150,28 @@ fn later(options: &ServeOptions) -> Needs {
     }
 }
 
-/// To whom a volume connects again when its connection has ended.
-fn connection(url: &str) -> Option<Connect> {
-    match nbd::address(url)? {
-        nbd::Address::Tcp { port, .. } => Some(Connect::Tcp(port)),
+/// How a volume connects again when its connection has ended.
+fn connection(server: nbd::Address) -> Connect {
+    match server {
+        nbd::Address::Tcp { port, .. } => Connect::Tcp(port),
         nbd::Address::Unix(path) => {
             let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
-            Some(Connect::UnixIn(
-                directory.unwrap_or(Path::new(".")).to_owned(),
-            ))
+            Connect::UnixIn(directory.unwrap_or(Path::new(".")).to_owned())
         }
     }
+}
+
+/// To whom it is connected, each once: the servers of volumes, and of what may be added later.
+fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
+    let later = options.daemon.as_ref().map(|_| servers(options));
+    let servers = volumes.iter().filter_map(|url| nbd::address(url));
+    let mut connect = Vec::new();
+    for to in servers.chain(later.unwrap_or_default()).map(connection) {
+        if !connect.contains(&to) {
+            connect.push(to);
+        }
+    }
+    connect
 }
 
 fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
@@ -169,12 +180,6 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     let volumes = volumes.chain(specs.vhost_user_blk.iter().map(|export| &*export.volume));
     let volumes = volumes.chain(specs.ublk.iter().map(|disk| &*disk.volume));
     let volumes: Vec<&str> = volumes.collect();
-    let mut connect: Vec<Connect> = Vec::new();
-    for to in volumes.iter().filter_map(|url| connection(url)) {
-        if !connect.contains(&to) {
-            connect.push(to);
-        }
-    }
     let vfio = volumes.iter().any(|url| {
         let scheme = url.split_once("://");
         scheme.is_some_and(|(scheme, _)| scheme == driver::NVME.name)
@@ -191,7 +196,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         remove_in,
         // What the watchdog tells of a worker that stands still: its files are opened by itself.
         read_in: vec![THREADS.into()],
-        connect,
+        connect: connections(&volumes, options),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
         ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
@@ -202,6 +207,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Daemon;
 
     fn always() -> Needs {
         Needs {
@@ -258,6 +264,15 @@ mod tests {
             };
             assert_eq!(of(&file.replace("disk.raw", url)), more, "{url}");
         }
+        // A daemon's disks may be on others later.
+        let process = "[process]\nallow = [\"nbd://10.0.0.2/\", \"/run/x\"]\n";
+        let specs: Specs = toml::from_str(&format!("{process}{file}")).unwrap();
+        let mut options = specs.process.clone().options(1);
+        assert_eq!(needs(&specs, &options), plain);
+        options.daemon = Some(Daemon::default());
+        let later = needs(&specs, &options);
+        assert_eq!(later.connect, [Connect::Tcp(10809)]);
+        assert_eq!(later.open_below, [PathBuf::from("/run/x")]);
         let disk = Needs {
             ublk: true,
             ..always()

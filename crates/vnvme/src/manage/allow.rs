@@ -8,6 +8,7 @@ use crate::inherited;
 use crate::spec::ServeOptions;
 use control::Error;
 use control::api::DiskKind;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use volume::path_of_url;
 
@@ -18,6 +19,7 @@ pub const UBLK: &str = "ublk";
 pub struct Allow {
     /// Without links and dots. `None`: everything is allowed, for there is no sandbox.
     places: Option<Vec<PathBuf>>,
+    servers: Vec<nbd::Address>,
     ublk: bool,
     /// Where relative paths begin: in the sandbox the system does not tell.
     here: PathBuf,
@@ -27,12 +29,23 @@ pub struct Allow {
 
 /// The folders (and files) of the list.
 pub fn places(options: &ServeOptions) -> Vec<PathBuf> {
-    let listed = options.allow.iter().filter(|path| path.as_os_str() != UBLK);
+    let is_place = |path: &&PathBuf| path.as_os_str() != UBLK && server(path).is_none();
+    let listed = options.allow.iter().filter(is_place);
     let mut places: Vec<PathBuf> = listed.cloned().collect();
     if allows_ublk(options) {
         places.push("/dev".into());
     }
     places
+}
+
+/// The NBD servers of the list, by the URL of any of their exports.
+pub fn servers(options: &ServeOptions) -> Vec<nbd::Address> {
+    let listed = options.allow.iter();
+    listed.filter_map(|entry| server(entry)).collect()
+}
+
+fn server(entry: &Path) -> Option<nbd::Address> {
+    nbd::address(entry.to_str()?)
 }
 
 /// Block devices may be added.
@@ -47,6 +60,7 @@ impl Allow {
         let places = places(options).into_iter().map(real).collect();
         Self {
             places: (options.sandbox == SandboxMode::On).then_some(places),
+            servers: servers(options),
             ublk: allows_ublk(options),
             here: std::env::current_dir().unwrap_or_default(),
             access: access.clone(),
@@ -119,17 +133,34 @@ impl Allow {
                  with: they cannot be added while it runs"
             )));
         }
-        if nbd::address(url).is_some() {
-            // Nobody is connected to but servers of disks that were there at the start.
-            return match self.places {
-                None => Ok(()),
-                Some(_) => Err(Error::unsupported(format!(
-                    "{url}: the sandbox lets this process connect to the NBD servers of its first \
-                     configuration alone: write the disk into it, and start the daemon again"
-                ))),
-            };
+        if let Some(address) = nbd::address(url) {
+            return self.check_server(url, address);
         }
         path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))
+    }
+
+    /// Nobody is connected to but servers of the list, and those of disks that were there at the
+    /// start.
+    fn check_server(&self, url: &str, address: nbd::Address) -> Result<(), Error> {
+        if self.places.is_none() {
+            return Ok(());
+        }
+        if let nbd::Address::Tcp { host, .. } = &address
+            && host.parse::<IpAddr>().is_err()
+        {
+            return Err(Error::unsupported(format!(
+                "{url}: in the sandbox no host's name is resolved: name the server by its address"
+            )));
+        }
+        if self.servers.contains(&address) {
+            return Ok(());
+        }
+        let export = String::new();
+        let server = nbd::Server { address, export };
+        Err(Error::invalid(format!(
+            "{url}: the sandbox keeps this process from connecting to its server: write allow = \
+             [\"{server}\", ...] into [process], and start the daemon again"
+        )))
     }
 
     fn check_path(&self, path: &Path) -> Result<(), Error> {
@@ -204,6 +235,36 @@ mod tests {
     }
 
     #[test]
+    fn only_servers_of_the_list_are_connected_to() {
+        let listed = ["/x", "nbd://10.0.0.2/", "nbd+unix:///?socket=/run/nbd.sock"];
+        let allow = allow(&listed);
+        assert_eq!(allow.places, Some(vec!["/x".into()]));
+        for fine in [
+            "nbd://10.0.0.2:10809/a?iops=5",
+            "nbd+unix:///b?socket=/run/nbd%2esock&offset=1M",
+        ] {
+            allow.check_volume(fine).unwrap();
+        }
+        for (bad, why) in [
+            ("nbd://10.0.0.2:7/a", "allow = [\"nbd://10.0.0.2:7/\""),
+            ("nbd://10.0.0.3/a", "allow = [\"nbd://10.0.0.3:10809/\""),
+            ("nbd://host/a", "name the server by its address"),
+            (
+                "nbd+unix:///b?socket=/run/nbd/x&iops=5",
+                "allow = [\"nbd+unix:///?socket=/run/nbd/x\"",
+            ),
+        ] {
+            let error = allow.check_volume(bad).unwrap_err();
+            assert!(error.message.contains(why), "{error}");
+            let open = Allow {
+                places: None,
+                ..self::allow(&[])
+            };
+            open.check_volume(bad).unwrap();
+        }
+    }
+
+    #[test]
     fn only_what_lies_below_is_allowed() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
@@ -223,15 +284,6 @@ mod tests {
             assert!(error.message.contains("option allow"), "{bad}: {error}");
         }
         allow.check_volume("mem://1M").unwrap();
-        for server in ["nbd://host/x", "nbd+unix:///x?socket=/run/s&iops=5"] {
-            let error = allow.check_volume(server).unwrap_err();
-            assert!(error.message.contains("start the daemon again"), "{error}");
-            let open = Allow {
-                places: None,
-                ..self::allow(&[])
-            };
-            open.check_volume(server).unwrap();
-        }
         for device in ["nvme://0000:01:00.0/1", "controller+mem://1M"] {
             let error = allow.check_volume(device).unwrap_err();
             assert_eq!(error.kind, control::ErrorKind::Unsupported);

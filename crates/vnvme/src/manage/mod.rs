@@ -20,7 +20,7 @@ mod resize;
 mod state;
 mod table;
 
-pub use allow::{allows_ublk, places};
+pub use allow::{allows_ublk, places, servers};
 pub use disk::{DiskSpec, to_file};
 pub use state::{StateLock, beside, read_state, without_configured};
 pub use table::{Failed, Running, Server, Source, Table};
