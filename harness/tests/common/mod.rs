@@ -4,6 +4,8 @@
 // Each test program uses its own part of this module.
 #![allow(dead_code)]
 
+pub mod nbd;
+
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
