@@ -415,7 +415,7 @@ fn a_guest_verifies_while_its_server_is_killed() -> Result<()> {
     let place = Place::Unix(disks.dir().join("nbd.sock"));
     let file = disk.display().to_string();
     let words = ["plugin:file", file.as_str()];
-    let server = nbdkit(&tree, &place, &words)?;
+    let mut server = nbdkit(&tree, &place, &words)?;
     let daemon = Daemon::builder("nbd-guest").volume(place.url()).start()?;
     let guest = Guest::builder("nbd").vfio_user(daemon.socket()).boot()?;
     let fio = std::thread::scope(|scope| -> Result<()> {
@@ -434,7 +434,6 @@ fn a_guest_verifies_while_its_server_is_killed() -> Result<()> {
                  nvme flush $d",
             )
         });
-        let mut server = server;
         while !work.is_finished() {
             std::thread::sleep(Duration::from_secs(2));
             server.kill()?;

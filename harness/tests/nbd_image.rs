@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use common::nbd::{LIMIT, QEMU, qemu_nbd, tree};
-use common::{Disks, run};
+use common::{Disks, LONG};
 use harness::daemon::program;
 use harness::progress::skip;
 use harness::served::Controller;
@@ -26,6 +26,15 @@ const KILLS: usize = 4;
 const LAYERS: [&str; 4] = ["base", "one", "two", "top"];
 /// Where those of the lowest begin, in MiB; the guest's load lies before.
 const OWN: usize = 128;
+
+/// `$d` is the disk's device.
+const FIND: &str = "set -e
+for s in /sys/block/vd*/serial; do [ $(cat $s) = IMAGE ] && d=/dev/$(basename ${s%/serial}); done
+[ $d ] || { echo no such disk >&2; exit 1; }";
+
+fn run(guest: &Guest, script: &str) -> Result<String> {
+    guest.run_for(LONG, &format!("{FIND}\n{script}"))
+}
 
 struct Export {
     dir: tempfile::TempDir,
@@ -42,7 +51,9 @@ impl Export {
             .arg(self.dir.path().join("c"))
             .arg("--vhost-user-blk")
             .arg(self.dir.path().join("v"))
-            .arg(format!("nbd+unix:///vm0?socket={socket}&queues=2"))
+            .arg(format!(
+                "nbd+unix:///vm0?socket={socket}&queues=2&serial=IMAGE"
+            ))
             .start()
     }
 
@@ -59,6 +70,7 @@ impl Export {
         }))
     }
 
+    /// Waits until the guest has made so many more.
     fn wait_requests(&self, more: u64) -> Result<()> {
         let (began, before) = (Instant::now(), self.requests()?);
         while self.requests()? < before + more {
@@ -114,8 +126,7 @@ fn an_image_survives_a_daemon_that_is_killed_under_load() -> Result<()> {
         .boot()?;
     run(
         &guest,
-        "d=/dev/vda
-         rm -f /tmp/stop /tmp/status
+        "rm -f /tmp/stop /tmp/status
          (rounds=0
           while [ ! -e /tmp/stop ]; do
               fio --name=r --filename=$d --ioengine=io_uring --direct=1 --rw=randrw \
@@ -126,13 +137,17 @@ fn an_image_survives_a_daemon_that_is_killed_under_load() -> Result<()> {
           done
           echo $rounds >/tmp/status) </dev/null >/dev/null 2>&1 &",
     )?;
+    let works = || {
+        let said = || run(&guest, "cat /tmp/status /tmp/fio.log; true").unwrap_or_default();
+        export.wait_requests(100).with_context(said)
+    };
     for _ in 0..kills {
-        export.wait_requests(100)?;
+        works()?;
         daemon.kill()?;
         daemon = export.serve()?;
         daemon.wait_log("front-end connected", LIMIT)?;
     }
-    export.wait_requests(100)?;
+    works()?;
     let rounds = run(
         &guest,
         "touch /tmp/stop
@@ -148,7 +163,7 @@ fn an_image_survives_a_daemon_that_is_killed_under_load() -> Result<()> {
         run(
             &guest,
             &format!(
-                "own() {{ dd if=/dev/vda bs=1M skip={skip} count=1 iflag=direct 2>/dev/null; }}
+                "own() {{ dd if=$d bs=1M skip={skip} count=1 iflag=direct 2>/dev/null; }}
                  n=$(own | tr -d '\\00{byte}' | wc -c)
                  m=$(own | wc -c)
                  [ $n = 0 ] && [ $m = 1048576 ]"
