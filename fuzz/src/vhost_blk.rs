@@ -88,7 +88,7 @@ impl Bench {
             connects: worker::ConnectRate::UNLIMITED,
             max_in_flight: 1024,
             memory: dma::MemoryLimits::DEFAULT,
-            receiver: None,
+            intake: None,
             attach: None,
             resized: None,
             span: tracing::Span::none(),

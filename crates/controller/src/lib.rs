@@ -99,7 +99,7 @@ mod stats;
 pub use config::{
     ConfigError, ControllerConfig, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
 };
-pub use controller::{Attach, Controller};
+pub use controller::{Attach, Controller, DoorbellPage};
 pub use engine::tag_owner;
 pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};

@@ -52,9 +52,9 @@ pub struct Export {
     pub listener: OwnedFd,
     /// How many front-ends may connect in a second.
     pub connects: ConnectRate,
-    /// The process that receives front-ends' descriptors. Without it they are received in place:
-    /// front-ends are trusted to send none whose `close` blocks.
-    pub receiver: Option<Receiver>,
+    /// How front-ends' descriptors are received ([`intake`]). Without it they are received in
+    /// place: front-ends are trusted to send none whose `close` blocks.
+    pub intake: Option<Intake>,
     /// Makes what can reach a guest's memory by itself for every connection.
     pub attach: Option<Box<dyn Fn() -> Attach>>,
     /// An eventfd that becomes readable when the volume has been resized. The worker's thread never
@@ -102,6 +102,12 @@ fn system(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::System { call, errno }
 }
 
+/// Has a process receive the descriptors of an export's front-ends. It may be connected to the
+/// listening socket ([`Intake::connect`]) before the export is made.
+pub fn intake(receiver: &Receiver) -> Intake {
+    Intake::new(receiver, WANTED)
+}
+
 impl Backend {
     /// Opens the volume for the worker's thread.
     ///
@@ -110,10 +116,8 @@ impl Backend {
     /// [`Error::System`].
     pub fn new(export: Export, context: &Context<'_>) -> Result<Backend, Error> {
         let (io, owner) = (context.io.clone(), context.owner);
-        let intake = match &export.receiver {
-            Some(receiver) => Intake::new(receiver, WANTED),
-            None => Intake::in_place(MAX_FDS),
-        };
+        let in_place = || Intake::in_place(MAX_FDS);
+        let intake = export.intake.unwrap_or_else(in_place);
         let disk = Disk::open(export.volume, io, owner, export.max_in_flight, &export.disk)?;
         eventfd::prepare()?;
         let acceptor = Acceptor::new(
@@ -158,6 +162,12 @@ impl Backend {
             watched.map_err(system("epoll_ctl"))?;
         }
         Ok(backend)
+    }
+
+    /// What of it may be closed on another thread, in this order: the listening socket, and how its
+    /// front-ends' sockets were read.
+    pub fn into_sockets(self) -> (OwnedFd, Intake) {
+        (self.acceptor.into_listener(), self.intake)
     }
 
     /// Its counters.

@@ -48,7 +48,7 @@
 //!     memory: dma::MemoryLimits::DEFAULT,
 //!     listener: listener.into(),
 //!     connects: worker::ConnectRate::default(),
-//!     receiver: None,
+//!     intake: None,
 //!     attach: None,
 //!     resized: None,
 //!     span: tracing::Span::none(),
@@ -85,7 +85,7 @@ mod stream;
 mod virtio;
 pub mod wire;
 
-pub use backend::{Backend, Export};
+pub use backend::{Backend, Export, intake};
 pub use disk::DiskOptions;
 pub use error::Error;
 pub use memory::Attach;

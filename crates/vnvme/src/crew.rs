@@ -6,7 +6,7 @@ use crate::confine::Confinement;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, NvmeFront, Served, Worker};
 use crate::identity;
-use crate::manage::{Failed, Table};
+use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{QueueSetup, Told};
@@ -50,6 +50,29 @@ pub struct Crew {
     pub service: Arc<ServiceLink>,
 }
 
+/// What a worker serves from now on.
+pub struct Added {
+    /// Its number on the worker.
+    pub owner: u16,
+    pub serial: String,
+}
+
+/// Says in the log that clients may connect. Not on the worker's thread where that serves others:
+/// who reads the log may be slow.
+pub fn say_listening(disk: &DiskSpec, serial: &str) {
+    match disk {
+        DiskSpec::Controller(spec) => {
+            let (socket, namespaces) = (spec.socket.display(), spec.namespaces.len());
+            tracing::info!(%socket, serial, namespaces, "listening");
+        }
+        DiskSpec::VhostBlk(spec) => {
+            let span = tracing::error_span!("export", socket = %spec.socket.display());
+            span.in_scope(|| tracing::info!(serial, "listening for vhost-user-blk"));
+        }
+        DiskSpec::Ublk(_) => {}
+    }
+}
+
 impl Crew {
     /// Enters a disk that cannot be served, and that is kept for all that.
     pub fn leave_out(&self, unserved: Unserved) {
@@ -59,7 +82,7 @@ impl Crew {
         self.table.enter_failed(disk.completed(), failed);
     }
 
-    /// Serves a controller on this worker. Its number there.
+    /// Serves a controller on this worker.
     ///
     /// # Errors
     /// A sentence for the user.
@@ -69,16 +92,15 @@ impl Crew {
         index: usize,
         open: OpenController,
         assignment: Assignment,
-    ) -> Result<u16> {
-        let (socket, namespaces) = (open.spec.socket.clone(), open.spec.namespaces.len());
+    ) -> Result<Added> {
+        let socket = open.spec.socket.clone();
         let (origin, name) = (open.spec.origin.clone(), open.spec.any_name());
+        let mut serial = String::new();
         let added = worker.add(|context| {
             let one = origin.place("", served(context.owner, open, context.io, self))?;
             let stats = one.controller.stats();
-            let serial = one.controller.config().serial.clone();
-            let mut front = NvmeFront::new(one, context, index, &self.peers, &self.receiver)
-                .context("epoll")?;
-            tracing::info!(socket = %socket.display(), serial, namespaces, "listening");
+            serial.clone_from(&one.controller.config().serial);
+            let mut front = NvmeFront::new(one, context, index, &self.peers).context("epoll")?;
             let entry = self.registry.enter(&socket, stats, front.accepts());
             front.keep(entry, assignment);
             front.tell(&self.registry.events, name);
@@ -88,10 +110,10 @@ impl Crew {
         worker
             .handle()
             .set_name(owner, socket.display().to_string());
-        Ok(owner)
+        Ok(Added { owner, serial })
     }
 
-    /// Serves an export on this worker. Its number there.
+    /// Serves an export on this worker.
     ///
     /// # Errors
     /// A sentence for the user.
@@ -102,13 +124,13 @@ impl Crew {
         open: OpenExport,
         in_flight: usize,
         assignment: Assignment,
-    ) -> Result<u16> {
+    ) -> Result<Added> {
         let (socket, origin) = (open.spec.socket.clone(), open.spec.origin.clone());
+        let mut serial = String::new();
         let added = worker.add(|context| {
             let clients = FrontEnds {
                 memory: self.options.clients.memory,
                 connects: self.options.clients.connects,
-                receiver: &self.receiver,
             };
             let export = VhostBlk::new(
                 open,
@@ -120,6 +142,7 @@ impl Crew {
                 &self.sizes,
             );
             let mut export = origin.place("", export)?;
+            serial.clone_from(export.serial());
             let stats = export.stats();
             let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
             export.keep(self.peers.enter_fixed(index, requests), assignment);
@@ -129,7 +152,7 @@ impl Crew {
         worker
             .handle()
             .set_name(owner, socket.display().to_string());
-        Ok(owner)
+        Ok(Added { owner, serial })
     }
 
     /// Passes a queue of a block device to the worker of this index.
@@ -216,6 +239,8 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     let OpenController {
         spec,
         listener,
+        intake,
+        page,
         volumes: prepared,
         resized,
     } = open;
@@ -275,7 +300,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         max_namespaces: room,
         ..config(spec, serial)
     };
-    let mut controller = Controller::new(id, config, namespaces, io)?;
+    let mut controller = Controller::with_page(id, config, namespaces, io, page)?;
     let max_transfer = 4096 << controller.config().mdts;
     for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(shown) {
         let Some(direct) = direct else {
@@ -306,6 +331,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     Ok(Served {
         controller,
         listener,
+        intake,
         backends,
         spread,
         resized,

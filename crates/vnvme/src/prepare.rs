@@ -5,16 +5,20 @@
 
 use crate::access::SocketAccess;
 use crate::ending::{self, NotDurable};
+use crate::front;
 use crate::inherited;
 use crate::manage::DiskSpec;
 use crate::open::{Opened, Opener};
 use crate::origin::Origin;
+use crate::parts::vhost_blk;
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, NamespaceSpec, Specs, VhostBlkSpec};
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
+use controller::DoorbellPage;
+use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Weak};
@@ -84,10 +88,15 @@ impl ReadyController {
 
     /// Makes its socket: a client may connect, and waits until it is served. `usual` says who may
     /// where the controller does not.
-    pub fn listen(self, usual: &SocketAccess) -> Result<OpenController> {
+    pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenController> {
         let Self { spec, volumes } = self;
+        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin)?;
+        let mut intake = front::intake(receiver);
+        intake.connect(listener.as_fd()).context("receiver")?;
         Ok(OpenController {
-            listener: bind(&spec.socket, &spec.access.or(usual), &spec.origin)?,
+            listener,
+            intake,
+            page: DoorbellPage::new()?,
             resized: event()?,
             spec,
             volumes,
@@ -95,10 +104,14 @@ impl ReadyController {
     }
 }
 
-/// A controller whose socket and volumes are open.
+/// A controller whose socket and volumes are open, with all that its worker needs not make while it
+/// serves others.
 pub struct OpenController {
     pub spec: ControllerSpec,
     pub listener: Listener,
+    /// Connected to the receiver process.
+    pub intake: Intake,
+    pub page: DoorbellPage,
     /// One for each namespace.
     pub volumes: Vec<Prepared>,
     /// Becomes readable when a volume has been resized.
@@ -144,10 +157,16 @@ impl ReadyExport {
     }
 
     /// Makes its socket, as that of a controller.
-    pub fn listen(self, usual: &SocketAccess) -> Result<OpenExport> {
+    pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenExport> {
         let Self { spec, volume, span } = self;
+        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin)?;
+        let socket = listener.as_fd().try_clone_to_owned().context("socket")?;
+        let mut intake = vhost_blk::intake(receiver);
+        intake.connect(socket.as_fd()).context("receiver")?;
         Ok(OpenExport {
-            listener: bind(&spec.socket, &spec.access.or(usual), &spec.origin)?,
+            listener,
+            socket,
+            intake,
             resized: event()?,
             spec,
             volume,
@@ -159,7 +178,12 @@ impl ReadyExport {
 /// A vhost-user-blk export whose socket and volume are open.
 pub struct OpenExport {
     pub spec: VhostBlkSpec,
+    /// Its file goes with this.
     pub listener: Listener,
+    /// The same socket.
+    pub socket: OwnedFd,
+    /// Connected to the receiver process.
+    pub intake: Intake,
     pub volume: Prepared,
     /// Becomes readable when the volume has been resized.
     pub resized: Arc<OwnedFd>,
@@ -303,7 +327,13 @@ fn open_disk(disk: &DiskSpec, opener: &Opener, all: &Mutex<Opening>) -> Result<(
 
 /// Makes the sockets, now that there is nothing left that a client would wait for, or that could
 /// take its disk away from it again.
-fn listen(specs: &Specs, workers: usize, is_kept: IsKept<'_>, opening: Opening) -> Result<Open> {
+fn listen(
+    specs: &Specs,
+    workers: usize,
+    is_kept: IsKept<'_>,
+    receiver: &Receiver,
+    opening: Opening,
+) -> Result<Open> {
     let usual = &specs.process.access;
     let mut loads = Vec::new();
     loads.resize_with(workers, Load::default);
@@ -318,7 +348,7 @@ fn listen(specs: &Specs, workers: usize, is_kept: IsKept<'_>, opening: Opening) 
     };
     for ready in opening.controllers {
         let spec = DiskSpec::Controller(ready.spec.clone());
-        let open = match ready.listen(usual) {
+        let open = match ready.listen(usual, receiver) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;
@@ -331,7 +361,7 @@ fn listen(specs: &Specs, workers: usize, is_kept: IsKept<'_>, opening: Opening) 
     }
     for ready in opening.exports {
         let spec = DiskSpec::VhostBlk(ready.spec.clone());
-        let open = match ready.listen(usual) {
+        let open = match ready.listen(usual, receiver) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;
@@ -363,6 +393,7 @@ pub fn open_all(
     specs: &Specs,
     workers: usize,
     opener: &Opener,
+    receiver: &Receiver,
     is_kept: IsKept<'_>,
     (stop, limit): (&Stop, Duration),
     mut clean_up: impl FnMut(),
@@ -399,5 +430,6 @@ pub fn open_all(
         let _ = thread.join();
         opened
     })?;
-    listen(specs, workers, is_kept, all.into_inner().unpoisoned())
+    let opening = all.into_inner().unpoisoned();
+    listen(specs, workers, is_kept, receiver, opening)
 }

@@ -4,7 +4,7 @@ use crate::api::{ControlPlace, ControlSocket, Served as ServedApi};
 use crate::balance::Spread;
 use crate::check::check;
 use crate::confine::Confinement;
-use crate::crew::Crew;
+use crate::crew::{Added, Crew, say_listening};
 use crate::descriptors::limit_clients;
 use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, Worker};
@@ -112,13 +112,14 @@ fn enter(
     crew: &Crew,
     spec: DiskSpec,
     worker: usize,
-    owner: Result<u16>,
+    owner: Result<Added>,
     volumes: Vec<(u32, Weak<dyn Volume>)>,
     resized: Arc<OwnedFd>,
 ) -> Result<()> {
     let source = crew.options.source(&spec.name());
     match owner {
-        Ok(owner) => {
+        Ok(Added { owner, serial }) => {
+            say_listening(&spec, &serial);
             let running = Running {
                 server: Server::Worker { worker, owner },
                 volumes,
@@ -338,7 +339,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let end = (stop, options.polling.stop_timeout);
     let is_kept = |name: &str| options.source(name) == Source::Runtime;
     let clean_up = || drop(control.take());
-    let open = open_all(specs, workers, &opener, &is_kept, end, clean_up);
+    let open = open_all(specs, workers, &opener, &receiver, &is_kept, end, clean_up);
     let Open {
         loads,
         disks,

@@ -12,32 +12,31 @@ use anyhow::{Context as _, Result};
 use dma::MemoryLimits;
 use driver::NvmeVolume;
 use probes::LogLimit;
-use receive::Receiver;
+use receive::Intake;
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vfio_user::Listener;
 use worker::{ConnectRate, Context};
 
 /// What all front-ends have in common.
-pub struct FrontEnds<'a> {
+pub struct FrontEnds {
     /// What the memory of each may take.
     pub memory: MemoryLimits,
     /// How many may connect to each socket in a second.
     pub connects: ConnectRate,
-    /// The process that receives their descriptors.
-    pub receiver: &'a Receiver,
 }
 
 /// An export that a worker serves.
 pub struct VhostBlk {
     /// Its file goes when this goes. It is closed before the back-end's door to the receiver
     /// process is: the last to close it also closes what waits to be accepted.
-    _listener: Listener,
+    file: Listener,
     backend: Backend,
     _entry: Listing<VhostBlkEntry>,
     kept: Option<(Fixed, Assignment)>,
+    serial: String,
 }
 
 impl VhostBlk {
@@ -45,7 +44,7 @@ impl VhostBlk {
     pub fn new(
         open: OpenExport,
         max_in_flight: usize,
-        clients: &FrontEnds<'_>,
+        clients: &FrontEnds,
         context: &Context<'_>,
         opener: &Opener,
         registry: &Registry,
@@ -54,10 +53,11 @@ impl VhostBlk {
         let OpenExport {
             spec,
             listener,
+            socket,
+            intake,
             volume,
             span,
             resized,
-            ..
         } = open;
         let _entered = span.clone().entered();
         let Opened { volume, device, .. } = volume.open(opener)?;
@@ -82,23 +82,23 @@ impl VhostBlk {
         let export = Export {
             volume,
             disk,
-            listener: listener.as_fd().try_clone_to_owned().context("socket")?,
+            listener: socket,
             max_in_flight,
             memory: clients.memory,
             connects: clients.connects,
-            receiver: Some(clients.receiver.clone()),
+            intake: Some(intake),
             attach: device.map(attach),
             resized,
             span,
         };
         let backend = Backend::new(export, context).with_context(|| spec.volume.clone())?;
-        tracing::info!(serial, "listening for vhost-user-blk");
         let entry = registry.enter_vhost_blk(&spec.socket, backend.stats());
         Ok(VhostBlk {
             backend,
             _entry: entry,
             kept: None,
-            _listener: listener,
+            serial,
+            file: listener,
         })
     }
 }
@@ -107,6 +107,16 @@ impl VhostBlk {
     /// Keeps what is to go with it.
     pub fn keep(&mut self, fixed: Fixed, assignment: Assignment) {
         self.kept = Some((fixed, assignment));
+    }
+
+    /// Its serial number.
+    pub fn serial(&self) -> &String {
+        &self.serial
+    }
+
+    /// What of it need not be closed on its worker's thread, in this order.
+    pub fn into_remains(self) -> (Listener, (OwnedFd, Intake)) {
+        (self.file, self.backend.into_sockets())
     }
 
     /// A front-end is connected.

@@ -162,6 +162,11 @@ impl<L: AsFd> Acceptor<L> {
         &self.listener
     }
 
+    /// The listening socket, which leaves the epoll set when its last descriptor is closed.
+    pub fn into_listener(self) -> L {
+        self.listener
+    }
+
     /// Its counters.
     pub fn stats(&self) -> Arc<AcceptStats> {
         self.stats.clone()

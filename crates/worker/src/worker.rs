@@ -70,8 +70,8 @@ pub struct Context<'a> {
     pub descriptors: Descriptors,
 }
 
-/// A removed front-end is gone, with this result.
-type Removed<F> = Box<dyn FnOnce(Result<(), <F as Frontend>::Error>)>;
+/// A front-end has been removed and closed, with this result.
+type Removed<F> = Box<dyn FnOnce(F, Result<(), <F as Frontend>::Error>)>;
 
 /// What the worker knows of a front-end's place in the list.
 pub(crate) struct Place<F: Frontend> {
@@ -258,12 +258,13 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     /// Removes a front-end: it fetches nothing more, completes what is in flight, makes everything
-    /// durable, and is closed. Rounds go on meanwhile; `removed` is told when it is gone. `false`
-    /// when there is none of this number, or it is being removed already.
+    /// durable, and is closed. Rounds go on meanwhile; `removed` gets what is left of it then, on
+    /// this thread: what takes long to be dropped can go to another one. `false` when there is none
+    /// of this number, or it is being removed already.
     pub fn remove(
         &mut self,
         owner: u16,
-        removed: impl FnOnce(Result<(), F::Error>) + 'static,
+        removed: impl FnOnce(F, Result<(), F::Error>) + 'static,
     ) -> bool {
         let at = usize::from(owner);
         let (Some(Some(front)), Some(place)) = (self.fronts.get_mut(at), self.places.get_mut(at))
@@ -617,10 +618,10 @@ impl<F: Frontend + 'static> Worker<F> {
             worked = true;
             self.leaving -= 1;
             self.pulse.enter(Activity::Closing(at as u16));
-            let closed = front.take().map_or(Ok(()), |mut front| front.close());
             self.run_queue.remove(at as u16);
-            if let Some(removed) = place.leaving.take() {
-                removed(closed);
+            if let (Some(mut front), Some(removed)) = (front.take(), place.leaving.take()) {
+                let closed = front.close();
+                removed(front, closed);
             }
         }
         worked
@@ -633,7 +634,7 @@ impl<F: Frontend + 'static> Worker<F> {
         for at in 0..self.fronts.len() {
             let owner = u16::try_from(at).unwrap_or(u16::MAX);
             if self.fronts.get(at).is_some_and(ended) {
-                worked |= self.remove(owner, |_| ());
+                worked |= self.remove(owner, |_, _| ());
             }
         }
         worked

@@ -264,9 +264,9 @@ fn a_removed_front_end_is_closed_when_it_is_durable_and_its_number_is_free_again
     worker.front_mut(0).unwrap().fails = true;
     let told = Rc::new(RefCell::new(None));
     let tell = told.clone();
-    assert!(worker.remove(0, move |result| *tell.borrow_mut() = Some(result)));
-    assert!(!worker.remove(0, |_| ()), "it is being removed");
-    assert!(!worker.remove(2, |_| ()), "there is none");
+    assert!(worker.remove(0, move |_, result| *tell.borrow_mut() = Some(result)));
+    assert!(!worker.remove(0, |_, _| ()), "it is being removed");
+    assert!(!worker.remove(2, |_, _| ()), "there is none");
     assert_eq!(*told.borrow(), None);
     worker.step();
     assert_eq!(*told.borrow(), Some(Err(NotDurable)));
@@ -307,7 +307,7 @@ fn events_of_a_front_end_that_has_gone_do_not_reach_the_next_one() {
     worker
         .add(|context| Ok::<_, std::convert::Infallible>(Echo::new(source, context).0))
         .unwrap();
-    assert!(worker.remove(0, |_| ()));
+    assert!(worker.remove(0, |_, _| ()));
     worker.step();
     assert_eq!(idle(&mut worker), 0);
     // The `ready` of the tests wants a descriptor's token, and would be called with one.

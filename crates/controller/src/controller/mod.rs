@@ -59,6 +59,21 @@ pub struct Controller {
     faults: u64,
 }
 
+/// The memory behind a controller's doorbells, which is shared with its client. Clones are the
+/// same: who has the last one unmaps it.
+#[derive(Clone, Debug)]
+pub struct DoorbellPage(Arc<SharedPages>);
+
+impl DoorbellPage {
+    /// A page of zeroes.
+    ///
+    /// # Errors
+    /// [`ConfigError::Memory`]: there is none to be had.
+    pub fn new() -> Result<Self, ConfigError> {
+        Ok(Self(Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?)))
+    }
+}
+
 impl Controller {
     /// A controller that is powered on and disabled. `id` names it in the tags of its volume
     /// requests, see [`tag_owner`](crate::tag_owner); `io` is its worker's.
@@ -67,6 +82,21 @@ impl Controller {
         config: ControllerConfig,
         namespaces: Vec<NamespaceConfig>,
         io: &Io,
+    ) -> Result<Self, ConfigError> {
+        Self::with_page(id, config, namespaces, io, DoorbellPage::new()?)
+    }
+
+    /// The same with a doorbell page that was made before: not on the thread that serves others
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As those of [`Controller::new`].
+    pub fn with_page(
+        id: u16,
+        config: ControllerConfig,
+        namespaces: Vec<NamespaceConfig>,
+        io: &Io,
+        DoorbellPage(page): DoorbellPage,
     ) -> Result<Self, ConfigError> {
         config.check()?;
         let mut seen = BTreeSet::new();
@@ -83,7 +113,6 @@ impl Controller {
         let mut config = config;
         config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
         let vectors = config.io_queues + 1;
-        let page = Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?);
         let template = EngineConfig {
             id,
             share: 0,
@@ -130,6 +159,11 @@ impl Controller {
         };
         controller.apply_features();
         Ok(controller)
+    }
+
+    /// The memory behind its doorbells.
+    pub fn doorbell_page(&self) -> DoorbellPage {
+        DoorbellPage(self.engine.doorbell_page().clone())
     }
 
     /// Gives a namespace a way to a device below, beside its volume. `false` when there is no such

@@ -102,7 +102,7 @@ impl Served {
                 connects: ConnectRate::UNLIMITED,
                 max_in_flight: 1024,
                 memory: MemoryLimits::DEFAULT,
-                receiver: None,
+                intake: None,
                 attach: None,
                 resized: Some(watched),
                 span: tracing::Span::none(),

@@ -5,11 +5,12 @@ mod clients;
 mod nvme;
 mod remote;
 
-pub use nvme::{NvmeFront, Served};
+pub use nvme::{NvmeFront, Served, intake};
 pub use remote::Remote;
 
 use crate::parts::{ublk, vhost_blk};
 use crate::vhost_blk::VhostBlk;
+use std::any::Any;
 use std::time::Instant;
 use volume::{Budget, Completion, PinPace};
 use worker::Frontend;
@@ -51,6 +52,18 @@ macro_rules! each {
             Front::Ublk($of) => $call,
         }
     };
+}
+
+impl Front {
+    /// What is left of one that was removed and closed, and may be dropped on another thread, which
+    /// waits while sockets are closed and memory is unmapped. The rest is dropped here.
+    pub fn into_remains(self) -> Option<Box<dyn Any + Send>> {
+        match self {
+            Self::Nvme(front) => Some(Box::new(front.into_remains())),
+            Self::VhostBlk(front) => Some(Box::new(front.into_remains())),
+            Self::Remote(_) | Self::Ublk(_) => None,
+        }
+    }
 }
 
 impl Frontend for Front {

@@ -8,7 +8,7 @@ use crate::roll::Listing;
 use crate::spec::ClientLimits;
 use control::EventSender;
 use control::api::EventKind;
-use controller::{Controller, ControllerStats};
+use controller::{Controller, ControllerStats, DoorbellPage};
 use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::{Intake, Receiver, Wanted};
@@ -40,10 +40,17 @@ const WANTED: Wanted = Wanted {
     streams: false,
 };
 
+/// Has the receiver process read what the clients of a controller send.
+pub fn intake(receiver: &Receiver) -> Intake {
+    Intake::new(receiver, WANTED)
+}
+
 /// A controller and the socket that it is served on.
 pub struct Served {
     pub controller: Controller,
     pub listener: Listener,
+    /// How its clients' sockets are read.
+    pub intake: Intake,
     /// Devices below it, which reach guest memory themselves.
     pub backends: Vec<Arc<NvmeVolume>>,
     /// What becomes of its queues.
@@ -92,11 +99,11 @@ impl NvmeFront {
         context: &Context<'_>,
         worker: usize,
         peers: &Arc<Peers>,
-        receiver: &Receiver,
     ) -> Result<Self, Errno> {
         let Served {
             mut controller,
             listener,
+            mut intake,
             backends,
             spread,
             resized,
@@ -110,7 +117,6 @@ impl NvmeFront {
             limits.connects,
         )?;
         descriptors.add(&resized, TOKEN_RESIZED, worker::Interest::Readable)?;
-        let mut intake = Intake::new(receiver, WANTED);
         intake.connect(acceptor.listener().as_fd())?;
         if let Some(fd) = intake.fd() {
             descriptors.add(fd, TOKEN_INTAKE, worker::Interest::Readable)?;
@@ -139,6 +145,12 @@ impl NvmeFront {
             _entered: entered,
             kept: None,
         })
+    }
+
+    /// What of it need not be closed on its worker's thread, in this order.
+    pub fn into_remains(self) -> (Listener, Intake, DoorbellPage) {
+        let page = self.device.controller.doorbell_page();
+        (self.acceptor.into_listener(), self.intake, page)
     }
 
     /// Has it told what happens: who listens is not waited for.

@@ -8,7 +8,7 @@ use super::bounded::{Decision, bounded};
 use super::refused::failed;
 use super::table::{Reserved, Running, Server, Source, Taken};
 use super::{DiskSpec, Manager};
-use crate::crew::Crew;
+use crate::crew::{Added, Crew, say_listening};
 use crate::front::{Front, NvmeFront, Worker};
 use crate::prepare::{ReadyController, ReadyExport, make_room};
 use crate::ublk::OpenDisk;
@@ -83,14 +83,17 @@ impl Manager {
     /// Has a disk served whose volumes are open.
     pub(super) fn serve(&self, ready: Ready) -> Result<Running, Error> {
         let (worker, assignment) = self.crew.peers.assign_any();
+        let (access, receiver) = (&self.process.access, &self.crew.receiver);
         match ready {
             Ready::Controller(ready) => {
-                let open = ready.listen(&self.process.access).map_err(failed)?;
+                let open = ready.listen(access, receiver).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
-                let owner = self.on_worker(worker, move |thread, crew| {
+                let spec = DiskSpec::Controller(open.spec.clone());
+                let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {
                     let added = crew.add_controller(thread, worker, open, assignment);
                     added.map_err(failed)
                 })?;
+                say_listening(&spec, &serial);
                 Ok(Running {
                     server: Server::Worker { worker, owner },
                     volumes,
@@ -98,12 +101,14 @@ impl Manager {
                 })
             }
             Ready::Export(ready) => {
-                let open = ready.listen(&self.process.access).map_err(failed)?;
+                let open = ready.listen(access, receiver).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
-                let owner = self.on_worker(worker, move |thread, crew| {
+                let spec = DiskSpec::VhostBlk(open.spec.clone());
+                let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {
                     let added = crew.add_export(thread, worker, open, EXPORT_IN_FLIGHT, assignment);
                     added.map_err(failed)
                 })?;
+                say_listening(&spec, &serial);
                 Ok(Running {
                     server: Server::Worker { worker, owner },
                     volumes,
@@ -198,14 +203,18 @@ impl Manager {
                     if let Front::Nvme(front) = front {
                         front.dismiss();
                     }
-                    thread.remove(owner, move |end| {
-                        let _ = told.send(end.map_err(|error| error.to_string()));
+                    thread.remove(owner, move |front, end| {
+                        let end = end.map_err(|error| error.to_string());
+                        let _ = told.send((front.into_remains(), end));
                     });
                     Ok(())
                 })?;
                 // It drains; its worker may end meanwhile, and closes it then.
-                if let Ok(Err(error)) = removed.recv() {
-                    tracing::error!(disk = name, error, "not everything may be durable");
+                if let Ok((remains, end)) = removed.recv() {
+                    drop(remains);
+                    if let Err(error) = end {
+                        tracing::error!(disk = name, error, "not everything may be durable");
+                    }
                 }
             }
             Server::Ublk(id) => self.crew.disks.remove(id, force)?,

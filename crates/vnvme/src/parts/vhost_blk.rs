@@ -3,7 +3,7 @@
 use super::{absent_frontend, missing};
 use dma::Memory;
 use probes::{Counter, IoRecord};
-use receive::Receiver;
+use receive::{Intake, Receiver, Wanted};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub struct Export {
     pub memory: dma::MemoryLimits,
     pub listener: OwnedFd,
     pub connects: ConnectRate,
-    pub receiver: Option<Receiver>,
+    pub intake: Option<Intake>,
     pub attach: Option<Box<dyn Fn() -> Attach>>,
     pub resized: Option<Arc<OwnedFd>>,
     pub span: tracing::Span,
@@ -65,6 +65,19 @@ impl Backend {
     pub fn stats(&self) -> Arc<Stats> {
         match *self {}
     }
+
+    pub fn into_sockets(self) -> (OwnedFd, Intake) {
+        match self {}
+    }
+}
+
+/// For no descriptors.
+pub fn intake(receiver: &Receiver) -> Intake {
+    let wanted = Wanted {
+        max_fds: 0,
+        streams: false,
+    };
+    Intake::new(receiver, wanted)
 }
 
 /// Counters of a queue.
