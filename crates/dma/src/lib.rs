@@ -57,6 +57,8 @@ mod cells;
 mod epoch;
 mod error;
 #[allow(unsafe_code)]
+pub mod heap;
+#[allow(unsafe_code)]
 pub mod lines;
 #[allow(unsafe_code)]
 mod list;

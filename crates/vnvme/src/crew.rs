@@ -5,6 +5,7 @@ use crate::balance::Spread;
 use crate::confine::Confinement;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, NvmeFront, Served, Worker};
+use crate::heap::Heap;
 use crate::identity;
 use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
@@ -46,6 +47,8 @@ pub struct Crew {
     pub table: Arc<Table>,
     /// Block devices.
     pub disks: Disks,
+    /// Memory of those that have gone.
+    pub heap: Heap,
     /// What the service manager is told.
     pub service: Arc<ServiceLink>,
 }

@@ -26,6 +26,7 @@ mod direct;
 mod discover;
 mod ending;
 mod front;
+mod heap;
 mod identity;
 mod info;
 mod inherited;

@@ -8,6 +8,7 @@ use crate::crew::{Added, Crew, say_listening};
 use crate::descriptors::limit_clients;
 use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, Worker};
+use crate::heap::Heap;
 use crate::inherited;
 use crate::manage::{DiskSpec, Manager, Running, Server, Source, Table};
 use crate::notify::ServiceManager;
@@ -357,6 +358,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         table: Arc::new(Table::new(options.control.clone())),
         disks: Disks::new()?,
         sizes: Sizes::default(),
+        heap: Heap::default(),
         service: manager.link().clone(),
         options,
         opener,
@@ -457,6 +459,7 @@ fn serve_opened(
         sizes.run(&stop.descriptor()?, || {
             watch.look();
             crew.registry.look();
+            crew.heap.look();
             manager.alive(|interval| !watch.all_stuck(interval));
         });
         manager.stopping();

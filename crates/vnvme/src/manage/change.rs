@@ -220,6 +220,7 @@ impl Manager {
             Server::Ublk(id) => self.crew.disks.remove(id, force)?,
         }
         close_last(volumes);
+        self.crew.heap.freed();
         taken.gone();
         tracing::info!(disk = name, "removed");
         self.tell(EventKind::Removed, &name, None);

@@ -421,6 +421,7 @@ fn many_disks_leave_nothing_behind() {
     let m = Managed::start(&["--workers", "2"]);
     m.add("neighbour", "mem://1M").unwrap();
     let mut host = Host::up(&m.socket("neighbour"));
+    // Resident memory while all are there.
     let round = |count: usize| {
         for i in 0..count {
             match i % 2 {
@@ -428,13 +429,15 @@ fn many_disks_leave_nothing_behind() {
                 _ => m.export(&format!("d{i}"), "mem://64K").unwrap(),
             }
         }
+        let memory = m.memory();
         for i in 0..count {
             m.client.remove(&format!("d{i}"), false).unwrap();
         }
+        memory
     };
     round(10);
     let (descriptors, memory) = (m.descriptors(), m.memory());
-    round(many());
+    let most = round(many());
     let back = m.descriptors();
     eventually("descriptors are back", || m.descriptors() <= descriptors);
     let more = m.memory().saturating_sub(memory);
@@ -443,6 +446,9 @@ fn many_disks_leave_nothing_behind() {
         many()
     );
     assert!(more < 16 << 10, "{more} KiB more");
+    assert!(most > memory + 512, "{most} KiB is no more than {memory}");
+    let half = memory + (most - memory) / 2;
+    eventually("memory is released", || m.memory() < half);
     host.write(1, 0, &pattern(1, 4096));
     assert_eq!(host.read(1, 0, 4096), pattern(1, 4096));
     drop(host);
