@@ -465,8 +465,10 @@ fn removed(machine: &Machine) -> Result<()> {
         "/var/lib/dpkg/info/vnvme.list",
         "/var/lib/dpkg/info/vnvme.postrm",
         "/var/lib/vnvme",
-        // What was added at run time: the example asks for it.
+        // What was added at run time: the example asks for it. And what keeps two processes from
+        // one such file.
         "/var/lib/vnvme/added.toml",
+        "/var/lib/vnvme/added.toml.lock",
         "/var/lib/vnvme/vm0.raw",
         "/var/lib/vnvme/vm1.raw",
     ]
