@@ -1,29 +1,33 @@
 //! What disks that come and go cost their neighbours, and whether they leave anything behind.
 //!
-//! Usage: `churn [DISKS [ROUNDS [SECONDS]]]` (1000, 5 and 8). A `vnvme daemon` with one worker on a
-//! CPU of its own serves two disks; on each a process writes and reads 4 KiB at random, 2000 times
-//! a second, one at a time, sleeps until the answer comes, and verifies what it reads. Phases in
-//! which nothing else happens alternate with phases in which controllers and vhost-user-blk
-//! exports, in memory and on files, are added and removed by the control socket: DISKS in all.
-//! Printed are the neighbours' times, phase by phase and as medians, and the daemon's resident
-//! memory, descriptors and threads before and after; and again after many were there at a time.
+//! Usage: `churn [--guests] [DISKS [ROUNDS [SECONDS]]]` (1000, 5 and 8). A `vnvme daemon` with one
+//! worker on a CPU of its own serves two disks; on each a process writes and reads 4 KiB at random,
+//! 2000 times a second, one at a time, sleeps until the answer comes, and verifies what it reads.
+//! Phases in which nothing else happens alternate with phases in which controllers and
+//! vhost-user-blk exports, in memory and on files, are added and removed by the control socket:
+//! DISKS in all. Printed are the neighbours' times, phase by phase and as medians, and the daemon's
+//! resident memory, descriptors and threads before and after; and again after many were there at a
+//! time.
 //!
-//! All else shares the other CPUs. The loads come first there where `chrt` may say so: else, on few
-//! CPUs, the time is measured that they wait for the changes' own work.
+//! With `--guests` a Linux guest in QEMU has each of the two disks, and fio verifies there.
+//!
+//! All else shares the other CPUs. Loads that are processes come first there where `chrt` may say
+//! so: else, on few CPUs, the time is measured that they wait for the changes' own work. Guests do
+//! not: their times are their processors' most of all.
 #![forbid(unsafe_code)]
+
+mod guests;
+mod processes;
 
 use std::fmt;
 use std::fs::{self, File};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow};
 use control::Client;
 use control::api::DiskKind;
-use driver::vfio_user::VfioUser;
-use driver::{Device, Op, QueueOptions, Request};
-use harness::Daemon;
+use harness::{Daemon, Guest};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Map, Value, json};
 
@@ -48,6 +52,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const PIECE: usize = 1000;
 /// The first argument of a load.
 const LOAD: &str = "--load";
+/// Another first argument.
+const GUESTS: &str = "--guests";
 
 fn main() {
     if let Err(error) = run(&std::env::args().skip(1).collect::<Vec<_>>()) {
@@ -60,8 +66,12 @@ fn run(args: &[String]) -> Result<()> {
     if let [word, socket, seconds] = args
         && word == LOAD
     {
-        return load(Path::new(socket), seconds.parse()?);
+        return processes::run(Path::new(socket), seconds.parse()?);
     }
+    let (in_guests, args) = match args {
+        [word, args @ ..] if word == GUESTS => (true, args),
+        args => (false, args),
+    };
     let number = |place: usize, default: usize| {
         let given = args.get(place);
         given.map_or(Ok(default), |text| {
@@ -77,7 +87,11 @@ fn run(args: &[String]) -> Result<()> {
     let daemon = Daemon::builder("churn").managed(&config, &dir.join("b"));
     let daemon = daemon.start()?;
     let client = Client::new(vec![dir.join("control")])?;
-    Times::of(vec![start_load(dir, "a", 1)?, start_load(dir, "b", 1)?])?;
+    let neighbours = match in_guests {
+        true => Neighbours::Guests(guests::boot(dir)?),
+        false => Neighbours::Processes(dir.to_owned()),
+    };
+    neighbours.measure(1, || Ok(()))?;
     churn(&client, dir, WARM_UP, AT_A_TIME, Duration::ZERO)?;
     let before = Usage::of(&daemon)?;
     let phase = Duration::from_secs(seconds as u64);
@@ -85,17 +99,14 @@ fn run(args: &[String]) -> Result<()> {
     for round in 0..rounds {
         let order = [round % 2, (round + 1) % 2];
         for changes in order {
-            let loads = vec![
-                start_load(dir, "a", seconds)?,
-                start_load(dir, "b", seconds)?,
-            ];
-            let mut what = "nothing else".to_owned();
-            if changes == 1 {
-                let count = disks.div_ceil(rounds);
-                let took = churn(&client, dir, count, AT_A_TIME, phase)?;
-                what = format!("{count} disks in {:.1} s", took.as_secs_f32());
-            }
-            let times = Times::of(loads)?;
+            let count = disks.div_ceil(rounds);
+            let (times, what) = neighbours.measure(seconds, || match changes {
+                0 => Ok("nothing else".to_owned()),
+                _ => {
+                    let took = churn(&client, dir, count, AT_A_TIME, phase)?;
+                    Ok(format!("{count} disks in {:.1} s", took.as_secs_f32()))
+                }
+            })?;
             println!("{what}: {times}");
             if let Some(measured) = measured.get_mut(changes) {
                 measured.push(times);
@@ -120,7 +131,41 @@ fn run(args: &[String]) -> Result<()> {
         let more = (with / without - 1.0) * 100.0;
         println!("{name}: median {without:.1} us, with changes {with:.1} us: {more:+.1} %");
     }
+    drop(neighbours);
     daemon.terminate()
+}
+
+/// Who uses the two disks that stay.
+enum Neighbours {
+    /// Processes, which are started for each phase, and where the disks' sockets are.
+    Processes(PathBuf),
+    Guests(Vec<Guest>),
+}
+
+impl Neighbours {
+    /// Loads both disks for so many seconds, does something meanwhile, and tells how long the
+    /// loads' I/Os took. An error if one read something wrong.
+    fn measure<T>(&self, seconds: usize, body: impl FnOnce() -> Result<T>) -> Result<(Times, T)> {
+        match self {
+            Self::Processes(dir) => {
+                let start = |name: &&str| processes::start(dir, name, seconds);
+                let loads: Vec<_> = NEIGHBOURS.iter().map(start).collect::<Result<_>>()?;
+                let done = body()?;
+                let times = loads.into_iter().map(processes::times);
+                Ok((Times::of(times.collect::<Result<_>>()?), done))
+            }
+            Self::Guests(guests) => std::thread::scope(|scope| {
+                let load = |guest| scope.spawn(move || guests::load(guest, seconds));
+                let loads: Vec<_> = guests.iter().map(load).collect();
+                let done = body()?;
+                let times = loads.into_iter().map(|load| {
+                    let ended = load.join();
+                    ended.map_err(|_| anyhow!("a load ended by a bug"))?
+                });
+                Ok((Times::of(times.collect::<Result<_>>()?), done))
+            }),
+        }
+    }
 }
 
 /// This process, and what it starts, leaves the first of its CPUs to the worker, where it has more
@@ -151,81 +196,6 @@ fn configuration(dir: &Path, worker: usize) -> String {
     text
 }
 
-/// Has a neighbour used for so many seconds.
-fn start_load(dir: &Path, name: &str, seconds: usize) -> Result<Child> {
-    let real_time = Command::new("chrt").args(["-f", "5", "true"]).status();
-    let own = std::env::current_exe()?;
-    let mut command = match real_time.is_ok_and(|status| status.success()) {
-        true => {
-            let mut command = Command::new("chrt");
-            command.args(["-f", "5"]).arg(own);
-            command
-        }
-        false => Command::new(own),
-    };
-    let command = command.arg(LOAD).arg(dir.join(name));
-    let command = command.arg(seconds.to_string()).stdout(Stdio::piped());
-    command.spawn().context("a load")
-}
-
-/// A load: prints the time of each request in nanoseconds.
-fn load(socket: &Path, seconds: u64) -> Result<()> {
-    let transport = VfioUser::connect(socket, LIMIT)?;
-    let device = Device::open(transport, driver::Options::default())?;
-    let options = QueueOptions {
-        poll_window: Duration::ZERO,
-        ..QueueOptions::default()
-    };
-    let mut queue = device.queue(1, options)?;
-    let mut buffer = device.allocate(BLOCK)?;
-    let mut found = [0; BLOCK];
-    let blocks = NEIGHBOUR / BLOCK as u64;
-    let mut written = vec![None; usize::try_from(blocks)?];
-    let mut times = Vec::new();
-    let mut random = u64::from(std::process::id());
-    let begin = Instant::now();
-    while begin.elapsed() < Duration::from_secs(seconds) {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        let block = (random >> 33) % blocks;
-        let known = written
-            .get_mut(usize::try_from(block)?)
-            .context("a block")?;
-        // What is read is what was written last.
-        let op = match (&known, random >> 63) {
-            (Some(_), 0) => Op::Read,
-            _ => {
-                *known = Some(random);
-                buffer.write(0, &random.to_le_bytes().repeat(BLOCK / 8))?;
-                Op::Write { fua: false }
-            }
-        };
-        let is_read = matches!(op, Op::Read);
-        let request = Request {
-            op,
-            lba: block * SECTORS,
-            blocks: SECTORS,
-            buffer: Some(buffer),
-            user_data: 0,
-        };
-        let sent = Instant::now();
-        let done = queue.execute(request).map_err(|refused| refused.why)?;
-        let took = sent.elapsed();
-        times.push(took.as_nanos().to_string());
-        done.result?;
-        buffer = done.buffer.context("the buffer is gone")?;
-        if is_read {
-            buffer.read(0, &mut found)?;
-            let right = known.unwrap_or(0).to_le_bytes().repeat(BLOCK / 8);
-            ensure!(right == found, "block {block} is another one");
-        }
-        std::thread::sleep(PAUSE.saturating_sub(took));
-    }
-    println!("{}", times.join("\n"));
-    Ok(())
-}
-
 /// What loads measured, in microseconds.
 struct Times {
     p50: f64,
@@ -237,25 +207,20 @@ struct Times {
 }
 
 impl Times {
-    /// An error if a load read something wrong.
-    fn of(loads: Vec<Child>) -> Result<Self> {
+    /// Of some loads, each of which has some.
+    fn of(loads: Vec<Vec<f64>>) -> Self {
         let (mut all, mut pieces) = (Vec::new(), Vec::new());
-        for load in loads {
-            let output = load.wait_with_output()?;
-            ensure!(output.status.success(), "a load failed: {}", output.status);
-            let text = String::from_utf8(output.stdout)?;
-            let times = text.lines().map(|line| Ok(line.parse::<f64>()? / 1e3));
-            let times: Vec<f64> = times.collect::<Result<_>>()?;
-            let whole = times.chunks_exact(PIECE);
+        for times in loads {
+            let whole = times.chunks_exact(PIECE.min(times.len().max(1)));
             pieces.extend(whole.map(|piece| percentile(piece.to_vec(), 99)));
             all.extend(times);
         }
-        Ok(Self {
+        Self {
             requests: all.len(),
             p50: percentile(all.clone(), 50),
             p99: percentile(all, 99),
             usual_p99: percentile(pieces, 50),
-        })
+        }
     }
 }
 
