@@ -78,6 +78,8 @@ mod quota;
 mod racy;
 #[allow(unsafe_code)]
 mod ring;
+#[allow(unsafe_code)]
+mod rows;
 mod segment;
 pub mod sgl;
 #[allow(unsafe_code)]
@@ -104,6 +106,7 @@ pub use private::PrivateMemory;
 pub use prp::PrpError;
 pub use quota::MemoryLimits;
 pub use ring::{CqeRun, Ring};
+pub use rows::{ROW, Row, Rows};
 pub use segment::Segment;
 pub use sgl::SglError;
 pub use shared::SharedPages;

@@ -1,13 +1,17 @@
 //! A memory file, mapped.
 
 use std::mem::ManuallyDrop;
+use std::num::NonZeroU32;
+use std::os::fd::AsRawFd;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::net::RecvFlags;
 
 use crate::backing::{self, Backing};
 use crate::quota::{Account, Charge};
@@ -27,6 +31,8 @@ pub(crate) struct Mapping {
     len: usize,
     writable: bool,
     slot: &'static MappingSlot,
+    /// See [`Memory::kept`]; 0: it is not kept.
+    kept: AtomicU32,
     pages: ManuallyDrop<Pages>,
 }
 
@@ -153,6 +159,7 @@ impl Memory {
                 len: backing.size as usize,
                 writable,
                 slot: registration.slot(),
+                kept: AtomicU32::new(0),
                 pages: ManuallyDrop::new(Pages {
                     ptr,
                     len: mapped,
@@ -230,6 +237,16 @@ impl Memory {
         self.0.pages.fd.as_fd()
     }
 
+    /// Another process keeps the file under this number, for the process that comes after this one.
+    pub fn set_kept(&self, number: NonZeroU32) {
+        self.0.kept.store(number.get(), Ordering::Relaxed);
+    }
+
+    /// The number under which the file is kept, if it is.
+    pub fn kept(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.0.kept.load(Ordering::Relaxed))
+    }
+
     /// Size in bytes: the file's when it was mapped.
     pub fn len(&self) -> usize {
         self.0.len
@@ -282,6 +299,31 @@ impl Memory {
         // keeps and which is writable.
         unsafe { racy::to_guest(ptr, buf) };
         self.intact()
+    }
+
+    /// recv(2) into the memory: the kernel has moved the bytes here, or left them in the socket,
+    /// whatever becomes of this process meanwhile. Returns how many came.
+    ///
+    /// # Errors
+    /// `EFAULT`: the range is outside, or not writable; what recv(2) says.
+    pub fn receive(
+        &self,
+        socket: BorrowedFd<'_>,
+        offset: usize,
+        len: usize,
+        flags: RecvFlags,
+    ) -> Result<usize, Errno> {
+        let ptr = self.at(offset, len).filter(|_| self.0.writable);
+        let ptr = ptr.ok_or(Errno::FAULT)?;
+        // As C's type, whatever its width.
+        let flags = flags.bits() as libc::c_int;
+        // SAFETY: `at` checked the range against the mapping, which `self` keeps and which is
+        // writable; the kernel checks the descriptor.
+        let got = unsafe { libc::recv(socket.as_raw_fd(), ptr.cast(), len, flags) };
+        usize::try_from(got).map_err(|_| {
+            let error = std::io::Error::last_os_error();
+            Errno::from_io_error(&error).unwrap_or(Errno::IO)
+        })
     }
 
     /// The 32-bit cell at `offset`, if it is aligned, in range and writable.

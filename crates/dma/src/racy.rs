@@ -176,3 +176,14 @@ pub(crate) unsafe fn cell64<'a>(ptr: *mut u8) -> &'a AtomicU64 {
     // SAFETY: as the caller says; all access is as this module says.
     unsafe { AtomicU64::from_ptr(ptr.cast()) }
 }
+
+/// Eight cells of 8 bytes, side by side.
+///
+/// # Safety
+/// As [`cell16`], for 64 bytes; the mapping is writable.
+#[inline(always)]
+pub(crate) unsafe fn row<'a>(ptr: *mut u8) -> &'a [AtomicU64; 8] {
+    // SAFETY: as the caller says; a cell is as large as its integer, and all access is as this
+    // module says.
+    unsafe { &*ptr.cast() }
+}

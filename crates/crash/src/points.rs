@@ -1,0 +1,115 @@
+//! The points of a build that has them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::panic_any;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a point panics with in a test's own process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crashed(
+    /// The point's name.
+    pub &'static str,
+);
+
+/// What this thread's test has asked for.
+#[derive(Default)]
+struct Plan {
+    /// The point to die at, and how often it is passed before.
+    target: Option<(&'static str, u64)>,
+    /// How often each point was passed since the plan was made.
+    passed: BTreeMap<&'static str, u64>,
+}
+
+thread_local! {
+    static PLAN: RefCell<Plan> = RefCell::default();
+}
+
+/// What the environment asks for: the point's name, and passings that are left.
+static PROCESS: OnceLock<Option<(String, AtomicU64)>> = OnceLock::new();
+
+fn of_environment() -> Option<(String, AtomicU64)> {
+    let value = std::env::var(crate::VARIABLE).ok()?;
+    let (name, count) = value.rsplit_once(':')?;
+    Some((name.to_owned(), AtomicU64::new(count.parse().ok()?)))
+}
+
+/// This thread dies at the `count`th passing of a point from now on (from 1 on), once. Counting
+/// begins anew.
+pub fn arm(name: &'static str, count: u64) {
+    PLAN.with_borrow_mut(|plan| {
+        *plan = Plan {
+            target: Some((name, count)),
+            ..Plan::default()
+        };
+    });
+}
+
+/// This thread passes all points; counting begins anew.
+pub fn disarm() {
+    PLAN.with_borrow_mut(|plan| *plan = Plan::default());
+}
+
+/// The points that this thread has passed since the last [`arm`] or [`disarm`], and how often.
+pub fn passed() -> BTreeMap<&'static str, u64> {
+    PLAN.with_borrow(|plan| plan.passed.clone())
+}
+
+/// A point was reached: see [`point!`](crate::point).
+#[expect(clippy::panic, reason = "it is what a test has asked for")]
+pub fn reached(name: &'static str) {
+    if let Some((target, left)) = PROCESS.get_or_init(of_environment)
+        && target == name
+        && left.fetch_sub(1, Ordering::Relaxed) == 1
+    {
+        let this = rustix::process::getpid();
+        let _ = rustix::process::kill_process(this, rustix::process::Signal::KILL);
+    }
+    let dies = PLAN.with_borrow_mut(|plan| {
+        let passed = plan.passed.entry(name).or_default();
+        *passed += 1;
+        let dies = plan.target == Some((name, *passed));
+        if dies {
+            plan.target = None;
+        }
+        dies
+    });
+    if dies {
+        panic_any(Crashed(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+
+    #[test]
+    fn a_thread_dies_at_the_passing_that_was_asked_for() {
+        arm("crash.test", 3);
+        let died = catch_unwind(|| {
+            for _ in 0..2 {
+                crate::point!("crash.test");
+                crate::point!("crash.other");
+            }
+            assert_eq!(passed(), [("crash.other", 2), ("crash.test", 2)].into());
+            crate::point!("crash.test");
+        });
+        let died = died.unwrap_err();
+        assert_eq!(died.downcast_ref(), Some(&Crashed("crash.test")));
+        // Once.
+        crate::point!("crash.test");
+        disarm();
+        assert!(passed().is_empty());
+        crate::point!("crash.test");
+    }
+
+    #[test]
+    fn other_threads_pass() {
+        arm("crash.test", 1);
+        let other = std::thread::spawn(|| crate::point!("crash.test"));
+        other.join().unwrap();
+        disarm();
+    }
+}

@@ -1,0 +1,134 @@
+//! The control state: two buffers, of which the newer one counts.
+
+use crate::layout::{CONTROL_BUFFER, Kind};
+use crate::{StateError, StateMemory};
+use dma::ROW;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes before a buffer's content: its length, its checksum, its sequence.
+const HEAD: usize = 16;
+
+/// The control state's two buffers. A commit writes the one that does not count, and then the
+/// sequence by which it does: a process that dies meanwhile leaves the one before.
+#[derive(Debug)]
+pub struct Control {
+    state: StateMemory,
+    /// Bytes of each buffer whose pages have been allocated.
+    allocated: [usize; 2],
+}
+
+fn checksum(sequence: u64, bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&sequence.to_le_bytes());
+    hasher.update(bytes);
+    hasher.finalize()
+}
+
+impl Control {
+    pub(crate) fn new(state: StateMemory) -> Control {
+        Control {
+            state,
+            allocated: [0; 2],
+        }
+    }
+
+    /// Bytes that one state may have.
+    pub const CAPACITY: usize = CONTROL_BUFFER - HEAD;
+
+    fn published(&self) -> Result<&AtomicU64, StateError> {
+        let section = self.state.section(Kind::Control);
+        if section.len < ROW + 2 * CONTROL_BUFFER {
+            return Err(StateError::Damaged("no room for the control state"));
+        }
+        let word = self.state.memory().atomic_u64(section.offset);
+        word.ok_or(StateError::OutOfRange)
+    }
+
+    /// Where the buffer of a sequence is in its section, in bytes.
+    fn buffer(sequence: u64) -> usize {
+        ROW + (sequence & 1) as usize * CONTROL_BUFFER
+    }
+
+    /// Has a buffer's first bytes allocated.
+    fn prepare(&mut self, sequence: u64, bytes: usize) -> Result<(), StateError> {
+        let [even, odd] = &mut self.allocated;
+        let allocated = if sequence & 1 == 0 { even } else { odd };
+        if bytes > *allocated {
+            self.state
+                .prepare_range(Kind::Control, Self::buffer(sequence), bytes)?;
+            *allocated = bytes;
+        }
+        Ok(())
+    }
+
+    /// The sequence of the state that counts; 0: there is none yet.
+    pub fn sequence(&self) -> u64 {
+        self.published()
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// From now on `bytes` are the control state.
+    ///
+    /// # Errors
+    /// [`StateError::OutOfRange`]: there are too many of them; [`StateError::Memory`]. The state
+    /// before counts then.
+    pub fn commit(&mut self, bytes: &[u8]) -> Result<(), StateError> {
+        if bytes.len() > Self::CAPACITY {
+            return Err(StateError::OutOfRange);
+        }
+        let sequence = self.sequence().wrapping_add(1).max(1);
+        let (at, len) = (Self::buffer(sequence), bytes.len());
+        self.prepare(sequence, HEAD + len)?;
+        let published = self.published()?;
+        let mut head = [0; HEAD];
+        let (numbers, last) = head.split_at_mut(8);
+        let (length, sum) = numbers.split_at_mut(4);
+        length.copy_from_slice(&(len as u32).to_le_bytes());
+        sum.copy_from_slice(&checksum(sequence, bytes).to_le_bytes());
+        last.copy_from_slice(&sequence.to_le_bytes());
+        let place = self.state.section(Kind::Control).offset + at;
+        let memory = self.state.memory();
+        memory.write(place, &head)?;
+        crash::point!("state-memory.control.head");
+        memory.write(place + HEAD, bytes)?;
+        crash::point!("state-memory.control.written");
+        published.store(sequence, Ordering::Release);
+        crash::point!("state-memory.control.published");
+        Ok(())
+    }
+
+    /// Nothing is committed any more: what was does not hold, and what does cannot be committed.
+    pub fn withdraw(&mut self) {
+        if let Ok(published) = self.published() {
+            published.store(0, Ordering::Release);
+        }
+    }
+
+    /// The control state that counts; `None`: nothing is committed.
+    ///
+    /// # Errors
+    /// [`StateError::Damaged`].
+    pub fn read(&self) -> Result<Option<Vec<u8>>, StateError> {
+        let sequence = self.published()?.load(Ordering::Acquire);
+        if sequence == 0 {
+            return Ok(None);
+        }
+        let place = self.state.section(Kind::Control).offset + Self::buffer(sequence);
+        let memory = self.state.memory();
+        let mut head = [0; HEAD];
+        memory.read(place, &mut head)?;
+        let [a, b, c, d, e, f, g, h, last @ ..] = head;
+        let len = u32::from_le_bytes([a, b, c, d]) as usize;
+        let sum = u32::from_le_bytes([e, f, g, h]);
+        let damaged = StateError::Damaged("the control state is not what was committed");
+        if len > Self::CAPACITY || u64::from_le_bytes(last) != sequence {
+            return Err(damaged);
+        }
+        let mut bytes = vec![0; len];
+        memory.read(place + HEAD, &mut bytes)?;
+        if checksum(sequence, &bytes) != sum {
+            return Err(damaged);
+        }
+        Ok(Some(bytes))
+    }
+}

@@ -1,0 +1,122 @@
+//! The descriptors that a keeper holds for the disk: which number is what.
+
+use crate::layout::Kind;
+use crate::table::Table;
+use crate::{StateError, StateMemory};
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::atomic::Ordering;
+
+const VALID: u64 = 1;
+
+/// What a kept descriptor is. A newer version may know others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DescriptorKind(
+    /// As it is stored.
+    pub u8,
+);
+
+impl DescriptorKind {
+    /// The client's connected socket.
+    pub const CLIENT: Self = Self(1);
+    /// A file of guest memory.
+    pub const MEMORY: Self = Self(2);
+    /// The eventfd of an interrupt vector, or of the INTx pin.
+    pub const EVENTFD: Self = Self(3);
+    /// The pages behind BAR0, with the doorbells.
+    pub const PAGES: Self = Self(4);
+    /// The end of the replies' pipe that is written.
+    pub const PIPE_WRITE: Self = Self(5);
+    /// The end of the replies' pipe that is read.
+    pub const PIPE_READ: Self = Self(6);
+    /// What connects with the receiver process.
+    pub const RECEIVER: Self = Self(7);
+    /// A listening socket.
+    pub const LISTENER: Self = Self(8);
+    /// A listening socket's lock file.
+    pub const LOCK: Self = Self(9);
+    /// A vhost-user front-end's kick eventfd.
+    pub const KICK: Self = Self(10);
+    /// Its inflight region.
+    pub const INFLIGHT: Self = Self(11);
+    /// A connection below a volume, which is drained before anything is sent again.
+    pub const CONNECTION: Self = Self(12);
+    /// The memory of a volume in memory.
+    pub const VOLUME: Self = Self(13);
+}
+
+/// One kept descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Its number: of this disk, and never used again.
+    pub number: NonZeroU32,
+    /// What it is.
+    pub kind: DescriptorKind,
+    /// More about it, by its kind; the owner's business.
+    pub detail: u64,
+}
+
+/// The descriptors that are kept for the disk.
+#[derive(Debug)]
+pub struct DescriptorTable {
+    table: Table,
+    places: BTreeMap<NonZeroU32, u32>,
+}
+
+impl DescriptorTable {
+    pub(crate) fn open(state: StateMemory) -> Result<DescriptorTable, StateError> {
+        let table = Table::open(state, Kind::Descriptors)?;
+        let numbers = table
+            .iter()
+            .map(|(place, entry)| Some((decode(entry)?.number, place)));
+        let places: Option<BTreeMap<_, _>> = numbers.collect();
+        let places = places.ok_or(StateError::Damaged("a descriptor has no number"))?;
+        if places.len() != table.iter().count() {
+            return Err(StateError::Damaged("two descriptors have one number"));
+        }
+        Ok(DescriptorTable { table, places })
+    }
+
+    /// All of them, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = Descriptor> {
+        self.table.iter().filter_map(|(_, entry)| decode(entry))
+    }
+
+    /// A number for a descriptor that is about to be kept; it is noted before the keeper has it.
+    ///
+    /// # Errors
+    /// [`StateError::Full`], [`StateError::Memory`].
+    pub fn add(&mut self, kind: DescriptorKind, detail: u64) -> Result<NonZeroU32, StateError> {
+        let number = self.next_number()?;
+        let first = VALID | u64::from(kind.0) << 8 | u64::from(number.get()) << 32;
+        let place = self.table.add([first, detail, 0, 0], "descriptor")?;
+        self.places.insert(number, place);
+        Ok(number)
+    }
+
+    /// The last number was written before it was used: it is not given twice.
+    fn next_number(&mut self) -> Result<NonZeroU32, StateError> {
+        let word = self.table.owners_word().ok_or(StateError::OutOfRange)?;
+        let next = u32::try_from(word.load(Ordering::Acquire));
+        let next = next.ok().and_then(|last| last.checked_add(1));
+        let next = next.and_then(NonZeroU32::new);
+        let number = next.ok_or(StateError::Full("descriptor's number"))?;
+        word.store(number.get().into(), Ordering::Release);
+        Ok(number)
+    }
+
+    /// A descriptor is not kept any more.
+    pub fn remove(&mut self, number: NonZeroU32) {
+        if let Some(place) = self.places.remove(&number) {
+            self.table.remove(place);
+        }
+    }
+}
+
+fn decode([first, detail, ..]: [u64; 4]) -> Option<Descriptor> {
+    Some(Descriptor {
+        number: NonZeroU32::new((first >> 32) as u32)?,
+        kind: DescriptorKind((first >> 8) as u8),
+        detail,
+    })
+}

@@ -1,0 +1,190 @@
+//! Where in the file what is: the header, and the sections that it lists.
+
+use crate::StateError;
+use dma::{Memory, ROW};
+
+/// Version of the layout that this crate writes.
+pub const VERSION: u32 = 1;
+/// The oldest version of the layout that this crate reads.
+pub const OLDEST_READ: u32 = 1;
+/// The oldest version of this crate that reads what it writes: newer sections are passed over.
+const READER: u32 = 1;
+
+/// "vnvmest" and a zero byte.
+const MAGIC: u64 = u64::from_le_bytes(*b"vnvmest\0");
+/// Sections begin at multiples of this.
+pub(crate) const PAGE: usize = 4096;
+/// Bytes of the header.
+const HEADER: usize = PAGE;
+/// Words before the list of sections.
+const LIST: usize = 4;
+/// Sections that a header can list.
+const MOST: u64 = 64;
+/// Largest file: more than any layout needs, so that sums stay far from overflowing.
+const LARGEST: usize = 1 << 32;
+
+/// Bytes of each of the two buffers of control state, with their header.
+pub(crate) const CONTROL_BUFFER: usize = 128 << 10;
+/// Bytes of the identity.
+const IDENTITY: usize = PAGE;
+
+/// What a state memory has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Queues with a hot row each, the admin queue included.
+    pub queues: u16,
+    /// Workers that record commands, each for itself.
+    pub shares: u16,
+    /// Commands that each of them may have recorded at a time.
+    pub commands: u16,
+    /// Windows of guest memory.
+    pub windows: u32,
+    /// Descriptors that are kept for the disk.
+    pub descriptors: u32,
+    /// Bytes of the session.
+    pub session: usize,
+}
+
+/// A section, as the array of them and the file know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Identity = 0,
+    Session = 1,
+    Control = 2,
+    Windows = 3,
+    Descriptors = 4,
+    Hot = 5,
+    Records = 6,
+}
+
+/// How many kinds there are.
+pub(crate) const KINDS: usize = 7;
+
+/// Where a section is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Section {
+    /// In bytes from the start of the file.
+    pub offset: usize,
+    /// In bytes.
+    pub len: usize,
+    /// Of records: bytes of each share.
+    pub stride: usize,
+}
+
+/// Where each section is, by [`Kind`].
+pub(crate) type Sections = [Section; KINDS];
+
+/// Bytes of one share's records: a row that says whether it is used, and a row for each.
+fn share_bytes(commands: u16) -> usize {
+    ((usize::from(commands) + 1) * ROW).next_multiple_of(PAGE)
+}
+
+/// Bytes of a table: a row about it, and a row for each entry.
+fn table_bytes(entries: u32) -> Option<usize> {
+    (entries as usize).checked_add(1)?.checked_mul(ROW)
+}
+
+impl Layout {
+    /// Where the sections are, and how large the file is.
+    pub(crate) fn sections(&self) -> Result<(Sections, usize), StateError> {
+        let share = share_bytes(self.commands);
+        let lens = [
+            (Some(IDENTITY), 0),
+            (Some(self.session), 0),
+            (Some(ROW + 2 * CONTROL_BUFFER), 0),
+            (table_bytes(self.windows), 0),
+            (table_bytes(self.descriptors), 0),
+            (Some(usize::from(self.queues) * ROW), 0),
+            (Some(usize::from(self.shares) * share), share),
+        ];
+        let (mut sections, mut at) = (Sections::default(), HEADER);
+        for (section, (len, stride)) in sections.iter_mut().zip(lens) {
+            let len = len.filter(|len| *len <= LARGEST);
+            let len = len.ok_or(StateError::OutOfRange)?;
+            *section = Section {
+                offset: at,
+                len,
+                stride,
+            };
+            at = (at + len).next_multiple_of(PAGE);
+        }
+        if at > LARGEST {
+            return Err(StateError::OutOfRange);
+        }
+        Ok((sections, at))
+    }
+}
+
+fn put(memory: &Memory, word: usize, value: u64) -> Result<(), StateError> {
+    Ok(memory.write(word * 8, &value.to_le_bytes())?)
+}
+
+fn get(memory: &Memory, word: usize) -> Result<u64, StateError> {
+    let mut bytes = [0; 8];
+    memory.read(word * 8, &mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Writes the header of a new file.
+pub(crate) fn write_header(memory: &Memory, sections: &Sections) -> Result<(), StateError> {
+    put(memory, 1, u64::from(VERSION) | u64::from(READER) << 32)?;
+    put(memory, 2, KINDS as u64)?;
+    for (kind, section) in sections.iter().enumerate() {
+        let at = LIST + kind * 4;
+        put(memory, at, kind as u64)?;
+        put(memory, at + 1, section.offset as u64)?;
+        put(memory, at + 2, section.len as u64)?;
+        put(memory, at + 3, section.stride as u64)?;
+    }
+    // The file is a state memory from now on.
+    put(memory, 0, MAGIC)
+}
+
+/// Reads the header of a file that another process has written. Sections that are not listed have
+/// no bytes.
+pub(crate) fn read_header(memory: &Memory) -> Result<Sections, StateError> {
+    let foreign = |_| StateError::Foreign;
+    if get(memory, 0).map_err(foreign)? != MAGIC {
+        return Err(StateError::Foreign);
+    }
+    let versions = get(memory, 1)?;
+    let (version, reader) = (versions as u32, (versions >> 32) as u32);
+    if reader > VERSION {
+        return Err(StateError::TooNew { version, reader });
+    }
+    if version < OLDEST_READ {
+        return Err(StateError::TooOld { version });
+    }
+    let count = get(memory, 2)?;
+    if count > MOST {
+        return Err(StateError::Damaged("too many sections"));
+    }
+    let mut sections = Sections::default();
+    for listed in 0..count as usize {
+        let at = LIST + listed * 4;
+        let kind = get(memory, at)? as usize;
+        // A newer version's.
+        let Some(section) = sections.get_mut(kind) else {
+            continue;
+        };
+        *section = read_section(memory, at)?;
+    }
+    Ok(sections)
+}
+
+fn read_section(memory: &Memory, at: usize) -> Result<Section, StateError> {
+    let damaged = StateError::Damaged("a section is not within the file");
+    let [offset, len, stride] = [1, 2, 3].map(|word| get(memory, at + word));
+    let [offset, len, stride] = [offset?, len?, stride?].map(usize::try_from);
+    let (offset, len) = (offset.map_err(|_| damaged)?, len.map_err(|_| damaged)?);
+    let stride = stride.map_err(|_| damaged)?;
+    let end = offset.checked_add(len).ok_or(damaged)?;
+    if offset < HEADER || end > memory.len() || !(offset | stride).is_multiple_of(PAGE) {
+        return Err(damaged);
+    }
+    Ok(Section {
+        offset,
+        len,
+        stride,
+    })
+}

@@ -1,0 +1,187 @@
+//! The file itself: made, opened, and its pages allocated before they are used.
+
+use crate::layout::{self, KINDS, Kind, PAGE, Section, Sections};
+use crate::{Area, Control, DescriptorTable, Layout, StateError, WindowTable};
+use dma::{Memory, ROW, Rows, SharedPages};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A disk's state memory. Clones are the same memory.
+#[derive(Clone, Debug)]
+pub struct StateMemory(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pages: SharedPages,
+    sections: Sections,
+    /// Bytes of each section whose pages have been allocated, from its start.
+    allocated: [AtomicUsize; KINDS],
+}
+
+impl StateMemory {
+    /// A new one, in which nothing is committed.
+    ///
+    /// # Errors
+    /// [`StateError::OutOfRange`]: no file could be so large; [`StateError::Memory`].
+    pub fn create(layout: Layout) -> Result<StateMemory, StateError> {
+        let (sections, len) = layout.sections()?;
+        let pages = SharedPages::named("vnvme-state", len)?;
+        pages.allocate(0, PAGE)?;
+        layout::write_header(pages.memory(), &sections)?;
+        Ok(Self::of(pages, sections))
+    }
+
+    /// That of an earlier process.
+    ///
+    /// # Errors
+    /// [`StateError::Foreign`], [`StateError::TooNew`], [`StateError::TooOld`],
+    /// [`StateError::Damaged`], [`StateError::Memory`].
+    pub fn open(fd: OwnedFd) -> Result<StateMemory, StateError> {
+        let pages = SharedPages::open(fd, PAGE)?;
+        let sections = layout::read_header(pages.memory())?;
+        Ok(Self::of(pages, sections))
+    }
+
+    fn of(pages: SharedPages, sections: Sections) -> StateMemory {
+        StateMemory(Arc::new(Inner {
+            pages,
+            sections,
+            allocated: Default::default(),
+        }))
+    }
+
+    /// The file, to be kept.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.pages.fd()
+    }
+
+    /// Whose disk it is: bytes for the glue.
+    pub fn identity(&self) -> Area {
+        Area::new(self.clone(), Kind::Identity)
+    }
+
+    /// The client's session: bytes for the front-end.
+    pub fn session(&self) -> Area {
+        Area::new(self.clone(), Kind::Session)
+    }
+
+    /// The control state's two buffers.
+    pub fn control(&self) -> Control {
+        Control::new(self.clone())
+    }
+
+    /// The windows of guest memory.
+    ///
+    /// # Errors
+    /// [`StateError::Damaged`], [`StateError::Memory`].
+    pub fn windows(&self) -> Result<WindowTable, StateError> {
+        WindowTable::open(self.clone())
+    }
+
+    /// The descriptors that are kept for the disk.
+    ///
+    /// # Errors
+    /// [`StateError::Damaged`], [`StateError::Memory`].
+    pub fn descriptors(&self) -> Result<DescriptorTable, StateError> {
+        DescriptorTable::open(self.clone())
+    }
+
+    /// A row for each queue: what an engine notes once a batch.
+    ///
+    /// # Errors
+    /// [`StateError::Memory`].
+    pub fn hot(&self) -> Result<Rows, StateError> {
+        let len = self.section(Kind::Hot).len;
+        self.prepare(Kind::Hot, len)?;
+        self.rows(Kind::Hot, 0, len / ROW)
+    }
+
+    /// The records of a share's commands, a row for each, to be written from now on.
+    ///
+    /// # Errors
+    /// [`StateError::OutOfRange`]: there is no such share; [`StateError::Memory`].
+    pub fn records(&self, share: u16) -> Result<Rows, StateError> {
+        let (start, count) = self.share(share).ok_or(StateError::OutOfRange)?;
+        self.prepare_range(Kind::Records, start, (count + 1) * ROW)?;
+        let rows = self.rows(Kind::Records, start, count + 1)?;
+        let head = rows.get(0).and_then(|row| row.first());
+        let head = head.ok_or(StateError::OutOfRange)?;
+        head.store(1, Ordering::Release);
+        self.rows(Kind::Records, start + ROW, count)
+    }
+
+    /// The records of a share, if they were ever written.
+    pub fn recorded(&self, share: u16) -> Option<Rows> {
+        let (start, count) = self.share(share)?;
+        let rows = self.rows(Kind::Records, start, count + 1).ok()?;
+        let used = rows.get(0)?.first()?.load(Ordering::Acquire) != 0;
+        used.then(|| self.rows(Kind::Records, start + ROW, count).ok())?
+    }
+
+    /// How many shares have records.
+    pub fn shares(&self) -> u16 {
+        let Section { len, stride, .. } = self.section(Kind::Records);
+        let shares = len.checked_div(stride).unwrap_or(0);
+        u16::try_from(shares).unwrap_or(u16::MAX)
+    }
+
+    /// Where a share's part begins in its section, and how many records it has.
+    fn share(&self, share: u16) -> Option<(usize, usize)> {
+        let Section { stride, .. } = self.section(Kind::Records);
+        if share >= self.shares() {
+            return None;
+        }
+        let count = (stride / ROW).checked_sub(1)?;
+        Some((usize::from(share) * stride, count))
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        self.0.pages.memory()
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "there is one of each kind")]
+    pub(crate) fn section(&self, kind: Kind) -> Section {
+        self.0.sections[kind as usize]
+    }
+
+    /// Rows of a section, from a byte offset in it on.
+    pub(crate) fn rows(&self, kind: Kind, from: usize, count: usize) -> Result<Rows, StateError> {
+        let section = self.section(kind);
+        let bytes = count.checked_mul(ROW).and_then(|len| len.checked_add(from));
+        if bytes.is_none_or(|end| end > section.len) {
+            return Err(StateError::OutOfRange);
+        }
+        let rows = Rows::new(&self.0.pages, section.offset + from, count);
+        rows.ok_or(StateError::OutOfRange)
+    }
+
+    /// Has the pages of the section's first bytes allocated: before they are written.
+    #[expect(clippy::indexing_slicing, reason = "there is one of each kind")]
+    pub(crate) fn prepare(&self, kind: Kind, end: usize) -> Result<(), StateError> {
+        let mark = &self.0.allocated[kind as usize];
+        let done = mark.load(Ordering::Relaxed);
+        if end <= done {
+            return Ok(());
+        }
+        let len = self.section(kind).len;
+        if end > len {
+            return Err(StateError::OutOfRange);
+        }
+        let end = end.next_multiple_of(PAGE).min(len);
+        self.prepare_range(kind, done, end - done)?;
+        mark.store(end, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The same of a range, whatever was allocated before.
+    pub(crate) fn prepare_range(
+        &self,
+        kind: Kind,
+        from: usize,
+        len: usize,
+    ) -> Result<(), StateError> {
+        let section = self.section(kind);
+        Ok(self.0.pages.allocate(section.offset + from, len)?)
+    }
+}

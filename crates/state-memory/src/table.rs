@@ -1,0 +1,119 @@
+//! A table of entries of one line each, whose first word says whether they are there.
+
+use crate::layout::Kind;
+use crate::{StateError, StateMemory};
+use dma::{ROW, Row, Rows};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The entries of a section. The section's first row is about the table: how many of its places
+/// were ever used, and a word for the owner.
+#[derive(Debug)]
+pub(crate) struct Table {
+    state: StateMemory,
+    kind: Kind,
+    rows: Rows,
+    /// Places that were ever used.
+    used: usize,
+    /// Of those, the ones that are free.
+    free: Vec<u32>,
+}
+
+impl Table {
+    pub fn open(state: StateMemory, kind: Kind) -> Result<Table, StateError> {
+        let count = state.section(kind).len / ROW;
+        let entries = count
+            .checked_sub(1)
+            .ok_or(StateError::Damaged("a table is missing"))?;
+        state.prepare(kind, ROW)?;
+        let rows = state.rows(kind, 0, count)?;
+        let mut table = Table {
+            state,
+            kind,
+            rows,
+            used: 0,
+            free: Vec::new(),
+        };
+        let used = table.head(0).map_or(0, |word| word.load(Ordering::Acquire));
+        if used > entries as u64 {
+            return Err(StateError::Damaged("a table says that it has more places"));
+        }
+        table.used = used as usize;
+        let vacant = |place: &u32| table.get(*place).is_none();
+        table.free = (0..table.used as u32).filter(vacant).collect();
+        Ok(table)
+    }
+
+    /// A word of the row about the table.
+    fn head(&self, word: usize) -> Option<&AtomicU64> {
+        self.rows.get(0)?.get(word)
+    }
+
+    /// The owner's word.
+    pub fn owners_word(&self) -> Option<&AtomicU64> {
+        self.head(1)
+    }
+
+    fn row(&self, place: u32) -> Option<&Row> {
+        self.rows.get((place as usize).checked_add(1)?)
+    }
+
+    /// An entry: its first word, not zero, and three more.
+    pub fn get(&self, place: u32) -> Option<[u64; 4]> {
+        let [first, a, b, c, ..] = self.row(place)?;
+        let valid = first.load(Ordering::Acquire);
+        let rest = [a, b, c].map(|word| word.load(Ordering::Relaxed));
+        let [a, b, c] = rest;
+        (valid != 0).then_some([valid, a, b, c])
+    }
+
+    /// All entries with their places.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, [u64; 4])> {
+        (0..self.used as u32).filter_map(|place| Some((place, self.get(place)?)))
+    }
+
+    /// Adds an entry, whose first word is not zero: its place. `what` names the entries.
+    pub fn add(&mut self, entry: [u64; 4], what: &'static str) -> Result<u32, StateError> {
+        let place = match self.free.pop() {
+            Some(place) => place,
+            None => self.grow(what)?,
+        };
+        let row = self.row(place).ok_or(StateError::OutOfRange)?;
+        let [first, rest @ ..] = row;
+        let [valid, fields @ ..] = entry;
+        for (word, field) in rest.iter().zip(fields) {
+            word.store(field, Ordering::Relaxed);
+        }
+        crash::point!("state-memory.table.fields");
+        first.store(valid, Ordering::Release);
+        crash::point!("state-memory.table.valid");
+        Ok(place)
+    }
+
+    /// A place that was never used.
+    fn grow(&mut self, what: &'static str) -> Result<u32, StateError> {
+        let place = self.used;
+        if place + 1 >= self.rows.count() {
+            return Err(StateError::Full(what));
+        }
+        self.state.prepare(self.kind, (place + 2) * ROW)?;
+        self.used = place + 1;
+        if let Some(head) = self.head(0) {
+            head.store(self.used as u64, Ordering::Release);
+        }
+        crash::point!("state-memory.table.grown");
+        // A section's rows are numbered in 32 bits.
+        Ok(place as u32)
+    }
+
+    /// Removes the entry at a place.
+    pub fn remove(&mut self, place: u32) {
+        if self.get(place).is_none() {
+            return;
+        }
+        if let Some(first) = self.row(place).and_then(|row| row.first()) {
+            first.store(0, Ordering::Release);
+            self.free.push(place);
+        }
+        crash::point!("state-memory.table.removed");
+    }
+}

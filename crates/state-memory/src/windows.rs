@@ -1,0 +1,118 @@
+//! The windows of guest memory, one entry each.
+
+use crate::layout::Kind;
+use crate::table::Table;
+use crate::{StateError, StateMemory};
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+const VALID: u64 = 1;
+const READ: u64 = 1 << 1;
+const WRITE: u64 = 1 << 2;
+const BACKED: u64 = 1 << 3;
+
+/// The memory behind a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptMemory {
+    /// The number under which its file is kept; `None`: it is not, and the next process
+    /// cannot serve the disk.
+    pub number: Option<NonZeroU32>,
+    /// Where in the file the window begins, in bytes.
+    pub offset: u64,
+}
+
+/// A window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptWindow {
+    /// First address.
+    pub iova: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The device may read.
+    pub read: bool,
+    /// The device may write.
+    pub write: bool,
+    /// What is behind it; `None` for memory that is not shared.
+    pub memory: Option<KeptMemory>,
+}
+
+impl KeptWindow {
+    fn encode(&self) -> [u64; 4] {
+        let flag = |bit, on: bool| if on { bit } else { 0 };
+        let number = self.memory.and_then(|memory| memory.number);
+        let first = VALID
+            | flag(READ, self.read)
+            | flag(WRITE, self.write)
+            | flag(BACKED, self.memory.is_some())
+            | u64::from(number.map_or(0, NonZeroU32::get)) << 32;
+        let offset = self.memory.map_or(0, |memory| memory.offset);
+        [first, self.iova, self.len, offset]
+    }
+
+    fn decode([first, iova, len, offset]: [u64; 4]) -> Self {
+        let number = NonZeroU32::new((first >> 32) as u32);
+        KeptWindow {
+            iova,
+            len,
+            read: first & READ != 0,
+            write: first & WRITE != 0,
+            memory: (first & BACKED != 0).then_some(KeptMemory { number, offset }),
+        }
+    }
+}
+
+/// The windows of guest memory.
+#[derive(Debug)]
+pub struct WindowTable {
+    table: Table,
+    /// The place of each window, by its first address.
+    places: BTreeMap<u64, u32>,
+}
+
+impl WindowTable {
+    pub(crate) fn open(state: StateMemory) -> Result<WindowTable, StateError> {
+        let table = Table::open(state, Kind::Windows)?;
+        let places = table.iter().map(|(place, [_, iova, ..])| (iova, place));
+        let places: BTreeMap<u64, u32> = places.collect();
+        if places.len() != table.iter().count() {
+            return Err(StateError::Damaged("two windows begin at one address"));
+        }
+        Ok(WindowTable { table, places })
+    }
+
+    /// All windows, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = KeptWindow> {
+        self.table
+            .iter()
+            .map(|(_, entry)| KeptWindow::decode(entry))
+    }
+
+    /// Adds a window. One that begins at the same address is removed first.
+    ///
+    /// # Errors
+    /// [`StateError::Full`], [`StateError::Memory`].
+    pub fn add(&mut self, window: &KeptWindow) -> Result<(), StateError> {
+        self.remove(window.iova);
+        let place = self.table.add(window.encode(), "window")?;
+        self.places.insert(window.iova, place);
+        Ok(())
+    }
+
+    /// Removes the window that begins at an address, if there is one.
+    pub fn remove(&mut self, iova: u64) {
+        if let Some(place) = self.places.remove(&iova) {
+            self.table.remove(place);
+        }
+    }
+
+    /// Removes the windows that begin in a range of addresses, both inclusive.
+    pub fn remove_range(&mut self, first: u64, last: u64) {
+        if first > last {
+            return;
+        }
+        let inside: Vec<u64> = self.places.range(first..=last).map(|(i, _)| *i).collect();
+        for iova in inside {
+            self.remove(iova);
+        }
+    }
+}
