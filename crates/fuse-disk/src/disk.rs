@@ -1,0 +1,509 @@
+//! A file in memory that is a disk with a volatile cache, and can break.
+
+use crate::message::{Answer, EIO, ENOENT, Errno, Node, Operation, Request};
+use crate::mount::{Mount, Sender, Serve};
+use crate::random::Random;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use sync::Unpoisoned;
+
+/// Bytes that are written as a whole or not at all when the power is cut.
+pub const SECTOR: usize = 512;
+
+/// A kind of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Zeroing and holes.
+    Zero,
+    /// fsync.
+    Sync,
+}
+
+/// What happens to requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// They fail, and nothing happens.
+    Error(Errno),
+    /// Half of the data is moved, in whole sectors.
+    Short,
+    /// They are carried out and answered so much later.
+    Slow(Duration),
+    /// They are carried out and answered when [`Disk::release`] is called.
+    Held,
+    /// fsync only: it is answered, and nothing becomes durable. A disk that lies.
+    Lie,
+}
+
+/// Requests that have been seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Log {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// fsyncs, and writes that are durable at once.
+    pub syncs: u64,
+}
+
+/// What a power cut has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Writes that were not durable.
+    pub volatile: usize,
+    /// Sectors of theirs that were lost.
+    pub lost: usize,
+    /// Sectors of theirs that have reached the medium all the same.
+    pub kept: usize,
+    /// Writes of which a part was lost.
+    pub torn: usize,
+}
+
+struct Rule {
+    what: What,
+    range: Range<u64>,
+    times: u64,
+    fault: Fault,
+}
+
+/// A change that was answered and is not durable.
+struct Volatile {
+    offset: u64,
+    data: Vec<u8>,
+}
+
+enum Todo {
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    Write {
+        offset: u64,
+        data: Vec<u8>,
+        durable: bool,
+    },
+    Sync,
+}
+
+struct Held {
+    id: u64,
+    todo: Todo,
+}
+
+#[derive(Default)]
+struct State {
+    /// What is read.
+    current: Vec<u8>,
+    /// What would be left.
+    durable: Vec<u8>,
+    volatile: Vec<Volatile>,
+    rules: Vec<Rule>,
+    held: Vec<Held>,
+    log: Log,
+    /// The power is off.
+    off: bool,
+    /// It is to be cut after so many requests more.
+    cut_after: Option<(u64, Random)>,
+    /// What that has done.
+    cut: Option<Cut>,
+}
+
+impl State {
+    fn strike(&mut self, what: What, range: &Range<u64>) -> Option<Fault> {
+        let hits = |rule: &&mut Rule| {
+            let overlap = range.start < rule.range.end && rule.range.start < range.end;
+            rule.what == what && (overlap || what == What::Sync)
+        };
+        let rule = self.rules.iter_mut().find(hits)?;
+        rule.times -= 1;
+        let fault = rule.fault;
+        self.rules.retain(|rule| rule.times > 0);
+        Some(fault)
+    }
+
+    /// The power goes: of what was not durable a random part is lost.
+    fn lose(&mut self, random: &mut Random, sender: &Sender) -> Cut {
+        self.off = true;
+        for Held { id, .. } in std::mem::take(&mut self.held) {
+            sender.answer(id, Answer::Error(EIO));
+        }
+        let mut volatile = std::mem::take(&mut self.volatile);
+        let mut cut = Cut {
+            volatile: volatile.len(),
+            ..Cut::default()
+        };
+        // Some disks lose nearly all of it, some nearly nothing, and each in an order of its own.
+        let share = [0, 10, 50, 90, 100];
+        let keep = share.get(random.below(5) as usize).copied().unwrap_or(50);
+        for last in (1..volatile.len()).rev() {
+            volatile.swap(last, random.below(last as u64 + 1) as usize);
+        }
+        for one in &volatile {
+            let (mut kept, mut lost) = (0, 0);
+            for (number, sector) in one.data.chunks(SECTOR).enumerate() {
+                if random.percent(keep) {
+                    let at = one.offset + (number * SECTOR) as u64;
+                    store(&mut self.durable, at, sector);
+                    kept += 1;
+                } else {
+                    lost += 1;
+                }
+            }
+            cut.torn += usize::from(kept > 0 && lost > 0);
+            cut.kept += kept;
+            cut.lost += lost;
+        }
+        cut
+    }
+
+    fn carry_out(&mut self, todo: &Todo) -> Answer {
+        if self.off {
+            return Answer::Error(EIO);
+        }
+        match todo {
+            Todo::Read { offset, len } => {
+                let end = (self.current.len() as u64).min(offset.saturating_add((*len).into()));
+                let range = (*offset).min(end) as usize..end as usize;
+                Answer::Data(self.current.get(range).unwrap_or_default().to_vec())
+            }
+            Todo::Write {
+                offset,
+                data,
+                durable,
+            } => {
+                if !store(&mut self.current, *offset, data) {
+                    return Answer::Error(27);
+                }
+                if !durable {
+                    self.volatile.push(Volatile {
+                        offset: *offset,
+                        data: data.clone(),
+                    });
+                    return Answer::Done;
+                }
+                // Older ones of the same place become durable before it: they must not win.
+                let (start, end) = (*offset, offset + data.len() as u64);
+                let over =
+                    |one: &Volatile| one.offset < end && start < one.offset + one.data.len() as u64;
+                for one in self.volatile.iter().filter(|one| over(one)) {
+                    store(&mut self.durable, one.offset, &one.data);
+                }
+                self.volatile.retain(|one| !over(one));
+                store(&mut self.durable, start, data);
+                Answer::Done
+            }
+            Todo::Sync => {
+                for one in self.volatile.drain(..) {
+                    store(&mut self.durable, one.offset, &one.data);
+                }
+                Answer::Done
+            }
+        }
+    }
+}
+
+/// A file does not grow.
+fn store(bytes: &mut [u8], offset: u64, data: &[u8]) -> bool {
+    let start = offset as usize;
+    match bytes.get_mut(start..start.saturating_add(data.len())) {
+        Some(place) => {
+            place.copy_from_slice(data);
+            true
+        }
+        None => false,
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// A request has been held.
+    held: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unpoisoned()
+    }
+
+    /// A request has come: the power may go before it.
+    fn count_down(&self, state: &mut State, sender: &Sender) {
+        let Some((left, _)) = &mut state.cut_after else {
+            return;
+        };
+        match left.checked_sub(1) {
+            Some(fewer) => *left = fewer,
+            None => {
+                if let Some((_, mut random)) = state.cut_after.take() {
+                    let cut = state.lose(&mut random, sender);
+                    state.cut = Some(cut);
+                    self.held.notify_all();
+                }
+            }
+        }
+    }
+}
+
+struct Server {
+    shared: Arc<Shared>,
+    sender: Sender,
+}
+
+impl Serve for Server {
+    fn serve(&mut self, request: &Request<'_>) -> Answer {
+        if request.node != Node::file(0) {
+            return Answer::Error(ENOENT);
+        }
+        let mut state = self.shared.lock();
+        if let Operation::Read { .. } | Operation::Write { .. } | Operation::Sync =
+            request.operation
+        {
+            self.shared.count_down(&mut state, &self.sender);
+        }
+        let everywhere = 0..u64::MAX;
+        let (what, range, todo) = match request.operation {
+            Operation::Size => return Answer::Size(state.current.len() as u64),
+            Operation::Resize(size) => {
+                state.current.resize(size as usize, 0);
+                state.durable.resize(size as usize, 0);
+                return Answer::Size(size);
+            }
+            Operation::Read { offset, len } => {
+                state.log.reads += 1;
+                let range = offset..offset.saturating_add(len.into());
+                (What::Read, range, Todo::Read { offset, len })
+            }
+            Operation::Write {
+                offset,
+                data,
+                durable,
+            } => {
+                state.log.writes += 1;
+                state.log.syncs += u64::from(durable);
+                let todo = Todo::Write {
+                    offset,
+                    data: data.to_vec(),
+                    durable,
+                };
+                (What::Write, offset..offset + data.len() as u64, todo)
+            }
+            Operation::Zero { offset, len } => {
+                let size = state.current.len() as u64;
+                let end = offset.saturating_add(len).min(size);
+                if offset >= end {
+                    return Answer::Done;
+                }
+                let todo = Todo::Write {
+                    offset,
+                    data: vec![0; (end - offset) as usize],
+                    durable: false,
+                };
+                (What::Zero, offset..end, todo)
+            }
+            Operation::Sync => {
+                state.log.syncs += 1;
+                (What::Sync, everywhere, Todo::Sync)
+            }
+        };
+        match state.strike(what, &range) {
+            None => state.carry_out(&todo),
+            Some(Fault::Error(errno)) => Answer::Error(errno),
+            Some(Fault::Lie) => Answer::Done,
+            Some(Fault::Short) => short(&mut state, todo),
+            Some(Fault::Held) => {
+                state.held.push(Held {
+                    id: request.id,
+                    todo,
+                });
+                self.shared.held.notify_all();
+                Answer::Later
+            }
+            Some(Fault::Slow(delay)) => {
+                let (shared, sender, id) = (self.shared.clone(), self.sender.clone(), request.id);
+                // A thread for each: a test has few of them.
+                let slow = std::thread::Builder::new().spawn(move || {
+                    std::thread::sleep(delay);
+                    let answer = shared.lock().carry_out(&todo);
+                    sender.answer(id, answer);
+                });
+                match slow {
+                    Ok(_) => Answer::Later,
+                    Err(_) => Answer::Error(EIO),
+                }
+            }
+        }
+    }
+}
+
+/// The first half of a request, and an answer that says so.
+fn short(state: &mut State, todo: Todo) -> Answer {
+    let half = |len: usize| len / 2 / SECTOR * SECTOR;
+    match todo {
+        Todo::Read { offset, len } => {
+            let len = half(len as usize) as u32;
+            state.carry_out(&Todo::Read { offset, len })
+        }
+        Todo::Write {
+            offset,
+            mut data,
+            durable,
+        } => {
+            data.truncate(half(data.len()));
+            let len = data.len() as u32;
+            let todo = Todo::Write {
+                offset,
+                data,
+                durable,
+            };
+            match state.carry_out(&todo) {
+                Answer::Done => Answer::Short(len),
+                other => other,
+            }
+        }
+        todo => state.carry_out(&todo),
+    }
+}
+
+/// A file system with one file, of a fixed size. What is written is volatile until an fsync, or a
+/// write that is durable by itself.
+pub struct Disk {
+    shared: Arc<Shared>,
+    mount: Arc<Mount>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Disk {
+    /// Mounts one of `size` zero bytes at a directory. Only root may.
+    pub fn new(point: &Path, size: usize) -> io::Result<Self> {
+        let mount = Arc::new(Mount::new(point)?);
+        let shared = Arc::new(Shared::default());
+        let mut state = shared.lock();
+        state.current = vec![0; size];
+        state.durable = vec![0; size];
+        drop(state);
+        let mut server = Server {
+            shared: shared.clone(),
+            sender: mount.sender(),
+        };
+        let serving = mount.clone();
+        let thread = std::thread::Builder::new().name("fuse-disk".into());
+        let thread = thread.spawn(move || serving.serve(&mut server))?;
+        Ok(Self {
+            shared,
+            mount,
+            thread: Some(thread),
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> PathBuf {
+        self.mount.file(0)
+    }
+
+    /// The next `times` requests of a kind that touch `range` (bytes) have a fault. Earlier rules
+    /// go first.
+    pub fn fail(&self, what: What, range: Range<u64>, times: u64, fault: Fault) {
+        let rule = Rule {
+            what,
+            range,
+            times: times.max(1),
+            fault,
+        };
+        self.shared.lock().rules.push(rule);
+    }
+
+    /// Forgets all rules. What is held stays so.
+    pub fn heal(&self) {
+        self.shared.lock().rules.clear();
+    }
+
+    /// Waits until so many requests are held; `false` when `limit` is over.
+    pub fn wait_held(&self, count: usize, limit: Duration) -> bool {
+        let began = Instant::now();
+        let mut state = self.shared.lock();
+        while state.held.len() < count {
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.shared.held.wait_timeout(state, left).unpoisoned().0;
+        }
+        true
+    }
+
+    /// Carries out and answers what is held, first come, first served; the number of those.
+    pub fn release(&self) -> usize {
+        let mut state = self.shared.lock();
+        let held = std::mem::take(&mut state.held);
+        let count = held.len();
+        for Held { id, todo } in held {
+            let answer = state.carry_out(&todo);
+            self.mount.sender().answer(id, answer);
+        }
+        count
+    }
+
+    /// What a reader sees now.
+    pub fn bytes(&self, range: Range<usize>) -> Vec<u8> {
+        let state = self.shared.lock();
+        state.current.get(range).unwrap_or_default().to_vec()
+    }
+
+    /// Requests so far.
+    pub fn log(&self) -> Log {
+        self.shared.lock().log
+    }
+
+    /// The power is cut: of what was not durable a random part is lost, sector by sector, and what
+    /// is held never happens. Until [`Disk::power_on`] everything fails.
+    pub fn cut(&self, random: &mut Random) -> Cut {
+        self.shared.lock().lose(random, &self.mount.sender())
+    }
+
+    /// The same, when so many requests more have come: between two of them, whatever is under way.
+    pub fn cut_after(&self, requests: u64, random: Random) {
+        let mut state = self.shared.lock();
+        state.cut = None;
+        state.cut_after = Some((requests, random));
+    }
+
+    /// What [`Disk::cut_after`] has done; `None`: not yet, within `limit`.
+    pub fn wait_cut(&self, limit: Duration) -> Option<Cut> {
+        let began = Instant::now();
+        let mut state = self.shared.lock();
+        while state.cut.is_none() {
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return None;
+            }
+            state = self.shared.held.wait_timeout(state, left).unpoisoned().0;
+        }
+        state.cut
+    }
+
+    /// After a cut: what is on the medium can be read and written again.
+    pub fn power_on(&self) {
+        let mut state = self.shared.lock();
+        let durable = state.durable.clone();
+        state.current = durable;
+        state.volatile.clear();
+        state.cut_after = None;
+        state.off = false;
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.mount.abort();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

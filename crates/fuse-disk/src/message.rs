@@ -1,0 +1,322 @@
+//! The messages of the kernel's FUSE protocol, as far as a file system of plain files needs them
+//! (`linux/fuse.h`, version 7.38).
+
+/// A number of `errno.h`.
+pub type Errno = i32;
+
+pub(crate) const ENOENT: Errno = 2;
+pub(crate) const EIO: Errno = 5;
+const ENOSYS: Errno = 38;
+
+/// Bytes of `fuse_in_header`.
+const HEADER: usize = 40;
+/// Most bytes of a read or write.
+pub(crate) const MOST: u32 = 1 << 20;
+
+const O_SYNC: u32 = 0o4_010_000;
+const O_DSYNC: u32 = 0o10_000;
+
+/// Opcodes.
+mod op {
+    pub(super) const LOOKUP: u32 = 1;
+    pub(super) const FORGET: u32 = 2;
+    pub(super) const GETATTR: u32 = 3;
+    pub(super) const SETATTR: u32 = 4;
+    pub(super) const OPEN: u32 = 14;
+    pub(super) const READ: u32 = 15;
+    pub(super) const WRITE: u32 = 16;
+    pub(super) const STATFS: u32 = 17;
+    pub(super) const RELEASE: u32 = 18;
+    pub(super) const FSYNC: u32 = 20;
+    pub(super) const FLUSH: u32 = 25;
+    pub(super) const INIT: u32 = 26;
+    pub(super) const OPENDIR: u32 = 27;
+    pub(super) const READDIR: u32 = 28;
+    pub(super) const RELEASEDIR: u32 = 29;
+    pub(super) const INTERRUPT: u32 = 36;
+    pub(super) const DESTROY: u32 = 38;
+    pub(super) const BATCH_FORGET: u32 = 42;
+    pub(super) const FALLOCATE: u32 = 43;
+}
+
+/// A file or the root: the number that the kernel knows it by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node(pub u64);
+
+impl Node {
+    /// The directory that is mounted.
+    pub const ROOT: Self = Self(1);
+
+    /// The file that is called by this number.
+    pub const fn file(number: u64) -> Self {
+        Self(number + 2)
+    }
+
+    /// What the file is called.
+    pub const fn number(self) -> u64 {
+        self.0.saturating_sub(2)
+    }
+}
+
+/// What is asked of a file. Offsets and lengths are in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation<'a> {
+    /// How long it is; `None` is the answer for a file that is not there.
+    Size,
+    /// Is to have this length.
+    Resize(u64),
+    /// Read.
+    Read {
+        /// From here on.
+        offset: u64,
+        /// So much.
+        len: u32,
+    },
+    /// Write.
+    Write {
+        /// From here on.
+        offset: u64,
+        /// This.
+        data: &'a [u8],
+        /// It is durable when it is answered (`O_DSYNC`).
+        durable: bool,
+    },
+    /// Zeroes, or a hole.
+    Zero {
+        /// From here on.
+        offset: u64,
+        /// So much.
+        len: u64,
+    },
+    /// What was written becomes durable.
+    Sync,
+}
+
+/// What is asked of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// Names the request until it is answered.
+    pub id: u64,
+    /// Which file.
+    pub node: Node,
+    /// What.
+    pub operation: Operation<'a>,
+}
+
+/// What a server answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// It is done. Also to a write.
+    Done,
+    /// These bytes were read.
+    Data(Vec<u8>),
+    /// A write got so far, in bytes.
+    Short(u32),
+    /// The file's length in bytes.
+    Size(u64),
+    /// An error.
+    Error(Errno),
+    /// Not now: [`Sender::answer`](crate::Sender::answer) does it later, or nobody.
+    Later,
+}
+
+/// What becomes of a message.
+pub(crate) enum Asked<'a> {
+    /// The server is asked; how its answer is put in words.
+    Server(Request<'a>, Form),
+    /// It is answered without asking.
+    Here(Vec<u8>),
+    /// None is expected.
+    Nothing,
+}
+
+/// The form of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `fuse_entry_out`.
+    Entry(Node),
+    /// `fuse_attr_out`.
+    Attributes(Node),
+    /// `fuse_open_out`: the file is there, or not.
+    Open,
+    /// Bytes.
+    Data,
+    /// `fuse_write_out`, of so many bytes.
+    Write(u32),
+    /// No body.
+    Empty,
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let bytes = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+    bytes.map_or(0, u32::from_ne_bytes)
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    let bytes = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
+    bytes.map_or(0, u64::from_ne_bytes)
+}
+
+/// Takes a message of the kernel apart.
+pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
+    let (opcode, id, node) = (word(message, 4), long(message, 8), long(message, 16));
+    let body = message.get(HEADER..).unwrap_or_default();
+    let node = Node(node);
+    let server = |node, operation, form| {
+        let request = Request {
+            id,
+            node,
+            operation,
+        };
+        Asked::Server(request, form)
+    };
+    let here = |body: Vec<u8>| Asked::Here(reply(id, Ok(body)));
+    match opcode {
+        op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::DESTROY => Asked::Nothing,
+        op::INIT => here(init(body)),
+        op::STATFS => here(statfs()),
+        op::OPENDIR => here(vec![0; 16]),
+        op::GETATTR | op::SETATTR if node == Node::ROOT => here(attributes_out(node, 0)),
+        op::RELEASE | op::RELEASEDIR | op::FLUSH | op::READDIR => here(Vec::new()),
+        op::LOOKUP => {
+            let name = body.split(|byte| *byte == 0).next().unwrap_or_default();
+            let number = std::str::from_utf8(name).ok().and_then(|n| n.parse().ok());
+            match number {
+                Some(number) => {
+                    let node = Node::file(number);
+                    server(node, Operation::Size, Form::Entry(node))
+                }
+                None => Asked::Here(reply(id, Err(ENOENT))),
+            }
+        }
+        op::GETATTR => server(node, Operation::Size, Form::Attributes(node)),
+        op::SETATTR => {
+            const SIZE: u32 = 1 << 3;
+            let operation = match word(body, 0) & SIZE {
+                0 => Operation::Size,
+                _ => Operation::Resize(long(body, 16)),
+            };
+            server(node, operation, Form::Attributes(node))
+        }
+        op::OPEN => server(node, Operation::Size, Form::Open),
+        op::READ => {
+            let (offset, len) = (long(body, 8), word(body, 16).min(MOST));
+            server(node, Operation::Read { offset, len }, Form::Data)
+        }
+        op::WRITE => {
+            let (offset, len) = (long(body, 8), word(body, 16));
+            let flags = word(body, 32);
+            let data = body.get(40..).unwrap_or_default();
+            let data = data.get(..len as usize).unwrap_or(data);
+            let operation = Operation::Write {
+                offset,
+                data,
+                durable: flags & (O_DSYNC | O_SYNC) != 0,
+            };
+            server(node, operation, Form::Write(data.len() as u32))
+        }
+        op::FALLOCATE => {
+            // struct fuse_fallocate_in: handle, offset, length, mode. Those that zero keep the
+            // size.
+            const KEEP_SIZE: u32 = 1;
+            const PUNCH_HOLE: u32 = 2;
+            const ZERO_RANGE: u32 = 0x10;
+            let (offset, len, mode) = (long(body, 8), long(body, 16), word(body, 24));
+            match mode & (PUNCH_HOLE | ZERO_RANGE) != 0 && mode & KEEP_SIZE != 0 {
+                true => server(node, Operation::Zero { offset, len }, Form::Empty),
+                false => Asked::Here(reply(id, Err(95))),
+            }
+        }
+        op::FSYNC => server(node, Operation::Sync, Form::Empty),
+        _ => Asked::Here(reply(id, Err(ENOSYS))),
+    }
+}
+
+/// The message that carries a server's answer; `None`: not now.
+pub(crate) fn answer(id: u64, form: Form, answer: Answer) -> Option<Vec<u8>> {
+    let body = match (form, answer) {
+        (_, Answer::Later) => return None,
+        (_, Answer::Error(errno)) => Err(errno),
+        (Form::Entry(node), Answer::Size(size)) => Ok(entry_out(node, size)),
+        (Form::Attributes(node), Answer::Size(size)) => Ok(attributes_out(node, size)),
+        (Form::Open, Answer::Size(_)) => {
+            // Requests go to the server as they are made, several at a time.
+            const DIRECT_IO: u32 = 1;
+            const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+            let flags = DIRECT_IO | PARALLEL_DIRECT_WRITES;
+            Ok([0, 0, flags, 0].map(u32::to_ne_bytes).concat())
+        }
+        (Form::Data, Answer::Data(data)) => Ok(data),
+        (Form::Write(len), Answer::Done) => Ok([len, 0].map(u32::to_ne_bytes).concat()),
+        (Form::Write(_), Answer::Short(len)) => Ok([len, 0].map(u32::to_ne_bytes).concat()),
+        (Form::Empty, _) => Ok(Vec::new()),
+        // The server has answered something else than it was asked.
+        _ => Err(EIO),
+    };
+    Some(reply(id, body))
+}
+
+fn reply(id: u64, body: Result<Vec<u8>, Errno>) -> Vec<u8> {
+    let (error, body) = match body {
+        Ok(body) => (0, body),
+        Err(errno) => (-errno, Vec::new()),
+    };
+    let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
+    message.extend(error.to_ne_bytes());
+    message.extend(id.to_ne_bytes());
+    message.extend(body);
+    message
+}
+
+/// `struct fuse_init_out`.
+fn init(body: &[u8]) -> Vec<u8> {
+    const ASYNC_READ: u32 = 1;
+    const BIG_WRITES: u32 = 1 << 5;
+    const ASYNC_DIO: u32 = 1 << 15;
+    const PARALLEL_DIROPS: u32 = 1 << 18;
+    const MAX_PAGES: u32 = 1 << 22;
+    let (minor, readahead) = (word(body, 4).min(38), word(body, 8));
+    let flags = ASYNC_READ | BIG_WRITES | ASYNC_DIO | PARALLEL_DIROPS | MAX_PAGES;
+    let flags = flags & word(body, 12);
+    let mut out: Vec<u8> = [7, minor, readahead, flags].map(u32::to_ne_bytes).concat();
+    // Requests that nobody waits for by name, and when the kernel slows down.
+    out.extend([256u16, 192].map(u16::to_ne_bytes).concat());
+    out.extend([MOST, 1].map(u32::to_ne_bytes).concat());
+    out.extend([(MOST / 4096) as u16, 0].map(u16::to_ne_bytes).concat());
+    out.resize(64, 0);
+    out
+}
+
+/// `struct fuse_entry_out`; nothing may be remembered.
+fn entry_out(node: Node, size: u64) -> Vec<u8> {
+    let mut out: Vec<u8> = [node.0, 1, 0, 0, 0].map(u64::to_ne_bytes).concat();
+    out.extend(attributes(node, size));
+    out
+}
+
+/// `struct fuse_attr_out`, likewise.
+fn attributes_out(node: Node, size: u64) -> Vec<u8> {
+    [vec![0; 16], attributes(node, size)].concat()
+}
+
+/// `struct fuse_attr`.
+fn attributes(node: Node, size: u64) -> Vec<u8> {
+    let (size, mode) = match node {
+        Node::ROOT => (0, 0o040_755u32),
+        _ => (size, 0o100_666),
+    };
+    let mut out: Vec<u8> = [node.0, size, size / 512, 0, 0, 0]
+        .map(u64::to_ne_bytes)
+        .concat();
+    let rest = [0, 0, 0, mode, 1, 0, 0, 0, 4096, 0];
+    out.extend(rest.map(u32::to_ne_bytes).concat());
+    out
+}
+
+/// `struct fuse_kstatfs`.
+fn statfs() -> Vec<u8> {
+    let mut out: Vec<u8> = [1u64 << 20; 5].map(u64::to_ne_bytes).concat();
+    out.extend([4096u32, 255, 4096].map(u32::to_ne_bytes).concat());
+    out.resize(80, 0);
+    out
+}
