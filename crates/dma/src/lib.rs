@@ -102,7 +102,7 @@ pub use error::{DmaError, MapError, MemoryError};
 pub use list::SegmentList;
 pub use map::{Access, DmaMap, PAGE, Prot, Window};
 pub use memory::Memory;
-pub use private::PrivateMemory;
+pub use private::{PrivateMemory, WeakMemory};
 pub use prp::PrpError;
 pub use quota::MemoryLimits;
 pub use ring::{CqeRun, Ring};

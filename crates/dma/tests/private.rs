@@ -41,19 +41,27 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
+/// Memory of both kinds.
+fn both() -> [PrivateMemory; 2] {
+    [
+        PrivateMemory::new(LEN).unwrap(),
+        PrivateMemory::kept(LEN, None).unwrap(),
+    ]
+}
+
 proptest! {
     /// What is inside happens exactly, to the byte; what is not, not at all.
     #[test]
     fn it_is_a_vector_of_bytes(deeds in prop::collection::vec(deed(), 1..30)) {
-        let memory = PrivateMemory::new(LEN).unwrap();
+        for memory in both() {
         let mut model = vec![0u8; LEN];
-        for deed in deeds {
-            let (offset, len) = match &deed {
+        for deed in &deeds {
+            let (offset, len) = match deed {
                 Deed::Write(offset, bytes) => (*offset, bytes.len() as u64),
                 Deed::Zero(offset, len) | Deed::Release(offset, len) => (*offset, *len),
             };
             let end = offset.checked_add(len).filter(|&end| end <= LEN as u64);
-            let done = match &deed {
+            let done = match deed {
                 Deed::Write(_, bytes) => put(&memory, offset, bytes),
                 Deed::Zero(..) => memory.zero(offset, len),
                 Deed::Release(..) => memory.release(offset, len),
@@ -62,12 +70,22 @@ proptest! {
             memory.prefetch::<4>(offset, len);
             if let Some(end) = end {
                 let range = &mut model[offset as usize..end as usize];
-                match &deed {
+                match deed {
                     Deed::Write(_, bytes) => range.copy_from_slice(bytes),
                     _ => range.fill(0),
                 }
             }
             prop_assert!(get(&memory, 0, LEN).unwrap() == model);
+        }
+        memory.collapse(usize::MAX);
+        prop_assert!(get(&memory, 0, LEN).unwrap() == model);
+        // Who maps the file again finds all of it.
+        if let Some(file) = memory.file() {
+            let file = file.try_clone_to_owned().unwrap();
+            drop(memory);
+            let again = PrivateMemory::kept(LEN, Some(file)).unwrap();
+            prop_assert!(get(&again, 0, LEN).unwrap() == model);
+        }
         }
     }
 }
@@ -89,4 +107,25 @@ fn memory_is_taken_when_it_is_written() {
     assert_eq!(get(&memory, last, 8).unwrap(), b"the last");
     assert_eq!(get(&memory, 1 << 39, 4096).unwrap(), [0; 4096]);
     assert!(!memory.is_poisoned());
+}
+
+#[test]
+fn a_file_that_is_none_of_ours_is_not_mapped() {
+    let memory = PrivateMemory::kept(LEN, None).unwrap();
+    let file = || memory.file().unwrap().try_clone_to_owned().unwrap();
+    // Of another length, by whole pages.
+    assert!(PrivateMemory::kept(LEN + 4096, Some(file())).is_err());
+    assert!(PrivateMemory::kept(LEN - 8192, Some(file())).is_err());
+    assert!(PrivateMemory::kept(LEN, Some(file())).is_ok());
+    let plain = tempfile::tempfile().unwrap();
+    plain.set_len(LEN as u64).unwrap();
+    assert!(PrivateMemory::kept(LEN, Some(plain.into())).is_err());
+    // One that could shrink under its mapping.
+    let unsealed = Memory::anonymous(LEN.next_multiple_of(4096)).unwrap();
+    let unsealed = unsealed.fd().try_clone_to_owned().unwrap();
+    assert!(PrivateMemory::kept(LEN, Some(unsealed)).is_err());
+    // Nobody makes ours longer or shorter.
+    let file = std::fs::File::from(file());
+    assert!(file.set_len(1).is_err() && file.set_len(1 << 30).is_err());
+    assert!(PrivateMemory::new(LEN).unwrap().file().is_none());
 }

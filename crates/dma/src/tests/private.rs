@@ -17,7 +17,12 @@ fn resident(memory: &PrivateMemory, offset: u64, len: u64) -> usize {
 
 #[test]
 fn what_is_released_goes_back_to_the_system() {
-    let memory = PrivateMemory::new(8 * MIB as usize).unwrap();
+    let len = 8 * MIB as usize;
+    released(PrivateMemory::new(len).unwrap());
+    released(PrivateMemory::kept(len, None).unwrap());
+}
+
+fn released(memory: PrivateMemory) {
     let place = Memory::anonymous(8 * MIB as usize).unwrap();
     let whole = place.segments(0, 8 * MIB as usize).unwrap();
     assert_eq!(memory.copy_in(0, whole.view()), 8 * MIB);
@@ -29,6 +34,49 @@ fn what_is_released_goes_back_to_the_system() {
     assert_eq!(resident(&memory, 3 * MIB, 2 * MIB), 0);
     assert_eq!(resident(&memory, 0, 3 * MIB), pages(3 * MIB));
     assert_eq!(resident(&memory, 5 * MIB, 3 * MIB), pages(3 * MIB));
+}
+
+/// Bytes of this process that are mapped by huge pages of memory files, at this address.
+fn huge(memory: &PrivateMemory) -> u64 {
+    let start = format!("{:x}-", memory.at(0, 1).unwrap().addr());
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+    let mut lines = lines.skip_while(|line| !line.starts_with("ShmemPmdMapped:"));
+    let kilobytes = lines.next().and_then(|line| line.split_whitespace().nth(1));
+    kilobytes
+        .and_then(|text| text.parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
+}
+
+#[test]
+fn what_is_kept_gets_huge_pages_where_it_was_written() {
+    let memory = PrivateMemory::kept(32 * MIB as usize, None).unwrap();
+    let page = Memory::anonymous(4096).unwrap();
+    page.write(0, &[7; 4096]).unwrap();
+    let segments = page.segments(0, 4096).unwrap();
+    for at in [0, 9 * MIB, 31 * MIB] {
+        assert_eq!(memory.copy_in(at, segments.view()), 4096);
+    }
+    let before = huge(&memory);
+    if memory.collapse(2) == 0 && before == 0 {
+        return testkit::skip("dma: huge pages of memory files", "this kernel makes none");
+    }
+    memory.collapse(usize::MAX);
+    assert_eq!(huge(&memory), 6 * MIB);
+    assert_eq!(memory.collapse(usize::MAX), 0, "they are there");
+    for at in [0, 9 * MIB, 31 * MIB] {
+        page.write(0, &[0; 4096]).unwrap();
+        assert_eq!(memory.copy_out(at, segments.view()), 4096);
+        let mut found = [0; 4096];
+        page.read(0, &mut found).unwrap();
+        assert_eq!(found, [7; 4096]);
+    }
+    // What was released can become one again.
+    assert_eq!(memory.release(8 * MIB, 2 * MIB), 2 * MIB);
+    assert_eq!(huge(&memory), 4 * MIB);
+    assert_eq!(memory.copy_in(9 * MIB, segments.view()), 4096);
+    assert_eq!(memory.collapse(usize::MAX), 1);
 }
 
 #[test]
