@@ -1,8 +1,8 @@
 //! What the server asks the program for.
 
 use crate::api::{
-    DeviceStatus, Disk, DiskKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats,
-    VolumeLimits,
+    DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace, PathChange, PathState, Plan,
+    Stats, VolumeErrors, VolumeLimits,
 };
 use crate::error::Error;
 use crate::events::EventReceiver;
@@ -75,6 +75,13 @@ pub trait Daemon: Send + Sync + 'static {
     /// # Errors
     /// Nothing is meant, or it cannot have what it is to have.
     fn limits(&self, change: &LimitChange) -> Result<Vec<VolumeLimits>, Error>;
+
+    /// Changes what becomes of requests that fail, or has those that wait begun again; tells it of
+    /// the volumes that were meant.
+    ///
+    /// # Errors
+    /// Nothing is meant.
+    fn on_error(&self, change: &ErrorChange) -> Result<Vec<VolumeErrors>, Error>;
 
     /// Changes how namespaces reach a device below; tells the paths of those that were meant.
     ///

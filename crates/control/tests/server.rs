@@ -3,8 +3,8 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 use control::api::{
-    DeviceState, DeviceStatus, Disk, DiskKind, EventKind, LimitChange, Namespace, PathChange,
-    PathState, Plan, Stats, VolumeLimits,
+    DeviceState, DeviceStatus, Disk, DiskKind, ErrorAction, ErrorChange, EventKind, LimitChange,
+    Namespace, PathChange, PathState, Plan, Stats, VolumeErrors, VolumeLimits,
 };
 use control::server::{Access, Endpoint, MAX_CLIENTS, MAX_LISTENERS, Running, Server};
 use control::{Client, ClientError, Daemon, Error, EventReceiver, EventSender, Received};
@@ -115,6 +115,15 @@ impl Daemon for Fake {
         Ok(vec![VolumeLimits {
             iops: change.iops.unwrap_or(7),
             ..VolumeLimits::default()
+        }])
+    }
+
+    fn on_error(&self, change: &ErrorChange) -> Result<Vec<VolumeErrors>, Error> {
+        Ok(vec![VolumeErrors {
+            disk: change.disk.clone().unwrap_or_default(),
+            on_write_error: change.on_write_error.unwrap_or_default(),
+            held: u64::from(!change.resume),
+            ..VolumeErrors::default()
         }])
     }
 
@@ -320,6 +329,21 @@ fn a_client_gets_what_it_asks_for() {
         ..change
     };
     assert_eq!(client.limits(&change).unwrap()[0].iops, 9);
+    assert_eq!(client.on_error(&ErrorChange::default()).unwrap()[0].held, 1);
+    let change = ErrorChange {
+        on_write_error: Some(ErrorAction::EnospcStop),
+        resume: true,
+        ..ErrorChange::default()
+    };
+    let refused = client.on_error(&change).unwrap_err();
+    assert!(refused.to_string().contains("--all"), "{refused}");
+    let change = ErrorChange {
+        disk: Some("a".into()),
+        ..change
+    };
+    let told = &client.on_error(&change).unwrap()[0];
+    assert_eq!((&*told.disk, told.held), ("a", 0));
+    assert_eq!(told.on_write_error, ErrorAction::EnospcStop);
     let refused = client.resume("x").unwrap_err();
     assert!(matches!(refused, ClientError::Refused { status: 501, .. }));
     // The daemon's bug is not the server's.
@@ -346,6 +370,11 @@ fn the_socket_for_questions_changes_nothing() {
         all: true,
         ..PathChange::default()
     };
+    let on_error = ErrorChange {
+        all: true,
+        resume: true,
+        ..ErrorChange::default()
+    };
     for (what, refused) in [
         (
             "add",
@@ -359,6 +388,7 @@ fn the_socket_for_questions_changes_nothing() {
         ("resize", client.resize("a", 1, 1).map(drop)),
         ("limits", client.limits(&change).map(drop)),
         ("path", client.paths(&path).map(drop)),
+        ("on-error", client.on_error(&on_error).map(drop)),
         ("suspend", client.suspend("a").map(drop)),
         ("resume", client.resume("a").map(drop)),
     ] {

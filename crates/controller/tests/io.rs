@@ -593,6 +593,60 @@ fn volume_errors_have_their_status() {
     );
 }
 
+/// A volume's policy has each kind of command repeated as it was, and told nobody.
+#[test]
+fn what_failed_is_repeated_as_it_was() {
+    use volume::{ErrorAction, OnError, OnErrorVolume, Op};
+    for fail in [Effect::Fail, Effect::FailLater] {
+        let ops: Arc<std::sync::Mutex<Vec<Op>>> = Arc::default();
+        let spy: Arc<dyn volume::Volume> =
+            Arc::new(Spy(Arc::new(Cached(mem(1 << 20))), ops.clone()));
+        let faulty = volume::FaultVolume::new(spy);
+        let faults = faulty.faults();
+        let retry = OnError {
+            read: ErrorAction::Retry,
+            write: ErrorAction::Retry,
+        };
+        let volume = OnErrorVolume::new(Arc::new(faulty), retry, "test");
+        let status = volume.handle();
+        let mut h = Host::ready_with(vec![ns(1, Arc::new(volume), 512)]);
+        let data = pattern(7, 4096);
+        h.write(DATA, &data);
+        let take = || std::mem::take(&mut *ops.lock().unwrap());
+        let mut durable = h.rw(NvmOpcode::WRITE, 1, 8, 8, DATA);
+        durable.cdw12 = (durable.cdw12.get() | 1 << 30).into();
+        let zeroes = Op::WriteZeroes {
+            deallocate: false,
+            fua: true,
+        };
+        for (command, op) in [
+            (
+                h.rw(NvmOpcode::WRITE, 1, 8, 8, DATA),
+                Op::Write { fua: false },
+            ),
+            (durable, Op::Write { fua: true }),
+            (h.rw(NvmOpcode::COMPARE, 1, 8, 8, DATA), Op::Read),
+            (h.rw(NvmOpcode::READ, 1, 8, 8, BACK), Op::Read),
+            (h.rw(NvmOpcode::VERIFY, 1, 8, 8, 0), Op::Read),
+            (h.rw(NvmOpcode::WRITE_ZEROES, 1, 16, 8, 0), zeroes),
+        ] {
+            take();
+            faults.add(Fault::nth(OpKind::Any, 1, fail(IoErrorKind::Gone.into())));
+            assert_eq!(h.io(command), Status::SUCCESS, "{op:?}");
+            assert_eq!(take(), [op]);
+        }
+        assert_eq!(h.read(BACK, 4096), data);
+        let told = status.status();
+        assert_eq!(
+            (told.read_errors, told.write_errors, told.repeated),
+            (3, 3, 6)
+        );
+        assert_eq!(h.c.stats().media_errors.get(), 0);
+        assert_eq!(h.c.stats().error_log_entries.get(), 0);
+        assert_eq!(h.c.stats().host_writes(), 2);
+    }
+}
+
 /// Notes what reaches the volume.
 #[derive(Debug)]
 struct Spy(

@@ -116,6 +116,16 @@ metrics! {
     WEIGHT = "vnvme_share_weight", Gauge, "1", ["volume"],
         "Weight of a volume among the slices of its device.";
 
+    VOLUME_ERRORS = "vnvme_volume_errors_total", Counter, "requests", ["volume", "op"],
+        "Requests to a volume that failed, each time that they did; op is read or write. What was \
+         repeated and succeeded then is among them, and its guest was told nothing.";
+    VOLUME_NO_SPACE = "vnvme_volume_no_space_total", Counter, "requests", ["volume"],
+        "Of these, requests that failed for want of space.";
+    VOLUME_REPEATED = "vnvme_volume_repeated_total", Counter, "requests", ["volume"],
+        "Failed requests that were begun once more.";
+    VOLUME_STOPPED = "vnvme_volume_stopped", Gauge, "0 or 1", ["volume"],
+        "Whether requests to a volume wait for vnvme resume, because one has failed.";
+
     PATH_DIRECT = "vnvme_path_direct", Gauge, "0 or 1", ["disk", "namespace"],
         "Whether commands of a namespace that has a direct path to a device take it now.";
     PATH_COMMANDS = "vnvme_path_commands_total", Counter, "commands", ["disk", "namespace"],

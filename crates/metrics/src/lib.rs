@@ -29,6 +29,7 @@ pub use distribution::Distribution;
 pub const PAGE: &str = include_str!("page.html");
 
 pub use snapshot::{
-    Device, Disk, DiskKind, Limits, Namespace, Operations, Process, Queue, Snapshot, Worker,
+    Device, Disk, DiskKind, Limits, Namespace, OnError, Operations, Process, Queue, Snapshot,
+    Worker,
 };
 pub use text::{CONTENT_TYPE, Exposition};

@@ -105,6 +105,7 @@ impl Snapshot {
         self.namespaces(&mut page);
         self.queues(&mut page);
         self.limits(&mut page);
+        self.on_error(&mut page);
         self.paths(&mut page);
         self.workers(&mut page);
         self.process(&mut page);
@@ -230,6 +231,25 @@ impl Snapshot {
             if let Some(weight) = limits.weight {
                 put(&[("volume", &limits.volume)], weight);
             }
+        });
+    }
+
+    fn on_error(&self, page: &mut Page) {
+        page.each(&m::VOLUME_ERRORS, &self.on_error, |one, put| {
+            put(&[("volume", &one.volume), ("op", "read")], one.read_errors);
+            put(
+                &[("volume", &one.volume), ("op", "write")],
+                one.write_errors,
+            );
+        });
+        page.each(&m::VOLUME_NO_SPACE, &self.on_error, |one, put| {
+            put(&[("volume", &one.volume)], one.no_space);
+        });
+        page.each(&m::VOLUME_REPEATED, &self.on_error, |one, put| {
+            put(&[("volume", &one.volume)], one.repeated);
+        });
+        page.each(&m::VOLUME_STOPPED, &self.on_error, |one, put| {
+            put(&[("volume", &one.volume)], u64::from(one.held > 0));
         });
     }
 

@@ -18,6 +18,9 @@ pub struct Snapshot {
     pub unserved: Vec<String>,
     /// Volumes with limits or weights.
     pub limits: Vec<Limits>,
+    /// Volumes whose requests have failed, or that have a policy for those.
+    #[serde(default)]
+    pub on_error: Vec<OnError>,
     /// Devices below.
     pub devices: Vec<Device>,
     /// The workers, by number.
@@ -242,6 +245,23 @@ pub struct Limits {
     /// Weight among the slices of its device, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
+}
+
+/// What has become of a volume's requests that failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnError {
+    /// Path or URL, as it was given.
+    pub volume: String,
+    /// Reads that failed, each time that they did.
+    pub read_errors: u64,
+    /// Other requests.
+    pub write_errors: u64,
+    /// Of both, for want of space.
+    pub no_space: u64,
+    /// Failed requests that were begun once more.
+    pub repeated: u64,
+    /// Requests that wait until somebody has the disk go on.
+    pub held: u64,
 }
 
 /// A device below.

@@ -1,11 +1,12 @@
 //! An export of an NBD server as a [`Volume`].
 
-use crate::connect::{ConnectError, Connected, Inbox, Server, connect};
+use crate::connect::{ConnectError, Connected, ConnectionKeeper, Inbox, Kept, Server, connect};
 use crate::protocol::Export;
 use crate::protocol::wire::export_flags as flags;
 use crate::queue::NbdQueue;
 use probes::LogLimit;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -53,6 +54,8 @@ impl Default for NbdOptions {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) server: Server,
+    /// Told of each connection.
+    keeper: Option<Arc<dyn ConnectionKeeper>>,
     addresses: Vec<SocketAddr>,
     pub(crate) options: NbdOptions,
     /// As it was when the volume was opened.
@@ -112,7 +115,7 @@ impl ReachWatch {
 impl Shared {
     /// A connection to an export that is still what it was, but perhaps of another size.
     pub(crate) fn connect(&self) -> Result<Connected, ConnectError> {
-        let connected = connect(&self.server, &self.addresses, CONNECT_LIMIT)?;
+        let mut connected = connect(&self.server, &self.addresses, CONNECT_LIMIT)?;
         let (was, is) = (&self.export, &connected.export);
         // What requests were made for must still be there.
         let needed = flags::SEND_FLUSH
@@ -141,6 +144,7 @@ impl Shared {
                 tracing::warn!(left_out, "{server}: has {size} bytes now; it had {before}");
             });
         }
+        connected.kept = kept(self.keeper.as_deref(), &self.server, &connected);
         Ok(connected)
     }
 
@@ -251,6 +255,15 @@ impl Shared {
     }
 }
 
+/// Has a connection kept before anything is sent on it.
+fn kept(
+    keeper: Option<&dyn ConnectionKeeper>,
+    server: &Server,
+    connected: &Connected,
+) -> Option<Kept> {
+    keeper?.keep(&server.to_string(), connected.fd.as_fd())
+}
+
 /// The part of a size that consists of whole blocks.
 fn whole_blocks(size: u64, block_size: u32) -> u64 {
     size - size % u64::from(block_size.max(1))
@@ -269,11 +282,24 @@ impl NbdVolume {
         server: Server,
         options: NbdOptions,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        Self::open_kept(server, options, None)
+    }
+
+    /// The same, with a keeper of connections for the next process. Those of the previous one are
+    /// ended before this is called ([`end_previous`](crate::end_previous)).
+    ///
+    /// # Errors
+    /// As [`NbdVolume::open`].
+    pub fn open_kept(
+        server: Server,
+        options: NbdOptions,
+        keeper: Option<Arc<dyn ConnectionKeeper>>,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let addresses = server.resolve().map_err(|error| ConnectError::Name {
             server: server.to_string(),
             error,
         })?;
-        let connected = connect(&server, &addresses, CONNECT_LIMIT)?;
+        let mut connected = connect(&server, &addresses, CONNECT_LIMIT)?;
         let export = connected.export;
         let block = options.block_size.unwrap_or(512).max(export.minimum);
         if !export.size.is_multiple_of(block.into()) || export.size == 0 {
@@ -291,7 +317,9 @@ impl NbdVolume {
             )
             .into());
         }
+        connected.kept = kept(keeper.as_deref(), &server, &connected);
         Ok(Self(Arc::new(Shared {
+            keeper,
             size: export.size.into(),
             told: export.size.into(),
             first: Mutex::new(Some(connected)),

@@ -1,6 +1,6 @@
 //! The kinds of volumes that a URL names: `nbd://` and `nbd+unix://`.
 
-use crate::connect::{Address, Server};
+use crate::connect::{Address, ConnectionKeeper, Server};
 use crate::export::{NbdOptions, NbdVolume, ReachWatch};
 use std::sync::Arc;
 use volume::{
@@ -50,10 +50,18 @@ const RECONNECT_DELAY: UrlOption = UrlOption::new(
 pub fn kinds<X: 'static>(
     opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
 ) -> [VolumeKind<X>; 2] {
+    kinds_kept(opened, None)
+}
+
+/// The same, with a keeper of connections for the next process.
+pub fn kinds_kept<X: 'static>(
+    opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
+    keeper: Option<Arc<dyn ConnectionKeeper>>,
+) -> [VolumeKind<X>; 2] {
     [NBD, NBD_UNIX].map(|scheme| {
-        let opened = opened.clone();
+        let (opened, keeper) = (opened.clone(), keeper.clone());
         VolumeKind::new(scheme, move |url: &mut VolumeUrl<'_>, options| {
-            let volume = open(url, options)?;
+            let volume = open(url, options, keeper.clone())?;
             opened(volume.watch());
             Ok(Whole::new(Arc::new(volume)))
         })
@@ -95,7 +103,11 @@ pub fn address(url: &str) -> Option<Address> {
     server.ok().map(|server| server.address)
 }
 
-fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<NbdVolume, OpenError> {
+fn open(
+    url: &mut VolumeUrl<'_>,
+    open: OpenOptions,
+    keeper: Option<Arc<dyn ConnectionKeeper>>,
+) -> Result<NbdVolume, OpenError> {
     let server = server(url)?;
     let default = NbdOptions::default();
     let connections = |text: &str| match parse_count(text)?.try_into() {
@@ -123,8 +135,8 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<NbdVolume, OpenErr
             .options
             .take("reconnect-delay", delay)?
             .unwrap_or(default.reconnect_delay),
-        read_only: url.options.read_only(open)?,
+        read_only: url.options.read_only(&open)?,
         block_size: open.block_size,
     };
-    NbdVolume::open(server, options).map_err(OpenError::Other)
+    NbdVolume::open_kept(server, options, keeper).map_err(OpenError::Other)
 }

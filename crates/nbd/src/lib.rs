@@ -29,6 +29,7 @@ mod kind;
 pub mod protocol;
 mod queue;
 
-pub use connect::{Address, ConnectError, PORT, Server};
+pub use connect::end_previous;
+pub use connect::{Address, ConnectError, ConnectionKeeper, Kept, PORT, PreviousError, Server};
 pub use export::{NbdOptions, NbdVolume, Reach, ReachWatch};
-pub use kind::{NBD, NBD_UNIX, address, kinds};
+pub use kind::{NBD, NBD_UNIX, address, kinds, kinds_kept};

@@ -251,36 +251,18 @@ impl Queue {
 
     /// Starts a request; the result, if it has completed at once.
     fn start(&mut self, tag: u16, descriptor: IoDesc) -> Option<Result<(), IoError>> {
-        let op = descriptor.op_flags as u8;
-        let has = |flag| descriptor.op_flags & flag != 0;
-        let fua = has(uapi::IO_F_FUA);
-        let operation = match op {
-            uapi::OP_READ => Op::Read,
-            uapi::OP_WRITE => Op::Write { fua },
-            uapi::OP_FLUSH => Op::Flush,
-            uapi::OP_DISCARD => Op::Deallocate,
-            uapi::OP_WRITE_ZEROES => Op::WriteZeroes {
-                deallocate: !has(uapi::IO_F_NOUNMAP),
-                fua,
-            },
-            _ => return Some(Err(IoErrorKind::Unsupported.into())),
+        let Some((operation, offset, len)) = operation(descriptor) else {
+            return Some(Err(IoErrorKind::Unsupported.into()));
         };
         let slot = self.tags.get_mut(usize::from(tag))?;
         let mut request = Request {
             tag: u64::from(self.owner) << 48 | u64::from(tag),
             op: operation,
-            offset: 0,
-            len: 0,
+            offset,
+            len,
             data: std::mem::take(&mut slot.data),
         };
         request.data.clear();
-        if operation != Op::Flush {
-            request.len = u64::from(descriptor.nr_sectors) * 512;
-            let Some(offset) = descriptor.start_sector.checked_mul(512) else {
-                return Some(Err(IoErrorKind::OutOfRange.into()));
-            };
-            request.offset = offset;
-        }
         if operation.has_data() {
             slot.len = request.len as u32;
             if !self.ring.data(tag, request.len, &mut request.data) {
@@ -291,8 +273,41 @@ impl Queue {
             self.in_flight += 1;
             return None;
         };
-        slot.data = completion.data;
-        Some(completion.result)
+        match completion.result {
+            Ok(()) => {
+                slot.data = completion.data;
+                Some(Ok(()))
+            }
+            Err(error) => {
+                let failed = self.offer_again(tag, error, completion);
+                self.in_flight += usize::from(failed.is_none());
+                failed.map(Err)
+            }
+        }
+    }
+
+    /// A request that failed is offered to the volume again, whose policy may have it repeated.
+    /// `None`: it has been taken, and another completion comes.
+    fn offer_again(&mut self, tag: u16, error: IoError, completion: Completion) -> Option<IoError> {
+        let operation = self.ring.descriptor(tag).and_then(operation);
+        let failed = match operation {
+            // Advice.
+            None | Some((Op::Deallocate, ..)) => completion,
+            Some((op, offset, len)) => {
+                let request = Request {
+                    tag: completion.tag,
+                    op,
+                    offset,
+                    len,
+                    data: completion.data,
+                };
+                self.volume.failed(request, error)?
+            }
+        };
+        if let Some(slot) = self.tags.get_mut(usize::from(tag)) {
+            slot.data = failed.data;
+        }
+        Some(failed.result.err().unwrap_or(error))
     }
 
     fn commit(&mut self, tag: u16, result: Result<(), IoError>) -> io::Result<()> {
@@ -332,6 +347,25 @@ impl Queue {
     }
 }
 
+/// What a request is about: operation, offset and length in bytes. `None`: unknown, or nowhere.
+fn operation(descriptor: IoDesc) -> Option<(Op, u64, u64)> {
+    let has = |flag| descriptor.op_flags & flag != 0;
+    let fua = has(uapi::IO_F_FUA);
+    let op = match descriptor.op_flags as u8 {
+        uapi::OP_READ => Op::Read,
+        uapi::OP_WRITE => Op::Write { fua },
+        uapi::OP_FLUSH => return Some((Op::Flush, 0, 0)),
+        uapi::OP_DISCARD => Op::Deallocate,
+        uapi::OP_WRITE_ZEROES => Op::WriteZeroes {
+            deallocate: !has(uapi::IO_F_NOUNMAP),
+            fua,
+        },
+        _ => return None,
+    };
+    let offset = descriptor.start_sector.checked_mul(512)?;
+    Some((op, offset, u64::from(descriptor.nr_sectors) * 512))
+}
+
 /// For the counters.
 fn kind_of(op: u8) -> IoKind {
     match op {
@@ -365,10 +399,22 @@ impl Frontend for Queue {
             return self.flushed(&completion);
         }
         let tag = completion.tag as u16;
-        if let Some(slot) = self.tags.get_mut(usize::from(tag)) {
-            slot.data = completion.data;
-        }
-        if let Err(error) = self.commit(tag, completion.result) {
+        let result = match completion.result {
+            Ok(()) => {
+                if let Some(slot) = self.tags.get_mut(usize::from(tag)) {
+                    slot.data = completion.data;
+                }
+                Ok(())
+            }
+            Err(error) => match self.offer_again(tag, error, completion) {
+                Some(error) => Err(error),
+                None => {
+                    self.in_flight += 1;
+                    return;
+                }
+            },
+        };
+        if let Err(error) = self.commit(tag, result) {
             self.fail(&error);
         }
     }

@@ -6,7 +6,7 @@ use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use volume::{Completion, Info, Io, Op, OpenQueue, Request, Volume, Wake};
+use volume::{Completion, Info, Io, IoError, Op, OpenQueue, Request, Volume, Wake};
 use zerocopy::IntoBytes;
 
 /// Most request queues: what an index of one byte can name, less the ones that no front-end has.
@@ -201,6 +201,15 @@ impl Disk {
             self.in_flight += 1;
         }
         done
+    }
+
+    /// A request has failed: offers it to the volume again, whose policy may have it repeated; then
+    /// another completion comes.
+    pub(crate) fn failed(&mut self, mut request: Request, error: IoError) -> Option<Completion> {
+        request.tag |= u64::from(self.owner) << 48;
+        let failed = self.queue.failed(request, error);
+        self.in_flight += usize::from(failed.is_none());
+        failed
     }
 
     /// Requests that are with the volume.

@@ -27,6 +27,7 @@ struct RequestSlot {
     /// Bytes that the guest finds written when it went well, the status not counted.
     written: u32,
     op: Option<Op>,
+    offset: u64,
     kind: IoKind,
     /// When it was fetched ([`probes::cycles`]), if it is to be timed, else 0.
     fetched_at: u64,
@@ -45,6 +46,7 @@ impl Default for RequestSlot {
             status_at: 0,
             written: 0,
             op: None,
+            offset: 0,
             kind: IoKind::Other,
             fetched_at: 0,
             bytes: 0,
@@ -360,6 +362,7 @@ impl Run {
                 return self.finish(index, Ok(()), map, stats);
             };
             slot.op = Some(op);
+            slot.offset = offset;
             slot.bytes = len;
             let request = Request {
                 tag: tag(self.index, index),
@@ -371,7 +374,7 @@ impl Run {
             let Some(completion) = disk.submit(request) else {
                 return;
             };
-            if !self.ended(index, completion, map, stats) {
+            if !self.ended(index, completion, disk, map, stats) {
                 return;
             }
         }
@@ -386,7 +389,7 @@ impl Run {
         map: &DmaMap,
         stats: &QueueStats,
     ) {
-        if self.ended(index, completion, map, stats) {
+        if self.ended(index, completion, disk, map, stats) {
             self.go_on(index, disk, map, stats);
         }
     }
@@ -395,7 +398,8 @@ impl Run {
     fn ended(
         &mut self,
         index: u16,
-        completion: Completion,
+        mut completion: Completion,
+        disk: &mut Disk,
         map: &DmaMap,
         stats: &QueueStats,
     ) -> bool {
@@ -403,6 +407,23 @@ impl Run {
         let Some(slot) = slot.filter(|slot| slot.busy) else {
             return false;
         };
+        // What is deallocated is advice; nobody waits for what is left of a client that has gone.
+        if let (Err(error), Some(op)) = (completion.result, slot.op)
+            && op != Op::Deallocate
+            && self.ring.is_some()
+        {
+            let request = Request {
+                tag: completion.tag,
+                op,
+                offset: slot.offset,
+                len: slot.bytes,
+                data: completion.data,
+            };
+            match disk.failed(request, error) {
+                Some(failed) => completion = failed,
+                None => return false,
+            }
+        }
         slot.data = completion.data;
         let failed = match completion.result {
             Ok(()) => {

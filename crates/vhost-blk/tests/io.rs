@@ -388,6 +388,50 @@ fn a_failing_volume_gives_errors_and_nothing_else() {
     served.stop();
 }
 
+/// Requests of a volume that is stopped wait until it is resumed.
+#[test]
+fn a_volume_that_stops_goes_on_when_it_is_resumed() {
+    use volume::{ErrorAction, OnError, OnErrorVolume};
+    for fail in [Effect::Fail, Effect::FailLater] {
+        let faulty = FaultVolume::new(mem(1));
+        let faults = faulty.faults();
+        let stop = OnError {
+            write: ErrorAction::EnospcStop,
+            ..OnError::default()
+        };
+        let volume = OnErrorVolume::new(Arc::new(faulty), stop, "test");
+        let handle = volume.handle();
+        let served = Served::start(Arc::new(volume), options());
+        let mut client = Client::connect(&served, 0);
+        let mut queue = client.queue(0);
+        let no_space = IoErrorKind::NoSpace.into();
+        faults.add(Fault::nth(OpKind::Write, 1, fail(no_space)));
+        let first = queue.post(Req::write(3, &[1; 512]));
+        queue.ring();
+        eventually("it stops", || handle.status().held == 1);
+        let second = queue.post(Req::read(3, 512));
+        queue.ring();
+        eventually("both wait", || handle.status().held == 2);
+        handle.resume();
+        let ended = [queue.finish(), queue.finish()];
+        assert_eq!((ended[0].0, ended[0].1), (first, 0));
+        assert_eq!((ended[1].0, ended[1].1), (second, 0));
+        assert_eq!(ended[1].2, [1; 512]);
+        // Other errors are the guest's.
+        let other = IoErrorKind::MediaWrite.into();
+        faults.add(Fault::nth(OpKind::Write, 1, fail(other)));
+        assert_eq!(queue.run(Req::write(3, &[2; 512])).0, 1);
+        // Nobody waits for what a client has left behind.
+        faults.add(Fault::nth(OpKind::Write, 1, fail(no_space)));
+        queue.post(Req::write(3, &[3; 512]));
+        queue.ring();
+        eventually("it stops", || handle.status().held == 1);
+        drop((queue, client));
+        handle.set(OnError::default());
+        served.stop();
+    }
+}
+
 #[test]
 fn a_volume_with_latency_is_waited_for() {
     let null = volume::NullOptions {

@@ -3,7 +3,7 @@
 
 use control::EventSender;
 use control::api::{EventKind, Stats};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What was seen of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,8 @@ struct Held {
 pub struct Alarms {
     disks: HashMap<String, Seen>,
     volumes: HashMap<(String, u32, String), Held>,
+    /// Volumes that were stopped.
+    stopped: HashSet<(String, u32, String)>,
 }
 
 impl Alarms {
@@ -33,6 +35,28 @@ impl Alarms {
     pub fn look(&mut self, stats: &Stats, events: &EventSender) {
         self.look_at_disks(stats, events);
         self.look_at_limits(stats, events);
+        self.look_at_stops(stats, events);
+    }
+
+    /// Also what had stopped before anybody listened: it still waits for somebody.
+    fn look_at_stops(&mut self, stats: &Stats, events: &EventSender) {
+        let stopped = stats.on_error.iter().filter(|one| one.stopped);
+        let mut now = HashSet::new();
+        for one in stopped {
+            let name = (one.disk.clone(), one.nsid, one.volume.clone());
+            if !self.stopped.contains(&name) {
+                let nsid = Some(one.nsid).filter(|nsid| *nsid > 0);
+                let why = one.last_error.as_deref().unwrap_or("a request has failed");
+                let message = format!("{}: {why}; requests wait for vnvme resume", one.volume);
+                events.send(EventKind::Stopped, &one.disk, nsid, Some(message));
+            }
+            now.insert(name);
+        }
+        for (disk, nsid, volume) in self.stopped.difference(&now) {
+            let nsid = Some(*nsid).filter(|nsid| *nsid > 0);
+            events.send(EventKind::Resumed, disk, nsid, Some(volume.clone()));
+        }
+        self.stopped = now;
     }
 
     fn look_at_disks(&mut self, stats: &Stats, events: &EventSender) {
@@ -99,7 +123,35 @@ impl Alarms {
 mod tests {
     use super::*;
     use control::Received;
-    use control::api::{ControllerCounters, VhostBlkCounters, VolumeLimits};
+    use control::api::{ControllerCounters, VhostBlkCounters, VolumeErrors, VolumeLimits};
+
+    #[test]
+    fn a_disk_that_stops_and_goes_on_is_told_once_each() {
+        let events = EventSender::new();
+        let mut listener = events.receiver();
+        let mut alarms = Alarms::default();
+        let mut look = |stopped| {
+            let stats = Stats {
+                on_error: vec![VolumeErrors {
+                    disk: "a".into(),
+                    nsid: 1,
+                    stopped,
+                    ..VolumeErrors::default()
+                }],
+                ..Stats::default()
+            };
+            alarms.look(&stats, &events);
+            match listener.try_next() {
+                Some(Received::Event(event)) => Some(event.kind),
+                _ => None,
+            }
+        };
+        assert_eq!(look(false), None);
+        assert_eq!(look(true), Some(EventKind::Stopped));
+        assert_eq!(look(true), None);
+        assert_eq!(look(false), Some(EventKind::Resumed));
+        assert_eq!(look(false), None);
+    }
 
     fn stats(errors: u64, connected: bool, delayed: u64) -> Stats {
         Stats {

@@ -11,6 +11,7 @@ mod given;
 mod limits;
 mod merge;
 mod namespaces;
+mod on_error;
 mod path;
 mod stats;
 mod table;
@@ -20,18 +21,18 @@ mod ublk;
 use self::completion::CompletionArgs;
 use self::configuration::{ApplyArgs, ReloadArgs, SaveArgs};
 use self::daemon::{CheckArgs, DaemonArgs};
-use self::devices::DeviceArgs;
+use self::devices::{ResumeArgs, SuspendArgs};
 use self::disks::{AddArgs, ListArgs, RemoveArgs, ShowArgs};
 use self::events::EventsArgs;
 pub use self::explain::explain;
 use self::limits::LimitsArgs;
 use self::namespaces::{AttachArgs, DetachArgs, ResizeArgs};
+use self::on_error::OnErrorArgs;
 use self::path::PathArgs;
 use self::stats::StatsArgs;
 use self::ublk::UblkArgs;
 use crate::bench;
 use crate::bind::BindArgs;
-use crate::devices::Action;
 use crate::discover;
 use crate::info;
 use crate::log::Filter;
@@ -102,13 +103,17 @@ enum Command {
     Resize(ResizeArgs),
     /// Show or change limits and weights of volumes
     Limits(Box<LimitsArgs>),
+    /// Show or change what becomes of requests that fail: told to the guest, repeated, or held
+    /// until "vnvme resume"
+    OnError(Box<OnErrorArgs>),
     /// Show or change how namespaces reach a device below: direct or generic
     Path(PathArgs),
     /// Shut a device below down, for a reset, loss of power or new firmware: its guests' commands
     /// wait
-    Suspend(DeviceArgs),
-    /// Bring a suspended device up again: the commands that wait are repeated
-    Resume(DeviceArgs),
+    Suspend(SuspendArgs),
+    /// Have a disk go on that was stopped by an error, or bring a suspended device up again: the
+    /// commands that wait are repeated
+    Resume(ResumeArgs),
     /// Show counters
     Stats(StatsArgs),
     /// Show what the disks of a running vnvme do, live in the terminal
@@ -278,9 +283,10 @@ impl Cli {
             Command::Detach(args) => args.run(),
             Command::Resize(args) => args.run(),
             Command::Limits(args) => args.run(),
+            Command::OnError(args) => args.run(),
             Command::Path(args) => args.run(),
-            Command::Suspend(args) => args.run(Action::Suspend),
-            Command::Resume(args) => args.run(Action::Resume),
+            Command::Suspend(args) => args.run(),
+            Command::Resume(args) => args.run(),
             Command::Stats(args) => args.run(),
             Command::Top(args) => args.run(),
             Command::Events(args) => args.run(),

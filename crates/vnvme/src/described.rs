@@ -65,6 +65,16 @@ impl Described {
         name.unwrap_or_else(|| disk_name(address))
     }
 
+    /// The disk and namespace that show a volume, which is named as it was given; the first, where
+    /// there are several.
+    pub fn place(&self, volume: &str) -> Option<(String, u32)> {
+        let told = self.0.lock().unpoisoned();
+        told.values().find_map(|(name, volumes)| {
+            let (nsid, _) = volumes.iter().find(|(_, of)| of == volume)?;
+            Some((name.clone(), *nsid))
+        })
+    }
+
     /// The volume of a namespace; empty, where nobody has said it.
     pub fn volume(&self, address: &Path, nsid: u32) -> String {
         let told = self.0.lock().unpoisoned();
@@ -102,6 +112,8 @@ mod tests {
         assert_eq!(told("/run/a.sock", 2), is("root", ""));
         assert_eq!(told("/run/b.sock", 1), is("b", "z"));
         assert_eq!(told("/dev/ublkb3", 1), is("swap", "w"));
+        assert_eq!(described.place("y"), Some(("root".into(), 7)));
+        assert_eq!(described.place("none"), None);
         described.set(all.iter().skip(1));
         assert_eq!(told("/run/a.sock", 1), is("a", ""));
         assert_eq!(told("/run/b.sock", 1), is("b", "z"));

@@ -37,6 +37,7 @@ mod log_format;
 mod manage;
 mod notify;
 mod numbers;
+mod on_error;
 mod open;
 mod options;
 mod origin;

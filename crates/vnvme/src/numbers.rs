@@ -240,6 +240,17 @@ impl Registry {
             weight: limits.weight,
             volume: limits.volume,
         });
+        let mut told = BTreeSet::new();
+        let on_error = self.on_error.list(&self.described).into_iter();
+        let on_error = on_error.filter(|one| told.insert(one.volume.clone()));
+        let on_error = on_error.map(|one| metrics::OnError {
+            volume: one.volume,
+            read_errors: one.read_errors,
+            write_errors: one.write_errors,
+            no_space: one.no_space,
+            repeated: one.repeated,
+            held: one.held,
+        });
         let mut seen = BTreeSet::new();
         let devices = self.devices.list().into_iter().map(|device| Device {
             state: device.state.name().to_owned(),
@@ -254,6 +265,7 @@ impl Registry {
             limits: limits
                 .filter(|limits| seen.insert(limits.volume.clone()))
                 .collect(),
+            on_error: on_error.collect(),
             devices: devices.collect(),
             workers: self
                 .peers()

@@ -4,8 +4,9 @@ use crate::confine::SandboxMode;
 use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
 use crate::limits::LimitRegistry;
+use crate::on_error::OnErrorRegistry;
 use crate::removal::RemovalWatch;
-use crate::spec::NamespaceSpec;
+use crate::spec::{NamespaceSpec, ServeOptions};
 use anyhow::{Context, Result, bail, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
@@ -15,8 +16,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
-use volume::{Extras, Io, IoOptions, OpenError, OpenOptions, Registry, Scheme, Volume};
-use volume::{VolumeKind, VolumeUrl, Whole, open_url};
+use volume::{Extras, Io, IoOptions, OnError, OnErrorVolume, OpenError, OpenOptions};
+use volume::{PreviousProcess, Registry, Scheme, Volume, VolumeKind, VolumeUrl, Whole, open_url};
 
 /// An opened volume.
 pub struct Opened {
@@ -78,17 +79,24 @@ fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<Below> {
 pub struct Opener {
     /// Where limits of volumes are entered, to be changed.
     limits: LimitRegistry,
+    /// Where it is entered what becomes of requests that fail.
+    on_error: OnErrorRegistry,
+    /// How long the previous process of a file is waited for.
+    previous: PreviousProcess,
     kinds: Registry<Below>,
     /// What is below the volumes that their workers open.
     within: Arc<Within>,
 }
 
 impl Opener {
-    pub fn new(limits: LimitRegistry, registry: DeviceRegistry, sandbox: SandboxMode) -> Self {
+    pub fn new(registry: &crate::registry::Registry, options: &ServeOptions) -> Self {
         let within = Arc::default();
+        let devices = registry.devices.clone();
         Self {
-            limits,
-            kinds: all_kinds(registry, sandbox, Arc::clone(&within)),
+            limits: registry.limits.clone(),
+            on_error: registry.on_error.clone(),
+            previous: options.previous,
+            kinds: all_kinds(devices, options.sandbox, Arc::clone(&within)),
             within,
         }
     }
@@ -120,6 +128,8 @@ impl Opener {
         let options = OpenOptions {
             read_only: spec.is_read_only(),
             block_size: spec.block_size,
+            previous: self.previous,
+            ..OpenOptions::default()
         };
         let opened = self.kinds.open(url, options)?;
         let opened = match opened.attached {
@@ -130,7 +140,13 @@ impl Opener {
                 direct: None,
             },
         };
+        let volume = OnErrorVolume::new(opened.volume, spec.on_error(), url);
+        let opened = Opened {
+            volume: Arc::new(volume),
+            ..opened
+        };
         self.limits.enter(url, &opened.volume);
+        self.on_error.enter(url, &opened.volume);
         tracing::info!(volume = url, "{}", opened.volume.info().description);
         Ok(opened)
     }
@@ -307,10 +323,12 @@ impl Below {
             volume: below,
         } = self;
         let url = &*spec.volume;
-        if extras.is_limited() {
+        let on_error = spec.on_error() != OnError::default();
+        if extras.is_limited() || on_error {
             ensure!(
                 spec.path != Some(PathChoice::Direct),
-                "{url}: limits and weights are kept on the generic path only"
+                "{url}: limits and weights are kept on the generic path only, and so is what \
+                 becomes of requests that fail"
             );
             return Ok(Opened {
                 volume,
@@ -344,8 +362,14 @@ impl Below {
 mod tests {
     use super::*;
 
-    fn opener_with(registry: DeviceRegistry) -> Opener {
-        Opener::new(LimitRegistry::default(), registry, SandboxMode::Off)
+    fn opener_with(devices: DeviceRegistry) -> Opener {
+        let mut registry = crate::registry::Registry::default();
+        registry.devices = devices;
+        let options = ServeOptions {
+            sandbox: SandboxMode::Off,
+            ..crate::spec::ProcessSpec::default().options(1)
+        };
+        Opener::new(&registry, &options)
     }
 
     fn error(url: &str) -> String {

@@ -144,6 +144,8 @@ impl ReadyExport {
             volume: spec.volume.clone(),
             block_size: spec.block_size,
             read_only: spec.read_only,
+            on_read_error: spec.on_read_error,
+            on_write_error: spec.on_write_error,
             ..NamespaceSpec::default()
         };
         let volume = Prepared::new(volume, opener);

@@ -8,6 +8,7 @@ use crate::direct::PathRegistry;
 use crate::limits::LimitRegistry;
 use crate::manage::DiskSpec;
 use crate::numbers::{About, Numbers};
+use crate::on_error::OnErrorRegistry;
 use crate::parts::ublk::DiskStats;
 use crate::parts::vhost_blk;
 use crate::peers::Peers;
@@ -36,6 +37,8 @@ pub struct Registry {
     pub unserved: Roll<String>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
+    /// What becomes of requests that fail.
+    pub on_error: OnErrorRegistry,
     /// Direct paths to devices.
     pub paths: PathRegistry,
     /// Devices below.
@@ -186,6 +189,7 @@ impl Registry {
                 })
                 .collect(),
             volumes: self.limits.list(),
+            on_error: self.on_error.list(&self.described),
             devices: self.devices.list(),
             rings: self.rings.counters(),
             workers: self

@@ -325,8 +325,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let handles = (0..workers).map(|_| Handle::new());
     let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = Registry::new(specs, &peers);
-    let (limits, devices) = (registry.limits.clone(), registry.devices.clone());
-    let opener = Opener::new(limits, devices, options.sandbox);
+    let opener = Opener::new(&registry, &options);
     let confinement = Confinement::new(specs, &options);
     // All that has a path is opened before the sandbox is entered.
     let manager = ServiceManager::from_environment();

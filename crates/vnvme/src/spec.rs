@@ -6,6 +6,7 @@ use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
 use crate::manage::{DiskSpec, Source, StateLock, beside};
+use crate::on_error::{self, OnReadError, OnWriteError};
 use crate::options::{Paths, Size, Url, file, url};
 use crate::origin::{self, Origin};
 use crate::prepare::Unserved;
@@ -18,7 +19,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use volume::IoOptions;
+use volume::{IoOptions, PreviousProcess};
 use worker::{ConnectRate, IdleWindow};
 
 /// How a client rings doorbells.
@@ -45,6 +46,10 @@ pub struct NamespaceSpec {
     pub block_size: Option<u32>,
     /// Refuse writes.
     pub read_only: Option<bool>,
+    /// What becomes of reads that fail.
+    pub on_read_error: Option<OnReadError>,
+    /// What becomes of other requests that fail.
+    pub on_write_error: Option<OnWriteError>,
     /// NGUID, 32 hexadecimal digits.
     pub nguid: Option<String>,
     /// EUI-64, 16 hexadecimal digits.
@@ -59,6 +64,11 @@ impl NamespaceSpec {
     /// Writes are refused.
     pub fn is_read_only(&self) -> bool {
         self.read_only.unwrap_or(false)
+    }
+
+    /// What becomes of requests that fail.
+    pub fn on_error(&self) -> volume::OnError {
+        on_error::policy(self.on_read_error, self.on_write_error)
     }
 }
 
@@ -120,6 +130,10 @@ pub struct VhostBlkSpec {
     pub block_size: Option<u32>,
     /// Refuse writes.
     pub read_only: Option<bool>,
+    /// What becomes of reads that fail.
+    pub on_read_error: Option<OnReadError>,
+    /// What becomes of other requests that fail.
+    pub on_write_error: Option<OnWriteError>,
     /// Volatile write cache on at first.
     pub write_cache: Option<bool>,
     /// Where the configuration file says so.
@@ -158,6 +172,10 @@ pub struct UblkSpec {
     pub block_size: Option<u32>,
     /// Refuse writes.
     pub read_only: Option<bool>,
+    /// What becomes of reads that fail.
+    pub on_read_error: Option<OnReadError>,
+    /// What becomes of other requests that fail.
+    pub on_write_error: Option<OnWriteError>,
     /// The device outlives a killed process, and waits for the next one.
     pub recover: Option<bool>,
     /// Where the configuration file says so.
@@ -181,6 +199,8 @@ impl UblkSpec {
             volume: self.volume.clone(),
             block_size: self.block_size,
             read_only: self.read_only,
+            on_read_error: self.on_read_error,
+            on_write_error: self.on_write_error,
             origin: self.origin.clone(),
             ..NamespaceSpec::default()
         }
@@ -237,6 +257,8 @@ pub struct ServeOptions {
     pub clients: ClientLimits,
     /// How each thread polls and does its I/O.
     pub polling: LoopOptions,
+    /// How long files and block devices are waited for that another process had before.
+    pub previous: PreviousProcess,
     /// Worker threads: controllers, exports and queues of block devices are assigned to them in
     /// turn.
     pub workers: u16,
@@ -302,6 +324,8 @@ pub struct ProcessSpec {
     pub sqpoll: Option<bool>,
     /// Seconds that the end waits for what does not answer.
     pub stop_timeout: Option<u16>,
+    /// Seconds that volumes are waited for which a killed process had before.
+    pub previous_timeout: Option<u32>,
     /// Worker threads.
     pub workers: Option<u16>,
     /// What becomes of a controller's queues.
@@ -352,6 +376,13 @@ impl ProcessSpec {
                 stop_timeout: Duration::from_secs(
                     self.stop_timeout.map_or(STOP_TIMEOUT, u64::from),
                 ),
+            },
+            previous: PreviousProcess {
+                limit: self.previous_timeout.map_or_else(
+                    || PreviousProcess::default().limit,
+                    |seconds| Duration::from_secs(seconds.into()),
+                ),
+                ..PreviousProcess::default()
             },
             workers: self.workers.unwrap_or(workers),
             spread: self.spread.unwrap_or_default(),
@@ -541,7 +572,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 7);
+        assert_eq!(count, 14);
     }
 
     #[test]

@@ -10,8 +10,11 @@ use std::path::PathBuf;
 pub enum IoErrorKind {
     /// The medium could not be read.
     MediaRead,
-    /// The medium could not be written, or what was written could not be made durable.
+    /// The medium could not be written.
     MediaWrite,
+    /// What was written could not be made durable, and may be lost. To repeat the request would
+    /// hide that: it might succeed, for the system forgets what it could not write.
+    NotDurable,
     /// No space left for the write (also: quota or file size limit reached).
     NoSpace,
     /// The volume may not be written.
@@ -44,7 +47,9 @@ impl IoErrorKind {
     pub const fn failure(self) -> probes::Failure {
         use probes::Failure;
         match self {
-            Self::MediaRead | Self::MediaWrite | Self::Truncated => Failure::Media,
+            Self::MediaRead | Self::MediaWrite | Self::NotDurable | Self::Truncated => {
+                Failure::Media
+            }
             Self::NoSpace => Failure::NoSpace,
             Self::ReadOnly => Failure::ReadOnly,
             Self::OutOfRange => Failure::OutOfRange,
@@ -62,6 +67,7 @@ impl IoErrorKind {
         match self {
             Self::MediaRead => "medium could not be read",
             Self::MediaWrite => "medium could not be written",
+            Self::NotDurable => "what was written could not be made durable",
             Self::NoSpace => "no space left",
             Self::ReadOnly => "volume is read-only",
             Self::OutOfRange => "range outside of the volume",
@@ -106,6 +112,33 @@ impl IoError {
             _ => IoErrorKind::MediaRead,
         };
         Self { kind, errno }
+    }
+}
+
+impl IoError {
+    /// The system reported `errno` when something written was to be made durable.
+    pub const fn of_sync(errno: i32) -> Self {
+        let Self { kind, errno } = Self::from_errno(errno, true);
+        let kind = match kind {
+            // Also for want of space: what was lost was written before.
+            IoErrorKind::MediaWrite | IoErrorKind::NoSpace => IoErrorKind::NotDurable,
+            kind => kind,
+        };
+        Self { kind, errno }
+    }
+}
+
+impl IoError {
+    /// The same of a write that is durable when it ends, to a file that is accessed in multiples of
+    /// `unit` bytes (1: through the page cache, where the write may not be the only one that is
+    /// lost).
+    pub(crate) const fn of_durable(errno: i32, unit: u64) -> Self {
+        let error = Self::from_errno(errno, true);
+        match error.kind {
+            // Nothing was written for it, and nothing else is concerned.
+            IoErrorKind::NoSpace if unit > 1 => error,
+            _ => Self::of_sync(errno),
+        }
     }
 }
 
@@ -213,6 +246,18 @@ pub enum VolumeError {
         holder: String,
         /// Whether it was to be opened for reading only.
         read_only: bool,
+    },
+    /// Requests of the process that had the file before are not over.
+    #[error(
+        "{}: requests of a process that has ended are still under way after {waited:.1?}: the disk \
+         below does not answer, and what it does late would undo what is written now; try again \
+         when it answers (--previous-timeout waits longer)", path.display()
+    )]
+    PreviousProcess {
+        /// What was to be opened.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited: std::time::Duration,
     },
     /// The filesystem cannot lock the file.
     #[error("{}: cannot be locked against a second user ({error}); add ?lock=off if you make sure of that yourself", path.display())]

@@ -48,8 +48,11 @@ impl OpKind {
 /// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// It fails, and never reaches the volume.
+    /// It fails at once, and never reaches the volume.
     Fail(IoError),
+    /// It fails as what a disk has worked on does: its completion comes later. It never reaches the
+    /// volume.
+    FailLater(IoError),
     /// It reaches the volume this much later.
     Delay(Duration),
     /// It reaches the volume when [`Faults::release`] is called.
@@ -185,7 +188,7 @@ impl Volume for FaultVolume {
             releases: self.faults.releases.load(Ordering::Acquire),
             held: Vec::new(),
             delayed: Vec::new(),
-            aborted: Vec::new(),
+            failed: Vec::new(),
         }))
     }
 
@@ -206,7 +209,8 @@ struct FaultQueue {
     releases: u64,
     held: Vec<Request>,
     delayed: Vec<(Instant, Request)>,
-    aborted: Vec<Request>,
+    /// Requests that fail in the next round.
+    failed: Vec<(Request, IoError)>,
 }
 
 impl VolumeQueue for FaultQueue {
@@ -214,6 +218,10 @@ impl VolumeQueue for FaultQueue {
         match self.faults.strike(&request) {
             None => self.queue.submit(request),
             Some(Effect::Fail(error)) => Some(request.complete(Err(error))),
+            Some(Effect::FailLater(error)) => {
+                self.failed.push((request, error));
+                None
+            }
             Some(Effect::Delay(delay)) => {
                 let now = Instant::now();
                 self.delayed
@@ -230,9 +238,9 @@ impl VolumeQueue for FaultQueue {
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = self.queue.poll(done);
-        for request in self.aborted.drain(..) {
+        for (request, error) in self.failed.drain(..) {
             count += 1;
-            done(request.complete(Err(IoErrorKind::Aborted.into())));
+            done(request.complete(Err(error)));
         }
         let mut due = Vec::new();
         let releases = self.faults.releases.load(Ordering::Acquire);
@@ -261,7 +269,7 @@ impl VolumeQueue for FaultQueue {
     }
 
     fn state(&self) -> QueueState {
-        let own = self.held.len() + self.delayed.len() + self.aborted.len();
+        let own = self.held.len() + self.delayed.len() + self.failed.len();
         let QueueState { in_flight, wake } = self.queue.state();
         QueueState {
             in_flight: in_flight + own,
@@ -270,15 +278,17 @@ impl VolumeQueue for FaultQueue {
     }
 
     fn cancel(&mut self, tag: u64) {
+        let aborted = IoErrorKind::Aborted.into();
         if let Some(index) = self.held.iter().position(|request| request.tag == tag) {
-            self.aborted.push(self.held.swap_remove(index));
+            self.failed.push((self.held.swap_remove(index), aborted));
             self.faults.held.fetch_sub(1, Ordering::AcqRel);
         } else if let Some(index) = self
             .delayed
             .iter()
             .position(|(_, request)| request.tag == tag)
         {
-            self.aborted.push(self.delayed.swap_remove(index).1);
+            self.failed
+                .push((self.delayed.swap_remove(index).1, aborted));
         } else {
             self.queue.cancel(tag);
         }

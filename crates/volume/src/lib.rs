@@ -3,10 +3,10 @@
 //! This crate turns reads, writes, flushes, zeroing and deallocation of byte ranges into I/O on
 //! something real: a file or block device by io_uring ([`FileVolume`]), memory ([`MemVolume`]), or
 //! nothing ([`NullVolume`]). A volume may stand in another one: a part of it ([`SliceVolume`]),
-//! with limits ([`LimitVolume`]), with its share of a device ([`FairVolume`]), with declared faults
-//! for tests ([`FaultVolume`]). [`gpt`] finds partitions, [`claim()`] keeps exports apart,
-//! [`open_url`] opens what a user typed by the [`Registry`] of kinds, to which a program can add
-//! its own.
+//! with limits ([`LimitVolume`]), with its share of a device ([`FairVolume`]), with a policy for
+//! requests that fail ([`OnErrorVolume`]), with declared faults for tests ([`FaultVolume`]).
+//! [`gpt`] finds partitions, [`claim()`] keeps exports apart, [`open_url`] opens what a user typed
+//! by the [`Registry`] of kinds, to which a program can add its own.
 //!
 //! What may be touched here: files, block devices, the kernel's io_uring. What may not: NVMe. A
 //! volume counts in bytes, knows neither namespaces nor queues nor status codes, and never looks at
@@ -124,11 +124,13 @@ mod io;
 mod limit;
 mod mem;
 mod null;
+mod on_error;
 mod read;
 mod request;
 mod slice;
 mod traits;
 mod url;
+mod wait_log;
 mod wake;
 
 pub use budget::Budget;
@@ -137,7 +139,7 @@ pub use clock::{Clock, SystemClock};
 pub use error::{IoError, IoErrorKind, VolumeError};
 pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, MAX_WEIGHT, ShareHandle};
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
-pub use file::{Direct, FileOptions, FileVolume, Format};
+pub use file::{Direct, FileOptions, FileVolume, Format, PreviousProcess};
 pub use info::{Info, Kind};
 pub use io::{
     Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Outgoing, PinPace, PinnedMemory,
@@ -146,12 +148,14 @@ pub use io::{
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};
+pub use on_error::{ErrorAction, OnError, OnErrorHandle, OnErrorStatus, OnErrorVolume, RETRY_FOR};
 pub use request::{Completion, Op, Request};
 pub use slice::SliceVolume;
 pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
 pub use url::{
-    Extras, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions, READ_ONLY, Registry,
-    Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_count, parse_duration,
-    parse_number, parse_size, path_of_url, similar,
+    Extras, MemoryPlace, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions,
+    READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_count,
+    parse_duration, parse_number, parse_size, path_of_url, similar,
 };
+pub use wait_log::WaitLog;
 pub use wake::Wake;

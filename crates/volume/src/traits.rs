@@ -1,11 +1,14 @@
 //! The traits: a volume, one worker's queue into it, and the queue's fast path.
 
+use crate::on_error::QueuePolicy;
 use crate::{
-    Completion, Extent, Info, Io, IoError, LimitHandle, Op, Request, ShareHandle, VolumeError, Wake,
+    Completion, Extent, Info, Io, IoError, LimitHandle, OnErrorHandle, Op, Request, ShareHandle,
+    VolumeError, Wake,
 };
 use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
 
 /// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
 ///
@@ -37,6 +40,18 @@ pub trait Volume: Send + Sync + Debug {
     /// The volume's limits, if it has any that can be changed.
     fn limits(&self) -> Option<LimitHandle> {
         self.inner()?.limits()
+    }
+
+    /// What becomes of requests that fail, if that can be changed.
+    fn on_error(&self) -> Option<OnErrorHandle> {
+        self.inner()?.on_error()
+    }
+
+    /// The memory file that holds the volume's bytes, if they are in memory that is to outlive the
+    /// process ([`MemVolume::kept`](crate::MemVolume::kept)): a process that opens the volume next
+    /// needs a descriptor of it.
+    fn kept_memory(&self) -> Option<BorrowedFd<'_>> {
+        self.inner()?.kept_memory()
     }
 
     /// The volume's share of the device that it lies in, if it has one that can be changed.
@@ -182,18 +197,54 @@ pub trait FastPath: VolumeQueue {
 /// A queue that [`Volume::open`] has made, with or without a fast path of its own: what uses it
 /// calls the methods of both traits, and need not ask which it is. One virtual call each, either
 /// way.
-pub struct OpenQueue(Box<dyn FastPath>);
+pub struct OpenQueue {
+    queue: Box<dyn FastPath>,
+    /// What becomes of requests that fail.
+    policy: Option<Box<QueuePolicy>>,
+}
 
 impl OpenQueue {
     /// A queue without a fast path: the calls of [`FastPath`] go to [`VolumeQueue::submit`], or do
     /// nothing where nothing is needed.
     pub fn new(queue: impl VolumeQueue + 'static) -> Self {
-        Self(Box::new(NoFastPath(queue)))
+        Self::with_fast_path(NoFastPath(queue))
     }
 
     /// A queue with a fast path.
     pub fn with_fast_path(queue: impl FastPath + 'static) -> Self {
-        Self(Box::new(queue))
+        Self {
+            queue: Box::new(queue),
+            policy: None,
+        }
+    }
+
+    pub(crate) fn with_policy(self, policy: QueuePolicy) -> Self {
+        Self {
+            policy: Some(Box::new(policy)),
+            ..self
+        }
+    }
+
+    /// A request has failed: offers it back, as it was submitted, with the data that its completion
+    /// has returned. A front-end that gets a failed completion of a request of its client calls
+    /// this; one that succeeded has no business here. `Some`: the client is to be told. `None`: the
+    /// volume's policy ([`OnErrorVolume`](crate::OnErrorVolume)) has the request repeated, now or
+    /// later; another completion comes, under the same tag.
+    #[cold]
+    #[inline(never)]
+    pub fn failed(&mut self, request: Request, error: IoError) -> Option<Completion> {
+        match &mut self.policy {
+            Some(policy) => policy.failed(&mut self.queue, request, error),
+            None => Some(request.complete(Err(error))),
+        }
+    }
+
+    /// Whether [`OpenQueue::failed`] would keep a request. For errors of [`FastPath::try_now`],
+    /// after which there is no request: such a one is to be submitted instead.
+    #[cold]
+    pub fn keeps_failed(&self, op: Op, error: IoError) -> bool {
+        let policy = self.policy.as_ref();
+        policy.is_some_and(|policy| policy.takes(op, error))
     }
 }
 
@@ -202,14 +253,14 @@ impl Deref for OpenQueue {
 
     #[inline(always)]
     fn deref(&self) -> &(dyn FastPath + 'static) {
-        &*self.0
+        &*self.queue
     }
 }
 
 impl DerefMut for OpenQueue {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut (dyn FastPath + 'static) {
-        &mut *self.0
+        &mut *self.queue
     }
 }
 

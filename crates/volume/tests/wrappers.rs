@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{
     Completion, Direct, FairGroup, FairVolume, FaultVolume, FileOptions, FileVolume, Info, Io,
-    IoErrorKind, LimitVolume, Limits, MemVolume, NullOptions, NullVolume, Op, OpenQueue,
-    QueueState, Rates, Request, SliceVolume, Volume, VolumeError, VolumeQueue,
+    IoErrorKind, LimitVolume, Limits, MemVolume, NullOptions, NullVolume, OnError, OnErrorVolume,
+    Op, OpenQueue, QueueState, Rates, Request, SliceVolume, Volume, VolumeError, VolumeQueue,
 };
 
 /// Of the volumes below, in bytes.
@@ -79,7 +79,7 @@ struct Wrapper {
     wrap: fn(Arc<dyn Volume>) -> Arc<dyn Volume>,
 }
 
-const WRAPPERS: [Wrapper; 5] = [
+const WRAPPERS: [Wrapper; 6] = [
     Wrapper {
         name: "Bare",
         wrap: |volume| Arc::new(Bare(volume)),
@@ -108,6 +108,10 @@ const WRAPPERS: [Wrapper; 5] = [
     Wrapper {
         name: "FairVolume",
         wrap: |volume| Arc::new(FairVolume::new(volume, FairGroup::new(2), 7)),
+    },
+    Wrapper {
+        name: "OnErrorVolume",
+        wrap: |volume| Arc::new(OnErrorVolume::new(volume, OnError::default(), "test")),
     },
     Wrapper {
         name: "FaultVolume",
@@ -146,6 +150,11 @@ fn kinds(disk: &Path, memory: Option<&Path>) -> Vec<Kind> {
         kind(
             "MemVolume",
             Box::new(|| Arc::new(MemVolume::new(SIZE).unwrap())),
+            true,
+        ),
+        kind(
+            "MemVolume",
+            Box::new(|| Arc::new(MemVolume::kept(SIZE, None).unwrap())),
             true,
         ),
         kind("NullVolume", Box::new(|| null(Duration::ZERO)), false),

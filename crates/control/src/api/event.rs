@@ -23,6 +23,10 @@ pub enum EventKind {
     Error,
     /// Requests had to wait for the limits, where none had before.
     Limited,
+    /// Requests wait until the disk is resumed, because one has failed.
+    Stopped,
+    /// They go on.
+    Resumed,
 }
 
 impl EventKind {
@@ -37,6 +41,8 @@ impl EventKind {
             Self::Resized => "resized",
             Self::Error => "error",
             Self::Limited => "limited",
+            Self::Stopped => "stopped",
+            Self::Resumed => "resumed",
         }
     }
 }

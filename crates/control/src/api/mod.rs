@@ -6,6 +6,7 @@ mod device;
 mod disk;
 mod event;
 mod limits;
+mod on_error;
 mod path;
 mod plan;
 mod stats;
@@ -14,6 +15,7 @@ pub use device::{DeviceState, DeviceStatus};
 pub use disk::{Disk, DiskKind, Namespace, NewDisk, Resize};
 pub use event::{Event, EventKind};
 pub use limits::{LimitChange, VolumeLimits};
+pub use on_error::{ErrorAction, ErrorChange, VolumeErrors};
 pub use path::{PathChange, PathChoice, PathState};
 pub use plan::{Plan, Refusal};
 pub use stats::{

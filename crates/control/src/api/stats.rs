@@ -1,6 +1,6 @@
 //! Counters of everything that a process serves, as numbers of one moment.
 
-use super::{DeviceStatus, PathChoice, VolumeLimits};
+use super::{DeviceStatus, PathChoice, VolumeErrors, VolumeLimits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -18,6 +18,9 @@ pub struct Stats {
     /// Volumes with limits or weights.
     #[serde(default)]
     pub volumes: Vec<VolumeLimits>,
+    /// Volumes whose requests have failed, or that have a policy for those.
+    #[serde(default)]
+    pub on_error: Vec<VolumeErrors>,
     /// Devices below.
     #[serde(default)]
     pub devices: Vec<DeviceStatus>,

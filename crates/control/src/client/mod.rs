@@ -7,8 +7,8 @@ mod io;
 pub use error::ClientError;
 
 use crate::api::{
-    DeviceStatus, Disk, DiskKind, ErrorBody, LimitChange, Namespace, NewDisk, PathChange,
-    PathState, Plan, Resize, Stats, VolumeLimits,
+    DeviceStatus, Disk, DiskKind, ErrorBody, ErrorChange, LimitChange, Namespace, NewDisk,
+    PathChange, PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
 };
 use crate::events::Received;
 use bytes::Bytes;
@@ -161,6 +161,19 @@ impl Client {
             return self.get("/v1/limits");
         }
         self.change(Method::PATCH, "/v1/limits", Some(change))?
+            .json()
+    }
+
+    /// Changes what becomes of requests that fail, has those that wait begun again, or asks;
+    /// answers it of the volumes that were meant.
+    ///
+    /// # Errors
+    /// As [`Client::disks`].
+    pub fn on_error(&self, change: &ErrorChange) -> Result<Vec<VolumeErrors>, ClientError> {
+        if *change == ErrorChange::default() {
+            return self.get("/v1/on-error");
+        }
+        self.change(Method::PATCH, "/v1/on-error", Some(change))?
             .json()
     }
 

@@ -3,8 +3,8 @@
 use super::openapi;
 use super::route::{Arguments, Reply};
 use crate::api::{
-    DeviceStatus, Disk, ErrorBody, LimitChange, Namespace, NewDisk, PathChange, PathState, Plan,
-    Resize, Stats, VolumeLimits,
+    DeviceStatus, Disk, ErrorBody, ErrorChange, LimitChange, Namespace, NewDisk, PathChange,
+    PathState, Plan, Resize, Stats, VolumeErrors, VolumeLimits,
 };
 use crate::daemon::Daemon;
 use crate::error::Error;
@@ -244,6 +244,28 @@ pub(super) fn limits(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     let change: LimitChange = arguments.json()?;
     change.check().map_err(Error::invalid)?;
     Reply::json(&daemon.limits(&change)?)
+}
+
+/// What becomes of requests that fail, of all volumes
+#[utoipa::path(get, path = "/v1/on-error", tag = "errors", responses(
+    (status = 200, body = Vec<VolumeErrors>, description = "As it is now"),
+))]
+pub(super) fn list_on_error(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+    Reply::json(&daemon.on_error(&ErrorChange::default())?)
+}
+
+/// Change what becomes of requests that fail, or resume a disk
+#[utoipa::path(patch, path = "/v1/on-error", tag = "errors", request_body = ErrorChange,
+    responses(
+        (status = 200, body = Vec<VolumeErrors>, description = "Of the volumes that were meant"),
+        (status = 400, body = ErrorBody, description = "It does not say what is to change"),
+        (status = 404, body = ErrorBody, description = "There is no such disk or volume"),
+    ),
+)]
+pub(super) fn on_error(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+    let change: ErrorChange = arguments.json()?;
+    change.check().map_err(Error::invalid)?;
+    Reply::json(&daemon.on_error(&change)?)
 }
 
 /// Paths of all namespaces that have a direct one to a device

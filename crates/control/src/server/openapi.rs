@@ -30,6 +30,8 @@ use utoipa::OpenApi;
         calls::openapi,
         calls::list_limits,
         calls::limits,
+        calls::list_on_error,
+        calls::on_error,
         calls::list_paths,
         calls::paths,
         calls::list_devices,

@@ -186,6 +186,7 @@ pub(super) static ROUTES: &[Route] = &[
     get("/v1/disks", calls::list),
     get("/v1/disks/{name}", calls::show),
     get("/v1/limits", calls::list_limits),
+    get("/v1/on-error", calls::list_on_error),
     get("/v1/paths", calls::list_paths),
     get("/v1/devices", calls::list_devices),
     Route {
@@ -211,6 +212,7 @@ pub(super) static ROUTES: &[Route] = &[
         .with_query(&["dry-run"]),
     change(Method::Post, "/v1/reload", calls::reload),
     change(Method::Patch, "/v1/limits", calls::limits).with_body(),
+    change(Method::Patch, "/v1/on-error", calls::on_error).with_body(),
     change(Method::Patch, "/v1/paths", calls::paths).with_body(),
     change(
         Method::Post,

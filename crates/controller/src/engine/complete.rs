@@ -4,15 +4,16 @@ use super::slots::{Kind, Work};
 use super::{Engine, Event};
 use dma::SegmentList;
 use nvme::Status;
-use volume::{IoError, IoErrorKind, Op};
+use volume::{IoError, IoErrorKind, Op, Request};
 
 /// The status of a command whose volume reported an error.
 pub(super) fn status_of(error: IoError, write: bool) -> Status {
     match error.kind {
         IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
-        IoErrorKind::MediaRead | IoErrorKind::MediaWrite | IoErrorKind::Truncated => {
-            Status::WRITE_FAULT
-        }
+        IoErrorKind::MediaRead
+        | IoErrorKind::MediaWrite
+        | IoErrorKind::NotDurable
+        | IoErrorKind::Truncated => Status::WRITE_FAULT,
         IoErrorKind::NoSpace => Status::CAPACITY_EXCEEDED.with_dnr(true),
         IoErrorKind::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true),
         IoErrorKind::OutOfRange => Status::LBA_OUT_OF_RANGE.with_dnr(true),
@@ -49,14 +50,67 @@ impl Engine {
         }
     }
 
+    /// A request that failed is offered to the volume again, whose policy may have it repeated.
+    /// `None`: it has been taken, and another completion comes.
+    fn offer_again(
+        &mut self,
+        index: u16,
+        error: IoError,
+        completion: volume::Completion,
+    ) -> Option<volume::Completion> {
+        let Some(slot) = self.slots.get(index) else {
+            return Some(completion);
+        };
+        // Ranges are advice, and nobody waits for an orphan.
+        if slot.orphan || matches!(slot.work, Work::Ranges(_)) {
+            return Some(completion);
+        }
+        let op = match (&slot.work, slot.kind) {
+            (Work::FlushAll(_) | Work::OwnFlush, _) | (_, Kind::Flush) => Op::Flush,
+            (_, Kind::Read | Kind::Verify) => Op::Read,
+            (_, Kind::Write) => Op::Write { fua: false },
+            (_, Kind::DurableWrite) => Op::Write { fua: true },
+            // Whether that was asked for is not remembered: it harms nobody.
+            (_, Kind::Other) => Op::WriteZeroes {
+                deallocate: false,
+                fua: true,
+            },
+        };
+        let slba = slot.slba;
+        let zeroes = match slot.work {
+            Work::Zeroes(bytes) => bytes,
+            _ => 0,
+        };
+        let Some(ns) = self.namespaces.get_mut(slot.ns) else {
+            return Some(completion);
+        };
+        let request = Request {
+            tag: completion.tag,
+            op,
+            offset: if op == Op::Flush { 0 } else { slba << ns.shift },
+            len: match op.has_data() {
+                true => completion.data.len_bytes(),
+                false => zeroes,
+            },
+            data: completion.data,
+        };
+        ns.queue.failed(request, error)
+    }
+
     /// What is more than the end of a plain read or write without an error.
     #[inline(never)]
     fn complete_other(&mut self, index: u16, mut completion: volume::Completion) {
+        if let Err(error) = completion.result {
+            match self.offer_again(index, error, completion) {
+                Some(failed) => completion = failed,
+                None => return,
+            }
+        }
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a request completes without its slot");
         };
         match &mut slot.work {
-            Work::Single => {
+            Work::Single | Work::Zeroes(_) => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
@@ -167,6 +221,7 @@ impl Engine {
         self.free_slot(index);
         match kind {
             Kind::Read | Kind::Write => self.count(ns, kind, bytes),
+            Kind::DurableWrite => self.count(ns, Kind::Write, bytes),
             _ if own => {}
             Kind::Verify | Kind::Flush | Kind::Other => {
                 if let Some(ns) = self.namespaces.get(ns) {

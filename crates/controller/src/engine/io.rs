@@ -164,8 +164,7 @@ impl Engine {
         } else {
             Op::Read
         };
-        let kind = if write { Kind::Write } else { Kind::Read };
-        self.start(index, extent, op, kind);
+        self.start(index, extent, op, Kind::of_transfer(op));
         Ok(())
     }
 
@@ -268,6 +267,9 @@ impl Engine {
             deallocate: cdw12.deac(),
             fua: cdw12.fua() || !self.write_cache,
         };
+        if let Some(slot) = self.slots.get(index) {
+            slot.work = Work::Zeroes(extent.len);
+        }
         self.start(index, extent, op, Kind::Other);
         Ok(())
     }

@@ -20,7 +20,7 @@ use nvme::cmd::{Flags, Fuse, Psdt};
 use nvme::{Command, Completion, NvmOpcode, Status};
 use probes::IoKind;
 use std::collections::VecDeque;
-use volume::{Budget, Op};
+use volume::{Budget, IoError, Op};
 
 /// Entries copied from a ring at a time.
 pub(super) const BATCH: usize = 32;
@@ -36,8 +36,10 @@ pub(super) enum Next {
     Idle,
     /// This command was fetched and takes the general way.
     General(Command),
-    /// This command was fetched, and its volume refused it.
+    /// This command was fetched, and is refused.
     Failed(Command, Status),
+    /// This command was fetched, and its volume could not carry it out at once.
+    Refused(Command, Op, IoError),
     /// This request was started, and is over already.
     Completed(volume::Completion),
 }
@@ -208,11 +210,7 @@ impl Batch<'_> {
 
     /// Hands a command with data in more than one page to a volume that answers at once.
     #[inline(never)]
-    fn answer_long(
-        &mut self,
-        command: &Command,
-        plain: &ReadWrite,
-    ) -> Option<Result<(), volume::IoError>> {
+    fn answer_long(&mut self, command: &Command, plain: &ReadWrite) -> Option<Result<(), IoError>> {
         if !self.walk(command, plain) {
             return None;
         }
@@ -264,7 +262,7 @@ impl Batch<'_> {
             match done {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    next = Next::Failed(*command, status_of(error, op.changes()));
+                    next = Next::Refused(*command, op, error);
                     break;
                 }
                 None => {
@@ -330,11 +328,7 @@ impl Batch<'_> {
                 nsid: self.nsid,
                 slba,
                 bytes: len,
-                kind: if op.changes() {
-                    Kind::Write
-                } else {
-                    Kind::Read
-                },
+                kind: Kind::of_transfer(op),
             };
             let Some((tag, data)) = slots.alloc_plain(plain, self.list) else {
                 self.list.clear();
@@ -527,12 +521,24 @@ impl Engine {
                 self.time_general(&command);
                 self.general(qid, &command);
             }
-            Next::Failed(command, status) => {
-                let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
-                self.failed(qid, cid, status, (nsid, lba));
-                self.finish(qid, cid, status, 0);
+            Next::Failed(command, status) => self.refuse(qid, &command, status),
+            Next::Refused(command, op, error) => {
+                let index = self.namespace_index(command.nsid.get());
+                let ns = index.ok().and_then(|index| self.namespaces.get(index));
+                if ns.is_some_and(|ns| ns.queue.keeps_failed(op, error)) {
+                    // It is begun again, as a request that can wait.
+                    return self.general(qid, &command);
+                }
+                self.refuse(qid, &command, status_of(error, op.changes()));
             }
             Next::Completed(completion) => self.complete(completion),
         }
+    }
+
+    /// A command of a batch ends with an error.
+    fn refuse(&mut self, qid: u16, command: &Command, status: Status) {
+        let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
+        self.failed(qid, cid, status, (nsid, lba));
+        self.finish(qid, cid, status, 0);
     }
 }

@@ -2,11 +2,14 @@
 
 use dma::SegmentList;
 use nvme::Status;
+use volume::Op;
 
 /// What is left to do when a part of the command completes.
 pub(super) enum Work {
     /// One request to the volume. `reads` and `writes` tell what to count.
     Single,
+    /// The same, which zeroes so many bytes.
+    Zeroes(u64),
     /// Dataset Management: the ranges (byte offset, byte length) that have not been deallocated
     /// yet, last first.
     Ranges(Vec<(u64, u64)>),
@@ -65,10 +68,24 @@ pub(super) enum Kind {
     /// Read and Compare.
     Read = 0,
     Write = 1,
+    /// A write that is durable when it completes; to the counters a write.
+    DurableWrite,
     /// Reads, but is no host read command to the counters.
     Verify,
     Flush,
     Other,
+}
+
+impl Kind {
+    /// That of a read or write.
+    #[inline(always)]
+    pub(super) fn of_transfer(op: Op) -> Self {
+        match op {
+            Op::Read => Self::Read,
+            Op::Write { fua: true } => Self::DurableWrite,
+            _ => Self::Write,
+        }
+    }
 }
 
 /// The slots of one controller.

@@ -20,7 +20,7 @@ impl Kind {
     pub(super) fn io_kind(self) -> IoKind {
         match self {
             Kind::Read => IoKind::Read,
-            Kind::Write => IoKind::Write,
+            Kind::Write | Kind::DurableWrite => IoKind::Write,
             Kind::Flush => IoKind::Flush,
             Kind::Verify | Kind::Other => IoKind::Other,
         }
@@ -79,7 +79,9 @@ impl Engine {
         self.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
         let last = self.entries.get(fetched as usize - 1);
         let command: Option<&Command> = match &next {
-            Next::General(command) | Next::Failed(command, _) => Some(command),
+            Next::General(command) | Next::Failed(command, _) | Next::Refused(command, ..) => {
+                Some(command)
+            }
             _ => last.map(|entry| zerocopy::transmute_ref!(entry)),
         };
         let Some(command) = command else {
@@ -108,7 +110,7 @@ impl Engine {
             }
             Next::General(_) => self.fetched_at = begun,
             // It has not done what it is for.
-            Next::Failed(..) => {}
+            Next::Failed(..) | Next::Refused(..) => {}
         }
         (fetched, next)
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Device, DiskKind, Limits, METRICS, Operations, Process, Type};
+use crate::{Device, DiskKind, Limits, METRICS, OnError, Operations, Process, Type};
 use probes::IoRecord;
 use std::collections::BTreeMap;
 
@@ -58,6 +58,14 @@ pub(crate) fn full() -> Snapshot {
             throttled_ns: 1_500_000_000,
             weight: Some(100),
             ..Limits::default()
+        }],
+        on_error: vec![OnError {
+            volume: "disk.raw".into(),
+            read_errors: 3,
+            write_errors: 4,
+            no_space: 2,
+            repeated: 5,
+            held: 6,
         }],
         devices: vec![Device {
             device: "nvme://0000:01:00.0/1".into(),

@@ -8,7 +8,7 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, Soc
 use rustix::net::{SocketType, sockopt};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Why there is no connection, in words that name the server.
@@ -55,6 +55,19 @@ pub struct Connected {
     pub fd: OwnedFd,
     /// The export behind it.
     pub export: Export,
+    /// Dropped when it is over, for a keeper that has been told of it.
+    pub kept: Option<Kept>,
+}
+
+/// What a [`ConnectionKeeper`] keeps beside a connection; dropped when that is over.
+pub type Kept = Box<dyn std::any::Any + Send>;
+
+/// Keeps connections open for the next process, which ends them before it sends anything on its own
+/// ([`end_previous`](super::end_previous)).
+pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
+    /// A connection to `server` is to be kept: called before anything is sent on it, by a thread
+    /// that may wait. `None`: it cannot be, and is used all the same.
+    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept>;
 }
 
 /// Connects to a server and asks for its export; `addresses` are those of its host.
@@ -113,7 +126,11 @@ pub fn connect(
     let fd = conversation.fd;
     // A ring waits for it then.
     rustix::io::ioctl_fionbio(&fd, false).map_err(|error| unreachable(error.into()))?;
-    Ok(Connected { fd, export })
+    Ok(Connected {
+        fd,
+        export,
+        kept: None,
+    })
 }
 
 fn open(

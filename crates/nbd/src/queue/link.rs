@@ -14,7 +14,7 @@
 //! A server is lost from the end of a connection until one is answered on: what could not be sent
 //! again for too long fails ([`Link::is_overdue`]).
 
-use crate::connect::Connected;
+use crate::connect::{Connected, Kept};
 use crate::protocol::wire::{EINVAL, ENOMEM, EOVERFLOW, ESHUTDOWN};
 use crate::protocol::{Asked, Command, Event, InFlight, Replies};
 use dma::SegmentList;
@@ -138,6 +138,8 @@ struct Open {
     answered: bool,
     /// The server has said that it ends.
     shutting_down: bool,
+    /// Last: it goes when the connection has.
+    _kept: Option<Kept>,
 }
 
 enum State {
@@ -194,6 +196,7 @@ impl Link {
             spare: Some(Outgoing::new()),
             answered: false,
             shutting_down: false,
+            _kept: connected.kept,
         });
     }
 
@@ -687,7 +690,14 @@ fn result(error: Option<u32>, part: &Part) -> Result<(), IoError> {
                 // It did not like the request, or had no memory: not the medium is at fault.
                 Ok(EINVAL | EOVERFLOW) => IoErrorKind::Invalid.into(),
                 Ok(ENOMEM) => IoErrorKind::Busy.into(),
-                Ok(errno @ 1..=4095) => IoError::from_errno(errno, write),
+                Ok(errno @ 1..=4095) if part.command == Command::Flush => IoError::of_sync(errno),
+                Ok(errno @ 1..=4095) => match IoError::from_errno(errno, write) {
+                    IoError {
+                        kind: IoErrorKind::MediaWrite,
+                        ..
+                    } if part.command == (Command::Write { fua: true }) => IoError::of_sync(errno),
+                    error => error,
+                },
                 _ => failed(part.command).into(),
             })
         }

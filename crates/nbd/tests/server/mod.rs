@@ -169,6 +169,14 @@ impl Server {
         }
     }
 
+    /// The client of the `number`th connection sends nothing more.
+    pub fn has_client_stopped(&self, number: usize) -> bool {
+        use rustix::net::{RecvFlags, recv};
+        let streams = self.streams.lock().unwrap();
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(recv(&streams[number], &mut [0u8; 1], flags), Ok((_, 0)))
+    }
+
     pub fn is_held(&self) -> bool {
         self.state.held.load(Ordering::SeqCst)
     }

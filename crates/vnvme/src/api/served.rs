@@ -3,8 +3,8 @@
 use crate::devices::Action;
 use crate::manage::Manager;
 use control::api::{
-    DeviceStatus, Disk, DiskKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats,
-    VolumeLimits,
+    DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace, PathChange, PathState, Plan,
+    Stats, VolumeErrors, VolumeLimits,
 };
 use control::{Daemon, Error, EventReceiver};
 use serde_json::{Map, Value};
@@ -83,6 +83,15 @@ impl Daemon for Served {
         let volumes = volumes.transpose()?;
         let registry = self.0.registry();
         registry.limits.change(change, volumes.as_deref())
+    }
+
+    fn on_error(&self, change: &ErrorChange) -> Result<Vec<VolumeErrors>, Error> {
+        let disk = change.disk.as_ref();
+        let volumes = disk.map(|name| self.started()?.volumes(name));
+        let volumes = volumes.transpose()?;
+        let registry = self.0.registry();
+        let (on_error, described) = (&registry.on_error, &registry.described);
+        on_error.change(change, volumes.as_deref(), described)
     }
 
     fn path(&self, change: &PathChange) -> Result<Vec<PathState>, Error> {

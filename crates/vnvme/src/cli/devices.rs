@@ -1,15 +1,16 @@
 //! `vnvme suspend` and `vnvme resume`.
 
+use super::completion::disk_names;
 use super::target::Target;
-use crate::devices::Action;
 use anyhow::Result;
 use clap::Args;
-use control::api::{DeviceState, DeviceStatus};
+use clap_complete::engine::ArgValueCompleter;
+use control::api::{DeviceState, DeviceStatus, ErrorChange};
 use output::{OutputError, outln};
 
-/// Options of `vnvme suspend` and `vnvme resume`.
+/// Options of `vnvme suspend`.
 #[derive(Args)]
-pub struct DeviceArgs {
+pub struct SuspendArgs {
     /// The device: its PCI address, or its URL without the namespace as it was given
     #[arg(value_name = "DEVICE")]
     device: String,
@@ -17,15 +18,42 @@ pub struct DeviceArgs {
     target: Target,
 }
 
-impl DeviceArgs {
+impl SuspendArgs {
     /// Has it done, and prints how the device is then.
-    pub fn run(self, action: Action) -> Result<()> {
-        let client = self.target.client()?;
-        let status = match action {
-            Action::Suspend => client.suspend(&self.device)?,
-            Action::Resume => client.resume(&self.device)?,
-        };
+    pub fn run(self) -> Result<()> {
+        let status = self.target.client()?.suspend(&self.device)?;
         self.target.print(&status, |status| Ok(print(status)?))
+    }
+}
+
+/// Options of `vnvme resume`.
+#[derive(Args)]
+pub struct ResumeArgs {
+    /// The disk, by its name; or the device: its PCI address, or its URL without the namespace as
+    /// it was given
+    #[arg(value_name = "DISK|DEVICE", add = ArgValueCompleter::new(disk_names))]
+    what: String,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl ResumeArgs {
+    /// Has it done, and prints how the disk or device is then.
+    pub fn run(self) -> Result<()> {
+        let client = self.target.client()?;
+        if !client.disks()?.iter().any(|disk| disk.name == self.what) {
+            let status = client.resume(&self.what)?;
+            return self.target.print(&status, |status| Ok(print(status)?));
+        }
+        let change = ErrorChange {
+            disk: Some(self.what),
+            resume: true,
+            ..ErrorChange::default()
+        };
+        let list = client.on_error(&change)?;
+        self.target.print(&list, |list| {
+            Ok(list.iter().try_for_each(super::on_error::print)?)
+        })
     }
 }
 

@@ -224,6 +224,21 @@ mod tests {
                 |_, o| format!("{:?}", o.polling.stop_timeout),
                 "9s",
             ),
+            (
+                &["--previous-timeout", "90"],
+                |_, o| format!("{:?}", o.previous.limit),
+                "90s",
+            ),
+            (
+                &["--on-read-error", "stop"],
+                |s, _| namespaces(s, |n| n.on_read_error),
+                "[Some(Stop), Some(Stop), Some(Stop)]",
+            ),
+            (
+                &["--on-write-error", "enospc-stop"],
+                |s, _| namespaces(s, |n| n.on_write_error),
+                "[Some(EnospcStop), Some(EnospcStop), Some(EnospcStop)]",
+            ),
             (&["--workers", "3"], |_, o| o.workers.to_string(), "3"),
             (
                 &["--spread", "off"],

@@ -1,7 +1,7 @@
 //! `vnvme stats`.
 
 use super::target::{MaybeDisk, Target};
-use super::{devices, limits};
+use super::{devices, limits, on_error};
 use anyhow::{Result, bail};
 use clap::Args;
 use control::api::{
@@ -45,6 +45,7 @@ fn of(mut stats: Stats, name: &str) -> Stats {
     stats.vhost_user_blk.retain(|one| one.name == name);
     stats.ublk.retain(|one| one.name == name);
     stats.volumes.retain(|one| one.disk == name);
+    stats.on_error.retain(|one| one.disk == name);
     Stats {
         devices: Vec::new(),
         rings: Vec::new(),
@@ -65,6 +66,7 @@ fn print(stats: &Stats) -> Result<(), OutputError> {
     exports.sort_by(|one, other| one.name.cmp(&other.name));
     exports.into_iter().try_for_each(print_vhost_blk)?;
     stats.volumes.iter().try_for_each(limits::print)?;
+    stats.on_error.iter().try_for_each(on_error::print)?;
     stats.devices.iter().try_for_each(devices::print)?;
     stats.rings.iter().try_for_each(print_ring)?;
     stats.workers.iter().try_for_each(print_worker)

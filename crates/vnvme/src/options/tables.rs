@@ -73,6 +73,30 @@ const fn block_size<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     .ublk(flag)
 }
 
+const fn on_read_error<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "what becomes of reads that fail: told to the guest; repeated for 20 s; or held, \
+                as all that come later, until \"vnvme resume\"";
+    let flag = Flag::default("on-read-error");
+    Row::new("on-read-error", "report|retry|stop", help, setting)
+        .or("report")
+        .in_url()
+        .serve(flag)
+        .ublk(flag)
+}
+
+const fn on_write_error<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "the same of writes, zeroing and deallocation; enospc-stop holds what fails for \
+                want of space, and tells the guest of the rest. What was written and cannot be \
+                made durable is always told";
+    let flag = Flag::default("on-write-error");
+    let form = "report|retry|stop|enospc-stop";
+    Row::new("on-write-error", form, help, setting)
+        .or("report")
+        .in_url()
+        .serve(flag)
+        .ublk(flag)
+}
+
 const fn write_cache<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     let help = "volatile write cache; off: every write is durable when it completes";
     let flag = Flag::overrides("no-write-cache");
@@ -90,6 +114,8 @@ impl Spec for NamespaceSpec {
         volume(|n| &mut n.volume),
         read_only(|n| &mut n.read_only),
         block_size(|n| &mut n.block_size),
+        on_read_error(|n| &mut n.on_read_error),
+        on_write_error(|n| &mut n.on_write_error),
         Row::<Self>::new("nsid", "N", "namespace ID", |n| &mut n.nsid)
             .or("by position, from 1")
             .in_url(),
@@ -242,6 +268,8 @@ impl Spec for VhostBlkSpec {
         .or("made from the volume, stable")
         .in_url(),
         block_size(|e| &mut e.block_size),
+        on_read_error(|e| &mut e.on_read_error),
+        on_write_error(|e| &mut e.on_write_error),
         read_only(|e| &mut e.read_only),
         write_cache::<Self>(|e| &mut e.write_cache).in_url(),
     ];
@@ -272,6 +300,8 @@ impl Spec for UblkSpec {
             .or("128")
             .ublk(Flag::default("depth")),
         block_size(|d| &mut d.block_size),
+        on_read_error(|d| &mut d.on_read_error),
+        on_write_error(|d| &mut d.on_write_error),
         read_only(|d| &mut d.read_only),
         Row::<Self>::new(
             "recover",
@@ -384,6 +414,18 @@ impl Spec for ProcessSpec {
             )
             .range(1, 3600)
             .or("4"),
+        ),
+        both(
+            Row::<Self>::new(
+                "previous-timeout",
+                "SECONDS",
+                "how long a file or block device is waited for, at the beginning, whose previous \
+                 process was killed and has left requests that the kernel still works on: a late \
+                 one would undo what is written now",
+                |p| &mut p.previous_timeout,
+            )
+            .range(1, 86_400)
+            .or("30"),
         ),
         Row::<Self>::new(
             "client-windows",

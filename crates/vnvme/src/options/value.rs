@@ -4,6 +4,7 @@ use crate::access::{Principal, SocketMode};
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
+use crate::on_error::{OnReadError, OnWriteError};
 use crate::spec::DoorbellMode;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -289,7 +290,14 @@ macro_rules! choices {
     )*};
 }
 
-choices!(DoorbellMode, PathChoice, SandboxMode, Spread);
+choices!(
+    DoorbellMode,
+    OnReadError,
+    OnWriteError,
+    PathChoice,
+    SandboxMode,
+    Spread
+);
 
 impl Value for PathBuf {
     fn from_text(text: &OsStr) -> Result<Self, String> {

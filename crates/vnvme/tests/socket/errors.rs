@@ -198,7 +198,7 @@ const MISTAKES: &[Mistake] = &[
         1,
         "vnvme: disk.raw?locks=off: option \"locks\" is unknown, did you mean \"lock\"?; file \
          volumes \
-         have read-only, direct, lock, block-size, format, offset, length, partition, partlabel, \
+         have read-only, direct, lock, block-size, format, timeout, offset, length, partition, partlabel, \
          partuuid, iops, read-iops, write-iops, bps, read-bps, write-bps, burst, weight, \
          share-depth",
     ),
@@ -630,7 +630,7 @@ const REFUSED: &[(&str, &str)] = &[
     (
         "attach a mem://1M nsd=2",
         "vnvme: unknown field `nsd`, did you mean `nsid`? expected one of `volume`, \
-         `read-only`, `block-size`, `nsid`, `nguid`, `eui64`, `path`",
+         `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, `path`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),
     (

@@ -39,6 +39,7 @@ mod sockets;
 mod spread;
 mod startup;
 mod statuses;
+mod storage_faults;
 mod throttle;
 mod top;
 mod vhost_blk;

@@ -1,5 +1,6 @@
 //! Who has a file open: for the message that says why it cannot be had.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -7,43 +8,94 @@ use std::path::Path;
 /// Most processes named in a message.
 const NAMED: usize = 3;
 
-/// The other processes that have `path` open, in words. Best effort: processes of other users may
-/// be invisible.
-pub(super) fn holder(path: &Path) -> String {
-    let names = match fs::metadata(path) {
-        Ok(file) => others(file.dev(), file.ino()),
-        Err(_) => Vec::new(),
-    };
-    match names.as_slice() {
-        [] => "another process, or by this one a second time".into(),
-        names => names.join(", "),
+/// Who has a file open, beside this process, as far as that can be found out: processes of other
+/// users may be invisible.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Holders {
+    /// Processes, in words.
+    Processes(Vec<String>),
+    /// None that lives, nor this process: what holds it are requests that the kernel still works
+    /// on.
+    Kernel,
+    /// This process may not see others.
+    Unknown,
+}
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Processes(names) => f.write_str(&names.join(", ")),
+            Self::Kernel => f.write_str("the kernel, for a process that has ended"),
+            Self::Unknown => f.write_str("another process, or by this one a second time"),
+        }
     }
 }
 
-fn others(dev: u64, ino: u64) -> Vec<String> {
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return Vec::new();
+/// Who has `path` open. `whole`: all of it is wanted, so that a part that this process has locked
+/// by another opening counts, too; parts are kept apart before they are locked
+/// ([`crate::claim()`]).
+pub(super) fn holders(path: &Path, whole: bool) -> Holders {
+    let Ok(file) = fs::metadata(path) else {
+        return Holders::Unknown;
     };
-    processes
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-        .filter(|&pid| pid != std::process::id() && has_open(pid, dev, ino))
-        .take(NAMED)
-        .map(
-            |pid| match fs::read_to_string(format!("/proc/{pid}/comm")) {
-                Ok(name) => format!("process {pid} ({})", name.trim_end()),
-                Err(_) => format!("process {pid}"),
-            },
-        )
-        .collect()
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return Holders::Unknown;
+    };
+    let (dev, ino) = (file.dev(), file.ino());
+    let own = std::process::id();
+    let (mut names, mut hidden) = (Vec::new(), false);
+    if whole && has_lock(dev, ino) {
+        names.push("this process itself".to_owned());
+    }
+    for pid in processes.flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        name.to_str()?.parse::<u32>().ok()
+    }) {
+        match has_open(pid, dev, ino) {
+            _ if pid == own => {}
+            Some(true) if names.len() < NAMED => names.push(named(pid)),
+            Some(_) => {}
+            None => hidden = true,
+        }
+    }
+    match (names.is_empty(), hidden) {
+        (false, _) => Holders::Processes(names),
+        (true, true) => Holders::Unknown,
+        (true, false) => Holders::Kernel,
+    }
 }
 
-fn has_open(pid: u32, dev: u64, ino: u64) -> bool {
-    fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|mut fds| {
-        fds.any(|entry| {
-            entry
-                .and_then(|entry| fs::metadata(entry.path()))
-                .is_ok_and(|file| file.dev() == dev && file.ino() == ino)
-        })
-    })
+fn named(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("process {pid} ({})", name.trim_end()),
+        Err(_) => format!("process {pid}"),
+    }
+}
+
+/// Whether a process has this file open; `None`: this process may not see that. One that has ended
+/// has nothing open.
+fn has_open(pid: u32, dev: u64, ino: u64) -> Option<bool> {
+    match fs::read_dir(format!("/proc/{pid}/fd")) {
+        Ok(mut fds) => Some(fds.any(|fd| fd.is_ok_and(|fd| is(&fd, dev, ino)))),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => None,
+        Err(_) => Some(false),
+    }
+}
+
+/// Whether this process has a lock on this file, by any opening (proc_pid_fdinfo(5)).
+fn has_lock(dev: u64, ino: u64) -> bool {
+    let Ok(fds) = fs::read_dir("/proc/self/fd") else {
+        return false;
+    };
+    let same = fds.flatten().filter(|fd| is(fd, dev, ino));
+    let mut infos = same.filter_map(|fd| {
+        let number = fd.file_name();
+        fs::read_to_string(format!("/proc/self/fdinfo/{}", number.to_str()?)).ok()
+    });
+    infos.any(|info| info.contains("OFDLCK"))
+}
+
+fn is(fd: &fs::DirEntry, dev: u64, ino: u64) -> bool {
+    let file = fs::metadata(fd.path());
+    file.is_ok_and(|file| file.dev() == dev && file.ino() == ino)
 }

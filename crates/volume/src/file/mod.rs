@@ -2,6 +2,7 @@
 
 mod device;
 mod exclusive;
+mod fence;
 mod format;
 mod holder;
 mod open;
@@ -16,12 +17,14 @@ use crate::{
     Request, Volume, VolumeError, VolumeQueue,
 };
 use dma::{Buffer, SegmentList, View};
+pub use fence::PreviousProcess;
 use open::Opened;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use threads::{FileThreads, ThreadsQueue};
 
 /// Whether the page cache is bypassed (O_DIRECT).
@@ -61,6 +64,12 @@ pub struct FileOptions {
     pub block_size: Option<u32>,
     /// What the file's first bytes may be.
     pub format: Format,
+    /// How long the lock waits for the process that had the file before.
+    pub previous: PreviousProcess,
+    /// A request to a file that is not on a disk of this machine, and may hang, fails when it is
+    /// not answered for so long; then it is [`IoErrorKind::Unreachable`]. Others end when the
+    /// kernel ends them.
+    pub timeout: Option<Duration>,
 }
 
 impl Default for FileOptions {
@@ -71,6 +80,8 @@ impl Default for FileOptions {
             lock: true,
             block_size: None,
             format: Format::Probe,
+            previous: PreviousProcess::default(),
+            timeout: None,
         }
     }
 }
@@ -105,6 +116,7 @@ struct Shared {
     in_memory: bool,
     description: String,
     id: Vec<u8>,
+    options: FileOptions,
     /// What extents of it lie in; `None` when the user wants no locks.
     root: Option<String>,
     /// Keeps the system's own users off a block device.
@@ -155,6 +167,13 @@ impl FileVolume {
                 path.display()
             );
         }
+        if options.timeout.is_some() && !opened.may_hang {
+            tracing::warn!(
+                "{}: timeout= has no effect: it is on a disk of this machine, whose requests the \
+                 kernel ends",
+                path.display()
+            );
+        }
         let writable = !options.read_only;
         let fd = Arc::new(opened.fd);
         // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
@@ -182,6 +201,7 @@ impl FileVolume {
                 threads: threads.map(Arc::new),
                 description,
                 id: opened.id,
+                options,
                 root: options.lock.then_some(opened.root),
                 _exclusive: opened.exclusive,
             }),
@@ -190,7 +210,8 @@ impl FileVolume {
 
     /// Locks `len` bytes (or all) from byte `offset` on against other users, as the options say:
     /// exclusively, or shared when it is read-only. The lock lasts as long as this opening of the
-    /// file is used.
+    /// file is used, and by any request that the kernel still works on. Where a process that has
+    /// ended has left such requests behind, this waits for them ([`FileOptions::previous`]).
     pub fn lock(&self, offset: u64, len: Option<u64>) -> Result<(), VolumeError> {
         let shared = &*self.shared;
         if shared.root.is_none() {
@@ -198,7 +219,7 @@ impl FileVolume {
         }
         open::lock(
             &shared.path,
-            shared.read_only,
+            &shared.options,
             shared.fd.as_fd(),
             offset,
             len,

@@ -2,8 +2,8 @@
 
 use super::device::Device;
 use super::exclusive::{self, Refused};
+use super::fence::Fence;
 use super::format;
-use super::holder::holder;
 use super::sys;
 use super::{Direct, FileOptions, Format};
 use crate::VolumeError;
@@ -14,13 +14,9 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Sizes that blocks can have, in bytes.
 const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=65536;
-/// How often a lock that another process holds is tried again, and how far apart.
-const LOCK_RETRIES: u32 = 50;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of one direct read that all common blocks divide.
 const LARGEST_BLOCK: usize = 4096;
 /// The block size where nothing else is known or wanted.
@@ -71,8 +67,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         return Err(VolumeError::ReadOnlyMedium { path: path.into() });
     }
     let exclusive = if is_device && !options.read_only && options.lock {
-        let claim = exclusive::claim(path, stat.st_rdev);
-        Some(claim.map_err(|Refused(errno)| failed(path, options, errno, "cannot be opened"))?)
+        Some(claim(path, stat.st_rdev, options)?)
     } else {
         None
     };
@@ -266,39 +261,47 @@ fn system(path: &Path, errno: Errno, what: &'static str) -> VolumeError {
     }
 }
 
-/// Locks the file, with a time-out: the kernel takes the ring of a killed process down, and with it
-/// the last hold on the file and its lock, only after the process is gone and its successor has
-/// perhaps been started.
+/// Locks the file, as soon as the process that had it before has left it ([`fence`](super::fence)).
 pub(super) fn lock(
     path: &Path,
-    read_only: bool,
+    options: &FileOptions,
     fd: BorrowedFd<'_>,
     offset: u64,
     len: Option<u64>,
 ) -> Result<(), VolumeError> {
-    let lock = || match (offset, len) {
-        (0, None) => sys::lock(fd, !read_only, 0, None),
-        _ => sys::lock_part(fd, !read_only, offset, len),
-    };
-    let mut locked = lock();
-    for _ in 0..LOCK_RETRIES {
-        if !matches!(locked, Ok(false)) {
-            break;
+    let read_only = options.read_only;
+    let whole = (offset, len) == (0, None);
+    let mut fence = Fence::new(path, whole, options.previous);
+    loop {
+        let locked = match whole {
+            true => sys::lock(fd, !read_only, 0, None),
+            false => sys::lock_part(fd, !read_only, offset, len),
+        };
+        match locked {
+            Ok(true) => {
+                fence.passed();
+                return Ok(());
+            }
+            Ok(false) => fence.wait(read_only)?,
+            Err(error) => {
+                return Err(VolumeError::LockUnsupported {
+                    path: path.into(),
+                    error,
+                });
+            }
         }
-        std::thread::sleep(LOCK_PAUSE);
-        locked = lock();
     }
-    match locked {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(VolumeError::Locked {
-            path: path.into(),
-            holder: holder(path),
-            read_only,
-        }),
-        Err(error) => Err(VolumeError::LockUnsupported {
-            path: path.into(),
-            error,
-        }),
+}
+
+/// The process's claim on a block device, which one that ends gives up a moment later.
+fn claim(path: &Path, device: u64, options: &FileOptions) -> Result<Arc<OwnedFd>, VolumeError> {
+    let mut fence = Fence::new(path, false, options.previous);
+    loop {
+        match exclusive::claim(path, device) {
+            Ok(claim) => return Ok(claim),
+            Err(Refused(Errno::BUSY)) if options.previous.taken_over => fence.wait(false)?,
+            Err(Refused(errno)) => return Err(failed(path, options, errno, "cannot be opened")),
+        }
     }
 }
 

@@ -150,7 +150,7 @@ impl RingJob {
     /// units is repeated from the unit that it did not finish.
     pub(crate) fn advance(&mut self, answer: i32, unit: u64, can: &Abilities) -> Next {
         let Ok(moved) = u64::try_from(answer) else {
-            return self.failed(answer.saturating_neg(), can);
+            return self.failed(answer.saturating_neg(), unit, can);
         };
         match self.step {
             Step::Data | Step::Durable | Step::Bounce | Step::Zeroes => self.moved(moved, unit),
@@ -205,7 +205,7 @@ impl RingJob {
         }
     }
 
-    fn failed(&mut self, errno: i32, can: &Abilities) -> Next {
+    fn failed(&mut self, errno: i32, unit: u64, can: &Abilities) -> Next {
         let write = self.request.op.changes();
         match (errno, self.step) {
             (libc::EINTR | libc::EAGAIN, _) if self.retries < MAX_RETRIES => {
@@ -231,6 +231,12 @@ impl RingJob {
             (libc::EINVAL, Step::Data | Step::Durable) => {
                 self.step = Step::Bounce;
                 self.again()
+            }
+            (_, Step::Sync) => Next::Done(Err(IoError::of_sync(errno))),
+            (_, Step::Durable | Step::Bounce)
+                if matches!(self.request.op, Op::Write { fua: true }) =>
+            {
+                Next::Done(Err(IoError::of_durable(errno, unit)))
             }
             _ => Next::Done(Err(IoError::from_errno(errno, write))),
         }

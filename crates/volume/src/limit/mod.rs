@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest sleep while requests wait: after so long, other limits are noticed.
-const NAP: Duration = Duration::from_millis(100);
+pub(crate) const NAP: Duration = Duration::from_millis(100);
 
 /// A limit of reads, of writes, and of both together; per second, 0: none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

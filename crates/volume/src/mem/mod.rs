@@ -1,5 +1,6 @@
-//! A volume in this process's memory.
+//! A volume in memory: of this process, or of those that come after it.
 
+mod huge;
 mod pieces;
 
 use crate::request::{AT_ONCE, check_range};
@@ -7,9 +8,10 @@ use crate::{
     Completion, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op, OpenQueue, QueueState, Request,
     Volume, VolumeError, VolumeQueue, Wake,
 };
-use dma::{PrivateMemory, SegmentList, View};
+use dma::{MapError, PrivateMemory, SegmentList, View};
 use pieces::Pieces;
 use std::cell::Cell;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 /// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
@@ -19,7 +21,8 @@ const RELEASE_FROM: u64 = 256 << 10;
 /// the others itself, once the copy is under way.
 const AHEAD: usize = 16;
 
-/// A volume in memory: shared by all its queues, gone with the process. Memory is taken from the
+/// A volume in memory: shared by all its queues, gone with the process unless it is kept
+/// ([`MemVolume::kept`]). Memory is taken from the
 /// system when it is first written, in huge pages where there are any ([`PrivateMemory`]), and
 /// returned by deallocation.
 ///
@@ -36,6 +39,25 @@ pub struct MemVolume {
 impl MemVolume {
     /// A volume of `size` zero bytes.
     pub fn new(size: u64) -> Result<Self, VolumeError> {
+        Self::with(size, PrivateMemory::new)
+    }
+
+    /// The same in a memory file ([`Volume::kept_memory`]): a process that has a descriptor of it
+    /// can open the volume again, with what it holds, after this process has ended. `file`: the
+    /// one of an earlier process; none: a new one.
+    ///
+    /// # Errors
+    /// As [`MemVolume::new`]; the file is no such file, or one of another size.
+    pub fn kept(size: u64, file: Option<OwnedFd>) -> Result<Self, VolumeError> {
+        let volume = Self::with(size, |len| PrivateMemory::kept(len, file))?;
+        huge::make(&volume.memory);
+        Ok(volume)
+    }
+
+    fn with(
+        size: u64,
+        make: impl FnOnce(usize) -> Result<PrivateMemory, MapError>,
+    ) -> Result<Self, VolumeError> {
         if size == 0 {
             return Err(VolumeError::Size {
                 size,
@@ -49,7 +71,7 @@ impl MemVolume {
                 size,
                 why: "it does not fit into the address space",
             })?;
-        let memory = PrivateMemory::new(len).map_err(|error| VolumeError::Memory {
+        let memory = make(len).map_err(|error| VolumeError::Memory {
             what: "a memory volume",
             error: std::io::Error::other(error),
         })?;
@@ -104,6 +126,10 @@ impl Volume for MemVolume {
 
     fn inner(&self) -> Option<&dyn Volume> {
         None
+    }
+
+    fn kept_memory(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file()
     }
 }
 

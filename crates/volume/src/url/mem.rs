@@ -1,7 +1,9 @@
 //! `mem://SIZE`.
 
-use super::{OpenError, OpenOptions, READ_ONLY, Scheme, VolumeKind, VolumeUrl, Whole, size};
-use crate::MemVolume;
+use super::{
+    MemoryPlace, OpenError, OpenOptions, READ_ONLY, Scheme, VolumeKind, VolumeUrl, Whole, size,
+};
+use crate::{MemVolume, VolumeError};
 use std::sync::Arc;
 
 const SCHEME: Scheme = Scheme {
@@ -17,8 +19,19 @@ pub(super) fn kind<X: 'static>() -> VolumeKind<X> {
 }
 
 fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
-    let volume = MemVolume::new(size(SCHEME.name, url.name)?)?;
-    let volume = if url.options.read_only(open)? {
+    let size = size(SCHEME.name, url.name)?;
+    let volume = match &open.memory {
+        MemoryPlace::Process => MemVolume::new(size)?,
+        MemoryPlace::New => MemVolume::kept(size, None)?,
+        MemoryPlace::Kept(file) => {
+            let file = file.try_clone().map_err(|error| VolumeError::Memory {
+                what: "a memory volume",
+                error,
+            })?;
+            MemVolume::kept(size, Some(file))?
+        }
+    };
+    let volume = if url.options.read_only(&open)? {
         volume.read_only()
     } else {
         volume

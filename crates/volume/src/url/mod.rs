@@ -8,13 +8,15 @@ mod options;
 mod quantity;
 mod registry;
 
-use crate::{Direct, FileOptions, FileVolume, Format, Overlap, Volume, VolumeError};
+use crate::VolumeError;
+use crate::{Direct, FileOptions, FileVolume, Format, Overlap, PreviousProcess, Volume};
 pub use extras::Extras;
 pub use options::Options;
 pub use quantity::{parse_count, parse_duration, parse_number, parse_size};
 pub use registry::{OpenKind, Opened, READ_ONLY, Registry, Scheme, UrlOption};
 pub use registry::{VolumeKind, VolumeUrl, Whole};
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,13 +27,29 @@ fn kinds<X: 'static>() -> Vec<VolumeKind<X>> {
 }
 
 /// What the command line or configuration says about a volume, next to its URL.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// Never write (a URL can only add this, not take it back).
     pub read_only: bool,
     /// Smallest block in bytes that requests will use, when the user has chosen one (`block-size=`
     /// overrides it).
     pub block_size: Option<u32>,
+    /// How long a file or block device is waited for that another process has had before.
+    pub previous: PreviousProcess,
+    /// Where volumes in memory have their bytes.
+    pub memory: MemoryPlace,
+}
+
+/// Where a volume in memory has its bytes.
+#[derive(Debug, Clone, Default)]
+pub enum MemoryPlace {
+    /// In this process alone.
+    #[default]
+    Process,
+    /// In a new memory file, which can be kept ([`Volume::kept_memory`]).
+    New,
+    /// In the memory file of an earlier process.
+    Kept(Arc<OwnedFd>),
 }
 
 /// Why a URL gives no volume.
@@ -222,6 +240,12 @@ const FILE: Scheme = Scheme {
             "probe|raw",
             "raw: serve it although it begins like a qcow2, VMDK, ... image [default: probe, refuse those]",
         ),
+        UrlOption::new(
+            "timeout",
+            "DURATION",
+            "of files on FUSE or a network: a request that is not answered for so long fails \
+             [default: it waits]",
+        ),
     ],
 };
 
@@ -296,10 +320,12 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
     };
     let options = FileOptions {
         format: options.take("format", format)?.unwrap_or_default(),
-        read_only: options.read_only(open)?,
+        read_only: options.read_only(&open)?,
         direct: options.take("direct", direct)?.unwrap_or_default(),
         lock: options.switch("lock")?.unwrap_or(true),
         block_size: options.take("block-size", block_size)?.or(open.block_size),
+        previous: open.previous,
+        timeout: options.take("timeout", parse_duration)?,
     };
     let file = Arc::new(FileVolume::open_unlocked(path, options)?);
     Ok(Whole {

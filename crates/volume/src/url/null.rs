@@ -41,7 +41,7 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenE
     let volume = NullVolume::new(NullOptions {
         size: size(SCHEME.name, url.name)?,
         read_zeroes: options.switch("read-zeroes")?.unwrap_or(false),
-        read_only: options.read_only(open)?,
+        read_only: options.read_only(&open)?,
         latency: options
             .take("latency", parse_duration)?
             .unwrap_or(Duration::ZERO),

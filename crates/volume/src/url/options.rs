@@ -108,7 +108,7 @@ impl Options {
     ///
     /// # Errors
     /// [`OpenError::Value`]: it is neither on nor off.
-    pub fn read_only(&mut self, open: OpenOptions) -> Result<bool, OpenError> {
+    pub fn read_only(&mut self, open: &OpenOptions) -> Result<bool, OpenError> {
         Ok(self.switch("read-only")?.unwrap_or(false) || open.read_only)
     }
 }

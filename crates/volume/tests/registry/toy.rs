@@ -32,7 +32,7 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<String>, Ope
     let colour = url.options.take("colour", colour)?;
     let volume = Zero {
         size: parse_size(url.name).map_err(|why| OpenError::Other(why.into()))?,
-        read_only: url.options.read_only(open)?,
+        read_only: url.options.read_only(&open)?,
     };
     let volume = Arc::new(volume);
     Ok(match colour {

@@ -11,6 +11,7 @@ use crate::{
 use dma::Buffer;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Requests that are with the threads at one time. The others wait here, and hold no copy.
 const MOST_STARTED: usize = 64;
@@ -18,6 +19,8 @@ const MOST_STARTED: usize = 64;
 const PIECE: u64 = 256 << 10;
 /// Bytes that a round copies, but for the last piece: the worker's other clients wait meanwhile.
 const ROUND: u64 = 1 << 20;
+/// Between two looks for requests that have had their time.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A request that threads work on.
 struct Started {
@@ -26,6 +29,8 @@ struct Started {
     request: Request,
     /// Bytes that have been moved.
     done: u64,
+    /// When this piece of it was begun.
+    since: Instant,
 }
 
 /// See the module's documentation.
@@ -39,6 +44,8 @@ pub(in crate::file) struct ThreadsQueue {
     finished: VecDeque<Done>,
     /// Requests that ended otherwise than by a thread's answer.
     ended: Vec<Completion>,
+    /// When it was looked for requests that have had their time.
+    looked: Instant,
     ending: Ending,
 }
 
@@ -65,6 +72,7 @@ impl ThreadsQueue {
             started: Vec::new(),
             finished: VecDeque::new(),
             ended: Vec::new(),
+            looked: Instant::now(),
             ending: io.ending_watch(),
         })
     }
@@ -74,7 +82,12 @@ impl ThreadsQueue {
         match work(&request, done) {
             Ok(work) => {
                 let id = self.threads.start(work, &self.inbox);
-                self.started.push(Started { id, request, done });
+                self.started.push(Started {
+                    id,
+                    request,
+                    done,
+                    since: Instant::now(),
+                });
                 None
             }
             Err(error) => Some(request.complete(Err(error))),
@@ -113,6 +126,25 @@ impl ThreadsQueue {
         let all = started.chain(std::mem::take(&mut self.waiting));
         let aborted = all.map(|request| request.complete(Err(IoErrorKind::Aborted.into())));
         self.ended.extend(aborted);
+    }
+
+    /// Requests that are not answered in their time fail. Those that wait for others have theirs
+    /// when they are begun.
+    fn fail_overdue(&mut self) {
+        let Some(limit) = self.shared.options.timeout else {
+            return;
+        };
+        let now = Instant::now();
+        if now.saturating_duration_since(self.looked) < LOOK.min(limit) {
+            return;
+        }
+        self.looked = now;
+        let late = |one: &mut Started| now.saturating_duration_since(one.since) >= limit;
+        for late in self.started.extract_if(.., late) {
+            self.threads.give_up(late.id);
+            let failed = Err(IoErrorKind::Unreachable.into());
+            self.ended.push(late.request.complete(failed));
+        }
     }
 
     /// There is something for a round to do that no thread will wake it for.
@@ -184,6 +216,9 @@ impl VolumeQueue for ThreadsQueue {
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let news = self.inbox.has_news();
+        if !self.started.is_empty() {
+            self.fail_overdue();
+        }
         if !news && !self.goes_on() && !self.ending.has_begun() {
             return 0;
         }
@@ -222,6 +257,12 @@ impl VolumeQueue for ThreadsQueue {
 
     fn state(&self) -> QueueState {
         match self.goes_on() {
+            false if self.shared.options.timeout.is_some() && !self.started.is_empty() => {
+                QueueState {
+                    in_flight: self.in_flight(),
+                    wake: Wake::After(LOOK),
+                }
+            }
             false => QueueState::of_ring(self.in_flight()),
             true => QueueState {
                 in_flight: self.in_flight(),

@@ -65,10 +65,15 @@ struct Hanging {
 
 impl Hanging {
     fn new(stop_timeout: Duration) -> Self {
+        Self::with_timeout(stop_timeout, None)
+    }
+
+    fn with_timeout(stop_timeout: Duration, timeout: Option<Duration>) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(64 << 20).unwrap();
         let options = FileOptions {
             lock: false,
+            timeout,
             ..FileOptions::default()
         };
         let volume = FileVolume::open(file.path(), options).unwrap();
@@ -265,6 +270,27 @@ fn the_end_gives_a_file_up_that_does_not_answer() {
     assert_eq!(ended, [(1, ABORTED)]);
     assert_eq!(file.io.given_up(), [file.volume.shared.description.clone()]);
     file.gate.open(0);
+}
+
+#[test]
+fn a_request_that_is_not_answered_in_its_time_fails() {
+    let limit = Duration::from_millis(200);
+    let mut file = Hanging::with_timeout(BOUND, Some(limit));
+    file.gate.close(0);
+    file.submit(1, WRITE, 0, Some(&[1; LEN as usize]));
+    file.gate.wait_until_begun(0);
+    assert_ne!(file.queue.state().wake, crate::Wake::Event);
+    let began = Instant::now();
+    file.wait_for(1, Err(IoErrorKind::Unreachable.into()));
+    assert!(began.elapsed() < BOUND / 2);
+    // It may still happen: what comes later waits for that, and has no more time than it has.
+    file.submit(2, WRITE, 1 << 20, Some(&[2; LEN as usize]));
+    file.wait_for(2, Err(IoErrorKind::Unreachable.into()));
+    assert!(!file.gate.begun(1 << 20));
+    file.gate.open(0);
+    file.submit(3, WRITE, 1 << 20, Some(&[3; LEN as usize]));
+    file.wait_for(3, Ok(()));
+    assert_eq!(file.queue.state(), crate::QueueState::IDLE);
 }
 
 #[test]

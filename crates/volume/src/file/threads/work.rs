@@ -127,7 +127,10 @@ fn write(fd: BorrowedFd<'_>, data: &[u8], at: u64, fua: bool, unit: u64) -> Resu
     let mut done = 0;
     while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
         let moved = again(|| pwritev2(fd, &[IoSlice::new(rest)], at + done as u64, flags));
-        let moved = moved.map_err(failed)?;
+        let moved = moved.map_err(|errno| match fua {
+            true => IoError::of_durable(errno.raw_os_error(), unit),
+            false => failed(errno),
+        })?;
         done += whole(moved, rest.len(), unit).ok_or(IoErrorKind::MediaWrite)?;
     }
     Ok(())
@@ -143,7 +146,7 @@ fn whole(moved: usize, left: usize, unit: u64) -> Option<usize> {
 }
 
 fn sync(fd: BorrowedFd<'_>) -> Result<(), IoError> {
-    again(|| fdatasync(fd)).map_err(failed)
+    again(|| fdatasync(fd)).map_err(|errno| IoError::of_sync(errno.raw_os_error()))
 }
 
 /// Until no signal interrupts it.

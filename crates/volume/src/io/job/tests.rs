@@ -80,7 +80,8 @@ fn interruptions_are_repeated_within_reason() {
         for _ in 0..MAX_RETRIES {
             assert_eq!(job.advance(-errno, 1, &can), Next::Again);
         }
-        assert_eq!(job.advance(-errno, 1, &can), system(errno, true));
+        let error = IoError::of_sync(errno);
+        assert_eq!(job.advance(-errno, 1, &can), Next::Done(Err(error)));
     }
     // A cancelled request is not taken up again, but one that got through has got through.
     let mut job = job(Op::Read, 4096);
@@ -141,7 +142,7 @@ fn durable_zeroes_are_made_durable() {
     assert_eq!(durable.step, Step::Sync);
     assert_eq!(
         durable.advance(-libc::EIO, 512, &can),
-        system(libc::EIO, true)
+        Next::Done(Err(IoError::of_sync(libc::EIO)))
     );
     let mut plain = job(
         Op::WriteZeroes {
@@ -158,8 +159,12 @@ fn errors_keep_their_number_and_get_a_kind() {
     let can = Abilities::new(true, true);
     for (errno, op, kind) in [
         (libc::EIO, Op::Read, IoErrorKind::MediaRead),
-        (libc::EIO, Op::Write { fua: true }, IoErrorKind::MediaWrite),
-        (libc::EIO, Op::Flush, IoErrorKind::MediaWrite),
+        (libc::EIO, Op::Write { fua: false }, IoErrorKind::MediaWrite),
+        (libc::EIO, Op::Write { fua: true }, IoErrorKind::NotDurable),
+        (libc::EIO, Op::Flush, IoErrorKind::NotDurable),
+        (libc::ENOSPC, Op::Flush, IoErrorKind::NotDurable),
+        // Past the page cache nothing else is lost.
+        (libc::ENOSPC, Op::Write { fua: true }, IoErrorKind::NoSpace),
         (libc::ENOSPC, Op::Write { fua: false }, IoErrorKind::NoSpace),
         (libc::EDQUOT, FUA_ZEROES, IoErrorKind::NoSpace),
         (libc::EROFS, Op::Write { fua: false }, IoErrorKind::ReadOnly),
@@ -170,6 +175,10 @@ fn errors_keep_their_number_and_get_a_kind() {
         let error = Next::Done(Err(IoError { kind, errno }));
         assert_eq!(job(op, 4096).advance(-errno, 512, &can), error, "{op:?}");
     }
+    let durable = job(Op::Write { fua: true }, 4096).advance(-libc::ENOSPC, 1, &can);
+    let kind = IoErrorKind::NotDurable;
+    let errno = libc::ENOSPC;
+    assert_eq!(durable, Next::Done(Err(IoError { kind, errno })));
     // The most negative number has no positive counterpart.
     assert!(matches!(
         job(Op::Read, 4096).advance(i32::MIN, 1, &can),

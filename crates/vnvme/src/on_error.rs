@@ -1,0 +1,257 @@
+//! What becomes of requests that fail, as users say it and the control API shows and changes it.
+
+use crate::described::Described;
+use clap::ValueEnum;
+use control::Error;
+use control::api::{self, ErrorChange, VolumeErrors};
+use serde::Deserialize;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::UNIX_EPOCH;
+use sync::Unpoisoned;
+use volume::{ErrorAction, OnError, OnErrorHandle, Volume};
+
+/// What to do about a read that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnReadError {
+    /// The guest is told.
+    #[default]
+    Report,
+    /// It is repeated for 20 seconds, with growing pauses; then the guest is told.
+    Retry,
+    /// It waits, and all that come later do, until "vnvme resume".
+    Stop,
+}
+
+/// What to do about a request that failed and is no read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnWriteError {
+    /// The guest is told.
+    #[default]
+    Report,
+    /// It is repeated for 20 seconds, with growing pauses; then the guest is told.
+    Retry,
+    /// It waits, and all that come later do, until "vnvme resume".
+    Stop,
+    /// As stop, where no space is left; else the guest is told.
+    EnospcStop,
+}
+
+impl From<OnReadError> for ErrorAction {
+    fn from(action: OnReadError) -> Self {
+        match action {
+            OnReadError::Report => Self::Report,
+            OnReadError::Retry => Self::Retry,
+            OnReadError::Stop => Self::Stop,
+        }
+    }
+}
+
+impl From<OnWriteError> for ErrorAction {
+    fn from(action: OnWriteError) -> Self {
+        match action {
+            OnWriteError::Report => Self::Report,
+            OnWriteError::Retry => Self::Retry,
+            OnWriteError::Stop => Self::Stop,
+            OnWriteError::EnospcStop => Self::EnospcStop,
+        }
+    }
+}
+
+/// What an entry of the configuration says.
+pub fn policy(read: Option<OnReadError>, write: Option<OnWriteError>) -> OnError {
+    OnError {
+        read: read.unwrap_or_default().into(),
+        write: write.unwrap_or_default().into(),
+    }
+}
+
+/// As the command line says it, for the API.
+pub fn shown(action: ErrorAction) -> api::ErrorAction {
+    match action {
+        ErrorAction::Report => api::ErrorAction::Report,
+        ErrorAction::Retry => api::ErrorAction::Retry,
+        ErrorAction::Stop => api::ErrorAction::Stop,
+        ErrorAction::EnospcStop => api::ErrorAction::EnospcStop,
+    }
+}
+
+fn wanted(action: api::ErrorAction) -> ErrorAction {
+    match action {
+        api::ErrorAction::Report => ErrorAction::Report,
+        api::ErrorAction::Retry => ErrorAction::Retry,
+        api::ErrorAction::Stop => ErrorAction::Stop,
+        api::ErrorAction::EnospcStop => ErrorAction::EnospcStop,
+    }
+}
+
+/// The policies of the volumes that are open, under the names that the user gave the volumes.
+#[derive(Clone, Default)]
+pub struct OnErrorRegistry(Arc<Mutex<Vec<Entry>>>);
+
+struct Entry {
+    name: String,
+    handle: OnErrorHandle,
+    /// It goes with the volume.
+    volume: Weak<dyn Volume>,
+}
+
+impl Entry {
+    fn shown(&self, described: &Described) -> VolumeErrors {
+        let (policy, status) = (self.handle.get(), self.handle.status());
+        let (disk, nsid) = described.place(&self.name).unwrap_or_default();
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let when = status.last.and_then(|(at, _)| {
+            let since = at.duration_since(UNIX_EPOCH).ok()?;
+            u64::try_from(since.as_millis()).ok()
+        });
+        VolumeErrors {
+            disk,
+            nsid,
+            volume: self.name.clone(),
+            on_read_error: shown(policy.read),
+            on_write_error: shown(policy.write),
+            stopped: status.held > 0,
+            held: count(status.held),
+            waiting: count(status.waiting),
+            read_errors: status.read_errors,
+            write_errors: status.write_errors,
+            no_space: status.no_space,
+            repeated: status.repeated,
+            stops: status.stops,
+            last_error: status.last.map(|(_, error)| error.to_string()),
+            last_error_ms: when,
+        }
+    }
+
+    fn apply(&self, change: &ErrorChange) {
+        let now = self.handle.get();
+        self.handle.set(OnError {
+            read: change.on_read_error.map_or(now.read, wanted),
+            write: change.on_write_error.map_or(now.write, wanted),
+        });
+        if change.resume {
+            tracing::info!("{}: resumed", self.name);
+            self.handle.resume();
+        }
+    }
+}
+
+impl OnErrorRegistry {
+    /// Enters what a volume has.
+    pub fn enter(&self, name: &str, volume: &Arc<dyn Volume>) {
+        if let Some(handle) = volume.on_error() {
+            self.lock().push(Entry {
+                name: name.to_owned(),
+                handle,
+                volume: Arc::downgrade(volume),
+            });
+        }
+    }
+
+    /// Of those volumes that are there.
+    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+        let mut list = self.0.lock().unpoisoned();
+        list.retain(|entry| entry.volume.strong_count() > 0);
+        list
+    }
+
+    /// Those of which there is something to tell.
+    pub fn list(&self, described: &Described) -> Vec<VolumeErrors> {
+        let list = self.lock();
+        let all = list.iter().map(|entry| entry.shown(described));
+        all.filter(|one| !one.is_plain()).collect()
+    }
+
+    /// Changes policies, and answers those of the volumes that were meant. `volumes` are those of
+    /// the disk that the change names, if it names one.
+    ///
+    /// # Errors
+    /// Nothing is meant; nothing was changed then.
+    pub fn change(
+        &self,
+        change: &ErrorChange,
+        volumes: Option<&[String]>,
+        described: &Described,
+    ) -> Result<Vec<VolumeErrors>, Error> {
+        change.check().map_err(Error::invalid)?;
+        let list = self.lock();
+        let mut meant: Vec<&Entry> = list.iter().collect();
+        meant.sort_by(|one, other| one.name.cmp(&other.name));
+        if let Some(volumes) = volumes {
+            meant.retain(|entry| volumes.contains(&entry.name));
+        }
+        if let Some(nsid) = change.nsid {
+            let of = |entry: &&Entry| described.place(&entry.name).map(|(_, nsid)| nsid);
+            meant.retain(|entry| of(entry) == Some(nsid));
+        }
+        if let Some(volume) = &change.volume {
+            meant.retain(|entry| entry.name == *volume);
+        }
+        if meant.is_empty() && (change.names_one() || !change.is_question()) {
+            let named = change.volume.as_ref().or(change.disk.as_ref());
+            let named = named.map_or("", |name| name);
+            return Err(Error::not_found(format!(
+                "\"{named}\" has no volume that is open"
+            )));
+        }
+        if !change.is_question() {
+            meant.iter().for_each(|entry| entry.apply(change));
+        }
+        Ok(meant.iter().map(|entry| entry.shown(described)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::ErrorKind;
+    use volume::{MemVolume, OnErrorVolume};
+
+    fn open(registry: &OnErrorRegistry, name: &str) -> Arc<dyn Volume> {
+        let memory = Arc::new(MemVolume::new(4096).unwrap());
+        let volume = OnErrorVolume::new(memory, OnError::default(), name);
+        let volume: Arc<dyn Volume> = Arc::new(volume);
+        registry.enter(name, &volume);
+        volume
+    }
+
+    #[test]
+    fn policies_are_changed_of_what_is_meant_and_nothing_else() {
+        let (registry, described) = (OnErrorRegistry::default(), Described::default());
+        let change = |change: ErrorChange, volumes: Option<&[String]>| {
+            registry.change(&change, volumes, &described)
+        };
+        let (a, b) = ("a.raw".to_owned(), "b.raw".to_owned());
+        let (_a, gone) = (open(&registry, &a), open(&registry, &b));
+        assert_eq!(change(ErrorChange::default(), None).unwrap().len(), 2);
+        assert!(registry.list(&described).is_empty(), "nothing to tell");
+        drop(gone);
+        let of = |disk: &str, on_write_error| ErrorChange {
+            disk: Some(disk.into()),
+            on_write_error: Some(on_write_error),
+            ..ErrorChange::default()
+        };
+        let stop = of("vm0", api::ErrorAction::EnospcStop);
+        let told = change(stop.clone(), Some(std::slice::from_ref(&a))).unwrap();
+        assert_eq!(told[0].on_write_error, api::ErrorAction::EnospcStop);
+        assert_eq!(told[0].on_read_error, api::ErrorAction::Report);
+        assert_eq!(registry.list(&described).len(), 1);
+        let error = change(stop, Some(&[b])).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
+        let nobody = ErrorChange {
+            resume: true,
+            ..ErrorChange::default()
+        };
+        let error = change(nobody, None).unwrap_err();
+        assert!(error.message.contains("--all"), "{error}");
+        let read = ErrorChange {
+            volume: Some(a),
+            on_read_error: Some(api::ErrorAction::EnospcStop),
+            ..ErrorChange::default()
+        };
+        let error = change(read, None).unwrap_err();
+        assert!(error.message.contains("needs no space"), "{error}");
+    }
+}

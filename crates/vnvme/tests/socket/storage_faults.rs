@@ -1,0 +1,396 @@
+//! Disks that fail, below the kernel: what the guest is told, what logs, SMART and metrics say, and
+//! what the policy for failed requests makes of it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+use std::time::Duration;
+
+use fuse_disk::{Disk, Fault, What};
+use nvme::log::{ErrorInformation, Lid, Smart};
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use serde_json::Value;
+use zerocopy::FromBytes;
+
+use crate::common::*;
+
+const MIB: usize = 1 << 20;
+/// Where the pages of logs are put, in guest memory.
+const AT_LOG: u64 = 6 << 20;
+
+fn vnvme(control: &Path, args: &[&str]) -> (bool, String) {
+    let output = Process::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(args)
+        .args(["--control", &text(control)])
+        .output()
+        .unwrap();
+    let out = [output.stdout, output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&out).into_owned(),
+    )
+}
+
+/// What the process says of its one volume.
+fn on_error(control: &Path) -> Value {
+    let (ok, text) = vnvme(control, &["on-error", "--json"]);
+    assert!(ok, "{text}");
+    serde_json::from_str::<Value>(&text).unwrap()[0].clone()
+}
+
+fn log_page<T: FromBytes>(host: &mut Host, lid: Lid) -> T {
+    let len = size_of::<T>();
+    let mut command = Command::new(AdminOpcode::GET_LOG_PAGE.0, 0, u32::MAX);
+    command.set_prps(RAM_BASE + AT_LOG, 0);
+    command.cdw10 = (u32::from(lid.0) | ((len / 4 - 1) as u32) << 16).into();
+    assert_eq!(host.run(0, command).status(), Status::SUCCESS);
+    let mut page = vec![0; len];
+    host.ram.read_exact_at(&mut page, AT_LOG).unwrap();
+    T::read_from_bytes(&page).ok().unwrap()
+}
+
+fn media_errors(host: &mut Host) -> u128 {
+    log_page::<Smart>(host, Lid::SMART).mdie.get()
+}
+
+/// The newest entry of the error log: status, block.
+fn last_error(host: &mut Host) -> (Status, u64) {
+    let entry: ErrorInformation = log_page(host, Lid::ERROR_INFORMATION);
+    (entry.status(), entry.lba.get())
+}
+
+/// A disk that breaks, or nothing (with a line that says so).
+fn breaking(test: &str, place: &Place) -> Option<Disk> {
+    match Disk::new(&place.path("mnt"), 8 * MIB) {
+        Ok(disk) => Some(disk),
+        Err(error) => {
+            let what = format!("vnvme::storage_faults::{test}");
+            testkit::skip(&what, format!("/dev/fuse: {error}"));
+            None
+        }
+    }
+}
+
+/// A loop device, taken away when it is dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(file: &Path) -> Option<Self> {
+        let losetup = Process::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(file)
+            .output();
+        match losetup {
+            Ok(output) if output.status.success() => {
+                let path = String::from_utf8_lossy(&output.stdout);
+                Some(Self(path.trim().into()))
+            }
+            _ => {
+                testkit::skip("vnvme::storage_faults::block_devices", "losetup: no device");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Process::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+/// A daemon and its guest, on the disk itself and, through the ring, on a block device of it.
+fn each_way(test: &str, options: &str, run: impl Fn(&Disk, &Path, &mut Host, bool)) {
+    for block_device in [false, true] {
+        let place = Place::new();
+        let Some(disk) = breaking(test, &place) else {
+            return;
+        };
+        let device = match block_device {
+            true => match Loop::new(&disk.path()) {
+                Some(device) => Some(device),
+                None => return,
+            },
+            false => None,
+        };
+        let path = device
+            .as_ref()
+            .map_or(disk.path(), |device| device.0.clone());
+        let url = format!("{}{options}", text(&path));
+        let control = place.path("control.sock");
+        let daemon = Daemon::serve(&place, &["--control", &text(&control), &url]);
+        let mut host = Host::up(&place.socket());
+        run(&disk, &control, &mut host, block_device);
+        disk.heal();
+        disk.release();
+        drop(host);
+        daemon.end();
+    }
+}
+
+fn read_fails(host: &mut Host, lba: u64) -> Status {
+    let command = host.transfer(NvmOpcode::READ, 1, lba, 4096, 4 << 20);
+    host.run(1, command).status()
+}
+
+#[test]
+fn errors_of_the_medium_are_told_everywhere() {
+    each_way("errors_of_the_medium", "", |disk, control, host, _| {
+        host.write(1, 0, &pattern(1, 64 << 10));
+        assert_eq!(media_errors(host), 0);
+        // The kernel may repeat a read in pieces, above the disk.
+        let at = 64 * 512;
+        disk.fail(What::Read, at..at + 4096, u64::MAX, Fault::Error(5));
+        assert_eq!(read_fails(host, 64), Status::UNRECOVERED_READ_ERROR);
+        assert_eq!(last_error(host), (Status::UNRECOVERED_READ_ERROR, 64));
+        assert_eq!(media_errors(host), 1);
+        disk.heal();
+        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(5));
+        let status = host.write_with(1, 0, &pattern(2, 4096), false);
+        assert_eq!(status, Status::WRITE_FAULT);
+        assert_eq!(media_errors(host), 2);
+        disk.heal();
+        disk.fail(What::Sync, 0..1, 1, Fault::Error(5));
+        let flush = Command::new(NvmOpcode::FLUSH.0, 0, 1);
+        assert_eq!(host.run(1, flush).status(), Status::WRITE_FAULT);
+        assert_eq!(media_errors(host), 3);
+        let smart: Smart = log_page(host, Lid::SMART);
+        assert_eq!((smart.neile.get(), smart.avsp, smart.pused), (3, 100, 0));
+        // Others are not concerned.
+        assert!(host.read(1, 72, 4096) == pattern(1, 64 << 10)[72 * 512..72 * 512 + 4096]);
+        let told = on_error(control);
+        assert_eq!(
+            (&told["read_errors"], &told["write_errors"]),
+            (&1.into(), &2.into())
+        );
+        assert!(
+            told["last_error"].as_str().unwrap().contains("durable"),
+            "{told}"
+        );
+        let stats = all_stats(&text(control));
+        let failed = &stats["measured"]["disks"][0]["namespaces"][0]["errors"];
+        assert_eq!(failed["media"], 3, "{failed}");
+        let on_error = &stats["measured"]["on_error"][0];
+        assert_eq!(on_error["read_errors"], 1, "{on_error}");
+    });
+}
+
+#[test]
+fn no_space_is_no_error_of_the_medium() {
+    each_way("no_space", "", |disk, _, host, _| {
+        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
+        let status = host.write_with(1, 0, &pattern(2, 4096), false);
+        // A block device's own error: Linux tells of space that is missing below by ENOSPC, too.
+        assert!(status.is(Status::CAPACITY_EXCEEDED), "{status}");
+        assert_eq!(media_errors(host), 0);
+        assert!(last_error(host).0.is(Status::CAPACITY_EXCEEDED));
+    });
+}
+
+#[test]
+fn what_is_short_goes_on_and_what_is_slow_is_waited_for() {
+    each_way("short", "", |disk, _, host, block_device| {
+        let data = pattern(3, 64 << 10);
+        // Linux's loop devices take a short write for a whole one (drivers/block/loop.c).
+        if !block_device {
+            disk.fail(What::Write, 0..MIB as u64, 1, Fault::Short);
+        }
+        host.write(1, 0, &data);
+        disk.fail(What::Read, 0..MIB as u64, 1, Fault::Short);
+        assert!(host.read(1, 0, data.len()) == data);
+        let slow = Fault::Slow(Duration::from_millis(300));
+        disk.fail(What::Write, 0..MIB as u64, 2, slow);
+        disk.fail(What::Sync, 0..1, 1, slow);
+        host.write(1, 8, &data);
+        host.flush(1);
+        assert!(host.read(1, 8, data.len()) == data);
+        assert_eq!(media_errors(host), 0);
+    });
+}
+
+#[test]
+fn what_is_to_be_repeated_is_and_the_guest_notices_nothing() {
+    let options = "?on-read-error=retry&on-write-error=retry";
+    each_way("repeated", options, |disk, control, host, _| {
+        let data = pattern(4, 4096);
+        disk.fail(What::Write, 0..4096, 3, Fault::Error(5));
+        host.write(1, 0, &data);
+        disk.fail(What::Read, 0..4096, 2, Fault::Error(5));
+        assert!(host.read(1, 0, 4096) == data);
+        assert_eq!(media_errors(host), 0);
+        let told = on_error(control);
+        assert_eq!(told["write_errors"], 3, "{told}");
+        assert!(told["repeated"].as_u64().unwrap() >= 4, "{told}");
+        // What could not be made durable is told all the same.
+        disk.fail(What::Sync, 0..1, 1, Fault::Error(5));
+        let flush = Command::new(NvmOpcode::FLUSH.0, 0, 1);
+        assert_eq!(host.run(1, flush).status(), Status::WRITE_FAULT);
+    });
+}
+
+#[test]
+fn a_disk_without_space_is_stopped_and_resumed() {
+    let options = "?on-write-error=enospc-stop";
+    each_way("stopped", options, |disk, control, host, _| {
+        let data = pattern(5, 4096);
+        // Other errors are told.
+        disk.fail(What::Write, 0..4096, 1, Fault::Error(5));
+        assert_eq!(host.write_with(1, 0, &data, false), Status::WRITE_FAULT);
+        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
+        host.ram.write_all_at(&data, 4 << 20).unwrap();
+        let write = host.transfer(NvmOpcode::WRITE, 1, 0, data.len(), 4 << 20);
+        let first = host.submit(1, write);
+        eventually("it stops", || on_error(control)["stopped"] == true);
+        let second = host.submit(1, Command::new(NvmOpcode::FLUSH.0, 0, 1));
+        eventually("both wait", || on_error(control)["held"] == 2);
+        assert!(host.try_completion(1).is_none());
+        let (_, shown) = vnvme(control, &["stats"]);
+        assert!(shown.contains("STOPPED"), "{shown}");
+        // Nothing has changed: it stops again.
+        let (ok, shown) = vnvme(control, &["resume", "vm"]);
+        assert!(ok, "{shown}");
+        eventually("it stops again", || on_error(control)["stops"] == 2);
+        disk.heal();
+        let (ok, shown) = vnvme(control, &["resume", "vm"]);
+        assert!(ok, "{shown}");
+        let mut done: Vec<_> = (0..2).map(|_| host.completion(1)).collect();
+        done.sort_by_key(|completion| completion.cid.get());
+        let ids = done.iter().map(|completion| completion.cid.get());
+        assert_eq!(ids.collect::<Vec<_>>(), [first, second]);
+        assert!(done.iter().all(|done| done.status() == Status::SUCCESS));
+        assert!(host.read(1, 0, data.len()) == data);
+        // The policy changes while it is in use, also for what waits.
+        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
+        host.submit(1, write);
+        eventually("it stops", || on_error(control)["stopped"] == true);
+        let (ok, shown) = vnvme(control, &["on-error", "vm", "--on-write-error", "report"]);
+        assert!(ok && shown.contains("on write errors report"), "{shown}");
+        assert!(host.completion(1).status().is(Status::CAPACITY_EXCEEDED));
+    });
+}
+
+#[test]
+fn a_stopped_disk_is_reset_and_ended_as_any_other() {
+    let options = "?on-write-error=stop";
+    each_way("reset", options, |disk, control, host, _| {
+        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(5));
+        let write = host.transfer(NvmOpcode::WRITE, 1, 0, 4096, 4 << 20);
+        host.submit(1, write);
+        eventually("it stops", || on_error(control)["stopped"] == true);
+        host.enable();
+        host.create_queues(1, None);
+        assert_eq!(on_error(control)["held"], 0);
+        disk.heal();
+        host.write(1, 0, &pattern(1, 4096));
+        // The end does not wait for it either (see `each_way`).
+        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(5));
+        let write = host.transfer(NvmOpcode::WRITE, 1, 0, 4096, 4 << 20);
+        host.submit(1, write);
+        eventually("it stops", || on_error(control)["stopped"] == true);
+    });
+}
+
+/// A file system in memory, unmounted when it is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: PathBuf) -> Option<Self> {
+        std::fs::create_dir(&at).unwrap();
+        let mount = Process::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=2m", "vnvme-test"])
+            .arg(&at)
+            .output();
+        match mount {
+            Ok(output) if output.status.success() => Some(Self(at)),
+            _ => {
+                let what = "vnvme::storage_faults::a_full_tmpfs";
+                testkit::skip(what, "mount: no tmpfs can be mounted");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Process::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A volume that answers at once, as its errors do.
+#[test]
+fn a_full_tmpfs_stops_its_guest_until_there_is_space() {
+    let place = Place::new();
+    let Some(small) = Small::mount(place.path("small")) else {
+        return;
+    };
+    let disk = small.0.join("disk.raw");
+    File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+    let other = small.0.join("other");
+    std::fs::write(&other, vec![1; MIB]).unwrap();
+    let control = place.path("control.sock");
+    let args = [
+        "--control",
+        &text(&control),
+        "--on-write-error",
+        "enospc-stop",
+    ];
+    let daemon = Daemon::serve(&place, &[&args[..], &[&text(&disk)]].concat());
+    let mut host = Host::up(&place.socket());
+    let data = pattern(1, 64 << 10);
+    let mut written = 0;
+    let held = loop {
+        host.ram.write_all_at(&data, 4 << 20).unwrap();
+        let write = host.transfer(NvmOpcode::WRITE, 1, written * 128, data.len(), 4 << 20);
+        let cid = host.submit(1, write);
+        let mut stopped = false;
+        let mut done = None;
+        eventually("it is written, or stops", || {
+            done = host.try_completion(1);
+            stopped = done.is_none() && on_error(&control)["stopped"] == true;
+            stopped || done.is_some()
+        });
+        if stopped {
+            break cid;
+        }
+        assert_eq!(done.unwrap().status(), Status::SUCCESS);
+        written += 1;
+    };
+    assert!(written > 4, "{written}");
+    assert_eq!(on_error(&control)["no_space"], 1);
+    std::fs::remove_file(&other).unwrap();
+    let (ok, shown) = vnvme(&control, &["resume", "vm"]);
+    assert!(ok, "{shown}");
+    let completion = host.completion(1);
+    assert_eq!(
+        (completion.cid.get(), completion.status()),
+        (held, Status::SUCCESS)
+    );
+    for number in 0..=written {
+        assert!(host.read(1, number * 128, data.len()) == data);
+    }
+    drop(host);
+    daemon.end();
+    drop(small);
+}
+
+#[test]
+fn a_file_that_shrinks_is_told_of_and_lives_on() {
+    let place = Place::new();
+    let path = place.disk("disk.raw", 4 << 20);
+    let control = place.path("control.sock");
+    let args = ["--control", &text(&control), &path];
+    let daemon = Daemon::serve(&place, &args);
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let status = read_fails(&mut host, 2 << 11);
+    // Noticed by the read, or by the look at its size before that.
+    let told = [Status::UNRECOVERED_READ_ERROR, Status::LBA_OUT_OF_RANGE];
+    assert!(told.iter().any(|one| status.is(*one)), "{status}");
+    assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+    drop(host);
+    daemon.end();
+}

@@ -1,0 +1,112 @@
+//! The fence between a process and the one that had the file before.
+//!
+//! A process that is killed leaves requests behind: the kernel goes on with what its ring has
+//! started, and a write may reach the disk long after the process is gone. A successor that wrote
+//! meanwhile would find the old bytes on top of its new ones. Each such request holds the open file
+//! description that it was started on, and with it the lock of that description (`F_OFD_SETLK`): so
+//! the lock can be had when the last of them is over, and not before. A process that has the lock
+//! may write.
+//!
+//! A call that a thread of the previous process hangs in has the same effect: its descriptors are
+//! closed when the last of its threads has ended.
+
+use super::holder::{self, Holders};
+use crate::{VolumeError, WaitLog};
+use std::path::Path;
+use std::time::Duration;
+
+/// Between two looks at the lock.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a file is waited for that another process, which lives, has open: it may be ending.
+const LIVING: Duration = Duration::from_secs(1);
+/// How long an opening waits for the process that had the volume before: until the last of its
+/// requests is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PreviousProcess {
+    /// At most so long; then the volume is not opened.
+    pub limit: Duration,
+    /// The volume is taken over from a process that has ended or is about to: a process that is
+    /// seen to hold it is that one. Else one that lives is waited for a second at most.
+    pub taken_over: bool,
+}
+
+impl Default for PreviousProcess {
+    fn default() -> Self {
+        Self {
+            limit: Duration::from_secs(30),
+            taken_over: false,
+        }
+    }
+}
+
+/// Waits for the previous process to leave a file.
+pub(super) struct Fence<'a> {
+    path: &'a Path,
+    /// All of it is wanted.
+    whole: bool,
+    previous: PreviousProcess,
+    log: WaitLog,
+}
+
+impl<'a> Fence<'a> {
+    pub(super) fn new(path: &'a Path, whole: bool, previous: PreviousProcess) -> Self {
+        Self {
+            path,
+            whole,
+            previous,
+            log: WaitLog::default(),
+        }
+    }
+
+    /// Another opening holds the file: waits a while, after which it is to be tried again.
+    ///
+    /// # Errors
+    /// It has been waited for long enough.
+    pub(super) fn wait(&mut self, read_only: bool) -> Result<(), VolumeError> {
+        let waited = self.log.elapsed();
+        let due = self.log.due().is_some();
+        // Found out rarely: it looks at all processes.
+        if due || waited >= self.previous.limit.min(LIVING) {
+            let holders = holder::holders(self.path, self.whole);
+            let other = holders != Holders::Kernel && !self.previous.taken_over;
+            let limit = match other {
+                true => self.previous.limit.min(LIVING),
+                false => self.previous.limit,
+            };
+            if waited >= limit {
+                return Err(self.over(waited, &holders, read_only));
+            }
+            if due && !other {
+                tracing::warn!(
+                    "{}: waiting for the last requests of the previous process: it is in use by \
+                     {holders} (for {waited:.1?} so far, {limit:.0?} at most)",
+                    self.path.display()
+                );
+            }
+        }
+        std::thread::sleep(PAUSE);
+        Ok(())
+    }
+
+    fn over(&self, waited: Duration, holders: &Holders, read_only: bool) -> VolumeError {
+        let path = self.path.to_path_buf();
+        match holders {
+            Holders::Kernel => VolumeError::PreviousProcess { path, waited },
+            holders => VolumeError::Locked {
+                path,
+                holder: holders.to_string(),
+                read_only,
+            },
+        }
+    }
+
+    /// The file is this process's.
+    pub(super) fn passed(&self) {
+        if let Some(waited) = self.log.said() {
+            tracing::warn!(
+                "{}: the previous process has left it after {waited:.1?}",
+                self.path.display()
+            );
+        }
+    }
+}

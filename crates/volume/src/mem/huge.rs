@@ -1,0 +1,51 @@
+//! Huge pages for volumes in memory files.
+//!
+//! Memory of one process gets huge pages when it is written first. A memory file mostly gets none
+//! (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `never` on most systems), and a volume
+//! in small ones is slower: each access has to have its address translated anew. So a thread makes
+//! huge pages of what was written, while the workers go on.
+
+use dma::{PrivateMemory, WeakMemory};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Between two looks while something is written, and when nothing is.
+const BUSY: Duration = Duration::from_millis(50);
+const IDLE: Duration = Duration::from_secs(1);
+/// Pieces in one look: then the other volumes have their turns.
+const PIECES: usize = 64;
+
+/// Memory that is looked at, by one thread for all, as long as there is any.
+static MEMORIES: Mutex<Vec<WeakMemory>> = Mutex::new(Vec::new());
+
+/// Has huge pages made of what is written there.
+pub(super) fn make(memory: &PrivateMemory) {
+    let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
+    memories.push(memory.downgrade());
+    if memories.len() > 1 {
+        return;
+    }
+    let thread = std::thread::Builder::new().name("huge-pages".into());
+    // Never joined: it ends with the last volume. Without it they are slower.
+    if let Err(error) = thread.stack_size(64 << 10).spawn(run) {
+        memories.clear();
+        tracing::debug!(%error, "no thread that makes huge pages");
+    }
+}
+
+fn run() {
+    let mut pause = IDLE;
+    loop {
+        std::thread::sleep(pause);
+        let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
+        memories.retain(|memory| memory.upgrade().is_some());
+        if memories.is_empty() {
+            return;
+        }
+        let now: Vec<WeakMemory> = memories.clone();
+        drop(memories);
+        let upgraded = now.iter().filter_map(WeakMemory::upgrade);
+        let made: usize = upgraded.map(|memory| memory.collapse(PIECES)).sum();
+        pause = if made > 0 { BUSY } else { IDLE };
+    }
+}

@@ -1,0 +1,433 @@
+//! Requests that failed and wait: a queue in front of a volume's own, from its first failure on.
+
+use super::{Completion, ErrorAction, NAP, RETRY_FOR, Request, Shared};
+use crate::{FastPath, IoError, IoErrorKind, Op, QueueState, VolumeQueue, Wake};
+use dma::{SegmentList, View};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Pauses before a request is repeated: the first, each twice as long as the one before, and the
+/// longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Tags that are remembered of requests that have ended.
+const MOST_OVER: usize = 4096;
+
+/// A request that waits.
+struct Waiting {
+    request: Request,
+    /// How it failed; none: it came while the volume was stopped.
+    error: Option<IoError>,
+    /// Of its first failure.
+    since: Instant,
+    /// When it is repeated, if the policy has it so.
+    again_at: Instant,
+    /// So often has it failed.
+    failures: u32,
+}
+
+/// A request that was repeated, under which name, and may fail again.
+struct Repeated {
+    tag: u64,
+    since: Instant,
+    at: Instant,
+    failures: u32,
+}
+
+#[derive(Default)]
+struct Lists {
+    waiting: VecDeque<Waiting>,
+    repeated: Vec<Repeated>,
+    /// Tags of requests whose failure was returned as their end: the front-end that gets it offers
+    /// it once more, and it is to be told then.
+    over: Vec<u64>,
+}
+
+/// The policy of one queue.
+pub(crate) struct QueuePolicy {
+    shared: Arc<Shared>,
+    /// The worker ends: nothing waits any more.
+    ending: Rc<Cell<bool>>,
+    /// There once the queue stands in front.
+    lists: Option<Rc<RefCell<Lists>>>,
+}
+
+impl QueuePolicy {
+    pub(crate) fn new(shared: Arc<Shared>, ending: Rc<Cell<bool>>) -> Self {
+        Self {
+            shared,
+            ending,
+            lists: None,
+        }
+    }
+
+    /// A request that fails so is not reported.
+    pub(crate) fn takes(&self, op: Op, error: IoError) -> bool {
+        !self.ending.get() && self.shared.action(op, error) != ErrorAction::Report
+    }
+
+    /// A request has failed: to be reported, or taken. The first that is taken has a queue put in
+    /// front.
+    pub(crate) fn failed(
+        &mut self,
+        queue: &mut Box<dyn FastPath>,
+        request: Request,
+        error: IoError,
+    ) -> Option<Completion> {
+        if let Some(lists) = &self.lists
+            && lists.borrow_mut().is_over(request.tag)
+        {
+            return Some(request.complete(Err(error)));
+        }
+        self.shared.count(request.op, error);
+        if !self.takes(request.op, error) {
+            return Some(request.complete(Err(error)));
+        }
+        let lists = self.lists.get_or_insert_with(|| {
+            let lists = Rc::<RefCell<Lists>>::default();
+            let own: Box<dyn FastPath> = Box::new(Nothing);
+            let front = HeldQueue {
+                queue: std::mem::replace(queue, own),
+                shared: self.shared.clone(),
+                ending: self.ending.clone(),
+                lists: lists.clone(),
+                resumes: self.shared.resumes(),
+                ended: Vec::new(),
+                told: (0, 0),
+            };
+            *queue = Box::new(front);
+            lists
+        });
+        lists.borrow_mut().take(&self.shared, request, error);
+        None
+    }
+}
+
+impl Lists {
+    fn take(&mut self, shared: &Shared, request: Request, error: IoError) {
+        let now = shared.clock.now();
+        let known = self.repeated.iter().position(|one| one.tag == request.tag);
+        let known = known.map(|at| self.repeated.swap_remove(at));
+        self.repeated
+            .retain(|one| now.saturating_duration_since(one.at) < RETRY_FOR);
+        let (since, failures) = known.map_or((now, 0), |one| (one.since, one.failures));
+        let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(16));
+        let again_at = now.checked_add(pause.min(LONGEST_PAUSE)).unwrap_or(now);
+        if shared.action(request.op, error) == ErrorAction::Stop && !self.is_stopped(shared) {
+            shared.stopped(request.op, error);
+        }
+        self.waiting.push_back(Waiting {
+            request,
+            error: Some(error),
+            since,
+            again_at,
+            failures: failures.saturating_add(1),
+        });
+    }
+
+    /// The failure of this request is returned as its end.
+    fn ended(&mut self, tag: u64) {
+        // One whose client has gone is never offered.
+        if self.over.len() >= MOST_OVER {
+            self.over.remove(0);
+        }
+        self.over.push(tag);
+    }
+
+    /// The failure of this request has been looked at, and is its end.
+    fn is_over(&mut self, tag: u64) -> bool {
+        let at = self.over.iter().position(|over| *over == tag);
+        at.map(|at| self.over.swap_remove(at)).is_some()
+    }
+
+    /// A request waits until the volume is resumed.
+    fn is_stopped(&self, shared: &Shared) -> bool {
+        self.waiting.iter().any(|one| one.is_stopped(shared))
+    }
+}
+
+impl Waiting {
+    fn is_stopped(&self, shared: &Shared) -> bool {
+        let action = |error| shared.action(self.request.op, error);
+        self.error
+            .is_some_and(|error| action(error) == ErrorAction::Stop)
+    }
+}
+
+/// What becomes of a request that waits.
+enum Next {
+    Waits,
+    Begins,
+    Fails(IoError),
+}
+
+/// The queue in front.
+struct HeldQueue {
+    queue: Box<dyn FastPath>,
+    shared: Arc<Shared>,
+    ending: Rc<Cell<bool>>,
+    lists: Rc<RefCell<Lists>>,
+    /// [`Shared::resumes`] as last seen.
+    resumes: u64,
+    /// Requests that were cancelled.
+    ended: Vec<Completion>,
+    /// What the counters say of this queue: held, waiting.
+    told: (usize, usize),
+}
+
+impl HeldQueue {
+    fn is_stopped(&self) -> bool {
+        !self.ending.get() && self.lists.borrow().is_stopped(&self.shared)
+    }
+
+    /// Everything that comes while the volume is stopped waits behind what made it stop.
+    fn hold(&mut self, request: Request) {
+        let now = self.shared.clock.now();
+        self.lists.borrow_mut().waiting.push_back(Waiting {
+            request,
+            error: None,
+            since: now,
+            again_at: now,
+            failures: 0,
+        });
+    }
+
+    fn next(&self, one: &Waiting, now: Instant, resumed: bool, stopped: bool) -> Next {
+        let Some(error) = one.error else {
+            return match stopped && !resumed {
+                true => Next::Waits,
+                false => Next::Begins,
+            };
+        };
+        if self.ending.get() {
+            return Next::Fails(error);
+        }
+        match self.shared.action(one.request.op, error) {
+            ErrorAction::Report | ErrorAction::EnospcStop => Next::Fails(error),
+            _ if resumed => Next::Begins,
+            ErrorAction::Stop => Next::Waits,
+            ErrorAction::Retry => match now.saturating_duration_since(one.since) {
+                time if time >= RETRY_FOR => Next::Fails(error),
+                _ if now >= one.again_at => Next::Begins,
+                _ => Next::Waits,
+            },
+        }
+    }
+
+    /// Goes on with what waits. Each is looked at once: what fails at once waits again.
+    fn go_on(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let resumes = self.shared.resumes();
+        let resumed = std::mem::replace(&mut self.resumes, resumes) != resumes;
+        let (now, stopped) = (self.shared.clock.now(), self.is_stopped());
+        let mut count = 0;
+        let number = self.lists.borrow().waiting.len();
+        for _ in 0..number {
+            let Some(one) = self.lists.borrow_mut().waiting.pop_front() else {
+                break;
+            };
+            match self.next(&one, now, resumed, stopped) {
+                Next::Waits => self.lists.borrow_mut().waiting.push_back(one),
+                Next::Fails(error) => {
+                    count += 1;
+                    self.lists.borrow_mut().ended(one.request.tag);
+                    done(one.request.complete(Err(error)));
+                }
+                Next::Begins => {
+                    if let Some(completion) = self.begin(one, now) {
+                        count += 1;
+                        done(completion);
+                    }
+                }
+            }
+        }
+        self.tell();
+        count
+    }
+
+    fn begin(&mut self, one: Waiting, now: Instant) -> Option<Completion> {
+        let Request {
+            tag,
+            op,
+            offset,
+            len,
+            ..
+        } = one.request;
+        if one.error.is_some() {
+            self.shared.repeated.fetch_add(1, Ordering::Relaxed);
+            self.lists.borrow_mut().repeated.push(Repeated {
+                tag,
+                since: one.since,
+                at: now,
+                failures: one.failures,
+            });
+        }
+        let Completion { tag, result, data } = self.queue.submit(one.request)?;
+        let request = Request {
+            tag,
+            op,
+            offset,
+            len,
+            data,
+        };
+        match result {
+            Err(error) if self.shared.action(op, error) != ErrorAction::Report => {
+                self.shared.count(op, error);
+                self.lists.borrow_mut().take(&self.shared, request, error);
+                None
+            }
+            result => Some(request.complete(result)),
+        }
+    }
+
+    /// Brings the counters up to date.
+    fn tell(&mut self) {
+        let stopped = self.is_stopped();
+        let number = self.lists.borrow().waiting.len();
+        let now = if stopped { (number, 0) } else { (0, number) };
+        let (held, waiting) = std::mem::replace(&mut self.told, now);
+        // Wrapping: what another queue has added stays.
+        let change = |counter: &std::sync::atomic::AtomicUsize, from: usize, to: usize| {
+            counter.fetch_add(to.wrapping_sub(from), Ordering::Relaxed);
+        };
+        change(&self.shared.held, held, now.0);
+        change(&self.shared.waiting, waiting, now.1);
+    }
+}
+
+impl VolumeQueue for HeldQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        if self.is_stopped() {
+            self.hold(request);
+            return None;
+        }
+        self.queue.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let mut count = self.queue.poll(done);
+        for completion in self.ended.drain(..) {
+            count += 1;
+            done(completion);
+        }
+        let waits = !self.lists.borrow().waiting.is_empty();
+        if waits || self.told != (0, 0) {
+            count += self.go_on(done);
+        }
+        count
+    }
+
+    fn state(&self) -> QueueState {
+        let QueueState { in_flight, wake } = self.queue.state();
+        let lists = self.lists.borrow();
+        let stopped = lists.is_stopped(&self.shared);
+        let own = lists.waiting.len() + self.ended.len();
+        let next = match lists.waiting.iter().map(|one| one.again_at).min() {
+            _ if !self.ended.is_empty() || (own > 0 && self.ending.get()) => Wake::Poll,
+            None => Wake::Event,
+            // Another policy, or the word to go on, is noticed by then.
+            Some(_) if stopped => Wake::After(NAP),
+            Some(at) => Wake::After(NAP).earlier(Wake::At(at), || self.shared.clock.now()),
+        };
+        QueueState {
+            in_flight: in_flight + own,
+            wake: wake.earlier(next, || self.shared.clock.now()),
+        }
+    }
+
+    fn cancel(&mut self, tag: u64) {
+        let mut lists = self.lists.borrow_mut();
+        let at = lists.waiting.iter().position(|one| one.request.tag == tag);
+        match at.and_then(|at| lists.waiting.remove(at)) {
+            Some(one) => {
+                let aborted = Err(IoErrorKind::Aborted.into());
+                self.ended.push(one.request.complete(aborted));
+            }
+            None => self.queue.cancel(tag),
+        }
+    }
+}
+
+impl FastPath for HeldQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        if self.is_stopped() {
+            self.hold(Request::transfer(tag, op, offset, data));
+            return None;
+        }
+        self.queue.start(tag, op, offset, data)
+    }
+
+    fn push(&mut self) {
+        self.queue.push();
+    }
+
+    fn is_immediate(&self) -> bool {
+        self.queue.is_immediate()
+    }
+
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        match self.is_stopped() {
+            true => None,
+            false => self.queue.try_now(op, offset, data),
+        }
+    }
+
+    fn prefetches(&self) -> bool {
+        self.queue.prefetches()
+    }
+
+    fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
+        self.queue.prefetch(op, offset, len);
+    }
+}
+
+impl Drop for HeldQueue {
+    fn drop(&mut self) {
+        self.lists.borrow_mut().waiting.clear();
+        self.tell();
+    }
+}
+
+/// Stands in for a queue while another one is put in front of it.
+struct Nothing;
+
+impl VolumeQueue for Nothing {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        Some(request.complete(Err(IoErrorKind::Gone.into())))
+    }
+
+    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
+        0
+    }
+
+    fn state(&self) -> QueueState {
+        QueueState::IDLE
+    }
+
+    fn cancel(&mut self, _: u64) {}
+}
+
+impl FastPath for Nothing {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    fn push(&mut self) {}
+
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+}
