@@ -6,7 +6,7 @@ use dma::{MapError, MemoryError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     /// Its file cannot be made or mapped, or there is no memory left for its pages.
-    #[error("state memory: {0}")]
+    #[error("the state has no memory")]
     Memory(#[from] MapError),
     /// The file is no state memory.
     #[error("the file is no state memory")]
