@@ -12,6 +12,7 @@ pub mod dma;
 pub mod gpt;
 pub mod mediate;
 pub mod nbd;
+pub mod reservations;
 pub mod vfio_user;
 pub mod vhost_blk;
 
@@ -29,6 +30,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("ap", ap::ap),
     ("gpt", gpt::gpt),
     ("nbd", nbd::nbd),
+    ("reservations", reservations::reservations),
 ];
 
 #[cfg(test)]

@@ -309,6 +309,33 @@ pub struct HostIdentifier {
     __: u32,
 }
 
+/// Value of [`Fid::RESERVATION_NOTIFICATION_MASK`] (NVMe Base 2.1, 5.1.25.1.29): which
+/// notifications create no log page; namespace specific.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ReservationNotificationMask {
+    #[bits(1)]
+    __: u8,
+    /// Registration Preempted.
+    pub regpre: bool,
+    /// Reservation Released.
+    pub resrel: bool,
+    /// Reservation Preempted.
+    pub respre: bool,
+    #[bits(28)]
+    __: u32,
+}
+
+/// Value of [`Fid::RESERVATION_PERSISTENCE`] (NVMe Base 2.1, 5.1.25.1.30); namespace specific.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ReservationPersistence {
+    /// Persist Through Power Loss.
+    pub ptpl: bool,
+    #[bits(31)]
+    __: u32,
+}
+
 /// Value of [`Fid::NAMESPACE_WRITE_PROTECTION_CONFIG`] (NVMe Base 2.1,
 /// 5.1.25.1.31); namespace specific.
 #[bitfield(u32)]

@@ -8,12 +8,16 @@ use crate::Status;
 use crate::identify::Ascii;
 use crate::macros::{open_values, wire_layout, zeroed_default};
 
+mod ana;
 mod effects;
+mod reservation;
 
+pub use ana::{AnaGroup, AnaGroupState, AnaHeader, AnaState};
 pub use effects::{
     CommandEffects, CommandsSupported, FeatureEffects, FeaturesSupported, LidSupported,
     SupportedLogPages,
 };
+pub use reservation::{ReservationNotification, ReservationNotificationType};
 
 /// The Changed Namespace List log page: FFFFFFFFh in the first entry when more namespaces changed
 /// than it holds (NVMe Base 2.1, 5.1.12.1.5).

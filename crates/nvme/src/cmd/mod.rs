@@ -24,6 +24,7 @@ use crate::sgl::SglDescriptor;
 pub mod admin;
 pub mod io;
 mod opcode;
+pub mod reservation;
 
 pub use opcode::{AdminOpcode, DataTransfer, NvmOpcode};
 

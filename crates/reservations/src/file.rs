@@ -1,0 +1,371 @@
+//! The file in which a namespace's state outlasts the process, and with PTPL the host's power.
+//!
+//! It has two places of [`SLOT`] bytes, which are written in turn, each write made durable before
+//! it counts: so one of them is whole at any moment, and the newer one of those that are whole is
+//! the state. Nothing is opened, made or renamed for that, so the sandbox needs no path. Only the
+//! first process makes the file: under another name, made durable, and then renamed.
+//!
+//! The file belongs to the process that has locked it. Writes that a killed process has begun hold
+//! its lock, so they are over when the next one has it.
+
+use crate::image::{Executed, Image, ImageError, LONGEST, MAX_EXECUTED};
+use crate::state::Reservations;
+use rustix::fs::{CWD, OFlags, RenameFlags};
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Bytes of one of the two places.
+const SLOT: usize = 16 << 10;
+const SIZE: usize = 2 * SLOT;
+const _: () = assert!(LONGEST <= SLOT);
+
+/// Between two looks at the lock.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Why a state cannot be had from its file, or put there.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The system says so.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        error: io::Error,
+    },
+    /// A folder, a device, a FIFO.
+    #[error("{}: this is no file", .0.display())]
+    NoFile(PathBuf),
+    /// Another process has locked it.
+    #[error("{}: another process keeps reservations there, and has locked it", .0.display())]
+    Locked(PathBuf),
+    /// It has another size than such files have.
+    #[error(
+        "{}: this is no file of reservations: it has {found} bytes, and they have {SIZE}",
+        path.display()
+    )]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// Neither place holds a state.
+    #[error(
+        "{}: no state of reservations can be read: {first}; {second}. To remove the file is to \
+         release all reservations",
+        path.display()
+    )]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Of the first place.
+        first: ImageError,
+        /// Of the second one.
+        second: ImageError,
+    },
+    /// A newer program has written it.
+    #[error(
+        "{}: its format is version {version}, which a newer program has written; this one does not \
+         know it",
+        path.display()
+    )]
+    TooNew {
+        /// The file.
+        path: PathBuf,
+        /// Of the format.
+        version: u32,
+    },
+    /// The state of another namespace.
+    #[error(
+        "{}: it has the reservations of another namespace (NGUID {}), and not of this one ({})",
+        path.display(), hex(found), hex(wanted)
+    )]
+    OtherNamespace {
+        /// The file.
+        path: PathBuf,
+        /// Its namespace.
+        found: [u8; 16],
+        /// This one.
+        wanted: [u8; 16],
+    },
+}
+
+fn hex(bytes: &[u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The file of one namespace. Every call may block.
+#[derive(Debug)]
+pub struct ReservationFile {
+    file: File,
+    path: PathBuf,
+    /// Of the newest state.
+    sequence: u64,
+    /// The place that is written next: not that of the newest state.
+    next: usize,
+    boot: [u8; 16],
+    namespace: [u8; 16],
+}
+
+impl ReservationFile {
+    /// Opens the file of a namespace (`namespace` is its NGUID), or makes one without registrants.
+    /// `boot` names the host's boot ([`ReservationFile::boot`]): what was kept before another one
+    /// has lost its power. A previous process is waited for, at most for `limit`.
+    ///
+    /// # Errors
+    /// [`FileError`].
+    pub fn open(
+        path: &Path,
+        namespace: [u8; 16],
+        boot: [u8; 16],
+        limit: Duration,
+    ) -> Result<(Self, Reservations, Vec<Executed>), FileError> {
+        let begun = Instant::now();
+        let file = loop {
+            let file = match open_there(path)? {
+                Some(file) => file,
+                None => make(path, namespace, boot, begun + limit)?,
+            };
+            lock(&file, path, begun + limit)?;
+            // Another process may have put one in its place meanwhile.
+            if is_at(&file, path)? {
+                break file;
+            }
+        };
+        let mut bytes = vec![0; SIZE];
+        read(&file, path, &mut bytes)?;
+        let (first, second) = bytes.split_at(SLOT);
+        let (image, next) = newest(path, Image::decode(first), Image::decode(second))?;
+        if image.namespace != namespace {
+            return Err(FileError::OtherNamespace {
+                path: path.into(),
+                found: image.namespace,
+                wanted: namespace,
+            });
+        }
+        let Image {
+            mut state,
+            mut executed,
+            ..
+        } = image;
+        if image.boot != boot {
+            state.power_lost();
+            executed.clear();
+        }
+        let file = ReservationFile {
+            file,
+            path: path.into(),
+            sequence: image.sequence,
+            next,
+            boot,
+            namespace,
+        };
+        Ok((file, state, executed))
+    }
+
+    /// The host's present boot.
+    ///
+    /// # Errors
+    /// There is no `/proc`.
+    pub fn boot() -> io::Result<[u8; 16]> {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let mut boot = [0; 16];
+        let digits: Vec<u8> = text
+            .chars()
+            .filter_map(|c| c.to_digit(16))
+            .map(|digit| digit as u8)
+            .collect();
+        for (byte, digits) in boot.iter_mut().zip(digits.chunks(2)) {
+            *byte = digits.iter().fold(0, |byte, digit| byte << 4 | digit);
+        }
+        Ok(boot)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Keeps a state, and what was executed last (oldest first). When this returns, it outlasts the
+    /// process and a loss of power.
+    ///
+    /// # Errors
+    /// It is not known which one the next process finds: this one, or the one before it. What is
+    /// kept after that counts.
+    pub fn save(&mut self, state: &Reservations, executed: &[Executed]) -> Result<(), FileError> {
+        let begin = executed.len().saturating_sub(MAX_EXECUTED);
+        let image = Image {
+            sequence: self.sequence + 1,
+            boot: self.boot,
+            namespace: self.namespace,
+            state: state.clone(),
+            executed: executed.get(begin..).unwrap_or_default().to_vec(),
+        };
+        let mut bytes = image.encode();
+        bytes.resize(SLOT, 0);
+        let written = self
+            .file
+            .write_all_at(&bytes, (self.next * SLOT) as u64)
+            .and_then(|()| self.file.sync_data());
+        written.map_err(|error| io_error(&self.path, error))?;
+        self.sequence = image.sequence;
+        self.next = 1 - self.next;
+        Ok(())
+    }
+}
+
+fn io_error(path: &Path, error: io::Error) -> FileError {
+    FileError::Io {
+        path: path.into(),
+        error,
+    }
+}
+
+/// The file, if it is there.
+fn open_there(path: &Path) -> Result<Option<File>, FileError> {
+    let opened = File::options()
+        .read(true)
+        .write(true)
+        // A FIFO would be waited for.
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(path);
+    match opened {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            Err(FileError::NoFile(path.into()))
+        }
+        Err(error) => Err(io_error(path, error)),
+    }
+}
+
+fn lock(file: &File, path: &Path, until: Instant) -> Result<(), FileError> {
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(TryLockError::WouldBlock) => return Err(FileError::Locked(path.into())),
+            Err(TryLockError::Error(error)) => return Err(io_error(path, error)),
+        }
+    }
+}
+
+/// The path still leads to the file.
+fn is_at(file: &File, path: &Path) -> Result<bool, FileError> {
+    let mine = file.metadata().map_err(|error| io_error(path, error))?;
+    match std::fs::metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (mine.dev(), mine.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(io_error(path, error)),
+    }
+}
+
+fn read(file: &File, path: &Path, bytes: &mut [u8]) -> Result<(), FileError> {
+    let metadata = file.metadata().map_err(|error| io_error(path, error))?;
+    if !metadata.is_file() {
+        return Err(FileError::NoFile(path.into()));
+    }
+    if metadata.len() != SIZE as u64 {
+        return Err(FileError::Size {
+            path: path.into(),
+            found: metadata.len(),
+        });
+    }
+    let read = file.read_exact_at(bytes, 0);
+    read.map_err(|error| io_error(path, error))
+}
+
+/// The newer state of those that can be read, and the place that the next one is written to.
+fn newest(
+    path: &Path,
+    first: Result<Image, ImageError>,
+    second: Result<Image, ImageError>,
+) -> Result<(Image, usize), FileError> {
+    let path = || PathBuf::from(path);
+    match (first, second) {
+        // The other place is older than what a newer program has written.
+        (Err(ImageError::TooNew(version)), _) | (_, Err(ImageError::TooNew(version))) => {
+            let path = path();
+            Err(FileError::TooNew { path, version })
+        }
+        (Ok(first), Ok(second)) if first.sequence > second.sequence => Ok((first, 1)),
+        (Ok(_), Ok(second)) => Ok((second, 0)),
+        (Ok(first), Err(_)) => Ok((first, 1)),
+        (Err(_), Ok(second)) => Ok((second, 0)),
+        (Err(first), Err(second)) => Err(FileError::Unreadable {
+            path: path(),
+            first,
+            second,
+        }),
+    }
+}
+
+/// Makes the file, locked and without registrants. One that another process has made first is
+/// opened in the next attempt.
+fn make(
+    path: &Path,
+    namespace: [u8; 16],
+    boot: [u8; 16],
+    until: Instant,
+) -> Result<File, FileError> {
+    let failed = |error: io::Error| io_error(path, error);
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits() as i32)
+        .open(&new)
+        .map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(FileError::NoFile(new));
+    }
+    // The lock goes with the file to its new name: who gets it later finds it there.
+    lock(&file, &new, until)?;
+    if !is_at(&file, &new)? {
+        // It was renamed meanwhile.
+        return Ok(file);
+    }
+    let image = Image {
+        sequence: 1,
+        boot,
+        namespace,
+        state: Reservations::new(true),
+        executed: Vec::new(),
+    };
+    let mut bytes = image.encode();
+    bytes.resize(SIZE, 0);
+    file.write_all_at(&bytes, 0)
+        .and_then(|()| file.set_len(SIZE as u64))
+        .and_then(|()| file.sync_all())
+        .map_err(failed)?;
+    let renamed = rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE);
+    match renamed {
+        Ok(()) => {}
+        // Another one is there by now.
+        Err(rustix::io::Errno::EXIST) => {
+            std::fs::remove_file(&new).map_err(failed)?;
+            return Ok(file);
+        }
+        // A file system that cannot say so.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            std::fs::rename(&new, path).map_err(failed)?;
+        }
+        Err(error) => return Err(failed(error.into())),
+    }
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let folder = File::open(folder).and_then(|folder| folder.sync_all());
+    folder.map_err(failed)?;
+    Ok(file)
+}

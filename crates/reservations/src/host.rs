@@ -1,0 +1,89 @@
+//! Host Identifiers.
+
+use std::fmt;
+
+/// A Host Identifier: 64 or 128 bits ("NVMe Base 2.1", 5.1.25.1.28). One of 64 bits is never the
+/// same host as one of 128, whatever its bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostId {
+    extended: bool,
+    /// Of a short one the first eight count, and the others are 0.
+    bytes: [u8; 16],
+}
+
+impl HostId {
+    /// A Host Identifier of 64 bits.
+    pub const fn short(id: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = id.to_le_bytes();
+        HostId {
+            extended: false,
+            bytes: [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+
+    /// A Host Identifier of 128 bits, as it lies in memory.
+    pub const fn extended(bytes: [u8; 16]) -> Self {
+        HostId {
+            extended: true,
+            bytes,
+        }
+    }
+
+    /// It has 128 bits.
+    pub const fn is_extended(&self) -> bool {
+        self.extended
+    }
+
+    /// All bits are 0: the host has told none.
+    pub const fn is_zero(&self) -> bool {
+        u128::from_le_bytes(self.bytes) == 0
+    }
+
+    /// As it lies in memory; a short one with eight zeroes behind it.
+    pub const fn bytes(&self) -> &[u8; 16] {
+        &self.bytes
+    }
+
+    /// The low 64 bits, which of a short one are all of it.
+    pub const fn low(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.bytes;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
+impl fmt::Display for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.extended {
+            return write!(f, "{:#018x}", self.low());
+        }
+        for (i, byte) in self.bytes.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostId({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_bytes_are_not_the_same_host() {
+        let short = HostId::short(0x0102_0304_0506_0708);
+        let long = HostId::extended(*short.bytes());
+        assert_ne!(short, long);
+        assert_eq!(short.low(), long.low());
+        assert_eq!(short.to_string(), "0x0102030405060708");
+        assert_eq!(long.to_string(), "08070605-0403-0201-0000-000000000000");
+        assert!(HostId::short(0).is_zero() && !short.is_zero());
+    }
+}

@@ -1,0 +1,312 @@
+//! The state as bytes.
+//!
+//! ```text
+//!   0  magic "VNVMERSV"        40  generation            72  namespace (NGUID), 16 bytes
+//!   8  version                 44  type, 0 for none      88  registrants, 32 bytes each
+//!  12  length of it all        45  flags                     operations, 24 bytes each
+//!  16  sequence                46  registrants               CRC-32 of everything before it
+//!  24  boot, 16 bytes          48  index of the holder
+//!                              50  operations that were executed
+//! ```
+//!
+//! Integers are little endian. What is reserved is 0, and anything else is refused, as is whatever
+//! no [`Reservations`] can be: an image is read from a file that others may have written.
+
+use crate::host::HostId;
+use crate::state::{MAX_REGISTRANTS, Registrant, Reservation, Reservations};
+use crate::types::ReservationType;
+use nvme::Status;
+use nvme::cmd::reservation::Rtype;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const MAGIC: [u8; 8] = *b"VNVMERSV";
+const VERSION: u32 = 1;
+/// No registrant is the holder.
+const NO_HOLDER: u16 = 0xffff;
+
+const PTPL: u8 = 1;
+
+/// Operations that an image can name.
+pub const MAX_EXECUTED: usize = 32;
+
+/// Bytes of the longest image.
+pub(crate) const LONGEST: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
+
+/// Bytes of an image.
+const fn length(registrants: usize, executed: usize) -> usize {
+    size_of::<Header>()
+        + registrants * size_of::<Entry>()
+        + executed * size_of::<Operation>()
+        + size_of::<U32>()
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: U32,
+    length: U32,
+    sequence: U64,
+    boot: [u8; 16],
+    generation: U32,
+    rtype: u8,
+    flags: u8,
+    registrants: U16,
+    holder: U16,
+    executed: U16,
+    reserved: [u8; 20],
+    namespace: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Header>() == 88);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Entry {
+    host: [u8; 16],
+    key: U64,
+    extended: u8,
+    reserved: [u8; 7],
+}
+
+const _: () = assert!(size_of::<Entry>() == 32);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Operation {
+    token: [u8; 16],
+    status: U16,
+    reserved: [u8; 6],
+}
+
+const _: () = assert!(size_of::<Operation>() == 24);
+
+/// An operation that was executed: a command that is found again after a restart of the process is
+/// answered, and not executed a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Executed {
+    /// Names the command among all that there ever are.
+    pub token: [u8; 16],
+    /// What it was answered.
+    pub status: Status,
+}
+
+/// The state at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Grows with each.
+    pub sequence: u64,
+    /// The host's boot in which it was made: after another one the power has been off.
+    pub boot: [u8; 16],
+    /// Whose state it is: the namespace's NGUID.
+    pub namespace: [u8; 16],
+    /// The state; it can persist.
+    pub state: Reservations,
+    /// What was executed last, oldest first; [`MAX_EXECUTED`] at most.
+    pub executed: Vec<Executed>,
+}
+
+/// Why bytes are no image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// There is nothing.
+    #[error("nothing was written there")]
+    Empty,
+    /// Something else.
+    #[error("this is no state of reservations")]
+    Foreign,
+    /// It was written in part, or damaged.
+    #[error("it is damaged: its checksum is wrong")]
+    Damaged,
+    /// A program that is newer has written it.
+    #[error(
+        "its format is version {0}, which a newer program has written; this one knows {VERSION}"
+    )]
+    TooNew(u32),
+    /// The checksum is right, and yet no state is such.
+    #[error("it contradicts itself: {0}")]
+    Contradiction(&'static str),
+}
+
+/// What is wrong with it is said once.
+macro_rules! ensure {
+    ($condition:expr, $what:literal) => {
+        if !$condition {
+            return Err(ImageError::Contradiction($what));
+        }
+    };
+}
+
+impl Image {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let state = &self.state;
+        let held = state.reservation;
+        let holder = held.and_then(|held| held.holder).and_then(|holder| {
+            let mut registrants = state.registrants.iter();
+            registrants.position(|registrant| registrant.host == holder)
+        });
+        let length = length(state.registrants.len(), self.executed.len());
+        let flags = if state.ptpl { PTPL } else { 0 };
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION.into(),
+            length: (length as u32).into(),
+            sequence: self.sequence.into(),
+            boot: self.boot,
+            generation: state.generation.into(),
+            rtype: held.map_or(Rtype::NONE, |held| held.rtype.rtype()).0,
+            flags,
+            registrants: (state.registrants.len() as u16).into(),
+            holder: holder.map_or(NO_HOLDER, |holder| holder as u16).into(),
+            executed: (self.executed.len() as u16).into(),
+            reserved: [0; 20],
+            namespace: self.namespace,
+        };
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend(header.as_bytes());
+        for registrant in &state.registrants {
+            let entry = Entry {
+                host: *registrant.host.bytes(),
+                key: registrant.key.into(),
+                extended: registrant.host.is_extended().into(),
+                reserved: [0; 7],
+            };
+            bytes.extend(entry.as_bytes());
+        }
+        for Executed { token, status } in &self.executed {
+            let operation = Operation {
+                token: *token,
+                status: status.into_bits().into(),
+                reserved: [0; 6],
+            };
+            bytes.extend(operation.as_bytes());
+        }
+        let crc = U32::new(crc32fast::hash(&bytes));
+        bytes.extend(crc.as_bytes());
+        bytes
+    }
+
+    /// From bytes, behind which others may follow.
+    ///
+    /// # Errors
+    /// [`ImageError`], whatever they are.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
+        let (header, _) = Header::ref_from_prefix(bytes).map_err(|_| ImageError::Foreign)?;
+        if header.magic != MAGIC {
+            let empty = bytes.iter().all(|byte| *byte == 0);
+            return Err(match empty {
+                true => ImageError::Empty,
+                false => ImageError::Foreign,
+            });
+        }
+        // Of every version: magic, version, length, and the checksum at the end.
+        let length = header.length.get() as usize;
+        let body = length.checked_sub(size_of::<U32>());
+        let (body, crc) = body
+            .and_then(|body| bytes.get(..length)?.split_at_checked(body))
+            .ok_or(ImageError::Damaged)?;
+        if crc != crc32fast::hash(body).to_le_bytes() {
+            return Err(ImageError::Damaged);
+        }
+        let version = header.version.get();
+        if version > VERSION {
+            return Err(ImageError::TooNew(version));
+        }
+        ensure!(version == VERSION, "there is no such version");
+        let entries = body.get(size_of::<Header>()..).unwrap_or_default();
+        Self::checked(header, entries)
+    }
+
+    /// With what is behind the header.
+    fn checked(header: &Header, rest: &[u8]) -> Result<Self, ImageError> {
+        let count = usize::from(header.registrants.get());
+        let operations = usize::from(header.executed.get());
+        let entries = <[Entry]>::ref_from_prefix_with_elems(rest, count);
+        let Some((entries, operations)) = entries.ok().and_then(|(entries, rest)| {
+            let executed = <[Operation]>::ref_from_bytes_with_elems(rest, operations);
+            Some((entries, executed.ok()?))
+        }) else {
+            return Err(ImageError::Contradiction("its length"));
+        };
+        ensure!(count <= MAX_REGISTRANTS, "there are too many registrants");
+        ensure!(
+            operations.len() <= MAX_EXECUTED,
+            "there are too many operations"
+        );
+        ensure!(
+            header.flags & !PTPL == 0 && header.reserved == [0; 20],
+            "something is set that means nothing"
+        );
+        let mut registrants: Vec<Registrant> = Vec::with_capacity(count);
+        for entry in entries {
+            ensure!(
+                entry.extended <= 1 && entry.reserved == [0; 7],
+                "something of a registrant is set that means nothing"
+            );
+            let host = if entry.extended == 1 {
+                HostId::extended(entry.host)
+            } else {
+                let [low @ .., _, _, _, _, _, _, _, _] = entry.host;
+                let host = HostId::short(u64::from_le_bytes(low));
+                ensure!(*host.bytes() == entry.host, "a Host Identifier is too long");
+                host
+            };
+            ensure!(
+                registrants.iter().all(|other| other.host != host),
+                "a host is registered twice"
+            );
+            let key = entry.key.get();
+            registrants.push(Registrant { host, key });
+        }
+        let holder = match header.holder.get() {
+            NO_HOLDER => None,
+            index => {
+                let holder = registrants.get(usize::from(index));
+                ensure!(holder.is_some(), "the holder is no registrant");
+                holder.map(|registrant| registrant.host)
+            }
+        };
+        let reservation = match Rtype(header.rtype) {
+            Rtype::NONE => {
+                ensure!(holder.is_none(), "somebody holds nothing");
+                None
+            }
+            rtype => {
+                let Some(rtype) = ReservationType::of(rtype) else {
+                    return Err(ImageError::Contradiction("there is no such type"));
+                };
+                ensure!(
+                    holder.is_none() == rtype.held_by_all(),
+                    "the holder does not fit the type"
+                );
+                ensure!(!registrants.is_empty(), "nobody holds the reservation");
+                Some(Reservation { rtype, holder })
+            }
+        };
+        let mut executed = Vec::with_capacity(operations.len());
+        for operation in operations {
+            let status = Status::from_bits(operation.status.get());
+            ensure!(
+                operation.reserved == [0; 6] && status.into_bits() < 0x8000,
+                "something of an operation is set that means nothing"
+            );
+            let token = operation.token;
+            executed.push(Executed { token, status });
+        }
+        Ok(Image {
+            sequence: header.sequence.get(),
+            boot: header.boot,
+            namespace: header.namespace,
+            state: Reservations {
+                generation: header.generation.get(),
+                ptpl: header.flags & PTPL != 0,
+                can_persist: true,
+                reservation,
+                registrants,
+            },
+            executed,
+        })
+    }
+}

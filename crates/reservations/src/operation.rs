@@ -1,0 +1,218 @@
+//! Reservation commands, their fields checked ("NVMe Base 2.1", 7.5 to 7.7).
+
+use crate::types::{Refusal, ReservationType};
+use nvme::cmd::reservation::{
+    AcquireCdw10, AcquireData, Cptpl, Racqa, RegisterCdw10, RegisterData, ReleaseCdw10,
+    ReleaseData, Rrega, Rrela,
+};
+
+/// What a command asks for. `key` is the host's own, current one; `ptpl` what the Persist Through
+/// Power Loss state is to be, if it is to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// The host becomes a registrant.
+    Register {
+        /// Its key.
+        key: u64,
+        /// The new PTPL state.
+        ptpl: Option<bool>,
+    },
+    /// The host is no registrant any more.
+    Unregister {
+        /// None: whatever it is, and even if it is none (IEKEY).
+        key: Option<u64>,
+        /// The new PTPL state.
+        ptpl: Option<bool>,
+    },
+    /// The host gets another key.
+    Replace {
+        /// None: whatever it is, and even if it is no registrant (IEKEY).
+        key: Option<u64>,
+        /// The key from now on.
+        new: u64,
+        /// The new PTPL state.
+        ptpl: Option<bool>,
+    },
+    /// The host takes a reservation where there is none.
+    Acquire {
+        /// The host's key.
+        key: u64,
+        /// Of the reservation.
+        rtype: ReservationType,
+    },
+    /// The host unregisters others, and takes the reservation over where one of them holds it.
+    Preempt {
+        /// The host's key.
+        key: u64,
+        /// Registrants with this key go; with 0 all others where all registrants hold the
+        /// reservation.
+        victim: u64,
+        /// Of the reservation that is taken over.
+        rtype: ReservationType,
+        /// Commands of preempted hosts are aborted, too.
+        abort: bool,
+    },
+    /// The holder gives the reservation back.
+    Release {
+        /// The host's key.
+        key: u64,
+        /// Of the reservation that is held.
+        rtype: ReservationType,
+    },
+    /// Reservation and all registrants go.
+    Clear {
+        /// The host's key.
+        key: u64,
+    },
+    /// Set Features, Reservation Persistence: the PTPL state, and nothing else.
+    Persist {
+        /// The new PTPL state.
+        ptpl: bool,
+    },
+}
+
+impl Operation {
+    /// Reservation Register.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidField`]: a reserved action or change of PTPL.
+    pub fn register(cdw10: RegisterCdw10, data: &RegisterData) -> Result<Self, Refusal> {
+        let ptpl = match cdw10.cptpl() {
+            Cptpl::NO_CHANGE => None,
+            Cptpl::CLEAR => Some(false),
+            Cptpl::SET => Some(true),
+            _ => return Err(Refusal::InvalidField),
+        };
+        let key = (!cdw10.iekey()).then(|| data.crkey.get());
+        let new = data.nrkey.get();
+        match cdw10.rrega() {
+            Rrega::REGISTER => Ok(Self::Register { key: new, ptpl }),
+            Rrega::UNREGISTER => Ok(Self::Unregister { key, ptpl }),
+            Rrega::REPLACE => Ok(Self::Replace { key, new, ptpl }),
+            _ => Err(Refusal::InvalidField),
+        }
+    }
+
+    /// Reservation Acquire.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidField`]: a reserved action or type, or IEKEY is set.
+    pub fn acquire(cdw10: AcquireCdw10, data: &AcquireData) -> Result<Self, Refusal> {
+        if cdw10.iekey() {
+            return Err(Refusal::InvalidField);
+        }
+        let rtype = ReservationType::of(cdw10.rtype()).ok_or(Refusal::InvalidField)?;
+        let (key, victim) = (data.crkey.get(), data.prkey.get());
+        let preempt = |abort| Self::Preempt {
+            key,
+            victim,
+            rtype,
+            abort,
+        };
+        match cdw10.racqa() {
+            Racqa::ACQUIRE => Ok(Self::Acquire { key, rtype }),
+            Racqa::PREEMPT => Ok(preempt(false)),
+            Racqa::PREEMPT_AND_ABORT => Ok(preempt(true)),
+            _ => Err(Refusal::InvalidField),
+        }
+    }
+
+    /// Reservation Release.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidField`]: a reserved action, a reserved type where it counts, or IEKEY is
+    /// set.
+    pub fn release(cdw10: ReleaseCdw10, data: &ReleaseData) -> Result<Self, Refusal> {
+        if cdw10.iekey() {
+            return Err(Refusal::InvalidField);
+        }
+        let key = data.crkey.get();
+        match cdw10.rrela() {
+            Rrela::RELEASE => {
+                let rtype = ReservationType::of(cdw10.rtype()).ok_or(Refusal::InvalidField)?;
+                Ok(Self::Release { key, rtype })
+            }
+            Rrela::CLEAR => Ok(Self::Clear { key }),
+            _ => Err(Refusal::InvalidField),
+        }
+    }
+
+    /// It aborts commands of the hosts that it preempts.
+    pub const fn aborts(&self) -> bool {
+        matches!(self, Self::Preempt { abort: true, .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_of_dword_10_is_known_or_refused() {
+        let data = RegisterData {
+            crkey: 1.into(),
+            nrkey: 2.into(),
+        };
+        let preempt = AcquireData {
+            crkey: 1.into(),
+            prkey: 2.into(),
+        };
+        let release = ReleaseData { crkey: 1.into() };
+        for low in 0..0x10_000_u32 {
+            for high in 0..4_u32 {
+                // Bits 29:16 are reserved, bit 4 is about dispersed namespaces: neither counts.
+                let bits = high << 30 | 0x2aaa_0000 | low;
+                let action = low & 7;
+                let iekey = low & 8 != 0;
+                let rtype = low >> 8;
+                let register = Operation::register(RegisterCdw10::from_bits(bits), &data);
+                assert_eq!(register.is_ok(), action < 3 && high != 1, "{bits:#x}");
+                let acquire = Operation::acquire(AcquireCdw10::from_bits(bits), &preempt);
+                let known = (1..=6).contains(&rtype);
+                assert_eq!(acquire.is_ok(), action < 3 && !iekey && known, "{bits:#x}");
+                let release = Operation::release(ReleaseCdw10::from_bits(bits), &release);
+                let good = action == 1 || action == 0 && known;
+                assert_eq!(release.is_ok(), good && !iekey, "{bits:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn fields_are_where_they_belong() {
+        let data = RegisterData {
+            crkey: 0xc.into(),
+            nrkey: 0xe.into(),
+        };
+        let replace = RegisterCdw10::from_bits(0x8000_0002);
+        assert_eq!(
+            Operation::register(replace, &data),
+            Ok(Operation::Replace {
+                key: Some(0xc),
+                new: 0xe,
+                ptpl: Some(false)
+            })
+        );
+        let unregister = RegisterCdw10::from_bits(0xc000_0009);
+        assert_eq!(
+            Operation::register(unregister, &data),
+            Ok(Operation::Unregister {
+                key: None,
+                ptpl: Some(true)
+            })
+        );
+        let data = AcquireData {
+            crkey: 0xc.into(),
+            prkey: 0xf.into(),
+        };
+        let acquire = AcquireCdw10::from_bits(0x0402);
+        assert_eq!(
+            Operation::acquire(acquire, &data),
+            Ok(Operation::Preempt {
+                key: 0xc,
+                victim: 0xf,
+                rtype: ReservationType::ExclusiveAccessRegistrantsOnly,
+                abort: true
+            })
+        );
+    }
+}

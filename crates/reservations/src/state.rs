@@ -1,0 +1,377 @@
+//! The state of one namespace, and what operations do to it ("NVMe Base 2.1", 8.1.22).
+
+use crate::host::HostId;
+use crate::operation::Operation;
+use crate::types::{Access, Notification, Refusal, ReservationType};
+
+/// Registrants that a namespace can have. A host that sets one Host Identifier after the other
+/// could register without end.
+pub const MAX_REGISTRANTS: usize = 256;
+
+/// A host that has registered a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registrant {
+    /// The host.
+    pub host: HostId,
+    /// Its reservation key.
+    pub key: u64,
+}
+
+/// A reservation that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Its type.
+    pub rtype: ReservationType,
+    /// Who holds it: a registrant; none where all registrants do.
+    pub holder: Option<HostId>,
+}
+
+/// Registrants and reservation of a namespace.
+///
+/// What always holds: hosts are different, and [`MAX_REGISTRANTS`] at most; a reservation has a
+/// holder exactly if not all registrants hold it, and the holder is a registrant; there is none
+/// without registrants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reservations {
+    pub(crate) generation: u32,
+    pub(crate) ptpl: bool,
+    pub(crate) can_persist: bool,
+    pub(crate) reservation: Option<Reservation>,
+    /// In the order in which they registered.
+    pub(crate) registrants: Vec<Registrant>,
+}
+
+/// A host is to be told something, on each of its controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    /// Whom.
+    pub host: HostId,
+    /// What.
+    pub notification: Notification,
+}
+
+/// What follows from an operation that was carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Who is to be told, of registrants in the order in which they registered.
+    pub notices: Vec<Notice>,
+    /// Other hosts that were unregistered by a preemption: with Preempt and Abort, their commands
+    /// on the namespace are to end, and the operation is over only then.
+    pub preempted: Vec<HostId>,
+}
+
+impl Reservations {
+    /// No registrants. `can_persist`: they can be kept through a loss of power (RESCAP.PTPLS).
+    pub fn new(can_persist: bool) -> Self {
+        Reservations {
+            can_persist,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the PTPL state may be set.
+    pub fn can_persist(&self) -> bool {
+        self.can_persist
+    }
+
+    /// Persist Through Power Loss.
+    pub fn ptpl(&self) -> bool {
+        self.ptpl
+    }
+
+    /// How often registrants have changed, wrapping.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// The reservation that is held.
+    pub fn reservation(&self) -> Option<&Reservation> {
+        self.reservation.as_ref()
+    }
+
+    /// In the order in which they registered.
+    pub fn registrants(&self) -> &[Registrant] {
+        &self.registrants
+    }
+
+    /// What a host may do.
+    pub fn access(&self, host: &HostId) -> Access {
+        let Some(Reservation { rtype, holder }) = &self.reservation else {
+            return Access::FULL;
+        };
+        let admitted = match rtype.admits_registrants() {
+            true => self.is_registrant(host),
+            false => holder.as_ref() == Some(host),
+        };
+        Access {
+            read: admitted || !rtype.excludes_reads(),
+            write: admitted,
+        }
+    }
+
+    /// Whether the host has registered.
+    pub fn is_registrant(&self, host: &HostId) -> bool {
+        self.key_of(host).is_some()
+    }
+
+    /// Whether the host holds the reservation, alone or with all others.
+    pub fn is_holder(&self, host: &HostId) -> bool {
+        match &self.reservation {
+            Some(held) if held.rtype.held_by_all() => self.is_registrant(host),
+            Some(held) => held.holder.as_ref() == Some(host),
+            None => false,
+        }
+    }
+
+    fn key_of(&self, host: &HostId) -> Option<u64> {
+        let mut registrants = self.registrants.iter();
+        let found = registrants.find(|registrant| registrant.host == *host)?;
+        Some(found.key)
+    }
+
+    /// The power was lost: what does not persist is gone.
+    pub fn power_lost(&mut self) {
+        if !self.ptpl {
+            self.registrants.clear();
+            self.reservation = None;
+            self.generation = 0;
+        }
+    }
+
+    /// Carries out what the host asks for.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing has changed then.
+    pub fn execute(&mut self, host: &HostId, operation: &Operation) -> Result<Change, Refusal> {
+        match *operation {
+            Operation::Register { key, ptpl } => {
+                self.check_ptpl(ptpl)?;
+                self.register(host, key)?;
+                self.registered(ptpl);
+                Ok(Change::default())
+            }
+            Operation::Replace { key, new, ptpl } => {
+                self.check_ptpl(ptpl)?;
+                self.replace(host, key, new)?;
+                self.registered(ptpl);
+                Ok(Change::default())
+            }
+            Operation::Unregister { key, ptpl } => {
+                self.check_ptpl(ptpl)?;
+                let change = self.unregister(host, key)?;
+                self.registered(ptpl);
+                Ok(change)
+            }
+            Operation::Acquire { key, rtype } => {
+                self.check_key(host, key)?;
+                self.acquire(host, rtype)
+            }
+            Operation::Preempt {
+                key, victim, rtype, ..
+            } => {
+                self.check_key(host, key)?;
+                let change = self.preempt(host, victim, rtype)?;
+                self.count();
+                Ok(change)
+            }
+            Operation::Release { key, rtype } => {
+                self.check_key(host, key)?;
+                self.release(host, rtype)
+            }
+            Operation::Clear { key } => {
+                self.check_key(host, key)?;
+                let change = self.clear(host);
+                self.count();
+                Ok(change)
+            }
+            Operation::Persist { ptpl } => {
+                self.check_ptpl(Some(ptpl))?;
+                self.ptpl = ptpl;
+                Ok(Change::default())
+            }
+        }
+    }
+
+    fn check_ptpl(&self, ptpl: Option<bool>) -> Result<(), Refusal> {
+        match ptpl {
+            Some(true) if !self.can_persist => Err(Refusal::InvalidField),
+            _ => Ok(()),
+        }
+    }
+
+    /// The host is a registrant, and this is its key.
+    fn check_key(&self, host: &HostId, key: u64) -> Result<(), Refusal> {
+        match self.key_of(host) {
+            Some(found) if found == key => Ok(()),
+            _ => Err(Refusal::Conflict),
+        }
+    }
+
+    /// A Reservation Register command has succeeded.
+    fn registered(&mut self, ptpl: Option<bool>) {
+        self.ptpl = ptpl.unwrap_or(self.ptpl);
+        self.count();
+    }
+
+    fn count(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+
+    // ---- registrants
+
+    fn register(&mut self, host: &HostId, key: u64) -> Result<(), Refusal> {
+        match self.key_of(host) {
+            Some(found) if found == key => Ok(()),
+            Some(_) => Err(Refusal::Conflict),
+            None => self.add(host, key),
+        }
+    }
+
+    fn add(&mut self, host: &HostId, key: u64) -> Result<(), Refusal> {
+        if self.registrants.len() >= MAX_REGISTRANTS {
+            return Err(Refusal::Full);
+        }
+        self.registrants.push(Registrant { host: *host, key });
+        Ok(())
+    }
+
+    fn replace(&mut self, host: &HostId, key: Option<u64>, new: u64) -> Result<(), Refusal> {
+        if let Some(key) = key {
+            self.check_key(host, key)?;
+        }
+        let mut registrants = self.registrants.iter_mut();
+        match registrants.find(|registrant| registrant.host == *host) {
+            Some(registrant) => registrant.key = new,
+            None => self.add(host, new)?,
+        }
+        Ok(())
+    }
+
+    fn unregister(&mut self, host: &HostId, key: Option<u64>) -> Result<Change, Refusal> {
+        if let Some(key) = key {
+            self.check_key(host, key)?;
+        }
+        let held = self.reservation;
+        self.remove(|registrant| registrant.host == *host);
+        let mut change = Change::default();
+        // Of one that all held nobody is left.
+        if let (Some(held), None) = (held, self.reservation)
+            && held.rtype.admits_registrants()
+        {
+            self.notify_all_but(host, Notification::ReservationReleased, &mut change);
+        }
+        Ok(change)
+    }
+
+    /// Removes registrants, and the reservation with its last holder. Those who went.
+    fn remove(&mut self, which: impl Fn(&Registrant) -> bool) -> Vec<HostId> {
+        let gone = self.registrants.iter().filter(|&one| which(one));
+        let gone: Vec<HostId> = gone.map(|registrant| registrant.host).collect();
+        self.registrants.retain(|registrant| !which(registrant));
+        let held = self.reservation.filter(|held| match held.holder {
+            Some(holder) => self.is_registrant(&holder),
+            None => !self.registrants.is_empty(),
+        });
+        self.reservation = held;
+        gone
+    }
+
+    fn notify_all_but(&self, host: &HostId, notification: Notification, change: &mut Change) {
+        let others = self.registrants.iter().map(|registrant| registrant.host);
+        let others = others.filter(|other| other != host);
+        change
+            .notices
+            .extend(others.map(|host| Notice { host, notification }));
+    }
+
+    // ---- the reservation
+
+    fn take(&mut self, host: &HostId, rtype: ReservationType) {
+        self.reservation = Some(Reservation {
+            rtype,
+            holder: (!rtype.held_by_all()).then_some(*host),
+        });
+    }
+
+    fn acquire(&mut self, host: &HostId, rtype: ReservationType) -> Result<Change, Refusal> {
+        match self.reservation {
+            None => self.take(host, rtype),
+            Some(held) if held.rtype == rtype && self.is_holder(host) => {}
+            Some(_) => return Err(Refusal::Conflict),
+        }
+        Ok(Change::default())
+    }
+
+    fn release(&mut self, host: &HostId, rtype: ReservationType) -> Result<Change, Refusal> {
+        let mut change = Change::default();
+        let Some(held) = self.reservation.filter(|_| self.is_holder(host)) else {
+            return Ok(change);
+        };
+        if held.rtype != rtype {
+            return Err(Refusal::InvalidField);
+        }
+        self.reservation = None;
+        if rtype.admits_registrants() {
+            self.notify_all_but(host, Notification::ReservationReleased, &mut change);
+        }
+        Ok(change)
+    }
+
+    fn clear(&mut self, host: &HostId) -> Change {
+        let mut change = Change::default();
+        self.notify_all_but(host, Notification::ReservationPreempted, &mut change);
+        self.registrants.clear();
+        self.reservation = None;
+        change
+    }
+
+    fn preempt(
+        &mut self,
+        host: &HostId,
+        victim: u64,
+        rtype: ReservationType,
+    ) -> Result<Change, Refusal> {
+        let held = self.reservation;
+        let has_key = |registrant: &Registrant| registrant.key == victim;
+        let other = |registrant: &Registrant| registrant.host != *host;
+        let takes_over = match held {
+            None => false,
+            Some(Reservation { holder: None, .. }) => {
+                if victim != 0 && !self.registrants.iter().any(has_key) {
+                    return Err(Refusal::Conflict);
+                }
+                victim == 0
+            }
+            Some(Reservation {
+                holder: Some(holder),
+                ..
+            }) => {
+                let of_holder = self.key_of(&holder) == Some(victim);
+                if !of_holder && victim == 0 {
+                    return Err(Refusal::InvalidField);
+                }
+                of_holder
+            }
+        };
+        let gone = match (takes_over, held) {
+            (true, Some(Reservation { holder: None, .. })) => self.remove(other),
+            (true, _) => self.remove(|registrant| has_key(registrant) && other(registrant)),
+            (false, _) => self.remove(has_key),
+        };
+        if takes_over {
+            self.take(host, rtype);
+        }
+        let preempted: Vec<HostId> = gone.into_iter().filter(|gone| gone != host).collect();
+        let mut change = Change::default();
+        change.notices.extend(preempted.iter().map(|host| Notice {
+            host: *host,
+            notification: Notification::RegistrationPreempted,
+        }));
+        change.preempted = preempted;
+        let type_of = |reservation: Option<Reservation>| reservation.map(|held| held.rtype);
+        if type_of(held) != type_of(self.reservation) {
+            self.notify_all_but(host, Notification::ReservationReleased, &mut change);
+        }
+        Ok(change)
+    }
+}

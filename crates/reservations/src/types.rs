@@ -1,0 +1,162 @@
+//! The words of reservations: types, command groups, notifications, refusals.
+
+use nvme::Status;
+use nvme::cmd::reservation::Rtype;
+use nvme::feature::ReservationNotificationMask;
+use nvme::log::ReservationNotificationType;
+
+/// The type of a reservation that is held ("NVMe Base 2.1", 7.5, Reservation Type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ReservationType {
+    /// Only the holder writes; everybody reads.
+    WriteExclusive = 1,
+    /// Only the holder reads and writes.
+    ExclusiveAccess = 2,
+    /// Registrants write, everybody reads; one of the registrants holds the reservation.
+    WriteExclusiveRegistrantsOnly = 3,
+    /// Registrants read and write; one of them holds the reservation.
+    ExclusiveAccessRegistrantsOnly = 4,
+    /// Registrants write, everybody reads; all registrants hold the reservation.
+    WriteExclusiveAllRegistrants = 5,
+    /// Registrants read and write; all of them hold the reservation.
+    ExclusiveAccessAllRegistrants = 6,
+}
+
+impl ReservationType {
+    /// All six.
+    pub const ALL: [Self; 6] = [
+        Self::WriteExclusive,
+        Self::ExclusiveAccess,
+        Self::WriteExclusiveRegistrantsOnly,
+        Self::ExclusiveAccessRegistrantsOnly,
+        Self::WriteExclusiveAllRegistrants,
+        Self::ExclusiveAccessAllRegistrants,
+    ];
+
+    /// The type under its number; none for a reserved one.
+    pub fn of(rtype: Rtype) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.rtype() == rtype)
+    }
+
+    /// Its number.
+    pub const fn rtype(self) -> Rtype {
+        Rtype(self as u8)
+    }
+
+    /// Those who may not write may not read either.
+    pub const fn excludes_reads(self) -> bool {
+        matches!(
+            self,
+            Self::ExclusiveAccess
+                | Self::ExclusiveAccessRegistrantsOnly
+                | Self::ExclusiveAccessAllRegistrants
+        )
+    }
+
+    /// All registrants have the holder's rights.
+    pub const fn admits_registrants(self) -> bool {
+        !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
+    }
+
+    /// All registrants hold it.
+    pub const fn held_by_all(self) -> bool {
+        matches!(
+            self,
+            Self::WriteExclusiveAllRegistrants | Self::ExclusiveAccessAllRegistrants
+        )
+    }
+}
+
+/// A group of commands that conflict with the same reservations ("NVMe Base 2.1", 8.1.22.1, Command
+/// Behavior in the Presence of a Reservation). Commands of neither group conflict with none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandGroup {
+    /// Read, Compare, Verify, the source of Copy, Security Receive.
+    Read,
+    /// Write, Write Zeroes, Write Uncorrectable, Dataset Management, Flush, the destination of
+    /// Copy, Format NVM, Sanitize, Namespace Management and Attachment, Security Send.
+    Write,
+}
+
+/// What a host may do on a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// Commands of the read group.
+    pub read: bool,
+    /// Commands of the write group.
+    pub write: bool,
+}
+
+impl Access {
+    /// Nothing is in the way.
+    pub const FULL: Self = Access {
+        read: true,
+        write: true,
+    };
+
+    /// Whether commands of a group are allowed.
+    pub const fn allows(self, group: CommandGroup) -> bool {
+        match group {
+            CommandGroup::Read => self.read,
+            CommandGroup::Write => self.write,
+        }
+    }
+}
+
+/// What a controller's host is notified of ("NVMe Base 2.1", 8.1.22.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Notification {
+    /// Another host has unregistered it.
+    RegistrationPreempted,
+    /// The reservation was released, or has another type now.
+    ReservationReleased,
+    /// Another host has cleared the reservation, and all registrants with it.
+    ReservationPreempted,
+}
+
+impl Notification {
+    /// Its number in the Reservation Notification log page.
+    pub const fn log_page_type(self) -> ReservationNotificationType {
+        match self {
+            Self::RegistrationPreempted => ReservationNotificationType::REGISTRATION_PREEMPTED,
+            Self::ReservationReleased => ReservationNotificationType::RESERVATION_RELEASED,
+            Self::ReservationPreempted => ReservationNotificationType::RESERVATION_PREEMPTED,
+        }
+    }
+
+    /// Whether a Reservation Notification Mask leaves it out.
+    pub const fn is_masked(self, mask: ReservationNotificationMask) -> bool {
+        match self {
+            Self::RegistrationPreempted => mask.regpre(),
+            Self::ReservationReleased => mask.resrel(),
+            Self::ReservationPreempted => mask.respre(),
+        }
+    }
+}
+
+/// Why a reservation command is refused. Nothing has changed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The host is no registrant, its key is another one, or another host holds the reservation.
+    #[error("the command conflicts with a reservation or registration")]
+    Conflict,
+    /// A reserved or unsupported value, or one that does not fit the state.
+    #[error("a field has a value that is reserved, not supported, or not that of the state")]
+    InvalidField,
+    /// [`MAX_REGISTRANTS`](crate::MAX_REGISTRANTS) hosts are registered.
+    #[error("there is no room for another registrant")]
+    Full,
+}
+
+impl Refusal {
+    /// The status of the command.
+    pub const fn status(self) -> Status {
+        match self {
+            Self::Conflict => Status::RESERVATION_CONFLICT.with_dnr(true),
+            Self::InvalidField => Status::INVALID_FIELD.with_dnr(true),
+            // The standard has no status for it.
+            Self::Full => Status::INTERNAL_ERROR.with_dnr(true),
+        }
+    }
+}
