@@ -1,4 +1,4 @@
-//! Two macros that every wire type is declared with, so that layouts are checked at compile time
+//! Macros that wire types are declared with, so that layouts are checked at compile time
 //! and unknown values stay data.
 
 /// Declares a transparent newtype with one constant per value that the standard names.
@@ -103,4 +103,27 @@ macro_rules! zeroed_default {
     };
 }
 
-pub(crate) use {open_values, wire_layout, zeroed_default};
+/// Declares a wire structure with an alignment of one, whose layout is checked at compile time:
+/// its size in bytes, and the offset of each field.
+macro_rules! wire_struct {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident($size:literal) {
+            $($(#[$field_meta:meta])* $vis:vis $field:ident @ $offset:literal: $type:ty,)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromBytes,
+            zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout, zerocopy::Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$field_meta])* $vis $field: $type,)*
+        }
+
+        crate::macros::wire_layout!($name, $size, $($field @ $offset),*);
+    };
+}
+
+pub(crate) use {open_values, wire_layout, wire_struct, zeroed_default};

@@ -1,10 +1,10 @@
 //! Reservation commands: NVMe Base 2.1, 7.5 to 7.8.
 
 use bitfield_struct::bitfield;
+use zerocopy::Unaligned;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{open_values, wire_layout};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// Reservation Type (NVMe Base 2.1, 7.5).
@@ -121,27 +121,6 @@ pub struct ReportCdw11 {
     pub disnsrs: bool,
     #[bits(30)]
     __: u32,
-}
-
-macro_rules! wire_struct {
-    (
-        $(#[$meta:meta])*
-        pub struct $name:ident($size:literal) {
-            $($(#[$field_meta:meta])* $vis:vis $field:ident @ $offset:literal: $type:ty,)*
-        }
-    ) => {
-        $(#[$meta])*
-        #[derive(
-            Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable,
-            KnownLayout, Unaligned,
-        )]
-        #[repr(C)]
-        pub struct $name {
-            $($(#[$field_meta])* $vis $field: $type,)*
-        }
-
-        wire_layout!($name, $size, $($field @ $offset),*);
-    };
 }
 
 wire_struct! {

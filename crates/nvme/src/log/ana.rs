@@ -4,7 +4,7 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::macros::{open_values, wire_layout};
+use crate::macros::{open_values, wire_struct};
 
 open_values! {
     /// Asymmetric Namespace Access State (NVMe Base 2.1, 8.1.1.3, 4 bits).
@@ -17,32 +17,18 @@ open_values! {
     }
 }
 
-/// Header of the log page, 16 bytes. [`AnaGroup`]s follow, each with its NSIDs (4 bytes each)
-/// behind it.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct AnaHeader {
-    /// Change Count.
-    pub chgcnt: U64,
-    /// Number of ANA Group Descriptors.
-    pub nagd: U16,
-    #[doc(hidden)]
-    pub reserved10: [u8; 6],
+wire_struct! {
+    /// Header of the log page, 16 bytes. [`AnaGroup`]s follow, each with its NSIDs (4 bytes each)
+    /// behind it.
+    pub struct AnaHeader(16) {
+        /// Change Count.
+        pub chgcnt @ 0: U64,
+        /// Number of ANA Group Descriptors.
+        pub nagd @ 8: U16,
+        #[doc(hidden)]
+        pub reserved10 @ 10: [u8; 6],
+    }
 }
-
-wire_layout!(AnaHeader, 16, chgcnt @ 0, nagd @ 8);
 
 /// Byte 16 of an ANA Group Descriptor.
 #[bitfield(u8)]
@@ -55,32 +41,18 @@ pub struct AnaGroupState {
     __: u8,
 }
 
-/// ANA Group Descriptor without its NSIDs, 32 bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct AnaGroup {
-    /// ANA Group ID.
-    pub agid: U32,
-    /// Number of NSID Values.
-    pub nnsid: U32,
-    /// Change Count of this group.
-    pub chgcnt: U64,
-    /// Its state.
-    pub state: AnaGroupState,
-    #[doc(hidden)]
-    pub reserved17: [u8; 15],
+wire_struct! {
+    /// ANA Group Descriptor without its NSIDs, 32 bytes.
+    pub struct AnaGroup(32) {
+        /// ANA Group ID.
+        pub agid @ 0: U32,
+        /// Number of NSID Values.
+        pub nnsid @ 4: U32,
+        /// Change Count of this group.
+        pub chgcnt @ 8: U64,
+        /// Its state.
+        pub state @ 16: AnaGroupState,
+        #[doc(hidden)]
+        pub reserved17 @ 17: [u8; 15],
+    }
 }
-
-wire_layout!(AnaGroup, 32, agid @ 0, nnsid @ 4, chgcnt @ 8, state @ 16);
