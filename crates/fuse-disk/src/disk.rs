@@ -79,6 +79,23 @@ struct Volatile {
     data: Vec<u8>,
 }
 
+impl Volatile {
+    /// What is left of it, before and behind, when something newer in `range` is durable.
+    fn outside(self, range: &Range<u64>) -> impl Iterator<Item = Self> {
+        let Self { offset, mut data } = self;
+        let position = |at: u64| usize::try_from(at.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let end = position(range.end).min(data.len());
+        let behind = data.split_off(end);
+        data.truncate(position(range.start));
+        let behind = Self {
+            offset: offset + end as u64,
+            data: behind,
+        };
+        let parts = [Self { offset, data }, behind];
+        parts.into_iter().filter(|part| !part.data.is_empty())
+    }
+}
+
 enum Todo {
     Read {
         offset: u64,
@@ -188,15 +205,12 @@ impl State {
                     });
                     return Answer::Done;
                 }
-                // Older ones of the same place become durable before it: they must not win.
-                let (start, end) = (*offset, offset + data.len() as u64);
-                let over =
-                    |one: &Volatile| one.offset < end && start < one.offset + one.data.len() as u64;
-                for one in self.volatile.iter().filter(|one| over(one)) {
-                    store(&mut self.durable, one.offset, &one.data);
-                }
-                self.volatile.retain(|one| !over(one));
-                store(&mut self.durable, start, data);
+                // Older ones of the same place must not win later; what else they wrote stays
+                // volatile.
+                let range = *offset..offset + data.len() as u64;
+                let older = std::mem::take(&mut self.volatile).into_iter();
+                self.volatile = older.flat_map(|one| one.outside(&range)).collect();
+                store(&mut self.durable, *offset, data);
                 Answer::Done
             }
             Todo::Sync => {
@@ -504,6 +518,43 @@ impl Drop for Disk {
         self.mount.abort();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::indexing_slicing)] // A test fails by a panic.
+mod tests {
+    use super::*;
+
+    const SECTORS: usize = 16;
+
+    /// Whatever is durable by itself, an older write never takes its place.
+    #[test]
+    fn after_a_sync_the_medium_is_what_was_written() {
+        let mut random = Random::new(7);
+        for _ in 0..1000 {
+            let mut state = State {
+                current: vec![0; SECTORS * SECTOR],
+                durable: vec![0; SECTORS * SECTOR],
+                ..State::default()
+            };
+            for version in 1..=8 {
+                let first = random.below(SECTORS as u64) as usize;
+                let count = 1 + random.below((SECTORS - first) as u64) as usize;
+                let (offset, len) = (first * SECTOR, count * SECTOR);
+                let durable = random.percent(30);
+                let write = Todo::Write {
+                    offset: offset as u64,
+                    data: vec![version; len],
+                    durable,
+                };
+                assert!(matches!(state.carry_out(&write), Answer::Done));
+                let medium = &state.durable[offset..offset + len];
+                assert!(!durable || medium.iter().all(|byte| *byte == version));
+            }
+            assert!(matches!(state.carry_out(&Todo::Sync), Answer::Done));
+            assert_eq!(state.durable, state.current);
         }
     }
 }
