@@ -105,6 +105,13 @@ impl DescriptorTable {
         Ok(number)
     }
 
+    /// More is known about a descriptor, or less counts.
+    pub fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
+        if let Some(place) = self.places.get(&number) {
+            self.table.set_field(*place, detail);
+        }
+    }
+
     /// A descriptor is not kept any more.
     pub fn remove(&mut self, number: NonZeroU32) {
         if let Some(place) = self.places.remove(&number) {

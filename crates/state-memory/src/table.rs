@@ -105,6 +105,14 @@ impl Table {
         Ok(place as u32)
     }
 
+    /// Changes the word after the first one of the entry at a place: by one store.
+    pub fn set_field(&self, place: u32, value: u64) {
+        if let Some([_, field, ..]) = self.row(place) {
+            field.store(value, Ordering::Release);
+        }
+        crash::point!("state-memory.table.changed");
+    }
+
     /// Removes the entry at a place.
     pub fn remove(&mut self, place: u32) {
         if self.get(place).is_none() {

@@ -145,6 +145,10 @@ fn a_descriptors_number_is_never_used_again() {
     let mut table = state.descriptors().unwrap();
     let first = table.add(DescriptorKind::CLIENT, 0).unwrap();
     let second = table.add(DescriptorKind::EVENTFD, 7).unwrap();
+    table.set_detail(first, 99);
+    let changed = again(&state).descriptors().unwrap();
+    let details: Vec<u64> = changed.iter().map(|noted| noted.detail).collect();
+    assert_eq!(details, [99, 7]);
     table.remove(first);
     let mut table = again(&state).descriptors().unwrap();
     let third = table.add(DescriptorKind::MEMORY, 1 << 50).unwrap();
