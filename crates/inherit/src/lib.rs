@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The first of them (SD_LISTEN_FDS_START, systemd/sd-daemon.h).
 const FIRST: RawFd = 3;
-/// More than a process may have open by default are not believed.
-const MOST: RawFd = 1024;
+/// More are not believed: systemd keeps so many for a service at most that says how many it wants.
+const MOST: RawFd = 1 << 16;
 
 /// They belong to somebody.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -32,6 +32,12 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 /// Called before this process opens anything that it keeps: what has a number that the environment
 /// names is taken for the manager's.
 pub fn take() -> Vec<OwnedFd> {
+    take_named().into_iter().map(|(_, fd)| fd).collect()
+}
+
+/// The same, with the names that the service manager has for them (sd_listen_fds_with_names(3));
+/// they are empty where it says none.
+pub fn take_named() -> Vec<(String, OwnedFd)> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Vec::new();
     }
@@ -40,14 +46,18 @@ pub fn take() -> Vec<OwnedFd> {
     // What is not open is nobody's.
     let open = |fd: &RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
     let all: Vec<RawFd> = (FIRST..FIRST + count).filter(open).collect();
-    let own = |fd| {
+    let names = variable("LISTEN_FDNAMES");
+    let names: Vec<&str> = names.split(':').collect();
+    let own = |fd: RawFd| {
         // SAFETY: the service manager has opened it for this process, which has opened nothing yet;
         // nobody else takes it: `TAKEN`.
         #[allow(unsafe_code)]
         let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
         // It has been open without.
         let _ = fcntl_setfd(&descriptor, FdFlags::CLOEXEC);
-        descriptor
+        let index = usize::try_from(fd - FIRST).unwrap_or(usize::MAX);
+        let name = names.get(index).copied().unwrap_or_default();
+        (name.to_owned(), descriptor)
     };
     all.into_iter().map(own).collect()
 }
@@ -70,8 +80,8 @@ mod tests {
         let own = std::process::id().to_string();
         for (number, process, wanted) in [
             ("1", &*own, 1),
-            ("1024", &own, 1024),
-            ("1025", &own, 0),
+            ("65536", &own, 65536),
+            ("65537", &own, 0),
             ("0", &own, 0),
             ("-1", &own, 0),
             ("2147483647", &own, 0),
