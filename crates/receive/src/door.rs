@@ -20,20 +20,29 @@ pub(crate) struct Taken {
     pub fds: Vec<OwnedFd>,
 }
 
+/// What the receiver process is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asking {
+    /// To take at most so many bytes from the socket.
+    Receive(u32),
+    /// To look at them.
+    Look(u32),
+}
+
 /// An answer that is waited for, or has come.
 #[derive(Debug)]
 enum Awaited {
     /// To be asked for so many bytes as soon as there is a receiver process.
-    Unasked(Instant, u32),
+    Unasked(Instant, Asking),
     /// Asked for.
-    Asked(Instant),
+    Asked(Instant, Asking),
     Come(Result<Taken, ReadError>),
 }
 
 impl Awaited {
     fn since(&self) -> Option<Instant> {
         match self {
-            Awaited::Unasked(since, _) | Awaited::Asked(since) => Some(*since),
+            Awaited::Unasked(since, _) | Awaited::Asked(since, _) => Some(*since),
             Awaited::Come(_) => None,
         }
     }
@@ -64,6 +73,18 @@ pub(crate) struct Door {
     leaving: HashSet<u64>,
     /// Of them those whose end could not be told yet.
     untold: Vec<u64>,
+}
+
+fn at_most(most: usize) -> u32 {
+    u32::try_from(most.min(MAX_READ)).unwrap_or(u32::MAX)
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // Where the clients' sockets are kept, the receiver process does not take the end of this
+        // process for the end of the connections.
+        self.send(message::kind::SHUT, 0, 0, None);
+    }
 }
 
 impl Door {
@@ -106,8 +127,15 @@ impl Door {
         if let Some(present) = &mut self.present {
             present.registered = false;
             // Whether it took anything from the socket is not known.
-            if let Some(awaited @ Awaited::Asked(_)) = &mut present.awaited {
-                *awaited = Awaited::Come(Err(ReadError::ReceiverGone));
+            match present.awaited {
+                Some(Awaited::Asked(_, Asking::Receive(_))) => {
+                    present.awaited = Some(Awaited::Come(Err(ReadError::ReceiverGone)));
+                }
+                // A look takes nothing.
+                Some(Awaited::Asked(since, look)) => {
+                    present.awaited = Some(Awaited::Unasked(since, look));
+                }
+                _ => {}
             }
         }
     }
@@ -168,19 +196,23 @@ impl Door {
         let sent = self.send(message::kind::OPEN, 0, client, Some(socket.as_fd()));
         if let Some(present) = &mut self.present {
             present.registered = sent;
-            if let Some(Awaited::Unasked(since, most)) = present.awaited {
-                self.ask_since(client, since, most);
+            if let Some(Awaited::Unasked(since, asking)) = present.awaited {
+                self.ask_since(client, since, asking);
             }
         }
     }
 
-    fn ask_since(&mut self, client: u64, since: Instant, most: u32) {
+    fn ask_since(&mut self, client: u64, since: Instant, asking: Asking) {
         let registered = self.present.as_ref().is_some_and(|p| p.registered);
-        let asked = registered && self.send(message::kind::RECEIVE, most, client, None);
+        let (kind, most) = match asking {
+            Asking::Receive(most) => (message::kind::RECEIVE, most),
+            Asking::Look(most) => (message::kind::LOOK, most),
+        };
+        let asked = registered && self.send(kind, most, client, None);
         if let Some(present) = &mut self.present {
             present.awaited = Some(match asked {
-                true => Awaited::Asked(since),
-                false => Awaited::Unasked(since, most),
+                true => Awaited::Asked(since, asking),
+                false => Awaited::Unasked(since, asking),
             });
         }
     }
@@ -236,8 +268,24 @@ impl Door {
 
     /// Asks for `most` bytes of the client's socket.
     pub(crate) fn ask(&mut self, client: u64, most: usize) {
-        let most = u32::try_from(most.min(MAX_READ)).unwrap_or(u32::MAX);
-        self.ask_since(client, Instant::now(), most);
+        self.ask_since(client, Instant::now(), Asking::Receive(at_most(most)));
+    }
+
+    /// Asks for the same, which stays in the socket.
+    pub(crate) fn ask_look(&mut self, client: u64, most: usize) {
+        self.ask_since(client, Instant::now(), Asking::Look(at_most(most)));
+    }
+
+    /// What was looked at has been taken from the socket.
+    pub(crate) fn looked(&mut self, client: u64) {
+        self.send(message::kind::LOOKED, 0, client, None);
+    }
+
+    /// The receiver process holds what it was asked to look at, as far as is known.
+    pub(crate) fn holds(&mut self, client: u64) -> bool {
+        self.dispatch();
+        let present = self.present.as_ref().filter(|p| p.client == client);
+        present.is_some_and(|present| present.registered)
     }
 
     /// When the answer is late; none if no answer is waited for.
@@ -254,7 +302,7 @@ impl Door {
         };
         match present.awaited.take() {
             Some(Awaited::Come(answer)) => answer.map(Some),
-            Some(Awaited::Asked(at)) if at.elapsed() >= ANSWER_LIMIT => Err(ReadError::Stuck),
+            Some(Awaited::Asked(at, _)) if at.elapsed() >= ANSWER_LIMIT => Err(ReadError::Stuck),
             Some(Awaited::Unasked(at, _)) if at.elapsed() >= ANSWER_LIMIT => {
                 Err(ReadError::ReceiverGone)
             }
@@ -298,7 +346,7 @@ impl Door {
                     // Late ones are for nobody. What comes with them is harmless.
                     if let Some(present) = &mut self.present
                         && present.client == client
-                        && matches!(present.awaited, Some(Awaited::Asked(_)))
+                        && matches!(present.awaited, Some(Awaited::Asked(..)))
                     {
                         present.awaited = Some(Awaited::Come(answer));
                     }

@@ -42,6 +42,16 @@ pub(crate) mod kind {
     /// From the spawner: `value` is the process's number, or why there is none.
     pub const STARTED: u32 = 8;
     pub const FAILED: u32 = 9;
+    /// As [`RECEIVE`], but everything stays in the client's socket, and its descriptors stay open
+    /// in the receiver process, too.
+    pub const LOOK: u32 = 10;
+    /// What was looked at is taken from the socket: the receiver process closes its descriptors.
+    pub const LOOKED: u32 = 11;
+    /// To the receiver process, with a socket that is hung up when nobody else keeps the clients'
+    /// sockets any more.
+    pub const KEPT: u32 = 12;
+    /// To the receiver process: the server is about to end, and its clients' connections with it.
+    pub const SHUT: u32 = 13;
 }
 
 /// More descriptors came than are wanted.
@@ -54,6 +64,17 @@ pub(crate) struct Message {
     pub value: u32,
     /// The client's number, which the server gives.
     pub client: u64,
+}
+
+impl Message {
+    /// One that says nothing more.
+    pub(crate) fn plain(kind: u32) -> Self {
+        Self {
+            kind,
+            value: 0,
+            client: 0,
+        }
+    }
 }
 
 const STREAMS: u32 = 1 << 8;

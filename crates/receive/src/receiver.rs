@@ -28,6 +28,8 @@ struct Shared {
     start: Start,
     running: Mutex<Running>,
     control: Mutex<Arc<OwnedFd>>,
+    /// See [`Receiver::keep`].
+    kept: Mutex<Option<Arc<OwnedFd>>>,
     restarting: AtomicBool,
 }
 
@@ -100,6 +102,7 @@ impl Receiver {
             start,
             running: Mutex::new(running),
             control: Mutex::new(control),
+            kept: Mutex::default(),
             restarting: AtomicBool::new(false),
         })))
     }
@@ -107,6 +110,25 @@ impl Receiver {
     /// Its number, for those who look at it from outside.
     pub fn id(&self) -> u32 {
         self.0.running.lock().unpoisoned().id()
+    }
+
+    /// The clients' sockets are kept by another process, for the server that follows this one: when
+    /// this one ends, they are not shut down, as long as `kept` is not hung up. The other end of it
+    /// is the other process's alone.
+    pub fn keep(&self, kept: OwnedFd) {
+        let kept = Arc::new(kept);
+        *self.0.kept.lock().unpoisoned() = Some(kept.clone());
+        let control = self.0.control.lock().unpoisoned().clone();
+        self.0.say_kept(&control, &kept);
+    }
+
+    /// This process ends because it is to, and the clients' connections with it.
+    pub fn shut(&self) {
+        if self.0.kept.lock().unpoisoned().take().is_some() {
+            let control = self.0.control.lock().unpoisoned().clone();
+            let message = Message::plain(message::kind::SHUT);
+            let _ = message::send(control.as_fd(), message, &[], &[], SendFlags::DONTWAIT);
+        }
     }
 
     /// A new door, to which the receiver process has the other end. Never waits.
@@ -186,6 +208,9 @@ impl Shared {
         match self.start.start() {
             Ok((new, control)) => {
                 *running = new;
+                if let Some(kept) = self.kept.lock().unpoisoned().clone() {
+                    self.say_kept(&control, &kept);
+                }
                 *self.control.lock().unpoisoned() = control;
                 true
             }
@@ -197,6 +222,13 @@ impl Shared {
                 false
             }
         }
+    }
+
+    /// First of all: there is room for it.
+    fn say_kept(&self, control: &OwnedFd, kept: &OwnedFd) {
+        let message = Message::plain(message::kind::KEPT);
+        let fds = [kept.as_fd()];
+        let _ = message::send(control.as_fd(), message, &[], &fds, SendFlags::DONTWAIT);
     }
 
     /// It is about to end.

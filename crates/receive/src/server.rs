@@ -5,7 +5,7 @@ use crate::kind::Wanted;
 use crate::message::{self, Incoming, Message, SHORT};
 use crate::pool::Pool;
 use crate::session::Session;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown, shutdown};
@@ -47,6 +47,8 @@ struct Door {
     listener: OwnedFd,
     wanted: Wanted,
     clients: HashMap<u64, Arc<Session>>,
+    /// It is closed because the server does not listen there any more.
+    shut: bool,
 }
 
 struct Server {
@@ -55,11 +57,14 @@ struct Server {
     last_door: u64,
     pool: Pool,
     stand_in: Arc<OwnedFd>,
+    /// Hung up when nobody else keeps the clients' sockets.
+    kept: Option<OwnedFd>,
 }
 
 /// Receives for the server at the other end of `control` until that closes its end. To be called
 /// by a process of its own, which is to end right after: everything that it holds is shut down
-/// then, and threads of it may hang. `confine` is called when nothing more is opened, before
+/// then, unless another process keeps it ([`Receiver::keep`](crate::Receiver::keep)), and threads
+/// of it may hang. `confine` is called when nothing more is opened, before
 /// anything comes from a client: it may take the right to do so from the process.
 ///
 /// # Errors
@@ -75,13 +80,16 @@ pub fn serve(
         last_door: CONTROL,
         pool: Pool::default(),
         stand_in: Arc::new(stand_in.map_err(system("open"))?),
+        kept: None,
     };
     confine().map_err(ServeError::Confine)?;
     server
         .watch(control, CONTROL)
         .map_err(system("epoll_ctl"))?;
     let ended = server.run(control);
-    server.shut_down();
+    if !server.is_kept() {
+        server.shut_down();
+    }
     // Dropping it could hang in a client's socket.
     std::mem::forget(server);
     ended
@@ -122,7 +130,11 @@ impl Server {
     fn open_doors(&mut self, control: BorrowedFd<'_>) -> bool {
         loop {
             match message::receive::<SHORT>(control) {
-                Ok(Some(incoming)) => self.open_door(incoming),
+                Ok(Some(incoming)) => match incoming.message.kind {
+                    message::kind::KEPT => self.kept = incoming.fds.into_iter().next(),
+                    message::kind::SHUT => self.kept = None,
+                    _ => self.open_door(incoming),
+                },
                 Ok(None) => return false,
                 Err(Errno::AGAIN) => return true,
                 // What was dropped is a door, whose other end sees that.
@@ -143,6 +155,7 @@ impl Server {
             listener,
             wanted: Wanted::of_value(incoming.message.value),
             clients: HashMap::new(),
+            shut: false,
         };
         match self.watch(door.channel.as_fd(), number) {
             Ok(()) => {
@@ -161,8 +174,11 @@ impl Server {
                 Ok(None) | Err(_) => {
                     // That front-end of the server has gone.
                     let _ = epoll::delete(&self.epoll, &door.channel);
+                    let kept = self.is_kept();
                     if let Some(door) = self.doors.remove(&number) {
-                        door.shut_down();
+                        if !kept || door.shut {
+                            door.shut_down();
+                        }
                         let Door {
                             clients, listener, ..
                         } = door;
@@ -175,6 +191,15 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Another process keeps the clients' sockets, for the server that comes next.
+    fn is_kept(&self) -> bool {
+        self.kept.as_ref().is_some_and(|kept| {
+            let mut fds = [PollFd::new(kept, PollFlags::empty())];
+            poll(&mut fds, Some(&Timespec::default())).is_ok()
+                && !fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+        })
     }
 
     /// Nobody can connect any more, and every client sees the end of its connection.
@@ -207,11 +232,25 @@ impl Door {
                 }
                 None => self.say(message::kind::CLOSED, client),
             },
+            message::kind::LOOK => match self.clients.get(&client) {
+                Some(session) => {
+                    let session = session.clone();
+                    pool.run(move || session.look(message.value));
+                }
+                None => self.say(message::kind::CLOSED, client),
+            },
+            message::kind::LOOKED => {
+                if let Some(session) = self.clients.get(&client) {
+                    let looked = session.take_looked();
+                    pool.run(move || drop(looked));
+                }
+            }
             message::kind::END => {
                 if let Some(session) = self.clients.remove(&client) {
                     pool.run(move || drop(session));
                 }
             }
+            message::kind::SHUT => self.shut = true,
             _ => {}
         }
     }

@@ -21,6 +21,9 @@ pub(crate) struct Session {
     wanted: Wanted,
     /// Stands in for a descriptor that is not harmless.
     stand_in: Arc<OwnedFd>,
+    /// Descriptors of what was looked at, and is still in the socket: the server that takes it from
+    /// there is not to be the last to close them.
+    looked: Mutex<Arc<Vec<OwnedFd>>>,
     /// Held by the thread that reads, until everything is closed that came: however many messages
     /// it sends, a client has one thread that hangs and one that waits.
     reading: Mutex<()>,
@@ -49,6 +52,7 @@ impl Session {
             door,
             wanted,
             stand_in,
+            looked: Mutex::default(),
             reading: Mutex::new(()),
         }
     }
@@ -60,16 +64,43 @@ impl Session {
     /// Reads once, and answers. Closing what the server does not get comes last.
     pub(crate) fn receive(&self, most: u32) {
         let _reading = self.reading.lock().unpoisoned();
-        let (value, taken) = match self.take((most as usize).min(MAX_READ)) {
+        let (value, taken) = self.read(most, RecvFlags::empty());
+        self.answer(value, &taken.bytes, &taken.fds);
+    }
+
+    /// Looks at what there is, and answers; the descriptors stay open until
+    /// [`Session::take_looked`].
+    pub(crate) fn look(&self, most: u32) {
+        let _reading = self.reading.lock().unpoisoned();
+        let (value, taken) = self.read(most, RecvFlags::PEEK);
+        let fds = Arc::new(taken.fds);
+        // Those of an earlier look, whose answer came too late for the server, are closed last.
+        let _before = {
+            let mut looked = self.looked.lock().unpoisoned();
+            std::mem::replace(&mut *looked, fds.clone())
+        };
+        self.answer(value, &taken.bytes, &fds);
+    }
+
+    /// What is to be closed after a look, on a thread that may hang.
+    pub(crate) fn take_looked(&self) -> Arc<Vec<OwnedFd>> {
+        std::mem::take(&mut *self.looked.lock().unpoisoned())
+    }
+
+    fn read(&self, most: u32, flags: RecvFlags) -> (u32, Taken) {
+        match self.take((most as usize).min(MAX_READ), flags) {
             Ok(taken) if taken.too_many => (TOO_MANY, taken),
             Ok(taken) => (0, taken),
             Err(errno) => (code(errno), Taken::default()),
-        };
-        let passed = match value {
-            0 => taken.fds.iter().map(|fd| self.harmless(fd)).collect(),
+        }
+    }
+
+    fn answer(&self, value: u32, bytes: &[u8], fds: &[OwnedFd]) {
+        let passed: Vec<BorrowedFd<'_>> = match value {
+            0 => fds.iter().map(|fd| self.harmless(fd)).collect(),
             _ => Vec::new(),
         };
-        if let Err(errno) = self.say(message::kind::ANSWER, value, &taken.bytes, &passed) {
+        if let Err(errno) = self.say(message::kind::ANSWER, value, bytes, &passed) {
             // What it would have said is lost, and so is the client's place in its stream.
             let _ = self.say(message::kind::ANSWER, code(errno), &[], &[]);
         }
@@ -83,12 +114,12 @@ impl Session {
         }
     }
 
-    fn take(&self, most: usize) -> Result<Taken, Errno> {
+    fn take(&self, most: usize, flags: RecvFlags) -> Result<Taken, Errno> {
         let socket = self.socket().ok_or(Errno::NOTCONN)?;
         let mut bytes = vec![0; most];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = loop {
             match recvmsg(
                 socket,

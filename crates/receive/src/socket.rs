@@ -8,6 +8,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recv, recvmsg,
     shutdown,
 };
+use rustix::pipe::{SpliceFlags, splice};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -52,6 +53,8 @@ struct Received {
     door: Arc<Mutex<Door>>,
     client: u64,
     waiting: bool,
+    /// The receiver process has looked, and holds descriptors that are in the socket, too.
+    looked: bool,
 }
 
 fn fds_of(control: &mut RecvAncillaryBuffer<'_>, fds: &mut Vec<OwnedFd>) {
@@ -139,6 +142,7 @@ impl Socket {
             door: door.clone(),
             client,
             waiting: false,
+            looked: false,
         }))
     }
 
@@ -149,8 +153,56 @@ impl Socket {
     /// [`ReadError`]: the stream cannot be read any more.
     pub fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         match &mut self.0 {
-            Way::InPlace { socket, max_fds } => read_in_place(socket.as_fd(), *max_fds, buf, fds),
+            Way::InPlace { socket, max_fds } => {
+                read_in_place(socket.as_fd(), *max_fds, buf, fds, RecvFlags::empty())
+            }
             Way::Receiver(received) => received.read(buf, fds),
+        }
+    }
+
+    /// Looks at what there is, as [`Socket::read`] reads, but leaves it in the socket:
+    /// [`Socket::consume`] is to take it from there, all of it, before the next look.
+    ///
+    /// # Errors
+    /// [`ReadError`]: the stream cannot be read any more.
+    pub fn look(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
+        match &mut self.0 {
+            Way::InPlace { socket, max_fds } => {
+                read_in_place(socket.as_fd(), *max_fds, buf, fds, RecvFlags::PEEK)
+            }
+            Way::Receiver(received) => received.look(buf, fds),
+        }
+    }
+
+    /// Moves the next bytes from the socket into a pipe, at most `len`: the kernel takes from the
+    /// one what it puts into the other, whatever becomes of this process meanwhile. Returns how
+    /// many.
+    ///
+    /// # Errors
+    /// [`ReadError`]: EAGAIN where the pipe is full; the receiver process is gone, without which
+    /// this process would be the one that closes what it has looked at.
+    pub fn consume(&mut self, pipe: BorrowedFd<'_>, len: usize) -> Result<usize, ReadError> {
+        if let Way::Receiver(received) = &self.0
+            && received.looked
+            && !received.door.lock().unpoisoned().holds(received.client)
+        {
+            return Err(ReadError::ReceiverGone);
+        }
+        loop {
+            match splice(self.as_fd(), None, pipe, None, len, SpliceFlags::NONBLOCK) {
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(ReadError::System(errno)),
+                Ok(moved) => return Ok(moved),
+            }
+        }
+    }
+
+    /// All that was looked at has been consumed.
+    pub fn consumed(&mut self) {
+        if let Way::Receiver(received) = &mut self.0
+            && std::mem::take(&mut received.looked)
+        {
+            received.door.lock().unpoisoned().looked(received.client);
         }
     }
 
@@ -187,10 +239,11 @@ fn read_in_place(
     max_fds: usize,
     buf: &mut [u8],
     fds: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
 ) -> Result<Read, ReadError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let Some((len, flags)) = read_with(socket, buf, &mut control, RecvFlags::empty())? else {
+    let Some((len, flags)) = read_with(socket, buf, &mut control, flags)? else {
         return Ok(Read::Blocked);
     };
     let before = fds.len();
@@ -229,6 +282,27 @@ impl Received {
         self.door.lock().unpoisoned().ask(self.client, len);
         self.waiting = true;
         Ok(Read::Waiting)
+    }
+
+    fn look(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
+        if self.waiting {
+            let read = self.take_answer(buf, fds)?;
+            self.looked |= read != Read::Waiting;
+            return Ok(read);
+        }
+        match look(self.as_fd(), buf)? {
+            Seen::Nothing => Ok(Read::Blocked),
+            Seen::Eof => Ok(Read::Eof),
+            Seen::Bytes(len) => Ok(Read::Bytes {
+                len,
+                more: len == buf.len(),
+            }),
+            Seen::WithFds(len) => {
+                self.door.lock().unpoisoned().ask_look(self.client, len);
+                self.waiting = true;
+                Ok(Read::Waiting)
+            }
+        }
     }
 
     fn take_answer(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {

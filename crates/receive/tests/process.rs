@@ -126,6 +126,23 @@ impl Server {
         }
     }
 
+    /// What the next look shows that is not waited for.
+    fn look(&mut self, socket: &mut Socket) -> (Vec<u8>, Vec<OwnedFd>) {
+        let end = Instant::now() + LIMIT;
+        let (mut bytes, mut fds) = (vec![0; 4096], Vec::new());
+        loop {
+            match socket.look(&mut bytes, &mut fds).unwrap() {
+                Read::Waiting => self.turn(),
+                Read::Bytes { len, .. } => {
+                    bytes.truncate(len);
+                    return (bytes, fds);
+                }
+                other => panic!("{other:?}"),
+            }
+            assert!(Instant::now() < end, "no answer");
+        }
+    }
+
     fn eventually(&mut self, what: &str, mut holds: impl FnMut(&mut Server) -> bool) {
         let end = Instant::now() + LIMIT;
         while !holds(self) {
@@ -241,6 +258,86 @@ fn bytes_and_harmless_descriptors_come_in_order() {
     writer.join().unwrap();
     drop(client);
     assert_eq!(server.read(&mut socket).unwrap().0, Read::Eof);
+}
+
+/// Takes what was looked at from the socket.
+fn consume(socket: &mut Socket, pipe: &(OwnedFd, OwnedFd), len: usize) {
+    let mut taken = 0;
+    while taken < len {
+        taken += socket.consume(pipe.1.as_fd(), len - taken).unwrap();
+    }
+    socket.consumed();
+    let level = rustix::io::ioctl_fionread(&pipe.0).unwrap();
+    assert_eq!(level, len as u64, "the pipe counts");
+    assert_eq!(rustix::io::read(&pipe.0, &mut vec![0; len]), Ok(len));
+}
+
+#[test]
+fn what_is_looked_at_stays_until_it_is_consumed() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let pipe = rustix::pipe::pipe().unwrap();
+    let none: [OwnedFd; 0] = [];
+    let file = memory();
+    send(&client, b"one", &none, SendFlags::empty());
+    assert_eq!(server.look(&mut socket).0, b"one");
+    send(&client, b"two", &[&file], SendFlags::empty());
+    send(&client, b"three", &none, SendFlags::empty());
+    for _ in 0..3 {
+        let (bytes, fds) = server.look(&mut socket);
+        assert_eq!(bytes, b"onetwo");
+        assert!(fds.len() == 1 && same_file(&fds[0], &file));
+    }
+    consume(&mut socket, &pipe, 6);
+    let (bytes, fds) = server.look(&mut socket);
+    assert!(bytes == b"three" && fds.is_empty());
+    // A part of it is enough, and the rest is there still.
+    consume(&mut socket, &pipe, 2);
+    assert_eq!(server.look(&mut socket).0, b"ree");
+    drop(client);
+    consume(&mut socket, &pipe, 3);
+    let end = socket.look(&mut [0; 9], &mut Vec::new());
+    assert_eq!(end, Ok(Read::Eof));
+}
+
+/// Consuming drops the descriptors that are in the socket: they are the receiver process's, too.
+#[test]
+fn consuming_blocks_nobody() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let pipe = rustix::pipe::pipe().unwrap();
+    let mut held = Vec::new();
+    for flags in [SendFlags::empty(), SendFlags::OOB] {
+        let (client, mut socket) = server.admitted();
+        held.push(poison(&client, b"x", flags));
+        let (bytes, fds) = server.look(&mut socket);
+        assert!(bytes == b"x" && fds.len() == 1);
+        held.push(poison(&client, b"y", flags));
+        let pipe = (pipe.0.try_clone().unwrap(), pipe.1.try_clone().unwrap());
+        promptly("consume", move || {
+            consume(&mut socket, &pipe, 1);
+            drop(socket);
+        });
+    }
+    promptly("the end", move || drop(server));
+    drop(held);
+}
+
+#[test]
+fn a_look_outlives_the_receiver_process() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let file = memory();
+    send(&client, b"x", &[&file], SendFlags::empty());
+    let (mut bytes, mut fds) = ([0; 16], Vec::new());
+    assert_eq!(socket.look(&mut bytes, &mut fds), Ok(Read::Waiting));
+    let receiving = Pid::from_raw(receiver.id() as i32).unwrap();
+    kill_process(receiving, Signal::KILL).unwrap();
+    // It may have answered before, and then holds nothing any more.
+    let (bytes, fds) = server.look(&mut socket);
+    assert!(bytes == b"x" && same_file(&fds[0], &file));
 }
 
 #[test]
