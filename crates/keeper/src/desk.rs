@@ -1,0 +1,339 @@
+//! Where one owner of descriptors, a disk, has them kept.
+
+use crate::link::Link;
+use crate::text;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How long an answer may take.
+const LIMIT: Duration = Duration::from_secs(1);
+/// Until a message is sent again for which there was no room. A service manager's socket takes ten.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// Why nothing more is kept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeepError {
+    /// No answer has come in time: it does not run, or has refused something.
+    #[error("the keeper has not answered within {}", human(LIMIT))]
+    Late,
+    /// The keeper has gone, or takes no messages.
+    #[error("the keeper cannot be reached: {0}")]
+    Unreachable(Errno),
+    /// As many descriptors are kept as may be.
+    #[error(
+        "{most} descriptors are kept already, and more may not be (FileDescriptorStoreMax=, \
+         ulimit -n)"
+    )]
+    Full {
+        /// So many.
+        most: usize,
+    },
+    /// This process has no descriptor left to ask with.
+    #[error("a pipe: {0}")]
+    Pipe(Errno),
+}
+
+fn human(duration: Duration) -> String {
+    format!("{} s", duration.as_secs())
+}
+
+/// What was asked for with a barrier; later ones are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+impl Ticket {
+    /// Of nothing, which has been done.
+    pub const ANSWERED: Self = Self(0);
+}
+
+/// A message that waits for room.
+#[derive(Debug)]
+struct Message {
+    text: String,
+    fd: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Barrier {
+    ticket: Ticket,
+    /// Its other end is closed when the barrier is answered.
+    reader: OwnedFd,
+    since: Instant,
+}
+
+/// Has descriptors kept, for one owner. Nothing waits here: the owner calls
+/// [`advance`](Self::advance) when [`fd`](Self::fd) is hung up, and at the
+/// [`deadline`](Self::deadline).
+#[derive(Debug)]
+pub struct Desk {
+    link: Link,
+    waiting: VecDeque<Message>,
+    barriers: VecDeque<Barrier>,
+    issued: Ticket,
+    answered: Ticket,
+    failed: Option<KeepError>,
+}
+
+impl Desk {
+    /// One at which nothing has been asked for.
+    pub fn new(link: &Link) -> Self {
+        Self {
+            link: link.clone(),
+            waiting: VecDeque::new(),
+            barriers: VecDeque::new(),
+            issued: Ticket(0),
+            answered: Ticket(0),
+            failed: None,
+        }
+    }
+
+    /// The way to the keeper.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Has a descriptor kept under a name that no other one has. It is kept for sure when a barrier
+    /// that is asked for afterwards is answered.
+    ///
+    /// # Errors
+    /// [`KeepError`], from the first one on for all that is asked for.
+    pub fn store(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), KeepError> {
+        self.check()?;
+        if !self.link.take_place() {
+            let most = self.link.most();
+            return Err(self.fail(KeepError::Full { most }));
+        }
+        self.send(text::store(name), Some(fd))
+    }
+
+    /// Has the keeper close what it keeps under this name. That is done for sure when a barrier
+    /// that is asked for afterwards is answered.
+    ///
+    /// # Errors
+    /// As [`Desk::store`].
+    pub fn remove(&mut self, name: &str) -> Result<(), KeepError> {
+        self.check()?;
+        self.link.return_place();
+        self.send(text::remove(name), None)
+    }
+
+    /// Asks whether all has been done that was asked for before.
+    ///
+    /// # Errors
+    /// As [`Desk::store`].
+    pub fn barrier(&mut self) -> Result<Ticket, KeepError> {
+        self.check()?;
+        let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
+        let (reader, writer) = pipe.map_err(|errno| self.fail(KeepError::Pipe(errno)))?;
+        self.send(text::BARRIER.to_owned(), Some(writer.as_fd()))?;
+        self.issued = Ticket(self.issued.0 + 1);
+        self.barriers.push_back(Barrier {
+            ticket: self.issued,
+            reader,
+            since: Instant::now(),
+        });
+        Ok(self.issued)
+    }
+
+    /// The barrier of this ticket, and all before it, have been answered.
+    pub fn is_answered(&self, ticket: Ticket) -> bool {
+        self.answered >= ticket
+    }
+
+    /// Something has been asked for whose answer has not come.
+    pub fn is_waiting(&self) -> bool {
+        self.failed.is_none() && (!self.waiting.is_empty() || !self.barriers.is_empty())
+    }
+
+    /// Which answer is waited for next.
+    pub fn next_answer(&self) -> Option<Ticket> {
+        self.barriers.front().map(|barrier| barrier.ticket)
+    }
+
+    /// Is hung up when the next answer has come. Another one after each.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.barriers.front().map(|barrier| barrier.reader.as_fd())
+    }
+
+    /// When [`Desk::advance`] is to be called at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        let late = self.barriers.front().map(|barrier| barrier.since + LIMIT);
+        let retry = (!self.waiting.is_empty()).then(|| Instant::now() + RETRY);
+        late.into_iter().chain(retry).min()
+    }
+
+    /// Sends what has waited, and sees which answers have come. `true` if one has.
+    ///
+    /// # Errors
+    /// [`KeepError`]: from now on nothing is kept any more.
+    pub fn advance(&mut self, now: Instant) -> Result<bool, KeepError> {
+        self.check()?;
+        while let Some(message) = self.waiting.front() {
+            match self
+                .link
+                .send(&message.text, message.fd.as_ref().map(AsFd::as_fd))
+            {
+                Ok(()) => drop(self.waiting.pop_front()),
+                Err(errno) if is_full(errno) => break,
+                Err(errno) => return Err(self.fail(KeepError::Unreachable(errno))),
+            }
+        }
+        let before = self.answered;
+        while let Some(barrier) = self.barriers.front()
+            && is_hung_up(&barrier.reader)
+        {
+            self.answered = barrier.ticket;
+            self.barriers.pop_front();
+        }
+        let late = |barrier: &Barrier| now.saturating_duration_since(barrier.since) >= LIMIT;
+        if self.barriers.front().is_some_and(late) {
+            return Err(self.fail(KeepError::Late));
+        }
+        Ok(self.answered != before)
+    }
+
+    fn check(&self) -> Result<(), KeepError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn fail(&mut self, error: KeepError) -> KeepError {
+        self.waiting.clear();
+        self.barriers.clear();
+        self.failed.get_or_insert(error).clone()
+    }
+
+    fn send(&mut self, text: String, fd: Option<BorrowedFd<'_>>) -> Result<(), KeepError> {
+        if self.waiting.is_empty() {
+            match self.link.send(&text, fd) {
+                Ok(()) => return Ok(()),
+                Err(errno) if is_full(errno) => {}
+                Err(errno) => return Err(self.fail(KeepError::Unreachable(errno))),
+            }
+        }
+        let fd = fd.map(|fd| fd.try_clone_to_owned()).transpose();
+        let fd = fd.map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::MFILE);
+            self.fail(KeepError::Pipe(errno))
+        })?;
+        self.waiting.push_back(Message { text, fd });
+        Ok(())
+    }
+}
+
+/// There is no room now, but there will be: ETOOMANYREFS where too many descriptors are in flight
+/// (unix(7)).
+fn is_full(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS | Errno::NOMEM
+    )
+}
+
+fn is_hung_up(reader: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(reader, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())).is_ok()
+        && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Keeping;
+    use crate::packet::{self, Packet};
+    use crate::store::{Done, Store};
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
+
+    fn event() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC).unwrap()
+    }
+
+    fn pair(kind: SocketType, most: usize) -> (Link, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        (Link::new(ours, Keeping::Systemd, most, 0), theirs)
+    }
+
+    fn next(keeper: &OwnedFd) -> Option<Packet> {
+        packet::receive(keeper.as_fd(), RecvFlags::DONTWAIT)
+            .ok()
+            .flatten()
+    }
+
+    #[test]
+    fn what_is_asked_for_arrives_in_order_and_the_barrier_is_answered_last() {
+        // systemd's socket takes few messages at a time.
+        for kind in [SocketType::SEQPACKET, SocketType::DGRAM] {
+            let (link, keeper) = pair(kind, 1000);
+            let mut desk = Desk::new(&link);
+            let names: Vec<String> = (0..300).map(|n| format!("d1.{n}")).collect();
+            for name in &names {
+                desk.store(name, event().as_fd()).unwrap();
+            }
+            desk.remove("d1.7").unwrap();
+            let ticket = desk.barrier().unwrap();
+            assert_eq!(link.kept(), 299);
+            let mut store = Store::new(1000);
+            let mut barriers = 0;
+            while barriers == 0 {
+                assert!(!desk.is_answered(ticket));
+                assert!(desk.is_waiting());
+                desk.advance(Instant::now()).unwrap();
+                while let Some(packet) = next(&keeper) {
+                    barriers += usize::from(packet.text == text::BARRIER.as_bytes());
+                    assert_eq!(store.handle(packet), Done::Handled);
+                }
+            }
+            assert!(desk.advance(Instant::now()).unwrap());
+            assert!(desk.is_answered(ticket));
+            assert!(!desk.is_waiting() && desk.fd().is_none() && desk.deadline().is_none());
+            assert_eq!(store.all().len(), 299);
+        }
+    }
+
+    #[test]
+    fn a_keeper_that_does_not_answer_is_given_up() {
+        let (link, _keeper) = pair(SocketType::SEQPACKET, 10);
+        let mut desk = Desk::new(&link);
+        desk.store("a", event().as_fd()).unwrap();
+        let ticket = desk.barrier().unwrap();
+        let now = Instant::now();
+        assert_eq!(desk.advance(now), Ok(false));
+        let deadline = desk.deadline().unwrap();
+        assert!(deadline <= now + LIMIT);
+        assert_eq!(desk.advance(deadline), Err(KeepError::Late));
+        assert!(!desk.is_answered(ticket) && !desk.is_waiting());
+        assert_eq!(desk.store("b", event().as_fd()), Err(KeepError::Late));
+    }
+
+    #[test]
+    fn a_keeper_that_has_gone_is_noticed() {
+        let (link, keeper) = pair(SocketType::SEQPACKET, 10);
+        let mut desk = Desk::new(&link);
+        drop(keeper);
+        let stored = desk.store("a", event().as_fd());
+        assert!(
+            matches!(stored, Err(KeepError::Unreachable(_))),
+            "{stored:?}"
+        );
+    }
+
+    #[test]
+    fn a_full_store_is_not_asked() {
+        let (link, keeper) = pair(SocketType::SEQPACKET, 2);
+        let (mut one, mut other) = (Desk::new(&link), Desk::new(&link));
+        one.store("a", event().as_fd()).unwrap();
+        other.store("b", event().as_fd()).unwrap();
+        let full = Err(KeepError::Full { most: 2 });
+        assert_eq!(one.store("c", event().as_fd()), full);
+        // The other one goes on.
+        other.remove("b").unwrap();
+        other.store("d", event().as_fd()).unwrap();
+        let come = std::iter::from_fn(|| next(&keeper)).count();
+        assert_eq!(come, 4);
+    }
+}

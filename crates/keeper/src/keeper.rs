@@ -1,0 +1,307 @@
+//! The keeper process: keeps descriptors, and a process that serves with them.
+//!
+//! One thread, one `poll`. It never waits for the serving process, which may stand still, be
+//! stopped in a debugger, or send whatever it likes.
+
+use crate::arrival::{Facts, Sending, passed_name};
+use crate::child::Serving;
+use crate::packet;
+use crate::restart::Pace;
+use crate::signals::{Signals, ends};
+use crate::store::{Done, Kept, Store};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
+use std::error::Error;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Messages that are handled between two looks at everything else.
+const AT_ONCE: usize = 64;
+
+/// Exit codes of a serving process that has ended because it was to. All others, and signals, are
+/// errors of its own, after which the next one takes its place.
+const MEANT: [i32; 3] = [0, 2, 3];
+/// One that could not start, or that has found something wrong.
+const ERROR: i32 = 1;
+
+/// A descriptor that a service manager has opened for the keeper process: the serving one gets it
+/// each time.
+#[derive(Debug)]
+pub struct Given {
+    /// As the service manager calls it.
+    pub name: String,
+    /// The descriptor.
+    pub fd: OwnedFd,
+}
+
+/// The keeper process.
+pub struct Keeper<'a> {
+    /// Starts a serving process, whose standard input is to be the socket. It is to call
+    /// [`Arrival::receive`](crate::Arrival::receive) with it, and to end when this process ends.
+    pub start: &'a mut dyn FnMut(OwnedFd) -> io::Result<Child>,
+    /// Most descriptors that are kept.
+    pub most: usize,
+    /// What a service manager has opened.
+    pub given: Vec<Given>,
+    /// A socket that is connected to the service manager, if there is one.
+    pub manager: Option<OwnedFd>,
+}
+
+/// How the keeper process is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With this exit code.
+    Code(u8),
+    /// By this signal.
+    Signal(i32),
+    /// Serving processes did not become ready, one after the other: with an exit code, and a line
+    /// that says so.
+    GivenUp {
+        /// How many.
+        failures: u32,
+        /// How the last one has ended.
+        last: ExitStatus,
+    },
+    /// No process could be ended in order: what was not flushed may not be durable.
+    NotDurable,
+}
+
+/// Why there is no keeper.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepFailed {
+    /// A system call failed.
+    #[error("{0}")]
+    System(&'static str, #[source] io::Error),
+    /// It could not be confined, as its caller wants it.
+    #[error("the process cannot be confined")]
+    Confine(#[source] Box<dyn Error + Send + Sync>),
+}
+
+struct Running<'a> {
+    keeper: Keeper<'a>,
+    given: Vec<Kept>,
+    store: Store,
+    signals: Signals,
+    pace: Pace,
+    facts: Facts,
+    serving: Option<Serving>,
+    /// When the next serving process is started, while there is none.
+    next_start: Instant,
+    /// One of them was ready.
+    has_served: bool,
+    /// The first signal that asked for the end.
+    ordered: Option<Signal>,
+    last_status: Option<ExitStatus>,
+}
+
+impl Keeper<'_> {
+    /// Keeps and restarts until the serving process ends because it was to. `confine` is called
+    /// before the first one is started.
+    ///
+    /// # Errors
+    /// [`KeepFailed`]: nothing is served.
+    pub fn run(
+        self,
+        confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
+    ) -> Result<End, KeepFailed> {
+        let signals = Signals::new().map_err(|error| KeepFailed::System("signals", error))?;
+        confine().map_err(KeepFailed::Confine)?;
+        let mut running = Running {
+            store: Store::new(self.most),
+            given: Vec::new(),
+            keeper: self,
+            signals,
+            pace: Pace::default(),
+            facts: Facts::default(),
+            serving: None,
+            next_start: Instant::now(),
+            has_served: false,
+            ordered: None,
+            last_status: None,
+        };
+        let given = std::mem::take(&mut running.keeper.given).into_iter();
+        let given = given.map(|given| Kept {
+            name: passed_name(&given.name),
+            fd: Rc::new(given.fd),
+        });
+        running.given = given.collect();
+        running.run()
+    }
+}
+
+impl Running<'_> {
+    fn run(&mut self) -> Result<End, KeepFailed> {
+        loop {
+            if let Some(end) = self.step()? {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Waits until there is something to do, and does it.
+    fn step(&mut self) -> Result<Option<End>, KeepFailed> {
+        if self.serving.is_none()
+            && Instant::now() >= self.next_start
+            && let Some(end) = self.start()?
+        {
+            return Ok(Some(end));
+        }
+        self.wait()?;
+        for signal in self.signals.take() {
+            if ends(signal) {
+                self.ordered.get_or_insert(signal);
+            }
+            if let Some(serving) = &self.serving {
+                serving.signal(signal);
+            }
+        }
+        self.read();
+        let ended = match &mut self.serving {
+            Some(serving) => serving.ended().map_err(|e| KeepFailed::System("wait", e))?,
+            // What the last one was to make durable cannot be asked for.
+            None if self.ordered.is_some() => return Ok(Some(End::NotDurable)),
+            None => None,
+        };
+        Ok(ended.and_then(|status| self.ended(status)))
+    }
+
+    fn wait(&self) -> Result<(), KeepFailed> {
+        let signals = self.signals.fd();
+        let mut fds = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
+        let timeout = match &self.serving {
+            Some(serving) => {
+                serving.watch(&mut fds);
+                None
+            }
+            None => Some(self.next_start.saturating_duration_since(Instant::now())),
+        };
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(KeepFailed::System("poll", errno.into())),
+        }
+    }
+
+    /// Starts a serving process. One that cannot be started counts as one that has ended.
+    fn start(&mut self) -> Result<Option<End>, KeepFailed> {
+        self.store.begin();
+        let (kept, most) = (self.store.all(), self.store.most());
+        let sending = Sending::new(&kept, &self.given, most, &self.facts);
+        match Serving::start(self.keeper.start, sending) {
+            Ok(serving) => {
+                self.serving = Some(serving);
+                Ok(None)
+            }
+            Err(error) if !self.has_served => Err(KeepFailed::System("start", error)),
+            Err(error) => {
+                self.facts.how = Some(format!("it could not be started: {error}"));
+                Ok(self.start_later(false, ExitStatus::from_raw(ERROR << 8)))
+            }
+        }
+    }
+
+    /// Handles what the serving process has said, and sends what it is to have.
+    fn read(&mut self) {
+        let Some(serving) = &mut self.serving else {
+            return;
+        };
+        for _ in 0..AT_ONCE {
+            let Some(channel) = &serving.channel else {
+                return;
+            };
+            if serving.sending.is_under_way() && serving.sending.go_on(channel.as_fd()).is_err() {
+                serving.channel = None;
+                return;
+            }
+            match packet::receive(channel.as_fd(), RecvFlags::DONTWAIT) {
+                Ok(Some(packet)) => {
+                    if let Done::Tell(lines) = self.store.handle(packet) {
+                        serving.is_ready |= lines.lines().any(|line| line == "READY=1");
+                        tell(self.keeper.manager.as_ref(), &lines);
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Ok(None) | Err(_) => serving.channel = None,
+            }
+        }
+    }
+
+    /// The serving process has ended.
+    fn ended(&mut self, status: ExitStatus) -> Option<End> {
+        // What it has sent before counts.
+        while self.serving.as_ref().is_some_and(is_readable) {
+            self.read();
+        }
+        let was_ready = self.serving.take().is_some_and(|serving| serving.is_ready);
+        self.has_served |= was_ready;
+        let ended = clock_gettime(ClockId::Monotonic);
+        self.facts.ended_at = Duration::try_from(ended).ok();
+        self.facts.how = Some(in_words(status));
+        match (status.code(), status.signal()) {
+            (Some(code), _) if MEANT.contains(&code) => return Some(end_with(code)),
+            // It has found out what is wrong, and said so: the same would be found again. But the
+            // next one after one that has served may find something free a moment later.
+            (Some(code @ ERROR), _) if was_ready || !self.has_served => {
+                return Some(end_with(code));
+            }
+            (Some(code), _) if !self.has_served => return Some(end_with(code)),
+            (_, Some(signal)) if self.ordered.is_some() || !self.has_served => {
+                return Some(End::Signal(signal));
+            }
+            _ if self.ordered.is_some() => return Some(End::NotDurable),
+            _ => {}
+        }
+        self.start_later(was_ready, status)
+    }
+
+    fn start_later(&mut self, was_ready: bool, status: ExitStatus) -> Option<End> {
+        let now = Instant::now();
+        let Some(pause) = self.pace.ended(was_ready, now) else {
+            return Some(End::GivenUp {
+                failures: self.pace.failures(),
+                last: status,
+            });
+        };
+        self.facts.restarts = self.facts.restarts.saturating_add(1);
+        self.facts.failures = self.pace.failures();
+        self.last_status = Some(status);
+        self.next_start = now + pause;
+        None
+    }
+}
+
+/// Messages are left that have been sent.
+fn is_readable(serving: &Serving) -> bool {
+    let Some(channel) = &serving.channel else {
+        return false;
+    };
+    let mut fds = [PollFd::new(channel, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok()
+        && fds.iter().any(|fd| fd.revents().contains(PollFlags::IN))
+}
+
+fn tell(manager: Option<&OwnedFd>, lines: &str) {
+    if let Some(manager) = manager {
+        // It will find out.
+        let _ = packet::send(manager.as_fd(), lines, &[]);
+    }
+}
+
+fn end_with(code: i32) -> End {
+    End::Code(u8::try_from(code).unwrap_or(u8::MAX))
+}
+
+fn in_words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (_, Some(signal)) => format!("signal {signal}"),
+        (Some(code), _) => format!("exit code {code}"),
+        _ => status.to_string(),
+    }
+}

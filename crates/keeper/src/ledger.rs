@@ -1,0 +1,214 @@
+//! The descriptors of one disk: noted in its state memory, then kept.
+
+use crate::desk::{Desk, KeepError, Ticket};
+use crate::link::Link;
+use state_memory::{Descriptor, DescriptorKind, DescriptorTable, StateError};
+use std::num::NonZeroU32;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+/// Why a descriptor is not kept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// The keeper does not keep it.
+    #[error(transparent)]
+    Keeper(#[from] KeepError),
+    /// The state memory has no room for it.
+    #[error("state memory: {0}")]
+    State(String),
+}
+
+impl From<StateError> for LedgerError {
+    fn from(error: StateError) -> Self {
+        Self::State(error.to_string())
+    }
+}
+
+/// Which descriptors of a disk are kept. Each has a number, under which it is noted in the disk's
+/// state memory before the keeper gets it, so that the next process knows what each is; the keeper
+/// knows it by the disk's name here, a dot, and that number.
+///
+/// What the keeper has and the state memory does not is rubbish. What the state memory has and the
+/// keeper does not was about to be kept, or removed: its owner knows that it is not needed.
+#[derive(Debug)]
+pub struct Ledger {
+    prefix: String,
+    table: DescriptorTable,
+    desk: Desk,
+    /// The name of the state memory, after the prefix.
+    state: Option<String>,
+    failed: Option<LedgerError>,
+}
+
+impl Ledger {
+    /// Of a disk whose descriptors' names begin with `prefix`.
+    pub fn new(prefix: String, table: DescriptorTable, link: &Link) -> Self {
+        Self {
+            prefix,
+            table,
+            desk: Desk::new(link),
+            state: None,
+            failed: None,
+        }
+    }
+
+    /// The keeper's name of a descriptor.
+    pub fn name(&self, number: NonZeroU32) -> String {
+        format!("{}.{number}", self.prefix)
+    }
+
+    /// The way to the keeper.
+    pub fn link(&self) -> &Link {
+        self.desk.link()
+    }
+
+    /// What the keeper knows the disk by.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// All that are noted.
+    pub fn noted(&self) -> Vec<Descriptor> {
+        self.table.iter().collect()
+    }
+
+    /// What `number` is noted as.
+    pub fn find(&self, number: NonZeroU32) -> Option<Descriptor> {
+        self.table.iter().find(|noted| noted.number == number)
+    }
+
+    /// The same where the state memory is kept already, by a process before, under this name after
+    /// the prefix.
+    pub fn resume(prefix: String, table: DescriptorTable, link: &Link, state: &str) -> Self {
+        let mut ledger = Self::new(prefix, table, link);
+        ledger.state = Some(state.to_owned());
+        ledger
+    }
+
+    /// Notes a descriptor and has it kept. That it is shows a [`Ledger::barrier`].
+    ///
+    /// # Errors
+    /// [`LedgerError`]: from the first one on nothing more is kept.
+    pub fn keep(
+        &mut self,
+        kind: DescriptorKind,
+        detail: u64,
+        fd: BorrowedFd<'_>,
+    ) -> Result<NonZeroU32, LedgerError> {
+        let number = self.note(kind, detail)?;
+        crash::point!("keeper.ledger.noted");
+        let stored = self.desk.store(&self.name(number), fd);
+        crash::point!("keeper.ledger.stored");
+        self.checked(stored.map_err(Into::into))?;
+        Ok(number)
+    }
+
+    /// Has the state memory itself kept, which knows all others: under this name after the prefix.
+    ///
+    /// # Errors
+    /// As [`Ledger::keep`].
+    pub fn keep_state(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), LedgerError> {
+        self.check()?;
+        let stored = self.desk.store(&format!("{}.{name}", self.prefix), fd);
+        self.state = Some(name.to_owned());
+        self.checked(stored.map_err(Into::into))
+    }
+
+    /// The disk is not there any more: nothing of it is kept.
+    pub fn close(&mut self) {
+        // Without it the others are rubbish: a process that follows removes them.
+        if let Some(name) = self.state.take() {
+            let _ = self.desk.remove(&format!("{}.{name}", self.prefix));
+        }
+        for noted in self.noted() {
+            self.forget(noted.number);
+        }
+    }
+
+    /// Notes a descriptor that is not kept.
+    ///
+    /// # Errors
+    /// As [`Ledger::keep`].
+    pub fn note(&mut self, kind: DescriptorKind, detail: u64) -> Result<NonZeroU32, LedgerError> {
+        self.check()?;
+        let number = self.table.add(kind, detail);
+        self.checked(number.map_err(Into::into))
+    }
+
+    /// Changes what is noted about a descriptor: by one store.
+    pub fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
+        self.table.set_detail(number, detail);
+    }
+
+    /// Has a descriptor removed from the keeper, and its note.
+    pub fn forget(&mut self, number: NonZeroU32) {
+        if self.find(number).is_none() {
+            return;
+        }
+        let removed = self.desk.remove(&self.name(number));
+        crash::point!("keeper.ledger.removed");
+        self.table.remove(number);
+        let _ = self.checked(removed.map_err(Into::into));
+    }
+
+    /// Asks whether all has been done that was asked for.
+    ///
+    /// # Errors
+    /// As [`Ledger::keep`].
+    pub fn barrier(&mut self) -> Result<Ticket, LedgerError> {
+        self.check()?;
+        let asked = self.desk.barrier();
+        self.checked(asked.map_err(Into::into))
+    }
+
+    /// See [`Desk::is_waiting`].
+    pub fn is_waiting(&self) -> bool {
+        self.desk.is_waiting()
+    }
+
+    /// Which answer is waited for next: another one has another descriptor to be watched.
+    pub fn next_answer(&self) -> Option<Ticket> {
+        self.desk.next_answer()
+    }
+
+    /// See [`Desk::is_answered`].
+    pub fn is_answered(&self, ticket: Ticket) -> bool {
+        self.desk.is_answered(ticket)
+    }
+
+    /// See [`Desk::fd`].
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.desk.fd()
+    }
+
+    /// See [`Desk::deadline`].
+    pub fn deadline(&self) -> Option<Instant> {
+        self.desk.deadline()
+    }
+
+    /// See [`Desk::advance`].
+    ///
+    /// # Errors
+    /// As [`Ledger::keep`].
+    pub fn advance(&mut self, now: Instant) -> Result<bool, LedgerError> {
+        self.check()?;
+        let advanced = self.desk.advance(now);
+        self.checked(advanced.map_err(Into::into))
+    }
+
+    /// Why nothing is kept any more, if it is not.
+    pub fn failed(&self) -> Option<&LedgerError> {
+        self.failed.as_ref()
+    }
+
+    fn check(&self) -> Result<(), LedgerError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn checked<T>(&mut self, result: Result<T, LedgerError>) -> Result<T, LedgerError> {
+        if let Err(error) = &result {
+            self.failed.get_or_insert_with(|| error.clone());
+        }
+        result
+    }
+}

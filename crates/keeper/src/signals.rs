@@ -1,0 +1,66 @@
+//! Signals that come to the keeper process, for the serving one.
+
+use rustix::io::Errno;
+use rustix::process::Signal;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Each asks for the end.
+const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::XCPU];
+
+/// They end nothing; the serving process says what they are.
+const OTHERS: [Signal; 8] = [
+    Signal::HUP,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::XFSZ,
+    Signal::ALARM,
+    Signal::VTALARM,
+    Signal::PROF,
+    Signal::IO,
+];
+
+/// Signals that have come, and a descriptor that becomes readable with them.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    come: UnixStream,
+    flags: Vec<(Signal, Arc<AtomicBool>)>,
+}
+
+impl Signals {
+    /// Takes them from now on.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (come, told) = UnixStream::pair()?;
+        come.set_nonblocking(true)?;
+        let mut flags = Vec::new();
+        for signal in ENDING.into_iter().chain(OTHERS) {
+            let flag = Arc::new(AtomicBool::new(false));
+            // In this order: the flag is there when the descriptor is readable.
+            signal_hook::flag::register(signal.as_raw(), flag.clone())?;
+            signal_hook::low_level::pipe::register(signal.as_raw(), told.try_clone()?)?;
+            flags.push((signal, flag));
+        }
+        Ok(Self { come, flags })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.come.as_fd()
+    }
+
+    /// Those that have come since the last call.
+    pub(crate) fn take(&self) -> Vec<Signal> {
+        let mut bytes = [0; 64];
+        while let Ok(1..) | Err(Errno::INTR) = rustix::io::read(&self.come, &mut bytes) {}
+        let come = self.flags.iter();
+        let come = come.filter(|(_, flag)| flag.swap(false, Ordering::AcqRel));
+        come.map(|(signal, _)| *signal).collect()
+    }
+}
+
+/// Whether it asks for the end.
+pub(crate) fn ends(signal: Signal) -> bool {
+    ENDING.contains(&signal)
+}

@@ -1,0 +1,251 @@
+//! What the keeper process keeps.
+
+use crate::packet::Packet;
+use crate::text::{self, Request};
+use receive::kind;
+use rustix::fs::{FileType, fstat};
+use rustix::net::sockopt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+/// A descriptor with its name.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    pub name: Rc<str>,
+    pub fd: Rc<OwnedFd>,
+}
+
+/// What follows from a message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// It was one of the store's.
+    Handled,
+    /// Lines for the service manager.
+    Tell(String),
+    /// It was not understood, or asks for more than there may be; nothing was done.
+    Refused,
+}
+
+/// Descriptors by their names, of which there are never two of a kind.
+#[derive(Debug)]
+pub(crate) struct Store {
+    kept: Vec<Kept>,
+    most: usize,
+    /// Barriers that are not answered: something before them was refused, and what waits for
+    /// them is to find out that it is not kept.
+    held: Vec<OwnedFd>,
+    refused: bool,
+}
+
+impl Store {
+    /// An empty one, for at most so many.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            kept: Vec::new(),
+            most,
+            held: Vec::new(),
+            refused: false,
+        }
+    }
+
+    /// All that is kept.
+    pub(crate) fn all(&self) -> Vec<Kept> {
+        self.kept.clone()
+    }
+
+    /// Most that may be kept.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Another process begins: what the one before it did not get an answer to is nobody's.
+    pub(crate) fn begin(&mut self) {
+        self.held.clear();
+        self.refused = false;
+    }
+
+    /// Does what a message says.
+    pub(crate) fn handle(&mut self, packet: Packet) -> Done {
+        let Packet { text, mut fds, cut } = packet;
+        let request = match cut {
+            true => None,
+            false => text::parse(&text),
+        };
+        let fd = match fds.len() {
+            0 | 1 => fds.pop(),
+            // One at a time.
+            _ => return self.refuse(),
+        };
+        match (request, fd) {
+            (Some(Request::Store(name)), Some(fd)) if is_kept(&fd) => self.store(name, fd),
+            (Some(Request::Remove(name)), None) => {
+                self.kept.retain(|kept| &*kept.name != name);
+                Done::Handled
+            }
+            (Some(Request::Barrier), Some(fd)) => {
+                // It is answered by being closed.
+                if self.refused && self.held.len() < self.most {
+                    self.held.push(fd);
+                }
+                Done::Handled
+            }
+            (Some(Request::Tell(lines)), None) => Done::Tell(lines.join("\n") + "\n"),
+            _ => self.refuse(),
+        }
+    }
+
+    fn refuse(&mut self) -> Done {
+        self.refused = true;
+        Done::Refused
+    }
+
+    fn store(&mut self, name: &str, fd: OwnedFd) -> Done {
+        let fd = Rc::new(fd);
+        if let Some(kept) = self.kept.iter_mut().find(|kept| &*kept.name == name) {
+            kept.fd = fd;
+            return Done::Handled;
+        }
+        if self.kept.len() >= self.most {
+            return self.refuse();
+        }
+        let name = name.into();
+        self.kept.push(Kept { name, fd });
+        Done::Handled
+    }
+}
+
+/// Whether a descriptor is of a kind that is kept: one whose end does not ask a file system, a
+/// process or a machine. Files of memory, eventfds, pipes, Unix sockets, and TCP sockets.
+fn is_kept(fd: &OwnedFd) -> bool {
+    if kind::is_memory(fd) || kind::is_eventfd(fd) {
+        return true;
+    }
+    // A socket is no file of another file system: only then `fstat` is harmless.
+    if sockopt::socket_type(fd.as_fd()).is_ok() {
+        return true;
+    }
+    rustix::pipe::fcntl_getpipe_size(fd).is_ok()
+        && fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    fn memory() -> OwnedFd {
+        memfd_create("kept", MemfdFlags::CLOEXEC).unwrap()
+    }
+
+    fn packet(text: &str, fds: Vec<OwnedFd>) -> Packet {
+        let (text, cut) = (text.as_bytes().to_vec(), false);
+        Packet { text, fds, cut }
+    }
+
+    fn names(store: &Store) -> Vec<String> {
+        store
+            .all()
+            .iter()
+            .map(|kept| kept.name.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn descriptors_stay_until_they_are_removed() {
+        let mut store = Store::new(4);
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        for (name, fd) in [
+            ("r", read),
+            ("w", write),
+            ("e", event),
+            ("s", socket.into()),
+        ] {
+            assert_eq!(
+                store.handle(packet(&text::store(name), vec![fd])),
+                Done::Handled
+            );
+        }
+        assert_eq!(names(&store), ["r", "w", "e", "s"]);
+        assert_eq!(
+            store.handle(packet(&text::remove("w"), vec![])),
+            Done::Handled
+        );
+        assert_eq!(
+            store.handle(packet(&text::remove("none"), vec![])),
+            Done::Handled
+        );
+        assert_eq!(names(&store), ["r", "e", "s"]);
+        // The same name again stands for another one.
+        let before = store.all().len();
+        assert_eq!(
+            store.handle(packet(&text::store("e"), vec![memory()])),
+            Done::Handled
+        );
+        assert_eq!(store.all().len(), before);
+    }
+
+    #[test]
+    fn more_than_there_may_be_is_refused_and_its_barrier_not_answered() {
+        let mut store = Store::new(1);
+        let answered = |store: &mut Store| {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+            store.handle(packet(text::BARRIER, vec![write]));
+            rustix::io::read(&read, &mut [0; 1]) == Ok(0)
+        };
+        store.handle(packet(&text::store("a"), vec![memory()]));
+        assert!(answered(&mut store));
+        let more = store.handle(packet(&text::store("b"), vec![memory()]));
+        assert_eq!(more, Done::Refused);
+        assert!(!answered(&mut store), "who waits believes that it is kept");
+        store.begin();
+        assert!(answered(&mut store));
+        assert_eq!(names(&store), ["a"]);
+    }
+
+    #[test]
+    fn nonsense_keeps_nothing() {
+        let mut store = Store::new(100);
+        let file = tempfile::tempfile().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let store_a = text::store("a");
+        let nonsense = [
+            packet("", vec![]),
+            packet("FDSTORE=1\nFDNAME=a\n", vec![]),
+            packet(&store_a, vec![memory(), memory()]),
+            packet(&text::remove("a"), vec![memory()]),
+            packet("READY=1\n", vec![memory()]),
+            packet(text::BARRIER, vec![]),
+            packet("\u{1}", vec![memory()]),
+            packet(&store_a, vec![null.into()]),
+            Packet {
+                cut: true,
+                ..packet(&store_a, vec![memory()])
+            },
+        ];
+        for packet in nonsense {
+            let said = format!("{packet:?}");
+            assert_eq!(store.handle(packet), Done::Refused, "{said}");
+        }
+        // A file of a disk, unless the test's own is on tmpfs.
+        if !kind::is_memory(&file) {
+            let refused = store.handle(packet(&store_a, vec![file.into()]));
+            assert_eq!(refused, Done::Refused);
+        }
+        assert!(store.all().is_empty());
+    }
+
+    #[test]
+    fn held_barriers_are_bounded() {
+        let mut store = Store::new(3);
+        store.handle(packet("nonsense", vec![]));
+        for _ in 0..50 {
+            let (_read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+            store.handle(packet(text::BARRIER, vec![write]));
+        }
+        assert_eq!(store.held.len(), 3);
+    }
+}

@@ -1,0 +1,147 @@
+//! What a keeper is told: lines of a datagram (sd_notify(3)).
+
+/// Longest name of a descriptor here. systemd takes 255 bytes.
+pub const MAX_NAME: usize = 64;
+
+/// Longest message, as with systemd (its NOTIFY_BUFFER_MAX).
+pub(crate) const MAX_TEXT: usize = 4096;
+
+/// Whether a descriptor may be called so: letters, digits, dots, dashes and underlines. systemd
+/// takes more, but for control characters and colons.
+pub fn is_name(name: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(known)
+}
+
+/// What a message asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request<'a> {
+    /// Keep the descriptor that comes with it under this name.
+    Store(&'a str),
+    /// Close what has this name.
+    Remove(&'a str),
+    /// Close the descriptor that comes with it when all messages before it have been handled.
+    Barrier,
+    /// Lines for the service manager.
+    Tell(Vec<&'a str>),
+}
+
+/// Names of lines that are passed on to a service manager.
+const TOLD: [&str; 6] = [
+    "READY",
+    "STOPPING",
+    "RELOADING",
+    "MONOTONIC_USEC",
+    "WATCHDOG",
+    "STATUS",
+];
+
+/// Takes a message apart. `None`: it is not understood, and nothing of it is done. Lines of unknown
+/// names say nothing, as with systemd.
+pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
+    let text = std::str::from_utf8(text).ok()?;
+    if text.len() > MAX_TEXT || text.bytes().any(|byte| byte < b' ' && byte != b'\n') {
+        return None;
+    }
+    let (mut store, mut remove, mut barrier, mut name) = (false, false, false, None);
+    let mut told = Vec::new();
+    for line in text.split('\n').filter(|line| !line.is_empty()) {
+        let (key, value) = line.split_once('=')?;
+        match (key, value) {
+            ("FDSTORE", "1") => store = true,
+            ("FDSTOREREMOVE", "1") => remove = true,
+            ("BARRIER", "1") => barrier = true,
+            ("FDNAME", value) if name.is_none() && is_name(value) => name = Some(value),
+            // Nothing that is kept is looked at.
+            ("FDPOLL", "0") => {}
+            ("FDSTORE" | "FDSTOREREMOVE" | "BARRIER" | "FDNAME" | "FDPOLL", _) => return None,
+            (key, _) if TOLD.contains(&key) => told.push(line),
+            _ => {}
+        }
+    }
+    match (store, remove, barrier, name, told.is_empty()) {
+        (true, false, false, Some(name), true) => Some(Request::Store(name)),
+        (false, true, false, Some(name), true) => Some(Request::Remove(name)),
+        (false, false, true, None, true) => Some(Request::Barrier),
+        (false, false, false, None, false) => Some(Request::Tell(told)),
+        _ => None,
+    }
+}
+
+/// Has a descriptor kept.
+pub(crate) fn store(name: &str) -> String {
+    format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n")
+}
+
+/// Has it closed.
+pub(crate) fn remove(name: &str) -> String {
+    format!("FDSTOREREMOVE=1\nFDNAME={name}\n")
+}
+
+/// Is to stand alone in its message (sd_notify_barrier(3)).
+pub(crate) const BARRIER: &str = "BARRIER=1";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_written_is_understood() {
+        assert_eq!(
+            parse(store("d7.12").as_bytes()),
+            Some(Request::Store("d7.12"))
+        );
+        assert_eq!(
+            parse(remove("a_b-c").as_bytes()),
+            Some(Request::Remove("a_b-c"))
+        );
+        assert_eq!(parse(BARRIER.as_bytes()), Some(Request::Barrier));
+        let told = b"RELOADING=1\nMONOTONIC_USEC=7\nX_OTHER=2\n";
+        let lines = vec!["RELOADING=1", "MONOTONIC_USEC=7"];
+        assert_eq!(parse(told), Some(Request::Tell(lines)));
+    }
+
+    #[test]
+    fn nothing_else_is() {
+        let long = "a".repeat(MAX_NAME + 1);
+        let wrong = [
+            "",
+            "\n",
+            "FDSTORE=1",
+            "FDSTORE=1\nFDNAME=",
+            "FDSTORE=2\nFDNAME=a",
+            "FDSTORE=1\nFDNAME=a:b",
+            "FDSTORE=1\nFDNAME=a\nFDNAME=b",
+            "FDSTORE=1\nFDNAME=a\nFDSTOREREMOVE=1",
+            "FDSTORE=1\nFDNAME=a\nFDPOLL=1",
+            "FDSTORE=1\nFDNAME=a\nREADY=1",
+            "FDSTORE=1\nFDNAME=a\0",
+            "BARRIER=1\nFDNAME=a",
+            "BARRIER=1\nREADY=1",
+            "FDNAME=a",
+            "READY",
+            "=1\nno line",
+            &format!("FDSTORE=1\nFDNAME={long}"),
+        ];
+        for text in wrong {
+            assert_eq!(parse(text.as_bytes()), None, "{text:?}");
+        }
+        assert_eq!(parse(b"FDSTORE=1\nFDNAME=a\xff"), None);
+        assert_eq!(parse(&[b'a'; MAX_TEXT + 1]), None);
+        assert_eq!(
+            parse(b"MAINPID=1"),
+            None,
+            "the keeper stays the main process"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn anything_may_come(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Some(Request::Store(name) | Request::Remove(name)) = parse(&text) {
+                prop_assert!(is_name(name));
+            }
+        }
+    }
+}
