@@ -1,5 +1,6 @@
 //! One client of the server.
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
@@ -9,8 +10,9 @@ use rustix::net::{SendFlags, Shutdown, UCred, send, shutdown};
 use crate::device::Device;
 use crate::error::ConnectionError;
 use crate::inbox::{Inbox, Message};
+use crate::journal::{Journal, JournalError, JournalSetup};
 use crate::outbox::{Outbox, Sent};
-use crate::session::{Handled, Session};
+use crate::session::{Handled, Request, Session};
 use crate::version::Capabilities;
 use crate::wire::{self, Command, Header};
 use rustix::io::Errno;
@@ -103,6 +105,10 @@ pub struct Connection {
     outbox: Outbox,
     session: Session,
     deferred: Option<Deferred>,
+    /// What it leaves to the next process, if it outlives this one.
+    journal: Option<Journal>,
+    /// The first message is one that a process before has begun to handle.
+    again: bool,
     limits: Limits,
     counters: Counters,
     closed: bool,
@@ -113,6 +119,12 @@ pub struct Connection {
 struct Deferred {
     request: Header,
     payload: Vec<u8>,
+}
+
+/// The bytes of a message, and whether a device may need fewer descriptors after it.
+fn effect(header: &Header) -> (usize, bool) {
+    let frees = [Command::DMA_UNMAP, Command::DEVICE_SET_IRQS].contains(&header.command);
+    (header.message_size as usize, frees)
 }
 
 /// What follows from one message.
@@ -151,10 +163,66 @@ impl Connection {
             outbox: Outbox::default(),
             session: Session::new(ours),
             deferred: None,
+            journal: None,
+            again: false,
             limits,
             counters: Counters::default(),
             closed: false,
         }
+    }
+
+    /// A connection with a new client that outlives this process: what there is of it is in the
+    /// journal. `kept` is the number under which its socket is kept; where it has none yet, it is
+    /// kept first.
+    pub fn kept(
+        socket: Socket,
+        limits: Limits,
+        mut journal: Journal,
+        kept: Option<NonZeroU32>,
+    ) -> Self {
+        match kept {
+            Some(number) => journal.begin_kept(number),
+            None => journal.begin(socket.as_fd()),
+        }
+        let mut connection = Self::over(socket, limits);
+        connection.inbox.begin(journal.place());
+        connection.journal = Some(journal);
+        connection
+    }
+
+    /// A connection that a process before had with a client, where it has left it. `device` is as
+    /// that process has left it, too. `fd` is asked for descriptors by the numbers under which they
+    /// are kept. [`on_ready`](Self::on_ready) is to be called next.
+    ///
+    /// # Errors
+    /// [`JournalError`]: nobody can go on with this client.
+    pub fn resume(
+        socket: Socket,
+        limits: Limits,
+        journal: JournalSetup,
+        fd: impl FnMut(NonZeroU32) -> Option<OwnedFd>,
+        device: &dyn Device,
+    ) -> Result<Self, JournalError> {
+        let page = device.sent_file();
+        let (mut journal, left) = Journal::resume(journal, fd, page)?;
+        for number in left.earlier {
+            journal.settle(number, device.needs_kept(number));
+        }
+        let mut connection = Self::over(socket, limits);
+        connection.inbox = left.inbox;
+        connection.again = left.again;
+        if let Some((told, theirs)) = journal.noted_version() {
+            connection.session.resume(told, theirs);
+        }
+        if journal.is_replying() {
+            // The message at the front has been handled, and is on its way out.
+            let limit = connection.session.max_message();
+            let message = connection.inbox.next(limit).ok().flatten();
+            let message = message.ok_or(JournalError::Damaged("the message in hand"))?;
+            journal.handled(effect(&message.header), &message.numbers);
+        }
+        connection.journal = Some(journal);
+        Ok(connection)
     }
 
     /// Process, user and group of the peer, as they were when it connected.
@@ -181,9 +249,9 @@ impl Connection {
     pub fn interest(&self) -> Interest {
         if self.closed {
             Interest::None
-        } else if !self.outbox.is_empty() {
+        } else if !self.outbox.is_empty() || self.is_replying() {
             Interest::Writable
-        } else if self.deferred.is_some() || self.is_receiving() {
+        } else if self.deferred.is_some() || self.is_receiving() || self.is_keeping() {
             Interest::None
         } else {
             Interest::Readable
@@ -194,6 +262,17 @@ impl Connection {
     /// something, or at the [deadline](Self::deadline).
     pub fn is_receiving(&self) -> bool {
         self.socket.is_waiting()
+    }
+
+    /// The keeper has something to do first: [`on_ready`](Self::on_ready) is to be called when it
+    /// has answered.
+    pub fn is_keeping(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::is_waiting)
+    }
+
+    /// A reply is on its way out of the pipe.
+    fn is_replying(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::is_replying)
     }
 
     /// When the receiver process is late.
@@ -238,6 +317,7 @@ impl Connection {
                 self.outbox.finish(&request, result.map(|()| None));
             }
             self.counters.refused += u64::from(result.is_err());
+            crash::point!("vfio-user.message.completed");
         }
         self.on_ready(device)
     }
@@ -253,15 +333,36 @@ impl Connection {
         self.outbox.clear();
         // The client is to see the end now, not when the owner drops this. It may be gone already.
         let _ = shutdown(&self.socket, Shutdown::Both);
+        crash::point!("vfio-user.connection.shut");
+        if let Some(journal) = &mut self.journal {
+            journal.end();
+        }
         device.disconnected();
     }
 
+    /// What is left of the journal when the connection has ended, for the next client.
+    pub fn into_journal(self) -> Option<Journal> {
+        self.journal
+    }
+
+    /// Sends what there is to be sent of a reply. When all of it is out, the next message's turn
+    /// has come.
+    fn flush(&mut self, device: &dyn Device) -> Result<Sent, ConnectionError> {
+        let socket = self.socket.as_fd();
+        let Some(journal) = &mut self.journal else {
+            let sent = self.outbox.flush(socket);
+            return sent.map_err(ConnectionError::Send);
+        };
+        let sent = journal.flush(&mut self.outbox, socket);
+        let sent = sent.map_err(ConnectionError::Send)?;
+        if sent == Sent::All && self.deferred.is_none() && !self.again {
+            journal.done(|number| device.needs_kept(number));
+        }
+        Ok(sent)
+    }
+
     fn run(&mut self, device: &mut dyn Device) -> Result<ConnectionStatus, ConnectionError> {
-        match self
-            .outbox
-            .flush(self.socket.as_fd())
-            .map_err(ConnectionError::Send)?
-        {
+        match self.flush(device)? {
             Sent::All => {}
             Sent::Blocked => return Ok(ConnectionStatus::Open),
             Sent::PeerGone => return Ok(ConnectionStatus::Closed),
@@ -286,7 +387,11 @@ impl Connection {
                 return Ok(ConnectionStatus::Open);
             }
             budget = budget.saturating_sub(1);
-            match self.inbox.receive(&mut self.socket)? {
+            let read = match &mut self.journal {
+                None => self.inbox.receive(&mut self.socket)?,
+                Some(journal) => self.inbox.receive_kept(&mut self.socket, journal)?,
+            };
+            match read {
                 Read::Bytes { more, .. } => {
                     drained = !more || budget == 0;
                     self.check_first_bytes()?;
@@ -322,7 +427,16 @@ impl Connection {
             header,
             payload,
             fds,
+            numbers,
+            groups,
         } = message;
+        let again = std::mem::take(&mut self.again);
+        if let Some(journal) = &mut self.journal {
+            journal.handle(effect(&header), groups, &numbers);
+            if !numbers.is_empty() {
+                device.descriptors_kept(&numbers);
+            }
+        }
         self.counters.messages += 1;
         self.counters.fds += fds.len() as u64;
         let wants_reply = header.flags & wire::flags::NO_REPLY == 0;
@@ -334,9 +448,16 @@ impl Connection {
         let result = if early {
             Err(Errno::PROTO)
         } else {
-            self.session
-                .handle(&header, self.inbox.payload(payload), fds, device, reply)
+            let message = Request {
+                header: &header,
+                payload: self.inbox.payload(payload),
+                fds,
+                journal: self.journal.as_ref(),
+                again,
+            };
+            self.session.handle(message, device, reply)
         };
+        crash::point!("vfio-user.message.handled");
         work += reply.len();
         let bytes = match header.command {
             Command::REGION_WRITE_MULTI => BYTES_PER_WORK_OF_WRITES,
@@ -360,16 +481,11 @@ impl Connection {
                 Err(errno)
             }
         };
-        let mut sent = Sent::All;
-        if wants_reply {
-            self.outbox.finish(&header, result);
-            sent = self
-                .outbox
-                .flush(self.socket.as_fd())
-                .map_err(ConnectionError::Send)?;
-        } else {
-            self.outbox.clear();
+        match wants_reply {
+            true => self.outbox.finish(&header, result),
+            false => self.outbox.clear(),
         }
+        let sent = self.flush(device)?;
         if early {
             return Err(ConnectionError::NotNegotiated {
                 command: header.command,

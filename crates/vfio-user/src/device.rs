@@ -1,5 +1,6 @@
 //! The seam between protocol and device: what a [`Connection`](crate::Connection) calls.
 
+use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -198,6 +199,31 @@ pub trait Device {
     ///
     /// A range that overlaps a mapped one is refused with `EEXIST`.
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno>;
+
+    /// As [`Device::dma_map`], of a mapping that a process before may have made already: then this
+    /// has done the same.
+    fn dma_map_again(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+        self.dma_map(map, fd)
+    }
+
+    /// The sum that [`Device::dma_unmap`] will tell; nothing is changed. Only asked where a process
+    /// that follows has to know.
+    fn dma_mapped(&self, _unmap: DmaUnmapping) -> Result<u64, Errno> {
+        Ok(0)
+    }
+
+    /// The descriptors of the next call are kept under these numbers, where they are.
+    fn descriptors_kept(&mut self, _numbers: &[Option<NonZeroU32>]) {}
+
+    /// The file that [`RegionInfo`]s have clients map, if one is ever sent.
+    fn sent_file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Whether the device still needs the descriptor that is kept under this number.
+    fn needs_kept(&self, _number: NonZeroU32) -> bool {
+        false
+    }
 
     /// Takes client memory away. The answer must wait until nothing can touch that memory any more.
     ///

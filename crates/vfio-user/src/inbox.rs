@@ -8,6 +8,7 @@
 //! answered as one) to the last.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
@@ -15,6 +16,7 @@ use receive::{Read, Socket};
 use zerocopy::FromBytes;
 
 use crate::error::ConnectionError;
+use crate::journal::{Arriving, Journal};
 use crate::wire::{HEADER_SIZE, Header, MAX_MSG_FDS, flags};
 
 /// The buffer's normal size. A longer message makes it grow for as long as that message is there.
@@ -31,17 +33,41 @@ pub(crate) struct Message {
     pub header: Header,
     pub payload: Range<usize>,
     pub fds: Vec<OwnedFd>,
+    /// The numbers under which they are kept, if they are; and with how many reads they came.
+    pub numbers: Vec<Option<NonZeroU32>>,
+    pub groups: usize,
 }
 
 /// Descriptors and the read that they came with.
 #[derive(Debug)]
-struct FdGroup {
+pub(crate) struct FdGroup {
     /// Stream offsets of the read's bytes.
     read: Range<u64>,
     /// Stream offset of the message that they belong to, once known.
     owner: Option<u64>,
     fds: Vec<OwnedFd>,
+    numbers: Vec<Option<NonZeroU32>>,
 }
+
+impl FdGroup {
+    /// One that has come to a process before.
+    pub fn resumed(
+        read: Range<u64>,
+        owner: Option<u64>,
+        fds: Vec<(OwnedFd, Option<NonZeroU32>)>,
+    ) -> Self {
+        let (fds, numbers) = fds.into_iter().unzip();
+        Self {
+            read,
+            owner,
+            fds,
+            numbers,
+        }
+    }
+}
+
+/// A message's descriptors, their numbers, and with how many reads they came.
+type Fds = (Vec<OwnedFd>, Vec<Option<NonZeroU32>>, usize);
 
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -51,6 +77,8 @@ pub(crate) struct Inbox {
     end: usize,
     /// Stream offset of `buf[start]`.
     position: u64,
+    /// Where the stream begins: a new client's follows that of the one before it.
+    origin: u64,
     groups: VecDeque<FdGroup>,
 }
 
@@ -61,8 +89,30 @@ impl Inbox {
             start: 0,
             end: 0,
             position: 0,
+            origin: 0,
             groups: VecDeque::new(),
         }
+    }
+
+    /// What a process before has left: bytes from this place in the stream on, and descriptors.
+    pub fn resumed(mut bytes: Vec<u8>, position: u64, groups: Vec<FdGroup>) -> Self {
+        let end = bytes.len();
+        bytes.resize(end.max(BASE_SIZE), 0);
+        Self {
+            buf: bytes,
+            start: 0,
+            end,
+            position,
+            // A stranger was recognised by its first bytes before.
+            origin: u64::MAX,
+            groups: groups.into(),
+        }
+    }
+
+    /// The stream begins here: nothing of it has come.
+    pub fn begin(&mut self, position: u64) {
+        self.position = position;
+        self.origin = position;
     }
 
     /// Whether no part of a message is held.
@@ -91,9 +141,60 @@ impl Inbox {
         let room = self.buf.get_mut(self.end..).unwrap_or_default();
         // What came with an error is closed.
         let read = socket.read(room, &mut fds)?;
+        if let Read::Bytes { len, .. } = read {
+            let numbers = vec![None; fds.len()];
+            self.received(len, fds, numbers)?;
+        }
+        Ok(read)
+    }
+
+    /// As [`receive`](Self::receive), by way of a journal. [`Read::Waiting`] also stands for the
+    /// keeper's answer.
+    pub fn receive_kept(
+        &mut self,
+        socket: &mut Socket,
+        journal: &mut Journal,
+    ) -> Result<Read, ConnectionError> {
+        if !journal.is_settled() {
+            return Ok(Read::Waiting);
+        }
+        if let Some(arrived) = journal.take_arrived() {
+            let Arriving {
+                len, fds, numbers, ..
+            } = arrived;
+            let bytes = self.buf.get(self.end..).and_then(|room| room.get(..len));
+            journal.take(socket, bytes.ok_or(ConnectionError::Truncated)?)?;
+            self.received(len, fds, numbers)?;
+            return Ok(Read::Bytes { len, more: true });
+        }
+        self.make_room();
+        let most = self.end.saturating_add(journal.room()).min(self.buf.len());
+        let mut fds = Vec::new();
+        let room = self.buf.get_mut(self.end..most).unwrap_or_default();
+        let read = socket.look(room, &mut fds)?;
         let Read::Bytes { len, .. } = read else {
             return Ok(read);
         };
+        if !fds.is_empty() {
+            journal.arrive(len, fds);
+            return match journal.is_settled() {
+                true => self.receive_kept(socket, journal),
+                false => Ok(Read::Waiting),
+            };
+        }
+        let bytes = self.buf.get(self.end..).and_then(|room| room.get(..len));
+        journal.take(socket, bytes.ok_or(ConnectionError::Truncated)?)?;
+        self.received(len, Vec::new(), Vec::new())?;
+        Ok(read)
+    }
+
+    /// So many bytes have come behind those that are there, and descriptors with them.
+    fn received(
+        &mut self,
+        len: usize,
+        fds: Vec<OwnedFd>,
+        numbers: Vec<Option<NonZeroU32>>,
+    ) -> Result<(), ConnectionError> {
         let read_start = self.position.saturating_add((self.end - self.start) as u64);
         self.end = self.end.saturating_add(len).min(self.buf.len());
         if !fds.is_empty() {
@@ -105,16 +206,17 @@ impl Inbox {
                 read: read_start..read_start.saturating_add(len as u64),
                 owner: None,
                 fds,
+                numbers,
             });
         }
-        Ok(read)
+        Ok(())
     }
 
     /// The first bytes of a client of which no message was taken yet.
     pub fn first_bytes(&self) -> &[u8] {
-        match self.position {
-            0 => self.buf.get(self.start..self.end).unwrap_or_default(),
-            _ => &[],
+        match self.position == self.origin {
+            true => self.buf.get(self.start..self.end).unwrap_or_default(),
+            false => &[],
         }
     }
 
@@ -143,7 +245,7 @@ impl Inbox {
         if self.end - self.start < size {
             return Ok(None);
         }
-        let Some(fds) = self.take_fds(size as u64) else {
+        let Some((fds, numbers, groups)) = self.take_fds(size as u64) else {
             return Ok(None);
         };
         let payload = self.start + HEADER_SIZE..self.start + size;
@@ -153,12 +255,14 @@ impl Inbox {
             header,
             payload,
             fds,
+            numbers,
+            groups,
         }))
     }
 
     /// The descriptors of the message of `size` bytes at the front; `None`
     /// if that is not yet decided.
-    fn take_fds(&mut self, size: u64) -> Option<Vec<OwnedFd>> {
+    fn take_fds(&mut self, size: u64) -> Option<Fds> {
         let end = self.position.saturating_add(size);
         let mut ours = 0;
         while let Some(group) = self.groups.get(ours).filter(|group| group.read.start < end) {
@@ -176,12 +280,12 @@ impl Inbox {
             }
             ours += 1;
         }
-        Some(
-            self.groups
-                .drain(..ours)
-                .flat_map(|group| group.fds)
-                .collect(),
-        )
+        let (mut fds, mut numbers) = (Vec::new(), Vec::new());
+        for group in self.groups.drain(..ours) {
+            fds.extend(group.fds);
+            numbers.extend(group.numbers);
+        }
+        Some((fds, numbers, ours))
     }
 
     /// The message, by its first byte's stream offset, whose the descriptors of a read are

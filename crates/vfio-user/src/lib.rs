@@ -99,6 +99,7 @@ mod connection;
 mod device;
 mod error;
 mod inbox;
+mod journal;
 mod listener;
 mod outbox;
 mod path_lock;
@@ -114,6 +115,9 @@ pub use device::{
     RegionInfo, RegionMmap, SetIrqs, Unmapped,
 };
 pub use error::ConnectionError;
+pub use journal::{
+    Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SESSION, SharedLedger,
+};
 pub use listener::{ListenError, Listener};
 pub use refuse::refuse;
 /// Error numbers as devices return them and replies carry them.

@@ -159,6 +159,35 @@ impl Listener {
         }
     }
 
+    /// Takes a socket that a process before listened on at `path`, and that was kept since: its
+    /// file is removed in the end. `inode` is what [`Listener::own_file`] said. From now on it is
+    /// this process that clients take for the server.
+    ///
+    /// # Errors
+    /// [`ListenError::System`]: it is no listening socket, or its file is not there any more.
+    pub fn kept(socket: OwnedFd, path: impl AsRef<Path>, inode: u64) -> Result<Self, ListenError> {
+        let path = path.as_ref();
+        let failed = |action| {
+            move |errno| ListenError::System {
+                path: path.to_owned(),
+                action,
+                errno,
+            }
+        };
+        let file = file_identity(path).map_err(failed("find the kept socket's file"))?;
+        if file.1 != inode {
+            return Err(failed("find the kept socket's file")(Errno::STALE));
+        }
+        ioctl_fionbio(&socket, true).map_err(failed("use the kept socket"))?;
+        // Who listens is who has called this last (unix(7), SO_PEERCRED).
+        listen(&socket, BACKLOG).map_err(failed("listen"))?;
+        Ok(Self {
+            socket,
+            path: path.to_owned(),
+            file: Some(file),
+        })
+    }
+
     /// Sees to it that [`Listener::bind`] can listen at `path`: removes a socket file that nobody
     /// listens on.
     ///
@@ -169,6 +198,11 @@ impl Listener {
         let address = address(path)?;
         let _lock = PathLock::take(path)?;
         remove_stale(path, &address)
+    }
+
+    /// The inode of its file, if that is this process's, which removes it in the end.
+    pub fn own_file(&self) -> Option<u64> {
+        self.file.map(|(_, inode)| inode)
     }
 
     /// Where it listens.

@@ -77,26 +77,24 @@ impl Outbox {
         }
     }
 
+    /// There is a reply of which nothing has been sent.
+    pub fn is_unsent(&self) -> bool {
+        self.sent == 0 && !self.buf.is_empty()
+    }
+
+    /// The whole reply, and its descriptor.
+    pub fn whole(&self) -> (&[u8], Option<BorrowedFd<'_>>) {
+        (&self.buf, self.fd.as_ref().map(AsFd::as_fd))
+    }
+
     /// Sends as much as the socket takes.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
         while let Some(rest) = self.buf.get(self.sent..).filter(|rest| !rest.is_empty()) {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            let fds = self.fd.as_ref().map(|fd| [fd.as_fd()]);
-            if let Some(fds) = &fds {
-                control.push(SendAncillaryMessage::ScmRights(fds));
-            }
-            match sendmsg(
-                socket,
-                &[IoSlice::new(rest)],
-                &mut control,
-                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-            ) {
+            match send_with_fd(socket, rest, self.fd.as_ref().map(AsFd::as_fd)) {
                 Ok(n) => {
                     self.sent = self.sent.saturating_add(n);
                     self.fd = None;
                 }
-                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(Sent::Blocked),
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Ok(Sent::PeerGone),
                 Err(errno) => return Err(errno),
@@ -114,5 +112,26 @@ impl Outbox {
         }
         self.sent = 0;
         self.fd = None;
+    }
+}
+
+/// Sends bytes, and a descriptor with the first of them. How many bytes the socket took.
+pub(crate) fn send_with_fd(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.map(|fd| [fd]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            sent => return sent,
+        }
     }
 }

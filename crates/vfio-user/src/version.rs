@@ -86,6 +86,34 @@ impl Capabilities {
         Ok(stated)
     }
 
+    /// As numbers, to be kept.
+    pub(crate) fn to_words(self) -> [u64; 5] {
+        [
+            self.max_msg_fds,
+            self.max_data_xfer_size,
+            self.pgsizes,
+            self.max_dma_maps,
+            self.write_multiple.into(),
+        ]
+    }
+
+    pub(crate) fn of_words(words: [u64; 5]) -> Self {
+        let [
+            max_msg_fds,
+            max_data_xfer_size,
+            pgsizes,
+            max_dma_maps,
+            write_multiple,
+        ] = words;
+        Self {
+            max_msg_fds,
+            max_data_xfer_size,
+            pgsizes,
+            max_dma_maps,
+            write_multiple: write_multiple != 0,
+        }
+    }
+
     /// The text that states these capabilities in at most `limit` bytes, the final NUL included,
     /// and what a reader of it will assume.
     ///

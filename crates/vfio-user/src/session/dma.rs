@@ -7,12 +7,14 @@ use zerocopy::IntoBytes;
 
 use super::{Handled, split};
 use crate::device::{Device, DmaMapping, DmaUnmapping, Outcome, Unmapped};
+use crate::journal::Journal;
 use crate::wire;
 
 pub(super) fn dma_map(
     payload: &[u8],
     mut fds: Vec<OwnedFd>,
     device: &mut dyn Device,
+    again: bool,
 ) -> Result<(), Errno> {
     let (request, _) = split::<wire::DmaMap>(payload)?;
     let access = request.flags & (wire::dma::READ | wire::dma::WRITE);
@@ -39,13 +41,17 @@ pub(super) fn dma_map(
         read: access & wire::dma::READ != 0,
         write: access & wire::dma::WRITE != 0,
     };
-    device.dma_map(map, fds.pop())
+    match again {
+        true => device.dma_map_again(map, fds.pop()),
+        false => device.dma_map(map, fds.pop()),
+    }
 }
 
 pub(super) fn dma_unmap(
     payload: &[u8],
     device: &mut dyn Device,
     reply: &mut Vec<u8>,
+    (journal, again): (Option<&Journal>, bool),
 ) -> Result<Handled, Errno> {
     let (request, _) = split::<wire::DmaUnmap>(payload)?;
     if (request.argsz as usize) < size_of::<wire::DmaUnmap>() {
@@ -61,7 +67,21 @@ pub(super) fn dma_unmap(
         // no pages are tracked.
         _ => return Err(Errno::INVAL),
     };
+    // Where it is done again, less may be mapped there.
+    let before = match journal {
+        Some(journal) => match journal.noted_hint().filter(|_| again) {
+            Some(size) => Some(size),
+            None => {
+                let size = device.dma_mapped(unmap)?;
+                journal.hint(size);
+                crash::point!("vfio-user.unmap.noted");
+                Some(size)
+            }
+        },
+        None => None,
+    };
     let Unmapped { size, outcome } = device.dma_unmap(unmap)?;
+    let size = before.unwrap_or(size);
     // The reply repeats the request, which according to the specification names exactly one
     // mapping. What it does not speak of is as with VFIO_IOMMU_UNMAP_DMA (type1 v2), whose callers
     // QEMU's are: the size is what was really mapped there.

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::device::{Device, Outcome};
+use crate::journal::Journal;
 use crate::version::Capabilities;
 use crate::wire::{self, Command, HEADER_SIZE, Header};
 
@@ -25,6 +26,18 @@ pub(crate) struct Session {
     told: Option<Capabilities>,
     /// What the client stated.
     theirs: Capabilities,
+}
+
+/// A message, and what is to be known of its connection.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    pub header: &'a Header,
+    pub payload: &'a [u8],
+    pub fds: Vec<OwnedFd>,
+    /// Where it is noted what the next process has to know.
+    pub journal: Option<&'a Journal>,
+    /// A process before has begun to handle it.
+    pub again: bool,
 }
 
 /// How a message was handled.
@@ -64,15 +77,26 @@ impl Session {
             .max(MAX_FIRST_MESSAGE)
     }
 
+    /// As it was negotiated by a process before.
+    pub fn resume(&mut self, told: Capabilities, theirs: Capabilities) {
+        self.told = Some(told);
+        self.theirs = theirs;
+    }
+
     /// Handles one message. The payload of the reply is appended to `reply`.
     pub fn handle(
         &mut self,
-        header: &Header,
-        payload: &[u8],
-        fds: Vec<OwnedFd>,
+        request: Request<'_>,
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
     ) -> Result<Handled, Errno> {
+        let Request {
+            header,
+            payload,
+            fds,
+            journal,
+            again,
+        } = request;
         if !fds.is_empty() && !header.command.may_carry_fds() {
             return Err(Errno::INVAL);
         }
@@ -82,9 +106,19 @@ impl Session {
             Command::REGION_WRITE_MULTI => {
                 return self.region_write_multi(payload, device, reply);
             }
-            Command::VERSION => self.version(payload, reply)?,
-            Command::DMA_MAP => dma::dma_map(payload, fds, device)?,
-            Command::DMA_UNMAP => return dma::dma_unmap(payload, device, reply),
+            Command::VERSION => {
+                if again {
+                    self.told = None;
+                }
+                self.version(payload, reply)?;
+                if let (Some(journal), Some(told)) = (journal, &self.told) {
+                    journal.negotiated(told, &self.theirs);
+                }
+            }
+            Command::DMA_MAP => dma::dma_map(payload, fds, device, again)?,
+            Command::DMA_UNMAP => {
+                return dma::dma_unmap(payload, device, reply, (journal, again));
+            }
             Command::DEVICE_GET_INFO => device_info(payload, device, reply)?,
             Command::DEVICE_GET_REGION_INFO => return self.region_info(payload, device, reply),
             Command::DEVICE_GET_IRQ_INFO => irqs::irq_info(payload, device, reply)?,

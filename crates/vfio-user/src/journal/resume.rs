@@ -1,0 +1,202 @@
+//! A process begins with what the one before it has left.
+
+use super::replies::WITH_HEAD;
+use super::words::{ABANDONED, Came, Hand, PLACE_BITS, Phase, RING_LEN, Take, Word};
+use super::{Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SETTLED};
+use crate::inbox::{FdGroup, Inbox};
+use rustix::io::Errno;
+use state_memory::Descriptor;
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Half of the places that a note can tell apart.
+const HALF: u32 = 1 << (PLACE_BITS - 1);
+const PLACES: u32 = 1 << PLACE_BITS;
+
+/// What is left of a connection.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pub inbox: Inbox,
+    /// Descriptors of messages that have been handled: the device's, or nobody's.
+    pub earlier: Vec<NonZeroU32>,
+    /// The message at the front was being handled: it is handled again.
+    pub again: bool,
+}
+
+impl Journal {
+    /// Begins with the client of a previous process. `fd` is asked for descriptors by their
+    /// numbers; `page` is the file that is sent with replies, if there is one.
+    ///
+    /// # Errors
+    /// [`JournalError`]: nobody can go on with the client.
+    pub(crate) fn resume(
+        setup: JournalSetup,
+        mut fd: impl FnMut(NonZeroU32) -> Option<OwnedFd>,
+        page: Option<BorrowedFd<'_>>,
+    ) -> Result<(Self, Left), JournalError> {
+        let mut journal = Self::new(setup)?;
+        if journal.words.load(Word::Client) & ABANDONED != 0 {
+            return Err(JournalError::Abandoned);
+        }
+        journal.client = journal.client();
+        if journal.client.is_none() {
+            return Err(JournalError::Damaged("there is no client"));
+        }
+        journal.resume_take()?;
+        journal.resume_place()?;
+        let bytes = journal.get().ok_or(JournalError::Damaged("bytes"))?;
+        let (groups, earlier) = journal.resume_groups(&mut fd)?;
+        let again = journal.resume_phase(page)?;
+        crash::point!("vfio-user.resume.done");
+        let inbox = Inbox::resumed(bytes, journal.place, groups);
+        let left = Left {
+            inbox,
+            earlier,
+            again,
+        };
+        Ok((journal, left))
+    }
+
+    /// Bytes were being taken from the socket: the pipe says how many were.
+    fn resume_take(&mut self) -> Result<(), JournalError> {
+        let level = self.counter.level().map_err(JournalError::Pipe)?;
+        let level = u32::try_from(level).map_err(|_| JournalError::Damaged("a pipe"))?;
+        let Some(take) = Take::of_word(self.words.load(Word::Take)) else {
+            self.empty_counter();
+            return Ok(());
+        };
+        let moved = level.checked_sub(take.level);
+        let moved = moved.filter(|moved| *moved <= take.len);
+        let moved = moved.ok_or(JournalError::Damaged("bytes that were taken"))?;
+        self.received = self.words.load(Word::TakeFrom).wrapping_add(moved.into());
+        self.words.store(Word::Received, self.received);
+        crash::point!("vfio-user.resume.received");
+        self.words.store(Word::Take, 0);
+        self.empty_counter();
+        Ok(())
+    }
+
+    fn resume_place(&mut self) -> Result<(), JournalError> {
+        let hand = Hand::of_word(self.words.load(Word::Hand));
+        let hand = hand.ok_or(JournalError::Damaged("the message in hand"))?;
+        let held = (self.received as u32).wrapping_sub(hand.place);
+        self.place = self.received.wrapping_sub(held.into());
+        self.base = self.words.load(Word::Base);
+        let from_base = self.place.wrapping_sub(self.base);
+        if held as usize > RING_LEN || from_base > i64::MAX as u64 {
+            return Err(JournalError::Damaged("places in the stream"));
+        }
+        self.phase = hand.phase;
+        self.group = hand.group;
+        self.groups = hand.groups;
+        Ok(())
+    }
+
+    /// The descriptors that have come with bytes which have not been handled. Others that were sent
+    /// are the device's, or nobody's.
+    fn resume_groups(
+        &mut self,
+        fd: &mut impl FnMut(NonZeroU32) -> Option<OwnedFd>,
+    ) -> Result<(Vec<FdGroup>, Vec<NonZeroU32>), JournalError> {
+        let noted = self.ledger.borrow().noted();
+        let noted = noted.into_iter();
+        let sent = noted.filter(|noted| [SENT, REFUSED].contains(&noted.kind));
+        let mut earlier = Vec::new();
+        let mut groups = BTreeMap::<u8, Vec<(Came, Descriptor)>>::new();
+        for descriptor in sent {
+            if descriptor.detail == SETTLED {
+                earlier.push(descriptor.number);
+                continue;
+            }
+            let came = Came::of_detail(descriptor.detail);
+            let behind = (self.received as u32).wrapping_sub(came.end) % PLACES;
+            let before = came.group.wrapping_sub(self.group) >= 0x80;
+            if behind >= HALF {
+                // It was never taken from the socket, where it is still.
+                self.ledger.borrow_mut().forget(descriptor.number);
+            } else if before {
+                earlier.push(descriptor.number);
+            } else {
+                let nth = came.group.wrapping_sub(self.group);
+                groups.entry(nth).or_default().push((came, descriptor));
+            }
+        }
+        let mut resumed = Vec::new();
+        for (nth, mut all) in groups {
+            all.sort_by_key(|(came, _)| came.index);
+            let first = all.first().map(|(came, _)| *came);
+            let first = first.ok_or(JournalError::Damaged("descriptors"))?;
+            let whole = all.iter().zip(0..).all(|((came, _), index)| {
+                let same = Came { index, ..first };
+                *came == same
+            });
+            if !whole || all.len() != usize::from(first.count) || usize::from(nth) != resumed.len()
+            {
+                return Err(JournalError::Damaged("descriptors"));
+            }
+            let behind = (self.received as u32).wrapping_sub(first.end) % PLACES;
+            let end = self.received.wrapping_sub(behind.into());
+            let start = end.wrapping_sub(first.len.into());
+            let mut fds = Vec::new();
+            for (_, Descriptor { number, kind, .. }) in all {
+                let fd = match kind == REFUSED {
+                    true => useless().map_err(JournalError::Pipe)?,
+                    false => fd(number).ok_or(JournalError::Missing)?,
+                };
+                fds.push((fd, Some(number)));
+            }
+            let is_in_hand = nth < self.groups;
+            let owner = is_in_hand.then_some(self.place);
+            resumed.push(FdGroup::resumed(start..end, owner, fds));
+        }
+        if resumed.len() < usize::from(self.groups) {
+            return Err(JournalError::Missing);
+        }
+        let count = u8::try_from(resumed.len()).unwrap_or(u8::MAX);
+        self.next_group = self.group.wrapping_add(count);
+        Ok((resumed, earlier))
+    }
+
+    /// `true` if the message in hand is to be handled again.
+    fn resume_phase(&mut self, page: Option<BorrowedFd<'_>>) -> Result<bool, JournalError> {
+        let reply = self.words.load(Word::Reply);
+        let level = self.replies.level().map_err(JournalError::Pipe)?;
+        self.piped = level;
+        match self.phase {
+            Phase::Idle => {
+                self.replies.drain();
+                Ok(false)
+            }
+            Phase::Handling => {
+                self.replies.drain();
+                Ok(true)
+            }
+            Phase::Writing if level as u64 != u64::from(reply as u32) => {
+                self.replies.drain();
+                crash::point!("vfio-user.resume.drained");
+                self.enter(Phase::Handling);
+                Ok(true)
+            }
+            // It is noted before anything of it is sent: else the next process would take a reply
+            // that was sent for one that was never written.
+            Phase::Writing if reply & WITH_HEAD == 0 => {
+                self.enter(Phase::Piped);
+                crash::point!("vfio-user.resume.piped");
+                Ok(false)
+            }
+            Phase::Writing | Phase::Heading => {
+                self.enter(Phase::Heading);
+                crash::point!("vfio-user.resume.heading");
+                self.resume_head(page).map_err(JournalError::Pipe)?;
+                Ok(false)
+            }
+            Phase::Piped => Ok(false),
+        }
+    }
+}
+
+/// In place of a descriptor that was of no kind which a device takes: a pipe's is of none, either.
+fn useless() -> Result<OwnedFd, Errno> {
+    Ok(Pipe::new()?.reader)
+}

@@ -1,0 +1,205 @@
+//! Bytes on their way from the client's socket into the session's memory.
+
+use super::words::{Came, PLACE_BITS, Phase, RING, RING_LEN, Take, Word};
+use super::{Journal, REFUSED, SENT, pipe_error};
+use keeper::{LedgerError, Ticket};
+use receive::{ReadError, Socket, kind};
+use rustix::io::Errno;
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// The pipe that counts is emptied at this level: it has a place for each call's bytes, sixteen as
+/// a rule.
+const EMPTY_AFTER: u32 = 8;
+
+/// Bytes that have been looked at, and whose descriptors are about to be kept.
+#[derive(Debug)]
+pub(crate) struct Arriving {
+    pub len: usize,
+    pub fds: Vec<OwnedFd>,
+    pub numbers: Vec<Option<NonZeroU32>>,
+    ticket: Ticket,
+}
+
+impl Journal {
+    /// Bytes that may be received beside those that are there.
+    pub(crate) fn room(&self) -> usize {
+        let held = self.received.wrapping_sub(self.place);
+        RING_LEN.saturating_sub(usize::try_from(held).unwrap_or(RING_LEN))
+    }
+
+    /// Bytes were looked at that came with descriptors: they are kept first.
+    pub(crate) fn arrive(&mut self, len: usize, fds: Vec<OwnedFd>) {
+        let group = self.next_group;
+        let kept = match self.has_failed() {
+            true => None,
+            false => match self.keep_all(len, group, &fds) {
+                Ok(kept) => Some(kept),
+                Err(error) => {
+                    self.abandon(&error);
+                    None
+                }
+            },
+        };
+        let (numbers, ticket) = match kept {
+            Some((numbers, ticket)) => (numbers, Some(ticket)),
+            None => (vec![None; fds.len()], None),
+        };
+        self.arriving = Some(Arriving {
+            len,
+            fds,
+            numbers,
+            ticket: ticket.unwrap_or(Ticket::ANSWERED),
+        });
+    }
+
+    fn keep_all(
+        &self,
+        len: usize,
+        group: u8,
+        fds: &[OwnedFd],
+    ) -> Result<(Vec<Option<NonZeroU32>>, Ticket), LedgerError> {
+        let mut ledger = self.ledger.borrow_mut();
+        let end = self.received.wrapping_add(len as u64);
+        let mut numbers = Vec::new();
+        for (index, fd) in (0..).zip(fds) {
+            let detail = Came {
+                end: end as u32 & ((1 << PLACE_BITS) - 1),
+                len: u16::try_from(len).unwrap_or(u16::MAX),
+                group,
+                index,
+                count: u8::try_from(fds.len()).unwrap_or(u8::MAX),
+            };
+            let detail = detail.to_detail();
+            let number = match kind::is_memory(fd) || kind::is_eventfd(fd) {
+                true => ledger.keep(SENT, detail, fd.as_fd())?,
+                // The device refuses it; the next process's has another one of that sort.
+                false => ledger.note(REFUSED, detail)?,
+            };
+            numbers.push(Some(number));
+        }
+        crash::point!("vfio-user.arriving.asked");
+        Ok((numbers, ledger.barrier()?))
+    }
+
+    /// The descriptors of what was looked at are kept, or cannot be.
+    pub(super) fn has_arrived(&mut self) -> bool {
+        let Some(ticket) = self.arriving.as_ref().map(|arriving| arriving.ticket) else {
+            return true;
+        };
+        ticket == Ticket::ANSWERED || self.ledger.borrow().is_answered(ticket) || self.has_failed()
+    }
+
+    /// What was looked at and is kept now.
+    pub(crate) fn take_arrived(&mut self) -> Option<Arriving> {
+        if !self.has_arrived() {
+            return None;
+        }
+        let arrived = self.arriving.take();
+        if arrived.is_some() {
+            crash::point!("vfio-user.arriving.kept");
+            self.next_group = self.next_group.wrapping_add(1);
+        }
+        arrived
+    }
+
+    /// Takes bytes that were looked at from the socket into the session's memory.
+    ///
+    /// # Errors
+    /// [`ReadError`]: the stream cannot be read any more.
+    pub(crate) fn take(&mut self, socket: &mut Socket, bytes: &[u8]) -> Result<(), ReadError> {
+        if self.received == self.place && self.phase == Phase::Idle {
+            // From the start: so a session that is never behind has few pages.
+            self.base = self.received;
+            self.words.store(Word::Base, self.base);
+        }
+        self.put(bytes).ok_or(pipe_error(Errno::NOMEM))?;
+        crash::point!("vfio-user.take.copied");
+        let mut left = bytes.len();
+        while left > 0 {
+            left -= self.consume(socket, left)?;
+        }
+        socket.consumed();
+        Ok(())
+    }
+
+    /// Copies bytes behind those that are there.
+    fn put(&self, bytes: &[u8]) -> Option<()> {
+        if bytes.len() > self.room() {
+            return None;
+        }
+        let from = usize::try_from(self.received.wrapping_sub(self.base)).ok()? % RING_LEN;
+        let (first, second) = bytes
+            .split_at_checked(RING_LEN - from)
+            .unwrap_or((bytes, &[]));
+        let area = self.words.area();
+        area.store(RING + from, first).ok()?;
+        area.store(RING, second).ok()
+    }
+
+    /// Copies the bytes that are there, and have not been handled, out of the session's memory.
+    pub(super) fn get(&self) -> Option<Vec<u8>> {
+        let len = usize::try_from(self.received.wrapping_sub(self.place)).ok()?;
+        let from = usize::try_from(self.place.wrapping_sub(self.base)).ok()? % RING_LEN;
+        let mut bytes = vec![0; len];
+        let (first, second) = bytes
+            .split_at_mut_checked(RING_LEN - from)
+            .unwrap_or_default();
+        if first.is_empty() && second.is_empty() {
+            self.words.area().load(RING + from, &mut bytes).ok()?;
+        } else {
+            self.words.area().load(RING + from, first).ok()?;
+            self.words.area().load(RING, second).ok()?;
+        }
+        Some(bytes)
+    }
+
+    /// Moves some of the next bytes out of the socket; how many.
+    fn consume(&mut self, socket: &mut Socket, len: usize) -> Result<usize, ReadError> {
+        if self.counted >= EMPTY_AFTER {
+            self.empty_counter();
+        }
+        let take = self.note_take(len);
+        crash::point!("vfio-user.take.noted");
+        let moved = match socket.consume(self.counter.writer.as_fd(), take.len as usize) {
+            Err(ReadError::System(Errno::AGAIN)) if take.level > 0 => {
+                // The pipe may be full by its places.
+                self.words.store(Word::Take, 0);
+                self.empty_counter();
+                return Ok(0);
+            }
+            moved => moved?,
+        };
+        crash::point!("vfio-user.take.moved");
+        if moved == 0 {
+            // What was looked at has gone: another process reads.
+            return Err(pipe_error(Errno::IO));
+        }
+        self.counted += 1;
+        self.level = self
+            .level
+            .wrapping_add(u32::try_from(moved).unwrap_or(u32::MAX));
+        self.received = self.received.wrapping_add(moved as u64);
+        self.words.store(Word::Received, self.received);
+        crash::point!("vfio-user.take.received");
+        self.words.store(Word::Take, 0);
+        Ok(moved)
+    }
+
+    fn note_take(&self, len: usize) -> Take {
+        let take = Take {
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            level: self.level,
+        };
+        self.words.store(Word::TakeFrom, self.received);
+        self.words.store(Word::Take, take.to_word());
+        take
+    }
+
+    /// Nothing is being taken.
+    pub(super) fn empty_counter(&mut self) {
+        self.counter.drain();
+        self.counted = 0;
+        self.level = 0;
+    }
+}

@@ -1,0 +1,80 @@
+//! A descriptor that says by a lock whether it was sent.
+//!
+//! The lock is of an open file description (F_OFD_SETLK, fcntl(2)): it goes with the last
+//! descriptor or mapping of that, wherever it is, also in a socket from which nobody has read it.
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc::{F_UNLCK, F_WRLCK, SEEK_SET, flock, off_t};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Locks lie behind all that a file can have.
+const FIRST: u64 = 1 << 48;
+
+/// The lock of the reply to the message at this place in the stream: one byte.
+fn lock(place: u64) -> flock {
+    let start = FIRST | (place & (FIRST - 1));
+    flock {
+        l_type: F_WRLCK as _,
+        l_whence: SEEK_SET as _,
+        l_start: off_t::try_from(start).unwrap_or(off_t::MAX - 1),
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+fn errno(errno: nix::Error) -> Errno {
+    Errno::from_raw_os_error(errno as i32)
+}
+
+/// The same file, opened once more, with the lock of the reply to the message at this place.
+///
+/// # Errors
+/// The file cannot be opened: there is no /proc, or the sandbox forbids it.
+pub(super) fn make(file: BorrowedFd<'_>, place: u64) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    fcntl(&opened, FcntlArg::F_OFD_SETLK(&lock(place))).map_err(errno)?;
+    Ok(opened)
+}
+
+/// Whether somebody has the one that was made for the message at this place. Not to be asked with
+/// that one itself.
+///
+/// # Errors
+/// The file has no locks.
+pub(super) fn is_held(file: impl AsFd, place: u64) -> Result<bool, Errno> {
+    let mut asked = lock(place);
+    fcntl(file.as_fd(), FcntlArg::F_OFD_GETLK(&mut asked)).map_err(errno)?;
+    Ok(i32::from(asked.l_type) != F_UNLCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    #[test]
+    fn it_is_held_as_long_as_somebody_has_it() {
+        let file = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
+        let one = make(file.as_fd(), 7).unwrap();
+        let held = |place| is_held(&file, place).unwrap();
+        assert!(held(7) && !held(8));
+        let copy = one.try_clone().unwrap();
+        drop(one);
+        let other = make(file.as_fd(), 8).unwrap();
+        assert!(held(7) && held(8));
+        drop(copy);
+        assert!(!held(7) && held(8));
+        drop(other);
+        assert!(!held(8));
+        // Any place in a stream.
+        for place in [0, u64::MAX, u64::from(u32::MAX)] {
+            let one = make(file.as_fd(), place).unwrap();
+            assert!(held(place));
+            drop(one);
+            assert!(!held(place));
+        }
+    }
+}
