@@ -8,8 +8,7 @@
 //! stand ready; so up to [`Pool::most`] drops may be stuck. Behind these the values wait. Threads
 //! without work end after [`Pool::idle`]: a process that discards nothing has none.
 
-use crate::Unpoisoned;
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use crate::{Unpoisoned, leave_cpu};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -179,14 +178,6 @@ impl Pool {
             };
             (state, _) = self.news.wait_timeout(state, wait).unpoisoned();
         }
-    }
-}
-
-/// Has the thread run on every CPU that the process's first thread may use: it would otherwise
-/// share the CPU that a worker, which made the first value, was bound to. Nothing depends on it.
-fn leave_cpu() {
-    if let Ok(cpus) = sched_getaffinity(Some(rustix::process::getpid())) {
-        let _ = sched_setaffinity(None, &cpus);
     }
 }
 

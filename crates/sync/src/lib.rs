@@ -9,10 +9,12 @@
 //! that nobody waits for: [`discard()`].
 #![forbid(unsafe_code)]
 
+mod affinity;
 mod discard;
 
 use std::sync::{LockResult, PoisonError};
 
+pub use affinity::leave_cpu;
 pub use discard::discard;
 
 /// What a lock gives, also after a thread has panicked under it.

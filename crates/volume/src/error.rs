@@ -196,9 +196,9 @@ pub enum VolumeError {
     },
     /// An image of another format than raw.
     #[error(
-        "{}: is a {format} image, and only raw disks can be served; convert it with: qemu-img convert -O raw {} {}.raw \
+        "{}: is a {format} image, and {}; convert it with: qemu-img convert -O raw {} {}.raw \
          (if these bytes are a raw disk's own, written by its guest: ?format=raw)",
-        path.display(), path.display(), path.display()
+        path.display(), served_as(format), path.display(), path.display()
     )]
     ImageFormat {
         /// What was to be opened.
@@ -339,6 +339,14 @@ pub enum VolumeError {
         /// What the system said.
         error: io::Error,
     },
+}
+
+/// How images of a format can be served.
+fn served_as(format: &str) -> String {
+    match format {
+        "qcow2" => "is served as one by ?format=qcow2".into(),
+        _ => "only raw disks and qcow2 images can be served".into(),
+    }
 }
 
 /// What is wrong with a slice; one without a length goes to the end, wherever that is.

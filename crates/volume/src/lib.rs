@@ -119,6 +119,7 @@ mod fair;
 mod fault;
 mod file;
 pub mod gpt;
+mod inbox;
 mod info;
 mod io;
 mod limit;
@@ -140,10 +141,11 @@ pub use error::{IoError, IoErrorKind, VolumeError};
 pub use fair::{DEFAULT_DEPTH, DEFAULT_WEIGHT, FairGroup, FairVolume, MAX_WEIGHT, ShareHandle};
 pub use fault::{Effect, Fault, FaultVolume, Faults, OpKind};
 pub use file::{Direct, FileOptions, FileVolume, Format, PreviousProcess};
+pub use inbox::Inbox;
 pub use info::{Info, Kind};
 pub use io::{
-    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Outgoing, PinPace, PinnedMemory,
-    PinnedWindows, Pinner, RingStream, RingStreams, Watcher,
+    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, PinPace,
+    PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, Watcher,
 };
 pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
 pub use mem::MemVolume;
@@ -155,7 +157,7 @@ pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
 pub use url::{
     Extras, MemoryPlace, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions,
     READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, open_url, parse_count,
-    parse_duration, parse_number, parse_size, path_of_url, similar,
+    parse_duration, parse_number, parse_size, path_of_name, path_of_url, similar,
 };
 pub use wait_log::WaitLog;
 pub use wake::Wake;

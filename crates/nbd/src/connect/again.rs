@@ -1,8 +1,7 @@
 //! A thread that connects again after a connection has ended, with growing pauses.
 
-use super::inbox::Inbox;
+use super::Inbox;
 use crate::export::Shared;
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -49,7 +48,7 @@ pub(crate) fn connect_again(
 }
 
 fn run(shared: &Shared, inbox: &Weak<Inbox>, link: usize, mut failures: u32) {
-    leave_cpu();
+    sync::leave_cpu();
     let began = Instant::now();
     let mut said: Option<Instant> = None;
     loop {
@@ -61,7 +60,7 @@ fn run(shared: &Shared, inbox: &Weak<Inbox>, link: usize, mut failures: u32) {
             Ok(connected) => {
                 if let Some(inbox) = inbox.upgrade() {
                     shared.made_again(began.elapsed());
-                    inbox.put(link, connected);
+                    inbox.put((link, connected));
                 }
                 return;
             }
@@ -73,14 +72,6 @@ fn run(shared: &Shared, inbox: &Weak<Inbox>, link: usize, mut failures: u32) {
                 }
             }
         }
-    }
-}
-
-/// Has the thread run on every CPU that the process's first thread may use, and not on the one that
-/// the worker was bound to which started it. Nothing depends on it.
-fn leave_cpu() {
-    if let Ok(cpus) = sched_getaffinity(Some(rustix::process::getpid())) {
-        let _ = sched_setaffinity(None, &cpus);
     }
 }
 

@@ -3,12 +3,13 @@
 
 mod address;
 mod again;
-mod inbox;
 mod previous;
 mod socket;
 
 pub use address::{Address, PORT, Server};
 pub(crate) use again::connect_again;
-pub(crate) use inbox::Inbox;
 pub use previous::{PreviousError, end_previous};
 pub use socket::{ConnectError, Connected, ConnectionKeeper, Kept, connect};
+
+/// Where a link's next connection is left, with the link's number.
+pub(crate) type Inbox = volume::Inbox<(usize, Connected)>;

@@ -86,7 +86,7 @@ impl NbdQueue {
             queue.connect(number);
         }
         if let Some(connected) = first {
-            queue.inbox.put(0, connected);
+            queue.inbox.put((0, connected));
         }
         queue
     }

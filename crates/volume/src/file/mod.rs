@@ -19,7 +19,7 @@ use crate::{
 use dma::{Buffer, SegmentList, View};
 pub use fence::PreviousProcess;
 use open::Opened;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -70,6 +70,10 @@ pub struct FileOptions {
     /// not answered for so long; then it is [`IoErrorKind::Unreachable`]. Others end when the
     /// kernel ends them.
     pub timeout: Option<Duration>,
+    /// It holds an image of another format, for a volume that stands on this one: of any length,
+    /// in units of a byte where the page cache is not bypassed. What lies behind its end reads as
+    /// zeroes, and a write there makes it longer.
+    pub image: bool,
 }
 
 impl Default for FileOptions {
@@ -82,6 +86,7 @@ impl Default for FileOptions {
             format: Format::Probe,
             previous: PreviousProcess::default(),
             timeout: None,
+            image: false,
         }
     }
 }
@@ -124,7 +129,14 @@ struct Shared {
     /// Of a file on a filesystem that is not of this machine's disks: no worker may wait for it.
     /// After `fd`, so that it is not closed before they have ended.
     threads: Option<Arc<FileThreads>>,
+    /// It has no end.
+    endless: bool,
+    /// Further openings that have a part of this one's lock.
+    openings: AtomicU64,
 }
+
+/// The size of a file that has no end.
+const ENDLESS: u64 = i64::MAX as u64;
 
 impl Shared {
     /// How a request ends that needs no work of the file, or may not have any.
@@ -158,8 +170,12 @@ impl FileVolume {
         path: impl AsRef<Path>,
         options: FileOptions,
     ) -> Result<Self, VolumeError> {
-        let path = path.as_ref();
-        let opened = open::open(path, &options)?;
+        Self::open_as(path.as_ref(), path.as_ref(), options)
+    }
+
+    /// Opens `from`, which is called `path`.
+    fn open_as(from: &Path, path: &Path, options: FileOptions) -> Result<Self, VolumeError> {
+        let opened = open::open(from, &options)?;
         let description = describe(path, &options, &opened);
         if let Some(why) = &opened.buffered_because {
             tracing::warn!(
@@ -177,7 +193,8 @@ impl FileVolume {
         let writable = !options.read_only;
         let fd = Arc::new(opened.fd);
         // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
-        let abilities = Arc::new(Abilities::new(opened.punch, writable));
+        let endless = options.image && !opened.device;
+        let abilities = Arc::new(Abilities::new(opened.punch, writable).endless(endless));
         let threads = opened.may_hang.then(|| {
             let unit = opened.direct.map_or(1, |direct| direct.block.into());
             FileThreads::new(fd.clone(), abilities.clone(), unit)
@@ -186,7 +203,9 @@ impl FileVolume {
             shared: Arc::new(Shared {
                 path: path.into(),
                 fd,
-                size: AtomicU64::new(opened.size),
+                size: AtomicU64::new(if endless { ENDLESS } else { opened.size }),
+                endless,
+                openings: AtomicU64::new(0),
                 abilities,
                 read_only: options.read_only,
                 direct: opened.direct,
@@ -224,6 +243,55 @@ impl FileVolume {
             offset,
             len,
         )
+    }
+
+    /// The same file, opened a second time, past the page cache or through it. When this opening
+    /// has the lock of all of the file to write it, the new one gets a part of that: the next
+    /// process that has the file waits for the requests of both.
+    ///
+    /// # Errors
+    /// It cannot be opened; another process has got the lock's part.
+    pub fn reopen(&self, direct: Direct) -> Result<Self, VolumeError> {
+        let shared = &*self.shared;
+        let options = FileOptions {
+            direct,
+            lock: false,
+            block_size: None,
+            format: Format::Raw,
+            ..shared.options
+        };
+        let opened = Self::open_as(&self.own_path(), &shared.path, options)?;
+        if shared.options.lock && !shared.read_only {
+            let (from, to) = (shared.fd.as_fd(), opened.shared.fd.as_fd());
+            let number = shared.openings.fetch_add(1, Ordering::Relaxed);
+            open::share_lock(&shared.path, &shared.options, number, from, to)?;
+        }
+        Ok(opened)
+    }
+
+    /// The same file, for calls that wait. Through the page cache.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn reopen_file(&self) -> std::io::Result<std::fs::File> {
+        let mut options = std::fs::File::options();
+        let options = options.read(true).write(!self.shared.read_only);
+        options.open(self.own_path())
+    }
+
+    /// Where the system shows what is open here, whatever has its name by now.
+    fn own_path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.shared.fd.as_raw_fd()).into()
+    }
+
+    /// Unit of access in bytes.
+    pub fn unit(&self) -> u64 {
+        self.shared.block_size.into()
+    }
+
+    /// It has threads of its own, as it may hang: its completions do not come through the ring.
+    pub fn has_threads(&self) -> bool {
+        self.shared.threads.is_some()
     }
 
     /// The page cache is bypassed.
@@ -290,12 +358,18 @@ impl Volume for FileVolume {
             fd: self.shared.fd.clone(),
             direct: self.shared.direct,
             abilities: self.shared.abilities.clone(),
+            lane: io.lane_end(),
         });
-        Ok(OpenQueue::with_fast_path(FileQueue {
+        let queue = FileQueue {
             shared: self.shared.clone(),
             ring,
             file,
-        }))
+        };
+        Ok(match io.lane_end() {
+            // The ring's fast path is for completions that go to its poller.
+            Some(_) => OpenQueue::new(queue),
+            None => OpenQueue::with_fast_path(queue),
+        })
     }
 
     fn id(&self) -> Vec<u8> {
@@ -318,7 +392,7 @@ impl Volume for FileVolume {
 
     fn resize(&self, bytes: u64) -> Result<(), VolumeError> {
         let shared = &*self.shared;
-        if shared.device {
+        if shared.device || shared.endless {
             return Err(VolumeError::FixedSize);
         }
         if shared.read_only {
@@ -343,6 +417,9 @@ impl Volume for FileVolume {
 
     fn refresh(&self) -> Result<bool, VolumeError> {
         let shared = &*self.shared;
+        if shared.endless {
+            return Ok(false);
+        }
         let size = open::size(&shared.path, shared.fd.as_fd(), shared.device)?;
         open::check_size(&shared.path, size, shared.size_unit)?;
         Ok(shared.size.swap(size, Ordering::AcqRel) != size)
@@ -426,7 +503,9 @@ impl FastPath for FileQueue {
 
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
         let at_once = self.is_immediate() && data.len_bytes() <= AT_ONCE;
-        at_once.then(|| self.transfer(op, offset, data))
+        let done = at_once.then(|| self.transfer(op, offset, data));
+        // The general way knows what lies behind the end.
+        done.filter(|done| !self.shared.endless || done.is_ok())
     }
 
     fn prefetches(&self) -> bool {

@@ -11,6 +11,7 @@ use crate::io::ring::Alignment;
 use dma::Buffer;
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -83,6 +84,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     // Before the size is looked at: another format may have any, and a raw disk's advice would
     // spoil it.
     if options.format == Format::Probe
+        && !options.image
         && let Some(format) = format(path, fd.as_fd())
     {
         return Err(VolumeError::ImageFormat {
@@ -91,7 +93,9 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         });
     }
     let smallest = options.block_size.unwrap_or(DEFAULT_BLOCK);
-    check_size(path, size, smallest)?;
+    if !options.image {
+        check_size(path, size, smallest)?;
+    }
 
     let mut direct = None;
     if options.direct != Direct::Off && refused.is_none() {
@@ -102,7 +106,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
                     "it needs blocks of {needed} bytes, and {smallest} are wanted"
                 ));
             }
-            Ok(found) if size % u64::from(found.block) != 0 => {
+            Ok(found) if size % u64::from(found.block) != 0 && !options.image => {
                 refused = Some(format!(
                     "the size of {size} bytes is no multiple of its blocks of {} bytes",
                     found.block
@@ -121,7 +125,11 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         }
         buffered(path, fd.as_fd())?;
     }
-    let block_size = direct.map_or(smallest.min(DEFAULT_BLOCK), |direct| direct.block);
+    let buffered = match options.image && !is_device {
+        true => 1,
+        false => smallest.min(DEFAULT_BLOCK),
+    };
+    let block_size = direct.map_or(buffered, |direct| direct.block);
     let punch = !options.read_only
         && match &device {
             Some(device) => device.punches(),
@@ -271,13 +279,41 @@ pub(super) fn lock(
 ) -> Result<(), VolumeError> {
     let read_only = options.read_only;
     let whole = (offset, len) == (0, None);
-    let mut fence = Fence::new(path, whole, options.previous);
+    let fence = Fence::new(path, whole, options.previous);
+    lock_by(path, fence, read_only, || match whole {
+        true => sys::lock(fd, !read_only, 0, None),
+        false => sys::lock_part(fd, !read_only, offset, len),
+    })
+}
+
+/// Two openings of a file that the first has locked exclusively share that lock from now on.
+/// `number`: of the other opening, from 0.
+pub(super) fn share_lock(
+    path: &Path,
+    options: &FileOptions,
+    number: u64,
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+) -> Result<(), VolumeError> {
+    for byte in sys::shared_bytes(number) {
+        let fence = Fence::new(path, false, options.previous);
+        sys::unlock(from, byte, 1).map_err(|error| VolumeError::LockUnsupported {
+            path: path.into(),
+            error,
+        })?;
+        lock_by(path, fence, false, || sys::lock(to, true, byte, Some(1)))?;
+    }
+    Ok(())
+}
+
+fn lock_by(
+    path: &Path,
+    mut fence: Fence<'_>,
+    read_only: bool,
+    lock: impl Fn() -> io::Result<bool>,
+) -> Result<(), VolumeError> {
     loop {
-        let locked = match whole {
-            true => sys::lock(fd, !read_only, 0, None),
-            false => sys::lock_part(fd, !read_only, offset, len),
-        };
-        match locked {
+        match lock() {
             Ok(true) => {
                 fence.passed();
                 return Ok(());

@@ -144,6 +144,22 @@ const QEMU_WRITES: u64 = 101;
 /// ... and one of this says "no other process may write".
 const QEMU_NO_OTHER_WRITER: u64 = 201;
 
+/// ... and of this one "no other process may change its length".
+const QEMU_NO_OTHER_LENGTH: u64 = 203;
+/// Behind all that a file can have.
+const NOWHERE: u64 = 1 << 62;
+
+/// The bytes of a writer's lock that a further opening of the same file has: one that other
+/// processes like this find locked, and one that QEMU does.
+pub(super) fn shared_bytes(opening: u64) -> Vec<u64> {
+    let of_qemu = match opening {
+        0 => Some(QEMU_NO_OTHER_WRITER),
+        1 => Some(QEMU_NO_OTHER_LENGTH),
+        _ => None,
+    };
+    of_qemu.into_iter().chain([NOWHERE + opening]).collect()
+}
+
 /// Locks a range of a file for this open file description (`F_OFD_SETLK`): shared, or exclusively.
 /// Does not wait.
 ///
@@ -157,12 +173,27 @@ pub(super) fn lock(
     offset: u64,
     len: Option<u64>,
 ) -> io::Result<bool> {
-    let range = range(exclusive, offset, len)?;
-    // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
-        return Ok(true);
+    let kind = match exclusive {
+        true => libc::F_WRLCK,
+        false => libc::F_RDLCK,
+    };
+    match set(fd, range(kind, offset, len)?) {
+        Ok(()) => Ok(true),
+        Err(error) => excluded(error),
     }
-    excluded(io::Error::last_os_error())
+}
+
+/// Gives up this open file description's lock of a range.
+pub(super) fn unlock(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    set(fd, range(libc::F_UNLCK, offset, Some(len))?)
+}
+
+fn set(fd: BorrowedFd<'_>, range: libc::flock) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Locks a part of a file: others may lock other parts, but none all of it, nor may QEMU write to
@@ -189,7 +220,7 @@ pub(super) fn lock_part(
 /// Whether QEMU has the file open for writing. A lock of all of it, by one who reads it, has that
 /// byte too.
 fn qemu_writes(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut range = range(true, QEMU_WRITES, Some(1))?;
+    let mut range = range(libc::F_WRLCK, QEMU_WRITES, Some(1))?;
     // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } != 0 {
         return Err(io::Error::last_os_error());
@@ -197,12 +228,7 @@ fn qemu_writes(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(range.l_type != libc::F_UNLCK as libc::c_short && range.l_start > 0)
 }
 
-fn range(exclusive: bool, offset: u64, len: Option<u64>) -> io::Result<libc::flock> {
-    let kind = if exclusive {
-        libc::F_WRLCK
-    } else {
-        libc::F_RDLCK
-    };
+fn range(kind: i32, offset: u64, len: Option<u64>) -> io::Result<libc::flock> {
     // SAFETY: all-zero is a valid `flock`: plain integers. `l_pid` has to be 0.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     let number = |n: u64| {
@@ -221,5 +247,45 @@ fn excluded(error: io::Error) -> io::Result<bool> {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Ok(false),
         _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lock;
+    use crate::{Direct, FileOptions, FileVolume, PreviousProcess};
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    /// The next process that has a file waits for the requests of each of its openings.
+    #[test]
+    fn every_opening_of_a_file_has_a_part_of_its_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let options = FileOptions {
+            image: true,
+            previous: PreviousProcess {
+                limit: Duration::from_millis(30),
+                ..PreviousProcess::default()
+            },
+            ..FileOptions::default()
+        };
+        for last in 0..3 {
+            let first = FileVolume::open(file.path(), options).unwrap();
+            let [second, third] = [(); 2].map(|()| Some(first.reopen(Direct::Off).unwrap()));
+            let mut all = [Some(first), second, third];
+            for (number, opening) in all.iter_mut().enumerate() {
+                if number != last {
+                    drop(opening.take());
+                }
+            }
+            FileVolume::open(file.path(), options).expect_err("it is in use");
+            // As QEMU asks before it writes: nobody else may have said that no other may.
+            let asks = std::fs::File::open(file.path()).unwrap();
+            let shared = |byte| lock(asks.as_fd(), false, byte, Some(1)).unwrap();
+            assert!(![101, 201, 203].into_iter().all(shared), "{last}");
+            drop((all, asks));
+            drop(FileVolume::open(file.path(), options).unwrap());
+        }
     }
 }

@@ -33,12 +33,15 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stream::Streams;
+use stream::{STREAM, Streams};
 
 /// Most files that get a place in the kernel's table of registered files; others go by descriptor.
 const REGISTERED_FILES: u32 = 64;
 /// Marks completions that no slot waits for.
 const NO_SLOT: u64 = u64::MAX;
+/// Marks operations of files that belong to a lane: no slot has so high a number, so the short way
+/// for everybody else's completions does not take them, and does not ask.
+const LANE: usize = 1 << 29;
 /// Threads that the kernel may have for requests of this ring's thread that block.
 const KERNEL_THREADS: u32 = 256;
 /// System calls in a row that may fail before the kernel is given up.
@@ -66,6 +69,15 @@ pub(super) enum Arrival {
 }
 
 impl OpenFile {
+    /// What its operations of a slot are called, beside their generation.
+    #[inline]
+    fn place(&self, index: usize) -> usize {
+        match self.file.lane {
+            Some(_) => index | LANE,
+            None => index,
+        }
+    }
+
     /// How the kernel finds it.
     #[inline]
     fn target(&self) -> Target {
@@ -374,7 +386,7 @@ impl RingCore {
             .and_then(Option::as_mut)
             .ok_or(IoErrorKind::Gone)?;
         let target = open.target();
-        let user_data = name(index, *generation);
+        let user_data = name(open.place(index), *generation);
         // The kernel gives all others to its threads by itself.
         if !open.durable.admit(index as u32, job) {
             // It goes on with others of its kind.
@@ -671,12 +683,14 @@ impl RingCore {
     /// The kernel's answer to one operation: the request's end, or its next operation.
     #[inline(never)]
     fn answer(&mut self, user_data: u64, answer: i32) -> Option<Completion> {
-        let index = user_data as u32 as usize;
-        let Some(slot) = self.slots.get_mut(index) else {
+        let place = user_data as u32 as usize;
+        if place & STREAM != 0 {
             self.streams.answered(user_data, answer);
             return None;
-        };
-        if user_data == NO_SLOT || name(index, slot.generation) != user_data {
+        }
+        let index = place & !LANE;
+        let slot = self.slots.get_mut(index)?;
+        if name(place, slot.generation) != user_data {
             return None;
         }
         let job = slot.job.as_mut()?;
@@ -688,7 +702,7 @@ impl RingCore {
             None => Next::Done(Err(IoErrorKind::Gone.into())),
         };
         match next {
-            Next::Done(result) => self.end(index, result),
+            Next::Done(result) => self.end_later(index, result),
             Next::Again => {
                 self.counters.continued += 1;
                 match self.operate(index) {
@@ -697,9 +711,24 @@ impl RingCore {
                         self.urgent = true;
                         None
                     }
-                    Err(kind) => self.end(index, Err(kind.into())),
+                    Err(kind) => self.end_later(index, Err(kind.into())),
                 }
             }
+        }
+    }
+
+    /// A request ends some time after the call that started it. None: its file belongs to a lane,
+    /// which has the completion.
+    fn end_later(&mut self, index: usize, result: Result<(), IoError>) -> Option<Completion> {
+        let file = self.slots.get(index)?.job.as_ref()?.file;
+        let completion = self.end(index, result)?;
+        let open = self.files.get(file).and_then(Option::as_ref);
+        match open.and_then(|open| open.file.lane.as_deref()) {
+            Some(lane) => {
+                lane.put(completion);
+                None
+            }
+            None => Some(completion),
         }
     }
 
@@ -745,7 +774,9 @@ impl RingCore {
         if std::mem::replace(&mut job.cancelled, true) {
             return;
         }
-        let target = name(index, slot.generation);
+        let open = self.files.get(job.file).and_then(Option::as_ref);
+        let place = open.map_or(index, |open| open.place(index));
+        let target = name(place, slot.generation);
         // Not to be had for lack of room: the request then ends by itself.
         let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NO_SLOT));
     }

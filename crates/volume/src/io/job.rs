@@ -3,7 +3,7 @@
 //! No system call happens here, so that every way a kernel can answer is tested without one.
 
 use crate::{IoError, IoErrorKind, Op, Request};
-use dma::Buffer;
+use dma::{Buffer, SegmentList};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How often an operation is repeated that the kernel could not carry out for now.
@@ -14,6 +14,8 @@ const MAX_RETRIES: u16 = 1000;
 pub(crate) struct Abilities {
     punch: AtomicBool,
     zero_range: AtomicBool,
+    /// What lies behind its end reads as zeroes.
+    endless: bool,
 }
 
 impl Abilities {
@@ -22,7 +24,18 @@ impl Abilities {
         Self {
             punch: AtomicBool::new(punch),
             zero_range: AtomicBool::new(zero_range),
+            endless: false,
         }
+    }
+
+    /// The same of a file whose end is none for those who read it: zeroes follow.
+    pub(crate) fn endless(self, endless: bool) -> Self {
+        Self { endless, ..self }
+    }
+
+    /// Zeroes follow behind its end.
+    pub(crate) fn is_endless(&self) -> bool {
+        self.endless
     }
 
     /// Holes can be punched.
@@ -153,19 +166,24 @@ impl RingJob {
             return self.failed(answer.saturating_neg(), unit, can);
         };
         match self.step {
-            Step::Data | Step::Durable | Step::Bounce | Step::Zeroes => self.moved(moved, unit),
+            Step::Data | Step::Durable | Step::Bounce | Step::Zeroes => {
+                self.moved(moved, unit, can)
+            }
             Step::Punch | Step::ZeroRange => self.changed(),
             Step::Sync => Next::Done(Ok(())),
         }
     }
 
-    fn moved(&mut self, moved: u64, unit: u64) -> Next {
+    fn moved(&mut self, moved: u64, unit: u64, can: &Abilities) -> Next {
         let moved = moved.min(self.left());
         let whole = if moved == self.left() {
             moved
         } else {
             moved - moved % unit
         };
+        // The file's end, and perhaps a part of a unit before it.
+        let ends = whole == 0 && self.request.op == Op::Read && can.is_endless();
+        let whole = if ends { moved } else { whole };
         if let (Op::Read, Some(bounce)) = (self.request.op, &self.bounce) {
             let Some(data) = usize::try_from(whole)
                 .ok()
@@ -180,6 +198,14 @@ impl RingJob {
         self.done += whole;
         if self.left() == 0 {
             return self.changed();
+        }
+        if ends {
+            let mut rest = SegmentList::new();
+            let len = self.request.data.slice(self.done, self.left(), &mut rest);
+            return Next::Done(match rest.fill(0) == len {
+                true => Ok(()),
+                false => Err(IoErrorKind::Memory.into()),
+            });
         }
         if whole == 0 {
             // A read behind the end of the file; a write of nothing is no progress either.

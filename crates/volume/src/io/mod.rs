@@ -7,6 +7,7 @@ mod entry;
 mod fixed;
 mod inline;
 pub(crate) mod job;
+mod lane;
 mod others;
 mod pool;
 mod registered;
@@ -19,6 +20,8 @@ mod windows;
 use crate::{Completion, VolumeError};
 use dma::Memory;
 pub use ending::Ending;
+pub use lane::Lane;
+use lane::LaneEnd;
 pub use others::Armed;
 use others::Others;
 use ring::Ring;
@@ -87,6 +90,8 @@ pub struct Io {
     /// Volumes that were given up.
     given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
+    /// Of a lane: where its completions wait.
+    lane: Option<Rc<LaneEnd>>,
 }
 
 /// Something that volumes on one worker share, by their own key.
@@ -103,6 +108,7 @@ impl Io {
             ending: Rc::new(Cell::new(false)),
             given_up: Rc::default(),
             stats: Arc::default(),
+            lane: None,
         }
     }
 
@@ -121,6 +127,11 @@ impl Io {
     /// [`VolumeError::NoIoUring`].
     pub fn make_ring(&self) -> Result<(), VolumeError> {
         self.ring().map(drop)
+    }
+
+    /// Who gets the completions of files that are opened on this.
+    pub(crate) fn lane_end(&self) -> Option<Rc<LaneEnd>> {
+        self.lane.clone()
     }
 
     /// What the volumes on this worker share with each other.

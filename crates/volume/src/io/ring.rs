@@ -2,6 +2,7 @@
 
 use super::core::{Arrival, RingCore};
 use super::job::Abilities;
+use super::lane::LaneEnd;
 use super::setup::{self, Mode};
 use super::stream::{Incoming, Outgoing};
 use super::{IoCounters, IoStats};
@@ -11,6 +12,7 @@ use io_uring::IoUring;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -23,6 +25,8 @@ pub(crate) struct RingFile {
     pub(crate) direct: Option<Alignment>,
     /// What the file supports.
     pub(crate) abilities: Arc<Abilities>,
+    /// Who gets its completions, if not the ring's poller.
+    pub(crate) lane: Option<Rc<LaneEnd>>,
 }
 
 /// What direct I/O demands; both are powers of two, in bytes.

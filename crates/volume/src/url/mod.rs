@@ -238,7 +238,8 @@ const FILE: Scheme = Scheme {
         UrlOption::new(
             "format",
             "probe|raw",
-            "raw: serve it although it begins like a qcow2, VMDK, ... image [default: probe, refuse those]",
+            "raw: serve it although it begins like a qcow2, VMDK, ... image; qcow2: as qcow2://PATH \
+             [default: probe, refuse those]",
         ),
         UrlOption::new(
             "timeout",
@@ -258,7 +259,8 @@ pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenErr
     Ok(opened.volume)
 }
 
-/// The file or block device that `url` names, if it names one: a path, or a `file://` URL.
+/// The file or block device that `url` names, if it names one: a path, or a `file://` URL, or one
+/// of an image.
 pub fn path_of_url(url: &str) -> Option<PathBuf> {
     let (scheme, rest) = scheme(url);
     if scheme.is_empty() && std::path::Path::new(url).exists() {
@@ -267,7 +269,7 @@ pub fn path_of_url(url: &str) -> Option<PathBuf> {
     let name = rest.rsplit_once('?').map_or(rest, |(name, _)| name);
     match scheme {
         "" => Some(name.into()),
-        "file" => unescape(name).ok(),
+        "file" | "qcow2" => unescape(name).ok(),
         _ => None,
     }
 }
@@ -281,11 +283,19 @@ fn scheme(url: &str) -> (&str, &str) {
 }
 
 fn open_file<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
-    let path = match url.scheme() {
-        "" => PathBuf::from(url.name),
-        _ => unescape(url.name)?,
-    };
+    let path = path_of_name(url)?;
     file(path, open, &mut url.options)
+}
+
+/// The path that a URL of a file names: as it is, or with `%` escapes behind `://`.
+///
+/// # Errors
+/// [`OpenError::Escape`].
+pub fn path_of_name(url: &VolumeUrl<'_>) -> Result<PathBuf, OpenError> {
+    match url.scheme() {
+        "" => Ok(PathBuf::from(url.name)),
+        _ => unescape(url.name),
+    }
 }
 
 /// RFC 3986, 3.1. Anything else before `://` is part of a path.
@@ -326,6 +336,7 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         block_size: options.take("block-size", block_size)?.or(open.block_size),
         previous: open.previous,
         timeout: options.take("timeout", parse_duration)?,
+        image: false,
     };
     let file = Arc::new(FileVolume::open_unlocked(path, options)?);
     Ok(Whole {

@@ -163,6 +163,8 @@ pub struct Opened<X = ()> {
 /// `X` is what the program keeps of a volume beside the volume itself.
 pub struct Registry<X = ()> {
     kinds: Vec<VolumeKind<X>>,
+    /// Those that are also formats of files, by their schemes' names.
+    formats: Vec<&'static str>,
 }
 
 impl<X: 'static> Default for Registry<X> {
@@ -176,7 +178,15 @@ impl<X: 'static> Registry<X> {
     pub fn new() -> Self {
         Self {
             kinds: super::kinds(),
+            formats: Vec::new(),
         }
+    }
+
+    /// One more kind, whose volumes are files of a format: `PATH?format=NAME` and
+    /// `file://PATH?format=NAME` name them as `NAME://PATH` does.
+    pub fn with_format(mut self, kind: VolumeKind<X>) -> Self {
+        self.formats.push(kind.scheme.name);
+        self.with(kind)
     }
 
     /// One more kind. It replaces the one of the same scheme, if there is one.
@@ -247,7 +257,15 @@ impl<X: 'static> Registry<X> {
             });
         }
         let mut kinds = self.kinds.iter();
-        let wanted = if scheme.is_empty() { "file" } else { scheme };
+        let format = match scheme {
+            "" | "file" => query.and_then(|query| self.format(query)),
+            _ => None,
+        };
+        let wanted = match (&format, scheme) {
+            (Some((format, _)), _) => format,
+            (None, "") => "file",
+            (None, scheme) => scheme,
+        };
         let Some(kind) = kinds.find(|kind| kind.scheme.name == wanted) else {
             return Err(OpenError::Scheme {
                 scheme: scheme.into(),
@@ -255,6 +273,8 @@ impl<X: 'static> Registry<X> {
             });
         };
         let kind_name = kind.scheme.name;
+        let rest = format.map(|(_, rest)| rest);
+        let query = rest.as_deref().or(query);
         let options = Options::parse(kind_name, query, kind.scheme.options)?;
         let mut url = VolumeUrl {
             text,
@@ -264,6 +284,19 @@ impl<X: 'static> Registry<X> {
         let whole = (kind.open)(&mut url, open)?;
         url.options.all_taken(kind_name)?;
         Ok(whole)
+    }
+
+    /// The format that a query names, if it is a kind of volume, and the rest of the query.
+    fn format(&self, query: &str) -> Option<(&'static str, String)> {
+        let (named, rest): (Vec<&str>, Vec<&str>) = query
+            .split('&')
+            .partition(|text| text.starts_with("format="));
+        let &[only] = named.as_slice() else {
+            return None;
+        };
+        let name = only.strip_prefix("format=")?;
+        let known = self.formats.iter().find(|known| **known == name)?;
+        Some((known, rest.join("&")))
     }
 
     /// The schemes, for errors.

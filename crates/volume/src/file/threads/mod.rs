@@ -12,7 +12,6 @@
 //! later waits until it has: a guest that was reset must not find its old write on top of its new
 //! one.
 
-mod inbox;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -22,9 +21,7 @@ pub(super) use queue::ThreadsQueue;
 pub(super) use work::read;
 
 use crate::io::job::Abilities;
-use crate::{IoError, IoErrorKind, Op};
-use inbox::{Done, Inbox};
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use crate::{Inbox, IoError, IoErrorKind, Op};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -72,12 +69,20 @@ struct State {
     ending: bool,
 }
 
+/// Work that has been finished.
+#[derive(Debug)]
+struct Done {
+    id: u64,
+    work: Work,
+    result: Result<(), IoError>,
+}
+
 /// Work that no thread has taken yet.
 #[derive(Debug)]
 struct Job {
     id: u64,
     work: Work,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Done>>,
 }
 
 /// Work that a thread is at.
@@ -137,7 +142,7 @@ impl FileThreads {
     }
 
     /// Gives work to a thread; the result comes into `inbox`, under the number that this returns.
-    fn start(&self, work: Work, inbox: &Arc<Inbox>) -> u64 {
+    fn start(&self, work: Work, inbox: &Arc<Inbox<Done>>) -> u64 {
         let mut state = self.0.lock();
         state.last_id += 1;
         let id = state.last_id;
@@ -203,7 +208,7 @@ impl Shared {
 
     /// A thread's life.
     fn run(self: Arc<Self>) {
-        leave_cpu();
+        sync::leave_cpu();
         let mut state = self.lock();
         while !state.ending {
             let Some(job) = state.next() else {
@@ -253,13 +258,5 @@ impl Shared {
         } else {
             inbox.put(Done { id, work, result });
         }
-    }
-}
-
-/// Has the thread run on every CPU that the process's first thread may use, and not on the one that
-/// the worker was bound to which started it. Nothing depends on it.
-fn leave_cpu() {
-    if let Ok(cpus) = sched_getaffinity(Some(rustix::process::getpid())) {
-        let _ = sched_setaffinity(None, &cpus);
     }
 }

@@ -1,12 +1,12 @@
 //! One worker's queue into a file that has threads of its own.
 
-use super::FileThreads;
-use super::inbox::{Done, Inbox};
 use super::work::Work;
+use super::{Done, FileThreads};
 use crate::file::Shared;
 use crate::io::Ending;
 use crate::{
-    Completion, Io, IoError, IoErrorKind, Op, QueueState, Request, VolumeError, VolumeQueue, Wake,
+    Completion, Inbox, Io, IoError, IoErrorKind, Op, QueueState, Request, VolumeError, VolumeQueue,
+    Wake,
 };
 use dma::Buffer;
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ struct Started {
 pub(in crate::file) struct ThreadsQueue {
     shared: Arc<Shared>,
     pub(super) threads: Arc<FileThreads>,
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox<Done>>,
     waiting: VecDeque<Request>,
     started: Vec<Started>,
     /// What threads have finished, and no round has looked at yet.

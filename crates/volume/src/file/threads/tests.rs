@@ -6,6 +6,7 @@ use crate::{
 };
 use dma::{Buffer, SegmentList};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeSet;
 use std::time::Instant;
 

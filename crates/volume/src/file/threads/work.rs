@@ -45,7 +45,14 @@ impl Work {
             Op::Read => {
                 // At most a piece's length.
                 let mut buffer = Buffer::new(self.len as usize);
-                read(fd, &mut buffer, self.offset, file.unit)?;
+                match read(fd, &mut buffer, self.offset, file.unit) {
+                    // What was not read is zeroes already.
+                    Err(IoError {
+                        kind: IoErrorKind::Truncated,
+                        ..
+                    }) if file.abilities.is_endless() => {}
+                    read => read?,
+                }
                 self.buffer = Some(buffer);
                 Ok(())
             }

@@ -81,7 +81,7 @@ impl RingCore {
             waiting.splice(0..0, riders.drain(..));
         } else {
             for rider in riders.drain(..) {
-                let ended = self.end(rider as usize, result);
+                let ended = self.end_later(rider as usize, result);
                 self.ready.extend(ended);
             }
         }
@@ -98,7 +98,7 @@ impl RingCore {
                 self.urgent = true;
                 break;
             };
-            let ended = self.end(index, Err(kind.into()));
+            let ended = self.end_later(index, Err(kind.into()));
             self.ready.extend(ended);
         }
         if let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) {

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Tells names of streams from those of slots: no slot has so high a number.
-const STREAM: usize = 1 << 31;
+pub(super) const STREAM: usize = 1 << 31;
 /// Tells the two halves apart.
 const RECEIVES: usize = 1 << 30;
 

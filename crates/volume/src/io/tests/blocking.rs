@@ -142,6 +142,7 @@ fn direct(directory: &tempfile::TempDir) -> io::Result<RingFile> {
             block: 4096,
         }),
         abilities: Arc::new(Abilities::new(true, true)),
+        lane: None,
     })
 }
 

@@ -220,6 +220,7 @@ fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
         fd: Arc::new(strict),
         direct: None,
         abilities: Arc::new(Abilities::new(true, true)),
+        lane: None,
     };
     Some((plain, file))
 }

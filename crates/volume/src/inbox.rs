@@ -1,18 +1,20 @@
-//! Where threads leave what they have finished, for the worker that asked for it.
+//! Where other threads leave things for a worker.
 
-use super::work::Work;
-use crate::{Armed, Io, IoError};
+use crate::{Armed, Io};
 use rustix::event::{EventfdFlags, eventfd};
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Finished work of one queue.
-#[derive(Debug)]
-pub(super) struct Inbox {
-    done: Mutex<Vec<Done>>,
-    /// Length of `done`.
+/// Things that other threads have left for a queue of one worker, which they wake if it sleeps.
+///
+/// The queue looks in each round ([`Inbox::has_news`] costs a load), and no system call is made
+/// while its worker polls.
+pub struct Inbox<T> {
+    left: Mutex<Vec<T>>,
+    /// Length of `left`.
     count: AtomicUsize,
     /// The worker may be asleep: the next one to leave something wakes it.
     armed: AtomicBool,
@@ -21,20 +23,24 @@ pub(super) struct Inbox {
     event: OwnedFd,
 }
 
-/// Work that has been finished.
-#[derive(Debug)]
-pub(super) struct Done {
-    pub(super) id: u64,
-    pub(super) work: Work,
-    pub(super) result: Result<(), IoError>,
+impl<T> fmt::Debug for Inbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("count", &self.count)
+            .field("closed", &self.closed)
+            .finish_non_exhaustive()
+    }
 }
 
-impl Inbox {
+impl<T: Send + 'static> Inbox<T> {
     /// One that wakes the worker of `io`.
-    pub(super) fn new(io: &Io) -> std::io::Result<Arc<Self>> {
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new(io: &Io) -> std::io::Result<Arc<Self>> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let inbox = Arc::new(Self {
-            done: Mutex::default(),
+            left: Mutex::default(),
             count: AtomicUsize::new(0),
             armed: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -51,8 +57,8 @@ impl Inbox {
     }
 
     /// Leaves something.
-    pub(super) fn put(&self, done: Done) {
-        self.done.lock().unpoisoned().push(done);
+    pub fn put(&self, item: T) {
+        self.left.lock().unpoisoned().push(item);
         // In one order with `arm`: either this finds it armed, or that finds the count.
         self.count.fetch_add(1, Ordering::SeqCst);
         if self.armed.swap(false, Ordering::SeqCst) {
@@ -70,7 +76,7 @@ impl Inbox {
     }
 
     /// Nobody takes anything any more, and nothing keeps the worker awake.
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         // On the thread that asks for it, too.
         self.closed.store(true, Ordering::Relaxed);
         drop(self.take());
@@ -78,14 +84,14 @@ impl Inbox {
 
     /// Whether there is something.
     #[inline]
-    pub(super) fn has_news(&self) -> bool {
+    pub fn has_news(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
     /// All that there is.
-    pub(super) fn take(&self) -> Vec<Done> {
-        let done = std::mem::take(&mut *self.done.lock().unpoisoned());
-        self.count.fetch_sub(done.len(), Ordering::SeqCst);
-        done
+    pub fn take(&self) -> Vec<T> {
+        let left = std::mem::take(&mut *self.left.lock().unpoisoned());
+        self.count.fetch_sub(left.len(), Ordering::SeqCst);
+        left
     }
 }

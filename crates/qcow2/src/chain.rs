@@ -1,0 +1,531 @@
+//! Opening an image, and the files behind it.
+//!
+//! Which files an image names is decided by its author, who may be a guest's owner: a backing file
+//! is opened only where the user allows it, and its format is what the image says, and never what
+//! its first bytes look like.
+
+use crate::blocking::{Blocking, block_on, fill};
+use crate::check::{Found, Skeleton, check};
+use crate::error::ImageError;
+use crate::format::{Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, table_entry};
+use crate::image::{Image, Parts, Writer};
+use crate::ranges::Ranges;
+use crate::refcounts::Refcounts;
+use crate::tables::{L1, Tables, numbers};
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
+
+/// Most images of a chain.
+const LONGEST_CHAIN: usize = 64;
+/// Most bytes of a table that is all in memory.
+const LARGEST_TABLE: u64 = 1 << 30;
+/// Smallest cluster whose image is accessed past the page cache: tables and clusters share no page.
+const PAGE: u64 = 4096;
+
+/// How an image is opened.
+#[derive(Debug, Clone)]
+pub struct Qcow2Options {
+    /// Never write.
+    pub read_only: bool,
+    /// Whether the page cache is bypassed for the image's clusters.
+    pub direct: Direct,
+    /// Backing files may be this file, or lie below this folder; none may be opened otherwise.
+    pub backing: Option<PathBuf>,
+    /// Bytes of L2 tables that are kept in memory, for each image of the chain.
+    pub l2_cache: u64,
+    /// How long a file is waited for that another process has had before.
+    pub previous: PreviousProcess,
+    /// What is not answered for so long by a file that may hang fails ([`FileOptions::timeout`]).
+    pub timeout: Option<Duration>,
+}
+
+impl Qcow2Options {
+    /// The default of [`Qcow2Options::l2_cache`]: 256 GiB of disk in clusters of 64 KiB.
+    pub const L2_CACHE: u64 = 32 << 20;
+}
+
+impl Default for Qcow2Options {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            direct: Direct::Auto,
+            backing: None,
+            l2_cache: Self::L2_CACHE,
+            previous: PreviousProcess::default(),
+            timeout: None,
+        }
+    }
+}
+
+/// The images of a chain, the one that is served first, and their files for calls that wait.
+pub(crate) struct Chain {
+    pub(crate) images: Vec<Image>,
+    pub(crate) files: Blocking,
+}
+
+/// A file of the chain that has been opened.
+struct Opened {
+    path: PathBuf,
+    volume: FileVolume,
+    file: File,
+    /// Bytes.
+    len: u64,
+    is_device: bool,
+    /// Tells it from other files.
+    id: (u64, u64),
+}
+
+fn open_file(path: &Path, options: FileOptions) -> Result<Opened, ImageError> {
+    let volume = FileVolume::open_unlocked(path, options).map_err(|error| match error {
+        VolumeError::NotFound { path } => ImageError::Missing { path },
+        error => error.into(),
+    })?;
+    // Of one that is only read no bytes but those by which programs tell each other that nobody may
+    // write: QEMU may have the same backing file.
+    volume.lock(0, options.read_only.then_some(0))?;
+    let failed = |what| {
+        let path = path.to_owned();
+        move |error| ImageError::Io { path, what, error }
+    };
+    let mut file = volume
+        .reopen_file()
+        .map_err(failed("cannot be opened a second time"))?;
+    let metadata = file.metadata().map_err(failed("cannot be examined"))?;
+    let is_device = metadata.file_type().is_block_device();
+    let len = file
+        .seek(SeekFrom::End(0))
+        .map_err(failed("has no length"))?;
+    Ok(Opened {
+        path: path.to_owned(),
+        volume,
+        file,
+        len,
+        is_device,
+        id: match is_device {
+            true => (u64::MAX, metadata.rdev()),
+            false => (metadata.dev(), metadata.ino()),
+        },
+    })
+}
+
+/// Opens an image with all that is behind it.
+pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageError> {
+    let (mut images, mut files, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    let file_options = |read_only| FileOptions {
+        read_only,
+        direct: options.direct,
+        image: true,
+        previous: options.previous,
+        timeout: options.timeout,
+        ..FileOptions::default()
+    };
+    let mut next = Some((open_file(path, file_options(options.read_only))?, true));
+    while let Some((opened, is_image)) = next.take() {
+        seen.insert(opened.id);
+        let layer = images.len();
+        if !is_image {
+            let (image, file) = raw(opened, layer)?;
+            images.push(image);
+            files.push(file);
+            break;
+        }
+        let header = header(&opened)?;
+        if let Some(name) = &header.backing {
+            let backing = Backing {
+                image: &opened.path,
+                name,
+                allowed: options.backing.as_deref(),
+            };
+            if layer + 1 >= LONGEST_CHAIN {
+                return Err(backing.refuse("would be one of more than 64 in the chain"));
+            }
+            let is_image = backing.is_image(header.backing_format.as_deref())?;
+            let below = backing.open(&seen, file_options(true))?;
+            next = Some((below, is_image));
+        }
+        let write = layer == 0 && !options.read_only;
+        let (image, file) = image(opened, &header, layer, write, options.l2_cache)?;
+        images.push(image);
+        files.push(file);
+    }
+    one_unit(&mut images)?;
+    Ok(Chain {
+        images,
+        files: Blocking::new(files),
+    })
+}
+
+/// Has requests of the disk's blocks fit every file of the chain: files of larger blocks than the
+/// disk can have go through the page cache.
+fn one_unit(images: &mut [Image]) -> Result<(), ImageError> {
+    let unit = images
+        .iter()
+        .map(|image| image.data.unit())
+        .max()
+        .unwrap_or(1);
+    let size = images.first().map_or(0, Image::size);
+    if !size.is_multiple_of(unit) {
+        for image in images.iter_mut().filter(|image| image.data.unit() > 512) {
+            image.go_through_cache()?;
+        }
+    }
+    Ok(())
+}
+
+fn header(opened: &Opened) -> Result<Header, ImageError> {
+    let path = &opened.path;
+    let room = opened.len.min(HEADER_ROOM as u64);
+    let mut bytes = vec![0; usize::try_from(room).unwrap_or(HEADER_ROOM)];
+    fill(&opened.file, &mut bytes, 0).map_err(|error| ImageError::Io {
+        path: path.clone(),
+        what: "its header cannot be read",
+        error,
+    })?;
+    Header::parse(&bytes).map_err(|why| ImageError::Format {
+        path: path.clone(),
+        why,
+    })
+}
+
+/// A backing file that an image names.
+struct Backing<'a> {
+    image: &'a Path,
+    name: &'a str,
+    allowed: Option<&'a Path>,
+}
+
+impl Backing<'_> {
+    fn refuse(&self, why: impl Into<String>) -> ImageError {
+        ImageError::Backing {
+            path: self.image.to_owned(),
+            name: self.name.to_owned(),
+            why: why.into(),
+        }
+    }
+
+    /// Whether it is an image itself, and no raw disk.
+    fn is_image(&self, format: Option<&str>) -> Result<bool, ImageError> {
+        match format {
+            Some("qcow2") => Ok(true),
+            Some("raw") => Ok(false),
+            Some(other) => Err(self.refuse(format!(
+                "is of the format \"{other}\", and raw and qcow2 are known"
+            ))),
+            None => Err(self.refuse(format!(
+                "is of a format that the image does not name; have it do so with: qemu-img rebase -u -b '{}' -F raw (or qcow2) {}",
+                self.name,
+                self.image.display()
+            ))),
+        }
+    }
+
+    /// The file that is meant.
+    fn path(&self) -> Result<PathBuf, ImageError> {
+        let name = self.name;
+        let protocol = name.split(['/', ':']).next().unwrap_or("");
+        if name
+            .get(protocol.len()..)
+            .is_some_and(|rest| rest.starts_with(':'))
+        {
+            return Err(self.refuse("is no file, and only files can be behind an image"));
+        }
+        // Relative names begin where the image lies.
+        let folder = self.image.parent().unwrap_or(Path::new(""));
+        let path = folder.join(name);
+        path.canonicalize()
+            .map_err(|error| self.refuse(format!("cannot be found as {}: {error}", path.display())))
+    }
+
+    fn open(&self, seen: &HashSet<(u64, u64)>, options: FileOptions) -> Result<Opened, ImageError> {
+        let path = self.path()?;
+        let Some(allowed) = self.allowed else {
+            let folder = path.parent().unwrap_or(&path).display();
+            return Err(self.refuse(format!(
+                "may not be opened: backing files are opened only where that is allowed, here by \
+                 backing={folder}"
+            )));
+        };
+        let allowed = allowed.canonicalize().map_err(|error| {
+            self.refuse(format!(
+                "may not be opened: backing={} names nothing: {error}",
+                allowed.display()
+            ))
+        })?;
+        let outside = |path: &Path| {
+            let (path, allowed) = (path.display(), allowed.display());
+            self.refuse(format!(
+                "may not be opened: it is {path}, which is not below {allowed} (backing=)"
+            ))
+        };
+        if !path.starts_with(&allowed) {
+            return Err(outside(&path));
+        }
+        // Before it is locked, for it may be one that is locked already.
+        let metadata = fs::metadata(&path).map_err(|error| self.refuse(error.to_string()))?;
+        let id = match metadata.file_type().is_block_device() {
+            true => (u64::MAX, metadata.rdev()),
+            false => (metadata.dev(), metadata.ino()),
+        };
+        if seen.contains(&id) {
+            return Err(self.refuse("is an image of the chain already: it leads back to itself"));
+        }
+        let opened = open_file(&path, options)?;
+        // What was opened, not what had the name a moment ago.
+        let real = fs::read_link(format!("/proc/self/fd/{}", opened.file.as_raw_fd()));
+        match real {
+            Ok(real) if real.starts_with(&allowed) && opened.id == id => Ok(opened),
+            _ => Err(outside(&path)),
+        }
+    }
+}
+
+/// A raw disk at the lower end of a chain.
+fn raw(opened: Opened, layer: usize) -> Result<(Image, File), ImageError> {
+    let unit = opened.volume.unit().max(512);
+    let parts = Parts {
+        path: opened.path,
+        layer,
+        data: opened.volume,
+        tables_file: None,
+        // Zeroes follow behind the end of a file.
+        size: opened.len.next_multiple_of(unit),
+        tables: None,
+        geometry: Geometry {
+            version: 3,
+            cluster_bits: 16,
+            refcount_order: 4,
+        },
+        writer: None,
+    };
+    Ok((Image::new(parts), opened.file))
+}
+
+fn image(
+    opened: Opened,
+    header: &Header,
+    layer: usize,
+    write: bool,
+    cache: u64,
+) -> Result<(Image, File), ImageError> {
+    let path = opened.path.clone();
+    let geometry = header.geometry;
+    let failed = |what: &'static str| {
+        let path = path.clone();
+        move |error| ImageError::Io { path, what, error }
+    };
+    let file = &opened.file;
+    let mut bytes = vec![0; header.l1_entries as usize * 8];
+    fill(file, &mut bytes, header.l1_offset).map_err(failed("its L1 table cannot be read"))?;
+    let l1: Vec<u64> = numbers(&bytes).collect();
+    if l1
+        .iter()
+        .any(|&entry| table_entry(entry, &geometry).is_none())
+    {
+        return Err(ImageError::Damaged {
+            path,
+            what: "an entry of its L1 table is against the rules".into(),
+        });
+    }
+    let writer = match write {
+        true => Some(writer(&opened, header, &l1)?),
+        false => None,
+    };
+    let tables = Tables::new(geometry, layer, L1::new(header.l1_offset, &bytes), cache);
+    let tables_file = opened.volume.reopen(Direct::Off)?;
+    let cluster_is_fine = geometry.cluster_size() >= PAGE;
+    if !header.size.is_multiple_of(512) {
+        return Err(ImageError::Size {
+            path,
+            bytes: header.size,
+            why: "a disk consists of blocks of 512 bytes; change it with qemu-img resize",
+        });
+    }
+    let mut image = Image::new(Parts {
+        path: path.clone(),
+        layer,
+        data: opened.volume,
+        tables_file: Some(tables_file),
+        size: header.size,
+        tables: Some(tables),
+        geometry,
+        writer,
+    });
+    if image.data.is_direct() && !cluster_is_fine {
+        image.go_through_cache()?;
+    }
+    if let Some(writer) = &image.writer {
+        let store = Blocking::new(vec![
+            opened.file.try_clone().map_err(failed("no descriptor"))?,
+        ]);
+        prepare(&image, writer, &store, header)?;
+    }
+    Ok((image, opened.file))
+}
+
+/// What is done to an image before it is written the first time.
+fn prepare(
+    image: &Image,
+    writer: &Writer,
+    store: &Blocking,
+    header: &Header,
+) -> Result<(), ImageError> {
+    let failed = |error: volume::IoError| ImageError::Io {
+        path: image.path.clone(),
+        what: "its tables cannot be written",
+        error: match error.errno {
+            0 => io::Error::other(error.kind.as_str()),
+            errno => io::Error::from_raw_os_error(errno),
+        },
+    };
+    block_on(async {
+        if header.autoclear != 0 || header.is_dirty() {
+            let _change = writer.begin(store).await?;
+            // Features that are not known here do not hold any more.
+            let none = 0u64.to_be_bytes();
+            crate::store::Store::write(store, OFFSET_FEATURES + 16, &none).await?;
+        }
+        image.prepare(writer, store).await?;
+        if header.is_dirty() {
+            writer.end(store).await?;
+        }
+        Ok(())
+    })
+    .map_err(failed)
+}
+
+/// The clusters of the image's own tables, each once.
+struct Own<'a> {
+    path: &'a Path,
+    clusters: HashSet<u64>,
+}
+
+impl Own<'_> {
+    fn damaged(&self, what: impl Into<String>) -> ImageError {
+        ImageError::Damaged {
+            path: self.path.to_owned(),
+            what: what.into(),
+        }
+    }
+
+    fn enter(&mut self, clusters: Range<u64>) -> Result<(), ImageError> {
+        for cluster in clusters {
+            if !self.clusters.insert(cluster) {
+                return Err(self.damaged(format!("two of its tables lie in cluster {cluster}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn writer(opened: &Opened, header: &Header, l1: &[u64]) -> Result<Writer, ImageError> {
+    let path = &opened.path;
+    header.check_writable().map_err(|why| ImageError::Format {
+        path: path.clone(),
+        why,
+    })?;
+    let geometry = header.geometry;
+    let (bits, size) = (geometry.cluster_bits, geometry.cluster_size());
+    let mut own = Own {
+        path,
+        clusters: HashSet::new(),
+    };
+    let clusters = |offset: u64, bytes: u64| {
+        let first = offset >> bits;
+        first..first + geometry.clusters(bytes).max(1)
+    };
+    let reftable = u64::from(header.reftable_clusters) * size;
+    let parts = vec![
+        0..1,
+        clusters(header.l1_offset, u64::from(header.l1_entries) * 8),
+        clusters(header.reftable_offset, reftable),
+    ];
+    for part in &parts {
+        own.enter(part.clone())?;
+    }
+    let mut refcounts = read_refcounts(opened, header, &mut own)?;
+    for &entry in l1 {
+        let Some((table, copied)) = table_entry(entry, &geometry) else {
+            continue;
+        };
+        if table != 0 && !copied {
+            return Err(own.damaged("an L2 table of it is shared"));
+        }
+        if table != 0 {
+            own.enter(table >> bits..(table >> bits) + 1)?;
+        }
+    }
+    if header.is_dirty() {
+        let skeleton = Skeleton {
+            geometry,
+            l1,
+            parts,
+        };
+        let found = check(&skeleton, &mut refcounts, |at, bytes| {
+            fill(&opened.file, bytes, at)
+        });
+        let Found { leaked, uncounted } = found.map_err(|error| own.damaged(format!("{error}")))?;
+        tracing::info!(
+            "{}: was not closed in order; its refcounts have been compared with its tables: \
+             {leaked} clusters were counted and not used, {uncounted} used and not counted",
+            path.display()
+        );
+    }
+    if let Some(cluster) = own
+        .clusters
+        .iter()
+        .find(|&&cluster| refcounts.get(cluster) == 0)
+    {
+        return Err(own.damaged(format!("cluster {cluster} has a table, and is not counted")));
+    }
+    let unknown: Ranges = refcounts.begin(if opened.is_device { 0 } else { opened.len });
+    let dirty = header.is_dirty();
+    Ok(Writer::new(refcounts, own.clusters, unknown, dirty, header))
+}
+
+fn read_refcounts(
+    opened: &Opened,
+    header: &Header,
+    own: &mut Own<'_>,
+) -> Result<Refcounts, ImageError> {
+    let geometry = header.geometry;
+    let (bits, size) = (geometry.cluster_bits, geometry.cluster_size());
+    let failed = |error| ImageError::Io {
+        path: opened.path.clone(),
+        what: "its refcounts cannot be read",
+        error,
+    };
+    let mut table = vec![0; (header.reftable_clusters as usize) << bits];
+    fill(&opened.file, &mut table, header.reftable_offset).map_err(failed)?;
+    let blocks: Vec<(usize, u64)> = numbers(&table)
+        .enumerate()
+        .filter(|(_, at)| *at != 0)
+        .collect();
+    let bytes = blocks.len() as u64 * size;
+    if bytes > LARGEST_TABLE {
+        return Err(ImageError::Large {
+            path: opened.path.clone(),
+            what: "refcounts",
+            mib: bytes >> 20,
+        });
+    }
+    let end = opened.is_device.then_some(opened.len >> bits);
+    let mut refcounts = Refcounts::new(geometry, table.len() / 8, end);
+    for (index, entry) in blocks {
+        let at = match table_entry(entry, &geometry) {
+            Some((at, false)) => at,
+            _ => return Err(own.damaged("an entry of its refcount table is against the rules")),
+        };
+        own.enter(at >> bits..(at >> bits) + 1)?;
+        let mut block = vec![0; 1 << bits];
+        fill(&opened.file, &mut block, at).map_err(failed)?;
+        refcounts.enter(index, at, block.into());
+    }
+    Ok(refcounts)
+}

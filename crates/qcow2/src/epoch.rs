@@ -1,0 +1,110 @@
+//! When clusters that are not used any more may be used again.
+//!
+//! A worker looks at an entry and starts its request on the cluster that it finds there; another
+//! worker may remove the entry meanwhile. So a cluster is free only when every request has ended
+//! that began before the entry was removed. Time is counted in epochs: who removes entries begins
+//! a new one, and each queue tells the oldest of which it has requests in flight.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
+use sync::Unpoisoned;
+
+/// The epochs of an image.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    now: AtomicU64,
+    queues: Mutex<Vec<Weak<Seen>>>,
+}
+
+/// What one queue tells.
+#[derive(Debug)]
+pub(crate) struct Seen(AtomicU64);
+
+/// It has nothing in flight.
+const IDLE: u64 = u64::MAX;
+
+impl Epochs {
+    /// The current epoch. Entries that were removed before it began are not found any more.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Ordering::Acquire)
+    }
+
+    /// A new queue, which has nothing in flight.
+    pub(crate) fn join(&self) -> Arc<Seen> {
+        let seen = Arc::new(Seen(AtomicU64::new(IDLE)));
+        self.queues.lock().unpoisoned().push(Arc::downgrade(&seen));
+        seen
+    }
+
+    /// Entries were removed; what they led to may be used again when [`Epochs::oldest`] is the
+    /// result, or later.
+    pub(crate) fn advance(&self) -> u64 {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        // A queue that is idle as it is looked at finds the entries removed when it begins:
+        // `Seen::begin` has the other fence.
+        fence(Ordering::SeqCst);
+        now
+    }
+
+    /// No request in flight began in an older epoch.
+    pub(crate) fn oldest(&self) -> u64 {
+        let mut queues = self.queues.lock().unpoisoned();
+        let mut oldest = self.now.load(Ordering::SeqCst);
+        queues.retain(|queue| match queue.upgrade() {
+            Some(seen) => {
+                oldest = oldest.min(seen.0.load(Ordering::SeqCst));
+                true
+            }
+            None => false,
+        });
+        oldest
+    }
+}
+
+impl Seen {
+    /// The queue is about to start a request, and had none in flight. Before it looks at an entry.
+    pub(crate) fn begin(&self, epochs: &Epochs) -> u64 {
+        let now = epochs.now();
+        self.0.store(now, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        now
+    }
+
+    /// All that the queue has in flight began in that epoch or later.
+    pub(crate) fn advance(&self, epoch: u64) {
+        self.0.store(epoch, Ordering::Release);
+    }
+
+    /// Nothing is in flight.
+    pub(crate) fn idle(&self) {
+        self.0.store(IDLE, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_request_counts() {
+        let epochs = Epochs::default();
+        let (one, two) = (epochs.join(), epochs.join());
+        assert_eq!(epochs.oldest(), 0);
+        assert_eq!(one.begin(&epochs), 0);
+        let freed = epochs.advance();
+        assert!(epochs.oldest() < freed, "one may have found it");
+        two.begin(&epochs);
+        one.advance(epochs.now());
+        assert_eq!(epochs.oldest(), freed);
+        let freed = epochs.advance();
+        two.idle();
+        assert!(epochs.oldest() < freed);
+        drop(one);
+        assert_eq!(
+            epochs.oldest(),
+            freed,
+            "a queue that is gone has nothing in flight"
+        );
+    }
+}

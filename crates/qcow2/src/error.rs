@@ -1,0 +1,76 @@
+//! Why an image cannot be opened, in words.
+
+use crate::format::FormatError;
+use std::io;
+use std::path::PathBuf;
+use volume::VolumeError;
+
+/// Why an image cannot be opened, or resized.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The file itself cannot be used.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// There is no such file.
+    #[error("{}: no such file; create an image with: qemu-img create -f qcow2 {} 10G", path.display(), path.display())]
+    Missing {
+        /// The image.
+        path: PathBuf,
+    },
+    /// What it says of itself.
+    #[error("{}: {why}", path.display())]
+    Format {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: FormatError,
+    },
+    /// It cannot be read.
+    #[error("{}: {what}: {error}", path.display())]
+    Io {
+        /// The image.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Its tables contradict each other.
+    #[error("{}: {what}; look at it with qemu-img check, and serve it with read-only=on to save what is there", path.display())]
+    Damaged {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Its tables need too much memory.
+    #[error("{}: its {what} would take {mib} MiB of memory, and 1024 MiB are possible; an image with larger clusters has shorter tables", path.display())]
+    Large {
+        /// The image.
+        path: PathBuf,
+        /// Which tables.
+        what: &'static str,
+        /// How much.
+        mib: u64,
+    },
+    /// Its backing file may not be opened.
+    #[error("{}: its backing file \"{name}\" {why}", path.display())]
+    Backing {
+        /// The image.
+        path: PathBuf,
+        /// The backing file, as the image names it.
+        name: String,
+        /// Why not.
+        why: String,
+    },
+    /// A size that it cannot be given.
+    #[error("{}: cannot have {bytes} bytes: {why}", path.display())]
+    Size {
+        /// The image.
+        path: PathBuf,
+        /// The size.
+        bytes: u64,
+        /// Why not.
+        why: &'static str,
+    },
+}

@@ -1,0 +1,212 @@
+//! Entries of L1 and L2 tables (section "Cluster mapping").
+
+use super::Geometry;
+
+/// The entry's cluster has no other user: it may be written in place.
+pub const COPIED: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+/// The cluster reads as zeroes, whatever is behind it.
+pub const ZERO: u64 = 1;
+/// Bits 9 to 55.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+
+/// Where a guest's cluster is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mapping {
+    /// In the backing file; zeroes where there is none.
+    Unallocated,
+    /// Nowhere: it reads as zeroes. `host`: the cluster that is kept for it, by its first byte.
+    Zero {
+        /// The byte in the image where its cluster begins, if it has one.
+        host: Option<u64>,
+    },
+    /// In the image.
+    Data {
+        /// The byte in the image where it begins.
+        host: u64,
+        /// No other entry has it: it may be written in place.
+        copied: bool,
+    },
+    /// In the image, compressed.
+    Compressed {
+        /// The byte in the image where its data begins, at any byte.
+        host: u64,
+        /// Bytes of which the data is the first part.
+        len: u64,
+    },
+    /// Against the rules.
+    Invalid,
+}
+
+/// An entry of an L2 table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry(pub u64);
+
+impl Entry {
+    /// An entry that no image may have, for what was found to be wrong.
+    pub const INVALID: Self = Self(u64::MAX);
+
+    /// A cluster of the image, which no other entry has.
+    pub const fn data(host: u64) -> Self {
+        Self(host | COPIED)
+    }
+
+    /// Zeroes, without a cluster.
+    pub const fn zero() -> Self {
+        Self(ZERO)
+    }
+
+    /// The host's byte, of an entry that a read or write may go to without more ado; for a write
+    /// nobody else may have the cluster.
+    #[inline(always)]
+    pub const fn plain(self, write: bool) -> Option<u64> {
+        let host = self.0 & OFFSET;
+        let flags = self.0 & !OFFSET;
+        if host != 0 && (flags == COPIED || (flags == 0 && !write)) {
+            Some(host)
+        } else {
+            None
+        }
+    }
+
+    /// What it says, in an image of that geometry.
+    pub fn mapping(self, geometry: &Geometry) -> Mapping {
+        if self == Self::INVALID {
+            return Mapping::Invalid;
+        }
+        if self.0 & COMPRESSED != 0 {
+            return self.compressed(geometry);
+        }
+        let host = self.0 & OFFSET;
+        let reserved = self.0 & !(OFFSET | COPIED | ZERO);
+        if reserved != 0 || host & (geometry.cluster_size() - 1) != 0 {
+            return Mapping::Invalid;
+        }
+        match (self.0 & ZERO != 0, host) {
+            // Version 2 has no such bit.
+            (true, _) if geometry.version < 3 => Mapping::Invalid,
+            (true, 0) => Mapping::Zero { host: None },
+            (true, host) => Mapping::Zero { host: Some(host) },
+            (false, 0) if self.0 != 0 => Mapping::Invalid,
+            (false, 0) => Mapping::Unallocated,
+            (false, host) => Mapping::Data {
+                host,
+                copied: self.0 & COPIED != 0,
+            },
+        }
+    }
+
+    /// "Compressed Clusters Descriptor": the byte where the data begins, and the number of sectors
+    /// of 512 bytes behind the one that it begins in.
+    fn compressed(self, geometry: &Geometry) -> Mapping {
+        if self.0 & COPIED != 0 {
+            return Mapping::Invalid;
+        }
+        // From 61 down to 49: clusters have 9 to 21 bits.
+        let bits = 62 - (geometry.cluster_bits - 8);
+        let host = self.0 & ((1 << bits) - 1);
+        let sectors = (self.0 & (COMPRESSED - 1)) >> bits;
+        if host == 0 || host >> 56 != 0 {
+            return Mapping::Invalid;
+        }
+        Mapping::Compressed {
+            host,
+            len: (sectors + 1) * 512 - host % 512,
+        }
+    }
+}
+
+/// The byte where the L2 table of an L1 entry begins, 0 where there is none, and whether it may be
+/// written in place; nothing when the entry is against the rules. Entries of the refcount table
+/// have the same form, without the flag.
+pub fn table_entry(entry: u64, geometry: &Geometry) -> Option<(u64, bool)> {
+    let table = entry & OFFSET;
+    let reserved = entry & !(OFFSET | COPIED);
+    // A flag alone leads nowhere.
+    let nowhere = table == 0 && entry != 0;
+    if reserved != 0 || nowhere || table & (geometry.cluster_size() - 1) != 0 {
+        return None;
+    }
+    Some((table, entry & COPIED != 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(cluster_bits: u32, version: u32) -> Geometry {
+        Geometry {
+            version,
+            cluster_bits,
+            refcount_order: 4,
+        }
+    }
+
+    #[test]
+    fn entries_say_what_the_specification_says() {
+        let g = geometry(16, 3);
+        let of = |entry| Entry(entry).mapping(&g);
+        assert_eq!(of(0), Mapping::Unallocated);
+        assert_eq!(of(1), Mapping::Zero { host: None });
+        let host = Some(0x50000);
+        assert_eq!(of(0x50001 | COPIED), Mapping::Zero { host });
+        let (host, copied) = (0x50000, true);
+        assert_eq!(of(0x50000 | COPIED), Mapping::Data { host, copied });
+        let copied = false;
+        assert_eq!(of(0x50000), Mapping::Data { host, copied });
+        for wrong in [0x50200, 2, COPIED, 0x50000 | 1 << 56, u64::MAX, 1 << 61] {
+            assert_eq!(of(wrong), Mapping::Invalid, "{wrong:#x}");
+        }
+        assert_eq!(Entry(1).mapping(&geometry(16, 2)), Mapping::Invalid);
+    }
+
+    #[test]
+    fn compressed_data_begins_and_ends_where_its_descriptor_says() {
+        // 62 - (16 - 8) = 54 bits of offset.
+        let g = geometry(16, 3);
+        let entry = Entry(COMPRESSED | 3 << 54 | 0x12345);
+        let (host, len) = (0x12345, 4 * 512 - 0x145);
+        assert_eq!(entry.mapping(&g), Mapping::Compressed { host, len });
+        let copied = Entry(entry.0 | COPIED);
+        assert_eq!(copied.mapping(&g), Mapping::Invalid);
+        // 49 bits of offset, 13 of sectors: never longer than two clusters.
+        let g = geometry(21, 3);
+        let entry = Entry(COMPRESSED | ((1 << 62) - 1));
+        let Mapping::Compressed { len, .. } = entry.mapping(&g) else {
+            panic!("no compressed cluster");
+        };
+        assert!(len <= 2 << 21, "{len}");
+    }
+
+    #[test]
+    fn plain_entries_are_those_that_need_nothing_else() {
+        let g = geometry(16, 3);
+        for entry in [0, 1, 0x50000, 0x50001, COPIED, 0x50200, COMPRESSED | 0x600] {
+            for flags in [0, COPIED] {
+                let entry = Entry(entry | flags);
+                let mapping = entry.mapping(&g);
+                for write in [false, true] {
+                    let expected = match mapping {
+                        Mapping::Data { host, copied } if copied || !write => Some(host),
+                        _ => None,
+                    };
+                    // What is against the rules is replaced when a table is read.
+                    if mapping != Mapping::Invalid {
+                        assert_eq!(entry.plain(write), expected, "{entry:x?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(Entry::INVALID.plain(false), None);
+    }
+
+    #[test]
+    fn tables_begin_with_clusters() {
+        let g = geometry(16, 3);
+        assert_eq!(table_entry(0, &g), Some((0, false)));
+        assert_eq!(table_entry(0x30000 | COPIED, &g), Some((0x30000, true)));
+        for wrong in [0x30200, 0x30001, 0x30000 | 1 << 57, COPIED] {
+            assert_eq!(table_entry(wrong, &g), None, "{wrong:#x}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! What stands in an image, as numbers: checked, and without I/O.
+//!
+//! Sections of "qcow2.txt" (`docs/interop/qcow2.rst` of QEMU) are named where a rule comes from it.
+
+mod entry;
+mod header;
+
+pub use entry::{COPIED, Entry, Mapping, ZERO, table_entry};
+pub use header::{
+    DIRTY, FormatError, Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, OFFSET_L1,
+    OFFSET_REFCOUNTS, OFFSET_SIZE,
+};

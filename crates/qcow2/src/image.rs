@@ -1,0 +1,798 @@
+//! An image of a chain: what all its queues share.
+
+use crate::epoch::Epochs;
+use crate::format::{COPIED, DIRTY, Entry, Geometry, Header, Mapping, OFFSET_FEATURES};
+use crate::inflate::Inflated;
+use crate::ranges::Ranges;
+use crate::refcounts::{NoRun, Refcounts, Run, Settle};
+use crate::store::Store;
+use crate::tables::{Look, Slice, Tables, checked};
+use crate::wait::{RangeLocks, wait};
+use probes::LogLimit;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+use sync::Unpoisoned;
+use volume::{Direct, Extent, FileVolume, IoError, IoErrorKind, Op, Volume, VolumeError};
+
+/// Clusters that are given to the file system at one time.
+const MOST_PUNCHED: u64 = 1024;
+
+/// One image of a chain, or a raw file at its lower end.
+pub(crate) struct Image {
+    pub(crate) path: PathBuf,
+    /// Its place in the chain; 0 is the image that is served.
+    pub(crate) layer: usize,
+    /// For its clusters.
+    pub(crate) data: FileVolume,
+    /// The opening that holds the lock, where that is another one.
+    locked: Option<FileVolume>,
+    /// The same file through the page cache, for its tables; none of a raw file.
+    pub(crate) tables_file: Option<FileVolume>,
+    /// Size of the disk in bytes.
+    pub(crate) size: AtomicU64,
+    /// `None`: it is a raw file.
+    pub(crate) tables: Option<Tables>,
+    pub(crate) geometry: Geometry,
+    /// What is needed to write it; none of an image that is only read.
+    pub(crate) writer: Option<Writer>,
+    /// Its compressed clusters that were read lately.
+    pub(crate) inflated: Inflated,
+    log: LogLimit,
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image")
+            .field("path", &self.path)
+            .field("layer", &self.layer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The parts of an [`Image`].
+pub(crate) struct Parts {
+    pub(crate) path: PathBuf,
+    pub(crate) layer: usize,
+    pub(crate) data: FileVolume,
+    pub(crate) tables_file: Option<FileVolume>,
+    pub(crate) size: u64,
+    pub(crate) tables: Option<Tables>,
+    pub(crate) geometry: Geometry,
+    pub(crate) writer: Option<Writer>,
+}
+
+impl Image {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            path: parts.path,
+            layer: parts.layer,
+            data: parts.data,
+            locked: None,
+            tables_file: parts.tables_file,
+            size: AtomicU64::new(parts.size),
+            tables: parts.tables,
+            inflated: Inflated::new(parts.geometry.cluster_size()),
+            geometry: parts.geometry,
+            writer: parts.writer,
+            log: LogLimit::default(),
+        }
+    }
+
+    /// What is done before the image is written the first time: refcounts that were wrong are
+    /// written, and there is room for more.
+    pub(crate) async fn prepare(&self, writer: &Writer, store: &impl Store) -> Result<(), IoError> {
+        writer.settle_all(store).await?;
+        self.make_room(writer, store, self.size()).await
+    }
+
+    /// Size of the disk in bytes.
+    #[inline]
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Has its clusters go through the page cache.
+    pub(crate) fn go_through_cache(&mut self) -> Result<(), VolumeError> {
+        let buffered = self.data.reopen(Direct::Off)?;
+        let opened = std::mem::replace(&mut self.data, buffered);
+        self.locked.get_or_insert(opened);
+        Ok(())
+    }
+
+    /// What its file lies in.
+    pub(crate) fn extent(&self) -> Option<Extent> {
+        self.locked.as_ref().unwrap_or(&self.data).extent()
+    }
+
+    /// The tables' entry as it may be used: what is against the rules is made an entry that nothing
+    /// goes on with, and what leads to a cluster that is not counted or is a table's is not written
+    /// to.
+    pub(crate) fn check(&self, entry: Entry) -> Entry {
+        let checked = checked(entry, &self.geometry);
+        let Some(writer) = &self.writer else {
+            return checked;
+        };
+        let host = match checked.mapping(&self.geometry) {
+            Mapping::Data { host, .. } | Mapping::Zero { host: Some(host) } => host,
+            _ => return checked,
+        };
+        match writer.owns(host >> self.geometry.cluster_bits) {
+            true => checked,
+            false => {
+                self.complain("leads to a cluster that is not its own");
+                Entry::INVALID
+            }
+        }
+    }
+
+    /// The tables say what they may not.
+    pub(crate) fn complain(&self, what: &str) {
+        self.log.line(|left_out| {
+            let path = self.path.display();
+            tracing::error!(
+                left_out,
+                "{path}: an entry of its tables {what}; the image is damaged, see qemu-img check"
+            );
+        });
+    }
+
+    /// What there is to look at for a slice's clusters.
+    pub(crate) async fn look(&self, store: &impl Store, slice: u64) -> Result<Look, IoError> {
+        match &self.tables {
+            Some(tables) => tables.look(store, slice, |entry| self.check(entry)).await,
+            None => Ok(Look::NoTable),
+        }
+    }
+}
+
+/// What is needed to write an image.
+///
+/// The order of what reaches the disk is what keeps an image in order, whenever this process is
+/// killed, and whenever the machine loses its power:
+/// 1. The header says "dirty" durably before anything else is written: refcounts may be wrong then.
+/// 2. A cluster is counted before an entry leads to it, and an entry is removed before its cluster
+///    is not counted any more. So a kill leaves clusters that are counted and not used, at most,
+///    and a dirty image's next opening finds them ([`crate::check`]).
+/// 3. A table is durable before anything leads to it, and so is a cluster that takes the place of
+///    something else than zeroes: that was durable elsewhere. What a guest has written becomes
+///    durable with its flush; until then it finds old or new after a loss of power.
+/// 4. A cluster that was freed is used again when its removal is durable, it reads as zeroes
+///    durably, and no request can still be on its way to it ([`crate::epoch`]).
+///
+/// All of that is on the disk, or in the kernel's page cache, before the guest is answered: a guest
+/// that goes on while this process is killed and started again finds what it has written.
+pub(crate) struct Writer {
+    /// Guest clusters whose mapping somebody changes.
+    pub(crate) clusters: RangeLocks,
+    /// Tables that are being made: everything that has a place in L1 or the refcount table.
+    pub(crate) structure: RangeLocks,
+    pub(crate) epochs: Epochs,
+    refcounts: Mutex<Refcounts>,
+    /// Clusters of the image's own tables.
+    own: Mutex<HashSet<u64>>,
+    dirty: Mutex<Dirty>,
+    /// Something failed that leaves refcounts wrong until the image is checked.
+    pub(crate) unsound: AtomicBool,
+    /// Counts changes of L1 and L2 tables.
+    changes: AtomicU64,
+    /// So many of them are durable.
+    durable: AtomicU64,
+    limbo: Mutex<Limbo>,
+    /// Length of the limbo's first list.
+    waiting: AtomicU64,
+    /// Somebody sees to the limbo.
+    pub(crate) reaping: AtomicBool,
+    /// The byte of the refcount table.
+    pub(crate) reftable: AtomicU64,
+}
+
+/// Clusters between their removal and their next use.
+#[derive(Debug, Default)]
+struct Limbo {
+    /// With the epoch from which on no request is on its way to them.
+    removed: Vec<(u64, Ranges)>,
+    /// They read as zeroes, after the next flush durably.
+    zeroed: Ranges,
+}
+
+#[derive(Debug, Default)]
+struct Dirty {
+    phase: Phase,
+    /// Who changes something now.
+    users: usize,
+    waiters: Vec<Waker>,
+}
+
+/// What the header says.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Clean,
+    /// Somebody writes it.
+    Changing,
+    Dirty,
+}
+
+impl Writer {
+    /// Of an image with these refcounts. `own`: clusters of its tables. `unknown`: free clusters
+    /// whose content is not known. `dirty`: its header says so.
+    pub(crate) fn new(
+        refcounts: Refcounts,
+        own: HashSet<u64>,
+        unknown: Ranges,
+        dirty: bool,
+        header: &Header,
+    ) -> Self {
+        let waiting = unknown.len();
+        let phase = match dirty {
+            true => Phase::Dirty,
+            false => Phase::Clean,
+        };
+        Self {
+            clusters: RangeLocks::default(),
+            structure: RangeLocks::default(),
+            epochs: Epochs::default(),
+            refcounts: Mutex::new(refcounts),
+            own: Mutex::new(own),
+            dirty: Mutex::new(Dirty {
+                phase,
+                ..Dirty::default()
+            }),
+            unsound: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            limbo: Mutex::new(Limbo {
+                removed: vec![(0, unknown)],
+                zeroed: Ranges::default(),
+            }),
+            waiting: AtomicU64::new(waiting),
+            reaping: AtomicBool::new(false),
+            reftable: AtomicU64::new(header.reftable_offset),
+        }
+    }
+
+    pub(crate) fn refcounts(&self) -> MutexGuard<'_, Refcounts> {
+        self.refcounts.lock().unpoisoned()
+    }
+
+    /// The cluster is counted, and none of the image's tables is in it.
+    fn owns(&self, cluster: u64) -> bool {
+        self.refcounts().get(cluster) > 0 && !self.own.lock().unpoisoned().contains(&cluster)
+    }
+
+    /// From now on a table lies there.
+    pub(crate) fn enter_own(&self, clusters: Range<u64>) {
+        self.own.lock().unpoisoned().extend(clusters);
+    }
+
+    /// No table lies there any more.
+    pub(crate) fn leave_own(&self, clusters: Range<u64>) {
+        let mut own = self.own.lock().unpoisoned();
+        for cluster in clusters {
+            own.remove(&cluster);
+        }
+    }
+
+    /// L1 or L2 tables have been changed on the disk.
+    pub(crate) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often they have been.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Everything that leads to data is durable.
+    #[inline]
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
+    }
+
+    /// Makes everything durable that has been written.
+    pub(crate) async fn flush(&self, store: &impl Store) -> Result<(), IoError> {
+        let changes = self.changes();
+        let zeroed = Zeroed {
+            writer: self,
+            clusters: std::mem::take(&mut self.limbo().zeroed),
+        };
+        store.flush().await?;
+        self.durable.fetch_max(changes, Ordering::AcqRel);
+        self.refcounts().free(zeroed.done());
+        Ok(())
+    }
+
+    fn limbo(&self) -> MutexGuard<'_, Limbo> {
+        self.limbo.lock().unpoisoned()
+    }
+
+    fn dirty(&self) -> MutexGuard<'_, Dirty> {
+        self.dirty.lock().unpoisoned()
+    }
+
+    /// Has the header say "dirty", for as long as the result lives at least.
+    pub(crate) async fn begin(&self, store: &impl Store) -> Result<Change<'_>, IoError> {
+        let writes = wait(store, |context| {
+            let mut dirty = self.dirty();
+            match dirty.phase {
+                Phase::Dirty => {
+                    dirty.users += 1;
+                    Poll::Ready(false)
+                }
+                Phase::Clean => {
+                    dirty.phase = Phase::Changing;
+                    Poll::Ready(true)
+                }
+                Phase::Changing => {
+                    dirty.waiters.push(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await?;
+        if writes {
+            let mut turn = Turn {
+                writer: self,
+                end: Phase::Clean,
+            };
+            self.write_features(store, DIRTY).await?;
+            store.flush().await?;
+            turn.end = Phase::Dirty;
+            self.dirty().users += 1;
+        }
+        Ok(Change(self))
+    }
+
+    /// Only the features that this crate knows are there; compatible ones stay, which are behind.
+    async fn write_features(&self, store: &impl Store, incompatible: u64) -> Result<(), IoError> {
+        store
+            .write(OFFSET_FEATURES, &incompatible.to_be_bytes())
+            .await
+    }
+
+    /// Has the header say that the image is in order, if nobody changes it and nothing is amiss.
+    pub(crate) async fn end(&self, store: &impl Store) -> Result<(), IoError> {
+        {
+            let mut dirty = self.dirty();
+            let unsound = self.unsound.load(Ordering::Acquire);
+            if dirty.phase != Phase::Dirty || dirty.users > 0 || unsound {
+                return Ok(());
+            }
+            dirty.phase = Phase::Changing;
+        }
+        let mut turn = Turn {
+            writer: self,
+            end: Phase::Dirty,
+        };
+        self.settle_all(store).await?;
+        self.flush(store).await?;
+        self.write_features(store, 0).await?;
+        store.flush().await?;
+        turn.end = Phase::Clean;
+        Ok(())
+    }
+
+    /// Whether the header says "dirty", and nobody changes anything.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let dirty = self.dirty();
+        dirty.phase == Phase::Dirty && dirty.users == 0
+    }
+
+    /// Clusters that were removed and wait for their end.
+    #[inline]
+    pub(crate) fn has_limbo(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Nothing leads to these clusters any more, and they are not counted.
+    fn removed(&self, clusters: Ranges) {
+        if clusters.len() == 0 {
+            return;
+        }
+        let count = clusters.len();
+        let epoch = self.epochs.advance();
+        self.limbo().removed.push((epoch, clusters));
+        self.waiting.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Takes some clusters out of the limbo to which no request is on its way any more.
+    fn take_ripe(&self) -> Ranges {
+        let oldest = self.epochs.oldest();
+        let mut limbo = self.limbo();
+        let mut ripe = Ranges::default();
+        limbo.removed.retain_mut(|(epoch, clusters)| {
+            while *epoch <= oldest
+                && ripe.len() < MOST_PUNCHED
+                && let Some(range) = clusters.take(MOST_PUNCHED)
+            {
+                ripe.insert(range);
+            }
+            clusters.len() > 0
+        });
+        self.waiting.fetch_sub(ripe.len(), Ordering::Relaxed);
+        ripe
+    }
+}
+
+impl Image {
+    /// Has some clusters that were removed read as zeroes, so that they can be used again; the file
+    /// system gets their space. Whether there was something to do.
+    pub(crate) async fn reap(&self, store: &impl Store) -> Result<bool, IoError> {
+        let Some(writer) = &self.writer else {
+            return Ok(false);
+        };
+        let ripe = writer.take_ripe();
+        if ripe.len() == 0 {
+            return Ok(false);
+        }
+        let bits = self.geometry.cluster_bits;
+        let op = Op::WriteZeroes {
+            deallocate: true,
+            fua: false,
+        };
+        for range in ripe.iter() {
+            let len = (range.end - range.start) << bits;
+            // What fails here stays out of use until the image is opened the next time.
+            store.change(op, range.start << bits, len).await?;
+            writer.limbo().zeroed.insert(range);
+        }
+        // A guest that never flushes would have the file grow.
+        if writer.limbo().zeroed.len() >= MOST_PUNCHED {
+            writer.flush(store).await?;
+        }
+        Ok(true)
+    }
+
+    /// Allocates clusters that lie beside each other, at most so many. They are counted in memory:
+    /// [`Allocated::settle`].
+    pub(crate) async fn allocate<'a>(
+        &self,
+        writer: &'a Writer,
+        store: &impl Store,
+        most: u64,
+    ) -> Result<Allocated<'a>, IoError> {
+        loop {
+            let taken = writer.refcounts().take(most);
+            match taken {
+                Ok(run) => {
+                    return Ok(Allocated {
+                        writer,
+                        run,
+                        kept: false,
+                    });
+                }
+                Err(NoRun::Block(index)) => self.add_block(writer, store, index).await?,
+                Err(NoRun::Full) => return Err(IoErrorKind::NoSpace.into()),
+            }
+        }
+    }
+
+    /// The L2 table's slice, whose table is made where there is none.
+    pub(crate) async fn slice_to_write(
+        &self,
+        writer: &Writer,
+        store: &impl Store,
+        slice: u64,
+    ) -> Result<Arc<Slice>, IoError> {
+        loop {
+            if let Look::Slice(slice) = self.look(store, slice).await? {
+                return Ok(slice);
+            }
+            self.add_table(writer, store, slice).await?;
+        }
+    }
+
+    async fn add_table(
+        &self,
+        writer: &Writer,
+        store: &impl Store,
+        slice: u64,
+    ) -> Result<(), IoError> {
+        let tables = self.tables.as_ref().ok_or(IoErrorKind::Invalid)?;
+        let index = tables.l1_index(slice);
+        let _turn = writer.structure.lock(store, 1..2).await?;
+        // Not replaced while this holds the lock.
+        let l1 = tables.l1();
+        if l1.get(index) != 0 {
+            return Ok(());
+        }
+        if index >= l1.len() {
+            return Err(IoErrorKind::OutOfRange.into());
+        }
+        let new = self.allocate(writer, store, 1).await?;
+        let cluster = new.run.clusters.start;
+        let at = cluster << self.geometry.cluster_bits;
+        new.settle(store).await?;
+        store
+            .write(at, &vec![0; 1 << self.geometry.cluster_bits])
+            .await?;
+        store.flush().await?;
+        let entry = at | COPIED;
+        let _shield = store.shield();
+        let written = store
+            .write(l1.at + index as u64 * 8, &entry.to_be_bytes())
+            .await;
+        new.keep(&written);
+        written?;
+        writer.enter_own(cluster..cluster + 1);
+        l1.set(index, entry);
+        writer.changed();
+        Ok(())
+    }
+
+    /// Sets entries of a slice that stand beside each other, whose clusters the caller has locked:
+    /// on the disk, and then in memory. What they led to before is not used any more. Goes on to
+    /// its end although nobody wants the result any more.
+    pub(crate) async fn set_entries(
+        &self,
+        writer: &Writer,
+        store: &impl Store,
+        slice: &Slice,
+        first: usize,
+        entries: &[Entry],
+    ) -> Result<(), IoError> {
+        let _shield = store.shield();
+        let bytes: Vec<u8> = entries
+            .iter()
+            .flat_map(|entry| entry.0.to_be_bytes())
+            .collect();
+        let before: Vec<Entry> = (first..first + entries.len())
+            .map(|at| slice.get(at))
+            .collect();
+        let mut setting = Setting {
+            writer,
+            slice,
+            first,
+            entries,
+            done: false,
+        };
+        store.write(slice.place(first), &bytes).await?;
+        setting.done = true;
+        drop(setting);
+        let mut unused = Vec::new();
+        for (before, now) in before.iter().zip(entries) {
+            let (was, is) = (self.clusters_of(*before), self.clusters_of(*now));
+            if was != is {
+                unused.push(was);
+            }
+        }
+        self.release(writer, store, unused).await
+    }
+
+    /// The clusters that an entry leads to.
+    fn clusters_of(&self, entry: Entry) -> Range<u64> {
+        let bits = self.geometry.cluster_bits;
+        match entry.mapping(&self.geometry) {
+            Mapping::Data { host, .. } | Mapping::Zero { host: Some(host) } => {
+                host >> bits..(host >> bits) + 1
+            }
+            Mapping::Compressed { host, len } => host >> bits..((host + len - 1) >> bits) + 1,
+            _ => 0..0,
+        }
+    }
+
+    /// Removes a reference of each of these clusters.
+    pub(crate) async fn release(
+        &self,
+        writer: &Writer,
+        store: &impl Store,
+        clusters: Vec<Range<u64>>,
+    ) -> Result<(), IoError> {
+        let mut unused = Ranges::default();
+        {
+            let mut refcounts = writer.refcounts();
+            for cluster in clusters.iter().cloned().flatten() {
+                if refcounts.release(cluster) {
+                    unused.insert(cluster..cluster + 1);
+                }
+            }
+        }
+        writer.removed(unused);
+        for range in clusters {
+            writer.settle(store, &range).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    /// Has the refcounts of these clusters on the disk.
+    pub(crate) async fn settle(
+        &self,
+        store: &impl Store,
+        clusters: &Range<u64>,
+    ) -> Result<(), IoError> {
+        let versions = self.refcounts().versions(clusters);
+        for (index, version) in versions {
+            loop {
+                let step = wait(store, |context| {
+                    let mut refcounts = self.refcounts();
+                    match refcounts.settle(index, version, context.waker()) {
+                        Settle::Wait => Poll::Pending,
+                        step => Poll::Ready(step),
+                    }
+                })
+                .await?;
+                if !self.write_block(store, index, step).await? {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has all refcounts on the disk.
+    pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
+        loop {
+            let next = self.refcounts().settle_any();
+            match next {
+                Some((index, step)) => self.write_block(store, index, step).await?,
+                None => return Ok(()),
+            };
+        }
+    }
+
+    /// Writes what [`Refcounts::settle`] says. `false`: there is nothing.
+    async fn write_block(
+        &self,
+        store: &impl Store,
+        index: usize,
+        step: Settle,
+    ) -> Result<bool, IoError> {
+        let Settle::Write {
+            at,
+            bytes,
+            range,
+            version,
+        } = step
+        else {
+            return Ok(false);
+        };
+        let mut writing = Writing {
+            writer: self,
+            index,
+            range,
+            version: None,
+        };
+        store.write(at, &bytes).await?;
+        writing.version = Some(version);
+        Ok(true)
+    }
+}
+
+/// A change of the image, while which its header says "dirty".
+#[must_use = "the header says that the image is in order when this is dropped"]
+pub(crate) struct Change<'a>(&'a Writer);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.dirty().users -= 1;
+    }
+}
+
+/// Somebody writes what the header says.
+struct Turn<'a> {
+    writer: &'a Writer,
+    end: Phase,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut dirty = self.writer.dirty();
+        dirty.phase = self.end;
+        dirty.waiters.drain(..).for_each(Waker::wake);
+    }
+}
+
+/// A part of a refcount block is being written.
+struct Writing<'a> {
+    writer: &'a Writer,
+    index: usize,
+    range: Range<usize>,
+    version: Option<u64>,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let range = self.range.clone();
+        self.writer
+            .refcounts()
+            .written(self.index, range, self.version);
+    }
+}
+
+/// Entries that are being written. Where that fails nobody knows what the disk has: then nothing
+/// goes on with them in memory either, for it might be lost with the next start.
+struct Setting<'a> {
+    writer: &'a Writer,
+    slice: &'a Slice,
+    first: usize,
+    entries: &'a [Entry],
+    done: bool,
+}
+
+impl Drop for Setting<'_> {
+    fn drop(&mut self) {
+        for (at, &entry) in self.entries.iter().enumerate() {
+            let at = self.first + at;
+            match self.done {
+                true => self.slice.set(at, entry),
+                // Those that were to stay as they are have the same bytes in any case.
+                false if self.slice.get(at) != entry => self.slice.set(at, Entry::INVALID),
+                false => {}
+            }
+        }
+        self.writer.changed();
+        if !self.done {
+            self.writer.unsound.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Clusters that read as zeroes, durably when the flush has succeeded that this waits for.
+struct Zeroed<'a> {
+    writer: &'a Writer,
+    clusters: Ranges,
+}
+
+impl Zeroed<'_> {
+    fn done(mut self) -> Ranges {
+        std::mem::take(&mut self.clusters)
+    }
+}
+
+impl Drop for Zeroed<'_> {
+    fn drop(&mut self) {
+        let clusters = std::mem::take(&mut self.clusters);
+        if clusters.len() > 0 {
+            self.writer.limbo().zeroed.extend(clusters);
+        }
+    }
+}
+
+/// Clusters that were allocated, and that nothing leads to yet: they are freed with this, unless
+/// they are kept.
+#[must_use = "dropping it frees the clusters"]
+pub(crate) struct Allocated<'a> {
+    writer: &'a Writer,
+    pub(crate) run: Run,
+    kept: bool,
+}
+
+impl Allocated<'_> {
+    /// Has their refcounts on the disk: before anything leads to them.
+    pub(crate) async fn settle(&self, store: &impl Store) -> Result<(), IoError> {
+        self.writer.settle(store, &self.run.clusters).await
+    }
+
+    /// Something was to be written that leads to them. Where that failed nobody knows whether it
+    /// does.
+    pub(crate) fn keep(mut self, written: &Result<(), IoError>) {
+        self.kept = true;
+        if written.is_err() {
+            self.writer.unsound.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Allocated<'_> {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        let mut unused = Ranges::default();
+        {
+            let mut refcounts = self.writer.refcounts();
+            for cluster in self.run.clusters.clone() {
+                if refcounts.release(cluster) {
+                    unused.insert(cluster..cluster + 1);
+                }
+            }
+        }
+        self.writer.removed(unused);
+    }
+}

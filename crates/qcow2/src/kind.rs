@@ -1,0 +1,85 @@
+//! The kind of volume that a URL names: `qcow2://`.
+
+use crate::chain::Qcow2Options;
+use crate::volume::Qcow2Volume;
+use std::path::PathBuf;
+use std::sync::Arc;
+use volume::{
+    Direct, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
+    parse_duration, parse_size, path_of_name,
+};
+
+/// Images.
+pub const QCOW2: Scheme = Scheme {
+    name: "qcow2",
+    form: "PATH",
+    example: "qcow2:///disks/vm0.qcow2",
+    help: "a qcow2 image; make one with: qemu-img create -f qcow2 disk.qcow2 10G",
+    options: &[READ_ONLY, BACKING, DIRECT, L2_CACHE, TIMEOUT],
+};
+
+const BACKING: UrlOption = UrlOption::new(
+    "backing",
+    "PATH",
+    "backing files may be this file, or lie below this folder [default: none may be opened]",
+);
+
+const DIRECT: UrlOption = UrlOption::new(
+    "direct",
+    "auto|on|off",
+    "past the page cache, or through it [default: auto, past it where the file allows it]",
+);
+
+const L2_CACHE: UrlOption = UrlOption::new(
+    "l2-cache",
+    "SIZE",
+    "L2 tables that are kept in memory, of each image of the chain [default: 32M, for 256 GiB]",
+);
+
+const TIMEOUT: UrlOption = UrlOption::new(
+    "timeout",
+    "DURATION",
+    "of files on FUSE or a network: an access that is not answered for so long fails [default: it \
+     waits]",
+);
+
+/// Smallest and largest value of `l2-cache=`.
+const L2_CACHES: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
+
+/// The kind.
+pub fn kind<X: 'static>() -> VolumeKind<X> {
+    VolumeKind::new(QCOW2, open)
+}
+
+fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+    let path = path_of_name(url)?;
+    let direct = |text: &str| match text {
+        "auto" => Ok(Direct::Auto),
+        "on" => Ok(Direct::On),
+        "off" => Ok(Direct::Off),
+        _ => Err("it is auto, on or off"),
+    };
+    let cache = |text: &str| match parse_size(text)? {
+        size if L2_CACHES.contains(&size) => Ok(size),
+        _ => Err("it is from 64K to 4G"),
+    };
+    let backing = |text: &str| Ok(PathBuf::from(text));
+    let default = Qcow2Options::default();
+    let options = Qcow2Options {
+        read_only: url.options.read_only(&open)?,
+        direct: url
+            .options
+            .take("direct", direct)?
+            .unwrap_or(default.direct),
+        backing: url.options.take("backing", backing)?,
+        l2_cache: url
+            .options
+            .take("l2-cache", cache)?
+            .unwrap_or(default.l2_cache),
+        previous: open.previous,
+        timeout: url.options.take("timeout", parse_duration)?,
+    };
+    let volume = Qcow2Volume::open(&path, &options);
+    let volume = volume.map_err(|error| OpenError::Other(error.into()))?;
+    Ok(Whole::new(Arc::new(volume)))
+}

@@ -1,0 +1,558 @@
+//! The files of a chain on a worker's ring, and the tasks that use them.
+//!
+//! A request that is more than one operation on one file is a task: a future that starts operations
+//! and waits for them, for other tasks, or for threads. The worker polls those that something has
+//! happened for, in the rounds of its queue.
+
+use crate::store::{Access, Outcome, Part, Store};
+use dma::SegmentList;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use volume::{
+    Completion, Inbox, Io, IoError, IoErrorKind, Lane, Op, OpenQueue, Request, VolumeError,
+};
+
+/// An operation that a task has started.
+enum Slot {
+    Free,
+    Busy {
+        waker: Option<Waker>,
+        /// Of [`Lanes::files`].
+        file: usize,
+        op: Op,
+        at: u64,
+        len: u64,
+        task: Option<Rc<TaskState>>,
+        /// Nobody waits for it any more.
+        orphan: bool,
+    },
+    Done(Outcome),
+}
+
+/// What is known of a task outside of its future.
+#[derive(Debug, Default)]
+pub(crate) struct TaskState {
+    cancelled: Cell<bool>,
+    /// How many shields it has.
+    shields: Cell<u32>,
+}
+
+impl TaskState {
+    /// What it does is not wanted, and it is not in the middle of a change that has to be
+    /// finished.
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.get() && self.shields.get() == 0
+    }
+
+    pub(crate) fn is_shielded(&self) -> bool {
+        self.shields.get() > 0
+    }
+}
+
+/// The chain's files on one worker's ring.
+pub(crate) struct Lanes {
+    lane: Lane,
+    /// Those of a layer beside each other: data, tables.
+    files: RefCell<Vec<OpenQueue>>,
+    slots: RefCell<Vec<Slot>>,
+    free: RefCell<Vec<usize>>,
+    /// Operations for which the ring had no room.
+    parked: RefCell<VecDeque<(usize, Request)>>,
+    /// The task that is being polled.
+    current: RefCell<Option<Rc<TaskState>>>,
+    busy: Cell<usize>,
+}
+
+impl Lanes {
+    /// Without a file.
+    pub(crate) fn new(io: &Io) -> Result<Rc<Self>, VolumeError> {
+        Ok(Rc::new(Self {
+            lane: io.lane()?,
+            files: RefCell::default(),
+            slots: RefCell::default(),
+            free: RefCell::default(),
+            parked: RefCell::default(),
+            current: RefCell::default(),
+            busy: Cell::new(0),
+        }))
+    }
+
+    /// What the files are opened on.
+    pub(crate) fn io(&self) -> &Io {
+        self.lane.io()
+    }
+
+    /// Adds a layer's files: for data, and for tables.
+    pub(crate) fn add(&self, data: OpenQueue, tables: OpenQueue) {
+        self.files.borrow_mut().extend([data, tables]);
+    }
+
+    /// Operations that are under way.
+    pub(crate) fn busy(&self) -> usize {
+        self.busy.get()
+    }
+
+    /// Something is to be done that nothing wakes the worker for.
+    pub(crate) fn has_news(&self) -> bool {
+        self.lane.has_news() || !self.parked.borrow().is_empty() || {
+            let files = self.files.borrow();
+            let polls = |file: &OpenQueue| file.state().wake == volume::Wake::Poll;
+            files.iter().any(polls)
+        }
+    }
+
+    /// Looks for what has come, and starts what there was no room for. Wakes the tasks.
+    pub(crate) fn poll(&self) {
+        if self.busy.get() == 0 {
+            return;
+        }
+        let mut done = Vec::new();
+        self.lane.poll(&mut |completion| done.push(completion));
+        for file in self.files.borrow_mut().iter_mut() {
+            file.poll(&mut |completion| done.push(completion));
+        }
+        done.into_iter()
+            .for_each(|completion| self.finish(completion));
+        for _ in 0..self.parked.borrow().len() {
+            let Some((file, request)) = self.parked.borrow_mut().pop_front() else {
+                break;
+            };
+            self.submit(file, request);
+        }
+    }
+
+    fn submit(&self, file: usize, request: Request) {
+        let submitted = match self.files.borrow_mut().get_mut(file) {
+            Some(queue) => queue.submit(request),
+            None => Some(request.complete(Err(IoErrorKind::Invalid.into()))),
+        };
+        if let Some(completion) = submitted {
+            self.finish(completion);
+        }
+    }
+
+    fn finish(&self, completion: Completion) {
+        let Completion { tag, result, data } = completion;
+        let number = tag as usize;
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get_mut(number) else {
+            return;
+        };
+        let Slot::Busy {
+            waker,
+            file,
+            op,
+            at,
+            len,
+            task,
+            orphan,
+        } = slot
+        else {
+            return;
+        };
+        let wanted = !*orphan && task.as_ref().is_none_or(|task| !task.is_cancelled());
+        if wanted && result.is_err_and(|error| error.kind == IoErrorKind::Busy) {
+            let request = Request {
+                tag,
+                op: *op,
+                offset: *at,
+                len: *len,
+                data,
+            };
+            self.parked.borrow_mut().push_back((*file, request));
+            return;
+        }
+        self.busy.set(self.busy.get() - 1);
+        let (waker, orphan) = (waker.take(), *orphan);
+        *slot = match orphan {
+            true => Slot::Free,
+            false => Slot::Done((result, data)),
+        };
+        drop(slots);
+        if orphan {
+            self.free.borrow_mut().push(number);
+        }
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Ends what a task has under way.
+    pub(crate) fn cancel(&self, task: &Rc<TaskState>) {
+        task.cancelled.set(true);
+        if task.is_shielded() {
+            return;
+        }
+        let mut files = self.files.borrow_mut();
+        let mut parked = Vec::new();
+        for (number, slot) in self.slots.borrow().iter().enumerate() {
+            let Slot::Busy {
+                task: Some(owner),
+                file,
+                ..
+            } = slot
+            else {
+                continue;
+            };
+            if Rc::ptr_eq(owner, task)
+                && let Some(file) = files.get_mut(*file)
+            {
+                file.cancel(number as u64);
+                parked.push(number as u64);
+            }
+        }
+        drop(files);
+        // Those that were not started end here.
+        let mut aborted = Vec::new();
+        self.parked.borrow_mut().retain_mut(|(_, request)| {
+            let ends = parked.contains(&request.tag);
+            if ends {
+                aborted.push((request.tag, std::mem::take(&mut request.data)));
+            }
+            !ends
+        });
+        for (tag, data) in aborted {
+            let result = Err(IoErrorKind::Aborted.into());
+            self.finish(Completion { tag, result, data });
+        }
+    }
+}
+
+/// The files on a worker's ring, for tasks.
+#[derive(Clone)]
+pub(crate) struct Shared(pub(crate) Rc<Lanes>);
+
+impl Store for Shared {
+    type Shield = Shield;
+
+    fn start(&self, access: Access) -> impl Future<Output = Outcome> + 'static {
+        let lanes = &self.0;
+        let file = access.layer * 2 + usize::from(access.part == Part::Tables);
+        let task = lanes.current.borrow().clone();
+        let number = lanes.free.borrow_mut().pop().unwrap_or_else(|| {
+            let mut slots = lanes.slots.borrow_mut();
+            slots.push(Slot::Free);
+            slots.len() - 1
+        });
+        let cancelled = task.as_ref().is_some_and(|task| task.is_cancelled());
+        let slot = match cancelled {
+            true => Slot::Done((
+                Err(IoErrorKind::Aborted.into()),
+                // Not started.
+                SegmentList::new(),
+            )),
+            false => Slot::Busy {
+                waker: None,
+                file,
+                op: access.op,
+                at: access.at,
+                len: access.len,
+                task,
+                orphan: false,
+            },
+        };
+        if let Some(place) = lanes.slots.borrow_mut().get_mut(number) {
+            *place = slot;
+        }
+        if !cancelled {
+            lanes.busy.set(lanes.busy.get() + 1);
+            let request = Request {
+                tag: number as u64,
+                op: access.op,
+                offset: access.at,
+                len: access.len,
+                data: access.data,
+            };
+            lanes.submit(file, request);
+        }
+        Operation {
+            lanes: lanes.clone(),
+            number: Some(number),
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let current = self.0.current.borrow();
+        current.as_ref().is_some_and(|task| task.is_cancelled())
+    }
+
+    fn shield(&self) -> Shield {
+        let task = self.0.current.borrow().clone();
+        if let Some(task) = &task {
+            task.shields.set(task.shields.get() + 1);
+        }
+        Shield(task)
+    }
+}
+
+/// While it lives its task is not cancelled.
+pub(crate) struct Shield(Option<Rc<TaskState>>);
+
+impl Drop for Shield {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.shields.set(task.shields.get().saturating_sub(1));
+        }
+    }
+}
+
+/// An operation that was started.
+struct Operation {
+    lanes: Rc<Lanes>,
+    number: Option<usize>,
+}
+
+impl Future for Operation {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+        let aborted = || (Err(IoErrorKind::Aborted.into()), SegmentList::new());
+        let Some(number) = self.number else {
+            return Poll::Ready(aborted());
+        };
+        let outcome = match self.lanes.slots.borrow_mut().get_mut(number) {
+            Some(Slot::Busy { waker, .. }) => {
+                *waker = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            Some(slot) => match std::mem::replace(slot, Slot::Free) {
+                Slot::Done(outcome) => outcome,
+                _ => aborted(),
+            },
+            None => aborted(),
+        };
+        self.number = None;
+        self.lanes.free.borrow_mut().push(number);
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        let Some(number) = self.number else {
+            return;
+        };
+        let mut slots = self.lanes.slots.borrow_mut();
+        match slots.get_mut(number) {
+            Some(Slot::Busy { orphan, waker, .. }) => {
+                *orphan = true;
+                *waker = None;
+            }
+            Some(slot) => {
+                *slot = Slot::Free;
+                self.lanes.free.borrow_mut().push(number);
+            }
+            None => {}
+        }
+    }
+}
+
+/// Who is told of a task's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum For {
+    /// A request, by its tag.
+    Guest(u64),
+    /// Nobody.
+    Nobody,
+}
+
+type Work = Pin<Box<dyn Future<Output = Result<(), IoError>>>>;
+
+struct Task {
+    work: Work,
+    whose: For,
+    data: Option<Rc<SegmentList>>,
+    state: Rc<TaskState>,
+    /// The epoch that it began in, by the lane of its queue.
+    parity: usize,
+    waker: Waker,
+    generation: u32,
+}
+
+/// Wakes a task, from any thread.
+struct TaskWaker {
+    inbox: Arc<Inbox<(u32, u32)>>,
+    place: (u32, u32),
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.inbox.put(self.place);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.inbox.put(self.place);
+    }
+}
+
+/// The tasks of one queue.
+pub(crate) struct Tasks {
+    /// Before the lanes: operations that tasks wait for belong to these.
+    places: Vec<Option<Task>>,
+    free: Vec<usize>,
+    generation: u32,
+    /// Those that something has happened for.
+    inbox: Arc<Inbox<(u32, u32)>>,
+    ready: VecDeque<(u32, u32)>,
+    count: usize,
+    /// How many of each parity there are.
+    of_parity: [usize; 2],
+    pub(crate) lanes: Rc<Lanes>,
+}
+
+impl Tasks {
+    pub(crate) fn new(io: &Io, lanes: Rc<Lanes>) -> std::io::Result<Self> {
+        Ok(Self {
+            places: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            inbox: Inbox::new(io)?,
+            ready: VecDeque::new(),
+            count: 0,
+            of_parity: [0; 2],
+            lanes,
+        })
+    }
+
+    /// Tasks that have not ended.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Those that began in a lane's epoch.
+    pub(crate) fn of_parity(&self, parity: usize) -> usize {
+        self.of_parity.get(parity).copied().unwrap_or(0)
+    }
+
+    /// Some can go on.
+    #[inline]
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || self.inbox.has_news()
+    }
+
+    /// Adds a task, and lets it begin. `Some`: it has ended already.
+    pub(crate) fn spawn(
+        &mut self,
+        whose: For,
+        data: SegmentList,
+        parity: usize,
+        make: impl FnOnce(Shared, Rc<SegmentList>) -> Work,
+    ) -> Option<Completion> {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        self.generation = self.generation.wrapping_add(1);
+        let data = Rc::new(data);
+        let waker = Waker::from(Arc::new(TaskWaker {
+            inbox: self.inbox.clone(),
+            place: (place as u32, self.generation),
+        }));
+        let task = Task {
+            work: make(Shared(self.lanes.clone()), data.clone()),
+            whose,
+            data: Some(data),
+            state: Rc::default(),
+            parity,
+            waker,
+            generation: self.generation,
+        };
+        if let Some(free) = self.places.get_mut(place) {
+            *free = Some(task);
+        }
+        self.count += 1;
+        if let Some(count) = self.of_parity.get_mut(parity) {
+            *count += 1;
+        }
+        self.run(place as u32, self.generation)
+    }
+
+    /// Polls a task.
+    fn run(&mut self, place: u32, generation: u32) -> Option<Completion> {
+        let slot = self.places.get_mut(place as usize)?;
+        let task = slot.as_mut().filter(|task| task.generation == generation)?;
+        *self.lanes.current.borrow_mut() = Some(task.state.clone());
+        let polled = task
+            .work
+            .as_mut()
+            .poll(&mut Context::from_waker(&task.waker));
+        *self.lanes.current.borrow_mut() = None;
+        let Poll::Ready(result) = polled else {
+            return None;
+        };
+        let Task {
+            work,
+            whose,
+            data,
+            parity,
+            ..
+        } = slot.take()?;
+        drop(work);
+        self.free.push(place as usize);
+        self.count -= 1;
+        if let Some(count) = self.of_parity.get_mut(parity) {
+            *count -= 1;
+        }
+        match whose {
+            For::Guest(tag) => Some(Completion {
+                tag,
+                result,
+                data: data
+                    .and_then(|data| Rc::try_unwrap(data).ok())
+                    .unwrap_or_default(),
+            }),
+            For::Nobody => None,
+        }
+    }
+
+    /// Lets those go on that can, at most so many steps.
+    pub(crate) fn poll(&mut self, most: usize, done: &mut dyn FnMut(Completion)) {
+        self.lanes.poll();
+        if self.inbox.has_news() {
+            self.ready.extend(self.inbox.take());
+        }
+        for _ in 0..most {
+            let Some((place, generation)) = self.ready.pop_front() else {
+                break;
+            };
+            if let Some(completion) = self.run(place, generation) {
+                done(completion);
+            }
+        }
+    }
+
+    /// A request is not wanted any more: it ends as soon as nothing has its memory. `Some`: it
+    /// ended here, and its task goes on with what has to be finished.
+    pub(crate) fn cancel(&mut self, tag: u64) -> Option<Completion> {
+        let mut tasks = self.places.iter_mut().flatten();
+        let task = tasks.find(|task| task.whose == For::Guest(tag))?;
+        self.lanes.cancel(&task.state);
+        if task.state.is_shielded() {
+            task.whose = For::Nobody;
+            let data = task.data.take();
+            return Some(Completion {
+                tag,
+                result: Err(IoErrorKind::Aborted.into()),
+                data: data
+                    .and_then(|data| Rc::try_unwrap(data).ok())
+                    .unwrap_or_default(),
+            });
+        }
+        task.waker.wake_by_ref();
+        None
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        // Futures end before what they use.
+        self.places.clear();
+        self.inbox.close();
+    }
+}

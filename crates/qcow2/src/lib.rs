@@ -1,0 +1,54 @@
+//! qcow2 images as volumes.
+//!
+//! A [`Qcow2Volume`] is an image in a file or on a block device, with the chain of backing files
+//! behind it: qcow2 of versions 2 (read-only) and 3, with clusters compressed by zlib; raw files at
+//! the chain's lower end. What is not supported is refused in words ([`format`](mod@format)).
+//! Images are made, converted and repaired by `qemu-img`.
+//!
+//! What may be touched here: the files that a user named, and backing files where the user allowed
+//! them. What may not: NVMe, guest memory but through the segments of requests. No `unsafe`.
+//!
+//! # How data passes through
+//!
+//! ```text
+//! FastPath::start -> slice of an L2 table at hand -> one place in one file --> that file's queue
+//!       |                                            (under the request's own tag, on the ring)
+//!       `-> anything else: a task (lanes) --> allocation, copying, zeroing, decompression
+//!                                             by operations on the same ring (volume::Lane)
+//! ```
+//!
+//! What all queues of an image share is an `Image`: tables (`tables`), whose entries are looked at
+//! without a lock, and what is needed to write it (`image::Writer`), which also says in which order
+//! things reach the disk. Clusters that were freed are used again when nothing can be on its way to
+//! them any more (`epoch`).
+#![forbid(unsafe_code)]
+
+mod blocking;
+mod chain;
+mod check;
+mod epoch;
+mod error;
+pub mod format;
+mod image;
+mod inflate;
+mod kind;
+mod lanes;
+mod queue;
+mod ranges;
+mod read;
+mod refcounts;
+mod store;
+mod structure;
+mod tables;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod volume;
+mod wait;
+mod write;
+
+pub use chain::Qcow2Options;
+pub use error::ImageError;
+pub use kind::{QCOW2, kind};
+pub use volume::Qcow2Volume;

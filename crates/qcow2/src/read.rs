@@ -1,0 +1,259 @@
+//! Reading from a chain, what is not one operation on one file.
+
+use crate::format::{Entry, Mapping};
+use crate::image::Image;
+use crate::inflate::inflate_elsewhere;
+use crate::store::{Access, Outcome, Part, Store};
+use crate::tables::Look;
+use crate::wait::pause;
+use dma::SegmentList;
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use volume::{IoError, IoErrorKind, Op};
+
+/// Most operations of one request that are under way at one time.
+const MOST_STARTED: usize = 64;
+/// After so many parts of a request the worker's others go on first.
+const PARTS: u32 = 64;
+
+/// Where a range of a layer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the layer's file, from this byte on.
+    Data(u64),
+    /// Nowhere.
+    Zero,
+    /// In the layer below.
+    Below,
+    /// In one compressed cluster.
+    Compressed { entry: Entry, host: u64, len: u64 },
+}
+
+/// A part of what is to be read.
+struct Range {
+    layer: usize,
+    offset: u64,
+    len: u64,
+    /// Where it begins in the request's memory.
+    to: u64,
+}
+
+impl Image {
+    /// Where a range begins, and how much of it (at most `len` bytes) is there in one piece.
+    pub(crate) async fn find(
+        &self,
+        store: &impl Store,
+        offset: u64,
+        len: u64,
+    ) -> Result<(Place, u64), IoError> {
+        let size = self.size();
+        if offset >= size {
+            return Ok((Place::Zero, len));
+        }
+        let len = len.min(size - offset);
+        let Some(tables) = &self.tables else {
+            return Ok((Place::Data(offset), len));
+        };
+        let bits = self.geometry.cluster_bits;
+        let cluster = offset >> bits;
+        let slice_bits = tables.slice_bits();
+        let number = cluster >> slice_bits;
+        let first = (cluster & ((1 << slice_bits) - 1)) as usize;
+        let slice = match self.look(store, number).await? {
+            Look::Slice(slice) => slice,
+            Look::NoTable => {
+                let end = (number + 1) << (slice_bits + bits);
+                return Ok((Place::Below, len.min(end - offset)));
+            }
+        };
+        let within = offset & (self.geometry.cluster_size() - 1);
+        let begin = self.whereabouts(slice.get(first), within)?;
+        let mut found = (self.geometry.cluster_size() - within).min(len);
+        let mut next = first + 1;
+        while found < len && next < slice.len() && !matches!(begin, Place::Compressed { .. }) {
+            // One that is wrong is found when it is come to.
+            let Ok(place) = self.whereabouts(slice.get(next), 0) else {
+                break;
+            };
+            let goes_on = match (begin, place) {
+                (Place::Data(start), Place::Data(more)) => start + found == more,
+                (begin, place) => begin == place,
+            };
+            if !goes_on {
+                break;
+            }
+            found = (found + self.geometry.cluster_size()).min(len);
+            next += 1;
+        }
+        Ok((begin, found))
+    }
+
+    /// Where a byte of a cluster is.
+    fn whereabouts(&self, entry: Entry, within: u64) -> Result<Place, IoError> {
+        Ok(match entry.mapping(&self.geometry) {
+            Mapping::Unallocated => Place::Below,
+            Mapping::Zero { .. } => Place::Zero,
+            Mapping::Data { host, .. } => Place::Data(host + within),
+            Mapping::Compressed { host, len } => Place::Compressed { entry, host, len },
+            Mapping::Invalid => return Err(IoErrorKind::MediaRead.into()),
+        })
+    }
+
+    /// A compressed cluster.
+    async fn decompress(
+        &self,
+        store: &impl Store,
+        entry: Entry,
+        host: u64,
+        len: u64,
+    ) -> Result<Arc<Vec<u8>>, IoError> {
+        if let Some(bytes) = self.inflated.find(entry.0) {
+            return Ok(bytes);
+        }
+        // At most two clusters.
+        let from = store.read(self.layer, host, len as usize).await?;
+        let size = self.geometry.cluster_size() as usize;
+        let bytes = inflate_elsewhere(store, from.to_vec(), size).await;
+        if bytes.is_err_and_kind(IoErrorKind::MediaRead) {
+            self.complain("leads to a compressed cluster that cannot be decompressed");
+        }
+        let bytes = Arc::new(bytes?);
+        self.inflated.keep(entry.0, bytes.clone());
+        Ok(bytes)
+    }
+}
+
+trait IsKind {
+    fn is_err_and_kind(&self, kind: IoErrorKind) -> bool;
+}
+
+impl<T> IsKind for Result<T, IoError> {
+    fn is_err_and_kind(&self, kind: IoErrorKind) -> bool {
+        self.as_ref().is_err_and(|error| error.kind == kind)
+    }
+}
+
+/// Operations of a request that have been started.
+#[derive(Default)]
+pub(crate) struct Started(VecDeque<Pin<Box<dyn Future<Output = Outcome>>>>);
+
+impl Started {
+    /// One more.
+    pub(crate) fn push(&mut self, operation: impl Future<Output = Outcome> + 'static) {
+        self.0.push_back(Box::pin(operation));
+    }
+
+    /// Waits until there are not too many.
+    pub(crate) async fn below_most(&mut self) -> Result<(), IoError> {
+        while self.0.len() >= MOST_STARTED
+            && let Some(operation) = self.0.pop_front()
+        {
+            operation.await.0?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all; the first error counts.
+    pub(crate) async fn all(mut self) -> Result<(), IoError> {
+        let mut result = Ok(());
+        while let Some(operation) = self.0.pop_front() {
+            result = result.and(operation.await.0);
+        }
+        result
+    }
+}
+
+/// Reads from a layer and what is below it into all of `data`.
+pub(crate) async fn read<S: Store>(
+    images: &[Image],
+    store: &S,
+    layer: usize,
+    offset: u64,
+    data: &SegmentList,
+) -> Result<(), IoError> {
+    let mut started = Started::default();
+    let result = read_parts(images, store, layer, offset, data, &mut started).await;
+    // Nothing of it is under way when this ends.
+    let rest = started.all().await;
+    result.and(rest)
+}
+
+async fn read_parts<S: Store>(
+    images: &[Image],
+    store: &S,
+    layer: usize,
+    offset: u64,
+    data: &SegmentList,
+    started: &mut Started,
+) -> Result<(), IoError> {
+    let mut left = vec![Range {
+        layer,
+        offset,
+        len: data.len_bytes(),
+        to: 0,
+    }];
+    let mut parts = 0;
+    while let Some(mut range) = left.pop() {
+        parts += 1;
+        if parts % PARTS == 0 {
+            pause().await;
+        }
+        let (place, len) = match images.get(range.layer) {
+            Some(image) => image.find(store, range.offset, range.len).await?,
+            None => (Place::Zero, range.len),
+        };
+        if len < range.len {
+            left.push(Range {
+                offset: range.offset + len,
+                len: range.len - len,
+                to: range.to + len,
+                ..range
+            });
+            range.len = len;
+        }
+        let mut memory = SegmentList::new();
+        let slice = |memory: &mut SegmentList| data.slice(range.to, len, memory);
+        match place {
+            Place::Data(at) => {
+                slice(&mut memory);
+                started.below_most().await?;
+                started.push(store.start(Access {
+                    layer: range.layer,
+                    part: Part::Data,
+                    op: Op::Read,
+                    at,
+                    len,
+                    data: memory,
+                }));
+            }
+            Place::Zero => {
+                if slice(&mut memory) != len || memory.fill(0) != len {
+                    return Err(IoErrorKind::Memory.into());
+                }
+            }
+            Place::Below => left.push(Range {
+                layer: range.layer + 1,
+                ..range
+            }),
+            Place::Compressed {
+                entry,
+                host,
+                len: packed,
+            } => {
+                let image = images.get(range.layer).ok_or(IoErrorKind::Invalid)?;
+                let bytes = image.decompress(store, entry, host, packed).await?;
+                let from = range.offset & (image.geometry.cluster_size() - 1);
+                let bytes = usize::try_from(from)
+                    .ok()
+                    .and_then(|from| bytes.get(from..));
+                let bytes = bytes.and_then(|bytes| bytes.get(..len as usize));
+                let bytes = bytes.ok_or(IoErrorKind::Invalid)?;
+                if data.copy_from(range.to, bytes) as u64 != len {
+                    return Err(IoErrorKind::Memory.into());
+                }
+            }
+        }
+    }
+    Ok(())
+}

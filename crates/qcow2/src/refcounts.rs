@@ -1,0 +1,514 @@
+//! An image's refcounts (section "Host cluster management"), all of them in memory, and which
+//! clusters are free. No I/O happens here.
+
+use crate::format::Geometry;
+use crate::ranges::Ranges;
+use std::ops::Range;
+use std::task::Waker;
+
+/// Clusters beside each other that have been allocated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Their numbers.
+    pub(crate) clusters: Range<u64>,
+    /// They read as zeroes, and will after a loss of power.
+    pub(crate) zeroed: bool,
+}
+
+/// Why nothing could be allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoRun {
+    /// The refcount block of this number has to be made first.
+    Block(usize),
+    /// The image cannot become larger: its device or its refcount table ends here.
+    Full,
+}
+
+/// A refcount block: a cluster of refcounts, in big-endian numbers.
+pub(crate) struct Block {
+    /// The byte where it lies.
+    pub(crate) at: u64,
+    bytes: Box<[u8]>,
+    /// The bytes that have changed since they were written.
+    dirty: Option<Range<usize>>,
+    /// Counts changes.
+    version: u64,
+    /// As of this change it is on the disk.
+    settled: u64,
+    writing: bool,
+    waiters: Vec<Waker>,
+}
+
+/// What is to be done for a block to be on the disk.
+pub(crate) enum Settle {
+    /// It is.
+    Done,
+    /// Somebody writes it.
+    Wait,
+    /// These bytes are to be written; then [`Refcounts::written`].
+    Write {
+        /// The byte of the image.
+        at: u64,
+        bytes: Vec<u8>,
+        /// Where they lie in the block, and what it is then.
+        range: Range<usize>,
+        version: u64,
+    },
+}
+
+pub(crate) struct Refcounts {
+    geometry: Geometry,
+    /// Blocks by their place in the table.
+    blocks: Vec<Option<Block>>,
+    /// Entries that the table has room for.
+    room: usize,
+    /// Free clusters that read as zeroes.
+    free: Ranges,
+    /// No cluster from here on was ever used.
+    fresh: u64,
+    /// No cluster from here on can be had: the image lies on a device.
+    end: u64,
+    /// What lies behind the file's end reads as zeroes.
+    fresh_is_zeroed: bool,
+}
+
+impl Refcounts {
+    /// With no block, of an image whose refcount table has room for so many. `end`: clusters of the
+    /// device that it lies on.
+    pub(crate) fn new(geometry: Geometry, room: usize, end: Option<u64>) -> Self {
+        Self {
+            geometry,
+            blocks: Vec::new(),
+            room,
+            free: Ranges::default(),
+            fresh: 0,
+            end: end.unwrap_or(u64::MAX),
+            fresh_is_zeroed: end.is_none(),
+        }
+    }
+
+    /// Enters a block that lies at that byte.
+    pub(crate) fn enter(&mut self, index: usize, at: u64, bytes: Box<[u8]>) {
+        if self.blocks.len() <= index {
+            self.blocks.resize_with(index + 1, || None);
+        }
+        if let Some(place) = self.blocks.get_mut(index) {
+            *place = Some(Block {
+                at,
+                bytes,
+                dirty: None,
+                version: 0,
+                settled: 0,
+                writing: false,
+                waiters: Vec::new(),
+            });
+        }
+    }
+
+    /// The blocks that there are, by their place in the table.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (usize, &Block)> {
+        let blocks = self.blocks.iter().enumerate();
+        blocks.filter_map(|(index, block)| Some((index, block.as_ref()?)))
+    }
+
+    /// The clusters that the blocks count.
+    pub(crate) fn covered(&self) -> Vec<Range<u64>> {
+        let bits = self.geometry.refcount_bits();
+        let range = |index: usize| (index as u64) << bits..(index as u64 + 1) << bits;
+        self.blocks().map(|(index, _)| range(index)).collect()
+    }
+
+    /// The number of the block that counts the next cluster that was never used.
+    pub(crate) fn next_block(&self) -> usize {
+        self.place(self.fresh).0
+    }
+
+    /// There is a block that counts it.
+    pub(crate) fn counts(&self, cluster: u64) -> bool {
+        matches!(self.blocks.get(self.place(cluster).0), Some(Some(_)))
+    }
+
+    /// Entries that the table has room for.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// The table has been replaced by one with more room.
+    pub(crate) fn set_room(&mut self, room: usize) {
+        self.room = room;
+    }
+
+    /// All that is entered is all; the image's file has so many bytes (none: it is a device).
+    /// Returns the free clusters of unknown content.
+    pub(crate) fn begin(&mut self, file_bytes: u64) -> Ranges {
+        let mut unknown = Ranges::default();
+        let per_block = 1u64 << self.geometry.refcount_bits();
+        let last = self.blocks().flat_map(|(index, block)| {
+            let last = (0..per_block).rev().find(|&n| self.read(block, n) != 0)?;
+            Some(index as u64 * per_block + last)
+        });
+        let used = last.max().map_or(0, |last| last + 1);
+        self.fresh = used.max(self.geometry.clusters(file_bytes)).min(self.end);
+        let mut start = None;
+        for cluster in 0..self.fresh {
+            // What has no block yet is left alone.
+            match (self.counts(cluster) && self.get(cluster) == 0, start) {
+                (true, None) => start = Some(cluster),
+                (false, Some(from)) => {
+                    unknown.insert(from..cluster);
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        if let Some(from) = start {
+            unknown.insert(from..self.fresh);
+        }
+        unknown
+    }
+
+    fn place(&self, cluster: u64) -> (usize, u64) {
+        let bits = self.geometry.refcount_bits();
+        // A table has at most a million entries; beyond that there is no block.
+        let index = usize::try_from(cluster >> bits).unwrap_or(usize::MAX);
+        (index, cluster & ((1 << bits) - 1))
+    }
+
+    /// The bytes of a refcount in its block. Only widths of whole bytes are written.
+    fn bytes_of(&self, number: u64) -> Range<usize> {
+        let width = 1usize << self.geometry.refcount_order.saturating_sub(3);
+        let start = number as usize * width;
+        start..start + width
+    }
+
+    fn read(&self, block: &Block, number: u64) -> u64 {
+        let order = self.geometry.refcount_order;
+        if order < 3 {
+            let bits = 1u32 << order;
+            let at = number << order;
+            let byte = block.bytes.get((at >> 3) as usize).copied().unwrap_or(0);
+            return u64::from(byte >> (at & 7)) & ((1 << bits) - 1);
+        }
+        let bytes = block.bytes.get(self.bytes_of(number)).unwrap_or(&[]);
+        bytes
+            .iter()
+            .fold(0, |value, &byte| value << 8 | u64::from(byte))
+    }
+
+    /// How many references a cluster has.
+    pub(crate) fn get(&self, cluster: u64) -> u64 {
+        let (index, number) = self.place(cluster);
+        let block = self.blocks.get(index).and_then(Option::as_ref);
+        block.map_or(0, |block| self.read(block, number))
+    }
+
+    /// Most references that can be counted.
+    pub(crate) fn most(&self) -> u64 {
+        let bits = 1u32 << self.geometry.refcount_order;
+        u64::MAX >> (64 - bits)
+    }
+
+    /// Sets a refcount, of a cluster whose block is there.
+    pub(crate) fn set(&mut self, cluster: u64, count: u64) {
+        let (index, number) = self.place(cluster);
+        let range = self.bytes_of(number);
+        let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        let Some(bytes) = block.bytes.get_mut(range.clone()) else {
+            return;
+        };
+        let big = count.to_be_bytes();
+        let tail = big.get(big.len() - bytes.len()..).unwrap_or(&big);
+        bytes.copy_from_slice(tail);
+        block.touch(range);
+    }
+
+    /// Removes one reference of a cluster; `true` when it was the last.
+    pub(crate) fn release(&mut self, cluster: u64) -> bool {
+        let count = self.get(cluster);
+        if count > 0 {
+            self.set(cluster, count - 1);
+        }
+        count == 1
+    }
+
+    /// Allocates clusters that lie beside each other, at most so many: each has one reference then.
+    pub(crate) fn take(&mut self, most: u64) -> Result<Run, NoRun> {
+        if let Some(clusters) = self.free.take(most) {
+            // Those with a block are beside each other, and were used before.
+            return self.own(clusters, true);
+        }
+        let left = self.end.saturating_sub(self.fresh);
+        if left == 0 {
+            return Err(NoRun::Full);
+        }
+        let (index, number) = self.place(self.fresh);
+        if !matches!(self.blocks.get(index), Some(Some(_))) {
+            return Err(match index < self.room {
+                true => NoRun::Block(index),
+                false => NoRun::Full,
+            });
+        }
+        let in_block = (1 << self.geometry.refcount_bits()) - number;
+        let count = most.max(1).min(left).min(in_block);
+        let clusters = self.fresh..self.fresh + count;
+        self.fresh = clusters.end;
+        self.own(clusters, self.fresh_is_zeroed)
+    }
+
+    fn own(&mut self, clusters: Range<u64>, zeroed: bool) -> Result<Run, NoRun> {
+        for cluster in clusters.clone() {
+            self.set(cluster, 1);
+        }
+        Ok(Run { clusters, zeroed })
+    }
+
+    fn take_fresh(&mut self, count: u64) -> Option<Range<u64>> {
+        let clusters = self.fresh..self.fresh.checked_add(count)?;
+        if clusters.end > self.end {
+            return None;
+        }
+        self.fresh = clusters.end;
+        Some(clusters)
+    }
+
+    /// What so many new clusters beside each other need, that no cluster was used of before: their
+    /// first one, and behind them a cluster for each of these refcount blocks, which are to be made
+    /// and count them. With none the next cluster's block.
+    pub(crate) fn reserve(&mut self, count: u64) -> Option<(u64, Vec<usize>)> {
+        let start = self.fresh;
+        let mut blocks = Vec::new();
+        loop {
+            let more = count.checked_add(blocks.len() as u64)?.max(1);
+            let last = start.checked_add(more)?.checked_sub(1)?;
+            let (from, to) = (self.place(start).0, self.place(last).0);
+            let missing = |index: &usize| !matches!(self.blocks.get(*index), Some(Some(_)));
+            let needed: Vec<usize> = (from..=to).filter(missing).collect();
+            if needed.len() == blocks.len() {
+                break;
+            }
+            blocks = needed;
+        }
+        let all = count + blocks.len() as u64;
+        self.take_fresh(all)?;
+        Some((start, blocks))
+    }
+
+    /// These clusters are free, and read as zeroes.
+    pub(crate) fn free(&mut self, clusters: Ranges) {
+        self.free.extend(clusters);
+    }
+
+    /// The blocks that count these clusters, and what they are now.
+    pub(crate) fn versions(&self, clusters: &Range<u64>) -> Vec<(usize, u64)> {
+        if clusters.is_empty() {
+            return Vec::new();
+        }
+        let (first, last) = (self.place(clusters.start).0, self.place(clusters.end - 1).0);
+        let version = |index: usize| {
+            let block = self.blocks.get(index)?.as_ref()?;
+            Some((index, block.version))
+        };
+        (first..=last).filter_map(version).collect()
+    }
+
+    /// The next step to have a block on the disk as it was at `version`. `waker` is woken where
+    /// another task writes it.
+    pub(crate) fn settle(&mut self, index: usize, version: u64, waker: &Waker) -> Settle {
+        let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
+            return Settle::Done;
+        };
+        if block.settled >= version {
+            return Settle::Done;
+        }
+        if block.writing {
+            block.waiters.push(waker.clone());
+            return Settle::Wait;
+        }
+        block.next_write()
+    }
+
+    /// As [`Refcounts::settle`], of the first block that is not on the disk; nothing: all are.
+    pub(crate) fn settle_any(&mut self) -> Option<(usize, Settle)> {
+        let blocks = self.blocks.iter_mut().enumerate();
+        let mut unsettled = blocks.filter_map(|(index, block)| {
+            let block = block.as_mut()?;
+            (block.dirty.is_some() && !block.writing).then_some((index, block))
+        });
+        let (index, block) = unsettled.next()?;
+        Some((index, block.next_write()))
+    }
+
+    /// Bytes of a block have been written, or not.
+    pub(crate) fn written(&mut self, index: usize, range: Range<usize>, version: Option<u64>) {
+        let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        block.writing = false;
+        match version {
+            Some(version) => block.settled = block.settled.max(version),
+            None => block.dirty = Some(join(block.dirty.take(), range)),
+        }
+        block.waiters.drain(..).for_each(Waker::wake);
+    }
+}
+
+impl Block {
+    fn touch(&mut self, range: Range<usize>) {
+        self.version += 1;
+        self.dirty = Some(join(self.dirty.take(), range));
+    }
+
+    fn next_write(&mut self) -> Settle {
+        let Some(range) = self.dirty.take() else {
+            self.settled = self.version;
+            return Settle::Done;
+        };
+        self.writing = true;
+        Settle::Write {
+            at: self.at + range.start as u64,
+            bytes: self.bytes.get(range.clone()).unwrap_or(&[]).to_vec(),
+            range,
+            version: self.version,
+        }
+    }
+
+    /// All of it, as it is to be on the disk.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+fn join(one: Option<Range<usize>>, two: Range<usize>) -> Range<usize> {
+    match one {
+        Some(one) => one.start.min(two.start)..one.end.max(two.end),
+        None => two,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(refcount_order: u32) -> Geometry {
+        Geometry {
+            version: 3,
+            cluster_bits: 9,
+            refcount_order,
+        }
+    }
+
+    fn with_block(order: u32) -> Refcounts {
+        let mut refs = Refcounts::new(geometry(order), 4, None);
+        refs.enter(0, 0x400, vec![0; 512].into());
+        refs
+    }
+
+    #[test]
+    fn every_width_is_counted() {
+        for order in 3..=6 {
+            let mut refs = with_block(order);
+            let count = 1u64 << geometry(order).refcount_bits();
+            assert_eq!(count, (512 * 8) >> order);
+            for cluster in 0..count {
+                refs.set(cluster, cluster & refs.most());
+            }
+            for cluster in 0..count {
+                assert_eq!(refs.get(cluster), cluster & refs.most(), "{order}");
+            }
+            assert_eq!(refs.get(count), 0);
+        }
+        // Narrow ones are only read: from the low bits of a byte on.
+        let mut refs = Refcounts::new(geometry(1), 1, None);
+        let mut bytes = vec![0; 512];
+        bytes[1] = 0b11_10_01_00;
+        refs.enter(0, 0x400, bytes.into());
+        let read: Vec<u64> = (4..8).map(|cluster| refs.get(cluster)).collect();
+        assert_eq!(read, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn clusters_are_had_once() {
+        let mut refs = with_block(4);
+        for used in [0, 1, 2, 5] {
+            refs.set(used, 1);
+        }
+        let unknown = refs.begin(8 * 512);
+        assert_eq!(unknown.iter().collect::<Vec<_>>(), [3..5, 6..8]);
+        let run = refs.take(4).unwrap();
+        assert_eq!((run.clusters.clone(), run.zeroed), (8..12, true));
+        assert!(run.clusters.clone().all(|cluster| refs.get(cluster) == 1));
+        assert!(refs.release(9) && !refs.release(9));
+        let mut free = Ranges::default();
+        free.insert(9..10);
+        refs.free(free);
+        assert_eq!(refs.take(4).unwrap().clusters, 9..10);
+        // Up to the end of the block; then there has to be another one.
+        assert_eq!(refs.take(1000).unwrap().clusters, 12..256);
+        assert_eq!(refs.take(1), Err(NoRun::Block(1)));
+        assert_eq!(refs.reserve(0), Some((256, vec![1])));
+        refs.enter(1, 256 * 512, vec![0; 512].into());
+        refs.set(256, 1);
+        assert_eq!(refs.take(1).unwrap().clusters, 257..258);
+        assert_eq!(refs.reserve(0), Some((258, vec![])));
+        // Three blocks of 256 clusters, from within the first one on.
+        assert_eq!(refs.reserve(700), Some((258, vec![2, 3])));
+    }
+
+    #[test]
+    fn a_device_has_an_end() {
+        let mut refs = Refcounts::new(geometry(4), 4, Some(10));
+        refs.enter(0, 0x400, vec![0; 512].into());
+        refs.set(0, 1);
+        assert_eq!(refs.begin(0).len(), 0);
+        // What the device holds there is not known.
+        let run = refs.take(20).unwrap();
+        assert_eq!((run.clusters, run.zeroed), (1..10, false));
+        assert_eq!(refs.take(1), Err(NoRun::Full));
+    }
+
+    #[test]
+    fn a_block_is_written_by_one_at_a_time() {
+        let mut refs = with_block(4);
+        let waker = Waker::noop();
+        refs.set(3, 1);
+        let [(index, version)] = refs.versions(&(3..4))[..] else {
+            panic!("one block");
+        };
+        let Settle::Write {
+            at,
+            bytes,
+            range,
+            version: now,
+        } = refs.settle(index, version, waker)
+        else {
+            panic!("nothing was written yet");
+        };
+        assert_eq!((at, &*bytes, now), (0x400 + 6, &[0, 1][..], version));
+        refs.set(4, 2);
+        let later = refs.versions(&(4..5));
+        assert!(matches!(
+            refs.settle(index, later[0].1, waker),
+            Settle::Wait
+        ));
+        // It failed: the next one writes both.
+        refs.written(index, range, None);
+        let Settle::Write {
+            at,
+            bytes,
+            range,
+            version,
+        } = refs.settle(index, version, waker)
+        else {
+            panic!("it failed");
+        };
+        assert_eq!((at, &*bytes), (0x400 + 6, &[0, 1, 0, 2][..]));
+        refs.written(index, range, Some(version));
+        assert!(matches!(
+            refs.settle(index, later[0].1, waker),
+            Settle::Done
+        ));
+        assert!(refs.settle_any().is_none());
+    }
+}

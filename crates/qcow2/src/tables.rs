@@ -1,0 +1,319 @@
+//! An image's L1 table, all of it, and of its L2 tables what was asked for lately.
+//!
+//! L2 tables are kept in slices of up to 4 KiB, whose entries are atomic: a slice is
+//! looked at without a lock, on any worker. It is written by the task that holds its guest clusters
+//! ([`crate::image::Writer::clusters`]), first on the disk and then in memory, so that what a guest
+//! finds here survives this process. The lock of the list of slices is taken by those who do not
+//! have theirs at hand, and never while a file is waited for.
+
+use crate::format::{Entry, Geometry, Mapping, table_entry};
+use crate::store::Store;
+use crate::wait::wait;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use sync::Unpoisoned;
+use volume::{IoError, IoErrorKind};
+
+/// Logarithm of the number of entries of a slice, where a table has so many.
+const SLICE_BITS: u32 = 9;
+
+/// The L1 table.
+#[derive(Debug)]
+pub(crate) struct L1 {
+    /// The byte where it lies.
+    pub(crate) at: u64,
+    entries: Box<[AtomicU64]>,
+}
+
+impl L1 {
+    /// As it was read; entries that are against the rules are none.
+    pub(crate) fn new(at: u64, bytes: &[u8]) -> Self {
+        Self {
+            at,
+            entries: numbers(bytes).map(AtomicU64::new).collect(),
+        }
+    }
+
+    /// Entries.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// An entry, as it is on the disk; none behind the end.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> u64 {
+        let entry = self.entries.get(index);
+        entry.map_or(0, |entry| entry.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set(&self, index: usize, entry: u64) {
+        if let Some(place) = self.entries.get(index) {
+            place.store(entry, Ordering::Release);
+        }
+    }
+
+    /// All entries, as they are on the disk.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        self.entries
+            .iter()
+            .map(|entry| entry.load(Ordering::Acquire))
+    }
+}
+
+/// Big-endian numbers of 64 bits.
+pub(crate) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    let (chunks, _) = bytes.as_chunks::<8>();
+    chunks.iter().map(|chunk| u64::from_be_bytes(*chunk))
+}
+
+/// A part of an L2 table.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    /// The byte where it lies.
+    at: u64,
+    entries: Box<[AtomicU64]>,
+    /// It was asked for since somebody last looked for one to forget.
+    used: AtomicBool,
+}
+
+impl Slice {
+    /// An entry; against the rules behind the end.
+    #[inline(always)]
+    pub(crate) fn get(&self, index: usize) -> Entry {
+        let entry = self.entries.get(index);
+        entry.map_or(Entry::INVALID, |entry| Entry(entry.load(Ordering::Acquire)))
+    }
+
+    /// Entries.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Where an entry lies in the file.
+    pub(crate) fn place(&self, index: usize) -> u64 {
+        self.at + index as u64 * 8
+    }
+
+    /// Sets an entry that is on the disk.
+    pub(crate) fn set(&self, index: usize, entry: Entry) {
+        if let Some(place) = self.entries.get(index) {
+            place.store(entry.0, Ordering::Release);
+        }
+    }
+}
+
+/// What there is to look at for a guest's cluster.
+#[derive(Debug, Clone)]
+pub(crate) enum Look {
+    Slice(Arc<Slice>),
+    /// There is no L2 table: none of its clusters is allocated.
+    NoTable,
+}
+
+enum Slot {
+    /// Somebody reads it; others wait.
+    Loading(Vec<Waker>),
+    Ready(Arc<Slice>),
+}
+
+/// The tables of an image.
+pub(crate) struct Tables {
+    geometry: Geometry,
+    layer: usize,
+    slice_bits: u32,
+    l1: Mutex<Arc<L1>>,
+    /// Counts L1 tables: it is replaced when the disk grows.
+    l1_count: AtomicU32,
+    slices: Mutex<HashMap<u64, Slot>>,
+    /// Slices that are kept.
+    most: usize,
+}
+
+impl Tables {
+    /// Of the image that is that layer of its chain. `bytes`: of L2 tables, in memory.
+    pub(crate) fn new(geometry: Geometry, layer: usize, l1: L1, bytes: u64) -> Self {
+        let slice_bits = geometry.table_bits().min(SLICE_BITS);
+        let most = usize::try_from(bytes >> (slice_bits + 3)).unwrap_or(usize::MAX);
+        Self {
+            geometry,
+            layer,
+            slice_bits,
+            l1: Mutex::new(Arc::new(l1)),
+            l1_count: AtomicU32::new(0),
+            slices: Mutex::default(),
+            most: most.max(16),
+        }
+    }
+
+    /// Logarithm of the number of clusters that a slice maps.
+    #[inline]
+    pub(crate) fn slice_bits(&self) -> u32 {
+        self.slice_bits
+    }
+
+    /// Slices that are kept in memory.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// The L1 table as it is now.
+    pub(crate) fn l1(&self) -> Arc<L1> {
+        self.l1.lock().unpoisoned().clone()
+    }
+
+    /// Which L1 table [`Tables::l1`] is.
+    #[inline]
+    pub(crate) fn l1_count(&self) -> u32 {
+        self.l1_count.load(Ordering::Acquire)
+    }
+
+    /// Puts another L1 table into its place.
+    pub(crate) fn replace_l1(&self, l1: L1) {
+        *self.l1.lock().unpoisoned() = Arc::new(l1);
+        self.l1_count.fetch_add(1, Ordering::Release);
+    }
+
+    /// The L1 entry of a slice.
+    #[inline]
+    pub(crate) fn l1_index(&self, slice: u64) -> usize {
+        let index = slice >> (self.geometry.table_bits() - self.slice_bits);
+        usize::try_from(index).unwrap_or(usize::MAX)
+    }
+
+    /// The slice, if it is in memory.
+    pub(crate) fn cached(&self, slice: u64) -> Option<Arc<Slice>> {
+        match self.slices.lock().unpoisoned().get(&slice) {
+            Some(Slot::Ready(found)) => {
+                found.used.store(true, Ordering::Relaxed);
+                Some(found.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// The slice, read where it is not in memory. `check` looks at each of its entries.
+    pub(crate) async fn look(
+        &self,
+        store: &impl Store,
+        slice: u64,
+        check: impl Fn(Entry) -> Entry,
+    ) -> Result<Look, IoError> {
+        loop {
+            let table = self.l1().get(self.l1_index(slice));
+            let Some((table, _)) = table_entry(table, &self.geometry) else {
+                return Err(IoErrorKind::MediaRead.into());
+            };
+            if table == 0 {
+                return Ok(Look::NoTable);
+            }
+            let loads = {
+                let mut slices = self.slices.lock().unpoisoned();
+                match slices.get(&slice) {
+                    Some(Slot::Ready(found)) => {
+                        found.used.store(true, Ordering::Relaxed);
+                        return Ok(Look::Slice(found.clone()));
+                    }
+                    Some(Slot::Loading(_)) => false,
+                    None => {
+                        slices.insert(slice, Slot::Loading(Vec::new()));
+                        true
+                    }
+                }
+            };
+            if loads {
+                let loading = Loading {
+                    tables: self,
+                    slice,
+                    done: None,
+                };
+                let found = self.load(store, slice, table, loading, &check).await?;
+                return Ok(Look::Slice(found));
+            }
+            wait(store, |context| {
+                match self.slices.lock().unpoisoned().get_mut(&slice) {
+                    Some(Slot::Loading(waiters)) => {
+                        waiters.push(context.waker().clone());
+                        Poll::Pending
+                    }
+                    _ => Poll::Ready(()),
+                }
+            })
+            .await?;
+        }
+    }
+
+    async fn load(
+        &self,
+        store: &impl Store,
+        slice: u64,
+        table: u64,
+        mut loading: Loading<'_>,
+        check: &impl Fn(Entry) -> Entry,
+    ) -> Result<Arc<Slice>, IoError> {
+        let in_table = slice & ((1 << (self.geometry.table_bits() - self.slice_bits)) - 1);
+        let at = table + (in_table << (self.slice_bits + 3));
+        let bytes = store.read(self.layer, at, 8 << self.slice_bits).await?;
+        let entries = numbers(&bytes).map(|entry| AtomicU64::new(check(Entry(entry)).0));
+        let found = Arc::new(Slice {
+            at,
+            entries: entries.collect(),
+            used: AtomicBool::new(true),
+        });
+        loading.done = Some(found.clone());
+        Ok(found)
+    }
+
+    /// Forgets slices that nobody has, when there are too many: of those that were not asked for
+    /// since this was last done, and then of all.
+    fn trim(&self, slices: &mut HashMap<u64, Slot>) {
+        for all in [false, true] {
+            if slices.len() <= self.most {
+                return;
+            }
+            // Some more than one, so that this is seldom.
+            let mut wanted = (slices.len() - self.most) + self.most / 16;
+            slices.retain(|_, slot| match slot {
+                Slot::Ready(slice) if wanted > 0 && Arc::strong_count(slice) == 1 => {
+                    let keep = slice.used.swap(false, Ordering::Relaxed) && !all;
+                    wanted -= usize::from(!keep);
+                    keep
+                }
+                _ => true,
+            });
+        }
+    }
+}
+
+/// The mapping of an entry, if it is in order: else the entry is replaced.
+pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
+    match entry.mapping(geometry) {
+        Mapping::Invalid => Entry::INVALID,
+        _ => entry,
+    }
+}
+
+/// A slice that is being read: whether it can be or not, those who wait go on.
+struct Loading<'a> {
+    tables: &'a Tables,
+    slice: u64,
+    done: Option<Arc<Slice>>,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        let mut slices = self.tables.slices.lock().unpoisoned();
+        let before = match self.done.take() {
+            Some(found) => slices.insert(self.slice, Slot::Ready(found)),
+            None => slices.remove(&self.slice),
+        };
+        if slices.len() > self.tables.most {
+            self.tables.trim(&mut slices);
+        }
+        drop(slices);
+        if let Some(Slot::Loading(waiters)) = before {
+            waiters.into_iter().for_each(Waker::wake);
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! A machine that loses its power, or a process that is killed, between any two operations of any
+//! tasks: what was flushed is there, what was not is old or new, and nothing else is ever seen.
+
+use super::Chance;
+use crate::blocking::{Blocking, block_on};
+use crate::chain::{Qcow2Options, open};
+use crate::image::Image;
+use crate::store::{Access, Outcome, Store};
+use crate::testing::{Make, see};
+use crate::write::Target;
+use dma::{Buffer, SegmentList};
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use volume::{Direct, Op};
+
+const SECTOR: usize = 512;
+
+/// What has reached the file, in order.
+enum Event {
+    Write(u64, Vec<u8>),
+    Flush,
+}
+
+/// Carries operations out when they are polled the second time, and writes down what they do.
+#[derive(Clone)]
+struct Recorder {
+    files: Blocking,
+    file: Rc<std::fs::File>,
+    log: Rc<RefCell<Vec<Event>>>,
+    /// Operations until the end of everything.
+    left: Rc<Cell<u64>>,
+}
+
+impl Store for Recorder {
+    type Shield = ();
+
+    fn start(&self, access: Access) -> impl Future<Output = Outcome> + 'static {
+        let this = self.clone();
+        let mut access = Some(access);
+        let mut polled = false;
+        std::future::poll_fn(move |context: &mut Context<'_>| {
+            if !std::mem::replace(&mut polled, true) {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let Some(left) = this.left.get().checked_sub(1) else {
+                // It never comes to that.
+                return Poll::Pending;
+            };
+            this.left.set(left);
+            Poll::Ready(this.carry_out(access.take().unwrap()))
+        })
+    }
+
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+
+    fn shield(&self) {}
+}
+
+impl Recorder {
+    fn carry_out(&self, access: Access) -> Outcome {
+        let bytes = match access.op {
+            Op::Read => None,
+            Op::Flush => {
+                self.log.borrow_mut().push(Event::Flush);
+                return (Ok(()), access.data);
+            }
+            Op::Write { .. } => {
+                let mut bytes = vec![0; access.len as usize];
+                access.data.copy_to(0, &mut bytes);
+                Some(bytes)
+            }
+            Op::WriteZeroes { .. } | Op::Deallocate => Some(vec![0; access.len as usize]),
+        };
+        match bytes {
+            None => block_on(self.files.start(access)),
+            Some(bytes) => {
+                self.file.write_all_at(&bytes, access.at).unwrap();
+                self.log.borrow_mut().push(Event::Write(access.at, bytes));
+                (Ok(()), access.data)
+            }
+        }
+    }
+}
+
+/// A sector of the disk, as its guest knows it.
+#[derive(Clone, Debug)]
+struct Sector {
+    /// What a reader may find after the end of everything; each is a number that fills it.
+    possible: Vec<u64>,
+    now: u64,
+    /// When it was changed last, and whether it is being changed.
+    changed: u64,
+    busy: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Write {
+        start: usize,
+        count: usize,
+        value: u64,
+        fua: bool,
+    },
+    Zero {
+        start: usize,
+        count: usize,
+        deallocate: bool,
+    },
+    Flush,
+}
+
+fn fill(value: u64, count: usize) -> Vec<u8> {
+    value.to_le_bytes().repeat(count * SECTOR / 8)
+}
+
+type Running = Pin<Box<dyn Future<Output = ()>>>;
+
+/// One disk's life: `loss` sectors of a hundred that were not flushed are lost at its end.
+fn live(seed: u64, loss: u64) {
+    let mut chance = Chance::new(seed);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.qcow2");
+    let cluster_bits = [9, 12, 13][chance.below(3) as usize];
+    let sectors = [900, 3000][chance.below(2) as usize];
+    let is_backed = chance.one_in(2);
+    let below: Vec<u8> = match is_backed {
+        true => {
+            let len = sectors - 100 * chance.below(4) as usize;
+            (0..len)
+                .flat_map(|n| fill(1_000_000 + n as u64, 1))
+                .collect()
+        }
+        false => Vec::new(),
+    };
+    std::fs::write(directory.path().join("base"), &below).unwrap();
+    Make {
+        size: (sectors * SECTOR) as u64,
+        cluster_bits,
+        refcount_order: [3, 4, 6][chance.below(3) as usize],
+        backing: is_backed.then_some(("base", "raw")),
+    }
+    .image(&path);
+    let options = Qcow2Options {
+        direct: Direct::Off,
+        backing: Some(directory.path().to_owned()),
+        ..Qcow2Options::default()
+    };
+    let opened = open(&path, &options).unwrap();
+    let start = std::fs::read(&path).unwrap();
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let recorder = Recorder {
+        files: opened.files.clone(),
+        file: Rc::new(file),
+        log: Rc::default(),
+        left: Rc::new(Cell::new(chance.below(3000))),
+    };
+    let images = Arc::new(opened.images);
+    let mut disk: Vec<Sector> = (0..sectors)
+        .map(|n| {
+            let now = match n * SECTOR < below.len() {
+                true => 1_000_000 + n as u64,
+                false => 0,
+            };
+            Sector {
+                possible: vec![now],
+                now,
+                changed: 0,
+                busy: false,
+            }
+        })
+        .collect();
+    run(&mut chance, &images, &recorder, &mut disk);
+    drop(images);
+    let log = std::mem::take(&mut *recorder.log.borrow_mut());
+    drop((recorder, opened.files));
+    let torn = tear(&mut chance, start, &log, loss);
+    if loss == 0 {
+        // The kernel has everything: the file itself.
+        assert_eq!(torn, std::fs::read(&path).unwrap(), "seed {seed}");
+        let seen = see(&torn, &below);
+        assert!(seen.wrong.is_empty(), "seed {seed}: {:?}", seen.wrong);
+        assert!(seen.dirty || seen.leaked == 0, "seed {seed}");
+    }
+    std::fs::write(&path, &torn).unwrap();
+    drop(open(&path, &options).unwrap_or_else(|error| panic!("seed {seed}: {error}")));
+    let seen = see(&std::fs::read(&path).unwrap(), &below);
+    assert!(seen.wrong.is_empty(), "seed {seed}: {:?}", seen.wrong);
+    assert_eq!((seen.leaked, seen.dirty), (0, false), "seed {seed}");
+    for (n, sector) in disk.iter().enumerate() {
+        let found = &seen.disk[n * SECTOR..][..SECTOR];
+        let is = |value: &u64| *found == *fill(*value, 1);
+        let fine = match loss {
+            // Whatever was answered is there.
+            0 if !sector.busy => is(&sector.now),
+            _ => sector.possible.iter().any(is),
+        };
+        assert!(
+            fine,
+            "seed {seed}, loss {loss}, clusters of 2^{cluster_bits}, backed {is_backed}: sector {n} \
+             is {:x?}, and may be {sector:?}",
+            &found[..8]
+        );
+    }
+}
+
+/// Has tasks do things until no operation is left.
+fn run(chance: &mut Chance, images: &Arc<Vec<Image>>, recorder: &Recorder, disk: &mut [Sector]) {
+    let mut running: Vec<(Work, u64, Running)> = Vec::new();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut time = 0;
+    // Tasks that wait for others are polled without effect; those that were to be carried out as
+    // the end came never go on.
+    let mut idle = 0;
+    while idle < 200 {
+        time += 1;
+        idle += u64::from(recorder.left.get() == 0);
+        if running.len() < 6 && chance.one_in(3) && recorder.left.get() > 0 {
+            let work = begin(chance, disk, time);
+            if let Some(work) = work {
+                running.push((work, time, task(images, recorder, work)));
+            }
+        }
+        if running.is_empty() {
+            continue;
+        }
+        let at = chance.below(running.len() as u64) as usize;
+        let (work, began, future) = &mut running[at];
+        if future.as_mut().poll(&mut context).is_ready() {
+            end(disk, *work, *began, time);
+            drop(running.swap_remove(at));
+        }
+        // What was freed comes to be used again.
+        if chance.one_in(50) && recorder.left.get() > 0 {
+            let (images, recorder) = (images.clone(), recorder.clone());
+            let mut reap = Box::pin(async move { images[0].reap(&recorder).await.map(drop) });
+            while recorder_goes_on(&mut reap, &mut context) {}
+        }
+        if chance.one_in(3) {
+            let writer = images[0].writer.as_ref().unwrap();
+            let seen = writer.epochs.join();
+            drop(seen);
+        }
+    }
+}
+
+fn recorder_goes_on(
+    reap: &mut Pin<Box<impl Future<Output = Result<(), volume::IoError>>>>,
+    context: &mut Context<'_>,
+) -> bool {
+    thread_local!(static TRIES: Cell<u32> = const { Cell::new(0) });
+    let goes_on = reap.as_mut().poll(context).is_pending();
+    TRIES.set(if goes_on { TRIES.get() + 1 } else { 0 });
+    goes_on && TRIES.get() % 1000 != 999
+}
+
+fn task(images: &Arc<Vec<Image>>, recorder: &Recorder, work: Work) -> Running {
+    let (images, store) = (images.clone(), recorder.clone());
+    Box::pin(async move {
+        let target = Target::new(&images, &store).unwrap();
+        let done = match work {
+            Work::Write {
+                start,
+                count,
+                value,
+                fua,
+            } => {
+                let data = SegmentList::owned(Buffer::from_slice(&fill(value, count)));
+                target.write((start * SECTOR) as u64, &data, fua).await
+            }
+            Work::Zero {
+                start,
+                count,
+                deallocate,
+            } => {
+                let op = Op::WriteZeroes {
+                    deallocate,
+                    fua: false,
+                };
+                target
+                    .zero((start * SECTOR) as u64, (count * SECTOR) as u64, op)
+                    .await
+            }
+            Work::Flush => target.writer.flush(&store).await,
+        };
+        done.unwrap();
+    })
+}
+
+fn begin(chance: &mut Chance, disk: &mut [Sector], time: u64) -> Option<Work> {
+    if chance.one_in(8) {
+        return Some(Work::Flush);
+    }
+    let start = chance.below(disk.len() as u64) as usize;
+    let most = [1, 8, 40, 200][chance.below(4) as usize];
+    let count = (1 + chance.below(most) as usize).min(disk.len() - start);
+    let range = &mut disk[start..start + count];
+    if range.iter().any(|sector| sector.busy) {
+        return None;
+    }
+    let work = match chance.below(4) {
+        0 => Work::Zero {
+            start,
+            count,
+            deallocate: chance.one_in(2),
+        },
+        _ => Work::Write {
+            start,
+            count,
+            value: time,
+            fua: chance.one_in(8),
+        },
+    };
+    let value = match work {
+        Work::Write { value, .. } => value,
+        _ => 0,
+    };
+    for sector in range {
+        sector.busy = true;
+        sector.possible.push(value);
+        sector.changed = u64::MAX;
+    }
+    Some(work)
+}
+
+/// The guest is answered.
+fn end(disk: &mut [Sector], work: Work, began: u64, time: u64) {
+    let (start, count, value, fua) = match work {
+        Work::Write {
+            start,
+            count,
+            value,
+            fua,
+        } => (start, count, value, fua),
+        Work::Zero { start, count, .. } => (start, count, 0, false),
+        Work::Flush => {
+            for sector in disk.iter_mut().filter(|sector| sector.changed < began) {
+                sector.possible = vec![sector.now];
+            }
+            return;
+        }
+    };
+    for sector in &mut disk[start..start + count] {
+        (sector.busy, sector.now, sector.changed) = (false, value, time);
+        if fua {
+            sector.possible = vec![value];
+        }
+    }
+}
+
+/// The file after a loss: what was flushed, and of the rest some sectors.
+fn tear(chance: &mut Chance, start: Vec<u8>, log: &[Event], loss: u64) -> Vec<u8> {
+    let mut file = start;
+    let durable = log
+        .iter()
+        .rposition(|event| matches!(event, Event::Flush))
+        .unwrap_or(0);
+    for (number, event) in log.iter().enumerate() {
+        let Event::Write(at, bytes) = event else {
+            continue;
+        };
+        let mut at = *at as usize;
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let len = rest.len().min(SECTOR - at % SECTOR);
+            let (piece, more) = rest.split_at(len);
+            if number < durable || loss == 0 || chance.below(100) >= loss {
+                if file.len() < at + len {
+                    file.resize(at + len, 0);
+                }
+                file[at..at + len].copy_from_slice(piece);
+            }
+            (at, rest) = (at + len, more);
+        }
+    }
+    file
+}
+
+fn lives(loss: u64) {
+    let count = match std::env::var("VNVME_LIVES") {
+        Ok(text) => text.parse().unwrap(),
+        Err(_) => 40,
+    };
+    for seed in 0..count {
+        live(seed, loss);
+    }
+}
+
+#[test]
+fn nothing_is_lost_when_the_process_is_killed() {
+    lives(0);
+}
+
+#[test]
+fn what_was_flushed_survives_a_loss_of_power() {
+    lives(50);
+}
+
+#[test]
+fn what_was_flushed_survives_when_all_else_is_lost() {
+    lives(100);
+}
+
+#[test]
+fn nothing_else_is_seen_when_nearly_all_has_reached_the_disk() {
+    lives(5);
+}
+
+/// Nothing here writes to the files behind an image.
+#[test]
+fn files_behind_are_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = directory.path().join("base");
+    std::fs::write(&base, vec![7; 1 << 20]).unwrap();
+    let path = directory.path().join("disk");
+    Make {
+        backing: Some(("base", "raw")),
+        ..Make::default()
+    }
+    .image(&path);
+    let options = Qcow2Options {
+        backing: Some(base.clone()),
+        ..Qcow2Options::default()
+    };
+    let opened = open(&path, &options).unwrap();
+    let target = Target::new(&opened.images, &opened.files).unwrap();
+    let data = SegmentList::owned(Buffer::from_slice(&[9; 4096]));
+    block_on(target.write(4096, &data, true)).unwrap();
+    drop(opened);
+    check_content(&path, &base);
+}
+
+fn check_content(path: &Path, base: &Path) {
+    let below = std::fs::read(base).unwrap();
+    assert!(below.iter().all(|&byte| byte == 7));
+    let seen = see(&std::fs::read(path).unwrap(), &below);
+    assert!(seen.disk[..4096].iter().all(|&byte| byte == 7));
+    assert!(seen.disk[4096..8192].iter().all(|&byte| byte == 9));
+    assert!(seen.disk[8192..1 << 20].iter().all(|&byte| byte == 7));
+    assert!(seen.disk[1 << 20..].iter().all(|&byte| byte == 0));
+    assert!(seen.wrong.is_empty() && seen.leaked == 0);
+}

@@ -1,0 +1,270 @@
+//! An image as a [`Volume`].
+
+use crate::blocking::{Blocking, block_on};
+use crate::chain::{self, Qcow2Options};
+use crate::error::ImageError;
+use crate::image::{Image, Writer};
+use crate::queue::ImageQueue;
+use crate::read::read;
+use dma::{Buffer, SegmentList};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use volume::{Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, Volume, VolumeError};
+
+/// For so many looks at its size, a second apart, an image is at rest until its header says so.
+const REST: u32 = 10;
+/// How long the end of a volume waits for the header to say so.
+const END_LIMIT: Duration = Duration::from_secs(4);
+
+/// A qcow2 image, with the chain behind it.
+#[derive(Debug)]
+pub struct Qcow2Volume {
+    images: Arc<Vec<Image>>,
+    files: Blocking,
+    info: Info,
+    /// The size that was told last.
+    told: AtomicU64,
+    /// The tables' changes when its size was last looked at, and for how many looks there were
+    /// none.
+    changes: AtomicU64,
+    rest: AtomicU32,
+}
+
+impl Qcow2Volume {
+    /// Opens an image, and all that is behind it.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn open(path: &Path, options: &Qcow2Options) -> Result<Self, ImageError> {
+        let chain = chain::open(path, options)?;
+        let info = info(&chain.images, options.read_only);
+        Ok(Self {
+            told: info.size.into(),
+            changes: AtomicU64::new(0),
+            rest: AtomicU32::new(0),
+            info,
+            images: Arc::new(chain.images),
+            files: chain.files,
+        })
+    }
+
+    fn image(&self) -> Option<(&Image, Option<&Writer>)> {
+        let image = self.images.first()?;
+        Some((image, image.writer.as_ref()))
+    }
+
+    fn size(&self) -> u64 {
+        self.image().map_or(0, |(image, _)| image.size())
+    }
+
+    fn failed(&self, what: &'static str, error: IoError) -> VolumeError {
+        VolumeError::System {
+            path: self
+                .image()
+                .map(|(image, _)| image.path.clone())
+                .unwrap_or_default(),
+            what,
+            error: match error.errno {
+                0 => std::io::Error::other(error.kind.as_str()),
+                errno => std::io::Error::from_raw_os_error(errno),
+            },
+        }
+    }
+
+    /// Why the disk cannot have that size.
+    fn refuse_size(&self, bytes: u64) -> Option<&'static str> {
+        if !bytes.is_multiple_of(self.info.block_size.into()) || bytes >= 1 << 56 {
+            return Some("it is no whole number of blocks, or too large");
+        }
+        if bytes < self.size() {
+            return Some(
+                "an image that is served can only grow; shrink it with qemu-img resize --shrink",
+            );
+        }
+        if self
+            .images
+            .get(1)
+            .is_some_and(|below| below.size() > self.size())
+        {
+            return Some(
+                "its backing file is larger than the disk, whose new part would show what is there; \
+                 resize it with qemu-img resize",
+            );
+        }
+        None
+    }
+}
+
+fn info(images: &[Image], read_only: bool) -> Info {
+    let image = images.first();
+    let file = image.map(|image| image.data.info());
+    let cluster = image.map_or(1 << 16, |image| image.geometry.cluster_size());
+    let is_alone = images.len() == 1;
+    let zeroes = file
+        .as_ref()
+        .is_some_and(|file| file.zeroes_after_deallocate);
+    let block = images
+        .iter()
+        .map(|image| image.data.unit())
+        .max()
+        .unwrap_or(0)
+        .max(512);
+    Info {
+        size: image.map_or(0, Image::size),
+        // At most a page.
+        block_size: u32::try_from(block).unwrap_or(4096),
+        optimal_io: file.as_ref().map_or(4096, |file| file.optimal_io.max(4096)),
+        read_only,
+        volatile_cache: true,
+        deallocate: !read_only,
+        deallocate_granularity: if read_only { 0 } else { cluster as u32 },
+        zeroes_after_deallocate: !read_only && is_alone && zeroes,
+        write_zeroes: !read_only,
+        kind: Kind::File,
+        description: describe(images, read_only),
+    }
+}
+
+fn describe(images: &[Image], read_only: bool) -> String {
+    let Some((image, below)) = images.split_first() else {
+        return String::new();
+    };
+    let size = image.geometry.cluster_size();
+    let clusters = match size >> 10 {
+        0 => format!("{size} bytes"),
+        kib => format!("{kib} KiB"),
+    };
+    let how = match image.data.is_direct() {
+        true => "direct I/O",
+        false => "buffered I/O",
+    };
+    let only = if read_only { ", read-only" } else { "" };
+    let behind: Vec<String> = below
+        .iter()
+        .map(|image| image.path.display().to_string())
+        .collect();
+    let behind = match behind.is_empty() {
+        true => String::new(),
+        false => format!(", on {}", behind.join(", on ")),
+    };
+    format!(
+        "qcow2 image {}, clusters of {clusters}, {how}{only}{behind}",
+        image.path.display()
+    )
+}
+
+impl Volume for Qcow2Volume {
+    fn info(&self) -> Info {
+        Info {
+            size: self.size(),
+            ..self.info.clone()
+        }
+    }
+
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        let queue = ImageQueue::new(self.images.clone(), self.info(), io)?;
+        Ok(OpenQueue::with_fast_path(queue))
+    }
+
+    fn id(&self) -> Vec<u8> {
+        let id = self.image().map(|(image, _)| image.data.id());
+        [b"qcow2:", id.unwrap_or_default().as_slice()].concat()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
+    }
+
+    fn extent(&self) -> Option<Extent> {
+        let (image, _) = self.image()?;
+        image.extent()
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), VolumeError> {
+        let (image, Some(writer)) = self.image().ok_or(VolumeError::FixedSize)? else {
+            return Err(VolumeError::ReadOnlyMedium {
+                path: self
+                    .image()
+                    .map(|(image, _)| image.path.clone())
+                    .unwrap_or_default(),
+            });
+        };
+        if let Some(why) = self.refuse_size(bytes) {
+            return Err(VolumeError::Size { size: bytes, why });
+        }
+        let grown = block_on(image.grow(writer, &self.files, bytes));
+        grown.map_err(|error| self.failed("cannot be resized", error))
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
+        let data = SegmentList::owned(Buffer::new(buffer.len()));
+        let result = block_on(read(&self.images, &self.files, 0, offset, &data));
+        Some(
+            result.and_then(|()| match data.copy_to(0, buffer) == buffer.len() {
+                true => Ok(()),
+                false => Err(IoErrorKind::Memory.into()),
+            }),
+        )
+    }
+
+    /// Here nobody waits: the header of an image that is at rest says that it is in order.
+    fn refresh(&self) -> Result<bool, VolumeError> {
+        let size = self.size();
+        if let Some((_, Some(writer))) = self.image() {
+            let changes = writer.changes();
+            let quiet = self.changes.swap(changes, Ordering::Relaxed) == changes;
+            let rest = match quiet && writer.is_at_rest() {
+                true => self.rest.fetch_add(1, Ordering::Relaxed) + 1,
+                false => {
+                    self.rest.store(0, Ordering::Relaxed);
+                    0
+                }
+            };
+            if rest >= REST {
+                self.rest.store(0, Ordering::Relaxed);
+                let ended = block_on(writer.end(&self.files));
+                ended.map_err(|error| self.failed("its header cannot be written", error))?;
+            }
+        }
+        Ok(self.told.swap(size, Ordering::Relaxed) != size)
+    }
+}
+
+impl Drop for Qcow2Volume {
+    /// The header says that the image is in order, if it can be written soon.
+    fn drop(&mut self) {
+        let is_dirty = self
+            .image()
+            .is_some_and(|(_, w)| w.is_some_and(Writer::is_at_rest));
+        if !is_dirty {
+            return;
+        }
+        let (images, files) = (self.images.clone(), self.files.clone());
+        let (told, tell) = mpsc::channel();
+        let closing = move || {
+            if let Some(writer) = images.first().and_then(|image| image.writer.as_ref())
+                && let Err(error) = block_on(writer.end(&files))
+            {
+                tracing::warn!("an image was not closed in order: {error}");
+            }
+            // Its files are closed before others know of it.
+            drop((images, files));
+            let _ = told.send(());
+        };
+        let builder = std::thread::Builder::new().name("qcow2".into());
+        if builder.spawn(closing).is_ok() {
+            let _ = tell.recv_timeout(END_LIMIT);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Qcow2Volume {
+    /// Clusters wait for their next use.
+    pub(crate) fn has_limbo(&self) -> bool {
+        self.image()
+            .is_some_and(|(_, writer)| writer.is_some_and(Writer::has_limbo))
+    }
+}

@@ -1,0 +1,87 @@
+//! What tasks of several workers wait for, and for whom. Nothing here is held while a file is
+//! waited for but by those who say so.
+
+use crate::store::Store;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::task::{Context, Poll, Waker};
+use sync::Unpoisoned;
+use volume::{IoError, IoErrorKind};
+
+/// Waits until `ready` says something; it leaves the waker where it is woken. Ends early when
+/// nobody wants the result any more.
+pub(crate) async fn wait<T>(
+    store: &impl Store,
+    mut ready: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<T, IoError> {
+    poll_fn(|context| match ready(context) {
+        Poll::Ready(value) => Poll::Ready(Ok(value)),
+        Poll::Pending if store.is_cancelled() => Poll::Ready(Err(IoErrorKind::Aborted.into())),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+/// Has the others of its worker go on first.
+pub(crate) async fn pause() {
+    let mut paused = false;
+    poll_fn(|context| match std::mem::replace(&mut paused, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+/// Ranges of numbers, each of which one task has at a time.
+#[derive(Debug, Default)]
+pub(crate) struct RangeLocks(Mutex<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    ranges: Vec<Range<u64>>,
+    waiters: Vec<Waker>,
+}
+
+/// A range that is held until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it releases the range"]
+pub(crate) struct RangeGuard<'a> {
+    locks: &'a RangeLocks,
+    range: Range<u64>,
+}
+
+impl RangeLocks {
+    /// Waits until nobody has any of these numbers.
+    pub(crate) async fn lock(
+        &self,
+        store: &impl Store,
+        range: Range<u64>,
+    ) -> Result<RangeGuard<'_>, IoError> {
+        wait(store, |context| {
+            let mut held = self.0.lock().unpoisoned();
+            let overlaps = |one: &Range<u64>| one.start < range.end && range.start < one.end;
+            if held.ranges.iter().any(overlaps) {
+                held.waiters.push(context.waker().clone());
+                return Poll::Pending;
+            }
+            held.ranges.push(range.clone());
+            Poll::Ready(())
+        })
+        .await?;
+        Ok(RangeGuard { locks: self, range })
+    }
+}
+
+impl Drop for RangeGuard<'_> {
+    fn drop(&mut self) {
+        let mut held = self.locks.0.lock().unpoisoned();
+        if let Some(at) = held.ranges.iter().position(|range| *range == self.range) {
+            held.ranges.swap_remove(at);
+        }
+        held.waiters.drain(..).for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,520 @@
+//! Writing an image, what is not one operation on its file: clusters that are allocated, zeroed or
+//! freed. [`Writer`] says in which order.
+
+use crate::format::{Entry, Mapping};
+use crate::image::{Allocated, Image, Writer};
+use crate::read::{Started, read};
+use crate::store::{Access, Part, Store};
+use crate::tables::{Look, Slice};
+use crate::wait::pause;
+use dma::{Buffer, SegmentList};
+use std::ops::Range;
+use volume::{IoError, IoErrorKind, Op};
+
+const WRITE: Op = Op::Write { fua: false };
+
+/// An image that is written, with the chain behind it.
+pub(crate) struct Target<'a, S> {
+    pub(crate) images: &'a [Image],
+    pub(crate) image: &'a Image,
+    pub(crate) writer: &'a Writer,
+    pub(crate) store: &'a S,
+}
+
+/// A write to the image's file from a request's memory.
+struct Move {
+    at: u64,
+    from: u64,
+    len: u64,
+}
+
+/// Moves beside each other, in the file and in memory, are one.
+fn join(moves: &mut Vec<Move>, next: Move) {
+    match moves.last_mut() {
+        Some(last) if last.at + last.len == next.at && last.from + last.len == next.from => {
+            last.len += next.len;
+        }
+        _ => moves.push(next),
+    }
+}
+
+/// A part of a request, within one slice.
+#[derive(Clone, Copy)]
+struct Span {
+    /// On the disk.
+    offset: u64,
+    len: u64,
+    /// In the request's memory.
+    from: u64,
+}
+
+impl<'a, S: Store> Target<'a, S> {
+    /// The image of a chain, if it may be written.
+    pub(crate) fn new(images: &'a [Image], store: &'a S) -> Result<Self, IoError> {
+        let image = images.first().ok_or(IoErrorKind::Gone)?;
+        Ok(Self {
+            images,
+            image,
+            writer: image.writer.as_ref().ok_or(IoErrorKind::ReadOnly)?,
+            store,
+        })
+    }
+
+    fn cluster_size(&self) -> u64 {
+        self.image.geometry.cluster_size()
+    }
+
+    fn bits(&self) -> u32 {
+        self.image.geometry.cluster_bits
+    }
+
+    /// Bytes of the disk that a slice maps.
+    fn slice_bytes(&self) -> u64 {
+        let bits = self
+            .image
+            .tables
+            .as_ref()
+            .map_or(0, |tables| tables.slice_bits());
+        1 << (bits + self.bits())
+    }
+
+    /// The place in its slice of the cluster that a byte lies in.
+    fn index(&self, offset: u64) -> usize {
+        ((offset & (self.slice_bytes() - 1)) >> self.bits()) as usize
+    }
+
+    /// Clusters that a range touches.
+    fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
+        offset >> self.bits()..self.image.geometry.clusters(offset + len)
+    }
+
+    /// What is behind the image has bytes of its own there.
+    fn is_backed(&self, offset: u64) -> bool {
+        let below = self.images.get(1);
+        below.is_some_and(|below| offset < below.size())
+    }
+
+    /// Writes all of `data`.
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        data: &SegmentList,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        let (slice, len) = (self.slice_bytes(), data.len_bytes());
+        let mut done = 0;
+        while done < len {
+            let offset = offset + done;
+            let span = Span {
+                offset,
+                len: (len - done).min(slice - (offset & (slice - 1))),
+                from: done,
+            };
+            self.write_span(span, data).await?;
+            done += span.len;
+            if done < len {
+                pause().await;
+            }
+        }
+        match fua {
+            true => self.writer.flush(self.store).await,
+            false => Ok(()),
+        }
+    }
+
+    async fn write_span(&self, span: Span, data: &SegmentList) -> Result<(), IoError> {
+        let number = span.offset / self.slice_bytes();
+        if let Look::Slice(slice) = self.image.look(self.store, number).await?
+            && let Some(moves) = self.in_place(&slice, span)
+        {
+            let mut started = Started::default();
+            self.start(&mut started, moves, data);
+            return started.all().await;
+        }
+        let clusters = self.clusters(span.offset, span.len);
+        let _turn = self.writer.clusters.lock(self.store, clusters).await?;
+        let _change = self.writer.begin(self.store).await?;
+        let slice = self
+            .image
+            .slice_to_write(self.writer, self.store, number)
+            .await?;
+        let mut plan = Plan::default();
+        let planned = self.plan(&slice, span, data, &mut plan).await;
+        let Plan {
+            allocated,
+            entries,
+            moves,
+            mut started,
+            barrier,
+        } = plan;
+        if planned.is_ok() {
+            self.start(&mut started, moves, data);
+        }
+        let mut written = planned;
+        for new in &allocated {
+            if written.is_ok() {
+                written = new.settle(self.store).await;
+            }
+        }
+        // Nothing is on its way to clusters that are freed.
+        written = written.and(started.all().await);
+        written?;
+        if barrier {
+            self.writer.flush(self.store).await?;
+        }
+        let first = self.index(span.offset);
+        if entries
+            .iter()
+            .enumerate()
+            .all(|(at, entry)| slice.get(first + at) == *entry)
+        {
+            return Ok(());
+        }
+        let (image, writer, store) = (self.image, self.writer, self.store);
+        let set = image
+            .set_entries(writer, store, &slice, first, &entries)
+            .await;
+        allocated.into_iter().for_each(|new| new.keep(&set));
+        set
+    }
+
+    /// The moves of a span whose clusters may all be written where they are.
+    fn in_place(&self, slice: &Slice, span: Span) -> Option<Vec<Move>> {
+        let mut moves = Vec::new();
+        for piece in self.pieces(span) {
+            let host = slice.get(piece.index).plain(true)?;
+            join(&mut moves, piece.to(host));
+        }
+        Some(moves)
+    }
+
+    /// A span by clusters.
+    fn pieces(&self, span: Span) -> impl Iterator<Item = Piece> + use<S> {
+        let (size, first) = (self.cluster_size(), self.index(span.offset));
+        let start = span.offset & !(size - 1);
+        let clusters = self.clusters(span.offset, span.len);
+        (0..clusters.end - clusters.start).map(move |n| {
+            let cluster = start + n * size;
+            let begin = span.offset.max(cluster);
+            let end = (span.offset + span.len).min(cluster + size);
+            Piece {
+                index: first + n as usize,
+                cluster,
+                within: begin - cluster,
+                len: end - begin,
+                from: span.from + (begin - span.offset),
+            }
+        })
+    }
+
+    /// What is to be written, and where: clusters are allocated for it, and those are started that
+    /// are only written in part.
+    async fn plan<'p>(
+        &self,
+        slice: &Slice,
+        span: Span,
+        data: &SegmentList,
+        plan: &mut Plan<'p>,
+    ) -> Result<(), IoError>
+    where
+        'a: 'p,
+    {
+        let pieces: Vec<Piece> = self.pieces(span).collect();
+        let mapping = |piece: &Piece| slice.get(piece.index).mapping(&self.image.geometry);
+        let is_new = |piece: &Piece| {
+            use Mapping::{Compressed, Unallocated, Zero};
+            matches!(
+                mapping(piece),
+                Unallocated | Zero { host: None } | Compressed { .. }
+            )
+        };
+        // Clusters that were allocated for those that come.
+        let mut ready: Range<u64> = 0..0;
+        let mut zeroed = false;
+        for (at, piece) in pieces.iter().enumerate() {
+            let (host, zeroed) = match mapping(piece) {
+                Mapping::Data { host, copied: true } => {
+                    plan.entries.push(Entry::data(host));
+                    join(&mut plan.moves, piece.to(host));
+                    continue;
+                }
+                // Kept for it, and nobody knows what is there.
+                Mapping::Zero { host: Some(host) } => (host, false),
+                Mapping::Invalid | Mapping::Data { .. } => {
+                    return Err(IoErrorKind::MediaWrite.into());
+                }
+                _ => {
+                    if ready.is_empty() {
+                        let following = pieces.iter().skip(at);
+                        let most = following.take_while(|piece| is_new(piece)).count();
+                        let (image, writer) = (self.image, self.writer);
+                        let new = image.allocate(writer, self.store, most as u64).await?;
+                        (ready, zeroed) = (new.run.clusters.clone(), new.run.zeroed);
+                        plan.allocated.push(new);
+                    }
+                    let cluster = ready.next().ok_or(IoErrorKind::NoSpace)?;
+                    (cluster << self.bits(), zeroed)
+                }
+            };
+            plan.entries.push(Entry::data(host));
+            let is_whole = piece.within == 0 && piece.len == self.cluster_size();
+            let reads_zeroes = match mapping(piece) {
+                Mapping::Zero { .. } => true,
+                Mapping::Unallocated => !self.is_backed(piece.cluster),
+                _ => false,
+            };
+            // What the guest finds after a loss of power is old or new: zeroes, where the cluster
+            // has not reached the disk, are old only where there was nothing.
+            plan.barrier |= !(reads_zeroes && zeroed);
+            if is_whole || (reads_zeroes && zeroed) {
+                join(&mut plan.moves, piece.to(host));
+                continue;
+            }
+            let copy = self.merge(piece, reads_zeroes, data).await?;
+            plan.started.below_most().await?;
+            plan.started.push(self.store.start(Access {
+                layer: 0,
+                part: Part::Data,
+                op: WRITE,
+                at: host,
+                len: self.cluster_size(),
+                data: copy,
+            }));
+        }
+        Ok(())
+    }
+
+    /// A whole cluster as it will be: what it was, and a piece of the request.
+    async fn merge(
+        &self,
+        piece: &Piece,
+        reads_zeroes: bool,
+        data: &SegmentList,
+    ) -> Result<SegmentList, IoError> {
+        let size = self.cluster_size();
+        let mut copy = SegmentList::owned(Buffer::new(size as usize));
+        if !reads_zeroes {
+            // Behind the disk's end there is nothing to be seen by anybody, ever.
+            let there = size.min(self.image.size().saturating_sub(piece.cluster));
+            let mut part = SegmentList::new();
+            copy.slice(0, there, &mut part);
+            read(self.images, self.store, 0, piece.cluster, &part).await?;
+        }
+        let within = piece.within as usize;
+        let bytes = copy.buffer().ok_or(IoErrorKind::Invalid)?;
+        let bytes = bytes.get_mut(within..within + piece.len as usize);
+        let bytes = bytes.ok_or(IoErrorKind::Invalid)?;
+        if data.copy_to(piece.from, bytes) != bytes.len() {
+            return Err(IoErrorKind::Memory.into());
+        }
+        Ok(copy)
+    }
+
+    fn start(&self, started: &mut Started, moves: Vec<Move>, data: &SegmentList) {
+        for Move { at, from, len } in moves {
+            let mut memory = SegmentList::new();
+            data.slice(from, len, &mut memory);
+            started.push(self.store.start(Access {
+                layer: 0,
+                part: Part::Data,
+                op: WRITE,
+                at,
+                len,
+                data: memory,
+            }));
+        }
+    }
+
+    /// Has a range read as zeroes, or gives its space to the file system.
+    pub(crate) async fn zero(&self, offset: u64, len: u64, op: Op) -> Result<(), IoError> {
+        let slice = self.slice_bytes();
+        let mut done = 0;
+        while done < len {
+            let offset = offset + done;
+            let span = Span {
+                offset,
+                len: (len - done).min(slice - (offset & (slice - 1))),
+                from: 0,
+            };
+            done += self.zero_span(span, len - done, op).await?;
+            if done < len {
+                pause().await;
+            }
+        }
+        match op {
+            Op::WriteZeroes { fua: true, .. } => self.writer.flush(self.store).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Does a span, or, where there is no table, more of what is `left`; returns how much.
+    async fn zero_span(&self, span: Span, left: u64, op: Op) -> Result<u64, IoError> {
+        let number = span.offset / self.slice_bytes();
+        let looked = self.image.look(self.store, number).await?;
+        if matches!(looked, Look::NoTable) && !self.is_backed(span.offset) {
+            // All of what the L2 table would map.
+            let table = self.cluster_size() << self.image.geometry.table_bits();
+            return Ok(left.min(table - (span.offset & (table - 1))));
+        }
+        let size = self.cluster_size();
+        let mut whole: Option<Span> = None;
+        for piece in self.pieces(span) {
+            // The disk's last cluster ends with the disk.
+            let end = self.image.size() - piece.cluster;
+            if piece.within == 0 && piece.len == size.min(end) {
+                let first = whole.get_or_insert(Span {
+                    offset: piece.cluster,
+                    len: 0,
+                    from: 0,
+                });
+                first.len += piece.len;
+            } else {
+                self.zero_piece(number, &piece, op).await?;
+            }
+        }
+        if let Some(whole) = whole {
+            self.zero_clusters(number, whole, op).await?;
+        }
+        Ok(span.len)
+    }
+
+    /// A part of a cluster.
+    async fn zero_piece(&self, number: u64, piece: &Piece, op: Op) -> Result<(), IoError> {
+        let mapping = match self.image.look(self.store, number).await? {
+            Look::Slice(slice) => slice.get(piece.index).mapping(&self.image.geometry),
+            Look::NoTable => Mapping::Unallocated,
+        };
+        let discards = op == Op::Deallocate;
+        match mapping {
+            Mapping::Data { host, copied: true } => {
+                let (at, len) = (host + piece.within, piece.len);
+                let op = match op {
+                    Op::WriteZeroes { deallocate, .. } => Op::WriteZeroes {
+                        deallocate,
+                        fua: false,
+                    },
+                    op => op,
+                };
+                match self.store.change(op, at, len).await {
+                    Err(error) if discards && error.kind == IoErrorKind::Unsupported => Ok(()),
+                    result => result,
+                }
+            }
+            Mapping::Invalid | Mapping::Data { .. } => Err(IoErrorKind::MediaWrite.into()),
+            _ if discards => Ok(()),
+            Mapping::Zero { .. } => Ok(()),
+            Mapping::Unallocated if !self.is_backed(piece.cluster) => Ok(()),
+            _ => {
+                let zeroes = SegmentList::owned(Buffer::new(piece.len as usize));
+                let span = Span {
+                    offset: piece.cluster + piece.within,
+                    len: piece.len,
+                    from: 0,
+                };
+                self.write_span(span, &zeroes).await
+            }
+        }
+    }
+
+    /// Whole clusters of a slice.
+    async fn zero_clusters(&self, number: u64, span: Span, op: Op) -> Result<(), IoError> {
+        let clusters = self.clusters(span.offset, span.len);
+        let _turn = self.writer.clusters.lock(self.store, clusters).await?;
+        let frees = !matches!(
+            op,
+            Op::WriteZeroes {
+                deallocate: false,
+                ..
+            }
+        );
+        let slice = match self.image.look(self.store, number).await? {
+            Look::Slice(slice) => slice,
+            Look::NoTable => {
+                let _change = self.writer.begin(self.store).await?;
+                self.image
+                    .slice_to_write(self.writer, self.store, number)
+                    .await?
+            }
+        };
+        let (mut entries, mut moves) = (Vec::new(), Vec::new());
+        for piece in self.pieces(span) {
+            let entry = slice.get(piece.index);
+            // What is behind it would be seen again.
+            let nothing = match self.is_backed(piece.cluster) {
+                true => Entry::zero(),
+                false => Entry(0),
+            };
+            entries.push(match entry.mapping(&self.image.geometry) {
+                Mapping::Invalid => return Err(IoErrorKind::MediaWrite.into()),
+                Mapping::Unallocated => nothing,
+                Mapping::Zero { host: None } => entry,
+                Mapping::Compressed { .. } => nothing,
+                Mapping::Data { copied: false, .. } => return Err(IoErrorKind::MediaWrite.into()),
+                Mapping::Data { .. } | Mapping::Zero { .. } if frees => nothing,
+                Mapping::Data { host, .. } => {
+                    join(&mut moves, piece.to(host));
+                    entry
+                }
+                Mapping::Zero { .. } => entry,
+            });
+        }
+        let op = Op::WriteZeroes {
+            deallocate: false,
+            fua: false,
+        };
+        for Move { at, len, .. } in moves {
+            self.store.change(op, at, len).await?;
+        }
+        let first = self.index(span.offset);
+        if entries
+            .iter()
+            .enumerate()
+            .all(|(at, entry)| slice.get(first + at) == *entry)
+        {
+            return Ok(());
+        }
+        let _change = self.writer.begin(self.store).await?;
+        let (image, writer, store) = (self.image, self.writer, self.store);
+        image
+            .set_entries(writer, store, &slice, first, &entries)
+            .await
+    }
+}
+
+/// A part of a request in one cluster.
+struct Piece {
+    /// In the slice.
+    index: usize,
+    /// Where the cluster begins on the disk.
+    cluster: u64,
+    /// Where the part begins in the cluster.
+    within: u64,
+    len: u64,
+    /// Where it begins in the request's memory.
+    from: u64,
+}
+
+impl Piece {
+    /// It goes to the cluster that begins at that byte.
+    fn to(&self, host: u64) -> Move {
+        Move {
+            at: host + self.within,
+            from: self.from,
+            len: self.len,
+        }
+    }
+}
+
+/// What a write does.
+#[derive(Default)]
+struct Plan<'a> {
+    allocated: Vec<Allocated<'a>>,
+    /// The entries as they will be.
+    entries: Vec<Entry>,
+    /// From the request's memory.
+    moves: Vec<Move>,
+    /// Clusters that are written as a whole, from a copy.
+    started: Started,
+    /// The clusters are durable before anything leads to them.
+    barrier: bool,
+}

@@ -1,0 +1,84 @@
+//! Requests that a volume makes for itself, on its worker's ring.
+//!
+//! The completions of a ring's requests go to the ring's poller, who knows them by their tags. A
+//! volume that reads and writes for purposes of its own (an image's tables, one guest's request in
+//! several parts) opens what it stands on by a [`Lane`]: its completions wait there, and its tags
+//! mean nothing to anybody else.
+
+use super::Io;
+use crate::{Completion, VolumeError};
+use std::cell::{OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// Where the completions of a lane wait for their owner.
+#[derive(Debug, Default)]
+pub(crate) struct LaneEnd(RefCell<VecDeque<Completion>>);
+
+impl LaneEnd {
+    pub(super) fn put(&self, completion: Completion) {
+        self.0.borrow_mut().push_back(completion);
+    }
+}
+
+/// A worker's ring, for requests whose completions are the lane's owner's.
+///
+/// What is opened on [`Lane::io`] counts among the requests in flight of the worker's ring, and is
+/// sent with all others; only its completions come out of [`Lane::poll`], after the worker has
+/// polled its ring. An owner that waits for some says so by its [`QueueState`](crate::QueueState)
+/// as long as [`Lane::has_news`].
+#[derive(Debug)]
+pub struct Lane {
+    io: Io,
+    end: Rc<LaneEnd>,
+}
+
+impl Io {
+    /// A lane of this worker's ring.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoIoUring`].
+    pub fn lane(&self) -> Result<Lane, VolumeError> {
+        let end = Rc::<LaneEnd>::default();
+        let io = Io {
+            options: self.options,
+            ring: OnceCell::from(self.ring()?),
+            shared: RefCell::default(),
+            others: self.others.clone(),
+            ending: self.ending.clone(),
+            given_up: self.given_up.clone(),
+            stats: self.stats.clone(),
+            lane: Some(end.clone()),
+        };
+        Ok(Lane { io, end })
+    }
+}
+
+impl Lane {
+    /// What volumes are opened on. Only for that: the worker itself polls and flushes.
+    pub fn io(&self) -> &Io {
+        &self.io
+    }
+
+    /// Calls `done` with each completion that has come, and returns their number. `done` may start
+    /// new requests.
+    pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
+        let mut count = 0;
+        // Those that come meanwhile are the next call's.
+        let all = self.end.0.borrow().len();
+        while count < all {
+            let Some(completion) = self.end.0.borrow_mut().pop_front() else {
+                break;
+            };
+            count += 1;
+            done(completion);
+        }
+        count
+    }
+
+    /// Whether [`Lane::poll`] would find something.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        !self.end.0.borrow().is_empty()
+    }
+}
