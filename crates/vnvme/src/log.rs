@@ -4,12 +4,13 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The parts of the program that log, as filters name them: crates.
-const PARTS: [&str; 13] = [
+const PARTS: [&str; 14] = [
     "control",
     "controller",
     "driver",
     "mediate",
     "probes",
+    "qcow2",
     "nbd",
     "receive",
     "ublk",

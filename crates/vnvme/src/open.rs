@@ -5,6 +5,7 @@ use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
 use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
+use crate::parts::qcow2;
 use crate::removal::RemovalWatch;
 use crate::spec::{NamespaceSpec, ServeOptions};
 use anyhow::{Context, Result, bail, ensure};
@@ -49,6 +50,7 @@ fn all_kinds(
     Registry::new()
         .with(tcp)
         .with(unix)
+        .with_format(qcow2::kind())
         .with(device_kind(driver::NVME, devices.clone()))
         .with(device_kind(driver::VFIO_USER, devices))
         .with(controller_kind(within))

@@ -81,6 +81,7 @@ mod tests {
                 "null",
                 "nbd",
                 "nbd+unix",
+                "qcow2",
                 "nvme",
                 "vfio-user",
                 "controller+"

@@ -136,7 +136,9 @@ impl Allow {
         if let Some(address) = nbd::address(url) {
             return self.check_server(url, address);
         }
-        path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))
+        path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))?;
+        // Where the files behind an image are.
+        backing(url).map_or(Ok(()), |path| self.check_path(path))
     }
 
     /// Nobody is connected to but servers of the list, and those of disks that were there at the
@@ -182,6 +184,15 @@ impl Allow {
             path.display()
         )))
     }
+}
+
+/// The option `backing` of an image's URL.
+fn backing(url: &str) -> Option<&Path> {
+    let (_, query) = url.rsplit_once('?')?;
+    let mut options = query.split('&');
+    options
+        .find_map(|option| option.strip_prefix("backing="))
+        .map(Path::new)
 }
 
 /// Where a path leads: the file itself, or the folder in which it is to be made.
@@ -279,6 +290,13 @@ mod tests {
                 .check_volume(&format!("file://{}?direct=off", path(fine)))
                 .unwrap();
         }
+        let image =
+            |path: &str| format!("qcow2://{path}?backing={}", dir.path().join("ab").display());
+        let error = allow.check_volume(&image(&path("a/x"))).unwrap_err();
+        assert!(error.message.contains("option allow"), "{error}");
+        allow
+            .check_volume(&format!("qcow2://{}?backing={}", path("a/x"), path("a")))
+            .unwrap();
         for bad in ["ab/x", "x", "a/../ab/x", "a/link/x", "a/link/y"] {
             let error = allow.check_volume(&path(bad)).unwrap_err();
             assert!(error.message.contains("option allow"), "{bad}: {error}");

@@ -1,4 +1,5 @@
-//! What a program can be built without: the cargo features `vfio`, `ublk` and `vhost-user-blk`.
+//! What a program can be built without: the cargo features `vfio`, `ublk`, `vhost-user-blk` and
+//! `qcow2`.
 //!
 //! Options, configuration and the rest of the program are the same in every build. Where a part is
 //! left out, types of its crate's names stand here that nobody can make, and [`check`] says which
@@ -8,6 +9,10 @@
 pub use ::ublk;
 #[cfg(not(feature = "ublk"))]
 pub mod ublk;
+#[cfg(feature = "qcow2")]
+pub use ::qcow2;
+#[cfg(not(feature = "qcow2"))]
+pub mod qcow2;
 #[cfg(feature = "vhost-user-blk")]
 pub use ::vhost_blk;
 #[cfg(not(feature = "vhost-user-blk"))]

@@ -1,0 +1,20 @@
+//! Stands in for the crate `qcow2`.
+
+use super::missing;
+use volume::{OpenError, READ_ONLY, Scheme, VolumeKind, VolumeUrl};
+
+const QCOW2: Scheme = Scheme {
+    name: "qcow2",
+    form: "PATH",
+    example: "qcow2:///disks/vm0.qcow2",
+    help: "a qcow2 image: not in this program (cargo feature \"qcow2\")",
+    options: &[READ_ONLY],
+};
+
+/// A kind of which there is no volume.
+pub fn kind<X: 'static>() -> VolumeKind<X> {
+    VolumeKind::new(QCOW2, |url: &mut VolumeUrl<'_>, _| {
+        let name = url.take_text().to_owned();
+        Err(OpenError::Other(missing(&name, "qcow2").into()))
+    })
+}
