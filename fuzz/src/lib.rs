@@ -12,6 +12,7 @@ pub mod dma;
 pub mod gpt;
 pub mod mediate;
 pub mod nbd;
+pub mod qcow2;
 pub mod reservations;
 pub mod vfio_user;
 pub mod vhost_blk;
@@ -30,6 +31,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("ap", ap::ap),
     ("gpt", gpt::gpt),
     ("nbd", nbd::nbd),
+    ("qcow2", qcow2::qcow2),
     ("reservations", reservations::reservations),
 ];
 
