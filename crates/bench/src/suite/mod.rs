@@ -7,6 +7,7 @@ mod cost;
 mod counters;
 mod doorbell;
 mod file;
+mod image;
 mod limit;
 mod mediate;
 mod near;
@@ -39,6 +40,8 @@ pub enum Name {
     Doorbell,
     /// A file behind a controller, and straight through io_uring
     File,
+    /// qcow2 images, beside qemu-storage-daemon
+    Image,
     /// 1 to 16 controllers, 1 to 64 queues
     Scale,
     /// One device alone, and behind mediation, direct and generic
@@ -59,9 +62,10 @@ impl Name {
         match self {
             _ if only.is_empty() => Ok(()),
             Name::File => file::check_only(only),
+            Name::Image => image::check_only(only),
             Name::Scale => scale::check_only(only),
             Name::Doorbell => doorbell::check_only(only),
-            _ => bail!("--only chooses from the suites file, scale and doorbell"),
+            _ => bail!("--only chooses from the suites file, image, scale and doorbell"),
         }
     }
 
@@ -70,6 +74,7 @@ impl Name {
             Name::Limit => "limit",
             Name::Doorbell => "doorbell",
             Name::File => "file",
+            Name::Image => "image",
             Name::Scale => "scale",
             Name::Mediate => "mediate",
             Name::Share => "share",
@@ -214,6 +219,7 @@ pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
             Name::Limit,
             Name::Doorbell,
             Name::File,
+            Name::Image,
             Name::Scale,
             Name::Mediate,
             Name::Share,
@@ -244,6 +250,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         Name::Limit => limit::run(plan),
         Name::Doorbell => doorbell::run(plan),
         Name::File => file::run(plan),
+        Name::Image => image::run(plan),
         Name::Scale => scale::run(plan),
         Name::Mediate => mediate::run(plan),
         Name::Share => share::run(plan),

@@ -47,7 +47,9 @@ impl Frontend {
             offered & FEATURES == FEATURES,
             "features are missing: {offered:#x}"
         );
-        frontend.send(request::SET_FEATURES, FEATURES.as_bytes(), &[])?;
+        // Without it there may be no cache, and each write is made durable (virtio 1.2, 5.2.6.2).
+        let accepted = FEATURES | (offered & feature::FLUSH);
+        frontend.send(request::SET_FEATURES, accepted.as_bytes(), &[])?;
         let offered = frontend.number(request::GET_PROTOCOL_FEATURES)?;
         let wanted = protocol::CONFIG;
         ensure!(offered & wanted != 0, "no configuration space");
