@@ -1,7 +1,11 @@
 //! When a loop worked and slept, and whether it goes on polling.
 
 use crate::{IdleWindow, Window};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Between two looks at the clock of a loop that finds nothing: more than this, and the thread had
+/// no processor.
+const GAP: Duration = Duration::from_micros(100);
 
 /// A loop's account of its work and its sleep, which the [`Window`] follows.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +35,16 @@ impl Pace {
         self.last_work = now;
     }
 
+    /// The clock was looked at, as the loop does every few rounds. Where others had the processor
+    /// meanwhile, nothing was polled in that time: it is no part of the window.
+    #[inline]
+    pub fn looked(&mut self, before: Instant, now: Instant) {
+        let passed = now.saturating_duration_since(before);
+        if passed > GAP {
+            self.last_work = (self.last_work + passed).min(now);
+        }
+    }
+
     /// The loop was asleep in the kernel.
     pub fn slept(&mut self) {
         self.slept = true;
@@ -46,7 +60,6 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     const fn us(micros: u64) -> Duration {
         Duration::from_micros(micros)
@@ -63,9 +76,26 @@ mod tests {
         // Only the first work after a sleep measures a pause.
         pace.worked(start + us(5000));
         assert!(pace.polls(start + us(5399)), "{pace:?}");
-        pace.slept();
-        pace.worked(start + us(900_000));
-        assert!(!pace.polls(start + us(900_200)), "{pace:?}");
+        // Several long ones make it smaller.
+        for pause in 1..10 {
+            pace.slept();
+            pace.worked(start + us(pause * 900_000));
+        }
+        assert!(!pace.polls(start + us(9 * 900_000 + 200)), "{pace:?}");
+    }
+
+    #[test]
+    fn time_without_a_processor_is_no_part_of_the_window() {
+        let start = Instant::now();
+        let mut pace = Pace::new(IdleWindow::Fixed(us(50)), start);
+        pace.looked(start, start + us(40));
+        pace.looked(start + us(40), start + us(3040));
+        assert!(pace.polls(start + us(3049)), "{pace:?}");
+        assert!(!pace.polls(start + us(3050)), "{pace:?}");
+        // Never ahead of the clock.
+        pace.worked(start + us(4000));
+        pace.looked(start + us(3900), start + us(4100));
+        assert!(!pace.polls(start + us(4150)), "{pace:?}");
     }
 
     #[test]

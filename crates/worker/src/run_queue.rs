@@ -23,8 +23,9 @@ const IDLE_AFTER: u16 = 1024;
 const IDLE_TURN: usize = 32;
 /// Units of work (see [`volume::Budget`]) that count as another round.
 const UNITS_PER_ROUND: u32 = 8;
-/// So many idle ones are always looked at: a look in four rounds without work.
-const MOST_IDLE: usize = 8;
+/// So many idle ones are always looked at: a look in sixteen rounds without work. A look takes some
+/// hundred nanoseconds, which a busy front-end with a command at a time waits for.
+const MOST_IDLE: usize = 2;
 /// How long one is idle before it may be armed. What comes for an armed one is found by a look at
 /// the sockets, within 100 us, and its guest pays for the register write.
 const ARM_AFTER: Duration = Duration::from_millis(10);

@@ -3,7 +3,9 @@
 //! A sleep that ends soon was a mistake: it cost the host a register write and the loop a wake-up,
 //! and a little more polling would have spared both. A sleep that lasts was right, and the polling
 //! before it was wasted. So the window grows to cover the pauses that are seen, as long as they are
-//! short, and shrinks when they are not.
+//! short, and shrinks when they are not. One long pause between short ones says nothing of the
+//! load: on a machine whose processors are wanted by others, the host or this thread was kept
+//! waiting. So several in a row are needed.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,6 +14,8 @@ use std::time::Duration;
 const MIN: Duration = Duration::from_micros(20);
 /// The longest: pauses beyond it are slept through.
 const MAX: Duration = Duration::from_millis(1);
+/// So many pauses in a row that are longer make the window smaller.
+const LONG_IN_A_ROW: u32 = 4;
 
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +49,8 @@ impl FromStr for IdleWindow {
 pub struct Window {
     asked: IdleWindow,
     now: Duration,
+    /// Pauses that were too long to be polled through, since the last one that was not.
+    long: u32,
 }
 
 impl Window {
@@ -54,7 +60,11 @@ impl Window {
             IdleWindow::Adaptive => MIN,
             IdleWindow::Fixed(window) => window,
         };
-        Window { asked, now }
+        Window {
+            asked,
+            now,
+            long: 0,
+        }
     }
 
     /// Polling goes on for this long after the last work.
@@ -67,12 +77,16 @@ impl Window {
         if self.asked != IdleWindow::Adaptive {
             return;
         }
-        self.now = if pause <= MAX {
+        if pause <= MAX {
+            self.long = 0;
             // Twice, since pauses are not all equal.
-            self.now.max(pause * 2).min(MAX)
-        } else {
-            (self.now / 2).max(MIN)
-        };
+            self.now = self.now.max(pause * 2).min(MAX);
+            return;
+        }
+        self.long += 1;
+        if self.long >= LONG_IN_A_ROW {
+            self.now = (self.now / 2).max(MIN);
+        }
     }
 }
 
@@ -105,6 +119,24 @@ mod tests {
             window.woken(us(100_000));
         }
         assert_eq!(window.get(), MIN);
+    }
+
+    #[test]
+    fn a_few_long_pauses_between_short_ones_change_nothing() {
+        let mut window = Window::new(IdleWindow::Adaptive);
+        window.woken(us(300));
+        let wide = window.get();
+        for _ in 0..10 {
+            for _ in 1..LONG_IN_A_ROW {
+                window.woken(us(5000));
+            }
+            assert_eq!(window.get(), wide);
+            window.woken(us(300));
+        }
+        for _ in 0..LONG_IN_A_ROW {
+            window.woken(us(5000));
+        }
+        assert!(window.get() < wide, "{window:?}");
     }
 
     #[test]

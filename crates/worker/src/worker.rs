@@ -407,6 +407,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         self.pulse.beat();
         let now = Instant::now();
+        self.pace.looked(self.turns.now, now);
         self.turns.now = now;
         self.measure(now);
         let due = now.duration_since(self.turns.last_look) >= LOOK_INTERVAL;
