@@ -51,6 +51,11 @@ const LIGHT_PER_QUANTUM: u64 = 8;
 /// So many front-ends with light turns are looked at between the pieces of others.
 const MOST_LIGHT: usize = 4;
 
+/// A front-end with light turns may have so many times its fair part of the thread between the
+/// pieces of others: one with a command at a time would wait for all others' parts else, as many
+/// times its command's own time as there are others.
+const LIGHT_SHARES: u64 = 2;
+
 /// No front-end.
 const NOBODY: usize = usize::MAX;
 
@@ -249,13 +254,15 @@ impl Accounts {
         self.light.get(place).copied()
     }
 
-    /// The front-end has used no more of this round than its fair part, so far. It does not get
-    /// more of the time by that it asks more often.
+    /// The front-end has used no more of this round than [`LIGHT_SHARES`] fair parts, so far. It
+    /// does not get more of the time by that it asks more often.
     #[inline]
     pub fn may_interrupt(&self, at: usize) -> bool {
         let elapsed = self.mark.saturating_sub(self.settled);
         let account = self.accounts.get(at);
-        account.is_some_and(|a| !a.left_out && a.spent.saturating_mul(self.active) <= elapsed)
+        account.is_some_and(|a| {
+            !a.left_out && a.spent.saturating_mul(self.active) <= elapsed * LIGHT_SHARES
+        })
     }
 
     /// The front-end was served between the pieces of others.
@@ -365,7 +372,7 @@ impl Accounts {
             };
             let given = match (account.left_out, account.interrupted) {
                 (true, _) => paid,
-                (false, true) => part,
+                (false, true) => part.saturating_mul(LIGHT_SHARES),
                 (false, false) => self.quantum,
             };
             account.interrupted = false;

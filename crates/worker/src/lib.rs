@@ -64,6 +64,7 @@
 mod acceptor;
 mod accounts;
 mod armed;
+mod crowd;
 mod descriptors;
 mod error;
 mod frontend;

@@ -3,9 +3,8 @@
 use crate::{IdleWindow, Window};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the clock of a loop that finds nothing: more than this, and the thread had
-/// no processor.
-const GAP: Duration = Duration::from_micros(100);
+/// What a nap counts of the window: about what it costs the processor.
+const NAP_COUNTS: Duration = Duration::from_micros(10);
 
 /// A loop's account of its work and its sleep, which the [`Window`] follows.
 #[derive(Clone, Copy, Debug)]
@@ -35,14 +34,17 @@ impl Pace {
         self.last_work = now;
     }
 
-    /// The clock was looked at, as the loop does every few rounds. Where others had the processor
-    /// meanwhile, nothing was polled in that time: it is no part of the window.
-    #[inline]
-    pub fn looked(&mut self, before: Instant, now: Instant) {
-        let passed = now.saturating_duration_since(before);
-        if passed > GAP {
-            self.last_work = (self.last_work + passed).min(now);
-        }
+    /// The thread had no processor for so long, until now: nothing was polled, and it is no part of
+    /// the window.
+    pub fn gap(&mut self, gap: Duration, now: Instant) {
+        self.last_work = (self.last_work + gap).min(now);
+    }
+
+    /// The loop napped from `before` to `now`.
+    pub fn napped(&mut self, before: Instant, now: Instant) {
+        let uncounted = now.saturating_duration_since(before);
+        let uncounted = uncounted.saturating_sub(NAP_COUNTS);
+        self.last_work = (self.last_work + uncounted).min(now);
     }
 
     /// The loop was asleep in the kernel.
@@ -88,14 +90,27 @@ mod tests {
     fn time_without_a_processor_is_no_part_of_the_window() {
         let start = Instant::now();
         let mut pace = Pace::new(IdleWindow::Fixed(us(50)), start);
-        pace.looked(start, start + us(40));
-        pace.looked(start + us(40), start + us(3040));
+        pace.gap(us(3000), start + us(3040));
         assert!(pace.polls(start + us(3049)), "{pace:?}");
         assert!(!pace.polls(start + us(3050)), "{pace:?}");
         // Never ahead of the clock.
         pace.worked(start + us(4000));
-        pace.looked(start + us(3900), start + us(4100));
+        pace.gap(us(200), start + us(4100));
         assert!(!pace.polls(start + us(4150)), "{pace:?}");
+    }
+
+    #[test]
+    fn a_nap_is_worth_ten_microseconds_of_polling() {
+        let start = Instant::now();
+        let mut pace = Pace::new(IdleWindow::Fixed(us(50)), start);
+        let mut now = start;
+        for _ in 0..4 {
+            pace.napped(now, now + us(60));
+            now += us(60);
+            assert!(pace.polls(now), "{pace:?}");
+        }
+        pace.napped(now, now + us(60));
+        assert!(!pace.polls(now + us(60)), "{pace:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::accounts::{ALONE_UNITS, Accounts, Counter};
 use crate::armed::Armed;
+use crate::crowd::{Crowd, GAP};
 use crate::descriptors::{Descriptors, OWN, Token};
 use crate::meter::{Meter, Spent};
 use crate::pace::Pace;
@@ -11,6 +12,7 @@ use crate::window::IdleWindow;
 use crate::{Error, Frontend, Handle};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -33,6 +35,9 @@ const SPIN_POLLS: u32 = 6;
 /// Rounds without work between two offers to let another thread run, where the worker has no CPU of
 /// its own.
 const ROUNDS_PER_YIELD: u32 = 8;
+/// How long a worker pauses that shares its processor with others who want it, between some rounds
+/// without work.
+const NAP: Duration = Duration::from_micros(50);
 /// How long nothing may complete while volumes make everything durable, when the worker is asked to
 /// end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
@@ -110,6 +115,7 @@ pub struct Worker<F: Frontend> {
     pub(crate) others_watched: bool,
     meter: Meter,
     pace: Pace,
+    crowd: Crowd,
     shares_cpu: bool,
     /// Of guest memory that is being pinned.
     pub(crate) pace_of_pins: PinPace,
@@ -189,6 +195,7 @@ impl<F: Frontend + 'static> Worker<F> {
             others_watched: false,
             meter: Meter::new(now),
             pace: Pace::new(options.idle_window, now),
+            crowd: Crowd::new(now),
             shares_cpu: options.shares_cpu,
             pace_of_pins: PinPace::default(),
             completions: Vec::with_capacity(1024),
@@ -360,6 +367,7 @@ impl<F: Frontend + 'static> Worker<F> {
                 return Ok(true);
             }
             self.pace.slept();
+            self.crowd.slept();
             self.handle.flag().awake();
             self.turns.now = Instant::now();
             self.handle.load().wake_up(self.turns.now);
@@ -407,7 +415,10 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         self.pulse.beat();
         let now = Instant::now();
-        self.pace.looked(self.turns.now, now);
+        let passed = now.saturating_duration_since(self.turns.now);
+        if passed > GAP {
+            self.gap(passed, now);
+        }
         self.turns.now = now;
         self.measure(now);
         let due = now.duration_since(self.turns.last_look) >= LOOK_INTERVAL;
@@ -453,11 +464,43 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         if !worked {
             if self.shares_cpu && self.turns.rounds.is_multiple_of(ROUNDS_PER_YIELD) {
+                if self.crowd.is_there(self.turns.now) {
+                    return self.nap();
+                }
                 rustix::thread::sched_yield();
             }
             self.spin_poll();
         }
         Ok(false)
+    }
+
+    /// Nothing was polled for a while, or a round took so long.
+    #[cold]
+    #[inline(never)]
+    fn gap(&mut self, passed: Duration, now: Instant) {
+        self.pace.gap(passed, now);
+        if self.shares_cpu {
+            let own = clock_gettime(ClockId::ThreadCPUTime);
+            // No negative number.
+            if let Ok(own) = Duration::try_from(own) {
+                self.crowd.gap(passed, now, own);
+            }
+        }
+    }
+
+    /// Polls on with a pause, while others want the processor: nothing is armed, so hosts need not
+    /// ring. What comes by descriptors ends it.
+    #[cold]
+    fn nap(&mut self) -> Result<bool, Error<F::Error>> {
+        let before = Instant::now();
+        let ended = self.look(Some(NAP))?;
+        let now = Instant::now();
+        self.pace.napped(before, now);
+        self.crowd.slept();
+        self.turns.now = now;
+        self.turns.last_look = now;
+        self.meter.skip(now);
+        Ok(ended)
     }
 
     /// Commands may be announced by message, and it is time to look for that.

@@ -331,14 +331,17 @@ fn a_guest_with_one_command_at_a_time_is_served_between_the_pieces_of_many() {
         light.longest.set(0);
         let had = world.run(us(200_000));
         let light = world.done(16);
-        // A piece of another's, and what its fair part makes it wait for; twice, for some looks
-        // come later than others.
+        // A piece of another's, and what its part makes it wait for; twice, for some looks come
+        // later than others.
         let longest = light.longest.get();
-        let bound = 2 * (32 * 100 + 17 * (piece + LOOK));
+        let bound = 2 * (32 * 100 + 17 * (piece + LOOK) / LIGHT_SHARES);
         assert!(longest <= bound, "{pause}: {longest} of {bound}");
         // It has no more than its part, and leaves the others theirs.
         let shares = shares(&had);
-        assert!(shares[16] <= 1000 / 17 + 5, "{pause}: {shares:?}");
+        assert!(
+            shares[16] <= 1000 * LIGHT_SHARES / 17 + 5,
+            "{pause}: {shares:?}"
+        );
         let equal = (1000 - shares[16]) / 16;
         assert!(
             shares[..16].iter().all(|s| s.abs_diff(equal) <= 2),
