@@ -55,6 +55,7 @@ mod macros;
 pub mod aen;
 pub mod cmd;
 pub mod cqe;
+pub mod fabrics;
 pub mod feature;
 pub mod identify;
 pub mod log;

@@ -9,10 +9,11 @@ use crate::identify::Ascii;
 use crate::macros::{open_values, wire_layout, zeroed_default};
 
 mod ana;
+pub mod discovery;
 mod effects;
 mod reservation;
 
-pub use ana::{AnaGroup, AnaGroupState, AnaHeader, AnaState};
+pub use ana::{AnaGroup, AnaGroupState, AnaHeader, AnaState, ana_groups};
 pub use effects::{
     CommandEffects, CommandsSupported, FeatureEffects, FeaturesSupported, LidSupported,
     SupportedLogPages,

@@ -90,6 +90,20 @@ impl SglDescriptor {
         Self::new(SglType::LAST_SEGMENT, address, length)
     }
 
+    /// Data in the capsule, `offset` bytes behind its beginning (of Fabrics).
+    pub const fn in_capsule(offset: u64, length: u32) -> Self {
+        let mut descriptor = Self::new(SglType::DATA_BLOCK, offset, length);
+        descriptor.identifier |= SglSubtype::OFFSET.0;
+        descriptor
+    }
+
+    /// Data that the transport moves, by messages of its own (of TCP).
+    pub const fn transport(length: u32) -> Self {
+        let mut descriptor = Self::new(SglType::TRANSPORT_DATA_BLOCK, 0, length);
+        descriptor.identifier |= SglSubtype::TRANSPORT.0;
+        descriptor
+    }
+
     /// Descriptor type.
     #[inline]
     pub const fn ty(&self) -> SglType {
@@ -119,6 +133,15 @@ mod tests {
         );
         assert_eq!(descriptor.ty(), SglType::LAST_SEGMENT);
         assert_eq!(descriptor.subtype(), SglSubtype::ADDRESS);
+    }
+
+    /// As the TCP transport has them ("NVMe over TCP Transport 1.1", 3.5).
+    #[test]
+    fn descriptors_of_fabrics() {
+        let inside = SglDescriptor::in_capsule(0, 1024);
+        assert_eq!((inside.identifier, inside.length.get()), (0x01, 1024));
+        let outside = SglDescriptor::transport(4096);
+        assert_eq!((outside.identifier, outside.length.get()), (0x5a, 4096));
     }
 
     #[test]

@@ -56,3 +56,85 @@ wire_struct! {
         pub reserved17 @ 17: [u8; 15],
     }
 }
+
+/// The groups of a log page, as far as it was read and is whole: each with its namespaces.
+pub fn ana_groups(page: &[u8]) -> impl Iterator<Item = (AnaGroup, &[U32])> {
+    let header = AnaHeader::read_from_prefix(page).ok();
+    let (mut left, mut rest) = match header {
+        Some((header, rest)) => (header.nagd.get(), rest),
+        None => (0, &[][..]),
+    };
+    core::iter::from_fn(move || {
+        left = left.checked_sub(1)?;
+        let (group, behind) = AnaGroup::read_from_prefix(rest).ok()?;
+        let count = usize::try_from(group.nnsid.get()).ok()?;
+        let (nsids, behind) = <[U32]>::ref_from_prefix_with_elems(behind, count).ok()?;
+        rest = behind;
+        Some((group, nsids))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
+    use super::*;
+
+    fn page(said: u16) -> Vec<u8> {
+        let mut page = AnaHeader {
+            chgcnt: 7.into(),
+            nagd: said.into(),
+            ..AnaHeader::default()
+        }
+        .as_bytes()
+        .to_vec();
+        for (agid, state, nsids) in [(1u32, 1, &[1u32, 5][..]), (2, 0x13, &[]), (9, 15, &[2])] {
+            let group = AnaGroup {
+                agid: agid.into(),
+                nnsid: (nsids.len() as u32).into(),
+                state: AnaGroupState::from_bits(state),
+                ..AnaGroup::default()
+            };
+            page.extend(group.as_bytes());
+            page.extend(nsids.iter().flat_map(|nsid| nsid.to_le_bytes()));
+        }
+        page
+    }
+
+    #[test]
+    fn groups_with_their_namespaces() {
+        let page = page(3);
+        let found: Vec<_> = ana_groups(&page)
+            .map(|(group, nsids)| {
+                let nsids: Vec<u32> = nsids.iter().map(|nsid| nsid.get()).collect();
+                (group.agid.get(), group.state.anas(), nsids)
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (1, AnaState::OPTIMIZED, [1, 5].to_vec()),
+                (2, AnaState::INACCESSIBLE, Vec::new()),
+                (9, AnaState::CHANGE, [2].to_vec()),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_cut_off_is_not_there() {
+        let whole = page(3);
+        for len in 0..whole.len() {
+            let count = ana_groups(&whole[..len]).count();
+            let expected = match len {
+                0..56 => 0,
+                56..88 => 1,
+                88..124 => 2,
+                _ => 3,
+            };
+            assert_eq!(count, expected, "{len}");
+        }
+        assert_eq!(ana_groups(&page(1)).count(), 1);
+        assert_eq!(ana_groups(&page(u16::MAX)).count(), 3);
+    }
+}

@@ -1,0 +1,396 @@
+//! Fabrics commands and their data: NVMe Base 2.1, 6.
+//!
+//! All of them have the opcode [`AdminOpcode::FABRICS`](crate::AdminOpcode::FABRICS), on every
+//! queue, and say by their type (FCTYPE, in the first byte of the NSID field) which they are:
+//!
+//! ```
+//! use nvme::fabrics::{self, Connect, Fctype};
+//!
+//! let connect = Connect { qid: 1, sqsize_z: 127, ..Connect::default() };
+//! let command = connect.command(7);
+//! assert_eq!(fabrics::fctype(&command), Some(Fctype::CONNECT));
+//! assert_eq!(Connect::from_command(&command), connect);
+//! ```
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::cmd::{AdminOpcode, Command};
+use crate::identify::Nqn;
+use crate::macros::{open_values, wire_layout, zeroed_default};
+use crate::sgl::SglDescriptor;
+use crate::status::StatusCodeType;
+use crate::{Completion, Status};
+
+/// The name of the discovery subsystem (NVMe Base 2.1, 4.7).
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// In the CNTLID of Connect: the subsystem chooses a controller (dynamic controller model).
+pub const CNTLID_DYNAMIC: u16 = 0xffff;
+/// In the SQHD of the answer to Connect: there is no flow control of the submission queue.
+pub const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
+/// Bytes of Connect's data.
+pub const CONNECT_DATA_LEN: u32 = 1024;
+
+open_values! {
+    /// Fabrics Command Type (NVMe Base 2.1, 6, figure 542).
+    #[derive(Unaligned)]
+    pub Fctype: u8 {
+        PROPERTY_SET = 0x00, "Property Set";
+        CONNECT = 0x01, "Connect";
+        PROPERTY_GET = 0x04, "Property Get";
+        AUTHENTICATION_SEND = 0x05, "Authentication Send";
+        AUTHENTICATION_RECEIVE = 0x06, "Authentication Receive";
+        DISCONNECT = 0x08, "Disconnect";
+    }
+}
+
+/// The type of a fabrics command; `None` of any other.
+pub const fn fctype(command: &Command) -> Option<Fctype> {
+    match command.admin_opcode() {
+        AdminOpcode::FABRICS => Some(Fctype(command.nsid.get() as u8)),
+        _ => None,
+    }
+}
+
+/// A fabrics command with everything else zero. Its data pointer is an SGL.
+fn command(fctype: Fctype, cid: u16) -> Command {
+    let mut command = Command::new(AdminOpcode::FABRICS.0, cid, fctype.0.into());
+    command.set_sgl(SglDescriptor::default());
+    command
+}
+
+/// Status codes of fabrics commands. The same numbers mean something else for commands of the NVM
+/// command set, and so does [`Status::name`].
+pub mod status {
+    use super::{Status, StatusCodeType};
+
+    const fn code(sc: u8) -> Status {
+        Status::code(StatusCodeType::COMMAND_SPECIFIC, sc)
+    }
+
+    /// Connect Incompatible Format: this record format (RECFMT) is not supported.
+    pub const CONNECT_INCOMPATIBLE_FORMAT: Status = code(0x80);
+    /// Connect Controller Busy: an association exists already.
+    pub const CONNECT_CONTROLLER_BUSY: Status = code(0x81);
+    /// Connect Invalid Parameters; the answer says which one ([`super::InvalidParameter`]).
+    pub const CONNECT_INVALID_PARAMETERS: Status = code(0x82);
+    /// Connect Restart Discovery.
+    pub const CONNECT_RESTART_DISCOVERY: Status = code(0x83);
+    /// Connect Invalid Host: this host may not connect.
+    pub const CONNECT_INVALID_HOST: Status = code(0x84);
+    /// Invalid Queue Type: Disconnect on the Admin queue.
+    pub const INVALID_QUEUE_TYPE: Status = code(0x85);
+    /// Discover Restart: the log page has changed while it was read.
+    pub const DISCOVER_RESTART: Status = code(0x90);
+    /// Authentication Required.
+    pub const AUTHENTICATION_REQUIRED: Status = code(0x91);
+
+    /// The standard's name of a fabrics command's status; [`Status::name`] of others.
+    pub const fn name(status: Status) -> Option<&'static str> {
+        match (status.sct(), status.sc()) {
+            (StatusCodeType::COMMAND_SPECIFIC, 0x80) => Some("Connect Incompatible Format"),
+            (StatusCodeType::COMMAND_SPECIFIC, 0x81) => Some("Connect Controller Busy"),
+            (StatusCodeType::COMMAND_SPECIFIC, 0x82) => Some("Connect Invalid Parameters"),
+            (StatusCodeType::COMMAND_SPECIFIC, 0x83) => Some("Connect Restart Discovery"),
+            (StatusCodeType::COMMAND_SPECIFIC, 0x84) => Some("Connect Invalid Host"),
+            (StatusCodeType::COMMAND_SPECIFIC, 0x85) => Some("Invalid Queue Type"),
+            (StatusCodeType::COMMAND_SPECIFIC, 0x90) => Some("Discover Restart"),
+            (StatusCodeType::COMMAND_SPECIFIC, 0x91) => Some("Authentication Required"),
+            _ => status.name(),
+        }
+    }
+}
+
+/// Connect Attributes (CATTR).
+#[bitfield(u8)]
+#[derive(PartialEq, Eq)]
+pub struct Cattr {
+    /// Priority class of the queue.
+    #[bits(2)]
+    pub prio: u8,
+    /// Disable SQ Flow Control.
+    pub dsqfc: bool,
+    /// Individual I/O Queue Deletion Support.
+    pub iiods: bool,
+    #[bits(4)]
+    __: u8,
+}
+
+/// Every argument of Connect (NVMe Base 2.1, 6.3), which creates a queue pair; its data is
+/// [`ConnectData`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Connect {
+    /// Record Format: 0.
+    pub recfmt: u16,
+    /// Queue Identifier, 0 for the Admin queue.
+    pub qid: u16,
+    /// Submission Queue Size in entries, zero-based.
+    pub sqsize_z: u16,
+    /// Connect Attributes.
+    pub cattr: Cattr,
+    /// Keep Alive Timeout in milliseconds, 0 for none; of the Admin queue only.
+    pub kato: u32,
+}
+
+impl Connect {
+    /// The command. Its sender describes its data.
+    pub fn command(&self, cid: u16) -> Command {
+        let mut command = command(Fctype::CONNECT, cid);
+        command.cdw10 = (u32::from(self.recfmt) | u32::from(self.qid) << 16).into();
+        let cattr = u32::from(self.cattr.into_bits());
+        command.cdw11 = (u32::from(self.sqsize_z) | cattr << 16).into();
+        command.cdw12 = self.kato.into();
+        command
+    }
+
+    /// The arguments in a command's dwords.
+    pub const fn from_command(command: &Command) -> Self {
+        let (cdw10, cdw11) = (command.cdw10.get(), command.cdw11.get());
+        Self {
+            recfmt: cdw10 as u16,
+            qid: (cdw10 >> 16) as u16,
+            sqsize_z: cdw11 as u16,
+            cattr: Cattr::from_bits((cdw11 >> 16) as u8),
+            kato: command.cdw12.get(),
+        }
+    }
+}
+
+/// Connect's data, 1024 bytes (NVMe Base 2.1, 6.3, figure 546).
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ConnectData {
+    /// Host Identifier.
+    pub hostid: [u8; 16],
+    /// Controller ID; [`CNTLID_DYNAMIC`] for the subsystem's choice.
+    pub cntlid: U16,
+    #[doc(hidden)]
+    pub reserved18: [u8; 238],
+    /// NVM Subsystem NQN.
+    pub subnqn: Nqn,
+    /// Host NQN.
+    pub hostnqn: Nqn,
+    #[doc(hidden)]
+    pub reserved768: [u8; 256],
+}
+
+wire_layout!(ConnectData, 1024, hostid @ 0, cntlid @ 16, subnqn @ 256, hostnqn @ 512);
+zeroed_default!(ConnectData);
+
+/// Dword 0 of the answer to a Connect that succeeded.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Connected {
+    /// Controller ID.
+    pub cntlid: u16,
+    #[bits(1)]
+    __: u8,
+    /// Authentication Transaction Required: nothing but authentication is allowed before.
+    pub atr: bool,
+    /// Authentication and Secure Channel Required.
+    pub ascr: bool,
+    #[bits(13)]
+    __: u16,
+}
+
+/// Dword 0 of the answer to a Connect that failed with Connect Invalid Parameters.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct InvalidParameter {
+    /// Invalid Parameter Offset, in bytes.
+    pub ipo: u16,
+    /// The offset is into the data, not into the command.
+    pub iattr: bool,
+    #[bits(15)]
+    __: u16,
+}
+
+/// Property Get or Property Set (NVMe Base 2.1, 6.6 and 6.7): an access to a register.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Property {
+    /// 8 bytes, not 4.
+    pub is_64_bits: bool,
+    /// A size that is neither is asked for.
+    pub is_other: bool,
+    /// Its place: that of the register.
+    pub offset: u32,
+    /// What is to be set.
+    pub value: u64,
+}
+
+impl Property {
+    /// Reads a register; its value is in dwords 0 and 1 of the answer.
+    pub fn get(cid: u16, offset: u32, is_64_bits: bool) -> Command {
+        let mut command = command(Fctype::PROPERTY_GET, cid);
+        command.cdw10 = u32::from(is_64_bits).into();
+        command.cdw11 = offset.into();
+        command
+    }
+
+    /// Writes a register of 4 bytes.
+    pub fn set(cid: u16, offset: u32, value: u32) -> Command {
+        let mut command = command(Fctype::PROPERTY_SET, cid);
+        command.cdw11 = offset.into();
+        command.cdw12 = value.into();
+        command
+    }
+
+    /// The arguments in a command's dwords.
+    pub const fn from_command(command: &Command) -> Self {
+        let size = command.cdw10.get() & 7;
+        Self {
+            is_64_bits: size == 1,
+            is_other: size > 1,
+            offset: command.cdw11.get(),
+            value: (command.cdw13.get() as u64) << 32 | command.cdw12.get() as u64,
+        }
+    }
+}
+
+/// The value that Property Get was answered with.
+pub const fn property(entry: &Completion) -> u64 {
+    (entry.dw1.get() as u64) << 32 | entry.dw0.get() as u64
+}
+
+/// Authentication Send or Receive (NVMe Base 2.1, 6.1 and 6.2) of the protocols for NVMe (DH-HMAC-
+/// CHAP): SECP E9h, SPSP0 01h, SPSP1 01h.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Authentication {
+    /// Security Protocol.
+    pub secp: u8,
+    /// Both bytes of SP Specific, the first one in the low byte.
+    pub spsp: u16,
+    /// Bytes of the message, or of the room for it.
+    pub len: u32,
+}
+
+impl Authentication {
+    /// Of the protocols for NVMe, with a message of so many bytes.
+    pub const fn nvme(len: u32) -> Self {
+        Self {
+            secp: 0xe9,
+            spsp: 0x0101,
+            len,
+        }
+    }
+
+    /// It is of the protocols for NVMe.
+    pub const fn is_nvme(&self) -> bool {
+        self.secp == 0xe9 && self.spsp == 0x0101
+    }
+
+    /// A message to the controller.
+    pub fn send(&self, cid: u16) -> Command {
+        self.command(Fctype::AUTHENTICATION_SEND, cid)
+    }
+
+    /// Asks for a message from the controller.
+    pub fn receive(&self, cid: u16) -> Command {
+        self.command(Fctype::AUTHENTICATION_RECEIVE, cid)
+    }
+
+    fn command(&self, fctype: Fctype, cid: u16) -> Command {
+        let mut command = command(fctype, cid);
+        let [spsp0, spsp1] = self.spsp.to_le_bytes();
+        command.cdw10 = u32::from_le_bytes([0, spsp0, spsp1, self.secp]).into();
+        command.cdw11 = self.len.into();
+        command
+    }
+
+    /// The arguments in a command's dwords.
+    pub const fn from_command(command: &Command) -> Self {
+        let [_, spsp0, spsp1, secp] = command.cdw10.get().to_le_bytes();
+        Self {
+            secp,
+            spsp: u16::from_le_bytes([spsp0, spsp1]),
+            len: command.cdw11.get(),
+        }
+    }
+}
+
+/// Disconnect (NVMe Base 2.1, 6.4): deletes the I/O queue that it comes on.
+pub fn disconnect(cid: u16) -> Command {
+    command(Fctype::DISCONNECT, cid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Byte offsets as the standard's figures and Linux have them.
+    #[test]
+    fn connect_on_the_wire() {
+        let connect = Connect {
+            recfmt: 0,
+            qid: 0x0102,
+            sqsize_z: 0x0304,
+            cattr: Cattr::new().with_dsqfc(true),
+            kato: 0x0506_0708,
+        };
+        let command = connect.command(0x1122);
+        let bytes = command.as_bytes();
+        assert_eq!(bytes[..8], [0x7f, 0x40, 0x22, 0x11, 1, 0, 0, 0]);
+        assert_eq!(bytes[40..52], [0, 0, 2, 1, 4, 3, 4, 0, 8, 7, 6, 5]);
+        assert_eq!(Connect::from_command(&command), connect);
+        assert_eq!(fctype(&command), Some(Fctype::CONNECT));
+        assert_eq!(fctype(&Command::new(6, 0, 1)), None);
+    }
+
+    #[test]
+    fn answers_of_connect() {
+        let connected = Connected::from_bits(0x0006_1234);
+        assert_eq!(connected.cntlid(), 0x1234);
+        assert!(connected.atr() && connected.ascr());
+        let wrong = InvalidParameter::new().with_ipo(256).with_iattr(true);
+        assert_eq!(wrong.into_bits(), 0x0001_0100);
+    }
+
+    #[test]
+    fn properties_on_the_wire() {
+        let get = Property::get(1, 0, true);
+        assert_eq!(get.as_bytes()[4], 4);
+        assert_eq!(get.as_bytes()[40..48], [1, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(Property::from_command(&get).is_64_bits);
+        let set = Property::set(1, 0x14, 0x0046_0001);
+        assert_eq!(set.as_bytes()[4], 0);
+        let bytes = &set.as_bytes()[40..56];
+        let expected = [0, 0, 0, 0, 0x14, 0, 0, 0, 1, 0, 0x46, 0, 0, 0, 0, 0];
+        assert_eq!(bytes, expected);
+        let read = Property::from_command(&set);
+        assert_eq!((read.offset, read.value), (0x14, 0x0046_0001));
+        assert!(!read.is_64_bits && !read.is_other);
+        let mut other = set;
+        other.cdw10 = 2.into();
+        assert!(Property::from_command(&other).is_other);
+        let entry = Completion {
+            dw0: 1.into(),
+            dw1: 2.into(),
+            ..Completion::default()
+        };
+        assert_eq!(property(&entry), 2 << 32 | 1);
+    }
+
+    #[test]
+    fn authentication_on_the_wire() {
+        let message = Authentication::nvme(0x1234);
+        let command = message.send(3);
+        assert_eq!(command.as_bytes()[4], 5);
+        let bytes = &command.as_bytes()[40..48];
+        assert_eq!(bytes, [0, 1, 1, 0xe9, 0x34, 0x12, 0, 0]);
+        assert!(Authentication::from_command(&command).is_nvme());
+        assert_eq!(Authentication::from_command(&command), message);
+        assert_eq!(message.receive(3).as_bytes()[4], 6);
+        assert_eq!(disconnect(3).as_bytes()[4], 8);
+    }
+
+    #[test]
+    fn statuses_have_the_fabrics_names() {
+        let name = status::name(status::CONNECT_INVALID_HOST);
+        assert_eq!(name, Some("Connect Invalid Host"));
+        assert_eq!(
+            status::name(Status::INVALID_FIELD),
+            Status::INVALID_FIELD.name()
+        );
+    }
+}

@@ -1,0 +1,157 @@
+//! Discovery log page: NVMe Base 2.1, 5.1.12.3.1.
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::identify::{Ascii, Nqn};
+use crate::macros::{open_values, wire_layout, zeroed_default};
+
+open_values! {
+    /// Transport Type (TRTYPE).
+    #[derive(Unaligned)]
+    pub TransportType: u8 {
+        RDMA = 1, "rdma";
+        FIBRE_CHANNEL = 2, "fc";
+        TCP = 3, "tcp";
+        INTRA_HOST = 254, "loop";
+    }
+}
+
+open_values! {
+    /// Address Family (ADRFAM).
+    #[derive(Unaligned)]
+    pub AddressFamily: u8 {
+        IPV4 = 1, "ipv4";
+        IPV6 = 2, "ipv6";
+        INFINIBAND = 3, "ib";
+        FIBRE_CHANNEL = 4, "fc";
+        INTRA_HOST = 254, "loop";
+    }
+}
+
+open_values! {
+    /// Subsystem Type (SUBTYPE).
+    #[derive(Unaligned)]
+    pub SubsystemType: u8 {
+        REFERRAL = 1, "discovery subsystem referral";
+        NVM = 2, "nvme subsystem";
+        CURRENT_DISCOVERY = 3, "current discovery subsystem";
+    }
+}
+
+open_values! {
+    /// Transport Specific Address Subtype of TCP: Security Type (SECTYPE).
+    #[derive(Unaligned)]
+    pub TcpSecurity: u8 {
+        NONE = 0, "none";
+        TLS_1_2 = 1, "tls";
+        TLS_1_3 = 2, "tls13";
+    }
+}
+
+/// In TREQ: a secure channel is not told of (0), needed (1) or not needed (2).
+pub const TREQ_SECURE_CHANNEL: u8 = 3;
+/// In TREQ: a secure channel is needed.
+pub const TREQ_REQUIRED: u8 = 1;
+/// In TREQ: a secure channel is not needed.
+pub const TREQ_NOT_REQUIRED: u8 = 2;
+/// In TREQ: the controller is able to do without flow control of submission queues.
+pub const TREQ_NO_SQ_FLOW_CONTROL: u8 = 4;
+/// In the CNTLID of a record: dynamic controller model.
+pub const CNTLID_DYNAMIC: u16 = 0xffff;
+
+/// The first 1024 bytes of the log page; its records follow.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DiscoveryHeader {
+    /// Generation Counter, which changes with the log page.
+    pub genctr: U64,
+    /// Number of Records.
+    pub numrec: U64,
+    /// Record Format: 0.
+    pub recfmt: U16,
+    #[doc(hidden)]
+    pub reserved18: [u8; 1006],
+}
+
+wire_layout!(DiscoveryHeader, 1024, genctr @ 0, numrec @ 8, recfmt @ 16);
+
+/// A way to a subsystem, 1024 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DiscoveryRecord {
+    /// Transport Type.
+    pub trtype: TransportType,
+    /// Address Family.
+    pub adrfam: AddressFamily,
+    /// Subsystem Type.
+    pub subtype: SubsystemType,
+    /// Transport Requirements.
+    pub treq: u8,
+    /// Port ID.
+    pub portid: U16,
+    /// Controller ID; [`CNTLID_DYNAMIC`], or FFFEh for any static one.
+    pub cntlid: U16,
+    /// Admin Max SQ Size in entries.
+    pub asqsz: U16,
+    /// Entry Flags.
+    pub eflags: U16,
+    #[doc(hidden)]
+    pub reserved12: [u8; 20],
+    /// Transport Service Identifier: the port's number.
+    pub trsvcid: Ascii<32>,
+    #[doc(hidden)]
+    pub reserved64: [u8; 192],
+    /// NVM Subsystem Qualified Name.
+    pub subnqn: Nqn,
+    /// Transport Address.
+    pub traddr: Ascii<256>,
+    /// Transport Specific Address Subtype; of TCP, a [`TcpSecurity`] in the first byte.
+    pub tsas: [u8; 256],
+}
+
+wire_layout!(
+    DiscoveryRecord, 1024, trtype @ 0, adrfam @ 1, subtype @ 2, treq @ 3, portid @ 4, cntlid @ 6, asqsz @ 8,
+    eflags @ 10, trsvcid @ 32, subnqn @ 256, traddr @ 512, tsas @ 768,
+);
+zeroed_default!(DiscoveryHeader, DiscoveryRecord);
+
+impl DiscoveryRecord {
+    /// The security of a TCP port.
+    pub const fn tcp_security(&self) -> TcpSecurity {
+        TcpSecurity(self.tsas[0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_on_the_wire() {
+        let record = DiscoveryRecord {
+            trtype: TransportType::TCP,
+            adrfam: AddressFamily::IPV4,
+            subtype: SubsystemType::NVM,
+            trsvcid: Ascii::new("4420").unwrap(),
+            traddr: Ascii::new("10.0.0.1").unwrap(),
+            subnqn: Nqn::new("nqn.x").unwrap(),
+            ..DiscoveryRecord::default()
+        };
+        let bytes = record.as_bytes();
+        assert_eq!(bytes[..4], [3, 1, 2, 0]);
+        assert_eq!(bytes[32..37], *b"4420 ");
+        assert_eq!(bytes[256..262], *b"nqn.x\0");
+        assert_eq!(bytes[512..521], *b"10.0.0.1 ");
+        assert_eq!(record.tcp_security(), TcpSecurity::NONE);
+        let header = DiscoveryHeader {
+            genctr: 3.into(),
+            numrec: 1.into(),
+            ..DiscoveryHeader::default()
+        };
+        assert_eq!(
+            header.as_bytes()[..17],
+            [3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
+    }
+}
