@@ -12,6 +12,7 @@ pub mod dma;
 pub mod gpt;
 pub mod mediate;
 pub mod nbd;
+pub mod nvme_tcp;
 pub mod qcow2;
 pub mod reservations;
 pub mod vfio_user;
@@ -33,6 +34,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("nbd", nbd::nbd),
     ("qcow2", qcow2::qcow2),
     ("reservations", reservations::reservations),
+    ("nvme_tcp", nvme_tcp::nvme_tcp),
 ];
 
 #[cfg(test)]

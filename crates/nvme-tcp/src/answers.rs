@@ -1,0 +1,320 @@
+//! What a controller answers: capsules, data, requests to transfer.
+//!
+//! The bytes come in pieces of any size. [`Answers::next`] takes some of them and says what they
+//! were; everything is checked against the command that it answers, so that the caller can carry
+//! it out without a further look: data lies within its command and comes in order, no byte comes
+//! twice, no more is asked for than the command has, and no command succeeds before all of its data
+//! has been moved.
+
+use crate::frame::{Body, Came, DataRule, Digests, Head, Shape, head};
+use crate::in_flight::{Entry, InFlight};
+use crate::initialize::Limits;
+use crate::pdu::{CapsuleResp, LONGEST_TERMINATE, Piece, SHORT, Terminate, flags, kind};
+use crate::violation::{Terminated, Violation};
+use nvme::Completion;
+use zerocopy::FromBytes;
+
+/// What some bytes were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// Nothing yet, or nothing of interest.
+    More,
+    /// Data of a command.
+    Data {
+        /// Of which command.
+        cid: u16,
+        /// Where, in bytes from the command's first one.
+        at: u32,
+        /// These.
+        bytes: &'a [u8],
+    },
+    /// The controller is ready for a part of a command's data.
+    Transfer {
+        /// Of which command.
+        cid: u16,
+        /// The controller's name of the request.
+        tag: u16,
+        /// From here on, in bytes from the command's first one.
+        at: u32,
+        /// So many bytes.
+        len: u32,
+    },
+    /// A command is over.
+    End {
+        /// Which one.
+        cid: u16,
+        /// Its completion. Where none came but with the data's last piece, a success.
+        completion: Completion,
+        /// The digest of some of its data did not match: none of that counts.
+        corrupt: bool,
+    },
+    /// The controller ends the connection, and says why.
+    Terminated(Terminated),
+}
+
+/// Data that comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expected {
+    /// Of which command.
+    pub cid: u16,
+    /// Where, in bytes from the command's first one.
+    pub at: u32,
+    /// So many bytes.
+    pub left: u32,
+}
+
+#[derive(Debug)]
+enum State {
+    /// A PDU begins.
+    Head,
+    /// Data of a command comes; with `success`, the command is over then.
+    Data {
+        cid: u16,
+        at: u32,
+        success: bool,
+        body: Body,
+    },
+    /// What belongs to the end of the connection.
+    Skip(Body),
+    /// A command is over, and its data has come.
+    Success { cid: u16 },
+}
+
+/// The stream of a connection's answers, from the end of its initialization on.
+#[derive(Debug)]
+pub struct Answers {
+    digests: Digests,
+    state: State,
+}
+
+impl Answers {
+    /// Of a connection with these limits.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            digests: limits.digests(),
+            state: State::Head,
+        }
+    }
+
+    /// Data that comes next, all of which may be received where it belongs. `None` also where a
+    /// digest follows: such data comes by [`Answers::next`] only.
+    pub fn expects(&self) -> Option<Expected> {
+        match &self.state {
+            State::Data { cid, at, body, .. } if body.is_direct() => Some(Expected {
+                cid: *cid,
+                at: *at,
+                left: body.left,
+            }),
+            _ => None,
+        }
+    }
+
+    /// So many bytes of what is expected have been received where they belong.
+    pub fn took(&mut self, len: u32) {
+        if let State::Data { at, body, .. } = &mut self.state {
+            let len = len.min(body.left);
+            body.took(len);
+            *at = at.saturating_add(len);
+        }
+    }
+
+    /// Looks at bytes: how many of them are used up, and what they were. With [`Answer::More`] and
+    /// none used, more bytes are needed.
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn next<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        commands: &mut InFlight<T>,
+    ) -> Result<(usize, Answer<'a>), Violation> {
+        match &mut self.state {
+            State::Head => self.head(input, commands),
+            State::Data {
+                cid,
+                at,
+                success,
+                body,
+            } => {
+                let cid = *cid;
+                Ok(match body.next(input) {
+                    Came::Nothing => (0, Answer::More),
+                    Came::Padding(used) => (used, Answer::More),
+                    Came::Data(bytes) => {
+                        let here = *at;
+                        *at = at.saturating_add(bytes.len() as u32);
+                        let at = here;
+                        (bytes.len(), Answer::Data { cid, at, bytes })
+                    }
+                    Came::End { used, matches } => {
+                        let success = *success;
+                        if !matches {
+                            find(commands, cid)?.corrupt = true;
+                        }
+                        self.state = match success {
+                            true => State::Success { cid },
+                            false => State::Head,
+                        };
+                        match (used, success) {
+                            (0, true) => return self.next(input, commands),
+                            (0, false) => return self.head(input, commands),
+                            (used, _) => (used, Answer::More),
+                        }
+                    }
+                })
+            }
+            State::Skip(body) => Ok(match body.next(input) {
+                Came::Padding(used) => (used, Answer::More),
+                // All that comes behind it is dropped.
+                _ => (input.len(), Answer::More),
+            }),
+            State::Success { cid } => {
+                let cid = *cid;
+                self.state = State::Head;
+                let completion = Completion {
+                    cid: cid.into(),
+                    ..Completion::default()
+                };
+                Ok((0, end(commands, cid, completion)?))
+            }
+        }
+    }
+
+    fn head<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        commands: &mut InFlight<T>,
+    ) -> Result<(usize, Answer<'a>), Violation> {
+        let Some(head) = head(input, self.digests, shape)? else {
+            return Ok((0, Answer::More));
+        };
+        let used = head.used;
+        let answer = match head.ch.kind {
+            kind::CAPSULE_RESP => {
+                let Ok(capsule) = CapsuleResp::read_from_bytes(head.header) else {
+                    return Ok((0, Answer::More));
+                };
+                end(commands, capsule.completion.cid.get(), capsule.completion)?
+            }
+            kind::C2H_DATA => {
+                self.state = data(head, commands)?;
+                Answer::More
+            }
+            kind::R2T => transfer(&head, commands)?,
+            _ => {
+                let Ok(terminate) = Terminate::read_from_bytes(head.header) else {
+                    return Ok((0, Answer::More));
+                };
+                self.state = State::Skip(head.body);
+                Answer::Terminated(Terminated {
+                    fes: terminate.fes.get(),
+                    fei: terminate.fei.get(),
+                })
+            }
+        };
+        Ok((used, answer))
+    }
+}
+
+fn shape(kind: u8) -> Option<Shape> {
+    Some(match kind {
+        kind::CAPSULE_RESP | kind::R2T => Shape::new(SHORT, DataRule::Never),
+        kind::C2H_DATA => Shape::new(SHORT, DataRule::Always),
+        kind::C2H_TERM_REQ => {
+            let most = LONGEST_TERMINATE - SHORT as u32;
+            Shape::new(SHORT, DataRule::Skipped(most)).without_digests()
+        }
+        _ => return None,
+    })
+}
+
+/// The command of an identifier, which has not been answered yet.
+fn find<T>(commands: &mut InFlight<T>, cid: u16) -> Result<&mut Entry<T>, Violation> {
+    commands.open(cid).ok_or(Violation::Cid(cid))
+}
+
+fn piece(head: &Head<'_>) -> Piece {
+    Piece::read_from_bytes(head.header).unwrap_or_default()
+}
+
+/// Data of a command is announced.
+fn data<T>(head: Head<'_>, commands: &mut InFlight<T>) -> Result<State, Violation> {
+    let piece = piece(&head);
+    let (cid, offset, len) = (piece.cccid.get(), piece.offset.get(), piece.len.get());
+    let entry = find(commands, cid)?;
+    if len != head.body.left {
+        return Err(head.field("data length", 16, len));
+    }
+    let expected = entry.received;
+    let end = offset
+        .checked_add(len)
+        .filter(|end| *end <= entry.asked.data_in);
+    let Some(end) = end.filter(|_| offset == expected) else {
+        return Err(Violation::Range {
+            offset,
+            len,
+            expected,
+        });
+    };
+    let success = head.has(flags::SUCCESS);
+    // With the last piece only, and a command that fails has a capsule of its own.
+    if success && (!head.has(flags::LAST) || (entry.asked.whole && end != entry.asked.data_in)) {
+        return Err(Violation::Last);
+    }
+    entry.received = end;
+    Ok(State::Data {
+        cid,
+        at: offset,
+        success,
+        body: head.body,
+    })
+}
+
+/// The controller is ready for data.
+fn transfer<T>(head: &Head<'_>, commands: &mut InFlight<T>) -> Result<Answer<'static>, Violation> {
+    let piece = piece(head);
+    let (cid, offset, len) = (piece.cccid.get(), piece.offset.get(), piece.len.get());
+    let entry = find(commands, cid)?;
+    let expected = entry.requested;
+    let end = offset
+        .checked_add(len)
+        .filter(|end| *end <= entry.asked.data_out);
+    let Some(end) = end.filter(|_| offset == expected && len > 0) else {
+        return Err(Violation::Range {
+            offset,
+            len,
+            expected,
+        });
+    };
+    entry.requested = end;
+    Ok(Answer::Transfer {
+        cid,
+        tag: piece.ttag.get(),
+        at: offset,
+        len,
+    })
+}
+
+/// A command is over.
+fn end<T>(
+    commands: &mut InFlight<T>,
+    cid: u16,
+    completion: Completion,
+) -> Result<Answer<'static>, Violation> {
+    let entry = find(commands, cid)?;
+    let asked = entry.asked;
+    let missing =
+        (asked.whole && entry.received != asked.data_in) || entry.requested != asked.data_out;
+    if completion.status().is_success() && missing {
+        return Err(Violation::Incomplete);
+    }
+    entry.ended = true;
+    Ok(Answer::End {
+        cid,
+        completion,
+        corrupt: entry.corrupt,
+    })
+}
+
+#[cfg(test)]
+mod tests;

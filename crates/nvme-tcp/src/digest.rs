@@ -1,0 +1,53 @@
+//! Header and data digests: CRC32C ("NVMe over TCP Transport 1.1", 3.3.1.1), by the processor where
+//! it can.
+
+/// The digest of some bytes.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes)
+}
+
+/// A digest of bytes that come in pieces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Running(u32);
+
+impl Running {
+    /// Of no bytes yet.
+    pub const fn new() -> Self {
+        Self(0)
+    }
+
+    /// Some more.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0 = crc32c::crc32c_append(self.0, bytes);
+    }
+
+    /// Of all so far.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 3720, B.4.
+    #[test]
+    fn known_values() {
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        let up: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32c(&up), 0x46dd_794e);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn pieces_are_the_same_as_the_whole() {
+        let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
+        for piece in [1, 3, 16, 77, 1000] {
+            let mut running = Running::new();
+            bytes.chunks(piece).for_each(|piece| running.update(piece));
+            assert_eq!(running.value(), crc32c(&bytes));
+        }
+    }
+}

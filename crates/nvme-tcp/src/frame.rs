@@ -1,0 +1,231 @@
+//! What the streams of both sides have in common: the beginning of a PDU, and its data.
+
+use crate::digest::{Running, crc32c};
+use crate::pdu::{CommonHeader, DIGEST, flags};
+use crate::violation::Violation;
+use zerocopy::FromBytes;
+
+/// What was agreed about digests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Digests {
+    pub header: bool,
+    pub data: bool,
+}
+
+/// What a PDU of some type looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Header Length in bytes.
+    pub hlen: u8,
+    pub data: DataRule,
+    /// Digests are not for the PDUs that begin and end a connection.
+    pub digests: bool,
+}
+
+/// Whether data follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataRule {
+    Never,
+    Maybe,
+    Always,
+    /// Up to so many bytes, which nobody looks at.
+    Skipped(u32),
+}
+
+impl Shape {
+    pub(crate) const fn new(hlen: usize, data: DataRule) -> Self {
+        // A constant of at most 128.
+        let hlen = hlen as u8;
+        Self {
+            hlen,
+            data,
+            digests: true,
+        }
+    }
+
+    pub(crate) const fn without_digests(self) -> Self {
+        Self {
+            digests: false,
+            ..self
+        }
+    }
+}
+
+/// The beginning of a PDU, all of which has come.
+#[derive(Debug)]
+pub(crate) struct Head<'a> {
+    pub ch: CommonHeader,
+    /// The header, without its digest.
+    pub header: &'a [u8],
+    /// Bytes up to here.
+    pub used: usize,
+    /// Padding and data that follow.
+    pub body: Body,
+}
+
+impl Head<'_> {
+    pub(crate) fn has(&self, flag: u8) -> bool {
+        self.ch.flags & flag != 0
+    }
+
+    pub(crate) fn field(&self, field: &'static str, at: u8, value: u32) -> Violation {
+        let kind = self.ch.kind;
+        Violation::Field {
+            kind,
+            field,
+            at,
+            value,
+        }
+    }
+}
+
+/// What follows a header.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Body {
+    /// Bytes of padding that are still to come.
+    padding: u32,
+    /// Bytes of data that are still to come.
+    pub left: u32,
+    /// The digest of those that have come, if one follows.
+    digest: Option<Running>,
+}
+
+/// What some bytes of a body were.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Came<'a> {
+    /// More bytes are needed.
+    Nothing,
+    /// So many bytes of padding.
+    Padding(usize),
+    /// Data.
+    Data(&'a [u8]),
+    /// The end: so many bytes of digest were used, and it matches, or there is none.
+    End { used: usize, matches: bool },
+}
+
+impl Body {
+    /// Data comes next, and goes through no digest.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.padding == 0 && self.left > 0 && self.digest.is_none()
+    }
+
+    /// So many bytes of data have been received elsewhere.
+    pub(crate) fn took(&mut self, len: u32) {
+        self.left = self.left.saturating_sub(len);
+    }
+
+    /// Goes on with what has come.
+    pub(crate) fn next<'a>(&mut self, input: &'a [u8]) -> Came<'a> {
+        if self.padding > 0 {
+            let used = input.len().min(self.padding as usize);
+            self.padding -= used as u32;
+            return match used {
+                0 => Came::Nothing,
+                used => Came::Padding(used),
+            };
+        }
+        if self.left > 0 {
+            let bytes = input.get(..self.left as usize).unwrap_or(input);
+            if bytes.is_empty() {
+                return Came::Nothing;
+            }
+            // No longer than `left`.
+            self.left -= bytes.len() as u32;
+            if let Some(digest) = &mut self.digest {
+                digest.update(bytes);
+            }
+            return Came::Data(bytes);
+        }
+        let Some(digest) = &self.digest else {
+            return Came::End {
+                used: 0,
+                matches: true,
+            };
+        };
+        match input.first_chunk() {
+            None => Came::Nothing,
+            Some(bytes) => Came::End {
+                used: DIGEST,
+                matches: u32::from_le_bytes(*bytes) == digest.value(),
+            },
+        }
+    }
+}
+
+/// Looks at the beginning of a PDU; `None` while not all of its header has come.
+///
+/// # Errors
+/// Its type has no shape here (`shape`), or the header is not what its type has.
+pub(crate) fn head(
+    input: &[u8],
+    digests: Digests,
+    shape: impl FnOnce(u8) -> Option<Shape>,
+) -> Result<Option<Head<'_>>, Violation> {
+    let Ok((ch, _)) = CommonHeader::read_from_prefix(input) else {
+        return Ok(None);
+    };
+    let kind = ch.kind;
+    let shape = shape(kind).ok_or(Violation::Kind(kind))?;
+    let wrong = |field, at, value| Violation::Field {
+        kind,
+        field,
+        at,
+        value,
+    };
+    if ch.hlen != shape.hlen {
+        return Err(wrong("header length", 2, ch.hlen.into()));
+    }
+    let has_digest = shape.digests && digests.header;
+    if has_digest != (ch.flags & flags::HDGST != 0) {
+        return Err(wrong("flag for a header digest", 1, ch.flags.into()));
+    }
+    let hlen = usize::from(ch.hlen);
+    let behind = hlen + if has_digest { DIGEST } else { 0 };
+    let Some(bytes) = input.get(..behind) else {
+        return Ok(None);
+    };
+    let (header, digest) = bytes.split_at_checked(hlen).unwrap_or((bytes, &[]));
+    if let Some(digest) = digest.first_chunk() {
+        let digest = u32::from_le_bytes(*digest);
+        if digest != crc32c(header) {
+            return Err(Violation::HeaderDigest { kind, digest });
+        }
+    }
+    let plen = ch.plen.get();
+    let length = wrong("length", 4, plen);
+    // No longer than 132.
+    let behind = behind as u32;
+    let rest = plen.checked_sub(behind).ok_or(length)?;
+    let body = match shape.data {
+        DataRule::Never if rest > 0 => return Err(length),
+        DataRule::Always if rest == 0 => return Err(length),
+        DataRule::Never | DataRule::Always | DataRule::Maybe if rest > 0 => {
+            let pdo = u32::from(ch.pdo);
+            let padding = pdo.checked_sub(behind).filter(|_| pdo % 4 == 0);
+            let padding = padding.ok_or(wrong("data offset", 3, pdo))?;
+            let data_digest = digests.data;
+            if data_digest != (ch.flags & flags::DDGST != 0) {
+                return Err(wrong("flag for a data digest", 1, ch.flags.into()));
+            }
+            let digest = if data_digest { DIGEST as u32 } else { 0 };
+            let left = rest.checked_sub(padding.saturating_add(digest));
+            Body {
+                padding,
+                left: left.filter(|left| *left > 0).ok_or(length)?,
+                digest: data_digest.then(Running::new),
+            }
+        }
+        DataRule::Skipped(most) if rest > most => return Err(length),
+        DataRule::Skipped(_) => Body {
+            padding: rest,
+            ..Body::default()
+        },
+        _ => Body::default(),
+    };
+    Ok(Some(Head {
+        ch,
+        header,
+        used: behind as usize,
+        body,
+    }))
+}

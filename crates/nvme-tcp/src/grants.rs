@@ -1,0 +1,118 @@
+//! A controller's requests to transfer (R2T) that have not been answered with all of their data.
+
+use crate::violation::Violation;
+
+/// A request to transfer.
+#[derive(Debug)]
+pub struct Grant<T> {
+    /// What its maker keeps of it.
+    pub item: T,
+    /// The command's identifier.
+    pub cid: u16,
+    /// The next byte that comes, from the command's first one.
+    pub(crate) next: u32,
+    /// Behind the last one.
+    pub(crate) end: u32,
+}
+
+/// The requests to transfer of one queue, by their tags. As with a host's commands, a tag has a
+/// place and a sequence.
+#[derive(Debug)]
+pub struct Grants<T> {
+    places: Vec<(u16, Option<Grant<T>>)>,
+    free: Vec<u16>,
+    bits: u32,
+}
+
+impl<T> Grants<T> {
+    /// Room for so many, 1 to 4096.
+    pub fn new(room: u16) -> Self {
+        let room = room.clamp(1, 4096);
+        Self {
+            places: (0..room).map(|_| (0, None)).collect(),
+            free: (0..room).rev().collect(),
+            bits: u32::from(room).next_power_of_two().trailing_zeros(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Enters a request for `len` bytes of a command's data from `from` on: its tag.
+    ///
+    /// # Errors
+    /// There is no room, or the data has no such bytes: what its maker keeps comes back.
+    pub fn insert(&mut self, cid: u16, from: u32, len: u32, item: T) -> Result<u16, T> {
+        let bits = self.bits;
+        let end = from.checked_add(len).filter(|_| len > 0);
+        let place = self.free.last().copied();
+        let Some((end, place, (sequence, empty))) = end
+            .zip(place)
+            .and_then(|(end, place)| Some((end, place, self.places.get_mut(usize::from(place))?)))
+        else {
+            return Err(item);
+        };
+        self.free.pop();
+        *sequence = sequence.wrapping_add(1);
+        *empty = Some(Grant {
+            item,
+            cid,
+            next: from,
+            end,
+        });
+        Ok(sequence.wrapping_shl(bits) | place)
+    }
+
+    /// The request of a tag.
+    pub fn get(&mut self, tag: u16) -> Option<&mut Grant<T>> {
+        let (place, bits) = (self.place(tag), self.bits);
+        let (sequence, grant) = self.places.get_mut(place)?;
+        let named = sequence.wrapping_shl(bits) | place as u16 == tag;
+        grant.as_mut().filter(|_| named)
+    }
+
+    fn place(&self, tag: u16) -> usize {
+        usize::from(tag & ((1u32 << self.bits) - 1) as u16)
+    }
+
+    /// Takes a request out.
+    pub fn remove(&mut self, tag: u16) -> Option<Grant<T>> {
+        self.get(tag)?;
+        let place = self.place(tag);
+        let grant = self.places.get_mut(place)?.1.take();
+        self.free.push(place as u16);
+        grant
+    }
+
+    /// Data is announced: whether it is the rest of the request's.
+    pub(crate) fn announce(
+        &mut self,
+        tag: u16,
+        cid: u16,
+        offset: u32,
+        len: u32,
+    ) -> Result<bool, Violation> {
+        let grant = self.get(tag).filter(|grant| grant.cid == cid);
+        let grant = grant.ok_or(Violation::Tag(tag))?;
+        let expected = grant.next;
+        let end = offset.checked_add(len).filter(|end| *end <= grant.end);
+        match end.filter(|_| offset == expected && len > 0) {
+            Some(end) => {
+                grant.next = end;
+                Ok(end == grant.end)
+            }
+            None => Err(Violation::Range {
+                offset,
+                len,
+                expected,
+            }),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! NVMe over TCP ("NVMe over TCP Transport 1.1"), as code that touches no socket.
+//!
+//! Both sides speak from this room: a host sends command capsules and data and reads what a
+//! controller answers ([`Answers`]), a controller reads what a host sends ([`Requests`]). Bytes
+//! come in pieces of any size, as a socket gives them. Nothing of the other side's is believed:
+//! types, lengths, places of data, flags and digests are checked, and each answer against the
+//! command that it answers, so that what a parser tells of can be carried out without a further
+//! look.
+//!
+//! What may be touched here: bytes. What may not: sockets, clocks, memory of guests, queues.
+//!
+//! # How a connection goes
+//!
+//! ```text
+//! host                                   controller
+//!   ICReq  ------------------------------>         what each wants: Host::request
+//!          <------------------------------ ICResp  what was agreed: Limits
+//!   CapsuleCmd [data in the capsule] ---->
+//!          <------------------------------ R2T     a part of a write may be sent
+//!   H2CData ----------------------------->
+//!          <------------------------------ C2HData data of a read; with SUCCESS, its answer, too
+//!          <------------------------------ CapsuleResp
+//!   H2CTermReq, C2HTermReq                         the end, when the other side breaks a rule
+//! ```
+#![forbid(unsafe_code)]
+
+mod answers;
+pub mod digest;
+mod frame;
+mod grants;
+mod in_flight;
+mod initialize;
+pub mod pdu;
+mod requests;
+mod violation;
+mod write;
+
+pub use answers::{Answer, Answers, Expected};
+pub use grants::{Grant, Grants};
+pub use in_flight::{Asked, Entry, InFlight};
+pub use initialize::{Controller, Host, Limits};
+pub use requests::{Request, Requests};
+pub use violation::{Terminated, Violation};
+pub use write::{Header, Writer};
+
+/// The port of NVMe over TCP (IANA).
+pub const PORT: u16 = 4420;
+/// The port of discovery controllers (IANA).
+pub const DISCOVERY_PORT: u16 = 8009;
+/// Bytes of data that a capsule on an Admin queue, or for a fabrics command, may carry ("NVMe over
+/// TCP Transport 1.1", 3.2).
+pub const ADMIN_IN_CAPSULE: u32 = 8192;

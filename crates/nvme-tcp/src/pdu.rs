@@ -1,0 +1,222 @@
+//! The protocol data units on the wire: "NVMe over TCP Transport 1.1", 3.6.2. All fields are little
+//! endian.
+
+use nvme::{Command, Completion};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a digest.
+pub const DIGEST: usize = 4;
+/// Most bytes before a PDU's data: a capsule's header and digest, with the alignment that fits them
+/// worst, 72.
+pub const LONGEST_OFFSET: usize = 144;
+/// Bytes of [`Initialize`].
+pub const INITIALIZE: usize = 128;
+/// Bytes of a capsule's header with its command.
+pub const CAPSULE: usize = 72;
+/// Bytes of the headers that say where data belongs, and of the capsule with an answer.
+pub const SHORT: usize = 24;
+/// The longest PDU that ends a connection, in bytes.
+pub const LONGEST_TERMINATE: u32 = 152;
+/// Smallest MAXH2CDATA, in bytes.
+pub const LEAST_H2C_DATA: u32 = 4096;
+/// Largest PDU data alignment (HPDA, CPDA), zero-based, in dwords.
+pub const MOST_ALIGNMENT: u8 = 31;
+
+/// PDU-Type.
+pub mod kind {
+    /// Initialize Connection Request.
+    pub const IC_REQ: u8 = 0x00;
+    /// Initialize Connection Response.
+    pub const IC_RESP: u8 = 0x01;
+    /// Host to Controller Terminate Connection Request.
+    pub const H2C_TERM_REQ: u8 = 0x02;
+    /// Controller to Host Terminate Connection Request.
+    pub const C2H_TERM_REQ: u8 = 0x03;
+    /// Capsule Command.
+    pub const CAPSULE_CMD: u8 = 0x04;
+    /// Capsule Response.
+    pub const CAPSULE_RESP: u8 = 0x05;
+    /// Host To Controller Data.
+    pub const H2C_DATA: u8 = 0x06;
+    /// Controller To Host Data.
+    pub const C2H_DATA: u8 = 0x07;
+    /// Ready to Transfer.
+    pub const R2T: u8 = 0x09;
+}
+
+/// FLAGS of the common header.
+pub mod flags {
+    /// HDGSTF: a header digest follows the header.
+    pub const HDGST: u8 = 1;
+    /// DDGSTF: a data digest follows the data.
+    pub const DDGST: u8 = 1 << 1;
+    /// LAST_PDU: of an R2T's data, or of a command's.
+    pub const LAST: u8 = 1 << 2;
+    /// SUCCESS: the command has succeeded, and no Capsule Response follows.
+    pub const SUCCESS: u8 = 1 << 3;
+}
+
+/// DGST of [`Initialize`].
+pub mod digests {
+    /// HDGST_ENABLE.
+    pub const HEADER: u8 = 1;
+    /// DDGST_ENABLE.
+    pub const DATA: u8 = 1 << 1;
+}
+
+/// Fatal Error Status of [`Terminate`] ("NVMe over TCP Transport 1.1", 3.6.2.4).
+pub mod fes {
+    /// Invalid PDU Header Field; the information is its place.
+    pub const HEADER_FIELD: u16 = 1;
+    /// PDU Sequence Error.
+    pub const SEQUENCE: u16 = 2;
+    /// Header Digest Error; the information is the digest that came.
+    pub const HEADER_DIGEST: u16 = 3;
+    /// Data Transfer Out of Range.
+    pub const OUT_OF_RANGE: u16 = 4;
+    /// R2T Limit Exceeded, or Data Transfer Limit Exceeded.
+    pub const LIMIT: u16 = 5;
+    /// Unsupported Parameter; the information is its place.
+    pub const UNSUPPORTED: u16 = 6;
+
+    /// The standard's name.
+    pub const fn name(fes: u16) -> Option<&'static str> {
+        match fes {
+            HEADER_FIELD => Some("Invalid PDU Header Field"),
+            SEQUENCE => Some("PDU Sequence Error"),
+            HEADER_DIGEST => Some("Header Digest Error"),
+            OUT_OF_RANGE => Some("Data Transfer Out of Range"),
+            LIMIT => Some("R2T or Data Transfer Limit Exceeded"),
+            UNSUPPORTED => Some("Unsupported Parameter"),
+            _ => None,
+        }
+    }
+}
+
+macro_rules! wire {
+    ($($(#[$meta:meta])* pub struct $name:ident = $size:literal {
+        $($(#[$field_meta:meta])* pub $field:ident @ $offset:literal: $type:ty,)*
+    })*) => {$(
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$field_meta])* pub $field: $type,)*
+        }
+        const _: () = assert!(size_of::<$name>() == $size);
+        $(const _: () = assert!(core::mem::offset_of!($name, $field) == $offset);)*
+    )*};
+}
+
+wire! {
+    /// The first 8 bytes of every PDU.
+    #[derive(Default)]
+    pub struct CommonHeader = 8 {
+        /// PDU-Type ([`kind`]).
+        pub kind @ 0: u8,
+        /// [`flags`].
+        pub flags @ 1: u8,
+        /// Header Length in bytes, without the digest.
+        pub hlen @ 2: u8,
+        /// PDU Data Offset in bytes from the PDU's first one; 0 without data.
+        pub pdo @ 3: u8,
+        /// PDU Length in bytes, with digests, padding and data.
+        pub plen @ 4: U32,
+    }
+
+    /// ICReq and ICResp.
+    pub struct Initialize = 128 {
+        /// Common header.
+        pub ch @ 0: CommonHeader,
+        /// PDU Format Version: 0.
+        pub pfv @ 8: U16,
+        /// PDU Data Alignment that the sender wants of the data which it receives: dwords, zero-
+        /// based, at most 31 (HPDA in the request, CPDA in the response).
+        pub pda @ 10: u8,
+        /// [`digests`].
+        pub dgst @ 11: u8,
+        /// In the request, MAXR2T: requests to transfer that may be outstanding for a command,
+        /// zero-based. In the response, MAXH2CDATA: most bytes of data in one H2CData.
+        pub limit @ 12: U32,
+        /// Reserved.
+        pub reserved @ 16: [u8; 112],
+    }
+
+    /// H2CTermReq and C2HTermReq; up to 128 bytes of the header that was wrong follow.
+    pub struct Terminate = 24 {
+        /// Common header.
+        pub ch @ 0: CommonHeader,
+        /// Fatal Error Status ([`fes`]).
+        pub fes @ 8: U16,
+        /// Fatal Error Information.
+        pub fei @ 10: U32,
+        /// Reserved.
+        pub reserved @ 14: [u8; 10],
+    }
+
+    /// CapsuleCmd; data may follow.
+    pub struct CapsuleCmd = 72 {
+        /// Common header.
+        pub ch @ 0: CommonHeader,
+        /// The submission queue entry.
+        pub command @ 8: Command,
+    }
+
+    /// CapsuleResp.
+    pub struct CapsuleResp = 24 {
+        /// Common header.
+        pub ch @ 0: CommonHeader,
+        /// The completion queue entry.
+        pub completion @ 8: Completion,
+    }
+
+    /// H2CData, C2HData and R2T: a piece of a command's data.
+    #[derive(Default)]
+    pub struct Piece = 24 {
+        /// Common header.
+        pub ch @ 0: CommonHeader,
+        /// CCCID: the command's identifier.
+        pub cccid @ 8: U16,
+        /// Transfer Tag: the controller's name of the R2T; reserved in C2HData.
+        pub ttag @ 10: U16,
+        /// From here on, in bytes from the command's first one (DATAO, R2TO).
+        pub offset @ 12: U32,
+        /// So many bytes (DATAL, R2TL).
+        pub len @ 16: U32,
+        /// Reserved.
+        pub reserved @ 20: [u8; 4],
+    }
+}
+
+/// Bytes from a PDU's beginning to its data: behind the header and its digest, at a multiple of
+/// what the receiver asked for (`pda`, as in [`Initialize::pda`]).
+pub const fn data_offset(hlen: usize, header_digest: bool, pda: u8) -> usize {
+    let alignment = (pda as usize + 1) * 4;
+    let behind = if header_digest { hlen + DIGEST } else { hlen };
+    behind.next_multiple_of(alignment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_begins_where_the_receiver_wants_it() {
+        assert_eq!(data_offset(CAPSULE, false, 0), 72);
+        assert_eq!(data_offset(CAPSULE, true, 0), 76);
+        assert_eq!(data_offset(SHORT, true, 1), 32);
+        assert_eq!(data_offset(SHORT, false, 31), 128);
+        assert_eq!(data_offset(CAPSULE, true, 31), 128);
+        assert_eq!(data_offset(CAPSULE, true, 2), 84);
+        for pda in 0..=MOST_ALIGNMENT {
+            for hlen in [SHORT, CAPSULE] {
+                let offset = data_offset(hlen, true, pda);
+                assert!(offset <= LONGEST_OFFSET && offset.is_multiple_of(4));
+            }
+        }
+        assert_eq!(data_offset(CAPSULE, true, 17), LONGEST_OFFSET);
+    }
+}

@@ -1,0 +1,199 @@
+//! What a host sends: capsules with commands, and data.
+//!
+//! The bytes come in pieces of any size. [`Requests::next`] takes some of them and says what they
+//! were. Data in a capsule is no longer than was agreed, and other data belongs to a request to
+//! transfer, of which it is the next.
+
+use crate::frame::{Body, Came, DataRule, Digests, Shape, head};
+use crate::grants::Grants;
+use crate::initialize::Limits;
+use crate::pdu::{CAPSULE, CapsuleCmd, LONGEST_TERMINATE, Piece, SHORT, Terminate, flags, kind};
+use crate::violation::{Terminated, Violation};
+use nvme::Command;
+use zerocopy::FromBytes;
+
+/// What some bytes were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Nothing yet, or nothing of interest.
+    More,
+    /// A command; so many bytes of data follow in its capsule.
+    Command {
+        /// It.
+        command: Command,
+        /// Bytes of data.
+        data: u32,
+    },
+    /// Data for a request to transfer follows.
+    Transfer {
+        /// The request's tag.
+        tag: u16,
+        /// Where the data belongs, in bytes from the command's first one.
+        at: u32,
+        /// So many bytes.
+        len: u32,
+    },
+    /// Data of the command or request to transfer that was named last.
+    Data(&'a [u8]),
+    /// All of that data has come.
+    DataEnd {
+        /// Its digest does not match: it does not count.
+        corrupt: bool,
+        /// The request to transfer has all of its data now.
+        whole: bool,
+    },
+    /// The host ends the connection, and says why.
+    Terminated(Terminated),
+}
+
+#[derive(Debug)]
+enum State {
+    /// A PDU begins.
+    Head,
+    /// Data comes; `whole`: with it, the request to transfer has all.
+    Data { body: Body, whole: bool },
+    /// What belongs to the end of the connection.
+    Skip(Body),
+}
+
+/// The stream of a connection's requests, from the end of its initialization on.
+#[derive(Debug)]
+pub struct Requests {
+    digests: Digests,
+    in_capsule: u32,
+    h2c_data: u32,
+    state: State,
+}
+
+impl Requests {
+    /// Of a connection with these limits, on which a capsule has `in_capsule` bytes of data at
+    /// most.
+    pub fn new(limits: &Limits, in_capsule: u32) -> Self {
+        Self {
+            digests: limits.digests(),
+            in_capsule,
+            h2c_data: limits.h2c_data,
+            state: State::Head,
+        }
+    }
+
+    /// So many bytes of data come next, all of which may be received where they belong. 0 also
+    /// where a digest follows: such data comes by [`Requests::next`] only.
+    pub fn expects(&self) -> u32 {
+        match &self.state {
+            State::Data { body, .. } if body.is_direct() => body.left,
+            _ => 0,
+        }
+    }
+
+    /// So many bytes of what is expected have been received where they belong.
+    pub fn took(&mut self, len: u32) {
+        if let State::Data { body, .. } = &mut self.state {
+            body.took(len);
+        }
+    }
+
+    /// Looks at bytes: how many of them are used up, and what they were. With [`Request::More`] and
+    /// none used, more bytes are needed.
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn next<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        grants: &mut Grants<T>,
+    ) -> Result<(usize, Request<'a>), Violation> {
+        match &mut self.state {
+            State::Head => self.head(input, grants),
+            State::Data { body, whole } => Ok(match body.next(input) {
+                Came::Nothing => (0, Request::More),
+                Came::Padding(used) => (used, Request::More),
+                Came::Data(bytes) => (bytes.len(), Request::Data(bytes)),
+                Came::End { used, matches } => {
+                    let whole = *whole;
+                    self.state = State::Head;
+                    let corrupt = !matches;
+                    (used, Request::DataEnd { corrupt, whole })
+                }
+            }),
+            State::Skip(body) => Ok(match body.next(input) {
+                Came::Padding(used) => (used, Request::More),
+                // All that comes behind it is dropped.
+                _ => (input.len(), Request::More),
+            }),
+        }
+    }
+
+    fn head<'a, T>(
+        &mut self,
+        input: &'a [u8],
+        grants: &mut Grants<T>,
+    ) -> Result<(usize, Request<'a>), Violation> {
+        let Some(head) = head(input, self.digests, shape)? else {
+            return Ok((0, Request::More));
+        };
+        let used = head.used;
+        let request = match head.ch.kind {
+            kind::CAPSULE_CMD => {
+                let Ok(capsule) = CapsuleCmd::read_from_bytes(head.header) else {
+                    return Ok((0, Request::More));
+                };
+                let data = head.body.left;
+                if data > self.in_capsule {
+                    return Err(Violation::Limit(data));
+                }
+                if data > 0 {
+                    let (body, whole) = (head.body, false);
+                    self.state = State::Data { body, whole };
+                }
+                let command = capsule.command;
+                Request::Command { command, data }
+            }
+            kind::H2C_DATA => {
+                let piece = Piece::read_from_bytes(head.header).unwrap_or_default();
+                let (at, len) = (piece.offset.get(), piece.len.get());
+                if len != head.body.left {
+                    return Err(head.field("data length", 16, len));
+                }
+                if len > self.h2c_data {
+                    return Err(Violation::Limit(len));
+                }
+                let tag = piece.ttag.get();
+                let whole = grants.announce(tag, piece.cccid.get(), at, len)?;
+                // One that says too early that it was the last would never send the rest.
+                if head.has(flags::LAST) && !whole {
+                    return Err(Violation::Last);
+                }
+                let body = head.body;
+                self.state = State::Data { body, whole };
+                Request::Transfer { tag, at, len }
+            }
+            _ => {
+                let Ok(terminate) = Terminate::read_from_bytes(head.header) else {
+                    return Ok((0, Request::More));
+                };
+                self.state = State::Skip(head.body);
+                Request::Terminated(Terminated {
+                    fes: terminate.fes.get(),
+                    fei: terminate.fei.get(),
+                })
+            }
+        };
+        Ok((used, request))
+    }
+}
+
+fn shape(kind: u8) -> Option<Shape> {
+    Some(match kind {
+        kind::CAPSULE_CMD => Shape::new(CAPSULE, DataRule::Maybe),
+        kind::H2C_DATA => Shape::new(SHORT, DataRule::Always),
+        kind::H2C_TERM_REQ => {
+            let most = LONGEST_TERMINATE - SHORT as u32;
+            Shape::new(SHORT, DataRule::Skipped(most)).without_digests()
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

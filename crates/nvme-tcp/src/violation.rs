@@ -1,0 +1,99 @@
+//! How the other side breaks the protocol.
+
+use crate::pdu::fes;
+
+/// How the other side breaks the protocol. The connection cannot be used any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A PDU of a kind that does not belong here.
+    #[error("a PDU of type {0:#04x}, which does not belong here")]
+    Kind(u8),
+    /// A field of a header that has no such value.
+    #[error("a PDU of type {kind:#04x} whose {field} is {value}")]
+    Field {
+        /// Its type.
+        kind: u8,
+        /// The field.
+        field: &'static str,
+        /// Its place in the header, in bytes.
+        at: u8,
+        /// Its value.
+        value: u32,
+    },
+    /// The digest of a header does not match.
+    #[error("a header whose digest does not match (type {kind:#04x}, digest {digest:#010x})")]
+    HeaderDigest {
+        /// The PDU's type.
+        kind: u8,
+        /// The digest that came.
+        digest: u32,
+    },
+    /// No command has this identifier.
+    #[error("an answer to a command that was never sent, or was answered (identifier {0:#06x})")]
+    Cid(u16),
+    /// No request to transfer has this tag.
+    #[error("data for a request to transfer that was never made, or has all of it (tag {0:#06x})")]
+    Tag(u16),
+    /// Data outside of what was asked for, out of order, or more than was asked for.
+    #[error(
+        "data outside of what was asked for (from {offset}, {len} bytes, expected from {expected})"
+    )]
+    Range {
+        /// Where it is said to belong.
+        offset: u32,
+        /// How much.
+        len: u32,
+        /// Where the next byte belongs.
+        expected: u32,
+    },
+    /// More data in one PDU than was agreed.
+    #[error("a PDU with {0} bytes of data, more than was agreed")]
+    Limit(u32),
+    /// A command has succeeded, and not all of its data has been moved.
+    #[error("a command is said to have succeeded, of whose data bytes are missing")]
+    Incomplete,
+    /// The last piece is said to be the last, and is not; or the reverse.
+    #[error("the end of a command's data is not where it is said to be")]
+    Last,
+    /// What was negotiated cannot be.
+    #[error("{0}")]
+    Negotiation(&'static str),
+}
+
+impl Violation {
+    /// What a request to terminate the connection says about it: Fatal Error Status and
+    /// Information.
+    pub const fn fatal_error(&self) -> (u16, u32) {
+        match *self {
+            Self::Kind(_) | Self::Last | Self::Incomplete => (fes::SEQUENCE, 0),
+            Self::Field { at, .. } => (fes::HEADER_FIELD, at as u32),
+            Self::HeaderDigest { digest, .. } => (fes::HEADER_DIGEST, digest),
+            // The field CCCID, or TTAG.
+            Self::Cid(_) => (fes::HEADER_FIELD, 8),
+            Self::Tag(_) => (fes::HEADER_FIELD, 10),
+            Self::Range { .. } => (fes::OUT_OF_RANGE, 0),
+            Self::Limit(_) => (fes::LIMIT, 0),
+            Self::Negotiation(_) => (fes::UNSUPPORTED, 8),
+        }
+    }
+}
+
+/// The other side has ended the connection, and says why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terminated {
+    /// Fatal Error Status ([`fes`]).
+    pub fes: u16,
+    /// Fatal Error Information.
+    pub fei: u32,
+}
+
+impl std::fmt::Display for Terminated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { fes, fei } = *self;
+        match fes::name(fes) {
+            Some(name) => write!(f, "{name}")?,
+            None => write!(f, "fatal error {fes:#06x}")?,
+        }
+        write!(f, " (information {fei:#x})")
+    }
+}

@@ -1,0 +1,198 @@
+//! PDUs as they are sent: their headers, with digest and padding. Data, and its digest, is appended
+//! by the sender.
+
+use crate::digest::crc32c;
+use crate::initialize::Limits;
+use crate::pdu::{
+    CAPSULE, CapsuleCmd, CapsuleResp, CommonHeader, DIGEST, LONGEST_OFFSET, Piece, SHORT,
+    Terminate, data_offset, flags, kind,
+};
+use crate::violation::{Terminated, Violation};
+use nvme::{Command, Completion};
+use std::ops::Deref;
+use zerocopy::IntoBytes;
+
+/// A PDU up to its data.
+#[derive(Debug, Clone, Copy)]
+pub struct Header {
+    bytes: [u8; LONGEST_OFFSET],
+    len: usize,
+}
+
+impl Deref for Header {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// Makes the headers of a connection's PDUs.
+#[derive(Debug, Clone, Copy)]
+pub struct Writer {
+    limits: Limits,
+}
+
+impl Writer {
+    /// Of a connection with these limits.
+    pub const fn new(limits: Limits) -> Self {
+        Self { limits }
+    }
+
+    /// What was agreed.
+    pub const fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The digest of data follows it.
+    pub const fn data_digest(&self) -> bool {
+        self.limits.data_digest
+    }
+
+    /// A host's command, followed by so many bytes of data.
+    pub fn command(&self, command: &Command, data: u32) -> Header {
+        let pdu = CapsuleCmd {
+            ch: self.common(kind::CAPSULE_CMD, CAPSULE, 0, data),
+            command: *command,
+        };
+        self.header(pdu.as_bytes(), data)
+    }
+
+    /// A host's data for a request to transfer. `last`: the request has all of its data with it.
+    pub fn h2c_data(&self, cid: u16, tag: u16, at: u32, len: u32, last: bool) -> Header {
+        let flags = if last { flags::LAST } else { 0 };
+        self.piece(kind::H2C_DATA, flags, (cid, tag), (at, len), len)
+    }
+
+    /// A controller's answer.
+    pub fn completion(&self, completion: &Completion) -> Header {
+        let pdu = CapsuleResp {
+            ch: self.common(kind::CAPSULE_RESP, SHORT, 0, 0),
+            completion: *completion,
+        };
+        self.header(pdu.as_bytes(), 0)
+    }
+
+    /// A controller's data. `last`: it is the end of the command's; `success`: and its answer, too.
+    pub fn c2h_data(&self, cid: u16, at: u32, len: u32, last: bool, success: bool) -> Header {
+        let last = if last { flags::LAST } else { 0 };
+        let flags = last | if success { flags::SUCCESS } else { 0 };
+        self.piece(kind::C2H_DATA, flags, (cid, 0), (at, len), len)
+    }
+
+    /// A controller's request to transfer.
+    pub fn r2t(&self, cid: u16, tag: u16, at: u32, len: u32) -> Header {
+        self.piece(kind::R2T, 0, (cid, tag), (at, len), 0)
+    }
+
+    fn piece(
+        &self,
+        kind: u8,
+        flags: u8,
+        (cid, tag): (u16, u16),
+        (at, len): (u32, u32),
+        data: u32,
+    ) -> Header {
+        let pdu = Piece {
+            ch: self.common(kind, SHORT, flags, data),
+            cccid: cid.into(),
+            ttag: tag.into(),
+            offset: at.into(),
+            len: len.into(),
+            reserved: [0; 4],
+        };
+        self.header(pdu.as_bytes(), data)
+    }
+
+    fn common(&self, kind: u8, hlen: usize, flags: u8, data: u32) -> CommonHeader {
+        let Limits {
+            header_digest,
+            data_digest,
+            alignment,
+            ..
+        } = self.limits;
+        let has_digest = data > 0 && data_digest;
+        let offset = match data {
+            0 if header_digest => hlen + DIGEST,
+            0 => hlen,
+            _ => data_offset(hlen, header_digest, alignment),
+        };
+        let digest = if has_digest { DIGEST as u32 } else { 0 };
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        CommonHeader {
+            kind,
+            flags: flags | flag(header_digest, flags::HDGST) | flag(has_digest, flags::DDGST),
+            // At most 72 and 128.
+            hlen: hlen as u8,
+            pdo: if data == 0 { 0 } else { offset as u8 },
+            plen: (offset as u32)
+                .saturating_add(data)
+                .saturating_add(digest)
+                .into(),
+        }
+    }
+
+    fn header(&self, header: &[u8], data: u32) -> Header {
+        let mut bytes = [0; LONGEST_OFFSET];
+        let digest = crc_if(self.limits.header_digest, header);
+        let digest = digest.as_ref().map_or(&[][..], |digest| digest);
+        for (to, from) in bytes.iter_mut().zip(header.iter().chain(digest)) {
+            *to = *from;
+        }
+        let len = match data {
+            0 => header.len() + digest.len(),
+            _ => data_offset(
+                header.len(),
+                self.limits.header_digest,
+                self.limits.alignment,
+            ),
+        };
+        Header { bytes, len }
+    }
+}
+
+fn crc_if(wanted: bool, header: &[u8]) -> Option<[u8; DIGEST]> {
+    wanted.then(|| crc32c(header).to_le_bytes())
+}
+
+/// What is sent last, to a side that broke the protocol: why. `from_host`: by a host.
+pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
+    let kind = match from_host {
+        true => kind::H2C_TERM_REQ,
+        false => kind::C2H_TERM_REQ,
+    };
+    let pdu = Terminate {
+        ch: CommonHeader {
+            kind,
+            flags: 0,
+            hlen: SHORT as u8,
+            pdo: 0,
+            plen: (SHORT as u32).into(),
+        },
+        fes: why.fes.into(),
+        fei: why.fei.into(),
+        reserved: [0; 10],
+    };
+    let mut bytes = [0; LONGEST_OFFSET];
+    for (to, from) in bytes.iter_mut().zip(pdu.as_bytes()) {
+        *to = *from;
+    }
+    Header { bytes, len: SHORT }
+}
+
+impl Violation {
+    /// What a host sends to a controller that breaks the protocol, before it closes the connection.
+    pub fn h2c_term_req(&self) -> Header {
+        terminate(true, self.terminated())
+    }
+
+    /// What a controller sends to a host that breaks the protocol, before it closes the connection.
+    pub fn c2h_term_req(&self) -> Header {
+        terminate(false, self.terminated())
+    }
+
+    fn terminated(&self) -> Terminated {
+        let (fes, fei) = self.fatal_error();
+        Terminated { fes, fei }
+    }
+}
