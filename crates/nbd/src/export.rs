@@ -5,11 +5,12 @@ use crate::protocol::Export;
 use crate::protocol::wire::export_flags as flags;
 use crate::queue::NbdQueue;
 use probes::LogLimit;
+use remote::{Reach, ReachWatch, Reachable};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Extent, Info, Io, Kind, OpenQueue, Volume, VolumeError};
@@ -85,29 +86,12 @@ struct Log {
     threads: LogLimit,
 }
 
-/// How the way to a server is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach {
-    /// The server, as a URL without options.
-    pub server: String,
-    /// All connections are there. If not, requests may be waiting.
-    pub connected: bool,
-    /// Connections that have ended so far.
-    pub lost: u64,
-}
-
-/// Tells how the way to a volume's server is, for as long as the volume is there.
-#[derive(Debug, Clone)]
-pub struct ReachWatch(Weak<Shared>);
-
-impl ReachWatch {
-    /// `None`: the volume is closed.
-    pub fn look(&self) -> Option<Reach> {
-        let shared = self.0.upgrade()?;
+impl Reachable for Shared {
+    fn reach(&self) -> Option<Reach> {
         Some(Reach {
-            server: shared.server.to_string(),
-            connected: shared.awaited.load(Ordering::Relaxed) == 0,
-            lost: shared.lost.load(Ordering::Relaxed),
+            server: self.server.to_string(),
+            connected: self.awaited.load(Ordering::Relaxed) == 0,
+            lost: self.lost.load(Ordering::Relaxed),
         })
     }
 }
@@ -337,7 +321,7 @@ impl NbdVolume {
 
     /// For those who show how the way to the server is.
     pub fn watch(&self) -> ReachWatch {
-        ReachWatch(Arc::downgrade(&self.0))
+        ReachWatch::new(self.0.clone())
     }
 
     fn error(&self, what: &'static str, error: std::io::Error) -> VolumeError {

@@ -1,7 +1,8 @@
 //! The kinds of volumes that a URL names: `nbd://` and `nbd+unix://`.
 
-use crate::connect::{Address, ConnectionKeeper, Server};
-use crate::export::{NbdOptions, NbdVolume, ReachWatch};
+use crate::connect::{ConnectionKeeper, Server};
+use crate::export::{NbdOptions, NbdVolume};
+use remote::{Address, ReachWatch};
 use std::sync::Arc;
 use volume::{
     OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,

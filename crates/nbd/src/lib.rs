@@ -30,6 +30,6 @@ pub mod protocol;
 mod queue;
 
 pub use connect::end_previous;
-pub use connect::{Address, ConnectError, ConnectionKeeper, Kept, PORT, PreviousError, Server};
-pub use export::{NbdOptions, NbdVolume, Reach, ReachWatch};
+pub use connect::{ConnectError, ConnectionKeeper, Kept, PORT, PreviousError, Server};
+pub use export::{NbdOptions, NbdVolume};
 pub use kind::{NBD, NBD_UNIX, address, kinds, kinds_kept};

@@ -1,25 +1,11 @@
 //! Where a server is, and which of its exports is meant, as a URL says it.
 
+use remote::{Address, HostPort, HostPortError, decode};
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
 
 /// The port of NBD (IANA).
 pub const PORT: u16 = 10809;
-
-/// A server's address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
-    /// A socket on this host.
-    Unix(PathBuf),
-    /// A host and port, by name, and what that name was resolved to.
-    Tcp {
-        /// As it was given, without brackets.
-        host: String,
-        /// Its port.
-        port: u16,
-    },
-}
 
 /// What a URL names, with what is wrong with it.
 pub type Parsed<T> = Result<T, String>;
@@ -66,32 +52,20 @@ impl Server {
     /// What is wrong with it.
     pub fn tcp(name: &str) -> Parsed<Self> {
         let (place, export) = name.split_once('/').unwrap_or((name, ""));
-        let (host, port) = match place.strip_prefix('[') {
-            Some(rest) => {
-                let (host, port) = rest
-                    .split_once(']')
-                    .ok_or("an IPv6 address ends with a bracket: nbd://[::1]:10809/EXPORT")?;
-                (host, port.strip_prefix(':'))
+        let place = HostPort::parse(place, PORT).map_err(|wrong| match wrong {
+            HostPortError::NoHost => {
+                "nbd:// names the server's host: nbd://HOST:PORT/EXPORT".to_owned()
             }
-            None => match place.rsplit_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (place, None),
-            },
-        };
-        let port = match port {
-            None => PORT,
-            Some(text) => text.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+            HostPortError::Bracket => {
+                "an IPv6 address ends with a bracket: nbd://[::1]:10809/EXPORT".to_owned()
+            }
+            HostPortError::Port(text) => {
                 format!("\"{text}\" is no port: a number from 1 to 65535 follows the host")
-            })?,
-        };
-        if host.is_empty() {
-            return Err("nbd:// names the server's host: nbd://HOST:PORT/EXPORT".into());
-        }
+            }
+        })?;
+        let HostPort { host, port } = place;
         Ok(Self {
-            address: Address::Tcp {
-                host: host.into(),
-                port,
-            },
+            address: Address::Tcp { host, port },
             export: decode(export)?,
         })
     }
@@ -122,32 +96,6 @@ impl fmt::Display for Server {
             Address::Tcp { host, port } => write!(f, "nbd://{host}:{port}/{export}"),
         }
     }
-}
-
-/// Bytes can be written as `%` and two hexadecimal digits.
-fn decode(text: &str) -> Parsed<String> {
-    let wrong = || format!("\"{text}\": a % is followed by two hexadecimal digits, and never 00");
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&byte, others)) = rest.split_first() {
-        rest = others;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let (digits, others) = rest.split_first_chunk::<2>().ok_or_else(wrong)?;
-        let digits = digits.map(|digit| char::from(digit).to_digit(16));
-        let [Some(high), Some(low)] = digits else {
-            return Err(wrong());
-        };
-        // Two digits are a byte.
-        match (high << 4 | low) as u8 {
-            0 => return Err(wrong()),
-            byte => bytes.push(byte),
-        }
-        rest = others;
-    }
-    String::from_utf8(bytes).map_err(|_| format!("\"{text}\" is no text (UTF-8)"))
 }
 
 #[cfg(test)]

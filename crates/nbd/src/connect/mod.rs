@@ -6,7 +6,7 @@ mod again;
 mod previous;
 mod socket;
 
-pub use address::{Address, PORT, Server};
+pub use address::{PORT, Server};
 pub(crate) use again::connect_again;
 pub use previous::{PreviousError, end_previous};
 pub use socket::{ConnectError, Connected, ConnectionKeeper, Kept, connect};

@@ -6,7 +6,6 @@
 //! here waits.
 
 mod link;
-mod parent;
 
 use crate::connect::{Inbox, connect_again};
 use crate::export::Shared;
@@ -14,7 +13,7 @@ use crate::protocol::Command;
 use crate::protocol::wire::export_flags as flags;
 use dma::{Buffer, SegmentList, View};
 use link::{Broken, Ended, Link, Part};
-use parent::{Parent, Parents, Todo};
+use remote::{Parent, Parents, Todo};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +26,11 @@ use volume::{
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two attempts to have a thread, where the system gives none.
 const THREADS: Duration = Duration::from_secs(1);
+/// Most bytes of data in one command.
+const MOST_DATA: u32 = 1 << 20;
+/// Most bytes that one command zeroes or trims: one that a server carries out by writing is
+/// answered in time.
+const MOST_ZEROED: u32 = 64 << 20;
 /// Bytes of zeroes that are written again and again, where the server knows no zeroing.
 const ZEROES: usize = 1 << 20;
 
@@ -328,7 +332,7 @@ impl NbdQueue {
 
     /// The worker ends, and the server does not answer: its requests are not waited for for ever.
     fn end(&mut self, answered: bool) {
-        if self.parents.len() > 0 && self.ending.is_over(answered) {
+        if !self.parents.is_empty() && self.ending.is_over(answered) {
             let server = &self.shared.server;
             let unfinished = self.parents.len();
             tracing::error!("{server}: does not answer; {unfinished} requests are given up");
@@ -406,7 +410,12 @@ fn next(
     part.command = command;
     if command != Command::Flush {
         part.offset = parent.request.offset.checked_add(done)?;
-        part.len = parent.piece(done, data, export.maximum);
+        let most = match data {
+            // Both are multiples of the server's block, or the smaller one is.
+            true => export.maximum.min(MOST_DATA),
+            false => MOST_ZEROED,
+        };
+        part.len = parent.piece(done, most);
     }
     if data {
         let len = u64::from(part.len);
@@ -456,7 +465,7 @@ impl VolumeQueue for NbdQueue {
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
-        let busy = self.parents.len() > 0 || self.given_up > 0;
+        let busy = !self.parents.is_empty() || self.given_up > 0;
         let down = || self.links.iter().any(Link::is_down);
         if !busy && !self.goes_on() && !down() {
             return 0;

@@ -1,0 +1,53 @@
+//! Threads that connect again after a connection has ended, with growing pauses.
+
+use std::time::Duration;
+
+/// The first pause; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Bytes of stack of a thread.
+const STACK: usize = 256 << 10;
+
+/// Between two log lines about a server that stays away.
+pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The pause before an attempt, after so many failures in a row.
+pub fn pause(failures: u32) -> Duration {
+    match failures {
+        0 => Duration::ZERO,
+        failures => {
+            let times = 1u32 << (failures - 1).min(16);
+            FIRST_PAUSE.saturating_mul(times).min(LONGEST_PAUSE)
+        }
+    }
+}
+
+/// Starts a thread that talks to a server, on any CPU that the process may use: not only on the one
+/// that the worker is bound to which starts it. It is never joined, so each of its steps has a time
+/// limit.
+///
+/// # Errors
+/// No thread can be had.
+pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let builder = std::thread::Builder::new();
+    let builder = builder.name(name.into()).stack_size(STACK);
+    let thread = builder.spawn(move || {
+        sync::leave_cpu();
+        run();
+    });
+    thread.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_end_growing() {
+        assert_eq!(pause(0), Duration::ZERO);
+        assert_eq!(pause(1), FIRST_PAUSE);
+        assert_eq!(pause(2), FIRST_PAUSE * 2);
+        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+    }
+}

@@ -1,0 +1,42 @@
+//! How the way to a server is, for those who show it.
+
+use std::sync::{Arc, Weak};
+
+/// How the way to a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reach {
+    /// The server, as a URL without options.
+    pub server: String,
+    /// All connections are there. If not, requests may be waiting.
+    pub connected: bool,
+    /// Connections that have ended so far.
+    pub lost: u64,
+}
+
+/// Something on a server.
+pub trait Reachable: Send + Sync {
+    /// How the way there is; `None` when it is used no more.
+    fn reach(&self) -> Option<Reach>;
+}
+
+/// Tells how the way to a volume's server is, for as long as the volume is there.
+#[derive(Clone)]
+pub struct ReachWatch(Weak<dyn Reachable>);
+
+impl ReachWatch {
+    /// Of this volume.
+    pub fn new(volume: Arc<dyn Reachable>) -> Self {
+        Self(Arc::downgrade(&volume))
+    }
+
+    /// `None`: the volume is closed.
+    pub fn look(&self) -> Option<Reach> {
+        self.0.upgrade()?.reach()
+    }
+}
+
+impl std::fmt::Debug for ReachWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ReachWatch").field(&self.look()).finish()
+    }
+}

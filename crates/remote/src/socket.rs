@@ -1,0 +1,161 @@
+//! Connections to servers, made within a time limit, and conversations on them.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
+use rustix::net::{SocketType, sockopt};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Connects to the first of a server's addresses that answers. The socket is in non-blocking mode.
+///
+/// # Errors
+/// The last one's, at the deadline at the latest.
+pub fn connect_tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<OwnedFd> {
+    let mut last = io::ErrorKind::AddrNotAvailable.into();
+    let mut left = (1..=addresses.len() as u32).rev();
+    let fd = addresses.iter().find_map(|address| {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        // One that swallows everything leaves the others their share of the time.
+        let now = Instant::now();
+        let share = deadline.saturating_duration_since(now) / left.next().unwrap_or(1);
+        let until = now.checked_add(share).unwrap_or(deadline);
+        open(family, until, |fd| net::connect(fd, address))
+            .map_err(|error| last = error)
+            .ok()
+    });
+    let fd = fd.ok_or(last)?;
+    // Requests go out when they are there, and a dead host is found out.
+    let _ = sockopt::set_tcp_nodelay(&fd, true);
+    let _ = sockopt::set_socket_keepalive(&fd, true);
+    Ok(fd)
+}
+
+/// Connects to a socket of this host. The socket is in non-blocking mode.
+///
+/// # Errors
+/// The system's, at the deadline at the latest.
+pub fn connect_unix(path: &Path, deadline: Instant) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    open(AddressFamily::UNIX, deadline, |fd| {
+        net::connect(fd, &address)
+    })
+}
+
+fn open(
+    family: AddressFamily,
+    deadline: Instant,
+    connect: impl Fn(&OwnedFd) -> rustix::io::Result<()>,
+) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    loop {
+        match connect(&fd) {
+            Ok(()) | Err(Errno::ISCONN) => return Ok(fd),
+            Err(Errno::INPROGRESS | Errno::ALREADY) => {
+                wait(&fd, PollFlags::OUT, deadline)?;
+                match sockopt::socket_error(&fd)? {
+                    Ok(()) => return Ok(fd),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            // A Unix socket's queue of connections is full, and nothing tells when it is not.
+            Err(Errno::AGAIN) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn wait(fd: &OwnedFd, events: PollFlags, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "no answer within the time limit",
+            ));
+        }
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(&mut [PollFd::new(fd, events)], Some(&timeout)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A non-blocking socket that is read and written until a deadline.
+#[derive(Debug)]
+pub struct Conversation {
+    fd: OwnedFd,
+    deadline: Instant,
+}
+
+impl Conversation {
+    /// On a socket as [`connect_tcp`] and [`connect_unix`] make it.
+    pub fn new(fd: OwnedFd, deadline: Instant) -> Self {
+        Self { fd, deadline }
+    }
+
+    /// It goes on until then.
+    pub fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+
+    /// The socket.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// It is over: the socket, in blocking mode, so that a ring waits for it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn into_blocking(self) -> io::Result<OwnedFd> {
+        rustix::io::ioctl_fionbio(&self.fd, false)?;
+        Ok(self.fd)
+    }
+}
+
+impl Read for Conversation {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match net::recv(&self.fd, &mut *buffer, RecvFlags::empty()) {
+                Ok((_, len)) => return Ok(len),
+                Err(Errno::AGAIN) => wait(&self.fd, PollFlags::IN, self.deadline)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Write for Conversation {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match net::send(self.fd.as_fd(), bytes, SendFlags::NOSIGNAL) {
+                Ok(len) => return Ok(len),
+                Err(Errno::AGAIN) => wait(&self.fd, PollFlags::OUT, self.deadline)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
