@@ -88,4 +88,4 @@ pub use queue::{
     BlockingError, Completion, Look, Op, QueueCounters, QueuePair, Request, ShadowBuffers, Tap,
 };
 pub use url::{NVME, OpenError, Place, Target, VFIO_USER, open};
-pub use volume::NvmeVolume;
+pub use volume::{NvmeVolume, status_error};

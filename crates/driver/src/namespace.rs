@@ -28,7 +28,7 @@ impl Namespace {
     ///
     /// # Errors
     /// A few words on why the namespace cannot be used.
-    pub(crate) fn parse(nsid: u32, id: &IdentifyNamespace) -> Result<Self, &'static str> {
+    pub fn parse(nsid: u32, id: &IdentifyNamespace) -> Result<Self, &'static str> {
         if id.nsze.get() == 0 {
             return Err("not active");
         }

@@ -11,7 +11,6 @@ use std::rc::Rc;
 
 use dma::SegmentList;
 use nvme::Status;
-use nvme::status::StatusCodeType;
 use volume::{
     Armed, Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, QueueState,
     Request, Volume, VolumeError, VolumeQueue, Wake,
@@ -517,26 +516,27 @@ fn copy(data: &SegmentList, buffer: &DmaBuffer, len: u64, into: bool) -> bool {
 }
 
 fn io_error(error: CommandError, write: bool) -> IoError {
-    let medium = if write {
-        IoErrorKind::MediaWrite
-    } else {
-        IoErrorKind::MediaRead
-    };
-    let kind = match error {
-        CommandError::Gone => IoErrorKind::Gone,
-        CommandError::TimedOut | CommandError::Reset => IoErrorKind::Aborted,
-        CommandError::Status(status) => match status.without_flags() {
-            Status::LBA_OUT_OF_RANGE => IoErrorKind::OutOfRange,
-            Status::CAPACITY_EXCEEDED => IoErrorKind::NoSpace,
-            Status::NAMESPACE_WRITE_PROTECTED => IoErrorKind::ReadOnly,
-            Status::DATA_TRANSFER_ERROR => IoErrorKind::Memory,
-            Status::ABORT_REQUESTED | Status::ABORTED_SQ_DELETION => IoErrorKind::Aborted,
-            Status::INVALID_NAMESPACE_OR_FORMAT => IoErrorKind::Gone,
-            Status::INVALID_FIELD => IoErrorKind::Invalid,
-            Status::INVALID_OPCODE => IoErrorKind::Unsupported,
-            other if other.sct() == StatusCodeType::MEDIA => medium,
-            _ => medium,
-        },
+    match error {
+        CommandError::Gone => IoErrorKind::Gone.into(),
+        CommandError::TimedOut | CommandError::Reset => IoErrorKind::Aborted.into(),
+        CommandError::Status(status) => status_error(status, write),
+    }
+}
+
+/// What a failed command's status means for a volume's request; `write`: the command changes the
+/// volume.
+pub fn status_error(status: Status, write: bool) -> IoError {
+    let kind = match status.without_flags() {
+        Status::LBA_OUT_OF_RANGE => IoErrorKind::OutOfRange,
+        Status::CAPACITY_EXCEEDED => IoErrorKind::NoSpace,
+        Status::NAMESPACE_WRITE_PROTECTED => IoErrorKind::ReadOnly,
+        Status::DATA_TRANSFER_ERROR => IoErrorKind::Memory,
+        Status::ABORT_REQUESTED | Status::ABORTED_SQ_DELETION => IoErrorKind::Aborted,
+        Status::INVALID_NAMESPACE_OR_FORMAT => IoErrorKind::Gone,
+        Status::INVALID_FIELD => IoErrorKind::Invalid,
+        Status::INVALID_OPCODE => IoErrorKind::Unsupported,
+        _ if write => IoErrorKind::MediaWrite,
+        _ => IoErrorKind::MediaRead,
     };
     kind.into()
 }

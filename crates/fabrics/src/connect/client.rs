@@ -1,0 +1,267 @@
+//! One queue as a conversation: a command, and its answer. For Admin queues, and for the first
+//! steps on others.
+
+use super::error::Trouble;
+use nvme::aen::AsyncEvent;
+use nvme::sgl::SglDescriptor;
+use nvme::{AdminOpcode, Command, Completion};
+use nvme_tcp::pdu::INITIALIZE;
+use nvme_tcp::{Answer, Answers, Asked, Host, InFlight, Limits, Writer, digest};
+use remote::Conversation;
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+/// Commands in flight: one that is waited for, a Keep Alive, Asynchronous Event Requests.
+const DEPTH: u16 = 15;
+/// Bytes that are received at a time, at most.
+const BUFFER: usize = 16 << 10;
+/// Longest data of a command, in bytes.
+const MOST_DATA: u32 = 1 << 20;
+
+/// A command's data.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Data<'a> {
+    None,
+    /// From the controller: so many bytes.
+    In(u32),
+    /// To the controller, in the capsule.
+    Out(&'a [u8]),
+}
+
+#[derive(Debug)]
+struct Pending {
+    data: Vec<u8>,
+    answer: Option<Completion>,
+    is_event: bool,
+}
+
+/// A queue's connection, initialized.
+#[derive(Debug)]
+pub(crate) struct Client {
+    conversation: Conversation,
+    writer: Writer,
+    answers: Answers,
+    commands: InFlight<Pending>,
+    /// Received and not looked at.
+    received: Vec<u8>,
+    events: VecDeque<AsyncEvent>,
+    /// Asynchronous Event Requests that wait.
+    waiting: u16,
+    last_sqhd: u16,
+}
+
+impl Client {
+    /// Initializes a connection.
+    pub(crate) fn new(mut conversation: Conversation, host: Host) -> Result<Self, Trouble> {
+        conversation.write_all(&host.request())?;
+        let mut response = [0; INITIALIZE];
+        read_exact(&mut conversation, &mut response)?;
+        let limits = host.agree(&response)?;
+        Ok(Self {
+            conversation,
+            writer: Writer::new(limits),
+            answers: Answers::new(&limits),
+            commands: InFlight::new(DEPTH),
+            received: Vec::new(),
+            events: VecDeque::new(),
+            waiting: 0,
+            last_sqhd: 0,
+        })
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        *self.writer.limits()
+    }
+
+    /// The conversation's steps end then.
+    pub(crate) fn set_deadline(&mut self, deadline: Instant) {
+        self.conversation.set_deadline(deadline);
+    }
+
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        self.conversation.fd()
+    }
+
+    /// The socket, in blocking mode, for another user. Nothing may be in flight on it.
+    pub(crate) fn into_fd(self) -> Result<OwnedFd, Trouble> {
+        if !self.received.is_empty() {
+            return Err(Trouble::Unusable("it says more than it was asked for"));
+        }
+        Ok(self.conversation.into_blocking()?)
+    }
+
+    /// SQHD of the last answer.
+    pub(crate) fn last_sqhd(&self) -> u16 {
+        self.last_sqhd
+    }
+
+    /// Executes a command, whose name is for the words of an error; its completion, and its data.
+    pub(crate) fn execute(
+        &mut self,
+        name: &'static str,
+        command: Command,
+        data: Data<'_>,
+    ) -> Result<(Completion, Vec<u8>), Trouble> {
+        let cid = self.submit(command, data, false)?;
+        loop {
+            if let Some((completion, data)) = self.take(cid) {
+                let status = completion.status();
+                return match status.is_success() {
+                    true => Ok((completion, data)),
+                    false => Err(Trouble::Status {
+                        command: name,
+                        status,
+                    }),
+                };
+            }
+            self.receive()?;
+        }
+    }
+
+    /// Sends a command that is not waited for: [`Client::take`] says when it was answered.
+    pub(crate) fn begin(&mut self, command: Command) -> Result<u16, Trouble> {
+        self.submit(command, Data::None, false)
+    }
+
+    /// A command has been answered.
+    pub(crate) fn take(&mut self, cid: u16) -> Option<(Completion, Vec<u8>)> {
+        let answer = self.commands.get(cid)?.item.answer?;
+        let entry = self.commands.remove(cid)?;
+        Some((answer, entry.item.data))
+    }
+
+    /// Asks to be told of an event.
+    pub(crate) fn request_event(&mut self) -> Result<(), Trouble> {
+        let command = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
+        self.submit(command, Data::None, true)?;
+        self.waiting += 1;
+        Ok(())
+    }
+
+    /// Asynchronous Event Requests that wait.
+    pub(crate) fn event_requests(&self) -> u16 {
+        self.waiting
+    }
+
+    /// Events that have come, the first of them.
+    pub(crate) fn next_event(&mut self) -> Option<AsyncEvent> {
+        self.events.pop_front()
+    }
+
+    fn submit(
+        &mut self,
+        mut command: Command,
+        data: Data<'_>,
+        is_event: bool,
+    ) -> Result<u16, Trouble> {
+        let (expected, out) = match data {
+            Data::None => (0, &[][..]),
+            Data::In(len) => (len.min(MOST_DATA), &[][..]),
+            Data::Out(bytes) => (0, bytes),
+        };
+        // In a capsule of the Admin queue 8 KiB fit.
+        let len = out.len() as u32;
+        command.set_sgl(match data {
+            Data::Out(_) => SglDescriptor::in_capsule(0, len),
+            _ => SglDescriptor::transport(expected),
+        });
+        let asked = Asked {
+            data_in: expected,
+            whole: false,
+            data_out: 0,
+        };
+        let item = Pending {
+            data: Vec::new(),
+            answer: None,
+            is_event,
+        };
+        let cid = self.commands.insert(asked, item);
+        let cid = cid.map_err(|_| Trouble::Silent)?;
+        command.cid = cid.into();
+        let mut capsule = self.writer.command(&command, len).to_vec();
+        capsule.extend_from_slice(out);
+        if !out.is_empty() && self.writer.data_digest() {
+            capsule.extend_from_slice(&digest::crc32c(out).to_le_bytes());
+        }
+        self.conversation.write_all(&capsule)?;
+        Ok(cid)
+    }
+
+    /// Receives what there is, at least something.
+    pub(crate) fn receive(&mut self) -> Result<(), Trouble> {
+        let had = self.received.len();
+        self.received.resize(had + BUFFER, 0);
+        let room = self.received.get_mut(had..).unwrap_or_default();
+        let got = self.conversation.read(room);
+        let len = *got.as_ref().unwrap_or(&0);
+        self.received.truncate(had + len);
+        if got? == 0 {
+            return Err(Trouble::Closed);
+        }
+        let mut used_up = 0;
+        let result = loop {
+            let input = self.received.get(used_up..).unwrap_or_default();
+            let (used, answer) = match self.answers.next(input, &mut self.commands) {
+                Ok(next) => next,
+                Err(violation) => {
+                    // Nothing depends on its arrival.
+                    let _ = self.conversation.write(&violation.h2c_term_req());
+                    break Err(violation.into());
+                }
+            };
+            used_up += used;
+            match answer {
+                Answer::More if used == 0 => break Ok(()),
+                Answer::More => {}
+                Answer::Data { cid, bytes, .. } => {
+                    if let Some(entry) = self.commands.get(cid) {
+                        entry.item.data.extend_from_slice(bytes);
+                    }
+                }
+                Answer::End {
+                    cid,
+                    completion,
+                    corrupt,
+                } => {
+                    if corrupt {
+                        break Err(Trouble::Unusable("data whose digest does not match"));
+                    }
+                    self.last_sqhd = completion.sqhd.get();
+                    self.ended(cid, completion);
+                }
+                // Data to the controller is in the capsule.
+                Answer::Transfer { .. } => break Err(Trouble::Unusable("it asks for data again")),
+                Answer::Terminated(why) => break Err(Trouble::Terminated(why)),
+            }
+        };
+        self.received.drain(..used_up);
+        result
+    }
+
+    fn ended(&mut self, cid: u16, completion: Completion) {
+        let Some(entry) = self.commands.get(cid) else {
+            return;
+        };
+        if !entry.item.is_event {
+            entry.item.answer = Some(completion);
+            return;
+        }
+        self.commands.remove(cid);
+        self.waiting = self.waiting.saturating_sub(1);
+        if completion.status().is_success() {
+            let event = AsyncEvent::from_bits(completion.dw0.get());
+            self.events.push_back(event);
+        }
+    }
+}
+
+fn read_exact(conversation: &mut Conversation, buffer: &mut [u8]) -> Result<(), Trouble> {
+    conversation
+        .read_exact(buffer)
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Trouble::Closed,
+            _ => Trouble::Io(error),
+        })
+}

@@ -1,0 +1,100 @@
+//! Why there is no connection.
+
+use nvme::Status;
+use nvme::fabrics::status;
+use nvme_tcp::{Terminated, Violation};
+use std::io;
+
+/// What goes wrong in a conversation with a controller.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// The connection.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The controller has closed the connection.
+    #[error("the controller has closed the connection")]
+    Closed,
+    /// The controller breaks the protocol.
+    #[error("the controller breaks the protocol: {0}")]
+    Violation(Violation),
+    /// The controller says that this side has broken the protocol.
+    #[error("the controller ends the connection: {0}")]
+    Terminated(Terminated),
+    /// A command failed.
+    #[error("{command}: {}", status::name(*.status).unwrap_or("unknown status"))]
+    Status {
+        /// Which one.
+        command: &'static str,
+        /// How it failed.
+        status: Status,
+    },
+    /// The controller lacks something without which it cannot be used.
+    #[error("{0}")]
+    Unusable(&'static str),
+    /// The controller did not become ready, or failed.
+    #[error("the controller did not become ready (CSTS {0:#x})")]
+    NotReady(u32),
+    /// No answer to a Keep Alive, or to another command, in time.
+    #[error("the controller does not answer")]
+    Silent,
+}
+
+impl From<Violation> for Trouble {
+    fn from(error: Violation) -> Self {
+        Self::Violation(error)
+    }
+}
+
+impl Trouble {
+    /// The other side has ended the connection, or there is none.
+    pub(crate) fn is_closed(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Io(error) => matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::UnexpectedEof
+            ),
+            _ => false,
+        }
+    }
+}
+
+/// Why there is no connection, in words that name the portal.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answers there.
+    #[error("{portal}: no controller can be reached ({error}); start it, or correct the address")]
+    Unreachable {
+        /// Which portal.
+        portal: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// It answers, but does not do what is needed.
+    #[error("{portal}: {trouble}")]
+    Trouble {
+        /// Which portal.
+        portal: String,
+        /// What came of it.
+        trouble: Trouble,
+    },
+    /// The host's name has no address.
+    #[error("{portal}: the host's name has no address ({error})")]
+    Name {
+        /// Which portal.
+        portal: String,
+        /// What the resolver says.
+        error: io::Error,
+    },
+    /// It has something else than before, or than another portal.
+    #[error("{portal}: is not what it was before: {what}")]
+    Changed {
+        /// Which portal.
+        portal: String,
+        /// What is different.
+        what: &'static str,
+    },
+}

@@ -1,0 +1,127 @@
+//! A queue's connection: from the socket to Connect.
+
+use super::client::{Client, Data};
+use super::error::{ConnectError, Trouble};
+use crate::identity::HostIdentity;
+use nvme::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, Connected, SQHD_NO_FLOW_CONTROL};
+use nvme::identify::Nqn;
+use nvme_tcp::Host;
+use remote::{Conversation, HostPort, connect_tcp};
+use rustix::net::sockopt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A portal and who is spoken to there.
+#[derive(Debug, Clone)]
+pub(crate) struct Portal {
+    pub place: HostPort,
+    pub addresses: Vec<SocketAddr>,
+    pub subnqn: String,
+    pub identity: HostIdentity,
+    pub host: Host,
+}
+
+/// Which queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Queue {
+    pub qid: u16,
+    /// Entries of its submission queue, 2 at least.
+    pub entries: u32,
+    /// The controller; 0xffff for an Admin queue.
+    pub cntlid: u16,
+    /// Keep Alive Timeout; of an Admin queue.
+    pub kato: Duration,
+}
+
+impl Queue {
+    pub(crate) const fn admin(kato: Duration) -> Self {
+        Self {
+            qid: 0,
+            entries: 32,
+            cntlid: CNTLID_DYNAMIC,
+            kato,
+        }
+    }
+}
+
+impl Portal {
+    /// A portal's name resolved.
+    pub(crate) fn new(
+        place: HostPort,
+        subnqn: &str,
+        identity: &HostIdentity,
+        host: Host,
+    ) -> Result<Self, ConnectError> {
+        let addresses = place.resolve().map_err(|error| ConnectError::Name {
+            portal: place.to_string(),
+            error,
+        })?;
+        Ok(Self {
+            place,
+            addresses,
+            subnqn: subnqn.into(),
+            identity: identity.clone(),
+            host,
+        })
+    }
+
+    pub(crate) fn trouble(&self, trouble: Trouble) -> ConnectError {
+        let portal = self.place.to_string();
+        ConnectError::Trouble { portal, trouble }
+    }
+}
+
+/// Makes a queue: the client of its connection, and what Connect was answered with.
+pub(crate) fn connect_queue(
+    portal: &Portal,
+    queue: Queue,
+    deadline: Instant,
+) -> Result<(Client, Connected), ConnectError> {
+    let fd =
+        connect_tcp(&portal.addresses, deadline).map_err(|error| ConnectError::Unreachable {
+            portal: portal.place.to_string(),
+            error,
+        })?;
+    // When it is closed, nothing of what was sent is on its way any more: data of an old
+    // association never reaches the controller after it has been declared over.
+    let _ = sockopt::set_socket_linger(&fd, Some(Duration::ZERO));
+    let conversation = Conversation::new(fd, deadline);
+    let mut client = Client::new(conversation, portal.host).map_err(|t| portal.trouble(t))?;
+    let connected = connect(&mut client, portal, queue).map_err(|t| portal.trouble(t))?;
+    Ok((client, connected))
+}
+
+fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connected, Trouble> {
+    let unusable = Trouble::Unusable("a name is too long");
+    let mut data = ConnectData::new_zeroed();
+    data.hostid = portal.identity.id;
+    data.cntlid = queue.cntlid.into();
+    data.subnqn = Nqn::new(&portal.subnqn).ok_or(unusable)?;
+    data.hostnqn = Nqn::new(&portal.identity.nqn).unwrap_or_default();
+    let connect = Connect {
+        recfmt: 0,
+        qid: queue.qid,
+        sqsize_z: u16::try_from(queue.entries.max(2) - 1).unwrap_or(u16::MAX),
+        // Answers that come with a read's data name no head of the queue.
+        cattr: Cattr::new().with_dsqfc(queue.qid != 0),
+        kato: u32::try_from(queue.kato.as_millis()).unwrap_or(u32::MAX),
+    };
+    let command = connect.command(0);
+    let (entry, _) = client.execute("Connect", command, Data::Out(data.as_bytes()))?;
+    let connected = Connected::from_bits(entry.dw0.get());
+    if queue.qid != 0 {
+        // Without or with flow control: no more commands are in flight than there are entries.
+        tracing::trace!(
+            qid = queue.qid,
+            flow_control = client.last_sqhd() != SQHD_NO_FLOW_CONTROL,
+            "I/O queue connected"
+        );
+    }
+    if connected.atr() || connected.ascr() {
+        return Err(Trouble::Unusable(
+            "it wants the host to authenticate itself (DH-HMAC-CHAP), for which there is no secret",
+        ));
+    }
+    Ok(connected)
+}

@@ -1,0 +1,84 @@
+//! What a discovery controller knows: `vnvme discover`.
+
+use crate::connect::{
+    Client, ConnectError, Portal, Queue, Trouble, connect_queue, enable, log_page,
+};
+use crate::identity::HostIdentity;
+use nvme::fabrics::DISCOVERY_NQN;
+use nvme::log::Lid;
+use nvme::log::discovery::{DiscoveryHeader, DiscoveryRecord};
+use nvme_tcp::Host;
+use remote::HostPort;
+use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
+
+/// How long all of it may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Most records that are read.
+const MOST_RECORDS: u64 = 4096;
+/// Records that one command reads.
+const AT_ONCE: u64 = 16;
+/// Times that the log page is read again because it has changed meanwhile.
+const MOST_CHANGES: u32 = 10;
+const LEN: u64 = 1024;
+
+/// What a discovery controller knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Discovered {
+    /// Generation counter of its log page.
+    pub generation: u64,
+    /// The ways to subsystems.
+    pub records: Vec<DiscoveryRecord>,
+}
+
+/// Asks a discovery controller.
+///
+/// # Errors
+/// [`ConnectError`], after ten seconds at the latest.
+pub fn discover(place: HostPort, identity: &HostIdentity) -> Result<Discovered, ConnectError> {
+    let portal = Portal::new(place, DISCOVERY_NQN, identity, Host::default())?;
+    let now = Instant::now();
+    let deadline = now.checked_add(LIMIT).unwrap_or(now);
+    let (mut client, _) = connect_queue(&portal, Queue::admin(Duration::ZERO), deadline)?;
+    read(&mut client, deadline).map_err(|trouble| portal.trouble(trouble))
+}
+
+fn read(client: &mut Client, deadline: Instant) -> Result<Discovered, Trouble> {
+    enable(client, deadline)?;
+    for _ in 0..MOST_CHANGES {
+        let before = header(client)?;
+        let count = before.numrec.get();
+        if count > MOST_RECORDS {
+            return Err(Trouble::Unusable("it has more records than any network"));
+        }
+        let mut records = Vec::new();
+        while (records.len() as u64) < count {
+            let done = records.len() as u64;
+            let wanted = (count - done).min(AT_ONCE);
+            // 16 KiB at most.
+            let len = (wanted * LEN) as u32;
+            let page = log_page(client, Lid::DISCOVERY, (done + 1) * LEN, len, true)?;
+            let chunks = page.chunks_exact(LEN as usize);
+            let read = chunks.filter_map(|chunk| DiscoveryRecord::read_from_bytes(chunk).ok());
+            records.extend(read.take(wanted as usize));
+            if records.len() as u64 != done + wanted {
+                return Err(Trouble::Unusable("its log page is shorter than it says"));
+            }
+        }
+        let after = header(client)?;
+        if after.genctr == before.genctr && after.numrec == before.numrec {
+            let generation = after.genctr.get();
+            return Ok(Discovered {
+                generation,
+                records,
+            });
+        }
+    }
+    Err(Trouble::Unusable("its log page changes all the time"))
+}
+
+fn header(client: &mut Client) -> Result<DiscoveryHeader, Trouble> {
+    let page = log_page(client, Lid::DISCOVERY, 0, LEN as u32, true)?;
+    let header = DiscoveryHeader::read_from_bytes(&page);
+    header.map_err(|_| Trouble::Unusable("its log page is too short"))
+}

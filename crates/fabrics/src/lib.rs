@@ -1,0 +1,45 @@
+//! Namespaces of remote NVMe subsystems as volumes, by NVMe over TCP.
+//!
+//! A [`FabricsVolume`] is a namespace behind one portal or several (paths), each with a controller
+//! of the same subsystem. The protocol itself is crate `nvme-tcp`'s.
+//!
+//! What may be touched here: sockets to the portals that a user named, and the files that say who
+//! this host is. What may not: guest memory but through the segments of requests.
+//!
+//! # How data passes through
+//!
+//! ```text
+//! VolumeQueue::submit(Request) -> command, or several -> a path (ANA state, policy)
+//!                                                          |  staged: capsules, guest memory
+//!                                                          |  push: one sendmsg for a batch
+//!                                                          v
+//!                                            worker's ring (volume::RingStream) <---> controller
+//!                                                          |  one recvmsg for many answers
+//! VolumeQueue::poll -> Completion <--- nvme_tcp::Answers <-'  (large data: into guest memory)
+//!
+//! path's thread: Connect, Identify, I/O queues for the workers, Keep Alive, events, reconnecting
+//! ```
+//!
+//! A path that is lost is replaced by the others at once, and made again by its thread. What was
+//! sent on it and not answered is sent again: such as changes nothing at once, the rest when the
+//! old association has really ended (`path`).
+#![forbid(unsafe_code)]
+
+mod connect;
+mod discovery;
+mod identity;
+mod kind;
+mod options;
+mod path;
+mod queue;
+mod shared;
+mod subsystem;
+mod volume;
+
+pub use connect::{ConnectError, Trouble};
+pub use discovery::{Discovered, discover};
+pub use identity::{HostIdentity, local as local_identity};
+pub use kind::{NVME_TCP, kind, portals};
+pub use options::{FabricsOptions, Policy};
+pub use subsystem::Subsystem;
+pub use volume::FabricsVolume;

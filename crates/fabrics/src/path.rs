@@ -1,0 +1,518 @@
+//! One path: a portal, and the thread that keeps a controller behind it.
+//!
+//! ```text
+//! connect, identify --> an I/O queue for each worker's --> Keep Alive, events, new queues
+//!      ^                                                        | lost: by the Admin queue,
+//!      | pause, longer each time                                | or a worker says so
+//!      `-- Ended: replay -- all connections closed, or the <----'
+//!                           controller's keep-alive time is over
+//! ```
+//!
+//! An association has really ended when the controller has closed all of its connections, or has
+//! not been spoken to for its keep-alive time and what it needs to end commands. Before that, what
+//! was sent and not answered may still be carried out: workers hold it ([`Message::Ended`]).
+
+use crate::connect::{ConnectError, Controller, Portal, Queue, Trouble, connect_queue};
+use crate::queue::{Message, Ready};
+use crate::shared::{CONNECT_LIMIT, Shared};
+use nvme::log::AnaState;
+use nvme::{AdminOpcode, Command};
+use remote::{LOG_INTERVAL, pause};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::Shutdown;
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use sync::Unpoisoned;
+
+/// How long a controller may take to close connections that this side has ended.
+const CLOSING: Duration = Duration::from_secs(1);
+/// How long a controller may take to shut down when the volume is closed.
+const SHUT_DOWN: Duration = Duration::from_secs(2);
+/// Between two looks at the state of the namespace, where a command has found another one.
+const STATE_LOOK: Duration = Duration::from_millis(100);
+
+/// A path.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub portal: Portal,
+    /// How its controller reaches the namespace ([`AnaState`]).
+    ana: AtomicU8,
+    connected: AtomicBool,
+    /// The controller by which the volume was opened, for the thread.
+    first: Mutex<Option<Controller>>,
+    /// A thread serves it.
+    served: AtomicBool,
+    reports: Mutex<Vec<Report>>,
+    /// Wakes the thread. `None`: it looks now and then.
+    wake: Option<OwnedFd>,
+}
+
+/// What a worker tells of an association's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// It is of no use any more.
+    Broken { epoch: u64, why: &'static str },
+    /// Its connection is closed; by the controller, too, or by this side alone.
+    Closed {
+        epoch: u64,
+        qid: u16,
+        by_controller: bool,
+    },
+    /// A command was answered by a state that the namespace has on this path.
+    State(AnaState),
+}
+
+impl Path {
+    pub(crate) fn new(portal: Portal) -> Self {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Self {
+            portal,
+            ana: AtomicU8::new(AnaState::CHANGE.0),
+            connected: AtomicBool::new(false),
+            first: Mutex::default(),
+            served: AtomicBool::new(false),
+            reports: Mutex::default(),
+            wake: eventfd(0, flags).ok(),
+        }
+    }
+
+    /// A controller that is there already.
+    pub(crate) fn keep(&self, controller: Controller) {
+        self.set_state(controller.ana);
+        *self.first.lock().unpoisoned() = Some(controller);
+    }
+
+    pub(crate) fn state(&self) -> AnaState {
+        AnaState(self.ana.load(Ordering::Relaxed))
+    }
+
+    fn set_state(&self, state: AnaState) {
+        self.ana.store(state.0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// For the thread.
+    pub(crate) fn report(&self, report: Report) {
+        if let Report::State(state) = report {
+            self.set_state(state);
+        }
+        self.reports.lock().unpoisoned().push(report);
+        self.wake();
+    }
+
+    pub(crate) fn wake(&self) {
+        if let Some(wake) = &self.wake {
+            // It is this process's own and non-blocking; full means signalled.
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Starts the thread, unless there is one.
+    pub(crate) fn start(&self, shared: &Arc<Shared>, number: usize) -> io::Result<()> {
+        if self.served.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let shared = shared.clone();
+        let started = remote::spawn("nvme-tcp", move || {
+            let Some(path) = shared.paths.get(number) else {
+                return;
+            };
+            let mut keeper = Keeper::new(&shared, path, number);
+            loop {
+                keeper.run();
+                path.served.store(false, Ordering::SeqCst);
+                // Who has come meanwhile has found it served.
+                if !shared.is_used() || path.served.swap(true, Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+        if started.is_err() {
+            self.served.store(false, Ordering::SeqCst);
+        }
+        started
+    }
+
+    /// Waits for the thread's wake-up, or something on the Admin queue.
+    fn wait(&self, admin: Option<&OwnedFd>, limit: Duration) {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let fds = [self.wake.as_ref(), admin];
+        let fds = fds.into_iter().flatten();
+        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let _ = poll(&mut fds, Some(&timeout));
+        if let Some(wake) = &self.wake {
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+        }
+    }
+}
+
+/// Why an association is over.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("an I/O queue: {0}")]
+    Queue(&'static str),
+    #[error("the volume is closed")]
+    Unused,
+}
+
+/// The thread of a path.
+struct Keeper<'a> {
+    shared: &'a Shared,
+    path: &'a Path,
+    number: usize,
+    /// Of the association, from 1 on.
+    epoch: u64,
+    /// Queues of it that were made, by their identifiers: not again, although their worker has
+    /// gone.
+    made: HashSet<u16>,
+    /// Of these, the ones whose connections are not closed.
+    open: HashSet<u16>,
+    /// The controller has closed each connection that is closed.
+    by_controller: bool,
+    /// The state that was looked at last; the path's may be a newer one, which a command has found.
+    looked_at: AnaState,
+}
+
+impl<'a> Keeper<'a> {
+    fn new(shared: &'a Shared, path: &'a Path, number: usize) -> Self {
+        Self {
+            shared,
+            path,
+            number,
+            epoch: 0,
+            made: HashSet::new(),
+            open: HashSet::new(),
+            by_controller: true,
+            looked_at: AnaState::CHANGE,
+        }
+    }
+}
+
+impl Keeper<'_> {
+    fn run(&mut self) {
+        let mut failures = 0;
+        let mut said: Option<Instant> = None;
+        let mut began = Instant::now();
+        while self.shared.is_used() {
+            let first = self.path.first.lock().unpoisoned().take();
+            let made = match first {
+                Some(controller) => Ok(controller),
+                None => {
+                    self.rest(pause(failures));
+                    if !self.shared.is_used() {
+                        break;
+                    }
+                    self.shared.connect(&self.path.portal)
+                }
+            };
+            let controller = match made {
+                Ok(controller) => controller,
+                Err(error) => {
+                    failures += 1;
+                    if said.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+                        said = Some(Instant::now());
+                        tracing::warn!("{error}; trying again until it answers");
+                    }
+                    continue;
+                }
+            };
+            let up = Instant::now();
+            let why = self.keep(controller, began);
+            if matches!(why, Lost::Unused) {
+                break;
+            }
+            self.shared.has_lost(self.number, &why);
+            // One that is lost at once is not tried again at once.
+            failures = match up.elapsed() {
+                kept if kept >= Duration::from_secs(1) => 1,
+                _ => failures + 1,
+            };
+            (said, began) = (None, Instant::now());
+        }
+    }
+
+    /// Sleeps, unless the volume is closed.
+    fn rest(&self, time: Duration) {
+        let now = Instant::now();
+        let until = now.checked_add(time).unwrap_or(now);
+        while self.shared.is_used() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.path.wait(None, left);
+        }
+    }
+
+    /// An association, from its beginning to its end.
+    fn keep(&mut self, mut controller: Controller, began: Instant) -> Lost {
+        self.epoch += 1;
+        self.made.clear();
+        self.open.clear();
+        self.by_controller = true;
+        self.looked_at = controller.ana;
+        self.path.set_state(controller.ana);
+        let portal = &self.path.portal.place;
+        self.shared.log.connected.line(|left_out| {
+            tracing::info!(
+                left_out,
+                "{}: connected by {portal} after {:.1?} (controller {:#x}, {})",
+                self.shared.subsystem,
+                began.elapsed(),
+                controller.cntlid,
+                controller.ana
+            );
+        });
+        let why = match self.serve(&mut controller) {
+            Ok(never) => match never {},
+            Err(why) => why,
+        };
+        self.path.connected.store(false, Ordering::Relaxed);
+        self.path.set_state(AnaState::CHANGE);
+        self.end(controller, &why);
+        why
+    }
+
+    fn serve(&mut self, controller: &mut Controller) -> Result<std::convert::Infallible, Lost> {
+        let kato = controller.kato;
+        let interval = kato / 4;
+        let mut keep_alive: Option<(u16, Instant)> = None;
+        let mut sent = Instant::now();
+        let mut looked: Option<Instant> = None;
+        let mut changed = false;
+        loop {
+            if !self.shared.is_used() {
+                return Err(Lost::Unused);
+            }
+            let mut broken = None;
+            // All of them: the end of a connection is told once.
+            for report in std::mem::take(&mut *self.path.reports.lock().unpoisoned()) {
+                match report {
+                    Report::Broken { epoch, why } if epoch == self.epoch => broken = Some(why),
+                    Report::Broken { .. } => {}
+                    Report::State(_) => changed = true,
+                    Report::Closed {
+                        epoch,
+                        qid,
+                        by_controller,
+                    } => self.note_closed(epoch, qid, by_controller),
+                }
+            }
+            if let Some(why) = broken {
+                return Err(Lost::Queue(why));
+            }
+            self.make_queues(controller)?;
+            self.path.connected.store(true, Ordering::Relaxed);
+            let now = Instant::now();
+            let deadline = now.checked_add(kato / 2).unwrap_or(now);
+            controller.client.set_deadline(deadline);
+            if changed && looked.is_none_or(|at| now.duration_since(at) >= STATE_LOOK) {
+                (changed, looked) = (false, Some(now));
+                self.look(controller)?;
+            }
+            // Half of the keep-alive time without an answer: it is lost.
+            match keep_alive {
+                Some((cid, at)) => {
+                    if controller.client.take(cid).is_some() {
+                        keep_alive = None;
+                    } else if now.duration_since(at) >= kato / 2 {
+                        return Err(Trouble::Silent.into());
+                    }
+                }
+                None if now.duration_since(sent) >= interval => {
+                    let command = Command::new(AdminOpcode::KEEP_ALIVE.0, 0, 0);
+                    keep_alive = Some((controller.client.begin(command)?, now));
+                    sent = now;
+                }
+                None => {}
+            }
+            let next = match keep_alive {
+                Some((_, at)) => (kato / 2).saturating_sub(now.duration_since(at)),
+                None => interval.saturating_sub(now.duration_since(sent)),
+            };
+            let next = if changed { next.min(STATE_LOOK) } else { next };
+            self.path.wait(Some(controller.client.fd()), next);
+            if is_readable(controller.client.fd()) {
+                controller.client.receive()?;
+            }
+            if controller.handle_events()? {
+                self.look(controller)?;
+            }
+        }
+    }
+
+    /// Looks at the namespace again.
+    fn look(&mut self, controller: &mut Controller) -> Result<(), Lost> {
+        let size = controller.read_size()?;
+        // One that is not there for now keeps its size: it may come back.
+        if size > 0 {
+            self.shared.set_size(size);
+        }
+        controller.read_ana()?;
+        let state = controller.ana;
+        let found = self.path.state();
+        self.path.set_state(state);
+        let before = std::mem::replace(&mut self.looked_at, state);
+        if state != found {
+            self.shared.tell_all(&Message::Look);
+        }
+        if state != before {
+            self.shared.log.states.line(|left_out| {
+                let (subsystem, portal) = (&self.shared.subsystem, &self.path.portal.place);
+                tracing::info!(left_out, "{subsystem}: {state} by {portal} (was {before})");
+            });
+        }
+        Ok(())
+    }
+
+    /// Makes the I/O queues that workers want and do not have.
+    fn make_queues(&mut self, controller: &Controller) -> Result<(), Lost> {
+        let each = usize::from(self.shared.options.queues.max(1));
+        for (place, mail) in self.shared.queues() {
+            for link in 0..each {
+                let qid = place.saturating_mul(each).saturating_add(link + 1);
+                let qid = u16::try_from(qid).unwrap_or(u16::MAX);
+                if self.made.contains(&qid) {
+                    continue;
+                }
+                if qid > controller.queues {
+                    self.made.insert(qid);
+                    self.shared.log.queues.line(|left_out| {
+                        let portal = &self.path.portal.place;
+                        let most = controller.queues;
+                        tracing::error!(
+                            left_out,
+                            "{portal}: the controller gives this host {most} I/O queues; worker \
+                             queue {place} has none on this path"
+                        );
+                    });
+                    continue;
+                }
+                let ready = self.make_queue(controller, qid)?;
+                self.made.insert(qid);
+                self.open.insert(qid);
+                self.shared.has_path();
+                mail.put(Message::Ready {
+                    path: self.number,
+                    link,
+                    ready,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn make_queue(&self, controller: &Controller, qid: u16) -> Result<Ready, Lost> {
+        let now = Instant::now();
+        let limit = CONNECT_LIMIT.min(controller.kato / 2);
+        let deadline = now.checked_add(limit).unwrap_or(now);
+        // A queue of N entries holds one command less.
+        let depth = u32::from(self.shared.options.depth);
+        let entries = (depth + 1).min(controller.entries).max(2);
+        let queue = Queue {
+            qid,
+            entries,
+            cntlid: controller.cntlid,
+            kato: Duration::ZERO,
+        };
+        let (client, _) = connect_queue(&self.path.portal, queue, deadline)?;
+        let limits = client.limits();
+        Ok(Ready {
+            limits,
+            epoch: self.epoch,
+            qid,
+            depth: u16::try_from(entries - 1).unwrap_or(u16::MAX),
+            in_capsule: controller.in_capsule,
+            fd: client.into_fd().map_err(Lost::Trouble)?,
+        })
+    }
+
+    fn note_closed(&mut self, epoch: u64, qid: u16, by_controller: bool) {
+        if epoch == self.epoch && self.open.remove(&qid) {
+            self.by_controller &= by_controller;
+        }
+    }
+
+    /// Ends an association, and tells the workers when that is certain.
+    fn end(&mut self, mut controller: Controller, why: &Lost) {
+        let epoch = self.epoch;
+        let (path, number) = (self.path, self.number);
+        self.shared.tell_all(&Message::Broken {
+            path: number,
+            epoch,
+        });
+        let began = Instant::now();
+        let until = began.checked_add(CLOSING).unwrap_or(began);
+        let mut admin_closed = matches!(why, Lost::Trouble(trouble) if trouble.is_closed());
+        if matches!(why, Lost::Unused) {
+            let until = began.checked_add(SHUT_DOWN).unwrap_or(began);
+            controller.client.set_deadline(until);
+            if let Err(error) = controller.shut_down() {
+                tracing::debug!("{}: shutdown: {error}", path.portal.place);
+            }
+        }
+        if !admin_closed {
+            let _ = rustix::net::shutdown(controller.client.fd(), Shutdown::Write);
+        }
+        loop {
+            for report in std::mem::take(&mut *path.reports.lock().unpoisoned()) {
+                if let Report::Closed {
+                    epoch,
+                    qid,
+                    by_controller,
+                } = report
+                {
+                    self.note_closed(epoch, qid, by_controller);
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || (self.open.is_empty() && admin_closed) {
+                break;
+            }
+            if self.shared.queues().is_empty() {
+                // Nobody waits for the end.
+                self.open.clear();
+            }
+            let admin = (!admin_closed).then(|| controller.client.fd());
+            path.wait(admin, left);
+            controller.client.set_deadline(Instant::now());
+            if !admin_closed && is_readable(controller.client.fd()) {
+                let received = controller.client.receive();
+                admin_closed = received.is_err_and(|trouble| trouble.is_closed());
+            }
+        }
+        let closed = self.open.is_empty() && self.by_controller && admin_closed;
+        let lingers = controller.lingers;
+        let quiesces = controller.quiesces;
+        // Closed now, and with that everything that was not sent is dropped.
+        drop(controller);
+        let now = Instant::now();
+        let after = if closed { quiesces } else { lingers };
+        tracing::debug!(epoch, closed, ?after, "{}: ended", path.portal.place);
+        self.shared.tell_all(&Message::Ended {
+            path: number,
+            epoch,
+            at: now.checked_add(after).unwrap_or(now),
+        });
+    }
+}
+
+/// Something can be received at once.
+fn is_readable(fd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+}

@@ -1,0 +1,775 @@
+//! One I/O queue's connection: commands out, answers in; and its end, after which another one takes
+//! its place.
+//!
+//! ```text
+//! Down --a thread has connected--> Open --error, time-out, end of the stream--> Closing --> Down
+//!                                                                                   |
+//!                commands that were not answered, and whether the controller has    |
+//!                closed the connection, too, within the time for that  <------------'
+//! ```
+
+use super::part::{Answered, Part, What, range_bytes};
+use crate::connect::Facts;
+use dma::SegmentList;
+use nvme::sgl::SglDescriptor;
+use nvme_tcp::{Answer, Answers, Asked, InFlight, Limits, Terminated, Violation, Writer, digest};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+use volume::{Incoming, Outgoing, RingStream, RingStreams};
+
+/// Bytes that wait for the end of what is being sent; beyond that no command is taken, and no
+/// answer looked at that asks for more.
+const STAGED: u64 = 1 << 20;
+/// Bytes of the buffer for what is received.
+const BUFFER: usize = 128 << 10;
+/// Data of which so many bytes are to come is received where it belongs, without a copy.
+const DIRECT: u32 = 16 << 10;
+/// How long a controller may take to close a connection that this side has ended.
+const CLOSING: Duration = Duration::from_secs(1);
+/// Lists of pieces that are kept for the next ones.
+const SPARE_LISTS: usize = 64;
+/// In the name of a list that is sent: it is a piece of a command's, not all of it.
+const PIECE: u64 = 1 << 32;
+/// Bytes that are copied and summed at a time.
+const CHUNK: usize = 4096;
+
+/// A connection that a thread has made.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub fd: OwnedFd,
+    pub limits: Limits,
+    /// Of which association of its path.
+    pub epoch: u64,
+    pub qid: u16,
+    /// Commands in flight, at most.
+    pub depth: u16,
+    /// Bytes of data that a capsule may have.
+    pub in_capsule: u32,
+}
+
+/// How a command has ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// It was answered.
+    Answered(Part, Answered),
+    /// Its connection has ended before; it was sent, or `part.unsent`.
+    Lost(Part),
+}
+
+/// Why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error("the controller has closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Io(io::Error),
+    #[error("the controller breaks the protocol: {0}")]
+    Violation(Violation),
+    #[error("the controller ends the connection: {0}")]
+    Terminated(Terminated),
+    #[error("no answer to a command for {0:?}")]
+    TimeOut(Duration),
+    #[error("a request was given up that was being sent or received")]
+    GivenUp,
+    #[error("its association has ended")]
+    Association,
+}
+
+impl Broken {
+    /// The kernel could not read or write the memory of a request.
+    pub(super) fn is_fault(&self) -> bool {
+        matches!(self, Self::Io(error) if is(error, Errno::FAULT))
+    }
+
+    /// Commands that meet with this again and again fail.
+    pub(super) fn is_blamed(&self) -> bool {
+        matches!(self, Self::Violation(_) | Self::Terminated(_)) || self.is_fault()
+    }
+
+    /// For the thread that keeps the path.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Closed => "the controller has closed the connection",
+            Self::Io(_) => "the connection has failed",
+            Self::Violation(_) => "the controller breaks the protocol",
+            Self::Terminated(_) => "the controller ends the connection",
+            Self::TimeOut(_) => "a command was not answered in time",
+            Self::GivenUp => "a request was given up that was being sent or received",
+            Self::Association => "its association has ended",
+        }
+    }
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<Violation> for Broken {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+struct Open {
+    stream: RingStream,
+    writer: Writer,
+    answers: Answers,
+    in_capsule: u32,
+    epoch: u64,
+    qid: u16,
+    /// `None` while the kernel has it.
+    incoming: Option<Incoming>,
+    /// There is something in it that was not looked at, as too much is to be sent.
+    stopped: bool,
+    /// The command whose memory is received into.
+    direct: Option<u16>,
+    /// What is sent next, and the number of that message.
+    staged: Outgoing,
+    batch: u64,
+    /// `None` while the kernel has it.
+    spare: Option<Outgoing>,
+    /// Recycled.
+    lists: Vec<SegmentList>,
+    chunk: Box<[u8; CHUNK]>,
+}
+
+enum State {
+    Down,
+    Open(Open),
+    Closing {
+        open: Open,
+        until: Instant,
+        /// Commands that meet with this again and again fail.
+        blamed: bool,
+        /// The connection has ended; by the controller, or otherwise.
+        ended: Option<By>,
+    },
+}
+
+/// Who has ended a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// The controller: it does nothing more for its commands.
+    Controller,
+    /// This side, or the network.
+    Other,
+}
+
+impl By {
+    fn of(error: &io::Error) -> Self {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+        match error.kind() {
+            BrokenPipe | ConnectionReset => Self::Controller,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A place for a connection.
+pub(super) struct Link {
+    state: State,
+    in_flight: InFlight<Part>,
+    looked: Option<Instant>,
+}
+
+impl Link {
+    pub(super) fn new() -> Self {
+        Self {
+            state: State::Down,
+            in_flight: InFlight::new(1),
+            looked: None,
+        }
+    }
+
+    /// There is a connection.
+    ///
+    /// # Errors
+    /// There is another one still.
+    pub(super) fn opened(&mut self, streams: &RingStreams, ready: Ready) -> Result<(), Ready> {
+        if !matches!(self.state, State::Down) {
+            return Err(ready);
+        }
+        self.in_flight = InFlight::new(ready.depth);
+        self.state = State::Open(Open {
+            stream: streams.open(ready.fd),
+            writer: Writer::new(ready.limits),
+            answers: Answers::new(&ready.limits),
+            in_capsule: ready.in_capsule,
+            epoch: ready.epoch,
+            qid: ready.qid,
+            incoming: Some(Incoming::new(BUFFER)),
+            stopped: false,
+            direct: None,
+            staged: Outgoing::new(),
+            batch: 1,
+            spare: Some(Outgoing::new()),
+            lists: Vec::new(),
+            chunk: Box::new([0; CHUNK]),
+        });
+        Ok(())
+    }
+
+    /// Commands that are with the controller, or on their way there.
+    pub(super) fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn open(&self) -> Option<&Open> {
+        match &self.state {
+            State::Open(open) => Some(open),
+            _ => None,
+        }
+    }
+
+    /// A command can be taken.
+    pub(super) fn has_room(&self) -> bool {
+        !self.in_flight.is_full() && self.open().is_some_and(|open| open.staged.left() < STAGED)
+    }
+
+    /// Nothing is staged: what comes next begins a batch.
+    pub(super) fn begins(&self) -> bool {
+        self.open().is_none_or(|open| open.staged.left() == 0)
+    }
+
+    /// Commands can be sent.
+    pub(super) fn is_open(&self) -> bool {
+        self.open().is_some()
+    }
+
+    /// The association and the queue's identifier of what is open or closing.
+    pub(super) fn identity(&self) -> Option<(u64, u16)> {
+        match &self.state {
+            State::Down => None,
+            State::Open(open) | State::Closing { open, .. } => Some((open.epoch, open.qid)),
+        }
+    }
+
+    /// It waits for something that may not be signalled: the controller's end of it.
+    pub(super) fn is_timed(&self) -> bool {
+        matches!(self.state, State::Closing { .. })
+    }
+
+    /// Something has come, or can be sent.
+    pub(super) fn has_news(&self) -> bool {
+        match &self.state {
+            State::Down => false,
+            State::Open(open) => {
+                open.stream.has_news()
+                    || (open.incoming.is_some() && !open.stopped)
+                    || (open.staged.left() > 0 && open.spare.is_some())
+            }
+            State::Closing { open, .. } => open.stream.has_news(),
+        }
+    }
+
+    /// Takes a command.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub(super) fn stage(&mut self, mut part: Part, facts: &Facts) -> Result<(), Part> {
+        let State::Open(open) = &mut self.state else {
+            return Err(part);
+        };
+        let (mut command, range) = part.command(facts);
+        let (data_in, data_out) = (part.data_in(), part.data_out());
+        let inside = data_out > 0 && data_out <= open.in_capsule;
+        let range_len = range
+            .as_ref()
+            .map_or(0, |range| range_bytes(range).len() as u32);
+        let capsule = if inside { data_out } else { range_len };
+        let asked = Asked {
+            data_in,
+            whole: true,
+            data_out: if inside { 0 } else { data_out },
+        };
+        command.set_sgl(match capsule {
+            // In bytes; for a read or write, what follows by messages of their own.
+            0 => SglDescriptor::transport(data_in.max(data_out)),
+            capsule => SglDescriptor::in_capsule(0, capsule),
+        });
+        part.batch = open.batch;
+        part.owed = if inside { 0 } else { data_out };
+        part.answer = None;
+        let cid = self.in_flight.insert(asked, part)?;
+        command.cid = cid.into();
+        open.staged.bytes(&open.writer.command(&command, capsule));
+        if let Some(range) = &range {
+            open.stage_bytes(range_bytes(range));
+        } else if inside && let Some(entry) = self.in_flight.get(cid) {
+            open.stage_data(cid, &mut entry.item, 0, data_out);
+        }
+        Ok(())
+    }
+
+    /// Hands what is staged to the ring. `true` when there was something.
+    pub(super) fn send(&mut self) -> bool {
+        let State::Open(open) = &mut self.state else {
+            return false;
+        };
+        open.send()
+    }
+
+    /// The kernel gets what the ring has, now.
+    pub(super) fn push(&self) {
+        if let State::Open(open) = &self.state {
+            open.stream.push();
+        }
+    }
+
+    /// Goes on with what has come. Commands that have ended are in `over`.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        timeout: Duration,
+        over: &mut Vec<Ended>,
+    ) -> Result<(), Broken> {
+        let State::Open(open) = &mut self.state else {
+            return Ok(());
+        };
+        open.poll(&mut self.in_flight, over)?;
+        open.send();
+        let due = |at: Instant| now.saturating_duration_since(at) >= Duration::from_millis(50);
+        if !self.in_flight.is_empty() && self.looked.is_none_or(due) {
+            self.looked = Some(now);
+            let late = |part: &Part| now.saturating_duration_since(part.since) >= timeout;
+            if self
+                .in_flight
+                .iter_mut()
+                .any(|(_, entry)| late(&entry.item))
+            {
+                return Err(Broken::TimeOut(timeout));
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection is of no use any more.
+    pub(super) fn close(&mut self, why: &Broken, now: Instant) {
+        let state = std::mem::replace(&mut self.state, State::Down);
+        let State::Open(mut open) = state else {
+            self.state = state;
+            return;
+        };
+        // What was not sent goes on another way.
+        open.staged.clear(|name, list| {
+            return_list(&mut self.in_flight, &mut open.lists, name, list);
+        });
+        let ended = match why {
+            Broken::Closed => Some(By::Controller),
+            Broken::Io(error) if !why.is_fault() => Some(By::of(error)),
+            _ => None,
+        };
+        match ended {
+            Some(_) => open.stream.shut_down(),
+            None => {
+                if let Broken::Violation(violation) = why
+                    && let Some(mut last) = open.spare.take()
+                {
+                    // What was wrong, if that can be said without waiting.
+                    last.bytes(&violation.h2c_term_req());
+                    match open.stream.send(last) {
+                        Ok(()) => open.stream.push(),
+                        Err(last) => open.spare = Some(last),
+                    }
+                }
+                // The controller is given time to answer what it has begun.
+                open.stream.end_sending();
+            }
+        }
+        if matches!(why, Broken::GivenUp) {
+            // Memory is wanted at once.
+            open.stream.cancel();
+        }
+        self.state = State::Closing {
+            open,
+            until: now.checked_add(CLOSING).unwrap_or(now),
+            blamed: why.is_blamed(),
+            ended,
+        };
+    }
+
+    /// Memory that the kernel has is wanted.
+    pub(super) fn hurry(&mut self) {
+        if let State::Closing { open, .. } = &self.state {
+            open.stream.cancel();
+        }
+    }
+
+    /// Goes on with closing. `Some` when it is over: commands are in `over`.
+    pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> Option<By> {
+        let State::Closing {
+            open,
+            until,
+            blamed,
+            ended,
+        } = &mut self.state
+        else {
+            return None;
+        };
+        let drained = open.drain(&mut self.in_flight, ended.is_some());
+        if ended.is_none() {
+            *ended = drained;
+        }
+        if ended.is_none() && now >= *until {
+            open.stream.shut_down();
+            *ended = Some(By::Other);
+        }
+        let by = (*ended)?;
+        if open.spare.is_none() || open.incoming.is_none() {
+            return None;
+        }
+        let (blamed, batch) = (u8::from(*blamed), open.batch);
+        for entry in self.in_flight.drain() {
+            let mut part = entry.item;
+            part.lent = 0;
+            part.unsent = part.batch >= batch;
+            match part.answer.take() {
+                Some(answer) => over.push(Ended::Answered(part, answer)),
+                None => {
+                    part.violations += blamed;
+                    over.push(Ended::Lost(part));
+                }
+            }
+        }
+        self.state = State::Down;
+        Some(by)
+    }
+
+    /// Commands of a request that nobody wants any more. Those whose memory is here are given up,
+    /// by `take`; `true` when the kernel has the memory of others.
+    pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
+        let mut lent = false;
+        for (_, entry) in self.in_flight.iter_mut() {
+            let part = &mut entry.item;
+            if part.parent != parent || part.given_up {
+                continue;
+            }
+            if part.lent > 0 {
+                lent = true;
+            } else {
+                part.given_up = true;
+                take(part);
+            }
+        }
+        lent
+    }
+}
+
+impl Open {
+    /// Bytes that are not a request's memory, with their digest.
+    fn stage_bytes(&mut self, bytes: &[u8]) {
+        self.staged.bytes(bytes);
+        if self.writer.data_digest() {
+            self.staged.bytes(&digest::crc32c(bytes).to_le_bytes());
+        }
+    }
+
+    /// A part of a write's data, of which the header has been staged.
+    fn stage_data(&mut self, cid: u16, part: &mut Part, at: u32, len: u32) {
+        if self.writer.data_digest() {
+            // A guest that changes its memory meanwhile would break the connection: what is sent is
+            // what was summed.
+            return self.stage_copy(part, at, len);
+        }
+        if at == 0 && len == part.len && part.lent == 0 {
+            part.lent += 1;
+            self.staged.data(cid.into(), std::mem::take(&mut part.list));
+            return;
+        }
+        let mut piece = self.lists.pop().unwrap_or_default();
+        if part.list.slice(at.into(), len.into(), &mut piece) != u64::from(len) {
+            // There is less of it than its request said: zeroes keep the protocol, and its error is
+            // the request's.
+            part.unstored = true;
+            self.lists.push(piece);
+            return self.stage_copy(part, at, len);
+        }
+        part.lent += 1;
+        self.staged.data(u64::from(cid) | PIECE, piece);
+    }
+
+    fn stage_copy(&mut self, part: &mut Part, at: u32, len: u32) {
+        let mut sum = digest::Running::new();
+        let mut done = 0;
+        while done < len {
+            let count = (len - done).min(CHUNK as u32) as usize;
+            let chunk = self.chunk.get_mut(..count).unwrap_or_default();
+            let copied = part.list.copy_to(u64::from(at) + u64::from(done), chunk);
+            if copied < chunk.len() {
+                part.unstored = true;
+                chunk.iter_mut().skip(copied).for_each(|byte| *byte = 0);
+            }
+            sum.update(chunk);
+            self.staged.bytes(chunk);
+            done += count as u32;
+        }
+        if self.writer.data_digest() {
+            self.staged.bytes(&sum.value().to_le_bytes());
+        }
+    }
+
+    /// A part of a write's data, for which the controller is ready.
+    fn transfer(&mut self, cid: u16, part: &mut Part, tag: u16, at: u32, len: u32) {
+        let most = self.writer.limits().h2c_data;
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(most);
+            let from = at.saturating_add(done);
+            done += piece;
+            let header = self.writer.h2c_data(cid, tag, from, piece, done == len);
+            self.staged.bytes(&header);
+            self.stage_data(cid, part, from, piece);
+        }
+        part.owed = part.owed.saturating_sub(len);
+    }
+
+    fn send(&mut self) -> bool {
+        if self.staged.left() == 0 {
+            return false;
+        }
+        let Some(spare) = self.spare.take() else {
+            return false;
+        };
+        let outgoing = std::mem::replace(&mut self.staged, spare);
+        match self.stream.send(outgoing) {
+            Ok(()) => self.batch += 1,
+            Err(outgoing) => {
+                // The ring is full: the next round tries again.
+                let spare = std::mem::replace(&mut self.staged, outgoing);
+                self.spare = Some(spare);
+            }
+        }
+        true
+    }
+
+    fn poll(
+        &mut self,
+        in_flight: &mut InFlight<Part>,
+        over: &mut Vec<Ended>,
+    ) -> Result<(), Broken> {
+        if let Some((mut outgoing, sent)) = self.stream.sent() {
+            outgoing.advance(*sent.as_ref().unwrap_or(&0));
+            if sent.is_ok() && outgoing.left() > 0 {
+                if let Err(outgoing) = self.stream.send(outgoing) {
+                    self.end_of_sending(outgoing, in_flight, over);
+                    return Err(Broken::Io(io::ErrorKind::WouldBlock.into()));
+                }
+            } else {
+                self.end_of_sending(outgoing, in_flight, over);
+                sent?;
+            }
+        }
+        if let Some((mut incoming, received)) = self.stream.received() {
+            match received {
+                Ok(0) => {
+                    self.reclaim(&mut incoming, in_flight);
+                    self.incoming = Some(incoming);
+                    return Err(Broken::Closed);
+                }
+                Ok(len) => self.received(&mut incoming, len, in_flight),
+                Err(error) => {
+                    self.reclaim(&mut incoming, in_flight);
+                    self.incoming = Some(incoming);
+                    return Err(error.into());
+                }
+            }
+            self.incoming = Some(incoming);
+        }
+        if let Some(mut incoming) = self.incoming.take() {
+            let parsed = self.parse(&mut incoming, in_flight, over);
+            if parsed.is_err() || self.stopped {
+                self.incoming = Some(incoming);
+                return parsed;
+            }
+            self.receive(incoming, in_flight);
+        }
+        Ok(())
+    }
+
+    /// Memory comes back, and commands end that were answered before all of a batch was sent.
+    fn end_of_sending(
+        &mut self,
+        mut outgoing: Outgoing,
+        in_flight: &mut InFlight<Part>,
+        over: &mut Vec<Ended>,
+    ) {
+        let lists = &mut self.lists;
+        outgoing.clear(|name, list| {
+            let cid = return_list(in_flight, lists, name, list);
+            let answered = in_flight
+                .get(cid)
+                .is_some_and(|entry| entry.item.lent == 0 && entry.item.answer.is_some());
+            if answered && let Some(entry) = in_flight.remove(cid) {
+                let mut part = entry.item;
+                if let Some(answer) = part.answer.take() {
+                    over.push(Ended::Answered(part, answer));
+                }
+            }
+        });
+        self.spare = Some(outgoing);
+        self.stopped = false;
+    }
+
+    /// What went to a request's memory.
+    fn received(&mut self, incoming: &mut Incoming, len: u64, in_flight: &mut InFlight<Part>) {
+        let direct = incoming.received(len);
+        self.reclaim(incoming, in_flight);
+        // No longer than what was expected, which has 32 bits.
+        self.answers.took(direct as u32);
+    }
+
+    fn reclaim(&mut self, incoming: &mut Incoming, in_flight: &mut InFlight<Part>) {
+        if let Some((list, ..)) = incoming.direct.take()
+            && let Some(cid) = self.direct.take()
+        {
+            return_list(in_flight, &mut self.lists, cid.into(), list);
+        }
+    }
+
+    fn parse(
+        &mut self,
+        incoming: &mut Incoming,
+        in_flight: &mut InFlight<Part>,
+        over: &mut Vec<Ended>,
+    ) -> Result<(), Broken> {
+        loop {
+            // A controller that asks for data and does not read it is asked nothing more.
+            if self.staged.left() >= STAGED {
+                self.send();
+                if self.staged.left() >= STAGED {
+                    self.stopped = true;
+                    return Ok(());
+                }
+            }
+            let (used, answer) = self.answers.next(incoming.bytes(), in_flight)?;
+            match answer {
+                Answer::More if used == 0 => return Ok(()),
+                Answer::More => {}
+                Answer::Data { cid, at, bytes } => {
+                    if let Some(entry) = in_flight.get(cid) {
+                        entry.item.store(at, bytes);
+                    }
+                }
+                Answer::Transfer { cid, tag, at, len } => {
+                    if let Some(entry) = in_flight.get(cid) {
+                        self.transfer(cid, &mut entry.item, tag, at, len);
+                    }
+                }
+                Answer::End {
+                    cid,
+                    completion,
+                    corrupt,
+                } => {
+                    let status = completion.status();
+                    let answer = Answered { status, corrupt };
+                    let lent = in_flight.get(cid).is_some_and(|entry| entry.item.lent > 0);
+                    if !lent {
+                        if let Some(entry) = in_flight.remove(cid) {
+                            over.push(Ended::Answered(entry.item, answer));
+                        }
+                    } else if let Some(entry) = in_flight.get(cid) {
+                        // It ends with what is still being sent.
+                        entry.item.answer = Some(answer);
+                    }
+                }
+                Answer::Terminated(why) => return Err(Broken::Terminated(why)),
+            }
+            incoming.consume(used);
+        }
+    }
+
+    /// Asks the ring for more.
+    fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Part>) {
+        if incoming.bytes().is_empty()
+            && let Some(expected) = self.answers.expects()
+            && expected.left >= DIRECT
+            && let Some(entry) = in_flight.get(expected.cid)
+            && !entry.item.given_up
+        {
+            entry.item.lent += 1;
+            let list = std::mem::take(&mut entry.item.list);
+            incoming.direct = Some((list, expected.at.into(), expected.left.into()));
+            self.direct = Some(expected.cid);
+        }
+        if let Err(mut incoming) = self.stream.receive(incoming) {
+            self.reclaim(&mut incoming, in_flight);
+            self.incoming = Some(incoming);
+        }
+    }
+
+    /// Takes memory from the kernel, and drops what comes, as long as the connection has not
+    /// `ended`; who has ended it.
+    fn drain(&mut self, in_flight: &mut InFlight<Part>, ended: bool) -> Option<By> {
+        if let Some((mut outgoing, _)) = self.stream.sent() {
+            let lists = &mut self.lists;
+            outgoing.clear(|name, list| {
+                return_list(in_flight, lists, name, list);
+            });
+            self.spare = Some(outgoing);
+        }
+        let mut by = None;
+        if let Some((mut incoming, received)) = self.stream.received() {
+            self.reclaim(&mut incoming, in_flight);
+            by = match &received {
+                Ok(0) => Some(By::Controller),
+                Ok(_) => None,
+                // The other end says nothing by what was cancelled here.
+                Err(error) if is(error, Errno::CANCELED) => None,
+                Err(error) => Some(By::of(error)),
+            };
+            self.incoming = Some(incoming);
+        }
+        if !ended
+            && by.is_none()
+            && let Some(mut incoming) = self.incoming.take()
+        {
+            incoming.clear();
+            if let Err(incoming) = self.stream.receive(incoming) {
+                self.incoming = Some(incoming);
+            }
+        }
+        by
+    }
+}
+
+/// A list comes back from the kernel; whose it was.
+fn return_list(
+    in_flight: &mut InFlight<Part>,
+    lists: &mut Vec<SegmentList>,
+    name: u64,
+    mut list: SegmentList,
+) -> u16 {
+    // Its low bits.
+    let cid = name as u16;
+    let entry = in_flight.get(cid);
+    if let Some(entry) = entry {
+        entry.item.lent = entry.item.lent.saturating_sub(1);
+        if name & PIECE == 0 {
+            entry.item.list = list;
+            return cid;
+        }
+    }
+    if name & PIECE != 0 && lists.len() < SPARE_LISTS {
+        list.clear();
+        lists.push(list);
+    }
+    cid
+}
+
+impl What {
+    /// What it fails by where the controller is to blame.
+    pub(super) const fn failed(self) -> volume::IoErrorKind {
+        match self {
+            Self::Read => volume::IoErrorKind::MediaRead,
+            _ => volume::IoErrorKind::MediaWrite,
+        }
+    }
+}

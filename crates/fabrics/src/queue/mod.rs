@@ -1,0 +1,720 @@
+//! One worker's queue into a namespace.
+//!
+//! A request becomes a command, or several where the controller takes no more at a time. A command
+//! takes one of the paths that reach the namespace best ([`Routes`]). Those of an association that
+//! ended are sent again, on whatever path there is: such as change nothing at once, the others when
+//! the association has really ended, for a controller that still carried them out later would undo
+//! what was written since. They fail when there is no path for too long. Nothing here waits.
+
+mod link;
+mod part;
+mod routes;
+
+use crate::connect::Facts;
+use crate::path::Report;
+use crate::shared::{Mail, Shared};
+use dma::{Buffer, SegmentList, View};
+pub(crate) use link::Ready;
+use link::{Broken, By, Ended};
+use nvme::Status;
+use nvme::log::AnaState;
+use nvme::status::StatusCodeType;
+use part::{Answered, Part, What};
+use remote::{Parent, Parents, Todo};
+use routes::Routes;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use volume::{
+    Completion, Ending, FastPath, Info, IoError, IoErrorKind, Op, QueueState, Request, RingStreams,
+    VolumeQueue, Wake,
+};
+
+/// Between two looks at time-outs, while something is in flight.
+const LOOK: Duration = Duration::from_millis(100);
+/// Bytes of zeroes that are written again and again, where the controller knows no Write Zeroes.
+const ZEROES: usize = 1 << 20;
+/// Connections that may break the protocol, or meet with missing memory, while a command is in
+/// flight, until it fails.
+const MOST_VIOLATIONS: u8 = 5;
+/// Times that a command is sent again after an error of which the controller says that it may be.
+const MOST_TRIES: u8 = 5;
+
+/// What a path's thread tells a worker's queue.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// A connection.
+    Ready {
+        path: usize,
+        link: usize,
+        ready: Ready,
+    },
+    /// An association is over: its connections are to be ended.
+    Broken { path: usize, epoch: u64 },
+    /// It has really ended, from that time on.
+    Ended {
+        path: usize,
+        epoch: u64,
+        at: Instant,
+    },
+    /// Sizes or states have changed.
+    Look,
+}
+
+impl Message {
+    /// For another queue, where there can be a second one.
+    pub(crate) const fn copy(&self) -> Option<Self> {
+        Some(match *self {
+            Self::Ready { .. } => return None,
+            Self::Broken { path, epoch } => Self::Broken { path, epoch },
+            Self::Ended { path, epoch, at } => Self::Ended { path, epoch, at },
+            Self::Look => Self::Look,
+        })
+    }
+}
+
+/// Commands that a controller may still carry out, although its association is lost.
+struct Limbo {
+    path: usize,
+    epoch: u64,
+    /// When that is certainly over, as soon as it is known.
+    ends: Option<Instant>,
+    parts: Vec<Part>,
+}
+
+pub(crate) struct FabricsQueue {
+    shared: Arc<Shared>,
+    /// Its place among the volume's queues.
+    place: usize,
+    info: Info,
+    streams: RingStreams,
+    mail: Arc<Mail>,
+    routes: Routes,
+    parents: Parents,
+    /// Requests of which something is to be sent.
+    waiting: VecDeque<usize>,
+    /// Commands that are to be sent again, before others.
+    again: VecDeque<Part>,
+    limbo: Vec<Limbo>,
+    /// Connections whose places are taken by such as have not ended, with path and number.
+    early: Vec<(usize, usize, Ready)>,
+    /// Commands that change something, and that nobody waits for: nothing is sent before they have
+    /// ended, for a guest that was reset must not find its old write on top of its new one.
+    given_up: usize,
+    /// Requests that nobody waits for, and whose memory the kernel had when that was looked at.
+    lent: Vec<usize>,
+    /// Requests that are complete.
+    ended: Vec<Completion>,
+    /// Recycled.
+    over: Vec<Ended>,
+    zeroes: Option<SegmentList>,
+    /// Since when there has been no path.
+    lost: Option<Instant>,
+    /// Roughly.
+    now: Instant,
+    ending: Ending,
+}
+
+impl FabricsQueue {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        streams: RingStreams,
+        mail: Arc<Mail>,
+        ending: Ending,
+    ) -> Self {
+        let now = Instant::now();
+        let place = shared.enter(&mail);
+        let each = usize::from(shared.options.queues.max(1));
+        Self {
+            info: shared.info(),
+            routes: Routes::new(shared.paths.len(), each, shared.options.policy),
+            place,
+            shared,
+            streams,
+            mail,
+            parents: Parents::default(),
+            waiting: VecDeque::new(),
+            again: VecDeque::new(),
+            limbo: Vec::new(),
+            early: Vec::new(),
+            given_up: 0,
+            lent: Vec::new(),
+            ended: Vec::new(),
+            over: Vec::new(),
+            zeroes: None,
+            lost: Some(now),
+            now,
+            ending,
+        }
+    }
+
+    /// Sends what can be sent.
+    fn issue(&mut self) {
+        if self.given_up > 0 {
+            return;
+        }
+        let shared = &self.shared;
+        while let Some(mut part) = self.again.pop_front() {
+            let Some(link) = self.routes.choose(&shared.paths) else {
+                self.again.push_front(part);
+                return;
+            };
+            part.since = self.now;
+            if let Err(part) = link.stage(part, &shared.facts) {
+                self.again.push_front(part);
+                return;
+            }
+        }
+        while let Some(&place) = self.waiting.front() {
+            let Some(link) = self.routes.choose(&shared.paths) else {
+                return;
+            };
+            if link.begins() {
+                self.now = Instant::now();
+            }
+            let now = self.now;
+            let zeroes = &mut self.zeroes;
+            let made = self.parents.get(place);
+            let made = made.and_then(|parent| next(parent, place, &shared.facts, zeroes, now));
+            let Some(part) = made else {
+                self.waiting.pop_front();
+                continue;
+            };
+            if let Err(part) = link.stage(part, &shared.facts) {
+                // It had room.
+                self.again.push_back(part);
+            }
+            let parent = self.parents.get(place);
+            if parent.is_none_or(|parent| parent.todo == Todo::Nothing) {
+                self.waiting.pop_front();
+            }
+        }
+    }
+
+    /// A command has ended on a path.
+    fn over(&mut self, path: usize, epoch: u64, ended: Ended) {
+        match ended {
+            Ended::Answered(part, answer) => self.answered(path, part, answer),
+            Ended::Lost(part) => match part.what.changes() && !part.unsent {
+                true => self.hold(path, epoch, part),
+                false => self.send_again(part),
+            },
+        }
+    }
+
+    /// A command was not carried out, or may be repeated.
+    fn send_again(&mut self, part: Part) {
+        if part.given_up {
+            self.given_up -= usize::from(part.what.changes());
+        } else if self.parents.get(part.parent).is_none_or(|p| p.cancelled) {
+            self.finish(part, Err(IoErrorKind::Aborted.into()));
+        } else if part.violations >= MOST_VIOLATIONS {
+            let failed = part.what.failed();
+            self.finish(part, Err(failed.into()));
+        } else {
+            self.again.push_back(part);
+        }
+    }
+
+    /// The controller of a lost association may still carry it out.
+    fn hold(&mut self, path: usize, epoch: u64, part: Part) {
+        if let Some(limbo) = self.limbo_of(path, epoch) {
+            limbo.parts.push(part);
+        }
+    }
+
+    /// What is held of an association: there is always a place for it.
+    fn limbo_of(&mut self, path: usize, epoch: u64) -> Option<&mut Limbo> {
+        let known = |limbo: &Limbo| limbo.path == path && limbo.epoch == epoch;
+        let place = self.limbo.iter().position(known).unwrap_or_else(|| {
+            self.limbo.push(Limbo {
+                path,
+                epoch,
+                ends: None,
+                parts: Vec::new(),
+            });
+            self.limbo.len() - 1
+        });
+        self.limbo.get_mut(place)
+    }
+
+    /// Goes on with commands whose association has really ended.
+    fn release(&mut self) {
+        let now = self.now;
+        let mut place = 0;
+        while let Some(limbo) = self.limbo.get(place) {
+            let (path, epoch) = (limbo.path, limbo.epoch);
+            let is_over = limbo.ends.is_some_and(|at| at <= now);
+            // More may come of connections that are still closing.
+            if !is_over || self.routes.has_epoch(path, epoch) {
+                place += 1;
+                continue;
+            }
+            for part in self.limbo.swap_remove(place).parts {
+                self.send_again(part);
+            }
+        }
+    }
+
+    fn answered(&mut self, path: usize, mut part: Part, answer: Answered) {
+        let Answered { status, corrupt } = answer;
+        if part.given_up {
+            self.given_up -= usize::from(part.what.changes());
+            return;
+        }
+        if status.is_success() && !corrupt {
+            let result = match part.unstored {
+                true => Err(IoErrorKind::Memory.into()),
+                false => Ok(()),
+            };
+            return self.finish(part, result);
+        }
+        let state = match status.without_flags() {
+            Status::ANA_PERSISTENT_LOSS => Some(AnaState::PERSISTENT_LOSS),
+            Status::ANA_INACCESSIBLE => Some(AnaState::INACCESSIBLE),
+            Status::ANA_TRANSITION => Some(AnaState::CHANGE),
+            _ => None,
+        };
+        let retries = match status.sct() {
+            _ if corrupt => true,
+            StatusCodeType::GENERIC | StatusCodeType::PATH => !status.dnr(),
+            _ => false,
+        };
+        let waited = self.now.saturating_duration_since(part.made);
+        if let Some(state) = state
+            && waited < self.shared.options.reconnect_delay
+        {
+            // Not a try: the path is not used before its state is looked at.
+            if let Some(path) = self.shared.paths.get(path) {
+                path.report(Report::State(state));
+            }
+            return self.again.push_back(part);
+        }
+        part.tries += 1;
+        if retries && part.tries < MOST_TRIES {
+            return self.again.push_back(part);
+        }
+        let error = match (corrupt, state) {
+            (true, _) => part.what.failed().into(),
+            (false, Some(_)) => IoErrorKind::Unreachable.into(),
+            (false, None) => driver::status_error(status, part.what != What::Read),
+        };
+        self.finish(part, Err(error));
+    }
+
+    /// A command has ended for its request.
+    fn finish(&mut self, mut part: Part, result: Result<(), IoError>) {
+        let place = part.parent;
+        let Some(parent) = self.parents.get(place) else {
+            return;
+        };
+        if part.whole {
+            parent.request.data = std::mem::take(&mut part.list);
+        }
+        let result = match parent.cancelled {
+            true => Err(IoErrorKind::Aborted.into()),
+            false => result,
+        };
+        parent.answered(result);
+        self.end_if_over(place);
+    }
+
+    fn end_if_over(&mut self, place: usize) {
+        let is_over = self.parents.get(place).is_some_and(|p| p.is_over());
+        if is_over && let Some(parent) = self.parents.remove(place) {
+            // An error ends a request of which something was still to be sent.
+            self.waiting.retain(|waiting| *waiting != place);
+            self.ended.push(parent.request.complete(parent.result));
+        }
+    }
+
+    /// Goes on with one connection.
+    fn poll_link(&mut self, path: usize, number: usize) {
+        let mut over = std::mem::take(&mut self.over);
+        let Some(link) = self.routes.link(path, number) else {
+            return;
+        };
+        let Some((epoch, qid)) = link.identity() else {
+            self.over = over;
+            return;
+        };
+        if let Err(why) = link.poll(self.now, self.shared.options.timeout, &mut over) {
+            let unanswered = link.len();
+            link.close(&why, self.now);
+            tracing::debug!(path, qid, unanswered, "I/O queue: {why}");
+            let why = why.as_str();
+            self.report(path, Report::Broken { epoch, why });
+        }
+        if let Some(link) = self.routes.link(path, number)
+            && let Some(by) = link.closed(self.now, &mut over)
+        {
+            let by_controller = by == By::Controller;
+            self.report(
+                path,
+                Report::Closed {
+                    epoch,
+                    qid,
+                    by_controller,
+                },
+            );
+        }
+        for ended in over.drain(..) {
+            self.over(path, epoch, ended);
+        }
+        self.over = over;
+    }
+
+    fn report(&self, path: usize, report: Report) {
+        if let Some(path) = self.shared.paths.get(path) {
+            path.report(report);
+        }
+    }
+
+    /// What the threads of the paths have left.
+    fn read_mail(&mut self) {
+        for message in self.mail.take() {
+            match message {
+                Message::Ready { path, link, ready } => self.opened(path, link, ready),
+                Message::Broken { path, epoch } => {
+                    for link in self.routes.links(path) {
+                        if link.is_open() && link.identity().is_some_and(|(is, _)| is == epoch) {
+                            link.close(&Broken::Association, self.now);
+                        }
+                    }
+                    self.drop_early(path, epoch);
+                }
+                // Connections may still be closing: what they hold comes later.
+                Message::Ended { path, epoch, at } => {
+                    if let Some(limbo) = self.limbo_of(path, epoch) {
+                        limbo.ends = Some(at);
+                    }
+                }
+                Message::Look => {}
+            }
+        }
+        self.info.size = self.shared.size();
+    }
+
+    fn opened(&mut self, path: usize, number: usize, ready: Ready) {
+        let link = self.routes.link(path, number);
+        let streams = &self.streams;
+        let opened = link.map_or(Ok(()), |link| link.opened(streams, ready));
+        if let Err(ready) = opened {
+            // It takes the place of one that is still closing.
+            self.early.push((path, number, ready));
+        }
+    }
+
+    /// Connections of an association that has ended before they had their places.
+    fn drop_early(&mut self, path: usize, epoch: u64) {
+        let early = std::mem::take(&mut self.early);
+        for (of, number, ready) in early {
+            if of == path && ready.epoch == epoch {
+                let (qid, by_controller) = (ready.qid, false);
+                drop(ready);
+                let closed = Report::Closed {
+                    epoch,
+                    qid,
+                    by_controller,
+                };
+                self.report(path, closed);
+            } else {
+                self.early.push((of, number, ready));
+            }
+        }
+    }
+
+    /// Nobody waits for a request any more.
+    fn give_up(&mut self, place: usize) {
+        let Some(parent) = self.parents.get(place) else {
+            return;
+        };
+        parent.cancelled = true;
+        parent.todo = Todo::Nothing;
+        parent.result = Err(IoErrorKind::Aborted.into());
+        self.waiting.retain(|waiting| *waiting != place);
+        let (mut changing, mut still_lent) = (0, false);
+        // Its memory is its owner's again, and one command less is waited for.
+        let mut take = |part: &mut Part| {
+            changing += usize::from(part.what.changes());
+            let list = part.keep_copy();
+            if part.whole {
+                parent.request.data = list;
+            }
+            parent.parts = parent.parts.saturating_sub(1);
+        };
+        let mut broken = Vec::new();
+        for (path, link) in self.routes.all() {
+            if !link.give_up(place, &mut take) {
+                continue;
+            }
+            // The kernel sends or receives it: that ends with the connection.
+            still_lent = true;
+            match link.is_open().then(|| link.identity()).flatten() {
+                Some((epoch, _)) => {
+                    let why = Broken::GivenUp;
+                    link.close(&why, self.now);
+                    broken.push((
+                        path,
+                        Report::Broken {
+                            epoch,
+                            why: why.as_str(),
+                        },
+                    ));
+                }
+                None => link.hurry(),
+            }
+        }
+        // Of an association that is lost, and that may still carry it out.
+        for part in self.limbo.iter_mut().flat_map(|limbo| &mut limbo.parts) {
+            if part.parent == place && !part.given_up {
+                part.given_up = true;
+                part.owed = 0;
+                take(part);
+            }
+        }
+        self.given_up += changing;
+        self.again.retain_mut(|part| {
+            if part.parent != place {
+                return true;
+            }
+            if part.whole {
+                parent.request.data = std::mem::take(&mut part.list);
+            }
+            parent.parts = parent.parts.saturating_sub(1);
+            false
+        });
+        if still_lent {
+            self.lent.push(place);
+        }
+        for (path, report) in broken {
+            self.report(path, report);
+        }
+        self.end_if_over(place);
+    }
+
+    /// Ends requests that nobody waits for and whose memory has come back.
+    fn collect(&mut self) {
+        for place in std::mem::take(&mut self.lent) {
+            // It may be another request's by now.
+            if self.parents.get(place).is_some_and(|p| p.cancelled) {
+                self.give_up(place);
+            }
+        }
+    }
+
+    /// Ends requests that have waited for a path for too long.
+    fn fail_overdue(&mut self) {
+        if self.routes.is_usable(&self.shared.paths) {
+            self.lost = None;
+            return;
+        }
+        let lost = *self.lost.get_or_insert(self.now);
+        let limit = self.shared.options.reconnect_delay;
+        if self.now.saturating_duration_since(lost) < limit {
+            return;
+        }
+        self.shared.is_overdue();
+        while let Some(part) = self.again.pop_front() {
+            self.finish(part, Err(IoErrorKind::Unreachable.into()));
+        }
+        while let Some(place) = self.waiting.pop_front() {
+            if let Some(parent) = self.parents.get(place) {
+                parent.fail(IoErrorKind::Unreachable.into());
+                self.end_if_over(place);
+            }
+        }
+    }
+
+    /// The worker ends, and the controller does not answer: its requests are not waited for for
+    /// ever.
+    fn end(&mut self, answered: bool) {
+        if !self.parents.is_empty() && self.ending.is_over(answered) {
+            let subsystem = &self.shared.subsystem;
+            let unfinished = self.parents.len();
+            tracing::error!("{subsystem}: does not answer; {unfinished} requests are given up");
+            if !self.info.read_only {
+                self.ending.give_up(&self.info.description);
+            }
+            for tag in self.parents.tags() {
+                self.cancel(tag);
+            }
+        }
+    }
+
+    /// Whether the next round has something to do that no event tells of.
+    fn goes_on(&self) -> bool {
+        let issues = self.given_up == 0
+            && !(self.waiting.is_empty() && self.again.is_empty())
+            && self.routes.has_room(&self.shared.paths);
+        issues || !self.ended.is_empty() || self.mail.has_news() || self.routes.has_news()
+    }
+
+    /// Time goes by that nothing signals.
+    fn is_timed(&self) -> bool {
+        !self.parents.is_empty()
+            || !self.ended.is_empty()
+            || !self.limbo.is_empty()
+            || self.routes.is_timed()
+    }
+}
+
+/// The next command of a request.
+fn next(
+    parent: &mut Parent,
+    place: usize,
+    facts: &Facts,
+    zeroes: &mut Option<SegmentList>,
+    now: Instant,
+) -> Option<Part> {
+    let Todo::From(done) = parent.todo else {
+        return None;
+    };
+    let (what, most) = match parent.request.op {
+        Op::Flush => (What::Flush, 0),
+        Op::Read => (What::Read, facts.max_data),
+        Op::Write { fua } => (What::Write { fua }, facts.max_data),
+        Op::Deallocate => (What::Deallocate, facts.max_deallocated),
+        Op::WriteZeroes { deallocate, fua } if facts.write_zeroes => {
+            (What::WriteZeroes { fua, deallocate }, facts.max_zeroed)
+        }
+        Op::WriteZeroes { fua, .. } => (What::Write { fua }, facts.max_data.min(ZEROES as u32)),
+    };
+    let mut part = Part::new(place, what, now);
+    if what != What::Flush {
+        part.offset = parent.request.offset.checked_add(done)?;
+        part.len = parent.piece(done, most);
+    }
+    if what.has_data() {
+        let len = u64::from(part.len);
+        if !parent.request.op.has_data() {
+            let zeroes = zeroes.get_or_insert_with(|| SegmentList::owned(Buffer::new(ZEROES)));
+            zeroes.slice(0, len, &mut part.list);
+        } else if len == parent.request.len {
+            part.whole = true;
+            part.list = std::mem::take(&mut parent.request.data);
+        } else {
+            parent.request.data.slice(done, len, &mut part.list);
+        }
+    }
+    parent.issued(done, part.len);
+    Some(part)
+}
+
+impl VolumeQueue for FabricsQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        if let Err(error) = request.check_info(&self.info) {
+            // The namespace may have grown.
+            self.info.size = self.shared.size();
+            if error.kind != IoErrorKind::OutOfRange || request.check_info(&self.info).is_err() {
+                return Some(request.complete(Err(error)));
+            }
+        }
+        let facts = &self.shared.facts;
+        let result = match request.op {
+            Op::Flush if !facts.volatile_cache => Some(Ok(())),
+            Op::Flush => None,
+            _ if request.len == 0 => Some(Ok(())),
+            Op::Deallocate if !facts.dataset_management => {
+                Some(Err(IoErrorKind::Unsupported.into()))
+            }
+            _ => None,
+        };
+        if let Some(result) = result {
+            return Some(request.complete(result));
+        }
+        let place = self.parents.insert(Parent::new(request, false));
+        self.waiting.push_back(place);
+        self.issue();
+        None
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        if !self.is_timed() && !self.goes_on() && self.given_up == 0 {
+            return 0;
+        }
+        self.now = Instant::now();
+        if self.mail.has_news() {
+            self.read_mail();
+        }
+        for path in 0..self.shared.paths.len() {
+            for number in 0..self.routes.each() {
+                self.poll_link(path, number);
+            }
+        }
+        for (path, number, ready) in std::mem::take(&mut self.early) {
+            self.opened(path, number, ready);
+        }
+        if !self.limbo.is_empty() {
+            self.release();
+        }
+        if !self.lent.is_empty() {
+            self.collect();
+        }
+        self.fail_overdue();
+        self.issue();
+        for (_, link) in self.routes.all() {
+            link.send();
+        }
+        if self.ending.has_begun() {
+            self.end(!self.ended.is_empty());
+        }
+        let count = self.ended.len();
+        self.ended.drain(..).for_each(done);
+        count
+    }
+
+    fn state(&self) -> QueueState {
+        let in_flight = self.parents.len() + self.ended.len();
+        let wake = match self.goes_on() {
+            true => Wake::Poll,
+            // Time-outs, which nothing signals.
+            false if self.is_timed() => Wake::After(LOOK),
+            false => Wake::Event,
+        };
+        QueueState { in_flight, wake }
+    }
+
+    /// Its completion comes with one of the next rounds, whether the controller answers or not.
+    fn cancel(&mut self, tag: u64) {
+        if let Some(place) = self.parents.find(tag) {
+            self.give_up(place);
+        }
+    }
+}
+
+impl FastPath for FabricsQueue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    /// What was started goes out as one message.
+    fn push(&mut self) {
+        for (_, link) in self.routes.all() {
+            if link.send() {
+                link.push();
+            }
+        }
+    }
+
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
+    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
+}
+
+impl Drop for FabricsQueue {
+    fn drop(&mut self) {
+        self.mail.close();
+        self.shared.leave(self.place);
+    }
+}

@@ -1,0 +1,186 @@
+//! A command of a request: what it asks for, and as what it is sent.
+
+use crate::connect::Facts;
+use dma::{Buffer, SegmentList};
+use nvme::cmd::io::{DsmCdw10, DsmCdw11, DsmRange, RwCdw12, WriteZeroesCdw12};
+use nvme::{Command, NvmOpcode};
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+/// What a command does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    Read,
+    Write { fua: bool },
+    Flush,
+    WriteZeroes { fua: bool, deallocate: bool },
+    Deallocate,
+}
+
+impl What {
+    /// It changes what the namespace holds.
+    pub(crate) const fn changes(self) -> bool {
+        matches!(
+            self,
+            Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate
+        )
+    }
+
+    /// It moves the request's data.
+    pub(crate) const fn has_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write { .. })
+    }
+}
+
+/// A command.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// The place of its request.
+    pub parent: usize,
+    pub what: What,
+    /// Bytes.
+    pub offset: u64,
+    pub len: u32,
+    /// Its data's memory; empty while the kernel has it.
+    pub list: SegmentList,
+    /// It has all of its request's memory, not a slice.
+    pub whole: bool,
+    /// Since when it is with the controller.
+    pub since: Instant,
+    /// When it was made.
+    pub made: Instant,
+    /// Pieces of its memory that the kernel has.
+    pub lent: u32,
+    /// Nobody waits for its answer.
+    pub given_up: bool,
+    /// Its data could not be stored.
+    pub unstored: bool,
+    /// With which message of its connection it goes, or went.
+    pub batch: u64,
+    /// Bytes of its data that the controller has still to ask for.
+    pub owed: u32,
+    /// Its connection has ended before it was sent.
+    pub unsent: bool,
+    /// Connections that broke while it was with the controller, by more than their end.
+    pub violations: u8,
+    /// Times that it was answered by an error and sent again.
+    pub tries: u8,
+    /// How it was answered while the kernel had its memory.
+    pub answer: Option<Answered>,
+}
+
+/// A command's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Answered {
+    pub status: nvme::Status,
+    /// The digest of some of its data did not match.
+    pub corrupt: bool,
+}
+
+impl Part {
+    pub(crate) fn new(parent: usize, what: What, now: Instant) -> Self {
+        Self {
+            parent,
+            what,
+            offset: 0,
+            len: 0,
+            list: SegmentList::new(),
+            whole: false,
+            since: now,
+            made: now,
+            lent: 0,
+            given_up: false,
+            unstored: false,
+            batch: 0,
+            owed: 0,
+            unsent: true,
+            violations: 0,
+            tries: 0,
+            answer: None,
+        }
+    }
+
+    /// Bytes that come from the controller.
+    pub(crate) fn data_in(&self) -> u32 {
+        match self.what {
+            What::Read => self.len,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of its memory that go to the controller.
+    pub(crate) fn data_out(&self) -> u32 {
+        match self.what {
+            What::Write { .. } => self.len,
+            _ => 0,
+        }
+    }
+
+    /// The command, without identifier and data pointer; and for those that carry it themselves,
+    /// their data.
+    pub(crate) fn command(&self, facts: &Facts) -> (Command, Option<DsmRange>) {
+        let shift = facts.namespace.block_shift;
+        let (slba, blocks) = (self.offset >> shift, self.len >> shift);
+        // No command is longer than 65,536 blocks but those that are described by their data.
+        let nlb_z = (blocks.max(1) - 1).min(0xffff) as u16;
+        let opcode = match self.what {
+            What::Read => NvmOpcode::READ,
+            What::Write { .. } => NvmOpcode::WRITE,
+            What::Flush => NvmOpcode::FLUSH,
+            What::WriteZeroes { .. } => NvmOpcode::WRITE_ZEROES,
+            What::Deallocate => NvmOpcode::DATASET_MANAGEMENT,
+        };
+        let mut command = Command::new(opcode.0, 0, facts.namespace.nsid);
+        match self.what {
+            What::Flush => {}
+            What::Read => {
+                command.set_slba(slba);
+                command.cdw12 = RwCdw12::new().with_nlb_z(nlb_z).into_bits().into();
+            }
+            What::Write { fua } => {
+                command.set_slba(slba);
+                let cdw12 = RwCdw12::new().with_nlb_z(nlb_z).with_fua(fua);
+                command.cdw12 = cdw12.into_bits().into();
+            }
+            What::WriteZeroes { fua, deallocate } => {
+                command.set_slba(slba);
+                let cdw12 = WriteZeroesCdw12::new().with_nlb_z(nlb_z).with_fua(fua);
+                command.cdw12 = cdw12.with_deac(deallocate).into_bits().into();
+            }
+            What::Deallocate => {
+                command.cdw10 = DsmCdw10::new().with_nr_z(0).into_bits().into();
+                command.cdw11 = DsmCdw11::new().with_ad(true).into_bits().into();
+                let range = DsmRange {
+                    cattr: 0.into(),
+                    nlb: blocks.into(),
+                    slba: slba.into(),
+                };
+                return (command, Some(range));
+            }
+        }
+        (command, None)
+    }
+
+    /// Its memory is wanted, although the controller may still ask for what is in it.
+    pub(crate) fn keep_copy(&mut self) -> SegmentList {
+        let list = std::mem::take(&mut self.list);
+        if self.owed > 0 {
+            let mut copy = Buffer::new(self.len as usize);
+            list.copy_to(0, &mut copy);
+            self.list = SegmentList::owned(copy);
+        }
+        list
+    }
+
+    /// Data of a read.
+    pub(crate) fn store(&mut self, at: u32, bytes: &[u8]) {
+        if !self.given_up {
+            self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
+        }
+    }
+}
+
+/// The bytes of a range.
+pub(crate) fn range_bytes(range: &DsmRange) -> &[u8] {
+    range.as_bytes()
+}

@@ -1,0 +1,128 @@
+//! The connections of a queue, by their paths, and which of them a command takes.
+
+use super::link::Link;
+use crate::options::Policy;
+use crate::path::Path;
+use nvme::log::AnaState;
+
+/// The connections of a queue.
+pub(super) struct Routes {
+    /// `each` for every path, one path after the other.
+    links: Vec<Link>,
+    each: usize,
+    policy: Policy,
+    /// Behind the one that was chosen last.
+    turn: usize,
+}
+
+/// How good a path is; less is better.
+fn rank(path: &Path) -> Option<u8> {
+    match path.state() {
+        AnaState::OPTIMIZED => Some(0),
+        AnaState::NON_OPTIMIZED => Some(1),
+        _ => None,
+    }
+}
+
+impl Routes {
+    pub(super) fn new(paths: usize, each: usize, policy: Policy) -> Self {
+        Self {
+            links: (0..paths * each).map(|_| Link::new()).collect(),
+            each,
+            policy,
+            turn: 0,
+        }
+    }
+
+    /// Connections of each path.
+    pub(super) fn each(&self) -> usize {
+        self.each
+    }
+
+    pub(super) fn link(&mut self, path: usize, number: usize) -> Option<&mut Link> {
+        let number = (number < self.each).then_some(number)?;
+        self.links
+            .get_mut(path.checked_mul(self.each)?.checked_add(number)?)
+    }
+
+    /// Those of a path.
+    pub(super) fn links(&mut self, path: usize) -> impl Iterator<Item = &mut Link> {
+        let skip = path.saturating_mul(self.each);
+        self.links.iter_mut().skip(skip).take(self.each)
+    }
+
+    /// All, with the numbers of their paths.
+    pub(super) fn all(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
+        let each = self.each.max(1);
+        let links = self.links.iter_mut().enumerate();
+        links.map(move |(place, link)| (place / each, link))
+    }
+
+    /// The best rank of a path with a connection.
+    fn best(&self, paths: &[Path]) -> Option<u8> {
+        let links = self.links.chunks(self.each.max(1)).zip(paths);
+        let usable = links.filter(|(links, _)| links.iter().any(Link::is_open));
+        usable.filter_map(|(_, path)| rank(path)).min()
+    }
+
+    /// Commands can be sent, now or when there is room.
+    pub(super) fn is_usable(&self, paths: &[Path]) -> bool {
+        self.best(paths).is_some()
+    }
+
+    /// A command can be sent.
+    pub(super) fn has_room(&self, paths: &[Path]) -> bool {
+        let best = self.best(paths);
+        let links = self.links.chunks(self.each.max(1)).zip(paths);
+        best.is_some()
+            && links
+                .filter(|(_, path)| rank(path) == best)
+                .any(|(links, _)| links.iter().any(Link::has_room))
+    }
+
+    /// The connection for the next command: of the paths with the best state, as the policy says.
+    /// `None`: there is none, or no room.
+    pub(super) fn choose(&mut self, paths: &[Path]) -> Option<&mut Link> {
+        let place = match &self.links[..] {
+            // The usual case.
+            [only] => (only.has_room() && rank(paths.first()?).is_some()).then_some(0)?,
+            _ => self.choose_among(paths)?,
+        };
+        self.links.get_mut(place)
+    }
+
+    fn choose_among(&mut self, paths: &[Path]) -> Option<usize> {
+        let best = self.best(paths)?;
+        let (each, count, turn) = (self.each.max(1), self.links.len(), self.turn);
+        // In turn, from behind the last one.
+        let places = (0..count).map(|step| (turn + step) % count.max(1));
+        let open = places.filter(|place| {
+            let link = self.links.get(*place);
+            let path = paths.get(place / each);
+            link.is_some_and(Link::has_room) && path.and_then(rank) == Some(best)
+        });
+        let len = |place: &usize| self.links.get(*place).map_or(usize::MAX, Link::len);
+        let mut open = open;
+        let place = match self.policy {
+            Policy::RoundRobin => open.next(),
+            Policy::QueueDepth => open.min_by_key(len),
+        }?;
+        self.turn = (place + 1) % count.max(1);
+        Some(place)
+    }
+
+    /// A connection of that association is open, or closing.
+    pub(super) fn has_epoch(&self, path: usize, epoch: u64) -> bool {
+        let links = self.links.iter().skip(path.saturating_mul(self.each));
+        let mut links = links.take(self.each);
+        links.any(|link| link.identity().is_some_and(|(of, _)| of == epoch))
+    }
+
+    pub(super) fn has_news(&self) -> bool {
+        self.links.iter().any(Link::has_news)
+    }
+
+    pub(super) fn is_timed(&self) -> bool {
+        self.links.iter().any(Link::is_timed)
+    }
+}

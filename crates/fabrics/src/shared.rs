@@ -1,0 +1,292 @@
+//! What a volume has, and its queues and threads know.
+
+use crate::connect::{ConnectError, Controller, Facts, Portal, Wanted};
+use crate::options::FabricsOptions;
+use crate::path::Path;
+use crate::queue::Message;
+use crate::subsystem::Subsystem;
+use probes::LogLimit;
+use remote::{Reach, Reachable};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use sync::Unpoisoned;
+use volume::{Inbox, Info, Kind};
+
+/// How long one attempt to connect may take, with everything that is asked.
+pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where a worker's queue gets its connections.
+pub(crate) type Mail = Inbox<Message>;
+
+/// What a volume has, and its queues and threads know.
+pub(crate) struct Shared {
+    pub subsystem: Subsystem,
+    pub options: FabricsOptions,
+    /// As they were when the volume was opened.
+    pub facts: Facts,
+    /// The ways to it, in the order of the portals.
+    pub paths: Vec<Path>,
+    /// Its size now, in bytes.
+    size: AtomicU64,
+    /// The size that was told last.
+    told: AtomicU64,
+    /// The queues of workers, each in its place, from which its identifiers follow.
+    queues: Mutex<Vec<Option<Arc<Mail>>>>,
+    /// The volume's handle, and queues: at none the threads end.
+    users: AtomicUsize,
+    /// Associations that have ended.
+    lost: AtomicU64,
+    /// Requests fail for want of a path, and that has been said.
+    overdue: AtomicBool,
+    pub log: Log,
+}
+
+/// A subsystem can cause these lines as often as it wants.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub broken: LogLimit,
+    pub connected: LogLimit,
+    pub sizes: LogLimit,
+    pub states: LogLimit,
+    pub threads: LogLimit,
+    pub queues: LogLimit,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("subsystem", &self.subsystem)
+            .field("facts", &self.facts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Of a volume whose first controller is there, on the path of that number.
+    pub(crate) fn new(
+        subsystem: Subsystem,
+        options: FabricsOptions,
+        portals: Vec<Portal>,
+        first: (usize, Controller),
+    ) -> Arc<Self> {
+        let (number, controller) = first;
+        let facts = controller.facts.clone();
+        let size = facts.namespace.bytes();
+        let paths: Vec<Path> = portals.into_iter().map(Path::new).collect();
+        if let Some(path) = paths.get(number) {
+            path.keep(controller);
+        }
+        Arc::new(Self {
+            subsystem,
+            options,
+            facts,
+            paths,
+            size: size.into(),
+            told: size.into(),
+            queues: Mutex::default(),
+            users: AtomicUsize::new(1),
+            lost: AtomicU64::new(0),
+            overdue: AtomicBool::new(false),
+            log: Log::default(),
+        })
+    }
+
+    pub(crate) fn wanted(subsystem: &Subsystem, options: &FabricsOptions) -> Wanted {
+        Wanted {
+            nsid: subsystem.nsid,
+            kato: options.kato,
+            queues: options.queues.saturating_mul(FabricsOptions::WORKERS),
+        }
+    }
+
+    /// A controller with a namespace that is still what it was, but perhaps of another size.
+    pub(crate) fn connect(&self, portal: &Portal) -> Result<Controller, ConnectError> {
+        let now = Instant::now();
+        let deadline = now.checked_add(CONNECT_LIMIT).unwrap_or(now);
+        let wanted = Self::wanted(&self.subsystem, &self.options);
+        let controller = Controller::bring_up(portal, wanted, deadline)?;
+        if let Some(what) = self.facts.differs(&controller.facts) {
+            let portal = portal.place.to_string();
+            return Err(ConnectError::Changed { portal, what });
+        }
+        self.set_size(controller.facts.namespace.bytes());
+        Ok(controller)
+    }
+
+    pub(crate) fn set_size(&self, size: u64) {
+        let before = self.size.swap(size, Ordering::Relaxed);
+        if before != size {
+            self.tell_all(&Message::Look);
+            self.log.sizes.line(|left_out| {
+                let subsystem = &self.subsystem;
+                tracing::warn!(
+                    left_out,
+                    "{subsystem}: has {size} bytes now; it had {before}"
+                );
+            });
+        }
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// The size has changed since this was asked last.
+    pub(crate) fn is_resized(&self) -> bool {
+        let size = self.size();
+        self.told.swap(size, Ordering::Relaxed) != size
+    }
+
+    pub(crate) fn info(&self) -> Info {
+        let Facts {
+            namespace, model, ..
+        } = &self.facts;
+        let read_only = self.options.read_only || namespace.write_protected;
+        let deallocate = self.facts.dataset_management && !read_only;
+        let block = namespace.block_size();
+        let granularity = namespace
+            .deallocate_granularity
+            .max(1)
+            .saturating_mul(block);
+        let granularity = granularity.checked_next_power_of_two().unwrap_or(block);
+        let paths = match self.paths.len() {
+            1 => "one path".to_owned(),
+            paths => format!("{paths} paths"),
+        };
+        Info {
+            size: self.size(),
+            block_size: block,
+            optimal_io: block.max(4096),
+            read_only,
+            volatile_cache: self.facts.volatile_cache,
+            deallocate,
+            deallocate_granularity: if deallocate { granularity } else { 0 },
+            zeroes_after_deallocate: namespace.zeroes_after_deallocate,
+            write_zeroes: self.facts.write_zeroes,
+            kind: Kind::BlockDevice,
+            description: format!("{} ({model}, {paths})", self.subsystem),
+        }
+    }
+
+    // ---- users
+
+    /// A worker's queue: its place.
+    pub(crate) fn enter(self: &Arc<Self>, mail: &Arc<Mail>) -> usize {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let mut queues = self.queues.lock().unpoisoned();
+        let place = match queues.iter().position(Option::is_none) {
+            Some(place) => place,
+            None => {
+                queues.push(None);
+                queues.len() - 1
+            }
+        };
+        if let Some(vacant) = queues.get_mut(place) {
+            *vacant = Some(mail.clone());
+        }
+        drop(queues);
+        for number in 0..self.paths.len() {
+            self.serve(number);
+        }
+        place
+    }
+
+    /// That queue has gone.
+    pub(crate) fn leave(&self, place: usize) {
+        if let Some(entry) = self.queues.lock().unpoisoned().get_mut(place) {
+            *entry = None;
+        }
+        self.end_use();
+    }
+
+    /// One user less.
+    pub(crate) fn end_use(&self) {
+        self.users.fetch_sub(1, Ordering::SeqCst);
+        self.paths.iter().for_each(Path::wake);
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.users.load(Ordering::SeqCst) > 0
+    }
+
+    /// Has a thread serve a path, unless one does; it looks what there is to do.
+    pub(crate) fn serve(self: &Arc<Self>, number: usize) {
+        let Some(path) = self.paths.get(number) else {
+            return;
+        };
+        if let Err(error) = path.start(self, number) {
+            self.log.threads.line(|left_out| {
+                let portal = &path.portal.place;
+                tracing::error!(
+                    left_out,
+                    "{portal}: no thread that keeps the path ({error}); trying again"
+                );
+            });
+        }
+        path.wake();
+    }
+
+    /// The queues of workers, with their places.
+    pub(crate) fn queues(&self) -> Vec<(usize, Arc<Mail>)> {
+        let queues = self.queues.lock().unpoisoned();
+        let queues = queues.iter().enumerate();
+        queues
+            .filter_map(|(place, mail)| Some((place, mail.clone()?)))
+            .collect()
+    }
+
+    pub(crate) fn tell_all(&self, message: &Message) {
+        for (_, mail) in self.queues() {
+            if let Some(copy) = message.copy() {
+                mail.put(copy);
+            }
+        }
+    }
+
+    // ---- what is said
+
+    /// There is a path again.
+    pub(crate) fn has_path(&self) {
+        self.overdue.store(false, Ordering::Relaxed);
+    }
+
+    /// An association has ended.
+    pub(crate) fn has_lost(&self, number: usize, why: &dyn std::error::Error) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+        self.log.broken.line(|left_out| {
+            let portal = self
+                .paths
+                .get(number)
+                .map(|path| path.portal.place.to_string());
+            let portal = portal.unwrap_or_default();
+            tracing::warn!(
+                left_out,
+                "{}: the path by {portal} is lost: {why}; connecting again",
+                self.subsystem
+            );
+        });
+    }
+
+    /// Requests fail for want of a path.
+    pub(crate) fn is_overdue(&self) {
+        if !self.overdue.swap(true, Ordering::Relaxed) {
+            let (subsystem, delay) = (&self.subsystem, self.options.reconnect_delay);
+            tracing::error!(
+                "{subsystem}: not reached for {delay:?} (reconnect-delay); requests fail until it \
+                 is back"
+            );
+        }
+    }
+}
+
+impl Reachable for Shared {
+    fn reach(&self) -> Option<Reach> {
+        // Threads may be there for a moment longer.
+        self.is_used().then(|| Reach {
+            server: self.subsystem.to_string(),
+            connected: self.paths.iter().all(Path::is_connected),
+            lost: self.lost.load(Ordering::Relaxed),
+        })
+    }
+}

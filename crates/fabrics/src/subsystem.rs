@@ -1,0 +1,133 @@
+//! What a URL names: a namespace of a subsystem, and the portals that lead to it.
+
+use nvme::identify::Nqn;
+use nvme_tcp::PORT;
+use remote::{HostPort, HostPortError, decode, encode};
+use std::fmt;
+
+/// Most portals in a URL.
+const MOST_PORTALS: usize = 16;
+/// As what a URL is written.
+const FORM: &str = "nvme+tcp://HOST:PORT/SUBNQN/NSID";
+
+/// A namespace of a remote subsystem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subsystem {
+    /// The ways to it; at least one, each once.
+    pub portals: Vec<HostPort>,
+    /// The subsystem's name.
+    pub nqn: String,
+    /// The namespace.
+    pub nsid: u32,
+}
+
+impl Subsystem {
+    /// `name` of `nvme+tcp://NAME`: portals, separated by commas, then the subsystem's name and the
+    /// namespace's number behind slashes.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(name: &str) -> Result<Self, String> {
+        let (portals, rest) = name.split_once('/').unwrap_or((name, ""));
+        let (nqn, nsid) = rest.rsplit_once('/').ok_or_else(|| {
+            format!("the subsystem's name and a namespace's number follow the host: {FORM}")
+        })?;
+        let nqn = decode(nqn)?;
+        if nqn.is_empty() || Nqn::new(&nqn).is_none() {
+            return Err(format!(
+                "\"{nqn}\" is no subsystem's name: 1 to {} bytes, as nqn.2014-08.org.example:disk",
+                Nqn::MAX_LEN
+            ));
+        }
+        let number = nsid.parse().ok();
+        let nsid = number.filter(|nsid| (1..nvme::cmd::NSID_BROADCAST).contains(nsid));
+        let nsid = nsid.ok_or_else(|| {
+            format!(
+                "\"{}\" is no namespace: a number from 1 on, as in {FORM}",
+                rest.rsplit('/').next().unwrap_or_default()
+            )
+        })?;
+        let places = self::portals(portals)?;
+        Ok(Self {
+            portals: places,
+            nqn,
+            nsid,
+        })
+    }
+}
+
+/// Portals, separated by commas.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn portals(text: &str) -> Result<Vec<HostPort>, String> {
+    let mut places = Vec::new();
+    for portal in text.split(',') {
+        let place = HostPort::parse(portal, PORT).map_err(|wrong| match wrong {
+            HostPortError::NoHost => format!("a portal names its host: {FORM}"),
+            HostPortError::Bracket => {
+                "an IPv6 address ends with a bracket: nvme+tcp://[::1]:4420/SUBNQN/1".into()
+            }
+            HostPortError::Port(text) => {
+                format!("\"{text}\" is no port: a number from 1 to 65535 follows the host")
+            }
+        })?;
+        if places.contains(&place) {
+            return Err(format!("the portal {place} is named twice"));
+        }
+        places.push(place);
+    }
+    if places.len() > MOST_PORTALS {
+        return Err(format!("more than {MOST_PORTALS} portals"));
+    }
+    Ok(places)
+}
+
+impl fmt::Display for Subsystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nvme+tcp://")?;
+        for (number, portal) in self.portals.iter().enumerate() {
+            write!(f, "{}{portal}", if number > 0 { "," } else { "" })?;
+        }
+        write!(f, "/{}/{}", encode(&self.nqn), self.nsid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_name_portals_a_subsystem_and_a_namespace() {
+        let of = |text: &str| Subsystem::parse(text);
+        let found = of("10.0.0.1,[::1]:7,host:4421/nqn.2014-08.org.x:a%2fb/c/3").unwrap();
+        assert_eq!(found.nqn, "nqn.2014-08.org.x:a/b/c");
+        assert_eq!(found.nsid, 3);
+        let shown = "nvme+tcp://10.0.0.1:4420,[::1]:7,host:4421/nqn.2014-08.org.x:a%2fb%2fc/3";
+        assert_eq!(found.to_string(), shown);
+        for (text, why) in [
+            ("", "follow the host"),
+            ("host", "follow the host"),
+            ("host/nqn", "follow the host"),
+            ("host//1", "no subsystem's name"),
+            ("/nqn.x/1", "names its host"),
+            ("a,,b/nqn.x/1", "names its host"),
+            ("a,a:4420/nqn.x/1", "named twice"),
+            ("a:0/nqn.x/1", "no port"),
+            ("[::1/nqn.x/1", "bracket"),
+            ("a/nqn.x/0", "no namespace"),
+            ("a/nqn.x/", "no namespace"),
+            ("a/nqn.x/4294967295", "no namespace"),
+            ("a/nqn.x/x", "no namespace"),
+            ("a/%0/1", "hexadecimal"),
+            (
+                "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17/n/1",
+                "more than 16",
+            ),
+        ] {
+            assert!(of(text).unwrap_err().contains(why), "{text}");
+        }
+        let long = format!("a/{}/1", "n".repeat(224));
+        assert!(of(&long).unwrap_err().contains("223"));
+    }
+}
