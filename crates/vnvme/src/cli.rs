@@ -14,7 +14,7 @@ mod namespaces;
 mod on_error;
 mod path;
 mod stats;
-mod table;
+pub mod table;
 pub mod target;
 mod ublk;
 
@@ -34,6 +34,7 @@ use self::ublk::UblkArgs;
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::discover;
+use crate::discovery::DiscoverArgs;
 use crate::info;
 use crate::log::Filter;
 use crate::log_format::{self, JournalLines, LogFormat};
@@ -129,6 +130,8 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Show NVMe devices of this machine, who uses them, and what this kernel offers
     Devices(discover::DevicesArgs),
+    /// Show what a discovery controller knows: subsystems on the network, and the ways to them
+    Discover(DiscoverArgs),
     /// Hand NVMe devices over to vfio-pci, for nvme:// (as root; refused while a disk is in use)
     Bind(BindArgs),
     /// Hand NVMe devices back to the kernel
@@ -294,6 +297,7 @@ impl Cli {
             Command::Info(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Devices(args) => args.run(),
+            Command::Discover(args) => args.run(),
             Command::Bind(args) => args.bind(),
             Command::Unbind(args) => args.unbind(),
         }

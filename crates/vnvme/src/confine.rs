@@ -1,9 +1,11 @@
 //! What the process gives up once everything is open: crate `sandbox`, as the configuration has it.
 
 use crate::manage::{allows_ublk, places, servers};
+use crate::open;
 use crate::spec::{ServeOptions, Specs};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use remote::Address;
 use sandbox::{Connect, Needs, Report, Sandbox};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -151,10 +153,10 @@ fn later(options: &ServeOptions) -> Needs {
 }
 
 /// How a volume connects again when its connection has ended.
-fn connection(server: nbd::Address) -> Connect {
+fn connection(server: Address) -> Connect {
     match server {
-        nbd::Address::Tcp { port, .. } => Connect::Tcp(port),
-        nbd::Address::Unix(path) => {
+        Address::Tcp { port, .. } => Connect::Tcp(port),
+        Address::Unix(path) => {
             let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
             Connect::UnixIn(directory.unwrap_or(Path::new(".")).to_owned())
         }
@@ -164,9 +166,9 @@ fn connection(server: nbd::Address) -> Connect {
 /// To whom it is connected, each once: the servers of volumes, and of what may be added later.
 fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
     let later = options.daemon.as_ref().map(|_| servers(options));
-    let servers = volumes.iter().filter_map(|url| nbd::address(url));
+    let of_volumes = volumes.iter().flat_map(|url| open::servers(url));
     let mut connect = Vec::new();
-    for to in servers.chain(later.unwrap_or_default()).map(connection) {
+    for to in of_volumes.chain(later.unwrap_or_default()).map(connection) {
         if !connect.contains(&to) {
             connect.push(to);
         }
@@ -257,6 +259,10 @@ mod tests {
             ("nbd://[::1]/x", Connect::Tcp(10809)),
             (unix, Connect::UnixIn("/run/nbd".into())),
             ("nbd+unix:///x?socket=s", Connect::UnixIn(".".into())),
+            (
+                "nvme+tcp://10.0.0.2,10.0.0.3/nqn.x/1?kato=9s",
+                Connect::Tcp(4420),
+            ),
         ] {
             let more = Needs {
                 connect: vec![connect],

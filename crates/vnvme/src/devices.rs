@@ -4,7 +4,7 @@
 use control::Error;
 use control::api::{DeviceState, DeviceStatus};
 use driver::Device;
-use nbd::ReachWatch;
+use remote::ReachWatch;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 

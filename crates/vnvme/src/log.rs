@@ -4,10 +4,11 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The parts of the program that log, as filters name them: crates.
-const PARTS: [&str; 14] = [
+const PARTS: [&str; 15] = [
     "control",
     "controller",
     "driver",
+    "fabrics",
     "mediate",
     "probes",
     "qcow2",

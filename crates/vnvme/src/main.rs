@@ -24,6 +24,7 @@ mod device;
 mod devices;
 mod direct;
 mod discover;
+mod discovery;
 mod ending;
 mod front;
 mod heap;

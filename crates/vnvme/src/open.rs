@@ -13,6 +13,7 @@ use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
 use mediate::Slice;
+use remote::Address;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -42,6 +43,8 @@ fn all_kinds(
 ) -> Registry<Below> {
     let servers = registry.clone();
     let [tcp, unix] = nbd::kinds(move |server| servers.enter_server(server));
+    let servers = registry.clone();
+    let subsystems = fabrics::kind(move |subsystem| servers.enter_server(subsystem));
     let devices = Arc::new(Devices {
         registry,
         sandbox,
@@ -51,6 +54,7 @@ fn all_kinds(
         .with(tcp)
         .with(unix)
         .with_format(qcow2::kind())
+        .with(subsystems)
         .with(device_kind(driver::NVME, devices.clone()))
         .with(device_kind(driver::VFIO_USER, devices))
         .with(controller_kind(within))
@@ -94,6 +98,8 @@ impl Opener {
     pub fn new(registry: &crate::registry::Registry, options: &ServeOptions) -> Self {
         let within = Arc::default();
         let devices = registry.devices.clone();
+        // Files say who this host is to a subsystem: later, in the sandbox, they cannot be read.
+        fabrics::local_identity();
         Self {
             limits: registry.limits.clone(),
             on_error: registry.on_error.clone(),
@@ -202,6 +208,13 @@ fn no_nbd(url: &str) -> Option<&'static str> {
         "nbd" if !rest.starts_with("//") && !Path::new(url).exists() => Some(FORM),
         _ => None,
     }
+}
+
+/// The servers that a volume's URL names: for a process that has to know to whom it will connect.
+pub fn servers(url: &str) -> Vec<Address> {
+    let subsystem = fabrics::portals(url).unwrap_or_default();
+    let subsystem = subsystem.into_iter().map(Address::from);
+    nbd::address(url).into_iter().chain(subsystem).collect()
 }
 
 /// Before the URL of a volume: that volume behind a controller in the thread that opens it.

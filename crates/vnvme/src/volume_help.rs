@@ -82,6 +82,7 @@ mod tests {
                 "nbd",
                 "nbd+unix",
                 "qcow2",
+                "nvme+tcp",
                 "nvme",
                 "vfio-user",
                 "controller+"

@@ -5,9 +5,11 @@ use super::DiskSpec;
 use crate::access::SocketAccess;
 use crate::confine::SandboxMode;
 use crate::inherited;
+use crate::open;
 use crate::spec::ServeOptions;
 use control::Error;
 use control::api::DiskKind;
+use remote::{Address, HostPort};
 use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
 use volume::path_of_url;
@@ -19,7 +21,7 @@ pub const UBLK: &str = "ublk";
 pub struct Allow {
     /// Without links and dots. `None`: everything is allowed, for there is no sandbox.
     places: Option<Vec<PathBuf>>,
-    servers: Vec<nbd::Address>,
+    servers: Vec<Address>,
     ublk: bool,
     /// Where relative paths begin: in the sandbox the system does not tell.
     here: PathBuf,
@@ -29,7 +31,7 @@ pub struct Allow {
 
 /// The folders (and files) of the list.
 pub fn places(options: &ServeOptions) -> Vec<PathBuf> {
-    let is_place = |path: &&PathBuf| path.as_os_str() != UBLK && server(path).is_none();
+    let is_place = |path: &&PathBuf| path.as_os_str() != UBLK && of_entry(path).is_empty();
     let listed = options.allow.iter().filter(is_place);
     let mut places: Vec<PathBuf> = listed.cloned().collect();
     if allows_ublk(options) {
@@ -38,14 +40,15 @@ pub fn places(options: &ServeOptions) -> Vec<PathBuf> {
     places
 }
 
-/// The NBD servers of the list, by the URL of any of their exports.
-pub fn servers(options: &ServeOptions) -> Vec<nbd::Address> {
+/// The servers of the list: of NBD, by the URL of any of their exports; of NVMe over TCP, by their
+/// portals.
+pub fn servers(options: &ServeOptions) -> Vec<Address> {
     let listed = options.allow.iter();
-    listed.filter_map(|entry| server(entry)).collect()
+    listed.flat_map(|entry| of_entry(entry)).collect()
 }
 
-fn server(entry: &Path) -> Option<nbd::Address> {
-    nbd::address(entry.to_str()?)
+fn of_entry(entry: &Path) -> Vec<Address> {
+    entry.to_str().map(open::servers).unwrap_or_default()
 }
 
 /// Block devices may be added.
@@ -126,15 +129,16 @@ impl Allow {
     /// # Errors
     /// As [`Allow::check`].
     pub fn check_volume(&self, url: &str) -> Result<(), Error> {
-        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        if matches!(scheme, "nvme" | "vfio-user") || url.starts_with("controller+") {
+        if matches!(scheme(url), "nvme" | "vfio-user") || url.starts_with("controller+") {
             return Err(Error::unsupported(format!(
                 "{url}: volumes on devices belong into the configuration that the daemon starts \
                  with: they cannot be added while it runs"
             )));
         }
-        if let Some(address) = nbd::address(url) {
-            return self.check_server(url, address);
+        let servers = open::servers(url);
+        if !servers.is_empty() {
+            let mut servers = servers.into_iter();
+            return servers.try_for_each(|address| self.check_server(url, address));
         }
         path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))?;
         // Where the files behind an image are.
@@ -143,11 +147,11 @@ impl Allow {
 
     /// Nobody is connected to but servers of the list, and those of disks that were there at the
     /// start.
-    fn check_server(&self, url: &str, address: nbd::Address) -> Result<(), Error> {
+    fn check_server(&self, url: &str, address: Address) -> Result<(), Error> {
         if self.places.is_none() {
             return Ok(());
         }
-        if let nbd::Address::Tcp { host, .. } = &address
+        if let Address::Tcp { host, .. } = &address
             && host.parse::<IpAddr>().is_err()
         {
             return Err(Error::unsupported(format!(
@@ -157,8 +161,15 @@ impl Allow {
         if self.servers.contains(&address) {
             return Ok(());
         }
-        let export = String::new();
-        let server = nbd::Server { address, export };
+        let server = match address {
+            Address::Tcp { host, port } if scheme(url) == fabrics::NVME_TCP.name => {
+                format!("nvme+tcp://{}", HostPort { host, port })
+            }
+            address => {
+                let export = String::new();
+                nbd::Server { address, export }.to_string()
+            }
+        };
         Err(Error::invalid(format!(
             "{url}: the sandbox keeps this process from connecting to its server: write allow = \
              [\"{server}\", ...] into [process], and start the daemon again"
@@ -195,6 +206,10 @@ fn backing(url: &str) -> Option<&Path> {
     options
         .find_map(|option| option.strip_prefix("backing="))
         .map(Path::new)
+}
+
+fn scheme(url: &str) -> &str {
+    url.split_once("://").map_or("", |(scheme, _)| scheme)
 }
 
 /// Where a path leads: the file itself, or the folder in which it is to be made.

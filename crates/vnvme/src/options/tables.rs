@@ -505,9 +505,9 @@ impl Spec for ProcessSpec {
             "allow",
             "LIST",
             "under vnvme daemon: folders below which files may be opened, and sockets be made, \
-             while it runs; NBD servers to connect to, as URLs; \"ublk\" allows block devices of \
-             the host, with all of /dev. Without it, only disks that need no file can be added in \
-             the sandbox",
+             while it runs; NBD servers and NVMe/TCP portals to connect to, as URLs; \"ublk\" allows \
+             block devices of the host, with all of /dev. Without it, only disks that need no file \
+             can be added in the sandbox",
             |p| &mut p.allow,
         )
         .or("nothing")

@@ -1,0 +1,204 @@
+//! `vnvme discover`: what a discovery controller knows.
+
+use crate::cli::table::{Column, Table};
+use anyhow::{Result, bail};
+use clap::Args;
+use fabrics::{Discovered, HostIdentity, discover, local_identity};
+use nvme::log::discovery::{
+    DiscoveryRecord, TREQ_REQUIRED, TREQ_SECURE_CHANNEL, TcpSecurity, TransportType,
+};
+use output::outln;
+use remote::{HostPort, HostPortError, encode};
+use serde::Serialize;
+
+/// The port of discovery controllers.
+const PORT: u16 = 8009;
+
+/// What `vnvme discover` is asked.
+#[derive(Debug, Args)]
+pub struct DiscoverArgs {
+    /// The discovery controller: tcp://HOST, or tcp://HOST:PORT where its port is not 8009
+    #[arg(value_name = "tcp://HOST:PORT")]
+    address: String,
+    /// This host's name [default: that of /etc/nvme/hostnqn, or one made of the machine's ID]
+    #[arg(long, value_name = "NQN")]
+    hostnqn: Option<String>,
+    /// Report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A way to a subsystem.
+#[derive(Debug, Serialize)]
+struct Record {
+    /// What it leads to: an NVMe subsystem, or another discovery subsystem.
+    kind: String,
+    /// The subsystem's name.
+    subnqn: String,
+    transport: String,
+    /// The address, without a port.
+    address: String,
+    /// The port, or what the transport has in its place.
+    service: String,
+    /// What the channel is: none, or TLS.
+    security: String,
+    /// A secure channel is needed.
+    secure_channel_required: bool,
+    /// As a volume: behind it comes the number of a namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    generation: u64,
+    records: Vec<Record>,
+}
+
+impl DiscoverArgs {
+    /// Prints what the controller knows.
+    pub fn run(self) -> Result<()> {
+        let place = place(&self.address)?;
+        let identity = match &self.hostnqn {
+            Some(nqn) => match HostIdentity::named(nqn) {
+                Ok(identity) => identity,
+                Err(why) => bail!("--hostnqn {nqn}: {why}"),
+            },
+            None => local_identity().clone(),
+        };
+        let report = Report::from(&discover(place, &identity)?);
+        if self.json {
+            outln!("{}", serde_json::to_string_pretty(&report)?);
+            return Ok(());
+        }
+        Ok(report.table().print()?)
+    }
+}
+
+fn place(address: &str) -> Result<HostPort> {
+    let name = match address.split_once("://") {
+        Some(("tcp" | "nvme+tcp", name)) => name.trim_end_matches('/'),
+        Some((other, _)) => bail!("{other}:// is no transport of this program: tcp://HOST:PORT"),
+        None => address,
+    };
+    match HostPort::parse(name, PORT) {
+        Ok(place) => Ok(place),
+        Err(HostPortError::NoHost) => bail!("{address}: no host: tcp://HOST:PORT"),
+        Err(HostPortError::Bracket) => bail!("{address}: an IPv6 address ends with a bracket"),
+        Err(HostPortError::Port(port)) => bail!("{address}: \"{port}\" is no port"),
+    }
+}
+
+/// Bytes of the network's, as text that does nothing to a terminal.
+fn text(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string()
+}
+
+impl From<&DiscoveryRecord> for Record {
+    fn from(record: &DiscoveryRecord) -> Self {
+        let address = text(record.traddr.trimmed());
+        let service = text(record.trsvcid.trimmed());
+        let subnqn = text(record.subnqn.trimmed());
+        let tcp = record.trtype == TransportType::TCP;
+        let host = match address.contains(':') {
+            true => format!("[{address}]"),
+            false => address.clone(),
+        };
+        let security = match (tcp, record.tcp_security()) {
+            (true, security) if security != TcpSecurity::NONE => security.to_string(),
+            _ => TcpSecurity::NONE.to_string(),
+        };
+        Self {
+            kind: record.subtype.to_string(),
+            url: record.subnqn.as_str().filter(|_| tcp).map(|nqn| {
+                let (service, nqn) = (encode(&service), encode(nqn));
+                format!("nvme+tcp://{host}:{service}/{nqn}")
+            }),
+            subnqn,
+            transport: record.trtype.to_string(),
+            address,
+            service,
+            security,
+            secure_channel_required: record.treq & TREQ_SECURE_CHANNEL == TREQ_REQUIRED,
+        }
+    }
+}
+
+impl From<&Discovered> for Report {
+    fn from(found: &Discovered) -> Self {
+        Self {
+            generation: found.generation,
+            records: found.records.iter().map(Record::from).collect(),
+        }
+    }
+}
+
+impl Report {
+    fn table(&self) -> Table<5> {
+        let columns = ["TYPE", "TRANSPORT", "ADDRESS", "SECURITY", "SUBSYSTEM"];
+        let mut table = Table::new(columns.map(Column::Left));
+        for record in &self.records {
+            let address = match record.service.as_str() {
+                "" => record.address.clone(),
+                port if record.address.contains(':') => format!("[{}]:{port}", record.address),
+                port => format!("{}:{port}", record.address),
+            };
+            table.row([
+                record.kind.clone(),
+                record.transport.clone(),
+                address,
+                record.security.clone(),
+                record.subnqn.clone(),
+            ]);
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme::identify::{Ascii, Nqn};
+    use nvme::log::discovery::SubsystemType;
+
+    #[test]
+    fn records_are_urls_and_harmless() {
+        let record = DiscoveryRecord {
+            trtype: TransportType::TCP,
+            subtype: SubsystemType::NVM,
+            trsvcid: Ascii::new("4420").unwrap(),
+            traddr: Ascii::new("fe80::1").unwrap(),
+            subnqn: Nqn::new("nqn.x:\u{1b}[2J").unwrap(),
+            treq: TREQ_REQUIRED,
+            ..DiscoveryRecord::default()
+        };
+        let found = Discovered {
+            generation: 3,
+            records: vec![record],
+        };
+        let report = Report::from(&found);
+        let json = serde_json::to_string(&report).unwrap();
+        assert!(
+            json.contains(r"nvme+tcp://[fe80::1]:4420/nqn.x:%1b%5b2J"),
+            "{json}"
+        );
+        assert!(report.records[0].secure_channel_required);
+        assert_eq!(report.records[0].kind, "nvme subsystem");
+    }
+
+    #[test]
+    fn addresses() {
+        let of = |text: &str| place(text).map(|place| place.to_string());
+        assert_eq!(of("tcp://host").unwrap(), "host:8009");
+        assert_eq!(of("tcp://[::1]:7/").unwrap(), "[::1]:7");
+        assert_eq!(of("10.0.0.1:4420").unwrap(), "10.0.0.1:4420");
+        for (text, why) in [
+            ("rdma://host", "no transport"),
+            ("tcp://", "no host"),
+            ("tcp://host:0", "no port"),
+            ("tcp://[::1", "bracket"),
+        ] {
+            assert!(of(text).unwrap_err().to_string().contains(why), "{text}");
+        }
+    }
+}
