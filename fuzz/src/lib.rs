@@ -15,6 +15,7 @@ pub mod nbd;
 pub mod nvme_tcp;
 pub mod qcow2;
 pub mod reservations;
+pub mod restart;
 pub mod vfio_user;
 pub mod vhost_blk;
 
@@ -34,6 +35,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("nbd", nbd::nbd),
     ("qcow2", qcow2::qcow2),
     ("reservations", reservations::reservations),
+    ("restart", restart::restart),
     ("nvme_tcp", nvme_tcp::nvme_tcp),
 ];
 

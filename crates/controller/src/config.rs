@@ -162,6 +162,9 @@ pub enum ConfigError {
     /// One namespace is attached at a time.
     #[error("another namespace of this controller is being attached")]
     Attaching,
+    /// The state memory cannot be used.
+    #[error(transparent)]
+    State(#[from] state_memory::StateError),
     /// Memory for the doorbell page could not be had.
     #[error("doorbell page: {0}")]
     Memory(dma::MapError),

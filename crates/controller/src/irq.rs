@@ -4,6 +4,8 @@
 //! eventfd in practice. The MSI-X table itself is the VMM's; a vector without a sink collects its
 //! interrupt in the pending bit array.
 
+use crate::survival::state::Interrupts;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,6 +14,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub trait IrqSink: Send + Sync {
     /// Delivers one interrupt.
     fn signal(&self);
+
+    /// The number under which the receiver is kept outside of this process, if it is: the next
+    /// process gets it by that.
+    fn kept(&self) -> Option<NonZeroU32> {
+        None
+    }
+}
+
+/// The number of a receiver, or 0.
+fn number(sink: &Arc<dyn IrqSink>) -> u32 {
+    sink.kept().map_or(0, NonZeroU32::get)
 }
 
 #[derive(Default)]
@@ -105,6 +118,29 @@ impl Irqs {
     pub fn sinks(&self) -> impl Iterator<Item = (u16, Arc<dyn IrqSink>)> {
         let sink = |(v, vector): (usize, &Vector)| Some((v as u16, vector.sink.clone()?));
         self.vectors.iter().enumerate().filter_map(sink)
+    }
+
+    /// All that is set of them, as data.
+    pub(crate) fn save(&self) -> Interrupts {
+        Interrupts {
+            vectors: self.sinks().map(|(v, sink)| (v, number(&sink))).collect(),
+            pin: self.pin.sink.as_ref().map(number),
+            pin_masked: self.pin.masked,
+            intms: self.intms,
+        }
+    }
+
+    /// A receiver is kept under this number.
+    pub(crate) fn needs(&self, wanted: NonZeroU32) -> bool {
+        let vectors = self.vectors.iter().filter_map(|v| v.sink.as_ref());
+        let mut sinks = vectors.chain(self.pin.sink.as_ref());
+        sinks.any(|sink| sink.kept() == Some(wanted))
+    }
+
+    /// As [`Irqs::save`] said; the receivers are set already.
+    pub(crate) fn restore(&mut self, saved: &Interrupts) {
+        self.pin.masked = saved.pin_masked;
+        self.intms = saved.intms;
     }
 
     /// Number of MSI-X vectors.

@@ -95,13 +95,15 @@ mod passthrough;
 pub mod pci;
 mod remote;
 mod stats;
+mod survival;
 
 pub use config::{
     ConfigError, ControllerConfig, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
 };
 pub use controller::{Attach, Controller, DoorbellPage};
-pub use engine::tag_owner;
+pub use engine::{Recovery, tag_owner};
 pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};
 pub use remote::{RemoteEngine, RemoteEngineSetup};
-pub use stats::{ControllerStats, Counter, IoStats, QueueStats};
+pub use stats::{ControllerStats, Counter, EarlierIo, IoStats, QueueStats};
+pub use survival::{Kept, RestoreError, STATE_OLDEST_READ, STATE_VERSION, state_layout};

@@ -4,6 +4,7 @@
 //! The space is an array of bytes beside an array of write masks. BAR sizing, which writes all ones
 //! and reads back, needs no code of its own: the mask of a BAR's size bits is zero.
 
+use crate::survival::state::Pci;
 use nvme::pci::{command, status};
 
 /// Size of the configuration space in bytes: PCI Express, extended space included (and empty).
@@ -203,6 +204,27 @@ impl ConfigSpace {
         }
         self.memory_was_enabled |= self.command() & command::MEMORY_SPACE != 0;
         effect
+    }
+
+    /// What the host has written.
+    pub(crate) fn save(&self) -> Pci {
+        let written = (0..).zip(self.bytes.iter().zip(&self.mask[..]));
+        let written = written.filter(|(_, (_, mask))| **mask != 0);
+        Pci {
+            bytes: written
+                .map(|(at, (byte, mask))| (at, byte & mask))
+                .collect(),
+            memory_was_enabled: self.memory_was_enabled,
+        }
+    }
+
+    /// As [`ConfigSpace::save`] said, as far as the host may write.
+    pub(crate) fn restore(&mut self, saved: &Pci) {
+        for &(at, byte) in &saved.bytes {
+            // It was written before: it asks for nothing now.
+            let _ = self.write(at.into(), &[byte]);
+        }
+        self.memory_was_enabled |= saved.memory_was_enabled;
     }
 
     /// Back to the state after power-on.

@@ -93,6 +93,21 @@ impl IoStats {
     }
 }
 
+/// What a controller did in processes that have ended.
+#[derive(Debug, Default)]
+pub struct EarlierIo {
+    /// Read commands.
+    pub reads: Counter,
+    /// Write commands.
+    pub writes: Counter,
+    /// Bytes read by the host.
+    pub bytes_read: Counter,
+    /// Bytes written by the host.
+    pub bytes_written: Counter,
+    /// Nanoseconds in which a command was outstanding.
+    pub busy_ns: Counter,
+}
+
 /// What a controller did since it was made: SMART's counters and more ("NVMe Base 2.1",
 /// 5.1.12.1.3).
 #[derive(Debug, Default)]
@@ -112,6 +127,8 @@ pub struct ControllerStats {
     pub resets: Counter,
     /// Queues that went from one worker to another.
     pub migrations: Counter,
+    /// What processes before this one did, as far as SMART tells of it.
+    pub before: EarlierIo,
     /// Per queue pair, admin first.
     pub queues: Vec<QueueStats>,
     /// Per worker, the controller's own first.
@@ -142,28 +159,33 @@ impl ControllerStats {
     /// Read commands completed (Read, Compare and Verify).
     pub fn host_reads(&self) -> u64 {
         self.sum(|record| record.operations(IoKind::Read))
+            .wrapping_add(self.before.reads.get())
     }
 
     /// Write commands completed.
     pub fn host_writes(&self) -> u64 {
         self.sum(|record| record.operations(IoKind::Write))
+            .wrapping_add(self.before.writes.get())
     }
 
     /// Bytes read by the host.
     pub fn bytes_read(&self) -> u64 {
         self.sum(IoRecord::bytes_read)
+            .wrapping_add(self.before.bytes_read.get())
     }
 
     /// Bytes written by the host.
     pub fn bytes_written(&self) -> u64 {
         self.sum(IoRecord::bytes_written)
+            .wrapping_add(self.before.bytes_written.get())
     }
 
     /// Nanoseconds in which at least one I/O command was outstanding: those of the busiest worker,
     /// as nobody adds up over all of them when they overlap.
     pub fn busy_ns(&self) -> u64 {
         let all = self.shares.iter().map(|share| share.busy_ns.get());
-        all.max().unwrap_or(0)
+        let before = self.before.busy_ns.get();
+        all.max().unwrap_or(0).wrapping_add(before)
     }
 }
 

@@ -35,4 +35,4 @@ macro_rules! point {
 #[cfg(feature = "points")]
 mod points;
 #[cfg(feature = "points")]
-pub use points::{Crashed, arm, disarm, passed, reached};
+pub use points::{Crashed, arm, disarm, passed, reached, then};

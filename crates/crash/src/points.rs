@@ -1,8 +1,8 @@
 //! The points of a build that has them.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::panic::panic_any;
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::resume_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,8 +16,8 @@ pub struct Crashed(
 /// What this thread's test has asked for.
 #[derive(Default)]
 struct Plan {
-    /// The point to die at, and how often it is passed before.
-    target: Option<(&'static str, u64)>,
+    /// The points to die at, one after the other, and how often each is passed before.
+    targets: VecDeque<(&'static str, u64)>,
     /// How often each point was passed since the plan was made.
     passed: BTreeMap<&'static str, u64>,
 }
@@ -40,10 +40,16 @@ fn of_environment() -> Option<(String, AtomicU64)> {
 pub fn arm(name: &'static str, count: u64) {
     PLAN.with_borrow_mut(|plan| {
         *plan = Plan {
-            target: Some((name, count)),
+            targets: [(name, count)].into(),
             ..Plan::default()
         };
     });
+}
+
+/// When it has died where it dies before, this thread dies at the `count`th passing of another
+/// point, counted from now on.
+pub fn then(name: &'static str, count: u64) {
+    PLAN.with_borrow_mut(|plan| plan.targets.push_back((name, count)));
 }
 
 /// This thread passes all points; counting begins anew.
@@ -57,7 +63,6 @@ pub fn passed() -> BTreeMap<&'static str, u64> {
 }
 
 /// A point was reached: see [`point!`](crate::point).
-#[expect(clippy::panic, reason = "it is what a test has asked for")]
 pub fn reached(name: &'static str) {
     if let Some((target, left)) = PROCESS.get_or_init(of_environment)
         && target == name
@@ -69,14 +74,15 @@ pub fn reached(name: &'static str) {
     let dies = PLAN.with_borrow_mut(|plan| {
         let passed = plan.passed.entry(name).or_default();
         *passed += 1;
-        let dies = plan.target == Some((name, *passed));
+        let dies = matches!(plan.targets.front(), Some((at, n)) if *at == name && *passed >= *n);
         if dies {
-            plan.target = None;
+            plan.targets.pop_front();
         }
         dies
     });
     if dies {
-        panic_any(Crashed(name));
+        // A panic without a word: it is what a test has asked for.
+        resume_unwind(Box::new(Crashed(name)));
     }
 }
 
@@ -103,6 +109,17 @@ mod tests {
         disarm();
         assert!(passed().is_empty());
         crate::point!("crash.test");
+    }
+
+    #[test]
+    fn a_thread_dies_at_one_point_after_the_other() {
+        arm("crash.test", 1);
+        then("crash.other", 2);
+        crate::point!("crash.other");
+        assert!(catch_unwind(|| crate::point!("crash.test")).is_err());
+        assert!(catch_unwind(|| crate::point!("crash.other")).is_err());
+        crate::point!("crash.other");
+        disarm();
     }
 
     #[test]

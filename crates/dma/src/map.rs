@@ -200,21 +200,9 @@ impl DmaMap {
     /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Bisects`] when a window lies partly
     /// inside. The map is then as before.
     pub fn unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
-        let last = last(iova, len)?;
-        let below = iova.checked_sub(1);
-        if let Some(entry) = below.and_then(|below| self.windows.at_or_below(below))
-            && entry.last >= iova
-        {
-            return Err(MapError::Bisects { iova: entry.start });
-        }
-        match self.windows.at_or_below(last) {
-            Some(entry) if entry.start < iova => return Ok(0),
-            None => return Ok(0),
-            Some(entry) if entry.last > last => {
-                return Err(MapError::Bisects { iova: entry.start });
-            }
-            Some(_) => {}
-        }
+        let Some(last) = self.unmappable(iova, len)? else {
+            return Ok(0);
+        };
         let (mut released, mut sum) = (Vec::new(), 0u64);
         let memories = &mut self.memories;
         self.windows.remove(iova, last, |entry| {
@@ -224,6 +212,33 @@ impl DmaMap {
         self.changed();
         self.epochs.retire(released);
         Ok(sum)
+    }
+
+    /// What [`DmaMap::unmap`] would return. Nothing changes.
+    ///
+    /// # Errors
+    /// Those of it.
+    pub fn unmap_size(&self, iova: u64, len: u64) -> Result<u64, MapError> {
+        let last = self.unmappable(iova, len)?;
+        Ok(last.map_or(0, |last| self.windows.sum(iova, last)))
+    }
+
+    /// The last address of a range that windows lie in, none of them in part; `None`: there are
+    /// none.
+    fn unmappable(&self, iova: u64, len: u64) -> Result<Option<u64>, MapError> {
+        let last = last(iova, len)?;
+        let below = iova.checked_sub(1);
+        if let Some(entry) = below.and_then(|below| self.windows.at_or_below(below))
+            && entry.last >= iova
+        {
+            return Err(MapError::Bisects { iova: entry.start });
+        }
+        match self.windows.at_or_below(last) {
+            Some(entry) if entry.start < iova => Ok(None),
+            None => Ok(None),
+            Some(entry) if entry.last > last => Err(MapError::Bisects { iova: entry.start }),
+            Some(_) => Ok(Some(last)),
+        }
     }
 
     /// Removes every window, and returns the sum of their lengths, as far as it fits.

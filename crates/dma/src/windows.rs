@@ -91,6 +91,17 @@ impl Windows {
         }
     }
 
+    /// The lengths of all that begin between two addresses, both inclusive, together.
+    pub(crate) fn sum(&self, first: u64, last: u64) -> u64 {
+        let from = self.firsts.partition_point(|start| *start <= first);
+        let from = from.saturating_sub(1);
+        let to = self.firsts.partition_point(|start| *start <= last);
+        let chunks = self.chunks.get(from..to).unwrap_or_default();
+        let inside = |entry: &&Entry| entry.start >= first && entry.start <= last;
+        let lens = chunks.iter().flatten().filter(inside).map(Entry::len);
+        lens.fold(0, u64::saturating_add)
+    }
+
     /// Removes all that begin between two addresses, both inclusive, after a call of `each`.
     pub(crate) fn remove(&mut self, first: u64, last: u64, mut each: impl FnMut(&Entry)) {
         let from = self.firsts.partition_point(|start| *start <= first);
@@ -193,6 +204,7 @@ mod tests {
         Remove { first: u64, last: u64 },
         Clear,
         Find { at: u64 },
+        Sum { first: u64, last: u64 },
     }
 
     const SPACE: u64 = 4000;
@@ -208,6 +220,8 @@ mod tests {
             1 => Just(Op::Remove { first: 0, last: u64::MAX }),
             1 => Just(Op::Clear),
             6 => (0..2 * SPACE).prop_map(|at| Op::Find { at }),
+            3 => (0..SPACE, 0..SPACE)
+                .prop_map(|(a, b)| Op::Sum { first: a.min(b), last: a.max(b) }),
         ]
     }
 
@@ -248,6 +262,10 @@ mod tests {
                     Op::Find { at } => {
                         let found = windows.at_or_below(at).map(|entry| entry.start);
                         prop_assert_eq!(found, model.range(..=at).next_back().map(|(a, _)| *a));
+                    }
+                    Op::Sum { first, last } => {
+                        let wanted = model.range(first..=last).count() as u64;
+                        prop_assert_eq!(windows.sum(first, last), wanted);
                     }
                 }
                 windows.check(&model);

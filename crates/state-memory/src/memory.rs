@@ -126,6 +126,12 @@ impl StateMemory {
         u16::try_from(shares).unwrap_or(u16::MAX)
     }
 
+    /// Commands that each share can have recorded at a time.
+    pub fn commands(&self) -> u16 {
+        let (_, count) = self.share(0).unwrap_or_default();
+        u16::try_from(count).unwrap_or(u16::MAX)
+    }
+
     /// Where a share's part begins in its section, and how many records it has.
     fn share(&self, share: u16) -> Option<(usize, usize)> {
         let Section { stride, .. } = self.section(Kind::Records);

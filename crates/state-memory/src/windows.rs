@@ -67,6 +67,8 @@ pub struct WindowTable {
     table: Table,
     /// The place of each window, by its first address.
     places: BTreeMap<u64, u32>,
+    /// How many windows are on each memory.
+    users: BTreeMap<NonZeroU32, usize>,
 }
 
 impl WindowTable {
@@ -77,7 +79,36 @@ impl WindowTable {
         if places.len() != table.iter().count() {
             return Err(StateError::Damaged("two windows begin at one address"));
         }
-        Ok(WindowTable { table, places })
+        let mut windows = WindowTable {
+            table,
+            places,
+            users: BTreeMap::new(),
+        };
+        let all: Vec<KeptWindow> = windows.iter().collect();
+        all.iter().for_each(|window| windows.count(window));
+        Ok(windows)
+    }
+
+    fn count(&mut self, window: &KeptWindow) {
+        if let Some(number) = window.memory.and_then(|memory| memory.number) {
+            *self.users.entry(number).or_default() += 1;
+        }
+    }
+
+    fn discount(&mut self, window: &KeptWindow) {
+        if let Some(number) = window.memory.and_then(|memory| memory.number)
+            && let Some(users) = self.users.get_mut(&number)
+        {
+            *users -= 1;
+            if *users == 0 {
+                self.users.remove(&number);
+            }
+        }
+    }
+
+    /// A window is on the memory of this number.
+    pub fn needs(&self, number: NonZeroU32) -> bool {
+        self.users.contains_key(&number)
     }
 
     /// All windows, in no order.
@@ -95,12 +126,16 @@ impl WindowTable {
         self.remove(window.iova);
         let place = self.table.add(window.encode(), "window")?;
         self.places.insert(window.iova, place);
+        self.count(window);
         Ok(())
     }
 
     /// Removes the window that begins at an address, if there is one.
     pub fn remove(&mut self, iova: u64) {
         if let Some(place) = self.places.remove(&iova) {
+            if let Some(entry) = self.table.get(place) {
+                self.discount(&KeptWindow::decode(entry));
+            }
             self.table.remove(place);
         }
     }

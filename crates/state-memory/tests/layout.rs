@@ -122,8 +122,11 @@ fn windows_come_and_go() {
     }
     let full = windows.add(&window(0, 1));
     assert_eq!(full, Err(StateError::Full("window")));
+    let number = |n: u32| NonZeroU32::new(n).unwrap();
+    assert!(windows.needs(number(2)) && windows.needs(number(4)) && !windows.needs(number(1)));
     windows.remove(0x20000);
     windows.remove(0x20000);
+    assert!(!windows.needs(number(2)) && windows.needs(number(4)));
     windows.remove_range(0x40001, 0x5ffff);
     windows.add(&window(0x70000, 4)).unwrap();
     let mut found: Vec<KeptWindow> = again(&state).windows().unwrap().iter().collect();
@@ -133,6 +136,9 @@ fn windows_come_and_go() {
     assert_eq!(found, wanted);
     // The next process goes on with the places that are free.
     let mut windows = again(&state).windows().unwrap();
+    windows.remove(0x40000);
+    assert!(windows.needs(number(4)), "another window is on it");
+    windows.add(&window(0x40000, 4)).unwrap();
     windows.add(&window(0x80000, 5)).unwrap();
     assert!(windows.add(&window(0x90000, 5)).is_err());
     windows.remove_range(0, u64::MAX);

@@ -19,6 +19,14 @@ struct Waiting {
 #[derive(Default)]
 pub(crate) struct Aborts(Vec<Waiting>);
 
+impl Aborts {
+    /// The Abort commands: their CID, then queue and CID of the command that each is about.
+    pub fn save(&self) -> Vec<(u16, u16, u16)> {
+        let waiting = self.0.iter();
+        waiting.map(|w| (w.cid, w.target.0, w.target.1)).collect()
+    }
+}
+
 fn not_aborted(ianp: bool) -> u32 {
     AbortResult::new().with_ianp(ianp).into_bits()
 }
@@ -33,20 +41,35 @@ impl Controller {
             // Only Asynchronous Event Requests stay long enough to be found.
             let aborted = self.admin.events.take(target.cid());
             if aborted {
-                self.engine
-                    .finish(0, target.cid(), Status::ABORT_REQUESTED, 0);
+                self.finish_admin(target.cid(), Status::ABORT_REQUESTED, 0);
             }
             return Ok(Outcome::Done(not_aborted(!aborted)));
         }
         let (sqid, cid) = (target.sqid(), target.cid());
-        if !self.abort(sqid, cid) {
+        if !self.begin_abort(command.cid.get(), (sqid, cid)) {
             return Ok(Outcome::Done(not_aborted(true)));
         }
-        self.admin.aborts.0.push(Waiting {
-            cid: command.cid.get(),
-            target: (sqid, cid),
-        });
         Ok(Outcome::Later)
+    }
+
+    /// The Abort command waits for the end of the command that it is about. `false` when there is
+    /// no such queue.
+    fn begin_abort(&mut self, cid: u16, target: (u16, u16)) -> bool {
+        let found = self.abort(target.0, target.1);
+        if found {
+            self.admin.aborts.0.push(Waiting { cid, target });
+        }
+        found
+    }
+
+    /// Abort commands of a process that has ended: what they are about is looked for once more. A
+    /// command that has completed meanwhile was not aborted.
+    pub(crate) fn restore_aborts(&mut self, saved: &[(u16, u16, u16)]) {
+        for &(cid, sqid, target) in saved.iter().take(LIMIT) {
+            if !self.begin_abort(cid, (sqid, target)) {
+                self.finish_admin(cid, Status::SUCCESS, not_aborted(true));
+            }
+        }
     }
 
     /// A command that Abort commands wait for is over.
@@ -63,7 +86,7 @@ impl Controller {
         let waiting = std::mem::take(&mut self.admin.aborts.0);
         for wait in waiting {
             if wait.target == target {
-                self.engine.finish(0, wait.cid, Status::SUCCESS, dw0);
+                self.finish_admin(wait.cid, Status::SUCCESS, dw0);
             } else {
                 self.admin.aborts.0.push(wait);
             }

@@ -27,6 +27,28 @@ fn bit(ty: EventType) -> u8 {
 }
 
 impl AsyncEvents {
+    /// Parked requests, events that wait as dword 0 of a completion, masked types.
+    pub fn save(&self) -> (Vec<u16>, Vec<u32>, u8) {
+        let pending = self.pending.iter().map(|event| event.into_bits());
+        let parked = self.parked.iter().copied();
+        (parked.collect(), pending.collect(), self.masked)
+    }
+
+    /// As [`AsyncEvents::save`] said; no more than there may be.
+    pub fn restore(parked: &[u16], pending: &[u32], masked: u8) -> Self {
+        let pending = pending.iter().take(PENDING);
+        AsyncEvents {
+            parked: parked.iter().take(LIMIT).copied().collect(),
+            pending: pending.map(|bits| AsyncEvent::from_bits(*bits)).collect(),
+            masked,
+        }
+    }
+
+    /// How many requests are parked.
+    pub fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
     /// Takes a parked request out. `false` when there is none with this ID.
     pub fn take(&mut self, cid: u16) -> bool {
         let found = self.parked.iter().position(|&c| c == cid);
@@ -72,8 +94,7 @@ impl Controller {
 
     fn deliver_events(&mut self) {
         while let Some((cid, event)) = self.admin.events.next() {
-            self.engine
-                .finish(0, cid, Status::SUCCESS, event.into_bits());
+            self.finish_admin(cid, Status::SUCCESS, event.into_bits());
         }
     }
 }

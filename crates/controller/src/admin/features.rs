@@ -18,12 +18,14 @@ use super::{AdminResult, INVALID_FIELD, Outcome};
 use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::engine::Coalescing;
+use crate::survival::Since;
+use crate::survival::state::FeatureValues;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{FeatureCapabilities, FeatureSelect, GetFeaturesCdw10, SetFeaturesCdw10};
 use nvme::feature::Fid;
 use nvme::{Command, Status};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify
 /// Controller.
@@ -55,7 +57,7 @@ pub(crate) struct Features {
 struct Timestamp {
     /// Milliseconds when it was set.
     value: u64,
-    set_at: Instant,
+    set_at: Since,
     origin: u8,
 }
 
@@ -63,7 +65,7 @@ impl Timestamp {
     fn new() -> Self {
         Timestamp {
             value: 0,
-            set_at: Instant::now(),
+            set_at: Since::now(),
             origin: 0,
         }
     }
@@ -90,6 +92,66 @@ impl Features {
             event_config: 0,
             timestamp: Timestamp::new(),
             host_identifier: [0; 16],
+        }
+    }
+
+    /// All of them, as data, with the keep alive timer's in milliseconds.
+    pub fn save(&self, keep_alive: u32) -> FeatureValues {
+        let Features {
+            arbitration,
+            thresholds: [over, under],
+            error_recovery,
+            write_cache,
+            coalescing,
+            coalescing_disabled,
+            write_atomicity,
+            event_config,
+            timestamp:
+                Timestamp {
+                    value,
+                    set_at,
+                    origin,
+                },
+            host_identifier,
+        } = self;
+        FeatureValues {
+            arbitration: *arbitration,
+            thresholds: (*over, *under),
+            error_recovery: error_recovery.iter().map(|(n, v)| (*n, *v)).collect(),
+            write_cache: *write_cache,
+            coalescing: *coalescing,
+            coalescing_disabled: (
+                *coalescing_disabled as u64,
+                (*coalescing_disabled >> 64) as u64,
+            ),
+            write_atomicity: *write_atomicity,
+            event_config: *event_config,
+            timestamp: (*value, set_at.wall(), *origin),
+            host_identifier: *host_identifier,
+            keep_alive,
+        }
+    }
+
+    /// As [`Features::save`] said.
+    pub fn restore(saved: &FeatureValues) -> Self {
+        let (low, high) = saved.coalescing_disabled;
+        let (over, under) = saved.thresholds;
+        let (value, set_at, origin) = saved.timestamp;
+        Features {
+            arbitration: saved.arbitration,
+            thresholds: [over, under],
+            error_recovery: saved.error_recovery.iter().copied().collect(),
+            write_cache: saved.write_cache,
+            coalescing: saved.coalescing & 0xffff,
+            coalescing_disabled: u128::from(high) << 64 | u128::from(low),
+            write_atomicity: saved.write_atomicity,
+            event_config: saved.event_config,
+            timestamp: Timestamp {
+                value,
+                set_at: Since::from_wall(set_at),
+                origin: origin & 7,
+            },
+            host_identifier: saved.host_identifier,
         }
     }
 
@@ -322,7 +384,7 @@ impl Controller {
                 let value = u64::from_le_bytes(bytes) & 0xffff_ffff_ffff;
                 self.admin.features.timestamp = Timestamp {
                     value,
-                    set_at: Instant::now(),
+                    set_at: Since::now(),
                     origin: ORIGIN_SET,
                 };
             }
@@ -349,8 +411,7 @@ impl Controller {
             if let Some(status) = failed {
                 self.failed(0, cid, status, 0, 0);
             }
-            self.engine
-                .finish(0, cid, failed.unwrap_or(Status::SUCCESS), 0);
+            self.finish_admin(cid, failed.unwrap_or(Status::SUCCESS), 0);
         }
     }
 

@@ -3,6 +3,8 @@
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
 use crate::controller::Controller;
 use crate::engine;
+use crate::survival::Since;
+use crate::survival::state::HeldCommand;
 use nvme::aen::{AsyncEvent, ErrorEvent, EventType, SmartEvent};
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Csi, GetLogPage};
@@ -15,8 +17,7 @@ use nvme::log::{
 use nvme::status::StatusCodeType;
 use nvme::{Command, Status};
 use std::collections::{BTreeSet, VecDeque};
-use std::time::Instant;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Entries of the error log: ELPE of Identify Controller, zero-based there.
 pub(super) const ERROR_ENTRIES: usize = 64;
@@ -98,7 +99,7 @@ pub(super) fn lpa() -> Lpa {
 pub(crate) struct Logs {
     errors: VecDeque<ErrorInformation>,
     changed: BTreeSet<u32>,
-    powered_on: Instant,
+    powered_on: Since,
 }
 
 impl Logs {
@@ -106,12 +107,36 @@ impl Logs {
         Logs {
             errors: VecDeque::new(),
             changed: BTreeSet::new(),
-            powered_on: Instant::now(),
+            powered_on: Since::now(),
         }
     }
 }
 
 impl Logs {
+    /// Error entries, changed namespaces, wall-clock time at power-on.
+    pub fn save(&self) -> (Vec<HeldCommand>, Vec<u32>, u64) {
+        let errors = self.errors.iter().map(|entry| {
+            let bytes: &[u8; 64] = zerocopy::transmute_ref!(entry);
+            HeldCommand(*bytes)
+        });
+        let changed = self.changed.iter().copied();
+        (errors.collect(), changed.collect(), self.powered_on.wall())
+    }
+
+    /// As [`Logs::save`] said; no more than there may be.
+    pub fn restore(errors: &[HeldCommand], changed: &[u32], powered_on: u64) -> Self {
+        let entry = |raw: &HeldCommand| ErrorInformation::read_from_bytes(&raw.0).ok();
+        Logs {
+            errors: errors
+                .iter()
+                .take(ERROR_ENTRIES)
+                .filter_map(entry)
+                .collect(),
+            changed: changed.iter().copied().filter(|n| *n <= 1024).collect(),
+            powered_on: Since::from_wall(powered_on),
+        }
+    }
+
     /// A namespace's attributes changed.
     pub(super) fn changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
@@ -252,6 +277,7 @@ impl Controller {
     }
 
     fn add_error(&mut self, mut entry: ErrorInformation) {
+        self.touch();
         self.engine.stats.error_log_entries.add(1);
         entry.error_count = self.engine.stats.error_log_entries.get().into();
         let errors = &mut self.admin.logs.errors;

@@ -17,10 +17,10 @@ use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use abort::Aborts;
 use dma::{Access, SegmentList};
-use events::AsyncEvents;
-use features::Features;
+pub(crate) use events::AsyncEvents;
+pub(crate) use features::Features;
 use keep_alive::KeepAlive;
-use logs::Logs;
+pub(crate) use logs::Logs;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
 use std::time::Instant;
@@ -125,11 +125,11 @@ impl Controller {
             self.dispatch(opcode, command)
         };
         match result {
-            Ok(Outcome::Done(dw0)) => self.engine.finish(0, cid, Status::SUCCESS, dw0),
+            Ok(Outcome::Done(dw0)) => self.finish_admin(cid, Status::SUCCESS, dw0),
             Ok(Outcome::Later) => {}
             Err(status) => {
                 self.failed(0, cid, status, command.nsid.get(), 0);
-                self.engine.finish(0, cid, status, 0);
+                self.finish_admin(cid, status, 0);
             }
         }
     }

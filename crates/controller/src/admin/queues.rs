@@ -104,9 +104,10 @@ impl Controller {
 
     /// A queue that was being deleted is empty: the command that deletes it completes.
     pub(crate) fn sq_deleted(&mut self, qid: u16) {
+        self.queues.remove_sq(qid);
         if let Some(at) = self.admin.deletions.iter().position(|&(q, _)| q == qid) {
             let (_, cid) = self.admin.deletions.swap_remove(at);
-            self.engine.finish(0, cid, Status::SUCCESS, 0);
+            self.finish_admin(cid, Status::SUCCESS, 0);
         }
     }
 

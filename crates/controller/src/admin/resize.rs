@@ -27,11 +27,13 @@ impl Controller {
             self.tell_changed(nsid);
             changed = true;
         }
+        self.settle();
         changed
     }
 
     /// A namespace has changed, has come or has gone: the host is told, if it wants to be.
     pub(crate) fn tell_changed(&mut self, nsid: u32) {
+        self.touch();
         self.admin.logs.changed(nsid);
         let wanted = AsyncEventConfig::from_bits(self.admin.features.event_config).nan();
         if wanted {

@@ -92,6 +92,7 @@ impl Controller {
             refused,
         });
         self.finish_attaching();
+        self.settle();
         Ok(())
     }
 
@@ -108,6 +109,7 @@ impl Controller {
     /// How far the last [`Controller::attach`] has come.
     pub fn attaching(&mut self) -> Attach {
         self.finish_attaching();
+        self.settle();
         match (&self.attaching, self.attach_refused) {
             (Some(_), _) => Attach::Under,
             (None, true) => Attach::Refused,
@@ -145,6 +147,7 @@ impl Controller {
         self.order_all(|| Order::Detach(index));
         tracing::info!(nsid, "detached");
         self.tell_changed(nsid);
+        self.settle();
         true
     }
 
@@ -168,6 +171,7 @@ impl Controller {
     pub fn tidy(&mut self, io: &Io) {
         if self.attaching.is_some() {
             self.finish_attaching();
+            self.settle();
         }
         if self.engine.detached() > 0 {
             self.engine.tidy(io);

@@ -38,6 +38,8 @@ impl Controller {
             self.reset();
         }
         self.obey_command_register();
+        self.touch();
+        self.settle();
         self.engine.end_round();
         if self.engine.is_master() {
             self.draining = None;
@@ -49,7 +51,7 @@ impl Controller {
         }
     }
 
-    pub(super) fn obey_command_register(&mut self) {
+    pub(crate) fn obey_command_register(&mut self) {
         self.engine.irqs.disable_pin(self.pci.intx_disabled());
         let on = self.pci.is_bus_master();
         if on == self.engine.is_master() {

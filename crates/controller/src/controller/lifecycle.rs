@@ -5,6 +5,7 @@
 
 use super::{Controller, MPSMAX};
 use crate::engine::Order;
+use crate::survival::state::Registers;
 use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
 
 /// What the controller is in the middle of.
@@ -31,7 +32,61 @@ pub(super) enum Shutdown {
     Complete,
 }
 
+const STATES: [State; 4] = [
+    State::Disabled,
+    State::Ready,
+    State::Resetting,
+    State::Failed,
+];
+const SHUTDOWNS: [Shutdown; 3] = [Shutdown::No, Shutdown::Occurring, Shutdown::Complete];
+
 impl Controller {
+    /// Registers, and how far the controller is, as data.
+    pub(crate) fn save_registers(&self) -> Registers {
+        Registers {
+            cc: self.cc.into_bits(),
+            csts: self.csts.into_bits(),
+            aqa: self.aqa.into_bits(),
+            asq: self.asq,
+            acq: self.acq,
+            // Numbered from 0 on, in the order of the lists above.
+            state: self.state as u8,
+            shutdown: self.shutdown as u8,
+        }
+    }
+
+    /// As [`Controller::save_registers`] said; what follows from them is done by
+    /// [`Controller::resume_life`]. `None`: there is no such state.
+    pub(crate) fn restore_registers(&mut self, saved: &Registers) -> Option<()> {
+        self.cc = Cc::from_bits(saved.cc);
+        self.csts = Csts::from_bits(saved.csts);
+        self.aqa = Aqa::from_bits(saved.aqa & 0x0fff_0fff);
+        (self.asq, self.acq) = (saved.asq, saved.acq);
+        self.state = *STATES.get(usize::from(saved.state))?;
+        self.shutdown = *SHUTDOWNS.get(usize::from(saved.shutdown))?;
+        if self.has_queues() && self.cc.mps() <= MPSMAX {
+            let page_size = 4096 << self.cc.mps();
+            self.order_all(|| Order::Enable { page_size });
+        }
+        Some(())
+    }
+
+    /// The host uses the controller.
+    pub(crate) fn is_ready_state(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    /// Goes on with what the restored registers say: the queues are there.
+    pub(crate) fn resume_life(&mut self) {
+        if self.state == State::Failed || self.shutdown != Shutdown::No {
+            self.admin.keep_alive.stop();
+            self.stop_fetching();
+        }
+        if self.shutdown == Shutdown::Occurring || !self.admin.cache_flushes.is_empty() {
+            self.flush_everywhere();
+        }
+    }
+
     pub(super) fn write_cc(&mut self, new: Cc) {
         let old = std::mem::replace(&mut self.cc, new);
         match (old.en(), new.en()) {
@@ -47,7 +102,7 @@ impl Controller {
     }
 
     /// Doorbells belong to queues now.
-    pub(super) fn has_queues(&self) -> bool {
+    pub(crate) fn has_queues(&self) -> bool {
         matches!(self.state, State::Ready | State::Failed)
     }
 
@@ -113,6 +168,7 @@ impl Controller {
     }
 
     fn fail(&mut self) {
+        self.touch();
         self.state = State::Failed;
         self.csts.set_cfs(true);
         self.stop_fetching();
@@ -158,6 +214,9 @@ impl Controller {
     }
 
     fn begin_reset(&mut self) {
+        self.touch();
+        self.queues.clear();
+        self.endings.clear();
         let epoch = self.migration.next_epoch();
         self.order_all(|| Order::Stop(epoch));
         self.engine.irqs.reset();
@@ -207,6 +266,7 @@ impl Controller {
     /// Everything that completed is durable.
     pub(super) fn flushed(&mut self) {
         if self.shutdown == Shutdown::Occurring {
+            self.touch();
             self.shutdown = Shutdown::Complete;
             self.csts.set_shst(Shst::COMPLETE);
         }
@@ -217,6 +277,7 @@ impl Controller {
         if self.state != State::Resetting || !self.engine.drained() || !self.migration.stopped() {
             return false;
         }
+        self.touch();
         self.engine.clear();
         self.migration.reset_completed();
         self.csts = Csts::new()
@@ -245,6 +306,7 @@ impl Controller {
         self.pci.reset();
         self.obey_command_register();
         self.begin_reset();
+        self.settle();
     }
 
     /// A reset waits for commands in flight.

@@ -4,6 +4,7 @@ mod attach;
 mod bus_master;
 mod lifecycle;
 mod migration;
+mod queues;
 mod registers;
 
 use crate::admin::Admin;
@@ -13,6 +14,8 @@ use crate::irq::IrqSink;
 use crate::passthrough::Passthrough;
 use crate::pci::{self, ConfigSpace};
 use crate::stats::ControllerStats;
+use crate::survival::Survival;
+use crate::survival::state::Ending;
 pub use attach::Attach;
 use attach::Attaching;
 use bus_master::Draining;
@@ -20,7 +23,10 @@ use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use lifecycle::{Shutdown, State};
 use migration::{Migration, Place};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
+use queues::Queues;
+use state_memory::StateMemory;
 use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 use volume::{Budget, Io};
@@ -39,6 +45,11 @@ pub struct Controller {
     pub(crate) engine: Engine,
     pub(crate) admin: Admin,
     pub(crate) migration: Migration,
+    /// What the next process needs, if there is to be one.
+    pub(crate) survival: Option<Survival>,
+    pub(crate) queues: Queues,
+    /// Completions of admin commands, which are posted when their effect is committed.
+    pub(crate) endings: Vec<Ending>,
     state: State,
     shutdown: Shutdown,
     cap: Cap,
@@ -72,6 +83,22 @@ impl DoorbellPage {
     pub fn new() -> Result<Self, ConfigError> {
         Ok(Self(Arc::new(SharedPages::new(pci::BAR0_SIZE as usize)?)))
     }
+
+    /// That of a process that has ended, from its file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Memory`]: it is another kind of file, or cannot be mapped.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, ConfigError> {
+        let pages = SharedPages::open(fd, pci::BAR0_SIZE as usize)?;
+        Ok(Self(Arc::new(pages)))
+    }
+}
+
+/// Its file, to be kept.
+impl AsFd for DoorbellPage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
 }
 
 impl Controller {
@@ -96,9 +123,41 @@ impl Controller {
         config: ControllerConfig,
         namespaces: Vec<NamespaceConfig>,
         io: &Io,
+        page: DoorbellPage,
+    ) -> Result<Self, ConfigError> {
+        Self::make(id, config, namespaces, io, page, None)
+    }
+
+    /// The same, and another process can go on where this one ends
+    /// ([`Controller::restore`]): `state` is a new state memory, made for [`state_layout`].
+    ///
+    /// # Errors
+    /// As those of [`Controller::new`], and [`ConfigError::State`].
+    ///
+    /// [`state_layout`]: crate::state_layout
+    pub fn with_state(
+        id: u16,
+        config: ControllerConfig,
+        namespaces: Vec<NamespaceConfig>,
+        io: &Io,
+        page: DoorbellPage,
+        state: StateMemory,
+    ) -> Result<Self, ConfigError> {
+        let mut controller = Self::make(id, config, namespaces, io, page, Some(state))?;
+        controller.settle();
+        Ok(controller)
+    }
+
+    pub(crate) fn make(
+        id: u16,
+        config: ControllerConfig,
+        namespaces: Vec<NamespaceConfig>,
+        io: &Io,
         DoorbellPage(page): DoorbellPage,
+        state: Option<StateMemory>,
     ) -> Result<Self, ConfigError> {
         config.check()?;
+        let survival = state.clone().map(Survival::new).transpose()?;
         let mut seen = BTreeSet::new();
         let mut opened = Vec::new();
         let configured = namespaces.clone();
@@ -111,6 +170,10 @@ impl Controller {
             opened.push(Namespace::open(ns, io, &own)?);
         }
         let mut config = config;
+        if let Some(state) = &state {
+            // As many as can be recorded.
+            config.max_in_flight = config.max_in_flight.min(state.commands()).max(1);
+        }
         config.max_namespaces = config.max_namespaces.max(seen.last().copied().unwrap_or(1));
         let vectors = config.io_queues + 1;
         let template = EngineConfig {
@@ -124,8 +187,9 @@ impl Controller {
             page,
             stats,
             pending: Arc::default(),
+            state,
         };
-        let engine = Engine::new(template.clone(), opened);
+        let engine = Engine::new(template.clone(), opened)?;
         let timeout = config.reset_timeout.as_millis().div_ceil(500).clamp(1, 255) as u8;
         let cap = Cap::new()
             .with_mqes_z((config.queue_entries - 1) as u16)
@@ -143,6 +207,9 @@ impl Controller {
             engine,
             admin,
             migration: Migration::new(template, configured),
+            survival,
+            queues: Queues::default(),
+            endings: Vec::new(),
             state: State::Disabled,
             shutdown: Shutdown::No,
             cap,
@@ -198,6 +265,10 @@ impl Controller {
         self.draining = None;
         self.dma_unmap_all();
         self.engine.stats.power_cycles.add(1);
+        self.touch();
+        self.settle();
+        // The next process is not to look for the memory of a client that has gone.
+        self.note_quiesced();
     }
 
     /// Starts to make everything durable that went through this worker, for a clean exit of the
@@ -223,6 +294,8 @@ impl Controller {
     /// is not signalled any more.
     pub fn set_msix(&mut self, vector: u16, sink: Option<Arc<dyn IrqSink>>) {
         self.order_all(|| Order::Vector(vector, sink.clone()));
+        self.touch();
+        self.settle();
         self.engine.irqs.deliver_pending();
     }
 
@@ -234,18 +307,24 @@ impl Controller {
     /// Sets or takes away the receiver of the INTx pin.
     pub fn set_intx(&mut self, sink: Option<Arc<dyn IrqSink>>) {
         self.engine.irqs.set_pin(sink);
+        self.touch();
+        self.settle();
         self.engine.end_round();
     }
 
     /// The VMM masks the INTx pin.
     pub fn mask_intx(&mut self) {
         self.engine.irqs.mask_pin();
+        self.touch();
+        self.settle();
     }
 
     /// The VMM unmasks the INTx pin: it fires again if the host has not consumed everything.
     pub fn unmask_intx(&mut self) {
         self.engine.end_round();
         self.engine.irqs.unmask_pin();
+        self.touch();
+        self.settle();
     }
 
     // ---- guest memory
@@ -262,22 +341,38 @@ impl Controller {
         self.change_memory(&MemoryChange::Map {
             iova,
             len,
-            backing,
+            backing: backing.clone(),
             prot,
-        })
-        .map(|_| ())
+        })?;
+        self.note_mapped(iova, len, backing.as_ref(), prot);
+        Ok(())
+    }
+
+    /// What [`Controller::dma_unmap`] would return now. Nothing changes.
+    ///
+    /// # Errors
+    /// Those of it.
+    pub fn dma_unmap_size(&self, iova: u64, len: u64) -> Result<u64, MapError> {
+        self.engine.dma.unmap_size(iova, len)
     }
 
     /// Takes the windows in a range away, and returns the sum of their lengths. Answer the VMM when
     /// [`Controller::dma_quiesced`] says so: then no command in flight can touch them any more.
     pub fn dma_unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
-        self.change_memory(&MemoryChange::Unmap { iova, len })
+        let bytes = self.change_memory(&MemoryChange::Unmap { iova, len })?;
+        if bytes > 0 {
+            // It does not overflow: there were windows.
+            self.note_unmapped(iova, iova.saturating_add(len - 1));
+        }
+        Ok(bytes)
     }
 
     /// Takes all windows away, and returns the sum of their lengths.
     pub fn dma_unmap_all(&mut self) -> u64 {
         // This cannot fail.
-        self.change_memory(&MemoryChange::UnmapAll).unwrap_or(0)
+        let bytes = self.change_memory(&MemoryChange::UnmapAll).unwrap_or(0);
+        self.note_unmapped(0, u64::MAX);
+        bytes
     }
 
     /// Changes memory in every engine, if this controller's own takes the change and it is one.
@@ -291,7 +386,11 @@ impl Controller {
 
     /// No command in flight can touch memory that was unmapped.
     pub fn dma_quiesced(&mut self) -> bool {
-        self.engine.dma.quiesced() && self.migration.quiesced()
+        let quiesced = self.engine.dma.quiesced() && self.migration.quiesced();
+        if quiesced {
+            self.note_quiesced();
+        }
+        quiesced
     }
 
     /// The windows.
@@ -313,12 +412,15 @@ impl Controller {
         let mut worked = self.engine.poll(now, budget);
         while let Some(event) = self.engine.events.pop_front() {
             worked = true;
+            self.touch();
             self.event(event);
         }
         worked |= self.check_keep_alive();
         worked |= self.check_memory();
         worked |= self.progress();
         worked |= self.advance_if_migrating();
+        self.touch_counters();
+        self.settle();
         worked |= self.engine.end_round();
         // What was found only then is for the next round.
         worked || !self.engine.events.is_empty()

@@ -68,11 +68,16 @@ impl Controller {
                 u32::from_le_bytes(bytes),
             );
         }
+        self.settle();
     }
 
     fn write_register(&mut self, offset: u64, value: u32) {
         let low = |old: u64| old & !0xffff_ffff | u64::from(value);
         let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
+        // Doorbells are not the control half's; what is wrong with one says so itself.
+        if offset < pci::DOORBELL_OFFSET {
+            self.touch();
+        }
         match offset {
             regs::INTMS => self.engine.irqs.intms_set(value),
             regs::INTMC => {

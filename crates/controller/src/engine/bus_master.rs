@@ -51,6 +51,7 @@ impl Engine {
         self.irqs.set_messages(false);
         (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
         (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
+        self.note_queues();
         // Queues with unread entries are signalled when the bit is set.
         for qid in std::mem::take(&mut self.dirty) {
             if let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) {

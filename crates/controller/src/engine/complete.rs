@@ -41,10 +41,14 @@ impl Engine {
         }
         let (sqid, cid, bytes, kind, ns) = (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
         // First of all the host is told; the rest can be done while it does something about it.
-        self.finish_here(sqid, cid, Status::SUCCESS, 0);
+        let posted = self.finish_here(sqid, cid, Status::SUCCESS, 0);
         self.count(ns, kind, bytes);
         // It took nothing from the budget that `free_slot` returns bytes to.
-        self.slots.release_with(index, completion.data);
+        if posted {
+            self.slots.release_with(index, completion.data);
+        } else {
+            self.keep_slot(index, Status::SUCCESS, 0);
+        }
         if !self.flushes.is_empty() {
             self.start_flushes();
         }
@@ -218,7 +222,6 @@ impl Engine {
         let bytes = if status.is_success() { slot.bytes } else { 0 };
         let own = matches!(slot.work, Work::OwnFlush);
         let (ns, fetched_at) = (slot.ns, slot.fetched_at);
-        self.free_slot(index);
         match kind {
             Kind::Read | Kind::Write => self.count(ns, kind, bytes),
             Kind::DurableWrite => self.count(ns, Kind::Write, bytes),
@@ -231,11 +234,18 @@ impl Engine {
                 }
             }
         }
-        if !orphan {
+        if orphan {
+            self.free_slot(index);
+        } else {
             if !status.is_success() {
                 self.failed(sqid, cid, status, (nsid, lba));
             }
-            self.finish(sqid, cid, status, result);
+            // Its slot is free only then: the record is there until the host can see the end.
+            if self.finish_here(sqid, cid, status, result) {
+                self.free_slot(index);
+            } else {
+                self.keep_slot(index, status, result);
+            }
             if fetched_at != 0 {
                 self.timed(ns, kind, fetched_at);
             }

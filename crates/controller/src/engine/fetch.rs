@@ -212,6 +212,9 @@ impl Engine {
                 fetched += count;
                 let more = !matches!(next, Next::Idle);
                 self.after_batch(qid, next, budget);
+                if more {
+                    self.note_fetched(qid, 0);
+                }
                 if count == 0 || budget.is_spent() || !(more || self.has_entries(qid)) {
                     break;
                 }
@@ -223,6 +226,20 @@ impl Engine {
             stats.commands.add(fetched.into());
         }
         fetched
+    }
+
+    /// What was fetched from the queue is posted or recorded, all but the last `rest` commands: it
+    /// is noted, if it is to be.
+    pub(super) fn note_fetched(&mut self, qid: u16, rest: u64) {
+        let Some(hot) = &self.hot else {
+            return;
+        };
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
+            return;
+        };
+        if let Some(Some(cq)) = self.cqs.get(usize::from(sq.cqid)) {
+            hot.note_but(qid, sq, cq.tail, rest);
+        }
     }
 
     /// There are entries in the queue that were not fetched.
@@ -244,11 +261,12 @@ impl Engine {
         {
             // Read once; only the copy is looked at.
             let command: Command = zerocopy::transmute!(ring.load64(sq.head));
-            sq.advance_head();
+            sq.took(1);
             sq.outstanding += 1;
             fetched += 1;
             budget.spend(ADMIN_UNITS);
             self.events.push_back(Event::Admin(command));
+            crash::point!("controller.admin.fetched");
         }
         fetched
     }
@@ -292,6 +310,7 @@ impl Engine {
                 refresh_head(cq, cells, &mut self.events, qid);
             }
         }
+        self.note_queues();
     }
 
     /// Before the worker sleeps: arms EventIdx of every queue that waits for the host, so that the

@@ -47,10 +47,11 @@ impl Engine {
             Some(start) => start(self, sqid, command),
             None => Err(Status::INVALID_OPCODE.with_dnr(true)),
         };
+        let slot = self.starting.take();
         if let Err(status) = result {
             let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
             self.failed(sqid, cid, status, (nsid, lba));
-            self.finish(sqid, cid, status, 0);
+            self.finish_started(slot, sqid, cid, status);
         }
     }
 
@@ -77,7 +78,8 @@ impl Engine {
         })
     }
 
-    /// A slot for `command`, filled in.
+    /// A slot for `command`, filled in, and recorded. [`Engine::execute`] frees it if the command
+    /// cannot be started.
     pub(super) fn slot_for(
         &mut self,
         sqid: u16,
@@ -95,6 +97,9 @@ impl Engine {
         if self.busy_since.is_none() {
             self.busy_since = Some(self.now);
         }
+        let number = self.last_fetched(sqid);
+        self.slots.record(index, sqid, number, command);
+        self.starting = Some(index);
         Ok(index)
     }
 
@@ -125,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// Walks the command's data into the slot's own list; gives the slot back when that fails.
+    /// Walks the command's data into the slot's own list.
     pub(super) fn walk_into(
         &mut self,
         index: u16,
@@ -140,9 +145,6 @@ impl Engine {
         let walked = self.walk(command, len, access, &mut list);
         if let Some(slot) = self.slots.get(index) {
             slot.list = list;
-        }
-        if walked.is_err() {
-            self.free_slot(index);
         }
         walked
     }
@@ -193,13 +195,15 @@ impl Engine {
         let Some(ns) = self.namespaces.get_mut(ns) else {
             return self.broken("a slot's namespace is not there");
         };
-        if let Some(completion) = ns.queue.submit(Request {
+        let over = ns.queue.submit(Request {
             tag,
             op,
             offset,
             len,
             data,
-        }) {
+        });
+        crash::point!("controller.submit.submitted");
+        if let Some(completion) = over {
             self.complete(completion);
         }
     }

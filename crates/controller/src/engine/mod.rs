@@ -24,6 +24,8 @@ mod fetch;
 mod interrupt;
 mod invariant;
 mod io;
+mod journal;
+mod keep;
 mod migrate;
 mod namespace;
 mod order;
@@ -33,6 +35,7 @@ mod post;
 mod queue;
 mod queues;
 mod ranges;
+mod recover;
 mod run;
 mod scratch;
 mod slots;
@@ -40,16 +43,19 @@ mod timing;
 
 use crate::irq::{Irqs, Pending};
 use crate::stats::{ControllerStats, IoStats};
+use crate::survival::state::AdminQueue;
 use attach::Detached;
 use distance::Distance;
 use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
+use journal::Hot;
 use nvme::{Command, Status};
 use polled::PolledQueues;
 use probes::IoRecord;
 use queue::Cq;
 use scratch::Budget;
 use slots::Slots;
+use state_memory::{StateError, StateMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,6 +65,8 @@ pub(crate) use migrate::MigratingQueues;
 pub(crate) use namespace::Namespace;
 pub(crate) use order::{MemoryChange, Order};
 pub(crate) use queue::Sq;
+pub use recover::Recovery;
+pub(crate) use recover::{SavedCq, SavedSq};
 pub use slots::tag_owner;
 
 /// Not the index of any namespace.
@@ -110,6 +118,8 @@ pub(crate) struct EngineConfig {
     pub page: Arc<SharedPages>,
     pub stats: Arc<ControllerStats>,
     pub pending: Arc<Pending>,
+    /// What the next process finds, if there is to be one.
+    pub state: Option<StateMemory>,
 }
 
 pub(crate) struct Engine {
@@ -160,6 +170,14 @@ pub(crate) struct Engine {
     /// Completion queues with completions that found no space.
     blocked: Vec<u16>,
     slots: Slots,
+    /// The slot of the command that is being started.
+    starting: Option<u16>,
+    /// Where commands are recorded, and by which share.
+    state: Option<(StateMemory, u16)>,
+    /// Where batches are noted.
+    hot: Option<Hot>,
+    /// Completions of admin commands that were posted, by all processes.
+    admin_posted: u64,
     /// Commands (by slot) that the volume does piece by piece within the call, and that have pieces
     /// left: they go on in the next round.
     parked: VecDeque<u16>,
@@ -188,7 +206,12 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Self {
+    ///
+    /// # Errors
+    /// The state memory's pages cannot be had.
+    pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Result<Self, StateError> {
+        let hot = config.state.as_ref().map(StateMemory::hot).transpose()?;
+        let hot = hot.map(Hot::new);
         let queues = config.io_queues + 1;
         let mut by_nsid = vec![NO_NAMESPACE; config.max_namespaces as usize + 1];
         for (i, ns) in namespaces.iter().enumerate() {
@@ -200,7 +223,7 @@ impl Engine {
         }
         let io = config.stats.shares.get(usize::from(config.share)).cloned();
         let io: Arc<IoStats> = io.unwrap_or_default();
-        Engine {
+        Ok(Engine {
             nowhere: io.namespace(0),
             fetched_at: 0,
             until_timed: 0,
@@ -230,6 +253,10 @@ impl Engine {
             dirty: Vec::with_capacity(usize::from(queues)),
             blocked: Vec::with_capacity(usize::from(queues)),
             slots: Slots::new(config.id, config.max_in_flight),
+            starting: None,
+            state: config.state.map(|state| (state, config.share)),
+            admin_posted: hot.as_ref().map_or(0, Hot::admin),
+            hot,
             parked: VecDeque::with_capacity(usize::from(config.max_in_flight)),
             scratch: Budget::new(config.max_transfer),
             flushes: VecDeque::new(),
@@ -243,7 +270,7 @@ impl Engine {
             list: SegmentList::with_capacity(1),
             long: run::LongWork::default(),
             distance: Distance::new(),
-        }
+        })
     }
 
     /// Index of an active namespace. An NSID that no namespace has is an invalid field; one that
@@ -270,6 +297,7 @@ impl Engine {
         self.halted = false;
         self.migrating = None;
         self.doorbells.forget();
+        self.slots.release_all_kept();
         self.slots.orphan_all();
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
         for (tag, ns) in in_flight {
@@ -293,6 +321,26 @@ impl Engine {
     pub fn clear(&mut self) {
         self.doorbells.clear();
         self.irqs.reset();
+    }
+
+    /// The admin queue, as the next process has to know it: what was fetched, where completions
+    /// are posted, and those that wait for room.
+    pub fn admin_queue(&self) -> Option<AdminQueue> {
+        let (Some(Some(sq)), Some(Some(cq))) = (self.sqs.first(), self.cqs.first()) else {
+            return None;
+        };
+        Some(AdminQueue {
+            fetched: sq.fetched,
+            tail: cq.tail,
+            phase: cq.phase,
+            posted: self.admin_posted,
+            posting: cq.backlog.iter().map(|kept| kept.entry.ending()).collect(),
+        })
+    }
+
+    /// Commands of a process that has ended are in slots of other shares.
+    pub fn is_inheriting(&self) -> bool {
+        self.slots.is_inheriting()
     }
 
     /// No command is in flight, and no flush of the controller's own.
@@ -323,14 +371,16 @@ impl Engine {
     /// A range of IOVAs has gone: rings and buffers in it are released. Answer the VMM when
     /// `self.dma.quiesced()`.
     fn unmapped(&mut self, iova: u64, len: u64) {
-        self.sqs
-            .iter_mut()
-            .flatten()
-            .for_each(|sq| sq.memory.unmapped(iova, len));
-        self.cqs
-            .iter_mut()
-            .flatten()
-            .for_each(|cq| cq.memory.unmapped(iova, len));
+        for sq in self.sqs.iter_mut().flatten() {
+            sq.memory.unmapped(iova, len);
+        }
+        for (qid, cq) in (0..).zip(&mut self.cqs) {
+            if let Some(cq) = cq
+                && cq.memory.unmapped(iova, len)
+            {
+                Self::note_cq(&self.hot, qid, cq);
+            }
+        }
         if self.doorbells.shadowed() && self.doorbells.lie_in(iova, len) {
             // One last look at the entries, and a first one without them: registers count from
             // their next change on.
@@ -348,14 +398,16 @@ impl Engine {
             return;
         }
         let dma = &self.dma;
-        self.sqs
-            .iter_mut()
-            .flatten()
-            .for_each(|sq| sq.memory.mapped_in(dma, iova, len));
-        self.cqs
-            .iter_mut()
-            .flatten()
-            .for_each(|cq| cq.memory.mapped_in(dma, iova, len));
+        for sq in self.sqs.iter_mut().flatten() {
+            sq.memory.mapped_in(dma, iova, len);
+        }
+        for (qid, cq) in (0..).zip(&mut self.cqs) {
+            if let Some(cq) = cq
+                && cq.memory.mapped_in(dma, iova, len)
+            {
+                Self::note_cq(&self.hot, qid, cq);
+            }
+        }
         if self.doorbells.lie_in(iova, len) && self.doorbells.mapped(dma) {
             self.look_at_all();
         }

@@ -15,8 +15,9 @@ impl Batch<'_> {
         passthrough.begin(self.qid, self.page_size, self.write_cache)
     }
 
-    /// Offers the entries to the device. Returns how many were fetched.
-    pub(super) fn pass(&mut self, slots: &mut Slots, room: usize) -> (u32, Next) {
+    /// Offers the entries to the device; `number` commands were fetched before. Returns how many
+    /// were fetched.
+    pub(super) fn pass(&mut self, slots: &mut Slots, room: usize, number: u64) -> (u32, Next) {
         let mut fetched = 0;
         for entry in self.entries.iter().take(room) {
             let command: &Command = zerocopy::transmute_ref!(entry);
@@ -35,6 +36,8 @@ impl Batch<'_> {
             };
             let nlb = RwCdw12::from_bits(command.cdw12.get()).nlb();
             let plain = Plain {
+                command,
+                number: number + u64::from(fetched),
                 sqid: self.qid,
                 cid: command.cid.get(),
                 ns: self.index.into(),
@@ -101,10 +104,13 @@ impl Engine {
         if slot.is_plain() && slot.status.is_success() {
             let (sqid, cid, bytes, kind, ns) =
                 (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
-            // It took nothing from the budget that `free_slot` returns bytes to.
-            self.slots.release_empty(index);
             self.count(ns, kind, bytes);
-            self.finish_here(sqid, cid, Status::SUCCESS, result);
+            if self.finish_here(sqid, cid, Status::SUCCESS, result) {
+                // It took nothing from the budget that `free_slot` returns bytes to.
+                self.slots.release_empty(index);
+            } else {
+                self.keep_slot(index, Status::SUCCESS, result);
+            }
             if !self.flushes.is_empty() {
                 self.start_flushes();
             }

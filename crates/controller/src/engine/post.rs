@@ -1,6 +1,7 @@
 //! From ended commands to completion queue entries.
 
 use super::doorbells::{Doorbells, Which, trace_eventidx};
+use super::journal::Hot;
 use super::queue::{Backlogged, Cq, Entry};
 use super::{Engine, Event};
 use doorbell::{Cells, Invalid};
@@ -9,22 +10,31 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
 impl Engine {
-    /// Ends a command: its completion is posted, or kept until there is space.
+    /// Ends a command without a slot: its completion is posted, or kept until there is space.
     pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
-        self.finish_here(sqid, cid, status, result);
+        let before = self.admin_tail();
+        if !self.finish_here(sqid, cid, status, result) {
+            self.keep_without_slot(sqid, cid, status, result);
+        }
+        if sqid == 0 && self.admin_tail() != before {
+            count_admin(&self.hot, &mut self.admin_posted);
+        }
     }
 
-    /// The same, compiled into the caller: for those that end most commands.
+    /// The same of a command with a slot, compiled into the caller: for those that end most
+    /// commands. `false` when the completion is kept: the slot is to be, too
+    /// ([`Engine::keep_slot`]).
     #[inline(always)]
-    pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+    #[must_use]
+    pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u32) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             self.queue_gone = true;
-            return;
+            return true;
         };
         let cqid = sq.cqid;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
             self.queue_gone = true;
-            return;
+            return true;
         };
         let entry = Entry::new(sqid, cid, status, result).with_sqhd(sq.head);
         if !cq.backlog.is_empty()
@@ -32,6 +42,7 @@ impl Engine {
         {
             return self.keep(sqid, cqid, entry);
         }
+        crash::point!("controller.post.posted");
         if !std::mem::replace(&mut cq.dirty, true) {
             self.dirty.push(cqid);
         }
@@ -42,27 +53,33 @@ impl Engine {
         if sq.deleting {
             self.sq_drained(sqid);
         }
+        true
     }
 
-    /// The end of a command whose completion finds no space now.
+    /// The end of a command whose completion finds no space now. Whether that is all: it is not
+    /// kept.
     #[cold]
     #[inline(never)]
-    fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) {
+    fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
-            return self.broken("a completion waits whose submission queue is gone");
+            self.broken("a completion waits whose submission queue is gone");
+            return true;
         };
         if sq.deleting {
             // Nobody looks for the completions of a queue that is being deleted, see `delete_sq`.
             sq.outstanding = sq.outstanding.saturating_sub(1);
-            return self.sq_drained(sqid);
+            self.sq_drained(sqid);
+            return true;
         }
         // Still outstanding, for its queue.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
-            cq.backlog.push_back(Backlogged { sqid, entry });
+            let slot = None;
+            cq.backlog.push_back(Backlogged { sqid, entry, slot });
             if !std::mem::replace(&mut cq.blocked, true) {
                 self.blocked.push(cqid);
             }
         }
+        false
     }
 
     /// Posts what found no space before. Returns whether it posted any.
@@ -100,7 +117,13 @@ impl Engine {
             if !post(self.id, cq, &self.doorbells, entry, &mut self.events, qid) {
                 break;
             }
-            cq.backlog.pop_front();
+            crash::point!("controller.post.posted");
+            if let Some(slot) = cq.backlog.pop_front().and_then(|next| next.slot) {
+                self.slots.release_kept(slot);
+            }
+            if qid == 0 {
+                count_admin(&self.hot, &mut self.admin_posted);
+            }
             worked = true;
             if !std::mem::replace(&mut cq.dirty, true) {
                 self.dirty.push(qid);
@@ -113,6 +136,14 @@ impl Engine {
             }
         }
         worked
+    }
+}
+
+/// The completion of an admin command was posted.
+fn count_admin(hot: &Option<Hot>, posted: &mut u64) {
+    *posted = posted.wrapping_add(1);
+    if let Some(hot) = hot {
+        hot.note_admin(*posted);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Submission and completion queues as the controller sees them.
 
 use super::polled::IdleRounds;
+use crate::survival::state::Ending;
 use dma::{Access, DmaMap, Ring};
 use doorbell::{Watch, distance};
 use nvme::{Completion, Status};
@@ -21,6 +22,17 @@ pub(crate) struct QueueMemory {
 }
 
 impl QueueMemory {
+    /// Of a queue whose memory need not be there: [`QueueMemory::mapped`] looks for it.
+    pub fn away(iova: u64, entries: u32, entry_size: usize, access: Access) -> Self {
+        QueueMemory {
+            iova,
+            entries,
+            entry_size,
+            access,
+            ring: None,
+        }
+    }
+
     /// `None` when the memory is not all there.
     pub fn new(
         dma: &DmaMap,
@@ -29,14 +41,9 @@ impl QueueMemory {
         entry_size: usize,
         access: Access,
     ) -> Option<Self> {
-        let ring = Ring::resolve(dma, iova, entries, entry_size, access).ok()?;
-        Some(QueueMemory {
-            iova,
-            entries,
-            entry_size,
-            access,
-            ring: Some(ring),
-        })
+        let mut memory = Self::away(iova, entries, entry_size, access);
+        memory.mapped(dma);
+        memory.ring.is_some().then_some(memory)
     }
 
     /// Forgets the ring: [`QueueMemory::mapped`] finds it again, for instance in the map of the
@@ -49,11 +56,9 @@ impl QueueMemory {
         self.ring.as_ref()
     }
 
-    /// A range of IOVAs was unmapped: releases the ring if it lies there.
-    pub fn unmapped(&mut self, iova: u64, len: u64) {
-        if self.lies_in(iova, len) {
-            self.ring = None;
-        }
+    /// A range of IOVAs was unmapped: releases the ring if it lies there. Whether it did.
+    pub fn unmapped(&mut self, iova: u64, len: u64) -> bool {
+        self.lies_in(iova, len) && self.ring.take().is_some()
     }
 
     /// A part of it at least lies in a range of IOVAs.
@@ -63,19 +68,19 @@ impl QueueMemory {
     }
 
     /// A range of IOVAs was mapped: tries to find the ring again if it lies there. Elsewhere the
-    /// part that is missing still is.
-    pub fn mapped_in(&mut self, dma: &DmaMap, iova: u64, len: u64) {
-        if self.lies_in(iova, len) {
-            self.mapped(dma);
-        }
+    /// part that is missing still is. Whether it was found.
+    pub fn mapped_in(&mut self, dma: &DmaMap, iova: u64, len: u64) -> bool {
+        self.lies_in(iova, len) && self.mapped(dma)
     }
 
-    /// Tries to find the ring again, if it is not there.
-    pub fn mapped(&mut self, dma: &DmaMap) {
+    /// Tries to find the ring again, if it is not there. Whether it was found.
+    pub fn mapped(&mut self, dma: &DmaMap) -> bool {
         if self.ring.is_none() {
             self.ring =
                 Ring::resolve(dma, self.iova, self.entries, self.entry_size, self.access).ok();
+            return self.ring.is_some();
         }
+        false
     }
 }
 
@@ -86,6 +91,10 @@ pub(crate) struct Sq {
     pub memory: QueueMemory,
     /// Next entry to fetch.
     pub head: u32,
+    /// Commands fetched since the queue was created.
+    pub fetched: u64,
+    /// Tail of its completion queue when they were last noted for the next process.
+    pub noted_tail: u32,
     /// First entry that the host has not written yet, as far as known.
     pub tail: u32,
     pub watch: Watch,
@@ -108,6 +117,8 @@ impl Sq {
             size: watch.size(),
             memory,
             head: 0,
+            fetched: 0,
+            noted_tail: 0,
             tail: 0,
             watch,
             seen: 0,
@@ -129,8 +140,11 @@ impl Sq {
         submitted(tail) >= submitted(self.tail)
     }
 
-    pub fn advance_head(&mut self) {
-        self.head = self.ahead(1);
+    /// The next `count` entries were fetched; they do not go over the ring's end.
+    #[inline]
+    pub fn took(&mut self, count: u32) {
+        self.head = self.ahead(count);
+        self.fetched += u64::from(count);
     }
 
     /// The head after `count` more entries that do not go over the ring's end.
@@ -145,6 +159,8 @@ impl Sq {
 pub(crate) struct Backlogged {
     pub sqid: u16,
     pub entry: Entry,
+    /// The slot whose record tells the next process of it.
+    pub slot: Option<u16>,
 }
 
 /// A completion queue entry without its phase tag, as two words: they stay in registers, where a
@@ -172,6 +188,15 @@ impl Entry {
         Entry {
             high: self.high & !0xffff | u64::from(head as u16),
             ..self
+        }
+    }
+
+    /// What it says of its command.
+    pub fn ending(self) -> Ending {
+        Ending {
+            cid: (self.high >> 32) as u16,
+            status: (self.high >> 49) as u16,
+            result: self.low as u32,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Life of the queues, for the control half.
 
 use super::doorbells::Which;
-use super::queue::{Cq, QueueMemory, Sq};
+use super::queue::{Backlogged, Cq, QueueMemory, Sq};
 use super::{Engine, Event};
 use dma::Access;
 use doorbell::Watch;
@@ -51,6 +51,7 @@ impl Engine {
         if self.master {
             cq.memory.mapped(&self.dma);
         }
+        Self::note_cq(&self.hot, qid, &cq);
         let Some(slot) = self.cqs.get_mut(usize::from(qid)) else {
             return self.broken("a completion queue has no place");
         };
@@ -70,8 +71,14 @@ impl Engine {
         if self.master {
             sq.memory.mapped(&self.dma);
         }
+        if let Some(hot) = &self.hot {
+            hot.note_sq(qid, &mut sq, cq.tail);
+        }
         *slot = Some(sq);
         cq.users += 1;
+        if qid > 0 {
+            self.open_records();
+        }
         self.start_fetching(qid);
     }
 
@@ -93,10 +100,14 @@ impl Engine {
         // The host does not look at this queue's completions any more: those that found no space
         // are dropped, so that a full completion queue cannot hold up the deletion.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid)) {
-            let before = cq.backlog.len();
-            cq.backlog.retain(|b| b.sqid != qid);
-            let dropped = (before - cq.backlog.len()) as u32;
-            sq.outstanding = sq.outstanding.saturating_sub(dropped);
+            let slots = &mut self.slots;
+            cq.backlog.retain(|&Backlogged { sqid, slot, .. }| {
+                if sqid == qid {
+                    sq.outstanding = sq.outstanding.saturating_sub(1);
+                    slot.into_iter().for_each(|slot| slots.release_kept(slot));
+                }
+                sqid != qid
+            });
         }
         self.sq_drained(qid);
     }
@@ -154,5 +165,6 @@ impl Engine {
                 cq.watch.attach(shadow);
             }
         }
+        self.note_queues();
     }
 }

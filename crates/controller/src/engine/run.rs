@@ -259,6 +259,7 @@ impl Batch<'_> {
             } else {
                 self.answer_long(command, &plain)
             };
+            crash::point!("controller.answer.done");
             match done {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
@@ -284,15 +285,17 @@ impl Batch<'_> {
             };
             // Of the entries before this one, all were posted.
             places.store(fetched - 1, zerocopy::transmute!(entry));
+            crash::point!("controller.answer.posted");
         }
         total.posted = fetched - u32::from(!matches!(next, Next::Idle));
         *tally = total;
         (fetched, next)
     }
 
-    /// Starts the entries on any other volume. Returns how many were fetched.
+    /// Starts the entries on any other volume; `number` commands were fetched before. Returns how
+    /// many were fetched.
     #[inline(never)]
-    fn start(&mut self, slots: &mut Slots) -> (u32, Next) {
+    fn start(&mut self, slots: &mut Slots, number: u64) -> (u32, Next) {
         let mut fetched = 0;
         for entry in self.entries {
             let command: &Command = zerocopy::transmute_ref!(entry);
@@ -322,6 +325,8 @@ impl Batch<'_> {
                 ..
             } = plain;
             let plain = Plain {
+                command,
+                number: number + u64::from(fetched - 1),
                 sqid: self.qid,
                 cid: command.cid.get(),
                 ns: self.index.into(),
@@ -334,7 +339,9 @@ impl Batch<'_> {
                 self.list.clear();
                 return (fetched, Next::General(*command));
             };
-            if let Some(over) = self.ns.queue.start(tag, op, offset, data) {
+            let over = self.ns.queue.start(tag, op, offset, data);
+            crash::point!("controller.start.submitted");
+            if let Some(over) = over {
                 return (fetched, Next::Completed(over));
             }
         }
@@ -392,7 +399,7 @@ impl Sq {
     /// The entry at the head, of which this is a copy, is fetched alone and takes the general way.
     #[inline]
     fn fetch_general(&mut self, command: Command) -> (u32, Next) {
-        self.advance_head();
+        self.took(1);
         self.outstanding += 1;
         (1, Next::General(command))
     }
@@ -478,11 +485,16 @@ impl Engine {
         let (fetched, next) = if batch.ns.passthrough.is_some()
             && let Some(room) = batch.begin_passing()
         {
-            batch.pass(&mut self.slots, room)
+            batch.pass(&mut self.slots, room, sq.fetched)
         } else if immediate {
+            if let Some(hot) = &self.hot
+                && sq.noted_tail != cq.tail
+            {
+                hot.note(qid, sq, cq.tail);
+            }
             batch.answer(sq, &places, cq.phase, &mut tally)
         } else {
-            let started = batch.start(&mut self.slots);
+            let started = batch.start(&mut self.slots, sq.fetched);
             // Completions that nobody was told of yet come first.
             if self.dirty.is_empty() {
                 batch.ns.queue.push();
@@ -492,7 +504,7 @@ impl Engine {
         if self.busy_since.is_none() && self.slots.in_use() > 0 {
             self.busy_since = Some(self.now);
         }
-        sq.head = sq.ahead(fetched);
+        sq.took(fetched);
         sq.outstanding += fetched - tally.posted;
         if tally.posted > 0 {
             cq.pushed(tally.posted);
@@ -509,6 +521,12 @@ impl Engine {
             record.bytes_read().add(tally.bytes - tally.bytes_written);
             record.bytes_written().add(tally.bytes_written);
         }
+        // A command that takes the general way is neither posted nor recorded yet.
+        if let Some(hot) = &self.hot
+            && matches!(next, Next::Idle | Next::Completed(_))
+        {
+            hot.note(qid, sq, cq.tail);
+        }
         (fetched, next)
     }
 
@@ -517,6 +535,7 @@ impl Engine {
         match next {
             Next::Idle => {}
             Next::General(command) => {
+                self.note_fetched(qid, 1);
                 budget.spend(general_units(&command));
                 self.time_general(&command);
                 self.general(qid, &command);
@@ -527,6 +546,7 @@ impl Engine {
                 let ns = index.ok().and_then(|index| self.namespaces.get(index));
                 if ns.is_some_and(|ns| ns.queue.keeps_failed(op, error)) {
                     // It is begun again, as a request that can wait.
+                    self.note_fetched(qid, 1);
                     return self.general(qid, &command);
                 }
                 self.refuse(qid, &command, status_of(error, op.changes()));
@@ -537,6 +557,7 @@ impl Engine {
 
     /// A command of a batch ends with an error.
     fn refuse(&mut self, qid: u16, command: &Command, status: Status) {
+        self.note_fetched(qid, 1);
         let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
         self.failed(qid, cid, status, (nsid, lba));
         self.finish(qid, cid, status, 0);

@@ -64,13 +64,7 @@ impl Engine {
         if compare {
             self.walk_into(index, command, extent.len, Access::Read)?;
         }
-        let buffer = match self.scratch.take(extent.len) {
-            Ok(buffer) => buffer,
-            Err(status) => {
-                self.free_slot(index);
-                return Err(status);
-            }
-        };
+        let buffer = self.scratch.take(extent.len)?;
         if let Some(slot) = self.slots.get(index) {
             if compare {
                 slot.work = Work::Compare;

@@ -1,7 +1,8 @@
 //! Commands in flight: a fixed number of slots, each with the memory that its command needs.
 
-use dma::SegmentList;
-use nvme::Status;
+use super::journal::Records;
+use dma::{Rows, SegmentList};
+use nvme::{Command, Status};
 use volume::Op;
 
 /// What is left to do when a part of the command completes.
@@ -44,6 +45,8 @@ pub(super) struct Slot {
     /// Its queue is gone (controller reset): nothing is posted.
     pub orphan: bool,
     pub used: bool,
+    /// Its command is over, and the completion waits for room: only its record is in use.
+    pub kept: bool,
     pub seq: u16,
     /// When it was fetched ([`probes::cycles`]), if it is to be timed; else, and in all free slots,
     /// 0.
@@ -59,6 +62,30 @@ impl Slot {
             && !self.abort
             && self.scratch == 0
             && self.fetched_at == 0
+    }
+}
+
+impl Slot {
+    fn free() -> Self {
+        Slot {
+            sqid: 0,
+            cid: 0,
+            ns: 0,
+            nsid: 0,
+            slba: 0,
+            bytes: 0,
+            kind: Kind::Other,
+            work: Work::Single,
+            status: Status::SUCCESS,
+            list: SegmentList::new(),
+            scratch: 0,
+            abort: false,
+            orphan: false,
+            used: false,
+            kept: false,
+            seq: 0,
+            fetched_at: 0,
+        }
     }
 }
 
@@ -93,10 +120,21 @@ pub(super) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u16>,
     owner: u16,
+    /// Slots that are neither free nor in use: kept, or gone.
+    resting: usize,
+    /// The first that exists for a command of another process only: when that is over, it is gone.
+    inherited: u16,
+    /// The slot that the next command gets, whose record it is.
+    reserved: Option<u16>,
+    /// Where the commands are recorded, if they are.
+    pub records: Option<Records>,
 }
 
 /// What a slot of a plain read or write holds.
-pub(super) struct Plain {
+pub(super) struct Plain<'a> {
+    pub command: &'a Command,
+    /// Commands fetched from the queue before it.
+    pub number: u64,
     pub sqid: u16,
     pub cid: u16,
     pub ns: usize,
@@ -112,7 +150,7 @@ impl Slots {
     #[inline]
     pub fn alloc_plain(
         &mut self,
-        plain: Plain,
+        plain: Plain<'_>,
         list: &mut SegmentList,
     ) -> Option<(u64, SegmentList)> {
         let owner = self.owner;
@@ -124,17 +162,19 @@ impl Slots {
 
     /// A slot for a command whose data another part of the program keeps: its tag.
     #[inline]
-    pub fn alloc_passed(&mut self, plain: Plain) -> Option<u64> {
+    pub fn alloc_passed(&mut self, plain: Plain<'_>) -> Option<u64> {
         let owner = self.owner;
         let (slot, index) = self.fill(plain)?;
         Some(tag(owner, slot.seq, index))
     }
 
     #[inline]
-    fn fill(&mut self, plain: Plain) -> Option<(&mut Slot, u16)> {
+    fn fill(&mut self, plain: Plain<'_>) -> Option<(&mut Slot, u16)> {
         let index = self.free.pop()?;
         let slot = self.slots.get_mut(usize::from(index))?;
         let Plain {
+            command,
+            number,
             sqid,
             cid,
             ns,
@@ -152,38 +192,42 @@ impl Slots {
         slot.seq = slot.seq.wrapping_add(1);
         (slot.sqid, slot.cid, slot.ns, slot.nsid) = (sqid, cid, ns, nsid);
         (slot.slba, slot.bytes, slot.kind) = (slba, bytes, kind);
+        if let Some(records) = &mut self.records {
+            records.write(index, sqid, number, command);
+        }
         Some((slot, index))
     }
 
     pub fn new(owner: u16, count: u16) -> Self {
         Slots {
-            slots: (0..count)
-                .map(|_| Slot {
-                    sqid: 0,
-                    cid: 0,
-                    ns: 0,
-                    nsid: 0,
-                    slba: 0,
-                    bytes: 0,
-                    kind: Kind::Other,
-                    work: Work::Single,
-                    status: Status::SUCCESS,
-                    list: SegmentList::new(),
-                    scratch: 0,
-                    abort: false,
-                    orphan: false,
-                    used: false,
-                    seq: 0,
-                    fetched_at: 0,
-                })
-                .collect(),
+            slots: (0..count).map(|_| Slot::free()).collect(),
             free: (0..count).rev().collect(),
             owner,
+            resting: 0,
+            inherited: count,
+            reserved: None,
+            records: None,
         }
     }
 
+    /// How many there are.
+    pub fn count(&self) -> u16 {
+        // They are numbered in 16 bits.
+        self.slots.len() as u16
+    }
+
+    /// A slot is neither free nor in use from now on.
+    pub(super) fn rest(&mut self) {
+        self.resting += 1;
+    }
+
+    /// It is in use again.
+    pub(super) fn wake(&mut self) {
+        self.resting = self.resting.saturating_sub(1);
+    }
+
     pub fn in_use(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() - self.resting
     }
 
     /// Commands that may be started now.
@@ -206,7 +250,7 @@ impl Slots {
     }
 
     pub fn alloc(&mut self) -> Option<u16> {
-        let index = self.free.pop()?;
+        let index = self.reserved.take().or_else(|| self.free.pop())?;
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
             slot.used = true;
             slot.abort = false;
@@ -223,6 +267,39 @@ impl Slots {
         Some(index)
     }
 
+    /// Commands of another process's, whose records are these slots' (`own`), and behind all of
+    /// them the slots of `inherited` records. Each is taken by [`Slots::reserve`] first. `false`:
+    /// there are more of them than slots can be.
+    pub fn inherit(&mut self, own: &[u16], inherited: Vec<(Rows, usize)>, order: u64) -> bool {
+        let Some(records) = &mut self.records else {
+            return own.is_empty() && inherited.is_empty();
+        };
+        let all = self.slots.len() + inherited.len();
+        if all > usize::from(u16::MAX) {
+            return false;
+        }
+        self.free.retain(|slot| !own.contains(slot));
+        records.inherit(inherited, order);
+        self.slots.resize_with(all, Slot::free);
+        true
+    }
+
+    /// The next command that gets a slot gets this one.
+    pub fn reserve(&mut self, index: u16) {
+        self.reserved = Some(index);
+    }
+
+    /// The slot that was reserved, if no command has got it.
+    pub fn take_reserved(&mut self) -> Option<u16> {
+        self.reserved.is_some().then(|| self.alloc())?
+    }
+
+    /// Commands of another process's are in slots that it had in other shares.
+    pub fn is_inheriting(&self) -> bool {
+        let inherited = self.slots.iter().skip(self.inherited.into());
+        inherited.into_iter().any(|slot| slot.used)
+    }
+
     #[inline]
     pub fn release(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index))
@@ -230,8 +307,21 @@ impl Slots {
         {
             slot.list.clear();
             slot.fetched_at = 0;
-            self.free.push(index);
+            self.freed(index);
         }
+    }
+
+    /// The slot's command is over: its completion is posted, or nobody waits for it.
+    #[inline]
+    fn freed(&mut self, index: u16) {
+        if let Some(records) = &self.records {
+            records.remove(index);
+            if index >= self.inherited {
+                self.resting += 1;
+                return;
+            }
+        }
+        self.free.push(index);
     }
 
     /// The same for a slot in use, that is not timed, that gets back the list that it gave away.
@@ -241,7 +331,7 @@ impl Slots {
             list.clear();
             slot.list = list;
             slot.used = false;
-            self.free.push(index);
+            self.freed(index);
         }
     }
 
@@ -250,7 +340,16 @@ impl Slots {
     pub fn release_empty(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
             slot.used = false;
-            self.free.push(index);
+            self.freed(index);
+        }
+    }
+
+    /// Records the command of a slot that is in use, unless the record is there already.
+    pub fn record(&mut self, index: u16, sqid: u16, number: u64, command: &Command) {
+        if let Some(records) = &mut self.records
+            && !records.is_recorded(index)
+        {
+            records.write(index, sqid, number, command);
         }
     }
 
@@ -282,7 +381,7 @@ impl Slots {
     }
 
     pub fn find(&self, sqid: u16, cid: u16) -> Option<u16> {
-        let same = |s: &Slot| s.used && !s.orphan && s.sqid == sqid && s.cid == cid;
+        let same = |s: &Slot| s.used && !s.kept && !s.orphan && s.sqid == sqid && s.cid == cid;
         self.slots.iter().position(same).map(|i| i as u16)
     }
 
@@ -295,13 +394,15 @@ impl Slots {
 
     /// A command is in flight on the namespace of this index.
     pub fn any_of(&self, ns: usize) -> bool {
-        self.slots.iter().any(|slot| slot.used && slot.ns == ns)
+        let of = |slot: &Slot| slot.used && !slot.kept && slot.ns == ns;
+        self.slots.iter().any(of)
     }
 
     /// Tags and namespaces of the guest's commands in flight.
     pub fn guests_in_flight(&self) -> impl Iterator<Item = (u64, usize)> {
         let guests = |(i, s): (usize, &Slot)| {
-            (s.used && !matches!(s.work, Work::OwnFlush)).then(|| (self.tag(i as u16), s.ns))
+            (s.used && !s.kept && !matches!(s.work, Work::OwnFlush))
+                .then(|| (self.tag(i as u16), s.ns))
         };
         self.slots.iter().enumerate().filter_map(guests)
     }

@@ -48,14 +48,14 @@ impl RemoteEngineSetup {
         let open = |ns| Namespace::open_or_vacant(ns, io, &share);
         let opened = namespaces.into_iter().map(open);
         let opened = opened.collect::<Result<Vec<_>, _>>();
-        let state = if opened.is_ok() { OPEN } else { CLOSED };
         let (progress, controller) = (connection.progress.clone(), connection.controller.clone());
-        let remote = opened.map(|namespaces| {
-            let engine = Engine::new(EngineConfig { id, ..config }, namespaces);
+        let remote = opened.and_then(|namespaces| {
+            let engine = Engine::new(EngineConfig { id, ..config }, namespaces)?;
             let mut remote = RemoteEngine::new(engine, connection, io);
             remote.drain_messages();
-            remote
+            Ok(remote)
         });
+        let state = if remote.is_ok() { OPEN } else { CLOSED };
         progress.state.store(state, Ordering::Release);
         controller.wake_by_ref();
         remote

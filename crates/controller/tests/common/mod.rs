@@ -2,13 +2,20 @@
 //! ring a doorbell.
 #![allow(dead_code)]
 
-use controller::{Controller, ControllerConfig, IrqSink, NamespaceConfig, pci};
+use controller::{
+    Controller, ControllerConfig, DoorbellPage, IrqSink, Kept, NamespaceConfig, Recovery, pci,
+    state_layout,
+};
 use dma::{Memory, Prot};
 use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11};
 use nvme::pci::command;
 use nvme::regs::{self, Aqa, Cc, CcCss, Csts, Shn, Shst};
 use nvme::{AdminOpcode, Command, Completion, NvmOpcode, Status};
-use std::collections::BTreeMap;
+use state_memory::StateMemory;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -42,19 +49,59 @@ pub const DATA: u64 = HIGH;
 
 /// Counts interrupts.
 #[derive(Default)]
-pub struct Count(AtomicU32);
+pub struct Count {
+    signals: AtomicU32,
+    /// Under which it is kept; 0: it is not.
+    number: u32,
+}
 
 impl IrqSink for Count {
     fn signal(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.signals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn kept(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.number)
     }
 }
 
 impl Count {
     /// How many since the last call.
     pub fn take(&self) -> u32 {
-        self.0.swap(0, Ordering::Relaxed)
+        self.signals.swap(0, Ordering::Relaxed)
     }
+}
+
+/// The number of the first vector's receiver.
+const FIRST_VECTOR: u32 = 100;
+/// The number of the INTx pin's.
+const PIN: u32 = 99;
+
+/// What outlives a controller.
+pub struct Keeper {
+    memories: [Memory; 2],
+    vectors: Vec<Arc<Count>>,
+    pub pin: Arc<Count>,
+}
+
+impl Kept for Keeper {
+    fn memory(&mut self, number: NonZeroU32, end: u64, _: bool) -> Option<Memory> {
+        let memory = self.memories.get(number.get() as usize - 1)?;
+        (memory.len() as u64 >= end).then(|| memory.clone())
+    }
+
+    fn receiver(&mut self, number: NonZeroU32) -> Option<Arc<dyn IrqSink>> {
+        if number.get() == PIN {
+            return Some(self.pin.clone());
+        }
+        let vector = number.get().checked_sub(FIRST_VECTOR)?;
+        let vector: Arc<dyn IrqSink> = self.vectors.get(vector as usize)?.clone();
+        Some(vector)
+    }
+}
+
+fn again(fd: BorrowedFd<'_>) -> OwnedFd {
+    fd.try_clone_to_owned().unwrap()
 }
 
 /// The host's side of one queue pair.
@@ -100,7 +147,20 @@ pub struct Host {
     pub cid: u16,
     /// What other workers do in each round.
     pub beside: Option<Beside>,
+    pub state: StateMemory,
+    /// What is done when the process has died, before the next one begins, and after.
+    pub dying: Option<Dying>,
+    /// Vectors that have no receiver.
+    pub deaf: BTreeSet<u16>,
+    /// What the last next process has found.
+    pub recovery: Recovery,
+    pub deaths: u32,
+    /// Of these, at each crash point.
+    pub crashes: BTreeMap<&'static str, u32>,
 }
+
+/// See [`Host::dying`].
+pub type Dying = Box<dyn FnMut(&mut Host, bool)>;
 
 /// A round of other workers; it may concern the controller.
 pub type Beside = Box<dyn FnMut(&mut Controller, Instant) -> bool>;
@@ -195,14 +255,25 @@ pub fn faulty(bytes: u64) -> (Arc<dyn Volume>, Arc<Faults>) {
 impl Host {
     pub fn with(config: ControllerConfig, namespaces: Vec<NamespaceConfig>) -> Host {
         let io = Io::new(IoOptions::default());
-        let mut c = Controller::new(3, config, namespaces, &io).unwrap();
+        let state = StateMemory::create(state_layout(&config)).unwrap();
+        let page = DoorbellPage::new().unwrap();
+        let made = Controller::with_state(3, config, namespaces, &io, page, state.clone());
+        let mut c = made.unwrap();
         let low = Memory::anonymous(LOW_SIZE as usize).unwrap();
         let high = Memory::anonymous(HIGH_SIZE as usize).unwrap();
+        for (memory, number) in [(&low, 1), (&high, 2)] {
+            memory.set_kept(NonZeroU32::new(number).unwrap());
+        }
         c.dma_map(LOW, LOW_SIZE, Some((low.clone(), 0)), Prot::RW)
             .unwrap();
         c.dma_map(HIGH, HIGH_SIZE, Some((high.clone(), 0)), Prot::RW)
             .unwrap();
-        let vectors: Vec<Arc<Count>> = (0..c.vectors()).map(|_| Arc::default()).collect();
+        let count = |v| Count {
+            number: FIRST_VECTOR + u32::from(v),
+            ..Count::default()
+        };
+        let vectors = (0..c.vectors()).map(|v| Arc::new(count(v)));
+        let vectors: Vec<Arc<Count>> = vectors.collect();
         for (v, sink) in vectors.iter().enumerate() {
             c.set_msix(v as u16, Some(sink.clone()));
         }
@@ -222,6 +293,101 @@ impl Host {
             now: Instant::now(),
             cid: 0,
             beside: None,
+            state,
+            dying: None,
+            deaf: BTreeSet::new(),
+            recovery: Recovery::default(),
+            deaths: 0,
+            crashes: BTreeMap::new(),
+        }
+    }
+
+    // ---- death
+
+    /// Does something with the controller, as a request that is made again when the process dies
+    /// before it has answered.
+    pub fn outliving<R>(&mut self, mut what: impl FnMut(&mut Host) -> R) -> R {
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| what(self))) {
+                Ok(result) => return result,
+                Err(panic) => {
+                    self.crashed(panic);
+                    self.die();
+                }
+            }
+        }
+    }
+
+    /// A crash point was reached; any other panic goes on.
+    fn crashed(&mut self, panic: Box<dyn std::any::Any + Send>) {
+        match panic.downcast::<crash::Crashed>() {
+            Ok(crashed) => *self.crashes.entry(crashed.0).or_default() += 1,
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    /// The process dies, and the next one goes on.
+    pub fn die(&mut self) {
+        self.deaths += 1;
+        let mut dying = self.dying.take();
+        if let Some(dying) = &mut dying {
+            dying(self, true);
+        }
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.restore())) {
+                Ok(()) => break,
+                // It dies, too.
+                Err(panic) => {
+                    self.crashed(panic);
+                    self.deaths += 1;
+                }
+            }
+        }
+        if let Some(dying) = &mut dying {
+            dying(self, false);
+        }
+        self.dying = dying;
+        self.told();
+    }
+
+    /// What outlives the process.
+    pub fn keeper(&self) -> Keeper {
+        Keeper {
+            memories: [self.low.clone(), self.high.clone()],
+            vectors: self.vectors.clone(),
+            pin: Arc::default(),
+        }
+    }
+
+    fn restore(&mut self) {
+        let io = Io::new(IoOptions::default());
+        let mut kept = self.keeper();
+        let (c, recovery) = Controller::restore(
+            3,
+            self.c.config().clone(),
+            self.c.namespaces().cloned().collect(),
+            &io,
+            DoorbellPage::from_fd(again(self.c.doorbell_page().as_fd())).unwrap(),
+            StateMemory::open(again(self.state.fd())).unwrap(),
+            &mut kept,
+        )
+        .unwrap();
+        self.c = c;
+        self.io = io;
+        self.recovery = recovery;
+    }
+
+    /// The next process has told the host of everything that it has not consumed.
+    fn told(&mut self) {
+        if self.command_register() & command::BUS_MASTER == 0 || !self.csts().rdy() {
+            return;
+        }
+        let queues = self.c.completion_queues();
+        let queues = queues.into_iter().map(|(qid, _)| qid).chain([0]);
+        let known = |qid: &u16| self.pairs.contains_key(qid) && !self.deaf.contains(qid);
+        for qid in queues.filter(known) {
+            let told = self.vectors[usize::from(qid)].take() > 0;
+            assert!(told || self.peek(qid).is_none(), "queue {qid}");
         }
     }
 
@@ -287,11 +453,11 @@ impl Host {
     }
 
     pub fn set32(&mut self, offset: u64, value: u32) {
-        self.c.bar0_write(offset, &value.to_le_bytes());
+        self.outliving(|h| h.c.bar0_write(offset, &value.to_le_bytes()));
     }
 
     pub fn set64(&mut self, offset: u64, value: u64) {
-        self.c.bar0_write(offset, &value.to_le_bytes());
+        self.outliving(|h| h.c.bar0_write(offset, &value.to_le_bytes()));
     }
 
     pub fn csts(&mut self) -> Csts {
@@ -317,7 +483,7 @@ impl Host {
     pub fn set_command(&mut self, bits: u16, on: bool) {
         let before = self.command_register();
         let value = if on { before | bits } else { before & !bits };
-        self.c.config_write(4, &value.to_le_bytes());
+        self.outliving(|h| h.c.config_write(4, &value.to_le_bytes()));
     }
 
     /// Starts the controller with admin queues of 32 entries.
@@ -362,6 +528,7 @@ impl Host {
     }
 
     pub fn create_pair_at(&mut self, qid: u16, size: u32, sq: u64, cq: u64) {
+        self.pairs.remove(&qid);
         assert_eq!(self.create_cq(qid, size, cq, Some(qid)), Status::SUCCESS);
         assert_eq!(self.create_sq(qid, qid, size, sq), Status::SUCCESS);
         self.pairs.insert(qid, Pair::new(sq, cq, size));
@@ -514,6 +681,10 @@ impl Host {
 
     /// One round as a worker does it.
     pub fn round(&mut self) -> bool {
+        self.outliving(Host::round_once)
+    }
+
+    fn round_once(&mut self) -> bool {
         let Host { c, io, .. } = self;
         let mut worked = io.poll(&mut |completion| c.complete(completion)) > 0;
         worked |= self.c.poll(self.now);

@@ -8,6 +8,7 @@ mod attach;
 mod bus_master;
 #[path = "../common/mod.rs"]
 mod common;
+mod deaths;
 mod histories;
 mod interrupts;
 mod late;

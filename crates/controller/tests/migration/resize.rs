@@ -2,12 +2,13 @@
 
 use crate::rules::migrate_to_others;
 use crate::world::{OTHERS, PAIRS, PLACES, WINDOW, World};
+use dma::{SegmentList, View};
 use nvme::{NvmOpcode, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use volume::{
-    Completion, Info, Io, IoErrorKind, Op, OpenQueue, QueueState, Request, Volume, VolumeError,
-    VolumeQueue,
+    Completion, FastPath, Info, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request,
+    Volume, VolumeError, VolumeQueue,
 };
 
 /// The first part of another volume: its owner says how much of it.
@@ -16,6 +17,7 @@ pub struct Resizable {
     volume: Arc<dyn Volume>,
     bytes: Arc<AtomicU64>,
     asked: AtomicU64,
+    failures: Arc<AtomicU64>,
 }
 
 impl Resizable {
@@ -24,12 +26,18 @@ impl Resizable {
             volume,
             bytes: Arc::new(AtomicU64::new(bytes)),
             asked: AtomicU64::new(0),
+            failures: Arc::default(),
         }
     }
 
     /// How often it was asked for its size.
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
+    }
+
+    /// The next so many requests fail, as those of a disk that is gone.
+    pub fn fail_next(&self, count: u64) {
+        self.failures.store(count, Ordering::Relaxed);
     }
 
     pub fn resize(&self, bytes: u64) {
@@ -49,7 +57,16 @@ impl Volume for Resizable {
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         let (queue, bytes) = (self.volume.open(io)?, self.bytes.clone());
-        Ok(OpenQueue::new(Queue { queue, bytes }))
+        let (immediate, failures) = (queue.is_immediate(), self.failures.clone());
+        let queue = Queue {
+            queue,
+            bytes,
+            failures,
+        };
+        Ok(match immediate {
+            true => OpenQueue::with_fast_path(queue),
+            false => OpenQueue::new(queue),
+        })
     }
 
     fn id(&self) -> Vec<u8> {
@@ -64,6 +81,47 @@ impl Volume for Resizable {
 struct Queue {
     queue: OpenQueue,
     bytes: Arc<AtomicU64>,
+    failures: Arc<AtomicU64>,
+}
+
+impl Queue {
+    fn fails(&self) -> bool {
+        let failures = self.failures.load(Ordering::Relaxed);
+        self.failures
+            .store(failures.saturating_sub(1), Ordering::Relaxed);
+        failures > 0
+    }
+}
+
+impl FastPath for Queue {
+    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
+        self.submit(Request::transfer(tag, op, offset, data))
+    }
+
+    fn push(&mut self) {
+        self.queue.push();
+    }
+
+    fn is_immediate(&self) -> bool {
+        self.queue.is_immediate()
+    }
+
+    fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
+        let end = offset + data.len_bytes();
+        let within = end <= self.bytes.load(Ordering::Relaxed);
+        if within && self.fails() {
+            return Some(Err(IoErrorKind::Gone.into()));
+        }
+        within.then(|| self.queue.try_now(op, offset, data))?
+    }
+
+    fn prefetches(&self) -> bool {
+        self.queue.prefetches()
+    }
+
+    fn prefetch(&mut self, op: Op, offset: u64, len: u64) {
+        self.queue.prefetch(op, offset, len);
+    }
 }
 
 impl VolumeQueue for Queue {
@@ -71,6 +129,11 @@ impl VolumeQueue for Queue {
         let end = request.offset + request.len;
         if request.op != Op::Flush && end > self.bytes.load(Ordering::Relaxed) {
             return Some(request.complete(Err(IoErrorKind::OutOfRange.into())));
+        }
+        // No policy holds a flush that has failed, or ranges.
+        let held = !matches!(request.op, Op::Flush | Op::Deallocate);
+        if held && self.fails() {
+            return Some(request.complete(Err(IoErrorKind::Gone.into())));
         }
         self.queue.submit(request)
     }

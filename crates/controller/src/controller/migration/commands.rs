@@ -4,7 +4,7 @@ use super::link::Link;
 use super::{Migration, Place};
 use crate::admin::table;
 use crate::controller::Controller;
-use crate::engine::Order;
+use crate::engine::{Order, SavedCq, SavedSq};
 use nvme::{Command, Status};
 
 /// Orders of one remote engine that may be under way before admin commands wait for it.
@@ -24,6 +24,21 @@ pub(super) struct RemoteSq {
 }
 
 impl Migration {
+    /// Admin commands that have not begun, in order.
+    pub fn held(&self) -> impl Iterator<Item = &Command> {
+        self.held.iter()
+    }
+
+    /// Holds a command of a process that has ended.
+    pub fn hold(&mut self, command: Command) {
+        self.held.push_back(command);
+    }
+
+    /// Doorbell Buffer Config commands that wait for remote engines.
+    pub fn configuring(&self) -> impl Iterator<Item = u16> {
+        self.configuring.iter().map(|(cid, _)| *cid)
+    }
+
     /// A submission queue of a remote engine is gone.
     pub(super) fn sq_gone(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.remove(&qid)
@@ -101,6 +116,12 @@ impl Controller {
             return false;
         };
         self.order(Place::Own, Order::InstallCq(qid, Box::new(cq)));
+        self.queues.add_cq(SavedCq {
+            qid,
+            iova,
+            size,
+            vector,
+        });
         true
     }
 
@@ -113,6 +134,10 @@ impl Controller {
         ) else {
             return false;
         };
+        // A remote engine has its records since it was made.
+        if qid > 0 && place == Place::Own && !self.prepare_records(0) {
+            return false;
+        }
         if let Some(cq) = self.migration.cqs.get_mut(&cqid) {
             cq.users += 1;
             let link = cq.link;
@@ -120,6 +145,12 @@ impl Controller {
         }
         self.note_worker(qid, place);
         self.order(place, Order::InstallSq(qid, Box::new(sq)));
+        self.queues.add_sq(SavedSq {
+            qid,
+            cqid,
+            iova,
+            size,
+        });
         true
     }
 
@@ -127,6 +158,7 @@ impl Controller {
     pub(crate) fn delete_cq(&mut self, qid: u16) {
         if let Some(place) = self.place_of_cq(qid) {
             self.migration.cqs.remove(&qid);
+            self.queues.remove_cq(qid);
             self.order(place, Order::DeleteCq(qid));
         }
     }
@@ -187,7 +219,7 @@ impl Controller {
         for (cid, wanted) in configuring {
             let mut links = self.migration.links.iter().zip(&wanted);
             if links.all(|(link, wanted)| !link.is_open() || link.handled() >= *wanted) {
-                self.engine.finish(0, cid, Status::SUCCESS, 0);
+                self.finish_admin(cid, Status::SUCCESS, 0);
                 worked = true;
             } else {
                 self.migration.configuring.push((cid, wanted));

@@ -204,6 +204,8 @@ impl Controller {
             || self.migration.link_of(worker).is_some()
             || share >= self.engine.stats.shares.len()
             || self.engine.namespaces.iter().any(passing)
+            || self.engine.is_inheriting()
+            || !self.prepare_records(share as u16)
         {
             return None;
         }
@@ -283,10 +285,12 @@ impl Controller {
         if more && let Some((_, waker)) = &self.migration.own_worker {
             waker.wake_by_ref();
         }
+        self.settle();
         worked
     }
 
     fn reported(&mut self, at: usize, report: Report) {
+        self.touch();
         match report.event {
             Event::SqDrained(qid) => {
                 self.migration.sq_gone(qid);

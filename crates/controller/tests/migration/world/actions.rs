@@ -4,7 +4,7 @@ use super::{ENTRIES, PLACES, WINDOW, Waiting, World};
 use crate::common::*;
 use dma::Prot;
 use nvme::pci::command::BUS_MASTER;
-use nvme::{AdminOpcode, NvmOpcode, Status};
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::time::{Duration, Instant};
 
 impl World {
@@ -24,16 +24,65 @@ impl World {
         let command = self.h.rw(opcode, 1, place * 8, 8, WINDOW + place * 4096);
         let bytes = pattern(self.random(), 4096);
         self.h.write(DATA + place * 4096, &bytes);
+        let wrote = write.then_some(bytes);
+        self.submitted(qid, command, place, !write, wrote);
+    }
+
+    fn submitted(
+        &mut self,
+        qid: u16,
+        command: Command,
+        place: u64,
+        read: bool,
+        wrote: Option<Vec<u8>>,
+    ) {
         self.used.insert(place);
         let mut cid = 0;
         self.ringing(|h| cid = h.submit(qid, command));
         let waiting = Waiting {
             place,
-            read: !write,
-            wrote: write.then_some(bytes),
+            read,
+            wrote,
             inside: Some(place < self.size),
         };
         assert!(self.waiting.insert((qid, cid), waiting).is_none());
+    }
+
+    /// A command that is neither a read nor a write.
+    pub fn submit_other(&mut self, qid: u16) {
+        let queued = self.waiting.keys().filter(|(q, _)| *q == qid).count();
+        let Some(place) = (0..self.size).find(|place| !self.used.contains(place)) else {
+            return;
+        };
+        if queued as u32 >= ENTRIES - 1 || !self.h.pairs.contains_key(&qid) {
+            return;
+        }
+        let memory = DATA + place * 4096;
+        let command = |h: &mut Host, opcode| h.rw(opcode, 1, place * 8, 8, WINDOW + place * 4096);
+        let zeroes = vec![0; 4096];
+        let (command, wrote) = match self.random() % 5 {
+            0 => (command(&mut self.h, NvmOpcode::WRITE_ZEROES), Some(zeroes)),
+            1 => {
+                let there = self.model.get(&place).unwrap_or(&zeroes);
+                self.h.write(memory, there);
+                (command(&mut self.h, NvmOpcode::COMPARE), None)
+            }
+            2 => (command(&mut self.h, NvmOpcode::VERIFY), None),
+            3 => {
+                let mut range = [0; 16];
+                range[4] = 8;
+                range[8..].copy_from_slice(&(place * 8).to_le_bytes());
+                self.h.write(memory, &range);
+                let mut command = Command::new(NvmOpcode::DATASET_MANAGEMENT.0, 0, 1);
+                command.set_prps(WINDOW + place * 4096, 0);
+                command.cdw11 = 4.into();
+                // What is there afterwards is not promised.
+                self.forget(place);
+                (command, None)
+            }
+            _ => (Command::new(NvmOpcode::FLUSH.0, 0, 1), None),
+        };
+        self.submitted(qid, command, place, false, wrote);
     }
 
     /// Takes completions of a completion queue, at most so many.
@@ -52,10 +101,16 @@ impl World {
                 panic!("{key:?} completed twice, or never asked for");
             };
             assert!(u32::from(completion.sqhd.get()) < ENTRIES);
-            self.used.remove(&waiting.place);
+            if !self.forgotten.contains(&waiting.place) {
+                self.used.remove(&waiting.place);
+            }
             let status = completion.status();
             if status.is(Status::LBA_OUT_OF_RANGE) {
                 assert_ne!(waiting.inside, Some(true), "{key:?}: refused");
+                if waiting.wrote.is_some() && self.h.deaths > 0 {
+                    // A process that has died may have done it before the resize.
+                    self.forget(waiting.place);
+                }
                 continue;
             }
             if status == Status::SUCCESS {
@@ -72,8 +127,10 @@ impl World {
                 }
                 continue;
             }
-            // Aborted, or its memory was not there; a write may have happened or not.
-            let aborted = status.is(Status::ABORT_REQUESTED);
+            // Aborted, or its memory was not there; a write may have happened or not. So with one
+            // that is to be done again when the function may not reach memory.
+            let interrupted = status.is(Status::COMMAND_INTERRUPTED) && self.h.deaths > 0;
+            let aborted = status.is(Status::ABORT_REQUESTED) || interrupted;
             assert!(
                 aborted || status.is(Status::DATA_TRANSFER_ERROR),
                 "{key:?}: {status}"
@@ -90,6 +147,7 @@ impl World {
     pub fn forget(&mut self, place: u64) {
         // Not used again.
         self.used.insert(place);
+        self.forgotten.insert(place);
     }
 
     pub fn migrate_queue(&mut self, cqid: u16, worker: u16) -> bool {
@@ -109,21 +167,21 @@ impl World {
                 break;
             }
             if steps == 20 {
-                self.faults.clear();
-                self.faults.release();
+                self.relent();
             }
             self.step_any();
             assert!(Instant::now() < limit, "the reset does not end");
         }
         let memory = self.memory();
-        self.faults.clear();
-        self.faults.release();
+        self.relent();
         for _ in 0..40 {
             self.step_any();
         }
         assert!(self.memory() == memory, "memory touched after a reset");
         for ((..), waiting) in std::mem::take(&mut self.waiting) {
-            self.used.remove(&waiting.place);
+            if !self.forgotten.contains(&waiting.place) {
+                self.used.remove(&waiting.place);
+            }
             if waiting.wrote.is_some() {
                 self.forget(waiting.place);
             }
@@ -142,7 +200,10 @@ impl World {
             }
         }
         self.volume.resize(places * 4096);
-        assert_eq!(self.h.c.check_sizes(), places != self.size);
+        let deaths = self.h.deaths;
+        let changed = self.h.outliving(|h| h.c.check_sizes());
+        // One that dies in it has it before it begins again.
+        assert_eq!(changed, places != self.size && self.h.deaths == deaths);
         self.size = places;
     }
 
@@ -153,23 +214,30 @@ impl World {
             return;
         }
         self.wake_all();
-        self.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
+        let mut deaths = self.h.deaths;
+        let size = self.h.c.dma_unmap_size(WINDOW, PLACES * 4096);
+        assert_eq!(size, self.h.c.dma_unmap(WINDOW, PLACES * 4096));
+        assert_eq!(size, Ok(PLACES * 4096));
         let limit = Instant::now() + Duration::from_secs(10);
         for steps in 0.. {
-            if self.h.c.dma_quiesced() {
+            let quiesced = self.h.outliving(|h| h.c.dma_quiesced());
+            if std::mem::replace(&mut deaths, self.h.deaths) != self.h.deaths {
+                // The request was not answered.
+                self.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
+                continue;
+            }
+            if quiesced {
                 break;
             }
             if steps == 20 {
-                self.faults.clear();
-                self.faults.release();
+                self.relent();
             }
             self.step_any();
             assert!(Instant::now() < limit, "the unmap does not end");
         }
         self.mapped = false;
         let memory = self.h.read(DATA, PLACES as usize * 4096);
-        self.faults.clear();
-        self.faults.release();
+        self.relent();
         for _ in 0..40 {
             self.step_any();
         }
@@ -182,10 +250,13 @@ impl World {
             return;
         }
         let memory = self.h.high.clone();
-        self.h
-            .c
-            .dma_map(WINDOW, PLACES * 4096, Some((memory, 0)), Prot::RW)
-            .unwrap();
+        let deaths = self.h.deaths;
+        let mapped = self.h.outliving(|h| {
+            let backing = Some((memory.clone(), 0));
+            h.c.dma_map(WINDOW, PLACES * 4096, backing, Prot::RW)
+        });
+        // One that dies in it may have it already.
+        assert!(mapped.is_ok() || self.h.deaths != deaths);
         self.mapped = true;
         self.wake_all();
     }
@@ -195,14 +266,18 @@ impl World {
     pub fn stop_mastering(&mut self) {
         self.wake_all();
         self.h.set_command(BUS_MASTER, false);
+        let mut deaths = self.h.deaths;
         let limit = Instant::now() + Duration::from_secs(10);
         for steps in 0.. {
+            if std::mem::replace(&mut deaths, self.h.deaths) != self.h.deaths {
+                // The request was not answered.
+                self.h.set_command(BUS_MASTER, false);
+            }
             if self.h.c.config_settled() {
                 break;
             }
             if steps == 20 {
-                self.faults.clear();
-                self.faults.release();
+                self.relent();
             }
             self.step_any();
             assert!(Instant::now() < limit, "commands in flight do not end");
@@ -210,8 +285,7 @@ impl World {
         self.wake_all();
         let memory = self.memory();
         self.h.quiet();
-        self.faults.clear();
-        self.faults.release();
+        self.relent();
         for _ in 0..40 {
             self.step_any();
         }
@@ -232,8 +306,7 @@ impl World {
     pub fn remake(&mut self, qid: u16) {
         self.master();
         self.wake_all();
-        self.faults.clear();
-        self.faults.release();
+        self.relent();
         let sqs: Vec<u16> = if qid == 1 { vec![1, 5] } else { vec![qid] };
         for &sq in &sqs {
             assert_eq!(
@@ -248,7 +321,9 @@ impl World {
         let gone: Vec<_> = self.waiting.keys().copied().collect();
         for key in gone.into_iter().filter(|(q, _)| sqs.contains(q)) {
             let waiting = self.waiting.remove(&key).unwrap();
-            self.used.remove(&waiting.place);
+            if !self.forgotten.contains(&waiting.place) {
+                self.used.remove(&waiting.place);
+            }
             if waiting.wrote.is_some() {
                 self.forget(waiting.place);
             }
@@ -270,8 +345,7 @@ impl World {
         };
         self.master();
         self.wake_all();
-        self.faults.clear();
-        self.faults.release();
+        self.relent();
         let completion = self
             .h
             .simple(AdminOpcode::ABORT, u32::from(cid) << 16 | u32::from(sqid));

@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
-use volume::{Faults, Io, IoOptions, Volume};
+use volume::{ErrorAction, Faults, Io, IoOptions, OnError, OnErrorHandle, OnErrorVolume, Volume};
 use worker::WakeFlag;
 
 /// Workers beside the controller's own.
@@ -49,11 +49,17 @@ pub struct World {
     /// What is on the volume.
     pub model: BTreeMap<u64, Vec<u8>>,
     pub used: BTreeSet<u64>,
+    /// Of these, places with who knows what in them.
+    pub forgotten: BTreeSet<u64>,
     pub mapped: bool,
     pub volume: Arc<Resizable>,
+    /// Requests that fail wait until the volume is resumed.
+    pub policy: OnErrorHandle,
     /// Places that the namespace has.
     pub size: u64,
     pub seed: u64,
+    /// Deaths of the process that the worker has noticed: it is awake then.
+    pub noticed: u32,
 }
 
 pub fn config(mapped: bool) -> ControllerConfig {
@@ -64,6 +70,66 @@ pub fn config(mapped: bool) -> ControllerConfig {
         workers: 1 + OTHERS as u16,
         ..ControllerConfig::default()
     }
+}
+
+/// Makes the controller's other workers, and a remote engine for each.
+fn other_workers(h: &mut Host, flag: &Arc<WakeFlag>) -> Vec<OtherWorker> {
+    h.c.set_worker(0, flag.clone().into());
+    let mut others = Vec::new();
+    for worker in 1..=OTHERS as u16 {
+        let wakes = Arc::<Count>::default();
+        let flag = wake_flag(&wakes);
+        // Commands of the process before may be in its records' place for a while.
+        let Some(setup) = h.c.remote_engine(worker, flag.clone().into()) else {
+            assert!(h.deaths > 0);
+            break;
+        };
+        assert!(
+            h.c.remote_engine(worker, flag.clone().into()).is_none(),
+            "one for each"
+        );
+        assert_eq!(h.c.has_remote_engine(worker), None);
+        let io = Rc::new(Io::new(IoOptions::default()));
+        let engine = setup.open(10 + worker, &io).unwrap();
+        assert_eq!(h.c.has_remote_engine(worker), Some(true));
+        others.push(OtherWorker {
+            engine,
+            io,
+            flag,
+            wakes,
+            asleep: false,
+            raced: false,
+        });
+    }
+    others
+}
+
+/// When the process dies, what was given to the volume is done or is not; all workers die with it.
+fn dying(
+    others: &Rc<RefCell<Vec<OtherWorker>>>,
+    flag: &Arc<WakeFlag>,
+    faults: &Arc<Faults>,
+    policy: &OnErrorHandle,
+) -> Dying {
+    let (others, flag) = (others.clone(), flag.clone());
+    let (faults, policy) = (faults.clone(), policy.clone());
+    Box::new(move |h, before| {
+        if !before {
+            let made = other_workers(h, &flag);
+            *others.borrow_mut() = made;
+            return;
+        }
+        if h.deaths % 2 == 0 {
+            faults.release();
+            policy.resume();
+            let mut done = Vec::new();
+            h.c.poll_volumes(&mut done);
+            for other in others.borrow_mut().iter_mut() {
+                other.engine.poll_volumes(&mut done);
+            }
+        }
+        others.borrow_mut().clear();
+    })
 }
 
 impl World {
@@ -78,35 +144,25 @@ impl World {
         Self::on(Arc::new(Stubborn(volume)), faults, mapped)
     }
 
+    /// The volume answers within the call, nearly always.
+    pub fn immediate(mapped: bool) -> World {
+        let (_, faults) = faulty(4096);
+        Self::on(mem(8 << 20), faults, mapped)
+    }
+
     fn on(volume: Arc<dyn Volume>, faults: Arc<Faults>, mapped: bool) -> World {
         let volume = Arc::new(Resizable::new(volume, PLACES * 4096));
-        let mut h = Host::with(config(mapped), vec![ns(1, volume.clone(), 512)]);
+        let stop = OnError {
+            read: ErrorAction::Stop,
+            write: ErrorAction::Stop,
+        };
+        let served = OnErrorVolume::new(volume.clone(), stop, "test");
+        let policy = served.handle();
+        let mut h = Host::with(config(mapped), vec![ns(1, Arc::new(served), 512)]);
         let wakes = Arc::<Count>::default();
         let flag = wake_flag(&wakes);
-        h.c.set_worker(0, flag.clone().into());
-        let mut others = Vec::new();
-        for worker in 1..=OTHERS as u16 {
-            let wakes = Arc::<Count>::default();
-            let flag = wake_flag(&wakes);
-            let setup = h.c.remote_engine(worker, flag.clone().into()).unwrap();
-            assert!(
-                h.c.remote_engine(worker, flag.clone().into()).is_none(),
-                "one for each"
-            );
-            assert_eq!(h.c.has_remote_engine(worker), None);
-            let io = Rc::new(Io::new(IoOptions::default()));
-            let engine = setup.open(10 + worker, &io).unwrap();
-            assert_eq!(h.c.has_remote_engine(worker), Some(true));
-            others.push(OtherWorker {
-                engine,
-                io,
-                flag,
-                wakes,
-                asleep: false,
-                raced: false,
-            });
-        }
-        let others = Rc::new(RefCell::new(others));
+        let others = Rc::new(RefCell::new(other_workers(&mut h, &flag)));
+        h.dying = Some(dying(&others, &flag, &faults, &policy));
         let (theirs, ours) = (others.clone(), flag.clone());
         h.beside = Some(Box::new(move |controller, now| {
             let mut worked = ours.take() && controller.drain_messages();
@@ -129,10 +185,13 @@ impl World {
             waiting: BTreeMap::new(),
             model: BTreeMap::new(),
             used: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             mapped: true,
             volume,
+            policy,
             size: PLACES,
             seed: 1,
+            noticed: 0,
         };
         world.up();
         world
@@ -150,6 +209,14 @@ impl World {
         }
         assert_eq!(self.h.create_sq(5, 1, ENTRIES, 0xa000), Status::SUCCESS);
         self.h.pairs.insert(5, Pair::new(0xa000, 0, ENTRIES));
+    }
+
+    /// Nothing fails any more, and nothing is held.
+    pub fn relent(&self) {
+        self.faults.clear();
+        self.faults.release();
+        self.volume.fail_next(0);
+        self.policy.resume();
     }
 
     pub fn random(&mut self) -> u64 {

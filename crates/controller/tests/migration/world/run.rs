@@ -5,7 +5,17 @@ use crate::common::*;
 use nvme::{NvmOpcode, Status};
 
 impl World {
+    /// A process that has just begun is awake.
+    fn notice_deaths(&mut self) {
+        if std::mem::replace(&mut self.noticed, self.h.deaths) != self.h.deaths {
+            (self.asleep, self.raced) = (false, false);
+            self.wakes.take();
+            self.flag.awake();
+        }
+    }
+
     pub fn wake_up(&mut self) {
+        self.notice_deaths();
         if std::mem::take(&mut self.asleep) {
             self.flag.awake();
             self.wakes.take();
@@ -13,9 +23,14 @@ impl World {
     }
 
     pub fn step(&mut self, worker: usize, drain: bool) -> bool {
+        self.notice_deaths();
         if worker > 0 {
-            let now = self.h.now;
-            return self.others.borrow_mut()[worker - 1].round(drain, now);
+            let others = self.others.clone();
+            return self.h.outliving(|h| {
+                let mut others = others.borrow_mut();
+                let other = others.get_mut(worker - 1);
+                other.is_some_and(|other| other.round(drain, h.now))
+            });
         }
         if self.asleep {
             if self.wakes.take() == 0 {
@@ -25,7 +40,8 @@ impl World {
         }
         let beside = self.h.beside.take();
         self.raced = false;
-        let mut worked = drain && self.flag.take() && self.h.c.drain_messages();
+        let mut worked = drain && self.flag.take();
+        worked = worked && self.h.outliving(|h| h.c.drain_messages());
         worked |= self.h.round();
         self.h.beside = beside;
         worked
@@ -39,8 +55,12 @@ impl World {
     }
 
     pub fn sleep(&mut self, worker: usize) {
+        self.notice_deaths();
         if worker > 0 {
-            return self.others.borrow_mut()[worker - 1].sleep();
+            if let Some(other) = self.others.borrow_mut().get_mut(worker - 1) {
+                other.sleep();
+            }
+            return;
         }
         if self.asleep || self.raced {
             return;
@@ -103,8 +123,7 @@ impl World {
     /// Everything that was submitted comes to its end.
     pub fn finish(&mut self) {
         self.master();
-        self.faults.clear();
-        self.faults.release();
+        self.relent();
         if !self.mapped {
             self.map();
         }

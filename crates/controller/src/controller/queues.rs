@@ -1,0 +1,44 @@
+//! Where the host's queues are, in whatever engine: what a process needs to find them again.
+
+use crate::engine::{SavedCq, SavedSq};
+use std::collections::BTreeMap;
+
+/// All queues that exist, the admin queue included.
+#[derive(Default)]
+pub(crate) struct Queues {
+    cqs: BTreeMap<u16, SavedCq>,
+    sqs: BTreeMap<u16, SavedSq>,
+}
+
+impl Queues {
+    /// Completion queues.
+    pub fn cqs(&self) -> impl Iterator<Item = &SavedCq> {
+        self.cqs.values()
+    }
+
+    /// Submission queues; those that are being deleted, too.
+    pub fn sqs(&self) -> impl Iterator<Item = &SavedSq> {
+        self.sqs.values()
+    }
+
+    pub fn add_cq(&mut self, cq: SavedCq) {
+        self.cqs.insert(cq.qid, cq);
+    }
+
+    pub fn add_sq(&mut self, sq: SavedSq) {
+        self.sqs.insert(sq.qid, sq);
+    }
+
+    pub fn remove_cq(&mut self, qid: u16) {
+        self.cqs.remove(&qid);
+    }
+
+    pub fn remove_sq(&mut self, qid: u16) {
+        self.sqs.remove(&qid);
+    }
+
+    /// A controller-level reset: there is none any more.
+    pub fn clear(&mut self) {
+        *self = Queues::default();
+    }
+}

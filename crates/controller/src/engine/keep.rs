@@ -1,0 +1,165 @@
+//! Completions that wait for room, as the next process is to find them: each keeps a slot, for its
+//! record's sake.
+
+use super::Engine;
+use super::journal::{Hot, Records};
+use super::queue::Cq;
+use super::slots::Slots;
+use nvme::Status;
+
+impl Slots {
+    /// The slot's command is over, and its completion waits for room. `false`: nothing is recorded
+    /// here, so that the slot need not be kept.
+    fn keep(&mut self, index: u16, place: (u16, u64), cid: u16, end: (Status, u32)) -> bool {
+        let Some(records) = &mut self.records else {
+            return false;
+        };
+        records.end(index, place, cid, end);
+        if let Some(slot) = self.get(index) {
+            slot.kept = true;
+            // Nothing that its volume still says concerns it.
+            slot.seq = slot.seq.wrapping_add(1);
+            slot.list.clear();
+            self.rest();
+        }
+        true
+    }
+
+    /// The completion is posted, or nobody waits for it any more.
+    pub fn release_kept(&mut self, index: u16) {
+        if let Some(slot) = self.get(index)
+            && std::mem::take(&mut slot.kept)
+        {
+            self.wake();
+            self.release(index);
+        }
+    }
+
+    /// Nobody waits for any completion any more.
+    pub fn release_all_kept(&mut self) {
+        for index in 0..self.count() {
+            self.release_kept(index);
+        }
+    }
+}
+
+impl Engine {
+    /// Commands fetched from a queue before the last one.
+    pub(super) fn last_fetched(&self, sqid: u16) -> u64 {
+        match self.sqs.get(usize::from(sqid)) {
+            Some(Some(sq)) => sq.fetched.saturating_sub(1),
+            _ => 0,
+        }
+    }
+
+    /// The completion of the slot's command waits for room: the record says so, and the slot is
+    /// kept.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u32) {
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("a completion waits without its slot");
+        };
+        let (sqid, cid, scratch) = (slot.sqid, slot.cid, std::mem::take(&mut slot.scratch));
+        self.scratch.release(scratch);
+        let place = (sqid, self.last_fetched(sqid));
+        if self.slots.keep(index, place, cid, (status, result)) {
+            self.name_backlogged(sqid, index);
+        } else {
+            self.slots.release(index);
+        }
+    }
+
+    /// The same of a command that had no slot, the last one that was fetched from its queue. Admin
+    /// commands are the control half's to remember.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn keep_without_slot(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+        if sqid == 0 || self.slots.records.is_none() {
+            return;
+        }
+        let Some(index) = self.slots.alloc() else {
+            return self.broken("no slot is left for a command that was fetched");
+        };
+        if let Some(slot) = self.slots.get(index) {
+            (slot.sqid, slot.cid) = (sqid, cid);
+        }
+        self.keep_slot(index, status, result);
+    }
+
+    /// The newest completion that waits is that of this slot's command.
+    fn name_backlogged(&mut self, sqid: u16, index: u16) {
+        let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else {
+            return;
+        };
+        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid))
+            && let Some(newest) = cq.backlog.back_mut()
+        {
+            newest.slot = Some(index);
+        }
+    }
+
+    /// Ends a command that could not be started, whose slot it may have by then.
+    pub(super) fn finish_started(&mut self, slot: Option<u16>, sqid: u16, cid: u16, end: Status) {
+        match slot {
+            Some(index) => self.finish_slot(index, cid, end, 0),
+            None => self.end_reserved(sqid, cid, end, 0),
+        }
+    }
+
+    /// Ends a command that has no slot but the one that is reserved for it, if any is.
+    pub(super) fn end_reserved(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+        let Some(index) = self.slots.take_reserved() else {
+            return self.finish(sqid, cid, status, result);
+        };
+        if let Some(slot) = self.slots.get(index) {
+            (slot.sqid, slot.cid) = (sqid, cid);
+        }
+        self.finish_slot(index, cid, status, result);
+    }
+
+    fn finish_slot(&mut self, index: u16, cid: u16, status: Status, result: u32) {
+        let sqid = self.slots.get(index).map_or(0, |slot| slot.sqid);
+        if self.finish_here(sqid, cid, status, result) {
+            self.free_slot(index);
+        } else {
+            self.keep_slot(index, status, result);
+        }
+    }
+
+    /// From now on commands are recorded, where the control half has made room for them.
+    pub(super) fn open_records(&mut self) {
+        if let Some((state, share)) = &self.state
+            && self.slots.records.is_none()
+            && let Some(rows) = state.recorded(*share)
+        {
+            self.slots.records = Some(Records::new(rows, self.slots.count()));
+        }
+    }
+
+    /// A completion queue has come, its memory has, or that has gone: it is noted where.
+    pub(super) fn note_cq(hot: &Option<Hot>, qid: u16, cq: &Cq) {
+        if let Some(hot) = hot {
+            hot.note_cq(qid, cq);
+        }
+    }
+
+    /// Notes all queues, after a change of what their doorbells or their memory are.
+    pub(super) fn note_queues(&mut self) {
+        let Some(hot) = &self.hot else {
+            return;
+        };
+        for (qid, cq) in (0..).zip(&self.cqs) {
+            if let Some(cq) = cq {
+                hot.note_cq(qid, cq);
+            }
+        }
+        for (qid, sq) in (0..).zip(&mut self.sqs) {
+            if let Some(sq) = sq
+                && let Some(Some(cq)) = self.cqs.get(usize::from(sq.cqid))
+            {
+                hot.note_sq(qid, sq, cq.tail);
+            }
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! Queues and commands of a process that has ended, found again in the rings, in what it noted and
+//! in its records: the other side of [`journal`](super::journal), which says what was written in
+//! which order.
+//!
+//! - *The completion queue's tail* is where the phase tag changes, from the ring's first entry on.
+//!   Where the ring's memory is not there, the tail was noted when that went.
+//! - *The submission queue's head* is the largest of: what was noted for the last batch; what the
+//!   newest completion says, if it is of this queue and was posted after that note (the batch that
+//!   was being answered); and one behind each command with a record.
+//! - *A record whose completion is posted*: only the last one can be, for the record is removed
+//!   next. So the newest completion is compared: queue, command, and an SQ Head Pointer beyond the
+//!   command. An earlier completion of the same identifier has none, for its host could not submit
+//!   more than a ring's entries since it saw it.
+//! - All other recorded commands are executed again, in the order in which they were fetched; those
+//!   that had ended are posted.
+//!
+//! Doorbells are not restored but looked at: each queue begins with nothing seen, so that the first
+//! look finds what its cells say.
+
+use super::Engine;
+use super::doorbells::Which;
+use super::journal::{Recorded, Records, recorded};
+use super::post::refresh_head;
+use super::queue::{Cq, QueueMemory, Sq};
+use dma::{Access, Ring, Rows};
+use doorbell::{Cell, Step, Watch, WatchState, distance};
+use nvme::{Command, Completion, Status};
+use std::collections::BTreeMap;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A value that no doorbell has.
+const UNSEEN: u32 = u32::MAX;
+
+/// A completion queue as the control half knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SavedCq {
+    pub qid: u16,
+    pub iova: u64,
+    /// Entries.
+    pub size: u32,
+    pub vector: Option<u16>,
+}
+
+/// A submission queue as the control half knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SavedSq {
+    pub qid: u16,
+    pub cqid: u16,
+    pub iova: u64,
+    /// Entries.
+    pub size: u32,
+}
+
+/// What was found of the commands of a process that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Commands that are executed again.
+    pub replayed: usize,
+    /// Commands that had ended, and whose completion waits for room or is posted now.
+    pub ended: usize,
+    /// Commands whose completion the host has already, though their record was still there.
+    pub posted: usize,
+}
+
+/// A record, and where it is.
+struct Found {
+    rows: Rows,
+    share: u16,
+    row: usize,
+    recorded: Recorded,
+}
+
+/// The completion that was posted last.
+#[derive(Clone, Copy)]
+struct Newest {
+    sqid: u16,
+    cid: u16,
+    sqhd: u32,
+}
+
+/// Tail and phase of a completion queue whose entries were posted in order.
+fn tail_of(ring: &Ring) -> (u32, bool) {
+    let size = ring.entries();
+    let first = completion(ring, 0).phase();
+    let changes = (1..size).find(|&i| completion(ring, i).phase() != first);
+    match changes {
+        Some(tail) => (tail, first),
+        // All of one turn: the next one has the other phase.
+        None => (0, !first),
+    }
+}
+
+fn completion(ring: &Ring, index: u32) -> Completion {
+    Completion::read_from_bytes(&ring.load_cqe(index)).unwrap_or_default()
+}
+
+/// The entry before the tail, if there was ever one.
+fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
+    let (index, posted_phase) = match tail.checked_sub(1) {
+        Some(index) => (index, phase),
+        None => (ring.entries().checked_sub(1)?, !phase),
+    };
+    let entry = completion(ring, index);
+    // In a ring in which nothing was ever posted, the last entry looks like one of the turn before.
+    let nothing = entry.as_bytes().iter().all(|byte| *byte == 0);
+    (!nothing && entry.phase() == posted_phase).then(|| Newest {
+        sqid: entry.sqid.get(),
+        cid: entry.cid.get(),
+        sqhd: entry.sqhd.get().into(),
+    })
+}
+
+/// Commands fetched from a queue of `size` entries, of which `noted` were noted; `posted` is a
+/// completion after that. `None`: it contradicts itself.
+fn taken<'a>(
+    size: u32,
+    noted: u64,
+    posted: Option<&Newest>,
+    found: impl Iterator<Item = &'a Found>,
+) -> Option<u64> {
+    let mut taken = noted;
+    if let Some(newest) = posted.filter(|newest| newest.sqhd < size) {
+        let index = (noted % u64::from(size)) as u32;
+        taken = noted.checked_add(distance(index, newest.sqhd, size).into())?;
+    }
+    for Found { recorded, .. } in found {
+        let behind = recorded.number.checked_add(1)?;
+        if behind > noted.checked_add(size.into())? {
+            return None;
+        }
+        taken = taken.max(behind);
+    }
+    Some(taken)
+}
+
+impl Engine {
+    /// Queues of a process that has ended, and its commands, which [`Engine::replay`] starts again.
+    /// Of the admin queue `fetched` commands were fetched. Memory, Bus Master Enable and shadow
+    /// buffers are there. `None`: it cannot be.
+    pub fn recover(&mut self, cqs: &[SavedCq], sqs: &[SavedSq], fetched: u64) -> Option<Recovered> {
+        let mut newest = BTreeMap::new();
+        for cq in cqs {
+            let hot = self.hot.as_ref()?;
+            let mut users = sqs.iter().filter(|sq| sq.cqid == cq.qid);
+            // A host that uses the one shadow entry uses the other, though no look has seen it yet.
+            let shadow_live = users.any(|sq| hot.sq(sq.qid).is_of_shadow_host());
+            if let Some(entry) = self.recover_cq(cq, shadow_live)? {
+                newest.insert(cq.qid, entry);
+            }
+        }
+        let mut found = self.find_records();
+        let known = |found: &Found| sqs.iter().any(|sq| sq.qid == found.recorded.sqid);
+        // Their queue had gone, so that the host waits for none of them.
+        for gone in found.extract_if(.., |found| !known(found) || found.recorded.sqid == 0) {
+            gone.remove();
+        }
+        for sq in sqs {
+            let fetched = (sq.qid == 0).then_some(fetched);
+            self.recover_sq(sq, fetched, &found, newest.get(&sq.cqid))?;
+        }
+        let mut recovery = Recovery::default();
+        for posted in found.extract_if(.., |found| self.is_posted(&found.recorded, &newest)) {
+            crash::point!("controller.recover.posted");
+            posted.remove();
+            recovery.posted += 1;
+        }
+        found.sort_by_key(|found| (found.recorded.order, found.share));
+        if !self.master {
+            (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
+            (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
+            self.note_queues();
+        }
+        Some(Recovered { found, recovery })
+    }
+
+    /// A completion queue, and its newest completion.
+    fn recover_cq(&mut self, saved: &SavedCq, shadow_live: bool) -> Option<Option<Newest>> {
+        let SavedCq {
+            qid,
+            iova,
+            size,
+            vector,
+        } = *saved;
+        let mut memory = QueueMemory::away(iova, size, 16, Access::Write);
+        memory.mapped(&self.dma);
+        let note = self.hot.as_ref()?.cq(qid);
+        let shadow_live = note.shadow_live || shadow_live;
+        let (tail, phase) = match (note.away, memory.ring()) {
+            (Some(away), _) => away,
+            (None, Some(ring)) => tail_of(ring),
+            (None, None) => return None,
+        };
+        if tail >= size {
+            return None;
+        }
+        let ring = memory.ring().filter(|_| note.away.is_none());
+        let newest = ring.and_then(|ring| newest(ring, tail, phase));
+        // As full as it can be, if the look at its doorbell finds nothing.
+        let full = if tail + 1 == size { 0 } else { tail + 1 };
+        let head = note.register.map_or(full, |_| note.head);
+        let watch = Watch::from_state(WatchState {
+            size,
+            current: head,
+            last_shadow: match shadow_live || note.register.is_some() {
+                true => UNSEEN,
+                false => note.seen,
+            },
+            last_register: note.register.unwrap_or(UNSEEN),
+            shadow_live,
+            eventidx: head,
+        })?;
+        let mut cq = Cq::new(memory, watch, vector);
+        (cq.tail, cq.phase, cq.head, cq.seen) = (tail, phase, head, UNSEEN);
+        self.park_anew(qid, Which::CqHead, head);
+        let cells = self.doorbells.cells(qid, Which::CqHead);
+        refresh_head(&mut cq, cells, &mut self.events, qid);
+        self.install_cq(qid, cq);
+        crash::point!("controller.recover.cq");
+        Some(newest)
+    }
+
+    /// A submission queue, whose completion queue is there. `fetched`: of the admin queue, which
+    /// the control half knows.
+    fn recover_sq(
+        &mut self,
+        saved: &SavedSq,
+        fetched: Option<u64>,
+        found: &[Found],
+        newest: Option<&Newest>,
+    ) -> Option<()> {
+        let SavedSq {
+            qid,
+            cqid,
+            iova,
+            size,
+        } = *saved;
+        let note = self.hot.as_ref()?.sq(qid);
+        let taken = match fetched {
+            Some(fetched) => fetched,
+            None => {
+                let posted = newest.filter(|newest| {
+                    newest.sqid == qid && self.cq_tail(cqid) != Some(note.cq_tail)
+                });
+                taken(
+                    size,
+                    note.fetched,
+                    posted,
+                    found.iter().filter(|f| f.recorded.sqid == qid),
+                )?
+            }
+        };
+        let head = (taken % u64::from(size)) as u32;
+        let watch = Watch::from_state(WatchState {
+            size,
+            current: head,
+            // Of a host that uses the entry, what differs from the head is new.
+            last_shadow: match note.shadow_live || note.register.is_some() {
+                true => head,
+                false => note.seen,
+            },
+            last_register: note.register.unwrap_or(head),
+            shadow_live: note.shadow_live,
+            eventidx: head,
+        })?;
+        let mut memory = QueueMemory::away(iova, size, 64, Access::Read);
+        memory.mapped(&self.dma);
+        let mut sq = Sq::new(cqid, memory, watch);
+        (sq.head, sq.tail, sq.seen, sq.fetched) = (head, head, head, taken);
+        self.park_anew(qid, Which::SqTail, head);
+        self.install_sq(qid, sq);
+        crash::point!("controller.recover.sq");
+        Some(())
+    }
+
+    /// EventIdx where the host's next move rings: nothing depends on when the first look is.
+    fn park_anew(&self, qid: u16, which: Which, index: u32) {
+        let cells = self.doorbells.cells(qid, which);
+        if let Some(shadow) = cells.and_then(|cells| cells.shadow) {
+            Cell::store(shadow.eventidx, index, Step::Initialise);
+        }
+    }
+
+    fn cq_tail(&self, cqid: u16) -> Option<u32> {
+        let cq = self.cqs.get(usize::from(cqid))?.as_ref()?;
+        Some(cq.tail)
+    }
+
+    /// Where the next completion of the admin queue is to be posted, and its phase.
+    pub fn admin_tail(&self) -> Option<(u32, bool)> {
+        let cq = self.cqs.first()?.as_ref()?;
+        Some((cq.tail, cq.phase))
+    }
+
+    /// Completions of admin commands that were posted, as far as they were counted.
+    pub fn admin_counted(&self) -> u64 {
+        self.admin_posted
+    }
+
+    /// So many were posted indeed.
+    pub fn restore_admin_posted(&mut self, posted: u64) {
+        self.admin_posted = posted;
+        if let Some(hot) = &self.hot {
+            hot.note_admin(posted);
+        }
+    }
+
+    /// Whether the host has the completion of a recorded command already.
+    fn is_posted(&self, recorded: &Recorded, newest: &BTreeMap<u16, Newest>) -> bool {
+        let Some(Some(sq)) = self.sqs.get(usize::from(recorded.sqid)) else {
+            return false;
+        };
+        newest.get(&sq.cqid).is_some_and(|newest| {
+            let behind = distance(newest.sqhd % sq.size, sq.head, sq.size);
+            let fetched = sq.fetched.saturating_sub(behind.into());
+            newest.sqid == recorded.sqid
+                && newest.cid == recorded.command.cid.get()
+                && fetched > recorded.number
+        })
+    }
+
+    /// Doorbell Buffer Config of a process that has ended. Their cells stay as they are.
+    pub fn restore_shadow(&mut self, shadow: u64, eventidx: u64) {
+        let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
+        let found = found.filter(|_| self.master);
+        self.doorbells.configure(shadow, eventidx, found);
+    }
+
+    /// So many admin commands have no completion yet.
+    pub fn restore_admin_outstanding(&mut self, outstanding: u32) {
+        if let Some(Some(sq)) = self.sqs.first_mut() {
+            sq.outstanding = outstanding;
+        }
+    }
+
+    /// All records of all shares.
+    fn find_records(&self) -> Vec<Found> {
+        let Some((state, _)) = &self.state else {
+            return Vec::new();
+        };
+        let mut all = Vec::new();
+        for share in 0..state.shares() {
+            let Some(rows) = state.recorded(share) else {
+                continue;
+            };
+            for row in 0..rows.count() {
+                if let Some(recorded) = rows.get(row).and_then(recorded) {
+                    let rows = rows.clone();
+                    all.push(Found {
+                        rows,
+                        share,
+                        row,
+                        recorded,
+                    });
+                }
+            }
+        }
+        all
+    }
+
+    /// Starts recovered commands again. `None`: there are more than can be in flight.
+    pub fn replay(&mut self, recovered: Recovered) -> Option<Recovery> {
+        let Recovered {
+            found,
+            mut recovery,
+        } = recovered;
+        if found.is_empty() {
+            return Some(recovery);
+        }
+        self.open_records();
+        let (count, order) = (
+            self.slots.count(),
+            found.last().map_or(0, |f| f.recorded.order),
+        );
+        let (mut own, mut inherited, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for Found {
+            rows,
+            share,
+            row,
+            recorded,
+        } in found
+        {
+            let slot = match u16::try_from(row) {
+                Ok(row) if share == 0 && row < count => {
+                    own.push(row);
+                    row
+                }
+                _ => {
+                    let slot = usize::from(count) + inherited.len();
+                    inherited.push((rows, row));
+                    u16::try_from(slot).ok()?
+                }
+            };
+            all.push((slot, recorded));
+        }
+        if !self.slots.inherit(&own, inherited, order) {
+            return None;
+        }
+        for (_, recorded) in &all {
+            if let Some(Some(sq)) = self.sqs.get_mut(usize::from(recorded.sqid)) {
+                sq.outstanding += 1;
+            }
+        }
+        for (slot, recorded) in all {
+            crash::point!("controller.recover.replay");
+            match recorded.ended {
+                Some(_) => recovery.ended += 1,
+                None => recovery.replayed += 1,
+            }
+            self.replay_one(slot, &recorded);
+        }
+        Some(recovery)
+    }
+
+    /// Everything is there again: each queue is looked at in the next round, and the host is told
+    /// of all completions that it has not consumed, whether it was told before or not.
+    pub fn resume(&mut self) {
+        self.polled.poll_all();
+        if self.master {
+            for qid in 0..self.cqs.len() as u16 {
+                self.signal_unread(qid);
+            }
+        }
+    }
+
+    fn replay_one(&mut self, slot: u16, recorded: &Recorded) {
+        let (sqid, command): (u16, &Command) = (recorded.sqid, &recorded.command);
+        self.slots.reserve(slot);
+        let (status, result) = match recorded.ended {
+            Some(ended) => ended,
+            // Its data cannot be reached: the host is to send it again.
+            None if !self.master => (Status::COMMAND_INTERRUPTED, 0),
+            None => return self.execute(sqid, command),
+        };
+        self.end_reserved(sqid, command.cid.get(), status, result);
+    }
+}
+
+impl Found {
+    fn remove(&self) {
+        if let Some(row) = self.rows.get(self.row) {
+            Records::remove_row(row);
+        }
+    }
+}
+
+/// Commands of a process that has ended, and what has become of others.
+pub(crate) struct Recovered {
+    found: Vec<Found>,
+    recovery: Recovery,
+}

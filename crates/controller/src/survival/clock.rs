@@ -1,0 +1,62 @@
+//! Moments that another process, or another machine, has to know: by the wall clock.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Milliseconds of the wall clock.
+pub(crate) fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
+}
+
+/// A moment in the past.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Since {
+    at: Instant,
+    wall: u64,
+}
+
+impl Since {
+    pub fn now() -> Self {
+        Since {
+            at: Instant::now(),
+            wall: wall_ms(),
+        }
+    }
+
+    /// The same moment in another process. One in the future, by the clock here, is now.
+    pub fn from_wall(wall: u64) -> Self {
+        let elapsed = Duration::from_millis(wall_ms().saturating_sub(wall));
+        let now = Instant::now();
+        Since {
+            at: now.checked_sub(elapsed).unwrap_or(now),
+            wall,
+        }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.at.elapsed()
+    }
+
+    /// Milliseconds of the wall clock at that moment.
+    pub fn wall(&self) -> u64 {
+        self.wall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_the_same_in_another_process() {
+        let first = Since::from_wall(wall_ms() - 5000);
+        let second = Since::from_wall(first.wall());
+        assert_eq!(first.wall(), second.wall());
+        assert!(second.elapsed() >= Duration::from_secs(5));
+        assert!(second.elapsed() < Duration::from_secs(60));
+        let future = Since::from_wall(u64::MAX);
+        assert!(future.elapsed() < Duration::from_secs(60));
+    }
+}

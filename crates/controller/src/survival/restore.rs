@@ -1,0 +1,342 @@
+//! A controller that goes on where another process has ended.
+
+use super::state::{AdminQueue, ControlState, Ending, Identity, STATE_OLDEST_READ};
+use super::{Kept, RestoreError, STATE_VERSION};
+use crate::admin::{AsyncEvents, Features, Logs};
+use crate::config::{ControllerConfig, NamespaceConfig};
+use crate::controller::{Controller, DoorbellPage};
+use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
+use dma::Prot;
+use nvme::{Command, Status};
+use state_memory::StateMemory;
+use std::num::NonZeroU32;
+use volume::Io;
+use zerocopy::FromBytes;
+
+impl ControlState {
+    fn read(state: &StateMemory) -> Result<Self, RestoreError> {
+        let bytes = state.control().read()?.ok_or(RestoreError::Nothing)?;
+        let form = |error: minicbor::decode::Error| RestoreError::Form(error.to_string());
+        let saved: ControlState = minicbor::decode(&bytes).map_err(form)?;
+        let version = saved.version;
+        if version > STATE_VERSION {
+            return Err(RestoreError::TooNew { version });
+        }
+        if version < STATE_OLDEST_READ {
+            return Err(RestoreError::Contradiction("its version is none"));
+        }
+        Ok(saved)
+    }
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(
+    what: &'static str,
+    before: &T,
+    now: &T,
+) -> Result<(), RestoreError> {
+    if before == now {
+        return Ok(());
+    }
+    Err(RestoreError::Differs {
+        what,
+        before: format!("{before:?}"),
+        now: format!("{now:?}"),
+    })
+}
+
+impl Identity {
+    /// What is configured now is the disk that the host knows.
+    fn check(&self, now: &Identity) -> Result<(), RestoreError> {
+        same("model number", &self.model, &now.model)?;
+        same("serial number", &self.serial, &now.serial)?;
+        same("NQN", &self.subnqn, &now.subnqn)?;
+        same("PCI IDs", &self.pci, &now.pci)?;
+        same("controller ID", &self.cntlid, &now.cntlid)?;
+        same("number of I/O queues", &self.io_queues, &now.io_queues)?;
+        same("entries of queues", &self.queue_entries, &now.queue_entries)?;
+        same("MDTS", &self.mdts, &now.mdts)?;
+        let (before, after) = (&self.mapped_doorbells, &now.mapped_doorbells);
+        same("mapped doorbells", before, after)?;
+        let (before, after) = (&self.shadow_doorbells, &now.shadow_doorbells);
+        same("shadow doorbells", before, after)?;
+        let (before, after) = (&self.max_namespaces, &now.max_namespaces);
+        same("number of namespaces", before, after)?;
+        for before in &self.namespaces {
+            let found = now.namespaces.iter().find(|ns| ns.nsid == before.nsid);
+            let now = found.ok_or(RestoreError::NoNamespace(before.nsid))?;
+            same("block size", &before.block_size, &now.block_size)?;
+            same("NGUID", &before.nguid, &now.nguid)?;
+            same("EUI-64", &before.eui64, &now.eui64)?;
+        }
+        Ok(())
+    }
+}
+
+impl Controller {
+    /// A controller that goes on where the process that wrote `state` has ended. That process is
+    /// gone, and so is all that it had given to the volumes: what was in flight is given to them
+    /// once more, and a request of its that comes later would overtake newer ones. `page` is its
+    /// doorbell page; `kept` finds guest memory and receivers of interrupts. All commands that were
+    /// in flight are started again when this returns, and [`Recovery`] says how many.
+    ///
+    /// # Errors
+    /// [`RestoreError`]. The client is to be disconnected then, and the controller made anew, with
+    /// another state memory.
+    pub fn restore(
+        id: u16,
+        config: ControllerConfig,
+        namespaces: Vec<NamespaceConfig>,
+        io: &Io,
+        page: DoorbellPage,
+        state: StateMemory,
+        kept: &mut dyn Kept,
+    ) -> Result<(Self, Recovery), RestoreError> {
+        let saved = ControlState::read(&state)?;
+        let mut controller = Self::make(id, config, namespaces, io, page, Some(state))?;
+        let identity = controller.identity();
+        saved.identity.check(&identity)?;
+        controller.restore_memory(kept)?;
+        controller.restore_interrupts(&saved, kept)?;
+        controller.restore_control(&saved)?;
+        let recovery = controller.restore_queues(&saved)?;
+        controller.restore_commands(&saved)?;
+        controller.compare_namespaces(&saved.identity, &identity);
+        controller.settle();
+        controller.engine.resume();
+        Ok((controller, recovery))
+    }
+
+    fn restore_memory(&mut self, kept: &mut dyn Kept) -> Result<(), RestoreError> {
+        let windows = self.survival.iter().flat_map(|s| s.windows());
+        for window in windows.collect::<Vec<_>>() {
+            let iova = window.iova;
+            let backing = match window.memory {
+                None => None,
+                Some(memory) => {
+                    let what = "a file of guest memory";
+                    let number = memory.number.ok_or(RestoreError::NotKept { what })?;
+                    let end = memory.offset.checked_add(window.len);
+                    let end = end.ok_or(RestoreError::Contradiction("a window overflows"))?;
+                    let found = kept.memory(number, end, window.write);
+                    let found = found.ok_or(RestoreError::NotKept { what })?;
+                    Some((found, memory.offset))
+                }
+            };
+            let map = Order::Memory(MemoryChange::Map {
+                iova,
+                len: window.len,
+                backing,
+                prot: Prot {
+                    read: window.read,
+                    write: window.write,
+                },
+            });
+            let mapped = self.engine.apply(map);
+            mapped.map_err(|error| RestoreError::Window { iova, error })?;
+        }
+        Ok(())
+    }
+
+    fn restore_interrupts(
+        &mut self,
+        saved: &ControlState,
+        kept: &mut dyn Kept,
+    ) -> Result<(), RestoreError> {
+        let mut receiver = |number: u32| {
+            let found = NonZeroU32::new(number).and_then(|number| kept.receiver(number));
+            let what = "a receiver of interrupts";
+            found.ok_or(RestoreError::NotKept { what })
+        };
+        for &(vector, number) in &saved.interrupts.vectors {
+            let sink = receiver(number)?;
+            let _ = self.engine.apply(Order::Vector(vector, Some(sink)));
+        }
+        if let Some(number) = saved.interrupts.pin {
+            let sink = receiver(number)?;
+            self.engine.irqs.set_pin(Some(sink));
+        }
+        self.engine.irqs.restore(&saved.interrupts);
+        Ok(())
+    }
+
+    /// Everything that stands by itself.
+    fn restore_control(&mut self, saved: &ControlState) -> Result<(), RestoreError> {
+        self.pci.restore(&saved.pci);
+        self.obey_command_register();
+        self.admin.features = Features::restore(&saved.features);
+        self.apply_features();
+        let keep_alive = saved.features.keep_alive;
+        self.admin.keep_alive.set(keep_alive, self.now);
+        let logs = &saved.logs;
+        self.admin.logs = Logs::restore(&logs.errors, &logs.changed, logs.powered_on);
+        let stats = &self.engine.stats;
+        let counters = logs.counters;
+        stats.media_errors.set(counters.media_errors);
+        stats.error_log_entries.set(counters.error_log_entries);
+        stats.power_cycles.set(counters.power_cycles);
+        stats.unsafe_shutdowns.set(counters.unsafe_shutdowns);
+        stats.before.reads.set(counters.reads);
+        stats.before.writes.set(counters.writes);
+        stats.before.bytes_read.set(counters.bytes_read);
+        stats.before.bytes_written.set(counters.bytes_written);
+        stats.before.busy_ns.set(counters.busy_ns);
+        let commands = &saved.commands;
+        let (parked, pending) = (&commands.parked, &commands.pending);
+        self.admin.events = AsyncEvents::restore(parked, pending, commands.masked);
+        self.admin.cache_flushes = commands.cache_flushes.clone();
+        self.restore_registers(&saved.registers)
+            .ok_or(RestoreError::Contradiction("there is no such state"))
+    }
+
+    fn restore_queues(&mut self, saved: &ControlState) -> Result<Recovery, RestoreError> {
+        if let Some((shadow, eventidx)) = saved.shadow {
+            self.engine.restore_shadow(shadow, eventidx);
+        }
+        let (cqs, sqs) = self.check_queues(saved)?;
+        let fetched = saved.admin_queue.as_ref().map_or(0, |admin| admin.fetched);
+        let contradiction = RestoreError::Contradiction("a queue is not where it was");
+        let recovered = self.engine.recover(&cqs, &sqs, fetched);
+        let recovered = recovered.ok_or(contradiction)?;
+        cqs.into_iter().for_each(|cq| self.queues.add_cq(cq));
+        sqs.into_iter().for_each(|sq| self.queues.add_sq(sq));
+        let contradiction = RestoreError::Contradiction("too many commands were in flight");
+        self.engine.replay(recovered).ok_or(contradiction)
+    }
+
+    /// The queues, as far as a controller like this can have them.
+    fn check_queues(
+        &self,
+        saved: &ControlState,
+    ) -> Result<(Vec<SavedCq>, Vec<SavedSq>), RestoreError> {
+        let contradiction = RestoreError::Contradiction("there can be no such queue");
+        let largest = |qid: u16| match qid {
+            0 => 4096,
+            _ => self.config.queue_entries,
+        };
+        let fits = |qid, size| qid <= self.config.io_queues && (2..=largest(qid)).contains(&size);
+        let cqs = saved.cqs.iter().map(|cq| SavedCq {
+            qid: cq.qid,
+            iova: cq.iova,
+            size: cq.size,
+            vector: cq.vector,
+        });
+        let sqs = saved.sqs.iter().map(|sq| SavedSq {
+            qid: sq.qid,
+            cqid: sq.cqid,
+            iova: sq.iova,
+            size: sq.size,
+        });
+        let (cqs, sqs): (Vec<_>, Vec<_>) = (cqs.collect(), sqs.collect());
+        let mut numbers: Vec<u16> = cqs.iter().map(|cq| cq.qid).collect();
+        let mut sq_numbers: Vec<u16> = sqs.iter().map(|sq| sq.qid).collect();
+        let ordered = |numbers: &mut Vec<u16>| {
+            numbers.sort_unstable();
+            numbers.windows(2).all(|pair| pair.first() != pair.last())
+        };
+        let vectors = self.engine.irqs.vectors();
+        let sane = ordered(&mut numbers)
+            && ordered(&mut sq_numbers)
+            && cqs
+                .iter()
+                .all(|cq| fits(cq.qid, cq.size) && cq.vector.is_none_or(|vector| vector < vectors))
+            && sqs.iter().all(|sq| {
+                fits(sq.qid, sq.size)
+                    && numbers.binary_search(&sq.cqid).is_ok()
+                    && (sq.qid == 0) == (sq.cqid == 0)
+            })
+            && (self.has_queues() || (cqs.is_empty() && sqs.is_empty()))
+            && saved.admin_queue.is_some() == sq_numbers.first().is_some_and(|qid| *qid == 0)
+            && (saved.admin_queue.is_some() || !self.is_ready_state());
+        if sane {
+            Ok((cqs, sqs))
+        } else {
+            Err(contradiction)
+        }
+    }
+
+    /// Admin commands without a completion: what they wait for is begun again.
+    fn restore_commands(&mut self, saved: &ControlState) -> Result<(), RestoreError> {
+        let commands = &saved.commands;
+        let (posting, posted) = match &saved.admin_queue {
+            Some(admin) => self.not_posted(admin)?,
+            None => (&[][..], self.engine.admin_counted()),
+        };
+        self.engine.restore_admin_posted(posted);
+        self.endings.extend(posting);
+        let outstanding = posting.len()
+            + self.admin.events.parked()
+            + commands.aborts.len()
+            + commands.deletions.len()
+            + commands.cache_flushes.len()
+            + commands.configuring.len()
+            + commands.held.len();
+        // As the engine bounds it, and without a queue there is none.
+        let most = saved.admin_queue.as_ref().map_or(0, |_| 4096);
+        if outstanding > most {
+            let many = "more admin commands wait than there can be";
+            return Err(RestoreError::Contradiction(many));
+        }
+        self.engine.restore_admin_outstanding(outstanding as u32);
+        for held in &commands.held {
+            if let Ok(command) = Command::read_from_bytes(&held.0) {
+                self.migration.hold(command);
+            }
+        }
+        // The buffers are in use by now.
+        for &cid in &commands.configuring {
+            self.finish_admin(cid, Status::SUCCESS, 0);
+        }
+        for &(qid, cid) in &commands.deletions {
+            self.admin.deletions.push((qid, cid));
+            if self.sq_exists(qid) {
+                self.delete_sq(qid);
+            } else {
+                self.sq_deleted(qid);
+            }
+        }
+        self.restore_aborts(&commands.aborts);
+        self.resume_life();
+        Ok(())
+    }
+
+    /// Completions of admin commands that the host does not have yet, and how many there were
+    /// before. Those that were posted since the commit are the first of them; all were counted, but
+    /// perhaps the last, of which the tail tells.
+    fn not_posted<'a>(&self, admin: &'a AdminQueue) -> Result<(&'a [Ending], u64), RestoreError> {
+        let contradiction = RestoreError::Contradiction("the admin queue is not where it was");
+        let size = self.queues.cqs().next().map_or(0, |cq| cq.size);
+        let (Some((tail, phase)), true) = (self.engine.admin_tail(), admin.tail < size) else {
+            return Err(contradiction);
+        };
+        // Within two turns of the ring, after which the phase is the same again.
+        let turns = u64::from(2 * size);
+        let place = |tail: u32, phase: bool| u64::from(if phase { tail } else { tail + size });
+        let behind = |posted: u64| (place(admin.tail, admin.phase) + posted) % turns;
+        let counted = self.engine.admin_counted().checked_sub(admin.posted);
+        let most = admin.posting.len() as u64;
+        let counted = counted.filter(|counted| *counted <= most);
+        let found = counted
+            .into_iter()
+            .flat_map(|counted| counted..=counted + 1);
+        let posted = found
+            .into_iter()
+            .find(|posted| behind(*posted) == place(tail, phase));
+        let posted = posted.ok_or(contradiction)?;
+        match admin.posting.get(posted as usize..) {
+            Some(rest) => Ok((rest, admin.posted.saturating_add(posted))),
+            None => Err(RestoreError::Contradiction(
+                "more was posted than there was",
+            )),
+        }
+    }
+
+    /// Namespaces have been resized or have come while no process served them.
+    fn compare_namespaces(&mut self, before: &Identity, now: &Identity) {
+        for ns in &now.namespaces {
+            let known = before.namespaces.iter().find(|old| old.nsid == ns.nsid);
+            if known.is_none_or(|old| old.blocks != ns.blocks) {
+                self.tell_changed(ns.nsid);
+            }
+        }
+    }
+}

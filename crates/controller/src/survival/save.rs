@@ -1,0 +1,128 @@
+//! The control half as data.
+
+use super::state::{
+    AdminCommands, AdminQueue, ControlState, Counters, CqPlace, HeldCommand, Identity, LogState,
+    NamespaceIdentity, STATE_VERSION, SqPlace,
+};
+use crate::controller::Controller;
+use crate::engine::{SavedCq, SavedSq};
+
+impl Controller {
+    /// Everything that the control half is. Of the data half: where its queues are.
+    pub(super) fn control_state(&self) -> ControlState {
+        ControlState {
+            version: STATE_VERSION,
+            identity: self.identity(),
+            registers: self.save_registers(),
+            pci: self.pci.save(),
+            interrupts: self.engine.irqs.save(),
+            features: self.admin.features.save(self.admin.keep_alive.get()),
+            admin_queue: self.admin_queue(),
+            cqs: self.queues.cqs().map(cq_place).collect(),
+            sqs: self.queues.sqs().map(sq_place).collect(),
+            shadow: self.engine.shadow_buffers(),
+            commands: self.admin_commands(),
+            logs: self.log_state(),
+        }
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        let config = &self.config;
+        let pci = config.pci;
+        Identity {
+            model: config.model.clone(),
+            serial: config.serial.clone(),
+            subnqn: config.subnqn.clone(),
+            pci: (
+                pci.vendor,
+                pci.device,
+                pci.subsystem_vendor,
+                pci.subsystem,
+                pci.revision,
+            ),
+            cntlid: config.cntlid,
+            io_queues: config.io_queues,
+            queue_entries: config.queue_entries,
+            mdts: config.mdts,
+            mapped_doorbells: config.mapped_doorbells,
+            shadow_doorbells: config.shadow_doorbells,
+            max_namespaces: config.max_namespaces,
+            namespaces: self.namespace_identities(),
+        }
+    }
+
+    fn namespace_identities(&self) -> Vec<NamespaceIdentity> {
+        let identity = |ns: &crate::engine::Namespace| NamespaceIdentity {
+            nsid: ns.config.nsid,
+            block_size: ns.config.block_size,
+            blocks: ns.blocks,
+            nguid: ns.config.nguid,
+            eui64: ns.config.eui64,
+        };
+        self.engine.active().map(identity).collect()
+    }
+
+    fn admin_queue(&self) -> Option<AdminQueue> {
+        let mut admin = self.engine.admin_queue()?;
+        admin.posting.extend(&self.endings);
+        Some(admin)
+    }
+
+    fn admin_commands(&self) -> AdminCommands {
+        let (parked, pending, masked) = self.admin.events.save();
+        AdminCommands {
+            parked,
+            pending,
+            masked,
+            aborts: self.admin.aborts.save(),
+            deletions: self.admin.deletions.clone(),
+            cache_flushes: self.admin.cache_flushes.clone(),
+            configuring: self.migration.configuring().collect(),
+            held: self.migration.held().map(held).collect(),
+        }
+    }
+
+    fn log_state(&self) -> LogState {
+        let stats = &self.engine.stats;
+        let (errors, changed, powered_on) = self.admin.logs.save();
+        LogState {
+            errors,
+            changed,
+            powered_on,
+            counters: Counters {
+                media_errors: stats.media_errors.get(),
+                error_log_entries: stats.error_log_entries.get(),
+                power_cycles: stats.power_cycles.get(),
+                unsafe_shutdowns: stats.unsafe_shutdowns.get(),
+                reads: stats.host_reads(),
+                writes: stats.host_writes(),
+                bytes_read: stats.bytes_read(),
+                bytes_written: stats.bytes_written(),
+                busy_ns: stats.busy_ns(),
+            },
+        }
+    }
+}
+
+fn cq_place(cq: &SavedCq) -> CqPlace {
+    CqPlace {
+        qid: cq.qid,
+        iova: cq.iova,
+        size: cq.size,
+        vector: cq.vector,
+    }
+}
+
+fn sq_place(sq: &SavedSq) -> SqPlace {
+    SqPlace {
+        qid: sq.qid,
+        cqid: sq.cqid,
+        iova: sq.iova,
+        size: sq.size,
+    }
+}
+
+fn held(command: &nvme::Command) -> HeldCommand {
+    let bytes: &[u8; 64] = zerocopy::transmute_ref!(command);
+    HeldCommand(*bytes)
+}

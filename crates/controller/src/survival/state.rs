@@ -1,0 +1,325 @@
+//! The control state as data: what a controller is, without its data half and the guest's memory.
+//!
+//! Every field has a number, by which it is found: a newer version may add fields, and reads what
+//! an older one wrote with the values that their absence means. Numbers are never used for
+//! something else. What is decoded here is believed in nothing: [`restore`](super::restore) checks
+//! it.
+
+use minicbor::{Decode, Encode};
+
+/// The version of the control state that this crate writes. A change that an older version cannot
+/// pass over needs another one.
+pub const STATE_VERSION: u32 = 1;
+/// The oldest version of the control state that this crate reads.
+pub const STATE_OLDEST_READ: u32 = 1;
+
+/// Everything that the control half commits.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct ControlState {
+    /// [`STATE_VERSION`] of who wrote it.
+    #[n(0)]
+    pub version: u32,
+    /// What the host knows of the controller for good.
+    #[n(1)]
+    pub identity: Identity,
+    #[n(2)]
+    pub registers: Registers,
+    #[n(3)]
+    pub pci: Pci,
+    #[n(4)]
+    pub interrupts: Interrupts,
+    #[n(5)]
+    pub features: FeatureValues,
+    /// Of an enabled controller.
+    #[n(6)]
+    pub admin_queue: Option<AdminQueue>,
+    /// Completion queues, the admin queue included.
+    #[n(7)]
+    pub cqs: Vec<CqPlace>,
+    /// Submission queues, the admin queue included.
+    #[n(8)]
+    pub sqs: Vec<SqPlace>,
+    /// Doorbell Buffer Config: addresses of shadow doorbells and EventIdx.
+    #[n(9)]
+    pub shadow: Option<(u64, u64)>,
+    #[n(10)]
+    pub commands: AdminCommands,
+    #[n(11)]
+    pub logs: LogState,
+}
+
+impl ControlState {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        // Memory takes everything, and nothing here has a form that could be refused.
+        minicbor::to_vec(self).unwrap_or_default()
+    }
+}
+
+/// What does not change while a host uses the controller: it must be the configuration's.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Identity {
+    #[n(0)]
+    pub model: String,
+    #[n(1)]
+    pub serial: String,
+    #[n(2)]
+    pub subnqn: Option<String>,
+    /// Vendor, device, subsystem vendor, subsystem, revision.
+    #[n(3)]
+    pub pci: (u16, u16, u16, u16, u8),
+    #[n(4)]
+    pub cntlid: u16,
+    #[n(5)]
+    pub io_queues: u16,
+    #[n(6)]
+    pub queue_entries: u32,
+    #[n(7)]
+    pub mdts: u8,
+    #[n(8)]
+    pub mapped_doorbells: bool,
+    #[n(9)]
+    pub shadow_doorbells: bool,
+    #[n(10)]
+    pub max_namespaces: u32,
+    #[n(11)]
+    pub namespaces: Vec<NamespaceIdentity>,
+}
+
+/// A namespace that the host finds.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct NamespaceIdentity {
+    #[n(0)]
+    pub nsid: u32,
+    #[n(1)]
+    pub block_size: u32,
+    /// Size in blocks: it may be another one by now.
+    #[n(2)]
+    pub blocks: u64,
+    #[cbor(n(3), with = "minicbor::bytes")]
+    pub nguid: [u8; 16],
+    #[cbor(n(4), with = "minicbor::bytes")]
+    pub eui64: [u8; 8],
+}
+
+/// Registers of BAR0, and how far the controller is.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Registers {
+    #[n(0)]
+    pub cc: u32,
+    #[n(1)]
+    pub csts: u32,
+    #[n(2)]
+    pub aqa: u32,
+    #[n(3)]
+    pub asq: u64,
+    #[n(4)]
+    pub acq: u64,
+    /// `controller::lifecycle::State`, in its order.
+    #[n(5)]
+    pub state: u8,
+    /// `controller::lifecycle::Shutdown`, in its order.
+    #[n(6)]
+    pub shutdown: u8,
+}
+
+/// Configuration space, as far as the host can write it.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Pci {
+    /// Offset and value of the bytes with bits that the host may write.
+    #[n(0)]
+    pub bytes: Vec<(u16, u8)>,
+    #[n(1)]
+    pub memory_was_enabled: bool,
+}
+
+/// Interrupts and their receivers.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Interrupts {
+    /// Vectors that have a receiver, and the number under which that is kept (0: it is not).
+    #[n(0)]
+    pub vectors: Vec<(u16, u32)>,
+    /// The same of the INTx pin.
+    #[n(1)]
+    pub pin: Option<u32>,
+    /// The VMM masks the pin, or the pin itself has.
+    #[n(2)]
+    pub pin_masked: bool,
+    /// INTMS.
+    #[n(3)]
+    pub intms: u32,
+}
+
+/// Values of the features.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct FeatureValues {
+    #[n(0)]
+    pub arbitration: u32,
+    /// Over, under.
+    #[n(1)]
+    pub thresholds: (u16, u16),
+    /// By NSID.
+    #[n(2)]
+    pub error_recovery: Vec<(u32, u32)>,
+    #[n(3)]
+    pub write_cache: bool,
+    #[n(4)]
+    pub coalescing: u32,
+    /// Bits of the vectors, low and high.
+    #[n(5)]
+    pub coalescing_disabled: (u64, u64),
+    #[n(6)]
+    pub write_atomicity: u32,
+    #[n(7)]
+    pub event_config: u32,
+    /// Value, wall-clock time in ms when it was that, origin.
+    #[n(8)]
+    pub timestamp: (u64, u64, u8),
+    #[cbor(n(9), with = "minicbor::bytes")]
+    pub host_identifier: [u8; 16],
+    /// In milliseconds; the timer begins anew.
+    #[n(10)]
+    pub keep_alive: u32,
+}
+
+/// Where the admin queue is.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct AdminQueue {
+    /// Commands fetched: all of them have had their effect, or are in [`AdminCommands`].
+    #[n(0)]
+    pub fetched: u64,
+    /// Where the next completion was to be posted, with the phase.
+    #[n(1)]
+    pub tail: u32,
+    #[n(2)]
+    pub phase: bool,
+    /// Completions that were about to be posted there, in order.
+    #[n(3)]
+    pub posting: Vec<Ending>,
+    /// Completions posted before these, as counted beside the rings.
+    #[n(4)]
+    pub posted: u64,
+}
+
+/// The end of an admin command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+pub(crate) struct Ending {
+    #[n(0)]
+    pub cid: u16,
+    /// Status, 15 bits.
+    #[n(1)]
+    pub status: u16,
+    /// Dword 0.
+    #[n(2)]
+    pub result: u32,
+}
+
+/// A completion queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+pub(crate) struct CqPlace {
+    #[n(0)]
+    pub qid: u16,
+    #[n(1)]
+    pub iova: u64,
+    #[n(2)]
+    pub size: u32,
+    #[n(3)]
+    pub vector: Option<u16>,
+}
+
+/// A submission queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+pub(crate) struct SqPlace {
+    #[n(0)]
+    pub qid: u16,
+    #[n(1)]
+    pub cqid: u16,
+    #[n(2)]
+    pub iova: u64,
+    #[n(3)]
+    pub size: u32,
+}
+
+/// Admin commands without a completion, and what they wait for.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct AdminCommands {
+    /// Asynchronous Event Requests that are parked.
+    #[n(0)]
+    pub parked: Vec<u16>,
+    /// Events that wait for a request, as dword 0.
+    #[n(1)]
+    pub pending: Vec<u32>,
+    /// Event types that were reported and not read.
+    #[n(2)]
+    pub masked: u8,
+    /// Abort commands: their CID, then the command that each is about (queue, CID).
+    #[n(3)]
+    pub aborts: Vec<(u16, u16, u16)>,
+    /// Delete I/O Submission Queue: queue, CID.
+    #[n(4)]
+    pub deletions: Vec<(u16, u16)>,
+    /// Set Features that turned the write cache off.
+    #[n(5)]
+    pub cache_flushes: Vec<u16>,
+    /// Doorbell Buffer Config.
+    #[n(6)]
+    pub configuring: Vec<u16>,
+    /// Commands that have not begun, whole.
+    #[n(7)]
+    pub held: Vec<HeldCommand>,
+}
+
+/// A submission queue entry.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
+#[cbor(transparent)]
+pub(crate) struct HeldCommand(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 64]);
+
+/// Logs and counters that the host can read.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct LogState {
+    /// Error Information entries, newest first.
+    #[n(0)]
+    pub errors: Vec<HeldCommand>,
+    /// Changed Attached Namespace List.
+    #[n(1)]
+    pub changed: Vec<u32>,
+    /// Wall-clock time in ms at power-on.
+    #[n(2)]
+    pub powered_on: u64,
+    #[n(3)]
+    pub counters: Counters,
+}
+
+/// SMART's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Counters {
+    #[n(0)]
+    pub media_errors: u64,
+    #[n(1)]
+    pub error_log_entries: u64,
+    #[n(2)]
+    pub power_cycles: u64,
+    #[n(3)]
+    pub unsafe_shutdowns: u64,
+    #[n(4)]
+    pub reads: u64,
+    #[n(5)]
+    pub writes: u64,
+    #[n(6)]
+    pub bytes_read: u64,
+    #[n(7)]
+    pub bytes_written: u64,
+    #[n(8)]
+    pub busy_ns: u64,
+}
