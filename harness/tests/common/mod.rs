@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod nbd;
+pub mod nvmet;
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

@@ -1,0 +1,266 @@
+//! Disks on Linux's NVMe/TCP target, which is in a guest: under load with verification, with and
+//! without digests, while one of its two ports closes, or has its cable pulled, again and again;
+//! and in another guest. The daemons are in their sandbox.
+//!
+//! `VNVME_PATH_SECONDS` says for how long each loss of a port goes on.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod common;
+
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use common::nvmet::{NQN, Nvmet};
+use common::{Checks, LONG, run_for};
+use harness::daemon::program;
+use harness::progress::{say, skip};
+use harness::served::Controller;
+use harness::{Daemon, Guest};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Random reads and writes, verified, of a daemon's disk.
+fn load(daemon: &Daemon, seconds: u64, bs: &str) -> Result<Child> {
+    let target = format!("vfio-user://{}", daemon.socket().display());
+    let child = Command::new(program()?)
+        .args(["bench", &target, "--rw", "randrw", "--iodepth", "16"])
+        .args(["--size", "32m", "--verify", "--destroy-data", "--json"])
+        .args(["--bs", bs, "--runtime", &seconds.to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    Ok(child)
+}
+
+/// It has verified all; the longest time of a command.
+fn verified(load: Child, daemon: &Daemon) -> Result<Duration> {
+    let output: Output = load.wait_with_output()?;
+    if !output.status.success() {
+        bail!(
+            "{}\n{}\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+            daemon.log()?
+        );
+    }
+    let figures: Value = serde_json::from_slice(&output.stdout)?;
+    let of = |flow: &str| figures["jobs"][0][flow]["clat_ns"]["max"].as_u64();
+    let longest = of("read").max(of("write"));
+    Ok(Duration::from_nanos(longest.context("no longest time")?))
+}
+
+/// For how long a port is lost again and again, and whether that is the long form.
+fn path_seconds(default: u64) -> (u64, bool) {
+    let told = std::env::var("VNVME_PATH_SECONDS").ok();
+    let told = told.and_then(|text| text.parse().ok());
+    (told.unwrap_or(default), told.is_some())
+}
+
+/// All that one target is asked for, so that it is booted once.
+#[test]
+fn linux_is_a_target() -> Result<()> {
+    if Controller::chosen()? != Controller::Vnvme {
+        skip("nvme-tcp::linux", "the tests run against QEMU's controller");
+        return Ok(());
+    }
+    let target = Nvmet::start("nvmet", 192)?;
+    let mut checks = Checks::new("nvme-tcp");
+    checks.check("discovery", || discovered(&target));
+    checks.check("digests on and off", || digests(&target));
+    checks.check("one of two ports closes", || ports_close(&target));
+    checks.check("the cable of one of two is pulled", || cables(&target));
+    checks.check("states of the namespace", || states(&target));
+    checks.check("another size", || resized(&target));
+    checks.check("fio in a guest", || in_a_guest(&target));
+    checks.finish();
+    Ok(())
+}
+
+fn discovered(target: &Nvmet) -> Result<()> {
+    let output = Command::new(program()?)
+        .args(["discover", "--json"])
+        .arg(format!("tcp://127.0.0.1:{}", target.port()))
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{said}");
+    let found: Value = serde_json::from_slice(&output.stdout)?;
+    let records = found["records"].as_array().context("no records")?;
+    let record = records.iter().find(|record| record["subnqn"] == NQN);
+    let record = record.with_context(|| found.to_string())?;
+    ensure!(
+        record["transport"] == "tcp" && record["service"] == "4421",
+        "{record}"
+    );
+    Ok(())
+}
+
+fn digests(target: &Nvmet) -> Result<()> {
+    let all = ["", "?hdgst=on&ddgst=on&queues=2", "?hdgst=on", "?ddgst=on"];
+    let (_, long) = path_seconds(0);
+    for options in all.into_iter().take(if long { 4 } else { 2 }) {
+        let url = format!("{}{options}", target.url());
+        let daemon = Daemon::builder("nvmet-digests").volume(url).start()?;
+        for bs in ["4k", "128k"] {
+            verified(load(&daemon, 1, bs)?, &daemon).with_context(|| format!("{options} {bs}"))?;
+        }
+        let log = daemon.log()?;
+        ensure!(!log.contains("connecting again"), "{options}:\n{log}");
+        ensure!(log.contains("sandbox: landlock"), "no sandbox:\n{log}");
+        daemon.terminate()?;
+    }
+    Ok(())
+}
+
+/// One of two ports closes again and again under load: nothing fails, and nothing is lost.
+fn ports_close(target: &Nvmet) -> Result<()> {
+    let (seconds, long) = path_seconds(5);
+    let pause = Duration::from_millis(if long { 2500 } else { 300 });
+    for policy in ["round-robin", "queue-depth"]
+        .into_iter()
+        .take(1 + usize::from(long))
+    {
+        let url = format!("{}?policy={policy}", target.url());
+        let daemon = Daemon::builder("nvmet-ports").volume(url).start()?;
+        wait_connected(&daemon, 2)?;
+        let mut load = load(&daemon, seconds, "4k")?;
+        let mut closed = 0;
+        while load.try_wait()?.is_none() {
+            let number = closed % 2 + 1;
+            target.close(number)?;
+            std::thread::sleep(pause);
+            target.open(number)?;
+            closed += 1;
+            wait_connected(&daemon, 2 + closed)?;
+            std::thread::sleep(pause);
+        }
+        let longest = verified(load, &daemon)?;
+        say(format!(
+            "nvme-tcp: {policy}: one of two ports closed {closed} times, 0 errors, longest pause \
+             {longest:.2?}"
+        ));
+        ensure!(closed >= 2, "closed {closed} times");
+        daemon.terminate()?;
+    }
+    Ok(())
+}
+
+/// Nothing is answered by one of two ports, again and again: what is in flight there waits until it
+/// is certain that the target does it no more.
+fn cables(target: &Nvmet) -> Result<()> {
+    let (seconds, long) = path_seconds(7);
+    let most = if long { usize::MAX } else { 2 };
+    let url = format!("{}?kato=2s&timeout=1s", target.url());
+    let daemon = Daemon::builder("nvmet-cables").volume(url).start()?;
+    wait_connected(&daemon, 2)?;
+    let mut load = load(&daemon, seconds, "4k")?;
+    let mut pulled = 0;
+    while load.try_wait()?.is_none() && pulled < most {
+        let number = pulled % 2 + 1;
+        target.set_cable(number, false)?;
+        std::thread::sleep(Duration::from_secs(2));
+        target.set_cable(number, true)?;
+        pulled += 1;
+        wait_connected(&daemon, 2 + pulled)?;
+    }
+    let longest = verified(load, &daemon)?;
+    let log = daemon.log()?;
+    ensure!(log.contains("connecting again"), "{log}");
+    say(format!(
+        "nvme-tcp: the cable of one of two ports pulled {pulled} times for 2 s, 0 errors, longest \
+         pause {longest:.2?}"
+    ));
+    daemon.terminate()
+}
+
+/// Waits until associations were made so many times; the daemon logs the first ten.
+fn wait_connected(daemon: &Daemon, times: usize) -> Result<()> {
+    let began = Instant::now();
+    while daemon.log()?.matches("connected by").count() < times.min(10) {
+        ensure!(began.elapsed() < LIMIT, "{times} times:\n{}", daemon.log()?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// The target says by which port the namespace is to be reached, and by which it cannot be.
+fn states(target: &Nvmet) -> Result<()> {
+    let daemon = Daemon::builder("nvmet-states")
+        .volume(target.url())
+        .start()?;
+    wait_connected(&daemon, 2)?;
+    let load = load(&daemon, 4, "4k")?;
+    for (number, state, logged) in [
+        (1, "inaccessible", "Inaccessible"),
+        (2, "non-optimized", "Non-Optimized"),
+        (1, "optimized", "Optimized"),
+        (2, "change", "Change"),
+        (2, "optimized", "Optimized"),
+    ] {
+        target.set_state(number, state)?;
+        daemon.wait_log(&format!("ANA {logged} by "), LIMIT)?;
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let longest = verified(load, &daemon)?;
+    say(format!(
+        "nvme-tcp: states change: longest pause {longest:.2?}"
+    ));
+    let log = daemon.log()?;
+    ensure!(log.contains("(was ANA Optimized)"), "{log}");
+    ensure!(!log.contains("connecting again"), "{log}");
+    daemon.terminate()
+}
+
+fn resized(target: &Nvmet) -> Result<()> {
+    let daemon = Daemon::builder("nvmet-resize")
+        .volume(target.url())
+        .start()?;
+    target.resize(200)?;
+    daemon.wait_log(&format!("has {} bytes now", 200 << 20), LIMIT)?;
+    target.resize(192)?;
+    daemon.wait_log(&format!("has {} bytes now", 192 << 20), LIMIT)?;
+    daemon.terminate()
+}
+
+/// A guest's own fio and file system, while the ports close.
+fn in_a_guest(target: &Nvmet) -> Result<()> {
+    let url = format!("{}?ddgst=on", target.url());
+    let daemon = Daemon::builder("nvmet-guest").volume(url).start()?;
+    let guest = Guest::builder("nvmet-client")
+        .vfio_user(daemon.socket())
+        .boot()?;
+    wait_connected(&daemon, 2)?;
+    std::thread::scope(|scope| -> Result<()> {
+        let work = scope.spawn(|| {
+            run_for(
+                &guest,
+                LONG,
+                "d=$(wait_disk 1 1)
+                 fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw \
+                     --bsrange=4k-256k --size=16m --iodepth=16 --fsync=50 --verify=crc32c \
+                     --verify_fatal=1 --verify_state_save=0 >/dev/null
+                 mkfs.ext4 -q $d; mkdir -p /tmp/m; mount $d /tmp/m; cp -r /bin /tmp/m/; umount /tmp/m
+                 e2fsck -fn $d >/dev/null",
+            )
+        });
+        let mut closed = 0;
+        while !work.is_finished() {
+            let number = closed % 2 + 1;
+            target.close(number)?;
+            std::thread::sleep(Duration::from_millis(500));
+            target.open(number)?;
+            closed += 1;
+            wait_connected(&daemon, 2 + closed)?;
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        work.join().unwrap()?;
+        say(format!(
+            "nvme-tcp: fio in a guest: ports closed {closed} times"
+        ));
+        Ok(())
+    })?;
+    guest.poweroff()?;
+    daemon.terminate()
+}
