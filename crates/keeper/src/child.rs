@@ -1,6 +1,7 @@
 //! The serving process that runs now.
 
 use crate::arrival::Sending;
+use crate::upgrade::{Programs, Which};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -22,15 +23,16 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Starts one; `start` gets the socket that is to be its standard input.
+    /// Starts one, whose standard input is a socket.
     pub(crate) fn start(
-        start: &mut dyn FnMut(OwnedFd) -> io::Result<Child>,
+        programs: &mut dyn Programs,
+        which: Which,
         sending: Sending,
     ) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (ours, theirs) = pair?;
-        let mut child = start(theirs)?;
+        let mut child = programs.start(which, theirs)?;
         let pidfd = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pidfd.ok_or(Errno::SRCH);
         let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));

@@ -7,8 +7,9 @@ use crate::arrival::{Facts, Sending, passed_name};
 use crate::child::Serving;
 use crate::packet;
 use crate::restart::Pace;
-use crate::signals::{Signals, ends};
+use crate::signals::{Signals, UPGRADE, ends};
 use crate::store::{Done, Kept, Store};
+use crate::upgrade::{Programs, Step, Upgrade};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -18,7 +19,7 @@ use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
+use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -43,9 +44,8 @@ pub struct Given {
 
 /// The keeper process.
 pub struct Keeper<'a> {
-    /// Starts a serving process, whose standard input is to be the socket. It is to call
-    /// [`Arrival::receive`](crate::Arrival::receive) with it, and to end when this process ends.
-    pub start: &'a mut dyn FnMut(OwnedFd) -> io::Result<Child>,
+    /// What serves.
+    pub programs: &'a mut dyn Programs,
     /// Most descriptors that are kept.
     pub most: usize,
     /// What a service manager has opened.
@@ -86,6 +86,7 @@ pub enum KeepFailed {
 
 struct Running<'a> {
     keeper: Keeper<'a>,
+    upgrade: Upgrade,
     given: Vec<Kept>,
     store: Store,
     signals: Signals,
@@ -98,6 +99,8 @@ struct Running<'a> {
     has_served: bool,
     /// The first signal that asked for the end.
     ordered: Option<Signal>,
+    /// It is passed on when a process serves that can make everything durable.
+    held: Option<Signal>,
     last_status: Option<ExitStatus>,
 }
 
@@ -117,6 +120,7 @@ impl Keeper<'_> {
             store: Store::new(self.most),
             given: Vec::new(),
             keeper: self,
+            upgrade: Upgrade::default(),
             signals,
             pace: Pace::default(),
             facts: Facts::default(),
@@ -124,6 +128,7 @@ impl Keeper<'_> {
             next_start: Instant::now(),
             has_served: false,
             ordered: None,
+            held: None,
             last_status: None,
         };
         let given = std::mem::take(&mut running.keeper.given).into_iter();
@@ -155,33 +160,55 @@ impl Running<'_> {
         }
         self.wait()?;
         for signal in self.signals.take() {
-            if ends(signal) {
-                self.ordered.get_or_insert(signal);
+            if signal == UPGRADE {
+                self.ask_new();
+                continue;
+            }
+            if ends(signal) && self.order(signal) {
+                continue;
             }
             if let Some(serving) = &self.serving {
                 serving.signal(signal);
             }
         }
         self.read();
+        if self.has_served_now()
+            && let Some(signal) = self.held.take()
+            && let Some(serving) = &self.serving
+        {
+            serving.signal(signal);
+        }
+        self.upgrade();
         let ended = match &mut self.serving {
             Some(serving) => serving.ended().map_err(|e| KeepFailed::System("wait", e))?,
             // What the last one was to make durable cannot be asked for.
-            None if self.ordered.is_some() => return Ok(Some(End::NotDurable)),
+            None if self.ordered.is_some() && self.held.is_none() => {
+                return Ok(Some(End::NotDurable));
+            }
             None => None,
         };
         Ok(ended.and_then(|status| self.ended(status)))
     }
 
+    /// A signal asks for the end. `true`: it waits until the next process serves, for what the last
+    /// one was to make durable can be asked for then; another one does not wait.
+    fn order(&mut self, signal: Signal) -> bool {
+        let is_first = self.ordered.is_none();
+        self.ordered.get_or_insert(signal);
+        let waits = is_first && self.has_served && !self.has_served_now();
+        self.held = waits.then_some(signal);
+        waits
+    }
+
     fn wait(&self) -> Result<(), KeepFailed> {
         let signals = self.signals.fd();
         let mut fds = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
-        let timeout = match &self.serving {
-            Some(serving) => {
-                serving.watch(&mut fds);
-                None
-            }
-            None => Some(self.next_start.saturating_duration_since(Instant::now())),
-        };
+        let mut end = self.upgrade.watch(&mut fds);
+        match &self.serving {
+            Some(serving) => serving.watch(&mut fds),
+            None => end = Some(end.map_or(self.next_start, |end| end.min(self.next_start))),
+        }
+        let timeout = end.map(|end| end.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -194,9 +221,13 @@ impl Running<'_> {
         self.store.begin();
         let (kept, most) = (self.store.all(), self.store.most());
         let sending = Sending::new(&kept, &self.given, most, &self.facts);
-        match Serving::start(self.keeper.start, sending) {
+        match Serving::start(self.keeper.programs, self.upgrade.which(), sending) {
             Ok(serving) => {
                 self.serving = Some(serving);
+                Ok(None)
+            }
+            Err(error) if self.upgrade.is_tried() => {
+                self.back(&format!("it could not be started: {error}"));
                 Ok(None)
             }
             Err(error) if !self.has_served => Err(KeepFailed::System("start", error)),
@@ -244,6 +275,16 @@ impl Running<'_> {
         let ended = clock_gettime(ClockId::Monotonic);
         self.facts.ended_at = Duration::try_from(ended).ok();
         self.facts.how = Some(in_words(status));
+        if self.ordered.is_none() && self.upgrade.ended(&mut self.facts.how) {
+            self.facts.restarts = self.facts.restarts.saturating_add(1);
+            self.next_start = Instant::now();
+            return None;
+        }
+        if self.ordered.is_none() && self.upgrade.is_tried() && !was_ready {
+            self.facts.restarts = self.facts.restarts.saturating_add(1);
+            self.back(&in_words(status));
+            return None;
+        }
         match (status.code(), status.signal()) {
             (Some(code), _) if MEANT.contains(&code) => return Some(end_with(code)),
             // It has found out what is wrong, and said so: the same would be found again. But the
@@ -274,6 +315,60 @@ impl Running<'_> {
         self.last_status = Some(status);
         self.next_start = now + pause;
         None
+    }
+}
+
+impl Running<'_> {
+    /// Another program is to take the present one's place.
+    fn ask_new(&mut self) {
+        // What was said before the signal counts.
+        self.read();
+        if self.ordered.is_some() || !self.has_served_now() {
+            return self.say("no upgrade now: nothing is served");
+        }
+        if let Err(why) = self.upgrade.ask(self.keeper.programs) {
+            self.say(&format!("no upgrade: {why}"));
+        }
+    }
+
+    fn has_served_now(&self) -> bool {
+        self.serving
+            .as_ref()
+            .is_some_and(|serving| serving.is_ready)
+    }
+
+    /// Goes on with an upgrade, as far as it can.
+    fn upgrade(&mut self) {
+        let now = Instant::now();
+        let serves = self.has_served_now();
+        match self.upgrade.advance(self.keeper.programs, serves, now) {
+            Step::Nothing => {}
+            Step::Refused(why) => self.say(&format!("no upgrade: {why}")),
+            Step::Replace => {
+                if let Some(serving) = &self.serving {
+                    serving.signal(Signal::KILL);
+                }
+            }
+            Step::Done => self.say("upgraded: the new program serves"),
+            Step::Late => {
+                if let Some(serving) = &self.serving {
+                    serving.signal(Signal::KILL);
+                }
+            }
+        }
+    }
+
+    /// The new program does not serve: the one before goes on.
+    fn back(&mut self, why: &str) {
+        self.upgrade.give_up(self.keeper.programs);
+        self.say(&format!(
+            "no upgrade, and back to the program before: {why}"
+        ));
+        self.next_start = Instant::now();
+    }
+
+    fn say(&mut self, text: &str) {
+        self.keeper.programs.say(text);
     }
 }
 

@@ -47,6 +47,7 @@ mod restart;
 mod signals;
 mod store;
 mod text;
+mod upgrade;
 
 pub use arrival::{Arrival, ArrivalError, Facts};
 pub use desk::{Desk, KeepError, Ticket};
@@ -54,4 +55,5 @@ pub use keeper::{End, Given, KeepFailed, Keeper};
 pub use ledger::{Ledger, LedgerError};
 pub use link::{Keeping, Link};
 pub use restart::{MOST_FAILURES, Pace};
-pub use text::{MAX_NAME, is_name};
+pub use text::{LASTING, MAX_NAME, is_name};
+pub use upgrade::{Programs, Which};

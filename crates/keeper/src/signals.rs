@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Each asks for the end.
 const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::XCPU];
 
+/// Another program is to take the present one's place.
+pub(crate) const UPGRADE: Signal = Signal::USR2;
+
 /// They end nothing; the serving process says what they are.
 const OTHERS: [Signal; 8] = [
     Signal::HUP,

@@ -78,7 +78,7 @@ impl Store {
         };
         match (request, fd) {
             (Some(Request::Store(name)), Some(fd)) if is_kept(&fd) => self.store(name, fd),
-            (Some(Request::Remove(name)), None) => {
+            (Some(Request::Remove(name)), None) if !is_lasting(name) => {
                 self.kept.retain(|kept| &*kept.name != name);
                 Done::Handled
             }
@@ -102,6 +102,9 @@ impl Store {
     fn store(&mut self, name: &str, fd: OwnedFd) -> Done {
         let fd = Rc::new(fd);
         if let Some(kept) = self.kept.iter_mut().find(|kept| &*kept.name == name) {
+            if is_lasting(name) {
+                return self.refuse();
+            }
             kept.fd = fd;
             return Done::Handled;
         }
@@ -112,6 +115,11 @@ impl Store {
         self.kept.push(Kept { name, fd });
         Done::Handled
     }
+}
+
+/// Whether what is kept under this name stays what it is.
+fn is_lasting(name: &str) -> bool {
+    name.starts_with(text::LASTING)
 }
 
 /// Whether a descriptor is of a kind that is kept: one whose end does not ask a file system, a
@@ -186,6 +194,22 @@ mod tests {
             Done::Handled
         );
         assert_eq!(store.all().len(), before);
+    }
+
+    #[test]
+    fn what_is_to_last_is_neither_replaced_nor_removed() {
+        let mut store = Store::new(4);
+        let name = format!("{}a", text::LASTING);
+        let first = memory();
+        let inode = |fd: &OwnedFd| fstat(fd).unwrap().st_ino;
+        let wanted = inode(&first);
+        let stored = store.handle(packet(&text::store(&name), vec![first]));
+        assert_eq!(stored, Done::Handled);
+        let again = store.handle(packet(&text::store(&name), vec![memory()]));
+        assert_eq!(again, Done::Refused);
+        let removed = store.handle(packet(&text::remove(&name), vec![]));
+        assert_eq!(removed, Done::Refused);
+        assert_eq!(inode(&store.all()[0].fd), wanted);
     }
 
     #[test]

@@ -6,6 +6,10 @@ pub const MAX_NAME: usize = 64;
 /// Longest message, as with systemd (its NOTIFY_BUFFER_MAX).
 pub(crate) const MAX_TEXT: usize = 4096;
 
+/// What names begin with under which the keeper process keeps what it gets first, until it ends: a
+/// serving process that was taken over later can change nothing of it. systemd knows no such thing.
+pub const LASTING: &str = "lasting.";
+
 /// Whether a descriptor may be called so: letters, digits, dots, dashes and underlines. systemd
 /// takes more, but for control characters and colons.
 pub fn is_name(name: &str) -> bool {

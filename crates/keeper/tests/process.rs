@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
-use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MOST_FAILURES};
+use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MOST_FAILURES, Programs, Which};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -12,16 +12,77 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Set for a process that is to be a keeper, or one that serves: what the latter does.
 const KEEPER: &str = "VNVME_TEST_KEEPER";
 const SERVE: &str = "VNVME_TEST_SERVE";
+/// What the new program does.
+const NEW: &str = "VNVME_TEST_NEW";
 /// Exit codes of the keeper for ends that have no code.
 const BY_SIGNAL: i32 = 100;
 const GIVEN_UP: i32 = 90;
 const NOT_DURABLE: i32 = 91;
+
+/// Two programs: this one, which does one thing or the other.
+struct Pair {
+    present: String,
+    new: String,
+}
+
+impl Programs for Pair {
+    fn start(&mut self, which: Which, channel: OwnedFd) -> std::io::Result<Child> {
+        let what = match which {
+            Which::Present => &self.present,
+            Which::New => &self.new,
+        };
+        if what == "is missing" {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--exact", "child_serving", "--nocapture"]);
+        command.env_remove(KEEPER).env(SERVE, what);
+        command.stdin(Stdio::from(channel)).spawn()
+    }
+
+    fn ask(&mut self, output: Stdio) -> Result<Child, String> {
+        let mut command = Command::new("/bin/sh");
+        let script = match &*self.new {
+            "says nothing" => "exec sleep 100".to_owned(),
+            new => format!("echo '{new}'"),
+        };
+        command.args(["-c", &script]);
+        if self.new == "fails when asked" {
+            command = Command::new("/bin/false");
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(output)
+            .spawn()
+            .map_err(|error| error.to_string())
+    }
+
+    fn fits(&mut self, said: &str) -> Result<(), String> {
+        assert_eq!(said, format!("{}\n", self.new));
+        match said {
+            "is strange\n" => Err("it is strange".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    fn decide(&mut self, which: Which) {
+        if which == Which::New {
+            self.present = std::mem::take(&mut self.new);
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        println!("keeper: {text}");
+    }
+}
 
 /// Not a test of its own: what [`start`] starts.
 #[test]
@@ -29,15 +90,13 @@ fn child_keeper() {
     let Ok(what) = std::env::var(KEEPER) else {
         return;
     };
-    let mut start = |channel: OwnedFd| {
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["--exact", "child_serving", "--nocapture"]);
-        command.env_remove(KEEPER).env(SERVE, &what);
-        command.stdin(Stdio::from(channel)).spawn()
+    let mut programs = Pair {
+        present: what,
+        new: std::env::var(NEW).unwrap_or_default(),
     };
     let given = memfd_create("given", MemfdFlags::CLOEXEC).unwrap();
     let keeper = Keeper {
-        start: &mut start,
+        programs: &mut programs,
         most: 100,
         given: vec![Given {
             name: "control".into(),
@@ -95,7 +154,7 @@ fn child_serving() {
     assert_eq!(before, times > 0);
     assert_eq!(arrival.facts.restarts, times);
     count.write_all_at(&(times + 1).to_ne_bytes(), 0).unwrap();
-    let say = || println!("serving {} {times}", std::process::id());
+    let say = || println!("serving: {} {times}", std::process::id());
     let die = || {
         let _ = kill_process(rustix::process::getpid(), Signal::KILL);
         unreachable!()
@@ -119,8 +178,31 @@ fn child_serving() {
         }
         "never ready" => die(),
         "ends with 1" => std::process::exit(1),
-        "goes on" => {
+        "goes on" | "goes on, too" => {
+            let is_new = what != "goes on";
+            if is_new {
+                let how = arrival.facts.how.as_deref();
+                assert!(how.is_some_and(|how| how.contains("replaced") || how == "signal 9"));
+            }
             arrival.link.tell("READY=1\nX_ELSE=1\n").unwrap();
+            say();
+            loop {
+                std::thread::sleep(LIMIT);
+            }
+        }
+        "ends in order" => {
+            // One that is told earlier cannot do so.
+            std::thread::sleep(Duration::from_millis(50));
+            let told = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register(Signal::TERM.as_raw(), told.clone()).unwrap();
+            arrival.link.tell("READY=1\n").unwrap();
+            say();
+            while !told.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::process::exit(2);
+        }
+        "is never ready" => {
             say();
             loop {
                 std::thread::sleep(LIMIT);
@@ -155,6 +237,16 @@ fn child_serving() {
 struct Running {
     keeper: Child,
     lines: BufReader<std::process::ChildStdout>,
+    /// What the keeper and the serving processes have said, and nobody has waited for yet: they say
+    /// it in any order.
+    said: Vec<String>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
 }
 
 fn start(what: &str) -> Running {
@@ -167,21 +259,37 @@ fn start(what: &str) -> Running {
 fn started(mut command: Command) -> Running {
     let mut keeper = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(keeper.stdout.take().unwrap());
-    Running { keeper, lines }
+    Running {
+        keeper,
+        lines,
+        said: Vec::new(),
+    }
 }
 
 impl Running {
-    /// The number of the next serving process.
-    fn serving(&mut self) -> Pid {
+    /// What the next line says after this.
+    fn next(&mut self, begin: &str) -> String {
+        let found = |line: &String| line.starts_with(begin);
         loop {
+            if let Some(place) = self.said.iter().position(found) {
+                return self.said.remove(place).split_off(begin.len());
+            }
             let mut line = String::new();
             assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it has ended");
             // The test harness of the child prints lines of its own.
-            if let Some((_, rest)) = line.split_once("serving ") {
-                let pid = rest.split(' ').next().unwrap();
-                return Pid::from_raw(pid.parse().unwrap()).unwrap();
+            let said = ["serving: ", "keeper: "]
+                .iter()
+                .filter_map(|all| line.find(all));
+            if let Some(place) = said.min() {
+                self.said.push(line.split_off(place));
             }
         }
+    }
+
+    /// The number of the next serving process.
+    fn serving(&mut self) -> Pid {
+        let said = self.next("serving: ");
+        Pid::from_raw(said.split(' ').next().unwrap().parse().unwrap()).unwrap()
     }
 
     fn pid(&self) -> Pid {
@@ -229,6 +337,19 @@ fn signals_are_passed_on_and_end_both() {
     assert_eq!(running.code(), Some(BY_SIGNAL + Signal::TERM.as_raw()));
 }
 
+/// The next process may have something to do before it ends.
+#[test]
+fn a_signal_waits_for_the_process_that_follows() {
+    for _ in 0..10 {
+        let mut running = start("ends in order");
+        let first = running.serving();
+        kill_process(first, Signal::KILL).unwrap();
+        wait_until_gone(first);
+        kill_process(running.pid(), Signal::TERM).unwrap();
+        assert_eq!(running.code(), Some(2));
+    }
+}
+
 #[test]
 fn both_die_together_when_the_keeper_is_killed() {
     let mut running = start("goes on");
@@ -251,6 +372,76 @@ fn a_stopped_process_holds_up_nothing_and_a_killed_one_is_followed() {
     kill_process(running.pid(), Signal::INT).unwrap();
     kill_process(second, Signal::CONT).unwrap();
     assert_eq!(running.code(), Some(BY_SIGNAL + Signal::INT.as_raw()));
+}
+
+/// A keeper whose process goes on, and is to be replaced by one that does this.
+fn upgrade(new: &str) -> (Running, Pid) {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", "child_keeper", "--nocapture"]);
+    command
+        .env(KEEPER, "goes on")
+        .env(NEW, new)
+        .stdin(Stdio::null());
+    let mut running = started(command);
+    let first = running.serving();
+    // It is ready before it says so.
+    kill_process(running.pid(), Signal::USR2).unwrap();
+    (running, first)
+}
+
+impl Running {
+    /// Waits until the keeper has said this.
+    fn wait_said(&mut self, wanted: &str) {
+        let said = self.next("keeper: ");
+        assert!(said.contains(wanted), "{said}");
+    }
+
+    fn end(self) {
+        kill_process(self.pid(), Signal::TERM).unwrap();
+        assert_eq!(self.code(), Some(BY_SIGNAL + Signal::TERM.as_raw()));
+    }
+}
+
+#[test]
+fn a_new_program_takes_the_place_of_the_present_one() {
+    let (mut running, first) = upgrade("goes on, too");
+    let second = running.serving();
+    assert_ne!(first, second);
+    running.wait_said("upgraded");
+    // From now on it is the one that follows.
+    kill_process(second, Signal::KILL).unwrap();
+    running.serving();
+    running.end();
+}
+
+#[test]
+fn a_new_program_that_does_not_serve_is_given_up() {
+    for new in ["is missing", "never ready", "ends with 1"] {
+        let (mut running, _) = upgrade(new);
+        running.wait_said("back to the program before");
+        running.serving();
+        running.end();
+    }
+    let (mut running, _) = upgrade("is never ready");
+    let second = running.serving();
+    running.wait_said("back to the program before");
+    wait_until_gone(second);
+    running.serving();
+    running.end();
+}
+
+#[test]
+fn a_new_program_that_does_not_fit_changes_nothing() {
+    for (new, why) in [
+        ("is strange", "it is strange"),
+        ("fails when asked", "does not know how"),
+        ("says nothing", "does not answer"),
+    ] {
+        let (mut running, first) = upgrade(new);
+        running.wait_said(why);
+        assert!(test_kill_process(first).is_ok());
+        running.end();
+    }
 }
 
 #[test]

@@ -1,0 +1,225 @@
+//! Another program takes the place of the one that serves: it is asked first whether it reads what
+//! is kept. The process that serves is ended as if it had been killed, for what it has in hand is
+//! noted at any time; should the new one not serve soon, the one before goes on.
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a program may take to say what it reads.
+const ASK_LIMIT: Duration = Duration::from_secs(2);
+/// How long it may take to serve.
+const SERVE_LIMIT: Duration = Duration::from_secs(2);
+/// Most that it says (bytes).
+const LONGEST: usize = 1024;
+
+/// One of two programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// The one that serves, or has served last.
+    Present,
+    /// The one that is to take its place.
+    New,
+}
+
+/// The programs that a keeper process starts.
+pub trait Programs {
+    /// Starts a serving process, whose standard input is to be the socket. It is to call
+    /// [`Arrival::receive`](crate::Arrival::receive) with it, and to end when this process ends.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    fn start(&mut self, which: Which, channel: OwnedFd) -> io::Result<Child>;
+
+    /// Finds another program, and asks it what it reads: it says so on this standard output, and
+    /// ends.
+    ///
+    /// # Errors
+    /// There is none, in words.
+    fn ask(&mut self, output: Stdio) -> Result<Child, String>;
+
+    /// Whether the program that was found last, and has said this, can go on with what is kept, and
+    /// the present one with what it leaves.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn fits(&mut self, said: &str) -> Result<(), String>;
+
+    /// The new program is the present one from now on, or is not looked at any more.
+    fn decide(&mut self, which: Which);
+
+    /// Says something to the operator.
+    fn say(&mut self, text: &str);
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Nothing,
+    /// The program does not fit.
+    Refused(String),
+    /// The process that serves is to be ended; the new one follows.
+    Replace,
+    /// The new one serves.
+    Done,
+    /// It does not serve in time, and is to be ended.
+    Late,
+}
+
+/// An upgrade, if one is under way.
+#[derive(Debug, Default)]
+pub(crate) enum Upgrade {
+    #[default]
+    None,
+    /// The new program is asked.
+    Asked {
+        child: Child,
+        pidfd: OwnedFd,
+        said: OwnedFd,
+        end: Instant,
+    },
+    /// The process that serves is being ended.
+    Ending,
+    /// A process of the new program has been started.
+    Tried { end: Instant },
+}
+
+impl Upgrade {
+    /// Asks the new program.
+    pub(crate) fn ask(&mut self, programs: &mut dyn Programs) -> Result<(), String> {
+        if !matches!(self, Self::None) {
+            return Err("one is under way".to_owned());
+        }
+        let system = |errno: Errno| errno.to_string();
+        let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+        let (said, output) = pipe_with(flags).map_err(system)?;
+        let mut child = programs.ask(output.into())?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = pid.ok_or(Errno::SRCH);
+        let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        let pidfd = pidfd.map_err(|errno| {
+            end(&mut child);
+            system(errno)
+        })?;
+        *self = Self::Asked {
+            child,
+            pidfd,
+            said,
+            end: Instant::now() + ASK_LIMIT,
+        };
+        Ok(())
+    }
+
+    /// Goes on. `serves`: the process that runs has said that it does.
+    pub(crate) fn advance(
+        &mut self,
+        programs: &mut dyn Programs,
+        serves: bool,
+        now: Instant,
+    ) -> Step {
+        match self {
+            Self::Asked {
+                child,
+                said,
+                end: limit,
+                ..
+            } => {
+                let fits = match child.try_wait() {
+                    Ok(None) if now < *limit => return Step::Nothing,
+                    Ok(Some(status)) if status.success() => programs.fits(&read(said)),
+                    Ok(Some(status)) => {
+                        Err(format!("the new program does not know how ({status})"))
+                    }
+                    Ok(None) | Err(_) => {
+                        end(child);
+                        Err("the new program does not answer".to_owned())
+                    }
+                };
+                match fits {
+                    Ok(()) if serves => {
+                        *self = Self::Ending;
+                        Step::Replace
+                    }
+                    fits => {
+                        self.give_up(programs);
+                        let why = fits.err();
+                        Step::Refused(why.unwrap_or_else(|| "nothing is served".to_owned()))
+                    }
+                }
+            }
+            Self::Tried { .. } if serves => {
+                programs.decide(Which::New);
+                *self = Self::None;
+                Step::Done
+            }
+            Self::Tried { end } if now >= *end => {
+                // Its end is waited for then.
+                *end = now + SERVE_LIMIT;
+                Step::Late
+            }
+            Self::None | Self::Ending | Self::Tried { .. } => Step::Nothing,
+        }
+    }
+
+    /// The process that served has ended. `true`: it was to, and the new program's follows; `how`
+    /// says so.
+    pub(crate) fn ended(&mut self, how: &mut Option<String>) -> bool {
+        if !matches!(self, Self::Ending) {
+            return false;
+        }
+        *how = Some("it was replaced by another version".to_owned());
+        *self = Self::Tried {
+            end: Instant::now() + SERVE_LIMIT,
+        };
+        true
+    }
+
+    /// The new program is tried.
+    pub(crate) fn is_tried(&self) -> bool {
+        matches!(self, Self::Tried { .. })
+    }
+
+    /// Which program is to be started.
+    pub(crate) fn which(&self) -> Which {
+        match self.is_tried() {
+            true => Which::New,
+            false => Which::Present,
+        }
+    }
+
+    /// The present program stays.
+    pub(crate) fn give_up(&mut self, programs: &mut dyn Programs) {
+        programs.decide(Which::Present);
+        *self = Self::None;
+    }
+
+    /// What is waited for, and until when.
+    pub(crate) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Instant> {
+        match self {
+            Self::Asked { pidfd, end, .. } => {
+                fds.push(PollFd::new(pidfd, PollFlags::IN));
+                Some(*end)
+            }
+            Self::Tried { end } => Some(*end),
+            Self::None | Self::Ending => None,
+        }
+    }
+}
+
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// What it has said; what is too long, or no text, says nothing.
+fn read(said: &OwnedFd) -> String {
+    let mut bytes = [0; LONGEST];
+    let len = rustix::io::read(said, &mut bytes).unwrap_or(0);
+    let text = bytes.get(..len).map(|bytes| String::from_utf8_lossy(bytes));
+    text.unwrap_or_default().into_owned()
+}
