@@ -53,17 +53,21 @@ pub use report::{Landlock, Report};
 
 use rustix::thread::CapabilitySet;
 use std::io;
+use std::sync::OnceLock;
 
 /// The sandbox of a process.
 #[derive(Debug)]
 pub struct Sandbox {
     needs: Needs,
+    /// Landlock holds what is opened.
+    holds: OnceLock<bool>,
 }
 
 impl Sandbox {
     /// One that leaves what is needed.
     pub fn new(needs: Needs) -> Self {
-        Self { needs }
+        let holds = OnceLock::new();
+        Self { needs, holds }
     }
 
     /// Gives up everything but what is needed, except system calls: for the calling thread, and for
@@ -78,6 +82,7 @@ impl Sandbox {
         let outside = threads::outside();
         // Last: the files of the kernel that say what is held are out of reach afterwards.
         let landlock = files::restrict(&self.needs, files::Reach::Process)?;
+        let _ = self.holds.set(matches!(landlock, Landlock::Abi(_)));
         Ok(Report {
             landlock,
             capabilities,
@@ -94,7 +99,8 @@ impl Sandbox {
         if !calls::is_known() {
             return Ok(());
         }
-        calls::install(&self.needs)
+        let holds = self.holds.get().copied().unwrap_or(false);
+        calls::install(&self.needs, holds)
     }
 }
 
@@ -117,6 +123,20 @@ pub fn leave_nothing() -> Result<(), Error> {
 pub fn leave_files() -> Result<(), Error> {
     no_new_privileges()?;
     drop_all_but(CapabilitySet::DAC_OVERRIDE).map(drop)
+}
+
+/// Leaves the calling thread, and what it starts, all that its user may do, but not what would
+/// change the kernel, the user, the view of the system or another process: for a process that
+/// starts one which needs its user's rights until it has opened everything.
+///
+/// # Errors
+/// As [`Sandbox::enter`].
+pub fn leave_user() -> Result<(), Error> {
+    no_new_privileges()?;
+    match calls::is_known() {
+        true => calls::install_for_starter(),
+        false => Ok(()),
+    }
 }
 
 fn drop_all_but(wanted: CapabilitySet) -> Result<CapabilitySet, Error> {

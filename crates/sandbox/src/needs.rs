@@ -27,6 +27,9 @@ pub struct Needs {
     pub open_below: Vec<PathBuf>,
     /// The same, only to be read.
     pub read_below: Vec<PathBuf>,
+    /// Memory files that are open are opened once more, by `/proc/self/fd`: Landlock lets them, and
+    /// nothing else. Where it is not there, this is left out.
+    pub reopen: bool,
     /// To whom stream sockets are connected while the process runs.
     pub connect: Vec<Connect>,
     /// Memory is locked beyond the limit of locked memory, where the process may: `CAP_IPC_LOCK` is

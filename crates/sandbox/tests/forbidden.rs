@@ -65,6 +65,8 @@ enum Step {
     Later,
     /// [`sandbox::leave_nothing`].
     Thread,
+    /// [`sandbox::leave_user`].
+    Starter,
     /// None: to see that the attempt can succeed.
     Outside,
 }
@@ -106,7 +108,7 @@ const DENIED: End = End::Refused(Errno::ACCESS);
 const FORBIDDEN: End = End::Refused(Errno::PERM);
 const ELSEWHERE: End = End::Refused(Errno::XDEV);
 
-use Step::{Both, Enter, Later, Seal, Thread};
+use Step::{Both, Enter, Later, Seal, Starter, Thread};
 
 /// Files, by Landlock.
 const FILES: &[Case] = &[
@@ -270,6 +272,18 @@ const RIGHTS: &[Case] = &[
         new_privileges,
         Thread,
         FORBIDDEN,
+    ),
+];
+
+/// What a process may that starts others, which need all that its user may.
+const STARTING: &[Case] = &[
+    case("read", read_file, Starter, End::Done),
+    case("execute", execute, Starter, End::Done),
+    case("become another program", execute_here, Starter, End::Done),
+    case("have new privileges", new_privileges, Starter, FORBIDDEN),
+    with(
+        CapabilitySet::SYS_CHROOT,
+        case("change the root", change_root, Starter, End::Killed),
     ),
 ];
 
@@ -897,7 +911,7 @@ fn serving() -> io::Result<()> {
 
 fn all() -> impl Iterator<Item = &'static Case> {
     let all = FILES.iter().chain(LATER).chain(OTHERS);
-    all.chain(RIGHTS).chain(CALLS)
+    all.chain(RIGHTS).chain(STARTING).chain(CALLS)
 }
 
 /// In a process of its own: enters the sandbox, tries, and ends with what became of it.
@@ -942,6 +956,9 @@ fn child() {
     }
     if step == "Thread" {
         sandbox::leave_nothing().unwrap();
+    }
+    if step == "Starter" {
+        sandbox::leave_user().unwrap();
     }
     if let Some((_, number)) = NEVER.iter().find(|(never, _)| *never == name) {
         // SAFETY: it does not come to that: the process ends.
@@ -1072,6 +1089,18 @@ fn rights_do_not_come_back() {
 #[test]
 fn only_listed_calls_are_made() {
     check(CALLS);
+}
+
+#[test]
+fn a_process_that_starts_others_keeps_its_users_rights() {
+    check(STARTING);
+    for (name, _) in NEVER {
+        let end = match ["execve", "execveat", "capset"].contains(name) {
+            true => End::Done,
+            false => End::Killed,
+        };
+        assert_eq!(tried(name, Step::Starter), end, "{name}");
+    }
 }
 
 /// Who needs to connect may do that, to where it was said, and with no other kind of socket.

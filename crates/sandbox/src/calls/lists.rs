@@ -26,6 +26,9 @@ pub(super) const ALWAYS: &[c_long] = &[
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_close,
+    // Pipes of its own, and bytes between them and sockets.
+    libc::SYS_pipe2,
+    libc::SYS_splice,
     // What a descriptor is (/proc/self/fd); whether a socket's file is still ours, at its removal.
     // They tell of other files, too, what their directories let this user see.
     libc::SYS_newfstatat,

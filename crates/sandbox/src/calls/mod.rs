@@ -42,8 +42,8 @@ fn architecture() -> Option<TargetArch> {
     TargetArch::try_from(std::env::consts::ARCH).ok()
 }
 
-/// Installs the filters in all threads.
-pub(crate) fn install(needs: &Needs) -> Result<(), Error> {
+/// Installs the filters in all threads. `holds`: Landlock holds what is opened.
+pub(crate) fn install(needs: &Needs, holds: bool) -> Result<(), Error> {
     let never = plain(lists::NEVER);
     let clone3 = plain(&[libc::SYS_clone3]);
     let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
@@ -52,11 +52,22 @@ pub(crate) fn install(needs: &Needs) -> Result<(), Error> {
     for (rules, others, these) in [
         (never, SeccompAction::Allow, SeccompAction::KillProcess),
         (clone3, SeccompAction::Allow, unknown),
-        (allowed(needs)?, refused, SeccompAction::Allow),
+        (allowed(needs, holds)?, refused, SeccompAction::Allow),
     ] {
         apply_filter_all_threads(&program(rules, others, these)?)?;
     }
     Ok(())
+}
+
+/// Installs a filter in the calling thread, and in all that it starts, that ends a process which
+/// calls what no process of this program needs: not one that starts others, nor one that is about
+/// to give up the rest.
+pub(crate) fn install_for_starter() -> Result<(), Error> {
+    let needed = [libc::SYS_execve, libc::SYS_execveat, libc::SYS_capset];
+    let mut never = plain(lists::NEVER);
+    never.retain(|call, _| !needed.contains(call));
+    let filter = program(never, SeccompAction::Allow, SeccompAction::KillProcess)?;
+    Ok(seccompiler::apply_filter(&filter)?)
 }
 
 fn program(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<BpfProgram, Error> {
@@ -72,7 +83,7 @@ fn plain(calls: &[c_long]) -> Rules {
 }
 
 /// What the process needs.
-fn allowed(needs: &Needs) -> Result<Rules, Error> {
+fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     let mut rules = plain(lists::ALWAYS);
     rules.extend(plain(lists::OF_ARCHITECTURE));
     rules.extend(plain(&[libc::SYS_clone3]));
@@ -118,7 +129,8 @@ fn allowed(needs: &Needs) -> Result<Rules, Error> {
     if needs.vfio {
         ioctls.push(argument(1).has_word(0xff00, VFIO_TYPE << 8)?);
     }
-    if !needs.open_below.is_empty() || !needs.read_below.is_empty() {
+    let opens = !needs.open_below.is_empty() || !needs.read_below.is_empty();
+    if opens || (needs.reopen && holds) {
         rules.extend(plain(lists::OPENING));
     }
     if !needs.open_below.is_empty() {
