@@ -269,8 +269,8 @@ impl NbdVolume {
         Self::open_kept(server, options, None)
     }
 
-    /// The same, with a keeper of connections for the next process. Those of the previous one are
-    /// ended before this is called ([`end_previous`](crate::end_previous)).
+    /// The same, with a keeper of connections for the next process, which ends those of the
+    /// previous one first.
     ///
     /// # Errors
     /// As [`NbdVolume::open`].
@@ -283,6 +283,9 @@ impl NbdVolume {
             server: server.to_string(),
             error,
         })?;
+        if let Some(keeper) = &keeper {
+            keeper.end_previous(&server.to_string())?;
+        }
         let mut connected = connect(&server, &addresses, CONNECT_LIMIT)?;
         let export = connected.export;
         let block = options.block_size.unwrap_or(512).max(export.minimum);

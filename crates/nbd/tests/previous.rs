@@ -141,6 +141,12 @@ impl Drop for Place {
 }
 
 impl ConnectionKeeper for Keeper {
+    fn end_previous(&self, server: &str) -> Result<(), PreviousError> {
+        let left = std::mem::take(&mut *self.0.lock().unwrap());
+        let left = left.into_iter().map(|(_, fd)| fd).collect();
+        end_previous(server, left, BOUND)
+    }
+
     fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept> {
         assert!(server.starts_with("nbd+unix://"), "{server}");
         let mut all = self.0.lock().unwrap();

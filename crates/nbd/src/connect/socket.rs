@@ -1,6 +1,7 @@
 //! A connection to a server, up to the end of the handshake, within a time limit.
 
 use super::address::Server;
+use super::previous::PreviousError;
 use crate::protocol::{Export, HandshakeError, negotiate};
 use remote::{Address, Conversation, connect_tcp, connect_unix};
 use std::io;
@@ -59,9 +60,17 @@ pub struct Connected {
 /// What a [`ConnectionKeeper`] keeps beside a connection; dropped when that is over.
 pub type Kept = Box<dyn std::any::Any + Send>;
 
-/// Keeps connections open for the next process, which ends them before it sends anything on its own
-/// ([`end_previous`](super::end_previous)).
+/// Keeps connections open for the next process, which ends them before it sends anything on its
+/// own.
 pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
+    /// Ends what a previous process has left of its connections to `server`
+    /// ([`end_previous`](super::end_previous)): called before the first new one is made, by a
+    /// thread that may wait.
+    ///
+    /// # Errors
+    /// [`PreviousError`]: nothing may be sent to the server.
+    fn end_previous(&self, server: &str) -> Result<(), PreviousError>;
+
     /// A connection to `server` is to be kept: called before anything is sent on it, by a thread
     /// that may wait. `None`: it cannot be, and is used all the same.
     fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept>;
