@@ -166,6 +166,10 @@ metrics! {
         "Threads of the process.";
     PROCESS_START = "process_start_time_seconds", Gauge, "seconds", [],
         "When the process began, since 1970-01-01 UTC.";
+    PROCESS_RESTARTS = "vnvme_process_restarts_total", Counter, "processes", [],
+        "Processes that served before this one under the same keeper, where there is one.";
+    PROCESS_PAUSE = "vnvme_process_last_pause_seconds", Gauge, "seconds", [],
+        "How long nobody was served before this process took the place of the one before.";
 }
 
 #[cfg(test)]

@@ -315,6 +315,8 @@ impl Snapshot {
         page.one(&m::PROCESS_VM, process.virtual_memory);
         page.one(&m::PROCESS_THREADS, process.threads);
         page.one(&m::PROCESS_START, Some(process.start));
+        page.one(&m::PROCESS_RESTARTS, process.restarts);
+        page.one(&m::PROCESS_PAUSE, process.last_pause_ns.map(seconds));
     }
 }
 

@@ -304,6 +304,18 @@ pub struct Worker {
 pub struct Process {
     /// The program's version.
     pub version: String,
+    /// Its number.
+    #[serde(default)]
+    pub pid: u32,
+    /// That of the process that keeps its disks, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keeper: Option<u32>,
+    /// Processes that served before this one, under a keeper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<u32>,
+    /// How long nobody was served before this process took the place of the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_pause_ns: Option<u64>,
     /// Processor time in nanoseconds.
     pub cpu_ns: u64,
     /// Resident memory in bytes.

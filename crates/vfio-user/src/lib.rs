@@ -116,7 +116,8 @@ pub use device::{
 };
 pub use error::ConnectionError;
 pub use journal::{
-    Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SESSION, SharedLedger,
+    Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SESSION, SESSION_VERSION,
+    SharedLedger,
 };
 pub use listener::{ListenError, Listener};
 pub use refuse::refuse;

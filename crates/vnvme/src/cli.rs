@@ -36,6 +36,7 @@ use crate::bind::BindArgs;
 use crate::discover;
 use crate::discovery::DiscoverArgs;
 use crate::info;
+use crate::keep;
 use crate::log::Filter;
 use crate::log_format::{self, JournalLines, LogFormat};
 use crate::options;
@@ -316,10 +317,19 @@ fn end_with(parent: i32) -> Result<()> {
 
 impl ServeArgs {
     fn run(self) -> Result<()> {
-        if let Some(parent) = self.named.end_with_parent {
+        // One that is kept ends with its keeper, which ends with the parent.
+        if let Some(parent) = self.named.end_with_parent
+            && !keep::is_kept()
+        {
             end_with(parent)?;
         }
-        let (specs, options) = self.merge()?;
+        let (specs, options) = match keep::before()? {
+            Some(before) => {
+                let options = before.configured.process.clone().options(1);
+                (before.configured, options)
+            }
+            None => self.merge()?,
+        };
         serve(&specs, &options)
     }
 }

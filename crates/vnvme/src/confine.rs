@@ -1,8 +1,9 @@
 //! What the process gives up once everything is open: crate `sandbox`, as the configuration has it.
 
+use crate::keep;
 use crate::manage::{allows_ublk, places, servers};
 use crate::open;
-use crate::spec::{ServeOptions, Specs};
+use crate::spec::{DoorbellMode, ServeOptions, Specs};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use remote::Address;
@@ -201,6 +202,12 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         connect: connections(&volumes, options),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
+        // A client that maps the doorbell page gets an open file of its own (vfio-user's witness).
+        reopen: keep::is_kept()
+            && specs
+                .controllers
+                .iter()
+                .any(|c| c.doorbells == Some(DoorbellMode::Mapped)),
         ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
         ..later(options)
     }

@@ -7,6 +7,7 @@ use crate::direct::{DirectPath, PathChoice, check_block_size};
 use crate::front::{Front, NvmeFront, Served, Worker};
 use crate::heap::Heap;
 use crate::identity;
+use crate::keep::Made;
 use crate::manage::{DiskSpec, Failed, Table};
 use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
@@ -19,7 +20,8 @@ use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, ServeOptions, hex
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result};
-use controller::{Controller, ControllerConfig, NamespaceConfig};
+use controller::{ControllerConfig, NamespaceConfig};
+use dma::MemoryCache;
 use receive::Receiver;
 use std::sync::Arc;
 use volume::{Extras, Io, Volume};
@@ -244,6 +246,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         listener,
         intake,
         page,
+        survival,
         volumes: prepared,
         resized,
     } = open;
@@ -303,7 +306,18 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         max_namespaces: room,
         ..config(spec, serial)
     };
-    let mut controller = Controller::with_page(id, config, namespaces, io, page)?;
+    let mut memories = MemoryCache::with_limits(crew.options.clients.memory);
+    let made = Made {
+        id,
+        config,
+        namespaces,
+        io,
+        page,
+    };
+    let (mut controller, survival) = match survival {
+        Some(survival) => made.survive(survival, &mut memories, &listener)?,
+        None => (made.controller()?, None),
+    };
     let max_transfer = 4096 << controller.config().mdts;
     for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(shown) {
         let Some(direct) = direct else {
@@ -339,5 +353,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         spread,
         resized,
         limits: crew.options.clients,
+        memories,
+        survival,
     })
 }

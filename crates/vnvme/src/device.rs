@@ -7,7 +7,9 @@ use dma::{MapError, Memory, MemoryCache, Prot};
 use driver::NvmeVolume;
 use driver::iova::Registration;
 use probes::LogLimit;
-use std::os::fd::OwnedFd;
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use vfio_user::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, Limits,
@@ -68,19 +70,23 @@ pub struct NvmeDevice {
     not_shared: LogLimit,
     /// It was written, or left out, for this client.
     warned_not_shared: bool,
+    /// Numbers under which the descriptors of the present message are kept.
+    numbers: VecDeque<Option<NonZeroU32>>,
 }
 
 impl NvmeDevice {
+    /// `memories` has the files of guest memory that the controller has already.
     pub fn new(
         controller: Controller,
         backends: Vec<Arc<NvmeVolume>>,
         limits: ClientLimits,
+        memories: MemoryCache,
     ) -> Self {
-        NvmeDevice {
+        let mut device = NvmeDevice {
             mapped_doorbells: controller.config().mapped_doorbells,
             controller,
             waiting: Waiting::No,
-            memories: MemoryCache::with_limits(limits.memory),
+            memories,
             limits,
             backends,
             registered: Vec::new(),
@@ -89,7 +95,36 @@ impl NvmeDevice {
             log: LogLimit::default(),
             not_shared: LogLimit::default(),
             warned_not_shared: false,
+            numbers: VecDeque::new(),
+        };
+        device.register_all();
+        device
+    }
+
+    /// Windows that are there already: a previous process's client has mapped them.
+    fn register_all(&mut self) {
+        let windows = self.controller.dma().windows();
+        let memories: Vec<Memory> = windows
+            .filter_map(|window| Some(window.backing?.0))
+            .collect();
+        for memory in &memories {
+            self.register(memory);
         }
+    }
+
+    /// The number of the next descriptor.
+    fn next_number(&mut self) -> Option<NonZeroU32> {
+        self.numbers.pop_front().flatten()
+    }
+
+    fn sinks(&mut self, fds: Vec<Option<OwnedFd>>) -> Result<Vec<Option<Arc<dyn IrqSink>>>, Errno> {
+        let mut sink = |fd: OwnedFd| {
+            let kept = self.next_number();
+            IrqEventfd::new(fd, kept).map(|e| Arc::new(e) as Arc<dyn IrqSink>)
+        };
+        fds.into_iter()
+            .map(|fd| fd.map(&mut sink).transpose())
+            .collect()
     }
 
     /// What a client is told.
@@ -114,6 +149,11 @@ impl NvmeDevice {
     /// Pins windows of guest memory that are mapped from now on, after their mapping was answered.
     pub fn set_pinner(&mut self, pinner: Option<Pinner>) {
         self.pinned = PinnedWindows::new(pinner);
+        for window in self.controller.dma().windows() {
+            if let Some((memory, offset)) = &window.backing {
+                self.pinned.mapped(window.iova, window.len, memory, *offset);
+            }
+        }
     }
 
     /// What the VMM waits for is over.
@@ -173,11 +213,6 @@ fn errno(error: MapError) -> Errno {
         MapError::TooManyBytes { .. } | MapError::AddressSpaceFull { .. } => Errno::NOMEM,
         _ => Errno::INVAL,
     }
-}
-
-fn sinks(fds: Vec<Option<OwnedFd>>) -> Result<Vec<Option<Arc<dyn IrqSink>>>, Errno> {
-    let sink = |fd: OwnedFd| IrqEventfd::new(fd).map(|e| Arc::new(e) as Arc<dyn IrqSink>);
-    fds.into_iter().map(|fd| fd.map(sink).transpose()).collect()
 }
 
 impl Device for NvmeDevice {
@@ -264,27 +299,33 @@ impl Device for NvmeDevice {
     }
 
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
-        let controller = &mut self.controller;
         let tear_down = irqs.is_tear_down();
-        match (irqs.index, irqs.action, irqs.data) {
-            (IRQ_MSIX, IrqAction::Trigger, IrqData::None) if tear_down => {
+        let (data, mut sinks) = match irqs.data {
+            IrqData::Eventfd(fds) => (None, self.sinks(fds)?),
+            data => (Some(data), Vec::new()),
+        };
+        let controller = &mut self.controller;
+        match (irqs.index, irqs.action, data) {
+            (IRQ_MSIX, IrqAction::Trigger, Some(IrqData::None)) if tear_down => {
                 (0..controller.vectors()).for_each(|v| controller.set_msix(v, None));
             }
-            (IRQ_MSIX, IrqAction::Trigger, IrqData::Eventfd(fds)) => {
-                for (vector, sink) in (irqs.start..).zip(sinks(fds)?) {
+            (IRQ_MSIX, IrqAction::Trigger, None) => {
+                for (vector, sink) in (irqs.start..).zip(sinks) {
                     controller.set_msix(u16::try_from(vector).map_err(|_| Errno::INVAL)?, sink);
                 }
             }
-            (IRQ_INTX, IrqAction::Trigger, IrqData::None) if tear_down => controller.set_intx(None),
-            (IRQ_INTX, IrqAction::Trigger, IrqData::Eventfd(fds)) => {
-                controller.set_intx(sinks(fds)?.pop().flatten());
+            (IRQ_INTX, IrqAction::Trigger, Some(IrqData::None)) if tear_down => {
+                controller.set_intx(None);
             }
-            (IRQ_INTX, IrqAction::Mask, IrqData::None) => controller.mask_intx(),
-            (IRQ_INTX, IrqAction::Unmask, IrqData::None) => controller.unmask_intx(),
-            (IRQ_INTX, IrqAction::Mask, IrqData::Bool(yes)) if yes == [true] => {
+            (IRQ_INTX, IrqAction::Trigger, None) => {
+                controller.set_intx(sinks.pop().flatten());
+            }
+            (IRQ_INTX, IrqAction::Mask, Some(IrqData::None)) => controller.mask_intx(),
+            (IRQ_INTX, IrqAction::Unmask, Some(IrqData::None)) => controller.unmask_intx(),
+            (IRQ_INTX, IrqAction::Mask, Some(IrqData::Bool(yes))) if yes == [true] => {
                 controller.mask_intx()
             }
-            (IRQ_INTX, IrqAction::Unmask, IrqData::Bool(yes)) if yes == [true] => {
+            (IRQ_INTX, IrqAction::Unmask, Some(IrqData::Bool(yes))) if yes == [true] => {
                 controller.unmask_intx()
             }
             _ => return Err(Errno::INVAL),
@@ -300,6 +341,7 @@ impl Device for NvmeDevice {
             read,
             write,
         } = map;
+        let kept = self.next_number();
         if fd.is_none()
             && write
             && size >= RAM_AT_LEAST
@@ -332,6 +374,12 @@ impl Device for NvmeDevice {
                     });
                     errno(error)
                 })?;
+                // A file is kept once, however many windows are on it.
+                if memory.kept().is_none()
+                    && let Some(number) = kept
+                {
+                    memory.set_kept(number);
+                }
                 self.register(&memory);
                 Some((memory, offset))
             }
@@ -356,6 +404,52 @@ impl Device for NvmeDevice {
             self.pinned.mapped(iova, size, &memory, offset);
         }
         Ok(())
+    }
+
+    fn dma_map_again(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+        let mut windows = self.controller.dma().windows();
+        let is_it = |window: &dma::Window| {
+            let offset = window.backing.as_ref().map(|(_, offset)| *offset);
+            window.iova == map.iova
+                && window.len == map.size
+                && (window.prot.read, window.prot.write) == (map.read, map.write)
+                && offset == fd.as_ref().map(|_| map.offset)
+        };
+        // Nothing else can be there: this is the message that was in hand.
+        if windows.any(|window| is_it(&window)) {
+            return Ok(());
+        }
+        drop(windows);
+        self.dma_map(map, fd)
+    }
+
+    fn dma_mapped(&self, unmap: DmaUnmapping) -> Result<u64, Errno> {
+        match unmap {
+            DmaUnmapping::Range { iova, size } => {
+                let size = self.controller.dma_unmap_size(iova, size);
+                size.map_err(errno)
+            }
+            DmaUnmapping::All => {
+                let windows = self.controller.dma().windows();
+                Ok(windows
+                    .map(|window| window.len)
+                    .fold(0, u64::saturating_add))
+            }
+        }
+    }
+
+    fn descriptors_kept(&mut self, numbers: &[Option<NonZeroU32>]) {
+        self.numbers.clear();
+        self.numbers.extend(numbers);
+    }
+
+    fn sent_file(&self) -> Option<BorrowedFd<'_>> {
+        self.mapped_doorbells
+            .then(|| self.controller.bar0_pages().fd())
+    }
+
+    fn needs_kept(&self, number: NonZeroU32) -> bool {
+        self.controller.needs_kept(number)
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {

@@ -23,6 +23,20 @@ pub fn serial(volumes: &[Vec<u8>]) -> String {
     format!("VN{hex}")
 }
 
+/// What a keeper calls the memory of a volume: that of this namespace of this disk, and where
+/// several have both, the `nth` of them.
+pub fn memory(disk: &str, nsid: u32, nth: u32) -> String {
+    let numbers = u64::from(nth) << 32 | u64::from(nsid);
+    let digest = digest("memory", &[disk.as_bytes(), &numbers.to_le_bytes()]);
+    digest.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// What a keeper calls connections to a server, before their numbers.
+pub fn server(name: &str) -> String {
+    let digest = digest("server", &[name.as_bytes()]);
+    digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
+}
+
 /// An NGUID: as an RFC 4122 version 8 UUID, which is what identifiers of one's own making are for.
 pub fn nguid(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 16] {
     let mut id = digest("nguid", &[serial.as_bytes(), &nsid.to_le_bytes(), volume]);

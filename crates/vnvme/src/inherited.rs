@@ -4,6 +4,7 @@
 
 use crate::access::SocketAccess;
 use anyhow::{Context, Result};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getsockname, sockopt};
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,10 +32,10 @@ struct Socket {
     is_used: AtomicBool,
 }
 
-/// Takes them; first of all in `main`.
-pub fn take() {
+/// Takes them, with their names; before anything else is opened.
+pub fn take(given: Vec<(String, OwnedFd)>) {
     let mut all = Inherited::default();
-    for descriptor in inherit::take() {
+    for (_, descriptor) in given {
         match listens_at(&descriptor) {
             Some(path) => all.sockets.push(Socket {
                 path,
@@ -45,6 +46,13 @@ pub fn take() {
         }
     }
     let _ = ALL.set(all);
+}
+
+/// They are there for the program that this process executes, too.
+pub fn pass_on() {
+    for socket in ALL.get().iter().flat_map(|all| &all.sockets) {
+        let _ = fcntl_setfd(&socket.descriptor, FdFlags::empty());
+    }
 }
 
 /// Where it listens, if it is a Unix stream socket that does.

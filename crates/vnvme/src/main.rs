@@ -32,6 +32,7 @@ mod identity;
 mod info;
 mod inherited;
 mod irq_eventfd;
+mod keep;
 mod limits;
 mod log;
 mod log_format;
@@ -71,7 +72,17 @@ use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    inherited::take();
+    if std::env::args_os().skip(1).eq(keep::VERSIONS) {
+        let said = output::line(format_args!("{}", keep::Versions::own()));
+        return said.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    if let Some((sandbox, args)) = keep::wanted(std::env::args_os().skip(1)) {
+        return keep::run(sandbox, &args);
+    }
+    match keep::arrive() {
+        Ok(given) => inherited::take(given),
+        Err(error) => return failed(&error),
+    }
     if let Some(role) = receiver::Role::wanted(std::env::args_os().skip(1)) {
         return match role.run() {
             Ok(()) => ExitCode::SUCCESS,

@@ -1,7 +1,9 @@
 //! The service manager that started this process, if one wants to know how it is
 //! (sd_notify(3), sd_watchdog_enabled(3)).
 
+use crate::keep::kept;
 use anyhow::{Context, Result};
+use keeper::{Keeping, Link};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
@@ -28,8 +30,15 @@ pub struct ServiceManager {
 
 /// What it is told, by whichever thread.
 pub struct ServiceLink {
-    socket: Option<UnixDatagram>,
+    way: Option<Way>,
     phase: Mutex<Phase>,
+}
+
+/// How it is told.
+enum Way {
+    Socket(UnixDatagram),
+    /// By the process that has started this one.
+    Keeper(Link),
 }
 
 /// What it believes.
@@ -52,21 +61,19 @@ struct Watchdog {
 impl ServiceManager {
     /// The one that the environment names. That it cannot be reached is logged: it will find out.
     pub fn from_environment() -> Self {
-        let variable = |name| std::env::var_os(name).filter(|text: &OsString| !text.is_empty());
-        let socket = variable(NAME).and_then(|name| match connect(&name) {
-            Ok(socket) => Some(socket),
-            Err(error) => {
-                tracing::warn!(socket = ?name, error = format_args!("{error:#}"), "{NAME}");
-                None
-            }
-        });
+        let keeper = kept().map(|kept| kept.link());
+        let keeper = keeper.filter(|link| matches!(link.keeping(), Keeping::Process(_)));
+        let way = match keeper {
+            Some(link) => Some(Way::Keeper(link.clone())),
+            None => socket().map(Way::Socket),
+        };
         let text = |name| variable(name).and_then(|text| text.into_string().ok());
         let interval = interval(text(WATCHDOG).as_deref(), text(WATCHDOG_PROCESS).as_deref());
-        let watchdog = interval.filter(|_| socket.is_some()).map(|interval| {
+        let watchdog = interval.filter(|_| way.is_some()).map(|interval| {
             let next = Instant::now();
             Watchdog { interval, next }
         });
-        let link = Arc::new(ServiceLink::new(socket));
+        let link = Arc::new(ServiceLink::new(way));
         Self { link, watchdog }
     }
 
@@ -104,9 +111,9 @@ impl ServiceManager {
 }
 
 impl ServiceLink {
-    fn new(socket: Option<UnixDatagram>) -> Self {
+    fn new(way: Option<Way>) -> Self {
         let phase = Mutex::new(Phase::Starting);
-        Self { socket, phase }
+        Self { way, phase }
     }
 
     /// Says that the configuration is read again, and in the end that this is done, however it
@@ -128,11 +135,12 @@ impl ServiceLink {
     }
 
     fn tell(&self, text: &str) {
-        let sent = self
-            .socket
-            .as_ref()
-            .map(|socket| socket.send(text.as_bytes()));
-        if let Some(Err(error)) = sent {
+        let sent = match &self.way {
+            Some(Way::Socket(socket)) => socket.send(text.as_bytes()).map(drop),
+            Some(Way::Keeper(link)) => link.tell(text).map_err(Into::into),
+            None => Ok(()),
+        };
+        if let Err(error) = sent {
             tracing::warn!(%error, "{NAME}");
         }
     }
@@ -152,6 +160,23 @@ fn interval(micros: Option<&str>, process: Option<&str>) -> Option<Duration> {
     }
     let micros = micros?.parse().ok().filter(|micros| *micros > 0);
     micros.map(Duration::from_micros)
+}
+
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|text: &OsString| !text.is_empty())
+}
+
+/// A connection to the one that the environment names, if there is one. That it cannot be reached
+/// is logged.
+pub fn socket() -> Option<UnixDatagram> {
+    let name = variable(NAME)?;
+    match connect(&name) {
+        Ok(socket) => Some(socket),
+        Err(error) => {
+            tracing::warn!(socket = ?name, error = format_args!("{error:#}"), "{NAME}");
+            None
+        }
+    }
 }
 
 /// Its socket: a path, or "@" and an abstract name.
@@ -195,7 +220,7 @@ mod tests {
         let (manager, socket) = UnixDatagram::pair().unwrap();
         manager.set_nonblocking(true).unwrap();
         let mut told = ServiceManager {
-            link: Arc::new(ServiceLink::new(Some(socket))),
+            link: Arc::new(ServiceLink::new(Some(Way::Socket(socket)))),
             watchdog: Some(Watchdog {
                 interval: Duration::from_secs(3600),
                 next: Instant::now(),

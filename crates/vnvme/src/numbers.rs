@@ -1,6 +1,7 @@
 //! What the process tells of itself in numbers: a snapshot of everything that it serves.
 
 use crate::described::{Described, device};
+use crate::keep;
 use crate::parts::vhost_blk;
 use crate::peers::Peers;
 use crate::registry::Registry;
@@ -226,6 +227,10 @@ fn process(about: &About) -> Process {
         virtual_memory: bytes("VmSize:"),
         threads: number("Threads:"),
         start: about.start,
+        pid: std::process::id(),
+        keeper: keep::pid(),
+        restarts: keep::kept().map(|kept| kept.facts().restarts),
+        last_pause_ns: keep::last_pause().map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(0)),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::confine::SandboxMode;
 use crate::devices::DeviceRegistry;
 use crate::direct::{Direct, PathChoice};
+use crate::keep::{self, KeptServers};
 use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
 use crate::parts::qcow2;
@@ -13,6 +14,7 @@ use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
 use in_process::{self, Host};
 use mediate::Slice;
+use nbd::ConnectionKeeper;
 use remote::Address;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,16 +35,18 @@ pub struct Opened {
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
 /// in `registry`.
 pub fn kinds(registry: DeviceRegistry) -> Registry<Below> {
-    all_kinds(registry, SandboxMode::default(), Arc::default())
+    all_kinds(registry, SandboxMode::default(), Arc::default(), None)
 }
 
 fn all_kinds(
     registry: DeviceRegistry,
     sandbox: SandboxMode,
     within: Arc<Within>,
+    kept: Option<KeptServers>,
 ) -> Registry<Below> {
     let servers = registry.clone();
-    let [tcp, unix] = nbd::kinds(move |server| servers.enter_server(server));
+    let kept = kept.map(|kept| Arc::new(kept) as Arc<dyn ConnectionKeeper>);
+    let [tcp, unix] = nbd::kinds_kept(move |server| servers.enter_server(server), kept);
     let servers = registry.clone();
     let subsystems = fabrics::kind(move |subsystem| servers.enter_server(subsystem));
     let devices = Arc::new(Devices {
@@ -104,7 +108,12 @@ impl Opener {
             limits: registry.limits.clone(),
             on_error: registry.on_error.clone(),
             previous: options.previous,
-            kinds: all_kinds(devices, options.sandbox, Arc::clone(&within)),
+            kinds: all_kinds(
+                devices,
+                options.sandbox,
+                Arc::clone(&within),
+                KeptServers::new(options.previous.limit),
+            ),
             within,
         }
     }
@@ -127,9 +136,10 @@ impl Opener {
         Ok(true)
     }
 
-    /// Opens the volume of a namespace.
-    pub fn open(&self, spec: &NamespaceSpec) -> Result<Opened> {
+    /// Opens the volume of a namespace: of the disk of this name, under this number.
+    pub fn open(&self, spec: &NamespaceSpec, disk: &str, nsid: u32) -> Result<Opened> {
         let url = &*spec.volume;
+        let place = keep::memory_place(disk, nsid);
         if let Some(why) = no_nbd(url) {
             bail!("{url}: {why}");
         }
@@ -137,7 +147,7 @@ impl Opener {
             read_only: spec.is_read_only(),
             block_size: spec.block_size,
             previous: self.previous,
-            ..OpenOptions::default()
+            memory: place.memory.clone(),
         };
         let opened = self.kinds.open(url, options)?;
         let opened = match opened.attached {
@@ -148,7 +158,8 @@ impl Opener {
                 direct: None,
             },
         };
-        let volume = OnErrorVolume::new(opened.volume, spec.on_error(), url);
+        let volume = place.keep(opened.volume, url);
+        let volume = OnErrorVolume::new(volume, spec.on_error(), url);
         let opened = Opened {
             volume: Arc::new(volume),
             ..opened
@@ -391,7 +402,7 @@ mod tests {
         let registry = DeviceRegistry::default();
         let opener = opener_with(registry);
         let spec = crate::options::url::parse(url).unwrap();
-        let Err(error) = opener.open(&spec) else {
+        let Err(error) = opener.open(&spec, "disk", 1) else {
             panic!("{url} was opened");
         };
         format!("{error:#}")
@@ -428,7 +439,7 @@ mod tests {
     #[test]
     fn a_volume_behind_a_controller_is_a_volume_like_others() {
         let opener = opener_with(DeviceRegistry::default());
-        let open = |url: &str| opener.open(&crate::options::url::parse(url).unwrap());
+        let open = |url: &str| opener.open(&crate::options::url::parse(url).unwrap(), "disk", 1);
         let opened = open("controller+null://1M?offset=64K").unwrap();
         assert_eq!(opened.volume.info().size, (1 << 20) - (64 << 10));
         assert!(opened.device.is_some() && opened.direct.is_some());

@@ -4,9 +4,11 @@
 //! (`crate::confine`), where nothing can be opened any more.
 
 use crate::access::SocketAccess;
+use crate::crew;
 use crate::ending::{self, NotDurable};
 use crate::front;
 use crate::inherited;
+use crate::keep::{self, First, Identity, Left, Survival};
 use crate::manage::DiskSpec;
 use crate::open::{Opened, Opener};
 use crate::origin::Origin;
@@ -15,33 +17,38 @@ use crate::signals::Stop;
 use crate::spec::{ControllerSpec, NamespaceSpec, Specs, VhostBlkSpec};
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
-use controller::DoorbellPage;
+use controller::{ControllerConfig, DoorbellPage};
+use keeper::Desk;
 use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
+use state_memory::Layout;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
-use vfio_user::Listener;
+use vfio_user::{Journal, Listener};
 use volume::{Kind, Volume};
 
 /// A volume that has been opened, or one that its worker opens.
 pub struct Prepared {
     spec: NamespaceSpec,
+    /// The disk's name, and its number there.
+    of: (String, u32),
     /// `None`: it belongs to the thread that serves it, and what is below it is open
     /// ([`Opener::open_below`]).
     opened: Option<Opened>,
 }
 
 impl Prepared {
-    fn new(spec: NamespaceSpec, opener: &Opener) -> Result<Self> {
+    fn new(spec: NamespaceSpec, (disk, nsid): (String, u32), opener: &Opener) -> Result<Self> {
         let opened = match opener.open_below(&spec)? {
             true => None,
-            false => Some(opener.open(&spec)?),
+            false => Some(opener.open(&spec, &disk, nsid)?),
         };
-        Ok(Self { spec, opened })
+        let of = (disk, nsid);
+        Ok(Self { spec, of, opened })
     }
 
     /// Its queues go through the ring of the worker that they are on.
@@ -61,9 +68,18 @@ impl Prepared {
             .map(|opened| Arc::downgrade(&opened.volume))
     }
 
+    /// What the process before has given its volume is over when this process has opened it.
+    fn outlives_its_process(&self) -> bool {
+        let is_remote = fabrics::portals(&self.spec.volume).is_some();
+        let opened = self.opened.as_ref();
+        opened.is_some_and(|opened| opened.device.is_none() && !is_remote)
+    }
+
     /// The volume, on the thread that serves it.
     pub fn open(self, opener: &Opener) -> Result<Opened> {
-        self.opened.map_or_else(|| opener.open(&self.spec), Ok)
+        let (disk, nsid) = &self.of;
+        self.opened
+            .map_or_else(|| opener.open(&self.spec, disk, *nsid), Ok)
     }
 }
 
@@ -76,8 +92,9 @@ pub struct ReadyController {
 impl ReadyController {
     /// Opens its volumes.
     pub fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
-        let volumes = spec.namespaces.iter().map(|namespace| {
-            let opened = Prepared::new(namespace.clone(), opener);
+        let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
+            let of = (spec.any_name(), namespace.nsid.unwrap_or(place));
+            let opened = Prepared::new(namespace.clone(), of, opener);
             namespace.origin.place("volume", opened)
         });
         Ok(Self {
@@ -88,15 +105,45 @@ impl ReadyController {
 
     /// Makes its socket: a client may connect, and waits until it is served. `usual` says who may
     /// where the controller does not.
-    pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenController> {
+    /// The disk is on one of so many workers.
+    pub fn listen(
+        self,
+        usual: &SocketAccess,
+        receiver: &Receiver,
+        workers: usize,
+    ) -> Result<OpenController> {
         let Self { spec, volumes } = self;
-        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin)?;
+        let identity = Identity {
+            kind: "controller".into(),
+            name: spec.any_name(),
+            socket: Some(spec.socket.clone()),
+        };
+        let left = keep::left_of(&identity);
+        let kept = left.as_ref().and_then(Left::listener);
+        let access = spec.access.or(usual);
+        let listener = bind(&spec.socket, &access, &spec.origin, kept)?;
         let mut intake = front::intake(receiver);
         intake.connect(listener.as_fd()).context("receiver")?;
+        let layout = || Layout {
+            session: vfio_user::SESSION,
+            ..controller::state_layout(&ControllerConfig {
+                workers: u16::try_from(workers).unwrap_or(u16::MAX),
+                ..crew::config(&spec, String::new())
+            })
+        };
+        let outlives = volumes.iter().all(Prepared::outlives_its_process);
+        let (page, survival) = match outlives {
+            true => survive(&identity, left, layout, &listener)?,
+            false => {
+                end_with_process(&identity, left);
+                (DoorbellPage::new()?, None)
+            }
+        };
         Ok(OpenController {
             listener,
             intake,
-            page: DoorbellPage::new()?,
+            page,
+            survival,
             resized: event()?,
             spec,
             volumes,
@@ -112,6 +159,8 @@ pub struct OpenController {
     /// Connected to the receiver process.
     pub intake: Intake,
     pub page: DoorbellPage,
+    /// What it has kept, if it outlives its process.
+    pub survival: Option<Survival>,
     /// One for each namespace.
     pub volumes: Vec<Prepared>,
     /// Becomes readable when a volume has been resized.
@@ -148,7 +197,7 @@ impl ReadyExport {
             on_write_error: spec.on_write_error,
             ..NamespaceSpec::default()
         };
-        let volume = Prepared::new(volume, opener);
+        let volume = Prepared::new(volume, (spec.any_name(), 1), opener);
         let volume = spec.origin.place("volume", volume)?;
         drop(entered);
         Ok(Self {
@@ -161,7 +210,7 @@ impl ReadyExport {
     /// Makes its socket, as that of a controller.
     pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenExport> {
         let Self { spec, volume, span } = self;
-        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin)?;
+        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin, None)?;
         let socket = listener.as_fd().try_clone_to_owned().context("socket")?;
         let mut intake = vhost_blk::intake(receiver);
         intake.connect(socket.as_fd()).context("receiver")?;
@@ -206,7 +255,81 @@ fn event() -> Result<Arc<OwnedFd>> {
     Ok(Arc::new(eventfd(0, flags).context("eventfd")?))
 }
 
-fn bind(socket: &Path, access: &SocketAccess, origin: &Origin) -> Result<Listener> {
+/// What a controller has kept: its page and the rest. Where a previous process has left one with a
+/// client, that is gone on with.
+fn survive(
+    identity: &Identity,
+    left: Option<Left>,
+    layout: impl Fn() -> Layout,
+    listener: &Listener,
+) -> Result<(DoorbellPage, Option<Survival>)> {
+    let Some(kept) = keep::kept() else {
+        return Ok((DoorbellPage::new()?, None));
+    };
+    let mut desk = Desk::new(kept.link());
+    let mut before = None;
+    if let Some(left) = left {
+        match Journal::client_in(&left.state.session()) {
+            Some(_) => match Survival::resume(left, identity, layout()) {
+                Ok((survival, Some(page))) => {
+                    let page = DoorbellPage::from_fd(page)?;
+                    return Ok((page, Some(survival)));
+                }
+                Ok((survival, None)) => {
+                    let left = survival.left.into_iter();
+                    left.for_each(|left| left.discard(&mut desk, "its page was not kept"));
+                }
+                Err(refused) => {
+                    let (left, why) = *refused;
+                    left.discard(&mut desk, &format!("{why:#}"));
+                }
+            },
+            // One that has said nothing yet finds the disk as it would have found it before.
+            None => before = Some(left),
+        }
+    }
+    let page = DoorbellPage::new()?;
+    let first = First {
+        page: Some(page.as_fd()),
+        listener,
+        client: before.as_mut().and_then(Left::take_client),
+    };
+    let made = Survival::new(identity, layout(), first);
+    // Not before the client is kept as the new one's.
+    if let Some(before) = before {
+        before.discard(&mut desk, "it was about to be accepted");
+    }
+    match made {
+        Ok(survival) => Ok((page, Some(survival))),
+        Err(error) => {
+            let (disk, error) = (&identity.name, format_args!("{error:#}"));
+            tracing::error!(disk, error, "this disk will not outlive its process");
+            Ok((page, None))
+        }
+    }
+}
+
+/// The disk is not kept, nor is what a previous process has left of it.
+fn end_with_process(identity: &Identity, left: Option<Left>) {
+    const WHY: &str = "it has a namespace on a controller";
+    let Some(kept) = keep::kept() else {
+        return;
+    };
+    let disk = &identity.name;
+    tracing::warn!(disk, "this disk will not outlive its process: {WHY}");
+    if let Some(left) = left {
+        left.discard(&mut Desk::new(kept.link()), WHY);
+    }
+}
+
+/// Listens at a path: with the socket that a service manager has opened, or with `kept`, which a
+/// previous process has listened with, or else with a new one.
+fn bind(
+    socket: &Path,
+    access: &SocketAccess,
+    origin: &Origin,
+    kept: Option<(OwnedFd, u64)>,
+) -> Result<Listener> {
     if access.is_open_to_all() {
         let socket = socket.display();
         tracing::warn!(%socket, "everybody on this machine may connect (socket-mode)");
@@ -214,6 +337,15 @@ fn bind(socket: &Path, access: &SocketAccess, origin: &Origin) -> Result<Listene
     let inherited = origin.place("socket", inherited::listener(socket, access))?;
     if let Some(listener) = inherited {
         return Ok(listener);
+    }
+    if let Some((kept, inode)) = kept {
+        match Listener::kept(kept, socket, inode) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => {
+                let socket = socket.display();
+                tracing::warn!(%socket, %error, "a kept socket cannot be used");
+            }
+        }
     }
     let listener = access
         .resolve()
@@ -224,7 +356,7 @@ fn bind(socket: &Path, access: &SocketAccess, origin: &Origin) -> Result<Listene
 /// Sees to it that a socket can be made, before volumes are opened for it: a process that serves it
 /// already has the volumes, too, and is the better explanation.
 pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
-    if inherited::is_there(socket) {
+    if inherited::is_there(socket) || keep::listens_at(socket) {
         return Ok(());
     }
     let free = Listener::make_room(socket).map_err(Into::into);
@@ -350,7 +482,7 @@ fn listen(
     };
     for ready in opening.controllers {
         let spec = DiskSpec::Controller(ready.spec.clone());
-        let open = match ready.listen(usual, receiver) {
+        let open = match ready.listen(usual, receiver, workers) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;

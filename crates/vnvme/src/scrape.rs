@@ -5,6 +5,7 @@
 //! never reads, or sends its request byte by byte, keeps others waiting only if it has taken all
 //! places, and then not for longer than that.
 
+use crate::keep::Listens;
 use crate::registry::Registry;
 use anyhow::{Context, Result};
 use probes::LogLimit;
@@ -57,8 +58,16 @@ impl MetricsListener {
     /// Listens on `address`.
     pub fn bind(address: SocketAddr) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let socket = TcpListener::bind(address);
-        let socket = socket.with_context(|| format!("metrics: cannot listen on {address}"))?;
+        let socket = match Listens::Metrics.left_tcp(address) {
+            Some(socket) => socket,
+            None => {
+                let socket = TcpListener::bind(address);
+                let socket =
+                    socket.with_context(|| format!("metrics: cannot listen on {address}"))?;
+                Listens::Metrics.keep_tcp(&socket);
+                socket
+            }
+        };
         socket.set_nonblocking(true).context("metrics")?;
         Ok(Self {
             socket,

@@ -10,6 +10,7 @@ use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, Worker};
 use crate::heap::Heap;
 use crate::inherited;
+use crate::keep::{self, Before};
 use crate::manage::{DiskSpec, Manager, Running, Server, Source, Table};
 use crate::notify::ServiceManager;
 use crate::open::Opener;
@@ -305,10 +306,25 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
 /// Serves until a signal asks for the end (see [`Stop`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let specs = &named(specs, options)?;
+    keep::begin(specs, options)?;
     let mut options = options.clone();
+    options.previous.taken_over = keep::is_successor();
     let place = ControlPlace::new(options.control.as_deref());
     options.control.clone_from(&place.path);
     check(specs, options.control.as_deref())?;
+    if !keep::is_noted() {
+        let added = options.daemon.as_ref().map(|daemon| daemon.kept.clone());
+        let said = options.daemon.as_ref().map(|daemon| &daemon.process);
+        let process = &specs.process;
+        let disks = DiskSpec::all(specs);
+        let now = Before::new(
+            disks.iter(),
+            process,
+            added.unwrap_or_default(),
+            said.unwrap_or(process),
+        );
+        keep::note_first(&now).context("keeper")?;
+    }
     let (kept, left_out) = options.kept_beside(specs);
     let specs = &{
         let mut specs = specs.clone();
@@ -321,6 +337,8 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let room = limit_clients(specs, workers, grows, &mut options.clients);
     // First: it is to have no thread's affinity, and no descriptor of what is opened later.
     let receiver = receiver::start(options.sandbox)?;
+    keep::tell_receiver(&receiver)?;
+    keep::die_of_panics();
     let stop = &Stop::on_signals(options.sandbox)?;
     let handles = (0..workers).map(|_| Handle::new());
     let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
@@ -346,6 +364,7 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
         unserved,
     } = open?;
     inherited::warn_of_others();
+    keep::discard_rest();
     let crew = Arc::new(Crew {
         rings: grows || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
         controllers: specs.controllers.len(),
@@ -450,7 +469,10 @@ fn serve_opened(
         }
         drop(complete);
         match &result {
-            Ok(()) => manager.ready(),
+            Ok(()) => {
+                manager.ready();
+                keep::say_served();
+            }
             Err(_) => stop.now(),
         }
         // Until the end: a thread that fails asks for it, too.
@@ -462,6 +484,7 @@ fn serve_opened(
             manager.alive(|interval| !watch.all_stuck(interval));
         });
         manager.stopping();
+        crew.receiver.shut();
         let limit = crew.options.polling.stop_timeout;
         match ends.wait(threads, workers, limit, || stop.now(), &mut watch) {
             Ok(end) => {

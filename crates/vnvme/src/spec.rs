@@ -5,6 +5,7 @@ use crate::access::{Principal, SocketAccess};
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
+use crate::keep::KeeperMode;
 use crate::manage::{DiskSpec, Source, StateLock, beside};
 use crate::on_error::{self, OnReadError, OnWriteError};
 use crate::options::{Paths, Size, Url, file, url};
@@ -274,6 +275,10 @@ pub struct ServeOptions {
     pub control_group: Option<Principal>,
     /// Whether the process gives up what it does not need.
     pub sandbox: SandboxMode,
+    /// Who keeps what the disks need, for a process that follows.
+    pub keeper: KeeperMode,
+    /// The configuration file, or folder, that the process has read.
+    pub read_from: Option<PathBuf>,
     /// What may be opened while it runs.
     pub allow: Vec<PathBuf>,
     /// Where disks are kept that were added while it runs.
@@ -350,6 +355,8 @@ pub struct ProcessSpec {
     pub control_group: Option<Principal>,
     /// Whether the process gives up what it does not need.
     pub sandbox: Option<SandboxMode>,
+    /// Who keeps what the disks need.
+    pub keeper: Option<KeeperMode>,
     /// What may be opened while it runs.
     pub allow: Option<Paths>,
     /// Where disks are kept that were added while it runs.
@@ -391,6 +398,8 @@ impl ProcessSpec {
             metrics: self.metrics,
             control_group: self.control_group,
             sandbox: self.sandbox.unwrap_or_default(),
+            keeper: self.keeper.unwrap_or_default(),
+            read_from: None,
             allow: self.allow.map(|Paths(paths)| paths).unwrap_or_default(),
             state: self.state,
             daemon: None,

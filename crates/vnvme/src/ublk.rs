@@ -55,7 +55,7 @@ impl OpenDisk {
             !is_within(name),
             "{name}: a block device cannot stand on a volume of one worker"
         );
-        let Opened { volume, device, .. } = opener.open(&spec.namespace())?;
+        let Opened { volume, device, .. } = opener.open(&spec.namespace(), &spec.any_name(), 1)?;
         let options = DiskOptions {
             id: spec.id,
             queues: spec.queues(),

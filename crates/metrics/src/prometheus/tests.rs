@@ -83,6 +83,8 @@ pub(crate) fn full() -> Snapshot {
             anonymous: Some(1),
             virtual_memory: Some(1),
             threads: Some(1),
+            restarts: Some(1),
+            last_pause_ns: Some(1),
             ..Process::default()
         },
     }

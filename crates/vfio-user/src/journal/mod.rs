@@ -28,7 +28,7 @@ mod witness;
 mod words;
 
 pub(crate) use taking::Arriving;
-pub use words::SESSION;
+pub use words::{SESSION, SESSION_VERSION};
 
 use keeper::{Ledger, LedgerError, Ticket};
 use receive::ReadError;

@@ -47,6 +47,8 @@ pub(super) const RING: usize = 4096;
 /// How many there may be: the longest message, and what a read brings beyond it.
 pub(super) const RING_LEN: usize = (1 << 20) + (128 << 10);
 
+/// Changed where a process could not go on with what one of the version before has left.
+pub const SESSION_VERSION: u32 = 1;
 /// Bytes of a session.
 pub const SESSION: usize = RING + RING_LEN;
 

@@ -9,6 +9,7 @@ pub use served::Served;
 
 use crate::access::{Principal, SocketAccess};
 use crate::inherited;
+use crate::keep::Listens;
 use anyhow::{Context, Result, ensure};
 use control::Daemon;
 use control::server::{Access, Endpoint, Running, Server};
@@ -63,7 +64,8 @@ impl ControlSocket {
             return Ok(None);
         };
         let inherited = inherited::listener(path, &SocketAccess::default())?;
-        let listener = match inherited.map_or_else(|| Listener::bind(path), Ok) {
+        let bound = inherited.or_else(|| Listens::Control.left(path));
+        let listener = match bound.map_or_else(|| Listener::bind(path), Ok) {
             Ok(listener) => listener,
             Err(error) if place.is_default && group.is_none() => {
                 tracing::info!(%error, "no control socket: --control PATH makes another one");
@@ -71,6 +73,7 @@ impl ControlSocket {
             }
             Err(error) => return Err(error.into()),
         };
+        Listens::Control.keep_listener(&listener);
         let mut endpoints = vec![endpoint(listener, Access::Full, rate, receiver)?];
         if let Some(group) = group {
             let listener = questions::listen(path, group)?;

@@ -2,6 +2,7 @@
 
 use crate::access::{Principal, SocketAccess};
 use crate::inherited;
+use crate::keep::Listens;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use vfio_user::Listener;
@@ -31,8 +32,13 @@ pub fn listen(control: &Path, group: &Principal) -> Result<Listener> {
     if let Some(listener) = inherited::listener(&path, &SocketAccess::default())? {
         return Ok(listener);
     }
+    if let Some(listener) = Listens::Questions.left(&path) {
+        return Ok(listener);
+    }
     let access = access.resolve().context("control-group")?;
-    Ok(Listener::bind_for(path, &access)?)
+    let listener = Listener::bind_for(path, &access)?;
+    Listens::Questions.keep_listener(&listener);
+    Ok(listener)
 }
 
 #[cfg(test)]

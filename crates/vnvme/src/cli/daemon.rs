@@ -2,6 +2,7 @@
 
 use crate::check::check;
 use crate::config;
+use crate::keep::{self, Before};
 use crate::manage::{DiskSpec, StateLock, read_state, without_configured};
 use crate::options::Command;
 use crate::options::flags::{self, Given};
@@ -61,20 +62,39 @@ impl DaemonArgs {
 
     fn merge(self) -> Result<(Specs, ServeOptions)> {
         let config = self.named.config;
-        let read = config.as_deref().map(config::read).transpose()?;
-        let mut specs = read.unwrap_or_default();
-        let process = specs.process.clone();
-        self.given.merge_process(&mut specs)?;
+        let before = keep::before()?;
+        let is_first = before.is_none();
+        let Before {
+            configured: specs,
+            added,
+            process,
+        } = match before {
+            Some(before) => before,
+            None => {
+                let read = config.as_deref().map(config::read).transpose()?;
+                let mut specs = read.unwrap_or_default();
+                let process = specs.process.clone();
+                self.given.merge_process(&mut specs)?;
+                Before {
+                    configured: specs,
+                    added: Vec::new(),
+                    process,
+                }
+            }
+        };
         let mut options = specs.process.clone().options(1);
         let lock = options.state.as_deref().map(StateLock::take).transpose()?;
         let kept = match &options.state {
-            Some(path) => without_configured(path, read_state(path)?, &specs),
-            None => Specs::default(),
+            Some(path) if is_first => {
+                DiskSpec::all(&without_configured(path, read_state(path)?, &specs))
+            }
+            _ => added,
         };
+        options.read_from.clone_from(&config);
         options.daemon = Some(Daemon {
             config,
             process,
-            kept: DiskSpec::all(&kept),
+            kept,
             _lock: lock.map(Arc::new),
         });
         Ok((specs, options))

@@ -29,7 +29,8 @@ impl ServeArgs {
             None => self.named.specs()?,
         };
         self.given.merge(config.as_deref(), &mut specs)?;
-        let options = specs.process.clone().options(1);
+        let mut options = specs.process.clone().options(1);
+        options.read_from = config;
         Ok((specs, options))
     }
 }
@@ -308,6 +309,11 @@ mod tests {
                 &["--sandbox", "off"],
                 |_, o| format!("{:?}", o.sandbox),
                 "Off",
+            ),
+            (
+                &["--keeper", "process"],
+                |_, o| format!("{:?}", o.keeper),
+                "Process",
             ),
         ];
         for (args, look, wanted) in table {

@@ -5,7 +5,8 @@ use crate::device::Waiting;
 use control::api::EventKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use std::os::fd::AsFd;
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
 use vfio_user::{Connection, ConnectionError, ConnectionStatus, Interest};
@@ -78,16 +79,39 @@ impl NvmeFront {
             self.intake.dismiss(fd);
             return;
         }
+        self.admit(fd, None);
+    }
+
+    /// Begins with a client, which may be kept already.
+    pub(super) fn admit(&mut self, fd: OwnedFd, kept: Option<NonZeroU32>) {
         let limits = self.device.protocol_limits();
-        let connection = Connection::over(self.intake.admit(fd), limits);
+        let socket = self.intake.admit(fd);
+        let connection = match &self.survival {
+            None => Connection::over(socket, limits),
+            Some(survival) => match survival.connect(socket, limits, kept) {
+                Ok(connection) => connection,
+                Err(error) => {
+                    let (error, log) = (&error as &dyn std::error::Error, &self.log);
+                    log.line(|left_out| tracing::error!(error, left_out, "client refused"));
+                    return;
+                }
+            },
+        };
+        self.connected(connection, "client connected");
+    }
+
+    /// A client is there.
+    pub(super) fn connected(&mut self, connection: Connection, how: &str) {
+        let socket = self.socket().display().to_string();
         let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
         let log = &self.log;
-        log.line(|left_out| tracing::info!(socket, pid, left_out, "client connected"));
+        log.line(|left_out| tracing::info!(socket, pid, left_out, "{how}"));
         let message = pid.map(|pid| format!("pid {pid}"));
         self.happened(EventKind::Attached, message);
         self.connection = Some(connection);
         self.device.controller.stats().connected.set(1);
         self.rewatch();
+        self.watch_keeper();
     }
 
     fn is_receiving(&self) -> bool {
@@ -200,6 +224,7 @@ impl NvmeFront {
             Some(connection) => self.part_with(connection),
             None => self.rewatch(),
         }
+        self.watch_keeper();
     }
 
     /// Keeps the epoll set in step with what the connection waits for.

@@ -4,6 +4,7 @@
 mod clients;
 mod nvme;
 mod remote;
+mod survival;
 
 pub use nvme::{NvmeFront, Served, intake};
 pub use remote::Remote;

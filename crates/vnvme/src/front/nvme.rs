@@ -1,7 +1,9 @@
 //! An NVMe controller behind a vfio-user socket.
 
+use super::survival::FrontSurvival;
 use crate::balance::{Balance, Spread};
 use crate::device::NvmeDevice;
+use crate::keep::Survival;
 use crate::peers::{Assignment, Peers};
 use crate::registry::ControllerEntry;
 use crate::roll::Listing;
@@ -9,6 +11,7 @@ use crate::spec::ClientLimits;
 use control::EventSender;
 use control::api::EventKind;
 use controller::{Controller, ControllerStats, DoorbellPage};
+use dma::MemoryCache;
 use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::{Intake, Receiver, Wanted};
@@ -33,6 +36,8 @@ const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 const TOKEN_RESIZED: u32 = 2;
 /// The receiver process says something.
 pub(super) const TOKEN_INTAKE: u32 = 3;
+/// The keeper has answered.
+pub(super) const TOKEN_KEEPER: u32 = 4;
 
 /// What a VMM sends: memory files and eventfds.
 const WANTED: Wanted = Wanted {
@@ -59,6 +64,10 @@ pub struct Served {
     pub resized: Arc<OwnedFd>,
     /// What each client may take.
     pub limits: ClientLimits,
+    /// Files of guest memory that a previous process's client has mapped.
+    pub memories: MemoryCache,
+    /// What of it outlives this process.
+    pub survival: Option<Survival>,
 }
 
 /// A controller, its client and its place among the workers.
@@ -74,6 +83,8 @@ pub struct NvmeFront {
     /// Of its worker: namespaces may be attached.
     io: Rc<Io>,
     pub(super) connection: Option<Connection>,
+    /// What of it outlives this process, if anything does.
+    pub(super) survival: Option<FrontSurvival>,
     /// What the socket is in the epoll set for.
     pub(super) watched: Interest,
     /// The connection's budget was used up: there is more to read.
@@ -108,6 +119,8 @@ impl NvmeFront {
             spread,
             resized,
             limits,
+            memories,
+            survival,
         } = served;
         let descriptors = context.descriptors.clone();
         let acceptor = Acceptor::new(
@@ -126,15 +139,20 @@ impl NvmeFront {
         }
         let entered = peers.enter(controller.stats());
         let balance = Balance::new(spread, worker, peers.clone(), &controller);
-        let mut device = NvmeDevice::new(controller, backends, limits);
+        let mut device = NvmeDevice::new(controller, backends, limits, memories);
         device.set_pinner(context.io.pinner());
-        Ok(NvmeFront {
+        let (survival, left, waiting) = match survival.map(FrontSurvival::new) {
+            Some((survival, left, waiting)) => (Some(survival), left, waiting),
+            None => (None, None, None),
+        };
+        let mut front = NvmeFront {
             balance,
             device,
             acceptor,
             intake,
             descriptors,
             connection: None,
+            survival,
             resized,
             watched: Interest::None,
             more: false,
@@ -144,7 +162,13 @@ impl NvmeFront {
             io: context.io.clone(),
             _entered: entered,
             kept: None,
-        })
+        };
+        match (left, waiting) {
+            (Some(left), _) => front.resume(left),
+            (None, Some((socket, number))) => front.admit(socket, Some(number)),
+            (None, None) => {}
+        }
+        Ok(front)
     }
 
     /// What of it need not be closed on its worker's thread, in this order.
@@ -276,6 +300,7 @@ impl Frontend for NvmeFront {
             client,
             self.intake.deadline(),
             self.acceptor.deadline(),
+            self.survival.as_ref().and_then(FrontSurvival::deadline),
         ];
         deadlines.into_iter().flatten().min()
     }
@@ -287,6 +312,14 @@ impl Frontend for NvmeFront {
     fn housekeeping(&mut self, now: Instant) {
         self.device.controller.tidy(&self.io);
         self.check_intake(now);
+        if self
+            .survival
+            .as_ref()
+            .and_then(FrontSurvival::deadline)
+            .is_some()
+        {
+            self.keeper_ready();
+        }
         self.resume_accepting(now);
         self.balance.rebalance(&mut self.device.controller, now);
     }
@@ -295,6 +328,7 @@ impl Frontend for NvmeFront {
         match token {
             TOKEN_LISTENER => self.accept(),
             TOKEN_INTAKE => self.intake_ready(),
+            TOKEN_KEEPER => self.keeper_ready(),
             TOKEN_RESIZED => {
                 let _ = rustix::io::read(&self.resized, &mut [0; 8]);
                 self.device.controller.check_sizes();
@@ -336,6 +370,7 @@ impl Frontend for NvmeFront {
     fn close(&mut self) -> Result<(), Infallible> {
         // The receiver process has duplicates of both sockets.
         self.dismiss();
+        self.release();
         Ok(())
     }
 }

@@ -96,13 +96,32 @@ impl Allow {
             .try_for_each(|url| self.check_volume(url))
     }
 
+    /// The same, where what these disks have was opened before there was a sandbox.
+    ///
+    /// # Errors
+    /// As [`Allow::check`].
+    pub fn check_beside(&self, disk: &DiskSpec, known: &[DiskSpec]) -> Result<(), Error> {
+        if known.contains(disk) {
+            return Ok(());
+        }
+        let same = known.iter().find(|known| {
+            known.kind() == disk.kind()
+                && known.name() == disk.name()
+                && known.socket() == disk.socket()
+        });
+        if same.is_none_or(|same| same.access() != disk.access()) {
+            return self.check(disk);
+        }
+        let is_known = |url: &&str| known.iter().any(|known| known.volumes().contains(url));
+        let mut unknown = disk.volumes().into_iter().filter(|url| !is_known(url));
+        unknown.try_for_each(|url| self.check_volume(url))
+    }
+
     /// In the sandbox no file changes its owner, group or mode: the calls would reach every file of
     /// the user.
     fn check_access(&self, disk: &DiskSpec) -> Result<(), Error> {
-        let own = match disk {
-            DiskSpec::Controller(spec) => &spec.access,
-            DiskSpec::VhostBlk(spec) => &spec.access,
-            DiskSpec::Ublk(_) => return Ok(()),
+        let Some(own) = disk.access() else {
+            return Ok(());
         };
         let access = own.or(&self.access);
         if self.places.is_none() {

@@ -86,7 +86,8 @@ impl Manager {
         let (access, receiver) = (&self.process.access, &self.crew.receiver);
         match ready {
             Ready::Controller(ready) => {
-                let open = ready.listen(access, receiver).map_err(failed)?;
+                let workers = self.crew.peers.count();
+                let open = ready.listen(access, receiver, workers).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
                 let spec = DiskSpec::Controller(open.spec.clone());
                 let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {

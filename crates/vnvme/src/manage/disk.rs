@@ -1,5 +1,6 @@
 //! A disk as it is described: a table of a configuration file, or of a control client's request.
 
+use crate::access::SocketAccess;
 use crate::options::file;
 use crate::origin::Origin;
 use crate::spec::{ControllerSpec, Specs, UblkSpec, VhostBlkSpec};
@@ -88,6 +89,15 @@ impl DiskSpec {
         match self {
             Self::Controller(spec) => Some(&spec.socket),
             Self::VhostBlk(spec) => Some(&spec.socket),
+            Self::Ublk(_) => None,
+        }
+    }
+
+    /// Who may connect to its socket.
+    pub fn access(&self) -> Option<&SocketAccess> {
+        match self {
+            Self::Controller(spec) => Some(&spec.access),
+            Self::VhostBlk(spec) => Some(&spec.access),
             Self::Ublk(_) => None,
         }
     }

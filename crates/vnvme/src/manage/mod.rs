@@ -20,7 +20,7 @@ mod resize;
 mod state;
 mod table;
 
-pub use allow::{allows_ublk, places, servers};
+pub use allow::{Allow, allows_ublk, places, servers};
 pub use disk::{DiskSpec, to_file};
 pub use state::{StateLock, beside, read_state, without_configured};
 pub use table::{Failed, Running, Server, Source, Table};
@@ -30,7 +30,6 @@ use crate::crew::Crew;
 use crate::descriptors::Room;
 use crate::registry::Registry;
 use crate::spec::ProcessSpec;
-use allow::Allow;
 use control::Error;
 use control::api::EventKind;
 use std::path::PathBuf;

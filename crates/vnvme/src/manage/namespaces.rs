@@ -47,7 +47,7 @@ impl Manager {
         self.check_beside(name, &together)?;
         let (manager, what) = (self.clone(), format!("opening {}", spec.volume));
         bounded(&what, LIMIT, move |decision| {
-            let opened = manager.crew.opener.open(&spec);
+            let opened = manager.crew.opener.open(&spec, &taken.name, nsid);
             let opened = spec.origin.place("volume", opened).map_err(failed)?;
             if !decision.commit() {
                 return Err(Error::failed("it was given up"));

@@ -289,7 +289,7 @@ impl Manager {
                 }
                 Step::Namespaces { name, new, .. } => {
                     for spec in new {
-                        let opened = self.open_namespace(spec)?;
+                        let opened = self.open_namespace(spec, name)?;
                         namespaces.insert((name.clone(), spec.nsid.unwrap_or(1)), opened);
                     }
                 }
@@ -350,10 +350,11 @@ impl Manager {
         })
     }
 
-    fn open_namespace(self: &Arc<Self>, spec: &NamespaceSpec) -> Result<Opened, Error> {
-        let (manager, spec) = (self.clone(), spec.clone());
+    fn open_namespace(self: &Arc<Self>, spec: &NamespaceSpec, disk: &str) -> Result<Opened, Error> {
+        let (manager, spec, disk) = (self.clone(), spec.clone(), disk.to_owned());
         bounded(&format!("opening {}", spec.volume), LIMIT, move |_| {
-            let opened = manager.crew.opener.open(&spec);
+            let nsid = spec.nsid.unwrap_or(1);
+            let opened = manager.crew.opener.open(&spec, &disk, nsid);
             spec.origin.place("volume", opened).map_err(failed)
         })
     }

@@ -3,6 +3,7 @@
 
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::check::check;
+use crate::keep::{self, Before};
 use crate::prepare::Unserved;
 use crate::spec::{ProcessSpec, Specs};
 use anyhow::{Context, Result, bail, ensure};
@@ -178,19 +179,23 @@ fn replace(path: &Path, text: &str) -> Result<()> {
 }
 
 impl Manager {
-    /// Writes down what was added while the process ran.
+    /// Writes down what was added while the process ran, and what the next process is to serve.
     pub(super) fn keep_state(&self) {
-        let Some(path) = &self.crew.options.state else {
-            return;
-        };
         // In the order of what happens.
         let _writing = self.crew.table.writing();
         let table = self.crew.table.all();
-        let added = table.iter().filter(|(_, entry)| {
-            entry.source == Source::Runtime && (entry.running.is_some() || entry.busy.is_none())
-        });
-        let disks: Vec<&DiskSpec> = added.map(|(_, entry)| &entry.spec).collect();
-        tell_failure(path, write_state(path, disks.into_iter()));
+        let there = table
+            .iter()
+            .filter(|(_, entry)| entry.running.is_some() || entry.busy.is_none());
+        let (configured, added): (Vec<_>, Vec<_>) = there
+            .map(|(_, entry)| (entry.source, &entry.spec))
+            .partition(|(source, _)| *source == Source::Config);
+        let configured = configured.into_iter().map(|(_, spec)| spec);
+        let added: Vec<DiskSpec> = added.into_iter().map(|(_, spec)| spec.clone()).collect();
+        if let Some(path) = &self.crew.options.state {
+            tell_failure(path, write_state(path, added.iter()));
+        }
+        keep::note(&Before::new(configured, &self.process, added, &self.said));
     }
 }
 

@@ -408,7 +408,7 @@ mod tests {
             check::<UblkSpec>(|specs| &mut specs.ublk[0]),
             check::<ProcessSpec>(|specs| &mut specs.process),
         ];
-        assert_eq!(counts, [13, 4, 8, 4, 16]);
+        assert_eq!(counts, [13, 4, 8, 4, 17]);
     }
 
     #[test]

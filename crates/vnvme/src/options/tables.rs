@@ -501,6 +501,17 @@ impl Spec for ProcessSpec {
             )
             .or("on"),
         ),
+        both(
+            Row::<Self>::new(
+                "keeper",
+                "MODE",
+                "process: a process of its own keeps the sockets and the memory of NVMe disks' \
+                 clients, and starts the process that serves them again when that is killed or \
+                 fails: guests notice a pause (docs/survival.md)",
+                |p| &mut p.keeper,
+            )
+            .or("off"),
+        ),
         Row::<Self>::new(
             "allow",
             "LIST",

@@ -4,6 +4,7 @@ use crate::access::{Principal, SocketMode};
 use crate::balance::Spread;
 use crate::confine::SandboxMode;
 use crate::direct::PathChoice;
+use crate::keep::KeeperMode;
 use crate::on_error::{OnReadError, OnWriteError};
 use crate::spec::DoorbellMode;
 use clap::ValueEnum;
@@ -292,6 +293,7 @@ macro_rules! choices {
 
 choices!(
     DoorbellMode,
+    KeeperMode,
     OnReadError,
     OnWriteError,
     PathChoice,

@@ -21,6 +21,7 @@ mod footprint;
 mod hanging;
 mod idle;
 mod interrupts;
+mod keeper;
 mod lifecycle;
 mod limits;
 mod manage;

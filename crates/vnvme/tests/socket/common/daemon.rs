@@ -43,6 +43,11 @@ impl Daemon {
         Self::start(Command::new(env!("CARGO_BIN_EXE_vnvme")), args)
     }
 
+    /// The same of another file than the one that was built.
+    pub fn spawn_program(program: &Path, args: &[impl AsRef<OsStr>]) -> Daemon {
+        Self::start(Command::new(program), args)
+    }
+
     /// The same for a process that may lock only so many bytes of memory, root too.
     pub fn spawn_with_locked_memory(bytes: u64, args: &[impl AsRef<OsStr>]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));

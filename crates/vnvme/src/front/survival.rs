@@ -1,0 +1,193 @@
+//! A controller whose client outlives this process.
+
+use super::nvme::{NvmeFront, TOKEN_KEEPER};
+use crate::device::NvmeDevice;
+use crate::keep::{Left, Survival};
+use keeper::Ticket;
+use receive::Socket;
+use rustix::io::Errno;
+use state_memory::StateMemory;
+use std::cell::RefCell;
+use std::num::NonZeroU32;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use vfio_user::{Connection, Journal, JournalError, JournalSetup, Limits, Pipe, SharedLedger};
+
+/// How long the keeper is told at the end what is not to be kept any more: systemd takes ten
+/// messages at a time, and reads them at once as a rule. What it is not told then, the next process
+/// removes.
+const SETTLE: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_micros(200);
+
+/// What of it is kept.
+pub struct FrontSurvival {
+    pub ledger: SharedLedger,
+    state: StateMemory,
+    replies: Pipe,
+    counter: Pipe,
+    /// The keeper's answer that is in the epoll set.
+    watched: Option<Ticket>,
+}
+
+impl FrontSurvival {
+    /// The rest is what a previous process has left of a client, or that client's socket alone.
+    pub fn new(survival: Survival) -> (Self, Option<Left>, Option<(OwnedFd, NonZeroU32)>) {
+        let Survival {
+            ledger,
+            state,
+            replies,
+            counter,
+            left,
+            waiting,
+            ..
+        } = survival;
+        let kept = Self {
+            ledger: Rc::new(RefCell::new(ledger)),
+            state,
+            replies,
+            counter,
+            watched: None,
+        };
+        (kept, left, waiting)
+    }
+
+    fn setup(&self) -> Result<JournalSetup, Errno> {
+        Ok(JournalSetup {
+            area: self.state.session(),
+            ledger: self.ledger.clone(),
+            replies: copy(&self.replies)?,
+            counter: copy(&self.counter)?,
+        })
+    }
+
+    /// A connection with a client that has just come. It is kept first, unless it is already, under
+    /// this number.
+    pub fn connect(
+        &self,
+        socket: Socket,
+        limits: Limits,
+        kept: Option<NonZeroU32>,
+    ) -> Result<Connection, JournalError> {
+        let setup = self.setup().map_err(JournalError::Pipe)?;
+        let journal = Journal::new(setup)?;
+        Ok(Connection::kept(socket, limits, journal, kept))
+    }
+
+    /// The connection that a previous process had.
+    pub fn resume(
+        &self,
+        socket: Socket,
+        limits: Limits,
+        left: &Left,
+        device: &NvmeDevice,
+    ) -> Result<Connection, JournalError> {
+        let setup = self.setup().map_err(JournalError::Pipe)?;
+        let fd = |number: NonZeroU32| left.fds.get(&number)?.try_clone().ok();
+        Connection::resume(socket, limits, setup, fd, device)
+    }
+
+    /// When it is to be looked after at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.ledger.borrow().deadline()
+    }
+}
+
+fn copy(pipe: &Pipe) -> Result<Pipe, Errno> {
+    let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0);
+    Ok(Pipe {
+        reader: copy(&pipe.reader)?,
+        writer: copy(&pipe.writer)?,
+    })
+}
+
+impl NvmeFront {
+    /// Goes on with the client of a previous process.
+    pub(super) fn resume(&mut self, mut left: Left) {
+        let Some(survival) = &self.survival else {
+            return;
+        };
+        let limits = self.device.protocol_limits();
+        let Some(socket) = left.take_client() else {
+            tracing::error!("the socket of the client was not kept");
+            return self.device.controller.disconnect();
+        };
+        let socket = self.intake.admit(socket);
+        match survival.resume(socket, limits, &left, &self.device) {
+            Ok(connection) => {
+                self.connected(connection, "client goes on");
+                self.more = true;
+            }
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(error, "the client is disconnected");
+                self.forget_client();
+                self.device.controller.disconnect();
+            }
+        }
+    }
+
+    /// Nothing is kept of a client.
+    fn forget_client(&mut self) {
+        let Some(survival) = &self.survival else {
+            return;
+        };
+        if let Ok(journal) = survival
+            .setup()
+            .map_err(JournalError::Pipe)
+            .and_then(Journal::new)
+        {
+            journal.discard();
+        }
+    }
+
+    /// The keeper has answered, or is late.
+    pub(super) fn keeper_ready(&mut self) {
+        let Some(survival) = &self.survival else {
+            return;
+        };
+        // Why it failed the connection says.
+        let _ = survival.ledger.borrow_mut().advance(Instant::now());
+        if self.connection.as_ref().is_some_and(Connection::is_keeping) {
+            self.serve();
+        }
+        self.watch_keeper();
+    }
+
+    /// Keeps the epoll set in step with what is asked of the keeper.
+    pub(super) fn watch_keeper(&mut self) {
+        let Some(survival) = &mut self.survival else {
+            return;
+        };
+        let ledger = survival.ledger.borrow();
+        let next = ledger.next_answer();
+        if next == survival.watched {
+            return;
+        }
+        // The one before was closed, and so is not in the set any more.
+        survival.watched = next;
+        if let Some(fd) = ledger.fd()
+            && let Err(error) = self
+                .descriptors
+                .add(fd, TOKEN_KEEPER, worker::Interest::Readable)
+        {
+            let fd = fd.as_raw_fd();
+            self.log
+                .line(|left_out| tracing::error!(%error, fd, left_out, "epoll"));
+        }
+    }
+
+    /// Nothing is kept any more.
+    pub(super) fn release(&mut self) {
+        let Some(survival) = &self.survival else {
+            return;
+        };
+        let mut ledger = survival.ledger.borrow_mut();
+        ledger.close();
+        let end = Instant::now() + SETTLE;
+        while ledger.is_waiting() && Instant::now() < end && ledger.advance(Instant::now()).is_ok()
+        {
+            std::thread::sleep(LOOK);
+        }
+    }
+}

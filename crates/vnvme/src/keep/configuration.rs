@@ -1,0 +1,315 @@
+//! What the previous process served, and how: this one serves the same, whatever has become of the
+//! configuration meanwhile. It is written into a memory file, a new one each time, and each has a
+//! number: the highest counts.
+//!
+//! A process that a client has taken over writes there what it likes, and the next one is not in
+//! the sandbox while it opens everything. So the first of these files, which is written before
+//! there are clients, stays with the keeper as it is, and says what the process is; of another one
+//! only disks count that could have been added in the sandbox.
+
+use super::disk::settled;
+use super::pool::kept;
+use crate::manage::{Allow, DiskSpec, to_file};
+use crate::options::file::to_table;
+use crate::spec::{ProcessSpec, Specs, parse_config};
+use anyhow::{Context, Result, ensure};
+use keeper::{Desk, LASTING};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use sync::Unpoisoned;
+
+/// The name of the first one, after [`LASTING`].
+const FIRST: &str = "served";
+/// What the names of others begin with; the number follows.
+const PREFIX: &str = "vnvme.c";
+/// Longest that is read (bytes).
+const LONGEST: u64 = 64 << 20;
+
+/// What is served, each as a configuration file would say it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Text {
+    /// What was configured, with what the command line says of the process.
+    configured: String,
+    /// Disks that were added later.
+    added: String,
+    /// The process as its configuration has it, without the command line.
+    process: String,
+}
+
+/// What is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// What was configured, with what the command line says of the process.
+    pub configured: Specs,
+    /// Disks that were added later.
+    pub added: Vec<DiskSpec>,
+    /// The process as its configuration has it, without the command line.
+    pub process: ProcessSpec,
+}
+
+/// The number of the last one.
+static LAST: Mutex<u32> = Mutex::new(0);
+/// It can be read.
+static IS_NOTED: AtomicBool = AtomicBool::new(false);
+
+impl Before {
+    /// `process`: as its configuration has it.
+    pub fn new<'a>(
+        configured: impl Iterator<Item = &'a DiskSpec>,
+        with: &ProcessSpec,
+        added: Vec<DiskSpec>,
+        process: &ProcessSpec,
+    ) -> Self {
+        let configured = Specs {
+            process: with.clone(),
+            ..DiskSpec::specs(configured)
+        };
+        Self {
+            configured,
+            added,
+            process: process.clone(),
+        }
+    }
+
+    /// What is served after changes, as far as they can have been made in the sandbox.
+    fn with_changes(self, changed: Self) -> Self {
+        let process = self.configured.process.clone();
+        let access = process.access.clone();
+        let allow = Allow::new(&process.clone().options(1), &access);
+        let known = [DiskSpec::all(&self.configured), self.added].concat();
+        let is_fine = |disk: &DiskSpec| match allow.check_beside(disk, &known) {
+            Ok(()) => true,
+            Err(error) => {
+                let disk = disk.name();
+                tracing::error!(disk, %error, "a disk is given up");
+                false
+            }
+        };
+        let mut configured = DiskSpec::all(&changed.configured);
+        let mut added = changed.added;
+        configured.retain(&is_fine);
+        added.retain(&is_fine);
+        Self {
+            configured: Specs {
+                process,
+                ..DiskSpec::specs(configured.iter())
+            },
+            added,
+            process: self.process,
+        }
+    }
+
+    fn to_text(&self) -> Result<Text> {
+        let process =
+            |process: &ProcessSpec| (*process != ProcessSpec::default()).then(|| to_table(process));
+        let configured = DiskSpec::all(&self.configured);
+        let text = Text {
+            configured: to_file(process(&self.configured.process), configured.iter())?,
+            added: to_file(None, self.added.iter())?,
+            process: to_file(process(&self.process), std::iter::empty())?,
+        };
+        // What could not be read again would keep the next process from serving anything.
+        let again = Self::of_text(&text)?;
+        ensure!(again == *self, "it would be read as something else");
+        Ok(text)
+    }
+
+    fn of_text(text: &Text) -> Result<Self> {
+        let read = |what: &str, text: &str| parse_config(Path::new(what), text);
+        let configured = read("what was configured", &text.configured)?;
+        Ok(Self::new(
+            DiskSpec::all(&configured).iter(),
+            &configured.process,
+            DiskSpec::all(&read("what was added", &text.added)?),
+            &read("the process", &text.process)?.process,
+        ))
+    }
+}
+
+/// What a previous process served that has not ended in order.
+///
+/// # Errors
+/// It cannot be read.
+pub fn before() -> Result<Option<Before>> {
+    let Some(kept) = kept() else {
+        return Ok(None);
+    };
+    let Some(first) = kept.take(&format!("{LASTING}{FIRST}")) else {
+        return Ok(None);
+    };
+    let first = read(first).context("what was configured cannot be read again")?;
+    IS_NOTED.store(true, Ordering::Relaxed);
+    let names = kept.names().into_iter();
+    let number = |name: &String| name.strip_prefix(PREFIX)?.parse::<u32>().ok();
+    let Some(last) = names.filter_map(|name| number(&name)).max() else {
+        return Ok(Some(first));
+    };
+    *LAST.lock().unpoisoned() = last;
+    let file = kept.take(&format!("{PREFIX}{last}"));
+    let changed = file.context("it is not kept").and_then(read);
+    match changed {
+        Ok(changed) => Ok(Some(first.with_changes(changed))),
+        Err(error) => {
+            let error = format_args!("{error:#}");
+            tracing::error!(
+                error,
+                "changes of what is served cannot be read, and are lost"
+            );
+            Ok(Some(first))
+        }
+    }
+}
+
+fn read(file: OwnedFd) -> Result<Before> {
+    let file = File::from(file);
+    let len = file.metadata()?.len();
+    ensure!(len <= LONGEST, "it is too long");
+    let mut bytes = vec![0; usize::try_from(len)?];
+    file.read_exact_at(&mut bytes, 0)?;
+    Before::of_text(&serde_json::from_slice(&bytes)?)
+}
+
+/// It is kept what is served: as the previous process has left it.
+pub fn is_noted() -> bool {
+    IS_NOTED.load(Ordering::Relaxed)
+}
+
+/// Has it kept what is served at first.
+///
+/// # Errors
+/// It is not: a process that follows would not know what to serve.
+pub fn note_first(now: &Before) -> Result<()> {
+    let Some(kept) = kept() else {
+        return Ok(());
+    };
+    let mut desk = Desk::new(kept.link());
+    desk.store(
+        &format!("{LASTING}{FIRST}"),
+        to_file_of_memory(now)?.as_fd(),
+    )?;
+    settled(&mut desk)?;
+    IS_NOTED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Has it kept what is served now, for the next process.
+pub fn note(now: &Before) {
+    if let Err(error) = write(now) {
+        let error = format_args!("{error:#}");
+        tracing::error!(
+            error,
+            "changes of what is served cannot be kept: a process that follows would not know them"
+        );
+    }
+}
+
+fn to_file_of_memory(now: &Before) -> Result<File> {
+    let text = serde_json::to_vec(&now.to_text()?)?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(memfd_create("vnvme-served", flags)?);
+    file.write_all(&text)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    fcntl_add_seals(&file, seals)?;
+    Ok(file)
+}
+
+fn write(now: &Before) -> Result<()> {
+    let Some(kept) = kept() else {
+        return Ok(());
+    };
+    let mut last = LAST.lock().unpoisoned();
+    let file = to_file_of_memory(now)?;
+    let mut desk = Desk::new(kept.link());
+    let next = last.checked_add(1).context("too many changes")?;
+    desk.store(&format!("{PREFIX}{next}"), file.as_fd())?;
+    settled(&mut desk)?;
+    if *last > 0 {
+        desk.remove(&format!("{PREFIX}{last}"))?;
+    }
+    *last = next;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_served_is_read_as_the_same() {
+        let text = r#"
+            [process]
+            workers = 3
+            allow = ["/a", "/b"]
+            previous-timeout = 7
+            [[controller]]
+            name = "root"
+            socket = "/run/a.sock"
+            [[controller.namespace]]
+            volume = "mem://1M?iops=1000&nsid=7"
+            [[vhost-user-blk]]
+            socket = "/run/b.sock"
+            volume = "b.raw"
+        "#;
+        let configured = parse_config(Path::new("f"), text).unwrap();
+        let disks = DiskSpec::all(&configured);
+        let process = &configured.process;
+        let before = Before::new(disks.iter(), process, disks.clone(), process);
+        let text = before.to_text().unwrap();
+        assert_eq!(Before::of_text(&text).unwrap(), before);
+        let same = before.clone().with_changes(before.clone());
+        assert_eq!(same, before);
+        let none = Before::default();
+        assert_eq!(Before::of_text(&none.to_text().unwrap()).unwrap(), none);
+    }
+
+    /// As one would say who has taken the process over.
+    #[test]
+    fn no_change_opens_what_the_sandbox_does_not() {
+        let read = |text: &str| parse_config(Path::new("f"), text).unwrap();
+        let of = |text: &str| {
+            let configured = read(text);
+            let disks = DiskSpec::all(&configured);
+            Before::new(
+                disks.iter(),
+                &configured.process,
+                Vec::new(),
+                &configured.process,
+            )
+        };
+        let disk = |name: &str, socket: &str, volume: &str| {
+            format!(
+                "[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n\
+                 namespace = [{{ volume = \"{volume}\" }}]\n"
+            )
+        };
+        let a = disk("a", "/nowhere/a.sock", "/nowhere/a.raw");
+        let first = of(&format!("[process]\nallow = [\"/fine\"]\n{a}"));
+        for (changed, left) in [
+            (a.clone(), 1),
+            (disk("a", "/nowhere/a.sock", "/etc/shadow"), 0),
+            (disk("a", "/etc/a.sock", "/nowhere/a.raw"), 0),
+            (disk("a", "/nowhere/a.sock", "mem://1M"), 1),
+            (disk("b", "/fine/b.sock", "/fine/b.raw"), 1),
+            (disk("b", "/fine/b.sock", "nvme://0000:01:00.0"), 0),
+            (disk("b", "/fine/b.sock", "nbd://10.0.0.1/a"), 0),
+        ] {
+            let sandbox = "[process]\nsandbox = \"off\"\nallow = [\"/\"]\n";
+            let next = first
+                .clone()
+                .with_changes(of(&format!("{sandbox}{changed}")));
+            let process = &first.configured.process;
+            assert_eq!(
+                (&next.configured.process, &next.process),
+                (process, process)
+            );
+            assert_eq!(DiskSpec::all(&next.configured).len(), left, "{changed}");
+        }
+    }
+}

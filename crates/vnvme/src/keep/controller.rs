@@ -1,0 +1,149 @@
+//! A controller that goes on where another process has left it, or begins.
+
+use super::disk::{First, Left, Survival};
+use crate::irq_eventfd::IrqEventfd;
+use anyhow::Result;
+use controller::{
+    Controller, ControllerConfig, DoorbellPage, IrqSink, Kept as KeptThings, NamespaceConfig,
+};
+use dma::{Memory, MemoryCache};
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use vfio_user::Listener;
+use volume::Io;
+
+/// What a controller is made of.
+pub struct Made<'a> {
+    pub id: u16,
+    pub config: ControllerConfig,
+    pub namespaces: Vec<NamespaceConfig>,
+    pub io: &'a Io,
+    pub page: DoorbellPage,
+}
+
+/// What the previous process's controller had of its client.
+struct Found<'a> {
+    fds: &'a BTreeMap<NonZeroU32, OwnedFd>,
+    memories: &'a mut MemoryCache,
+}
+
+impl Found<'_> {
+    fn copy(&self, number: NonZeroU32) -> Option<OwnedFd> {
+        self.fds.get(&number)?.try_clone().ok()
+    }
+}
+
+impl KeptThings for Found<'_> {
+    fn memory(&mut self, number: NonZeroU32, end: u64, writable: bool) -> Option<Memory> {
+        let fd = self.copy(number)?;
+        match self.memories.import(fd, end, writable) {
+            Ok(memory) => {
+                memory.set_kept(number);
+                Some(memory)
+            }
+            Err(error) => {
+                tracing::error!(%error, "kept guest memory");
+                None
+            }
+        }
+    }
+
+    fn receiver(&mut self, number: NonZeroU32) -> Option<Arc<dyn IrqSink>> {
+        let sink = IrqEventfd::new(self.copy(number)?, Some(number)).ok()?;
+        Some(Arc::new(sink))
+    }
+}
+
+impl Made<'_> {
+    /// A controller that ends with this process.
+    ///
+    /// # Errors
+    /// It cannot be made like this.
+    pub fn controller(self) -> Result<Controller> {
+        let Self {
+            id,
+            config,
+            namespaces,
+            io,
+            page,
+        } = self;
+        Ok(Controller::with_page(id, config, namespaces, io, page)?)
+    }
+
+    /// One that does not: it goes on where the previous process's has ended, if that can be.
+    /// `memories` gets the guest memory that it has.
+    ///
+    /// # Errors
+    /// It cannot be made like this.
+    pub fn survive(
+        mut self,
+        mut survival: Survival,
+        memories: &mut MemoryCache,
+        listener: &Listener,
+    ) -> Result<(Controller, Option<Survival>)> {
+        if let Some(left) = survival.left.take() {
+            match self.restore(&survival, &left, memories) {
+                Ok(controller) => {
+                    survival.left = Some(left);
+                    return Ok((controller, Some(survival)));
+                }
+                Err(error) => {
+                    self.page = DoorbellPage::new()?;
+                    let first = First {
+                        page: Some(self.page.as_fd()),
+                        listener,
+                        client: None,
+                    };
+                    match survival.renew(left, first, &error.to_string()) {
+                        Ok(renewed) => survival = renewed,
+                        Err(error) => {
+                            let error = format_args!("{error:#}");
+                            tracing::error!(error, "this disk will not outlive its process");
+                            return Ok((self.controller()?, None));
+                        }
+                    }
+                }
+            }
+        }
+        let state = survival.state.clone();
+        let Self {
+            id,
+            config,
+            namespaces,
+            io,
+            page,
+        } = self;
+        let controller = Controller::with_state(id, config, namespaces, io, page, state)?;
+        Ok((controller, Some(survival)))
+    }
+
+    fn restore(
+        &self,
+        survival: &Survival,
+        left: &Left,
+        memories: &mut MemoryCache,
+    ) -> Result<Controller, controller::RestoreError> {
+        let mut found = Found {
+            fds: &left.fds,
+            memories,
+        };
+        let (controller, recovery) = Controller::restore(
+            self.id,
+            self.config.clone(),
+            self.namespaces.clone(),
+            self.io,
+            self.page.clone(),
+            survival.state.clone(),
+            &mut found,
+        )?;
+        tracing::info!(
+            replayed = recovery.replayed,
+            ended = recovery.ended,
+            posted = recovery.posted,
+            "the disk goes on where the previous process has left it"
+        );
+        Ok(controller)
+    }
+}

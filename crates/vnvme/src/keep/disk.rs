@@ -1,0 +1,409 @@
+//! A disk's part of what is kept: what a new one has kept, and what a previous process has left of
+//! one.
+
+use super::life::is_needed;
+use super::pool::{Kept, kept};
+use anyhow::{Context, Result, anyhow};
+use keeper::{Desk, KeepError, Ledger};
+use rustix::net::{Shutdown, shutdown};
+use serde::{Deserialize, Serialize};
+use state_memory::{Area, Descriptor, DescriptorKind, Layout, StateMemory};
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+use sync::Unpoisoned;
+use vfio_user::{Listener, Pipe};
+
+/// The descriptor of a disk's state memory, after the disk's prefix: what the others are stands
+/// there.
+const STATE: &str = "s";
+/// Between two looks whether the keeper has answered, where nobody is served meanwhile.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// In the note of a pipe's end: of which pipe.
+const REPLIES: u64 = 0;
+const COUNTER: u64 = 1;
+
+/// Which disk it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// What kind of disk: `controller`, `vhost-user-blk`, `ublk`.
+    pub kind: String,
+    /// What it is called.
+    pub name: String,
+    /// Where its clients connect.
+    pub socket: Option<PathBuf>,
+}
+
+impl Identity {
+    /// Writes it into a disk's state memory. The length comes last: a state memory without one is
+    /// of a disk that was being made, and of which not everything is kept.
+    fn write(&self, area: &Area, kept: impl FnOnce() -> Result<()>) -> Result<()> {
+        let text = serde_json::to_vec(self)?;
+        let len = u32::try_from(text.len())?;
+        area.store(4, &text).context("identity: too long")?;
+        crash::point!("vnvme.disk.described");
+        kept()?;
+        crash::point!("vnvme.disk.kept");
+        area.store(0, &len.to_le_bytes())?;
+        crash::point!("vnvme.disk.made");
+        Ok(())
+    }
+
+    /// `None`: not all of the disk was kept.
+    fn read(area: &Area) -> Result<Option<Self>> {
+        let mut len = [0; 4];
+        area.load(0, &mut len)?;
+        let len = u32::from_le_bytes(len) as usize;
+        if len == 0 {
+            return Ok(None);
+        }
+        let mut text = vec![0; len.min(area.len())];
+        area.load(4, &mut text)?;
+        Ok(Some(serde_json::from_slice(&text)?))
+    }
+}
+
+/// What a previous process has left of a disk.
+#[derive(Debug)]
+pub struct Left {
+    prefix: String,
+    /// The number in it: a disk that was made later has a greater one.
+    age: u32,
+    /// `None`: not all of it was kept.
+    identity: Option<Identity>,
+    /// There is a later one of the same disk, which has its client.
+    is_succeeded: bool,
+    pub state: StateMemory,
+    noted: Vec<Descriptor>,
+    /// By their numbers.
+    pub fds: BTreeMap<NonZeroU32, OwnedFd>,
+}
+
+impl Left {
+    /// What there is of the disk with this prefix.
+    fn find(kept: &Kept, age: u32, prefix: &str, numbers: &[NonZeroU32]) -> Result<Self> {
+        let state = kept.take(&format!("{prefix}.{STATE}"));
+        let state = StateMemory::open(state.context("there is no state memory")?)?;
+        let identity = Identity::read(&state.identity()).context("identity")?;
+        let noted: Vec<Descriptor> = state.descriptors()?.iter().collect();
+        let mut fds = BTreeMap::new();
+        for number in numbers {
+            // What nobody has noted stays behind, and is removed with all that is not taken.
+            if noted.iter().any(|noted| noted.number == *number)
+                && let Some(fd) = kept.take(&format!("{prefix}.{number}"))
+            {
+                fds.insert(*number, fd);
+            }
+        }
+        Ok(Self {
+            prefix: prefix.to_owned(),
+            age,
+            identity,
+            is_succeeded: false,
+            state,
+            noted,
+            fds,
+        })
+    }
+
+    /// The descriptor of this kind, and its number.
+    fn of_kind(&self, kind: DescriptorKind, detail: Option<u64>) -> Option<NonZeroU32> {
+        let mut noted = self.noted.iter();
+        let is_it = |noted: &&Descriptor| {
+            noted.kind == kind
+                && detail.is_none_or(|detail| detail == noted.detail)
+                && self.fds.contains_key(&noted.number)
+        };
+        noted.find(is_it).map(|noted| noted.number)
+    }
+
+    fn take(&mut self, kind: DescriptorKind, detail: Option<u64>) -> Option<OwnedFd> {
+        let number = self.of_kind(kind, detail)?;
+        self.fds.remove(&number)
+    }
+
+    fn copy(&self, kind: DescriptorKind, detail: Option<u64>) -> Option<OwnedFd> {
+        let number = self.of_kind(kind, detail)?;
+        self.fds.get(&number)?.try_clone().ok()
+    }
+
+    /// Its listening socket, and the inode of that one's file.
+    pub fn listener(&self) -> Option<(OwnedFd, u64)> {
+        let number = self.of_kind(DescriptorKind::LISTENER, None)?;
+        let noted = self.noted.iter().find(|noted| noted.number == number)?;
+        Some((self.fds.get(&number)?.try_clone().ok()?, noted.detail))
+    }
+
+    fn pipe(&mut self, which: u64) -> Option<Pipe> {
+        Some(Pipe {
+            reader: self.take(DescriptorKind::PIPE_READ, Some(which))?,
+            writer: self.take(DescriptorKind::PIPE_WRITE, Some(which))?,
+        })
+    }
+
+    /// The socket of the client that is there.
+    pub fn take_client(&mut self) -> Option<OwnedFd> {
+        self.take(DescriptorKind::CLIENT, None)
+    }
+
+    /// Disconnects its client, and has the keeper close everything of it. `desk` is told first:
+    /// what a client has sent may make the last `close` of its socket block, which is not to be the
+    /// keeper's.
+    pub fn discard(self, desk: &mut Desk, why: &str) {
+        for noted in &self.noted {
+            let is_client = noted.kind == DescriptorKind::CLIENT && !self.is_succeeded;
+            let fd = self.fds.get(&noted.number);
+            if let Some(socket) = fd.filter(|_| is_client) {
+                let _ = shutdown(socket, Shutdown::Both);
+                let disk = self.identity.as_ref().map(|identity| &*identity.name);
+                tracing::error!(disk, "its client is disconnected: {why}");
+            }
+        }
+        for number in self.noted.iter().map(|noted| noted.number) {
+            let _ = desk.remove(&format!("{}.{number}", self.prefix));
+        }
+        let _ = desk.remove(&format!("{}.{STATE}", self.prefix));
+        let _ = settled(desk);
+        sync::discard(self.fds);
+    }
+}
+
+/// Waits until the keeper has done what it was asked for: where nobody is served meanwhile.
+///
+/// # Errors
+/// It has not, and nothing more is kept.
+pub fn settled(desk: &mut Desk) -> Result<(), KeepError> {
+    let ticket = desk.barrier()?;
+    while !desk.is_answered(ticket) {
+        desk.advance(Instant::now())?;
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// All disks that a previous process has left.
+#[derive(Debug, Default)]
+struct Disks {
+    left: Vec<Left>,
+    /// Of the last prefix that was given.
+    last: u32,
+}
+
+static DISKS: OnceLock<Mutex<Disks>> = OnceLock::new();
+
+fn disks() -> &'static Mutex<Disks> {
+    DISKS.get_or_init(|| Mutex::new(kept().map(find_all).unwrap_or_default()))
+}
+
+fn find_all(kept: &Kept) -> Disks {
+    let mut numbers = BTreeMap::<String, Vec<NonZeroU32>>::new();
+    for name in kept.names() {
+        let Some((prefix, rest)) = name.split_once('.') else {
+            continue;
+        };
+        if prefix
+            .strip_prefix('d')
+            .is_some_and(|n| n.parse::<u32>().is_ok())
+        {
+            let all = numbers.entry(prefix.to_owned()).or_default();
+            all.extend(rest.parse::<NonZeroU32>().ok());
+        }
+    }
+    let mut disks = Disks::default();
+    for (prefix, numbers) in numbers {
+        let age = prefix.strip_prefix('d').and_then(|n| n.parse().ok());
+        let age = age.unwrap_or(0);
+        disks.last = disks.last.max(age);
+        match Left::find(kept, age, &prefix, &numbers) {
+            Ok(left) => disks.left.push(left),
+            Err(error) => {
+                let error = format_args!("{error:#}");
+                tracing::error!(
+                    error,
+                    "what a previous process has left of a disk is not used"
+                );
+            }
+        }
+    }
+    // The last of each disk counts: the process before has died while it made it anew.
+    disks.left.sort_by_key(|left| std::cmp::Reverse(left.age));
+    let mut seen = Vec::<Identity>::new();
+    for left in &mut disks.left {
+        if let Some(identity) = &left.identity {
+            left.is_succeeded = seen.contains(identity);
+            seen.push(identity.clone());
+        }
+    }
+    disks
+}
+
+/// A listening socket is kept that clients of this path connect to.
+pub fn listens_at(path: &Path) -> bool {
+    let disks = disks().lock().unpoisoned();
+    let mut left = disks.left.iter();
+    left.any(|left| {
+        let at = left.identity.as_ref().and_then(|it| it.socket.as_deref());
+        at == Some(path) && left.listener().is_some()
+    })
+}
+
+/// What a previous process has left of this disk.
+pub fn left_of(identity: &Identity) -> Option<Left> {
+    let mut disks = disks().lock().unpoisoned();
+    let mut left = disks.left.iter();
+    let place = left.position(|left| left.identity.as_ref() == Some(identity))?;
+    Some(disks.left.remove(place))
+}
+
+/// Has the keeper close what nobody has taken: when all that is configured is there.
+pub fn discard_rest() {
+    let Some(kept) = kept() else {
+        return;
+    };
+    let mut desk = Desk::new(kept.link());
+    let rest = std::mem::take(&mut disks().lock().unpoisoned().left);
+    for left in rest {
+        left.discard(&mut desk, "no such disk is configured any more");
+    }
+    let mut fds = Vec::new();
+    for name in kept.names() {
+        let fd = kept.take(&name);
+        if !is_needed(&name, fd.as_ref()) {
+            let _ = desk.remove(&name);
+        }
+        fds.extend(fd);
+    }
+    let _ = settled(&mut desk);
+    sync::discard(fds);
+}
+
+/// What a disk has kept, and what the process that follows finds.
+#[derive(Debug)]
+pub struct Survival {
+    identity: Identity,
+    layout: Layout,
+    pub ledger: Ledger,
+    pub state: StateMemory,
+    /// For a client's messages.
+    pub replies: Pipe,
+    pub counter: Pipe,
+    /// What a previous process has left, with its client.
+    pub left: Option<Left>,
+    /// A client that a previous process has accepted and not answered, and its number.
+    pub waiting: Option<(OwnedFd, NonZeroU32)>,
+}
+
+/// What a new disk has kept from the start.
+#[derive(Debug)]
+pub struct First<'a> {
+    /// Its doorbell page.
+    pub page: Option<BorrowedFd<'a>>,
+    pub listener: &'a Listener,
+    /// A client that nothing was said to yet.
+    pub client: Option<OwnedFd>,
+}
+
+/// What cannot be gone on with, and why.
+type Refused = Box<(Left, anyhow::Error)>;
+
+impl Survival {
+    /// Of a new disk.
+    ///
+    /// # Errors
+    /// There is no memory, or the keeper keeps nothing more.
+    pub fn new(identity: &Identity, layout: Layout, first: First<'_>) -> Result<Self> {
+        let kept = kept().context("nobody keeps anything")?;
+        let prefix = {
+            let mut disks = disks().lock().unpoisoned();
+            disks.last = disks.last.checked_add(1).context("too many disks")?;
+            format!("d{}", disks.last)
+        };
+        let state = StateMemory::create(layout)?;
+        let table = state.descriptors()?;
+        let mut ledger = Ledger::new(prefix, table, kept.link());
+        let (replies, counter) = (Pipe::new()?, Pipe::new()?);
+        let mut client = None;
+        identity.write(&state.identity(), || {
+            ledger.keep_state(STATE, state.fd())?;
+            for (pipe, which) in [(&replies, REPLIES), (&counter, COUNTER)] {
+                ledger.keep(DescriptorKind::PIPE_READ, which, pipe.reader.as_fd())?;
+                ledger.keep(DescriptorKind::PIPE_WRITE, which, pipe.writer.as_fd())?;
+            }
+            if let Some(page) = first.page {
+                ledger.keep(DescriptorKind::PAGES, 0, page)?;
+            }
+            // Another's is there for the next process, too.
+            if let Some(file) = first.listener.own_file() {
+                let socket = first.listener.as_fd();
+                ledger.keep(DescriptorKind::LISTENER, file, socket)?;
+            }
+            if let Some(socket) = first.client {
+                let number = ledger.keep(DescriptorKind::CLIENT, 0, socket.as_fd())?;
+                client = Some((socket, number));
+            }
+            let ticket = ledger.barrier()?;
+            while !ledger.is_answered(ticket) {
+                ledger.advance(Instant::now())?;
+                std::thread::sleep(LOOK);
+            }
+            Ok(())
+        })?;
+        Ok(Self {
+            identity: identity.clone(),
+            layout,
+            ledger,
+            state,
+            replies,
+            counter,
+            left: None,
+            waiting: client,
+        })
+    }
+
+    /// Nothing of a previous process counts: its client is disconnected, and the disk is a new one
+    /// with another page.
+    ///
+    /// # Errors
+    /// As [`Survival::new`].
+    pub fn renew(mut self, left: Left, first: First<'_>, why: &str) -> Result<Self> {
+        let mut desk = Desk::new(self.ledger.link());
+        left.discard(&mut desk, why);
+        self.ledger.close();
+        Self::new(&self.identity, self.layout, first)
+    }
+
+    /// Of a disk with a client, which a previous process has left: with its page. What cannot be
+    /// gone on with comes back, with the reason. `layout` is that of a new one.
+    pub fn resume(
+        mut left: Left,
+        identity: &Identity,
+        layout: Layout,
+    ) -> Result<(Self, Option<OwnedFd>), Refused> {
+        let Some(kept) = kept() else {
+            return Err(Box::new((left, anyhow!("nobody keeps anything"))));
+        };
+        let table = match left.state.descriptors() {
+            Ok(table) => table,
+            Err(error) => return Err(Box::new((left, error.into()))),
+        };
+        let page = left.copy(DescriptorKind::PAGES, None);
+        let (Some(replies), Some(counter)) = (left.pipe(REPLIES), left.pipe(COUNTER)) else {
+            return Err(Box::new((left, anyhow!("its pipes were not kept"))));
+        };
+        let survival = Self {
+            identity: identity.clone(),
+            layout,
+            ledger: Ledger::resume(left.prefix.clone(), table, kept.link(), STATE),
+            state: left.state.clone(),
+            replies,
+            counter,
+            left: Some(left),
+            waiting: None,
+        };
+        Ok((survival, page))
+    }
+}

@@ -1,0 +1,97 @@
+//! The serving process under a keeper: how its helpers tell its end from the end of everything, and
+//! that it ends where it cannot go on.
+
+use super::pool::kept;
+use anyhow::{Context, Result};
+use keeper::Desk;
+use receive::Receiver;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::time::{ClockId, clock_gettime};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Threads whose panic is the end of the process: each has disks that nobody else can serve, and
+/// the process that follows serves them again.
+const ESSENTIAL: &str = "worker-";
+
+/// What the names begin with of sockets that say to a receiver process that there is a keeper.
+const LIFE: &str = "vnvme.life-";
+
+/// Whether what is kept under this name tells a receiver process of an earlier process that there
+/// is a keeper: one that has not ended yet would shut down clients' sockets without it.
+pub fn is_needed(name: &str, fd: Option<&OwnedFd>) -> bool {
+    let Some(socket) = fd.filter(|_| name.starts_with(LIFE)) else {
+        return false;
+    };
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let _ = poll(&mut fds, Some(&Timespec::default()));
+    !fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+}
+
+/// Has the receiver process leave clients' sockets as they are when this process ends, as long as
+/// the keeper is there: it has one end of a socket pair, which nobody else has.
+///
+/// # Errors
+/// There is no descriptor left, or the keeper cannot be reached.
+pub fn tell_receiver(receiver: &Receiver) -> Result<()> {
+    let Some(kept) = kept() else {
+        return Ok(());
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let (ours, theirs) = pair.context("socket pair")?;
+    let name = format!("{LIFE}{}", std::process::id());
+    Desk::new(kept.link()).store(&name, theirs.as_fd())?;
+    receiver.keep(ours);
+    Ok(())
+}
+
+/// How long nobody was served, where a process before this one has ended.
+fn pause() -> Option<Duration> {
+    let ended = kept()?.facts().ended_at?;
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).ok()?;
+    Some(now.saturating_sub(ended))
+}
+
+static PAUSE: OnceLock<Duration> = OnceLock::new();
+
+/// How long it was, once clients are served again.
+pub fn last_pause() -> Option<Duration> {
+    PAUSE.get().copied()
+}
+
+/// Says that clients are served again, and what has been.
+pub fn say_served() {
+    let (Some(kept), Some(pause)) = (kept(), pause()) else {
+        return;
+    };
+    let facts = kept.facts();
+    let _ = PAUSE.set(pause);
+    tracing::warn!(
+        pause_ms = pause.as_secs_f64() * 1e3,
+        restarts = facts.restarts,
+        ended = facts.how,
+        "the process that served has ended, and this one goes on"
+    );
+}
+
+/// Under a keeper a bug in a worker ends the process, not the disks.
+pub fn die_of_panics() {
+    if kept().is_none() {
+        return;
+    }
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        before(panic);
+        let thread = std::thread::current();
+        if thread
+            .name()
+            .is_some_and(|name| name.starts_with(ESSENTIAL))
+        {
+            tracing::error!("{}: {panic}", thread.name().unwrap_or_default());
+            std::process::abort();
+        }
+    }));
+}

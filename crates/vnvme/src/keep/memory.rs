@@ -1,0 +1,125 @@
+//! Volumes in memory, whose bytes outlive the process as its disks do: each is in a memory file,
+//! which the keeper knows by a name that is made of the disk's and the namespace's.
+//!
+//! A volume that is closed in order is not kept any more: that is what `mem://` means.
+
+use super::disk::settled;
+use super::pool::kept;
+use crate::identity;
+use keeper::Desk;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+use volume::{Info, Io, MemoryPlace, OpenQueue, Volume, VolumeError};
+
+/// Names that volumes of this process have.
+static USED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// A volume's name with the keeper, as long as the volume is there.
+#[derive(Debug)]
+pub struct MemoryName(String);
+
+/// Volumes of the same disk and number that there may be: a disk is replaced while the one before
+/// it is still there, and disks need not have names.
+const ALIKE: u32 = 64;
+
+impl MemoryName {
+    /// One that no other volume has, of a namespace of a disk: `wanted` says which are of use.
+    fn new(disk: &str, nsid: u32, mut wanted: impl FnMut(&str) -> bool) -> Option<Self> {
+        let mut used = USED.lock().unpoisoned();
+        let names = (0..ALIKE).map(|nth| format!("vnvme.m{}", identity::memory(disk, nsid, nth)));
+        let name = names
+            .into_iter()
+            .find(|name| !used.contains(name) && wanted(name))?;
+        used.insert(name.clone());
+        Some(Self(name))
+    }
+}
+
+impl Drop for MemoryName {
+    fn drop(&mut self) {
+        USED.lock().unpoisoned().remove(&self.0);
+    }
+}
+
+/// Where the bytes of a volume are to be, if it is one in memory.
+pub struct Place {
+    pub memory: MemoryPlace,
+    name: Option<MemoryName>,
+}
+
+/// Where those of this namespace of a disk are.
+pub fn place(disk: &str, nsid: u32) -> Place {
+    let Some(kept) = kept() else {
+        return Place {
+            memory: MemoryPlace::Process,
+            name: None,
+        };
+    };
+    let mut found = None;
+    let name = MemoryName::new(disk, nsid, |name| {
+        found = kept.take(name);
+        found.is_some()
+    });
+    Place {
+        memory: found.map_or(MemoryPlace::New, |file| MemoryPlace::Kept(Arc::new(file))),
+        name: name.or_else(|| MemoryName::new(disk, nsid, |_| true)),
+    }
+}
+
+impl Place {
+    /// Has the bytes of the volume kept that was opened there, as long as it is open: if it is one
+    /// in memory.
+    pub fn keep(self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
+        let inner = volume.clone();
+        let (Some(kept), Some(name), Some(file)) = (kept(), self.name, inner.kept_memory()) else {
+            return volume;
+        };
+        // Another process's is kept already.
+        if matches!(self.memory, MemoryPlace::New) {
+            let mut desk = Desk::new(kept.link());
+            let stored = desk.store(&name.0, file);
+            if let Err(error) = stored.and_then(|()| settled(&mut desk)) {
+                tracing::error!(volume = url, %error, "this memory will not outlive its process");
+            }
+        }
+        Arc::new(KeptVolume {
+            inner: volume,
+            name,
+        })
+    }
+}
+
+/// A volume in memory that is kept as long as it is open.
+#[derive(Debug)]
+struct KeptVolume {
+    inner: Arc<dyn Volume>,
+    name: MemoryName,
+}
+
+impl Drop for KeptVolume {
+    fn drop(&mut self) {
+        if let Some(kept) = kept() {
+            // What the keeper is not told now the next process finds and removes.
+            let _ = Desk::new(kept.link()).remove(&self.name.0);
+        }
+    }
+}
+
+impl Volume for KeptVolume {
+    fn info(&self) -> Info {
+        self.inner.info()
+    }
+
+    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+        self.inner.open(io)
+    }
+
+    fn id(&self) -> Vec<u8> {
+        self.inner.id()
+    }
+
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.inner)
+    }
+}

@@ -1,0 +1,32 @@
+//! Disks that outlive their process: who keeps what they need (crate `keeper`), and what of it is
+//! there when a process starts.
+//!
+//! ```text
+//! vnvme serve ... : reads command line and configuration, then becomes (execve)
+//!   the keeper process (`process`), which starts, and starts again
+//!     vnvme serve ... with VNVME_KEPT: the serving process, which takes what is kept (`arrive`)
+//! ```
+
+mod configuration;
+mod controller;
+mod disk;
+mod life;
+mod memory;
+mod mode;
+mod pool;
+mod process;
+mod servers;
+mod sockets;
+mod versions;
+
+pub use configuration::{Before, before, is_noted, note, note_first};
+pub use controller::Made;
+pub use disk::{First, Identity, Left, Survival, discard_rest, left_of, listens_at};
+pub use life::{die_of_panics, last_pause, say_served, tell_receiver};
+pub use memory::place as memory_place;
+pub use mode::KeeperMode;
+pub use pool::{arrive, is_kept, is_successor, kept, pid};
+pub use process::{begin, run, wanted};
+pub use servers::KeptServers;
+pub use sockets::Listens;
+pub use versions::{VERSIONS, Versions};

@@ -1,0 +1,107 @@
+//! Connections to NBD servers: they are the fence between a process and the one before
+//! (`nbd::end_previous`), and so are kept until they are over.
+
+use super::disk::settled;
+use super::pool::{Kept, kept};
+use crate::identity;
+use keeper::Desk;
+use nbd::{ConnectionKeeper, Kept as KeptConnection, PreviousError, end_previous};
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use sync::Unpoisoned;
+
+/// What their names begin with; what the server is called follows, this process's number, and that
+/// of the connection.
+const PREFIX: &str = "vnvme.n";
+
+/// Keeps connections, and ends those of the previous process.
+#[derive(Debug)]
+pub struct KeptServers {
+    kept: &'static Kept,
+    /// Those of the previous process, with their names, by what their servers are called.
+    left: Mutex<BTreeMap<String, Vec<(String, OwnedFd)>>>,
+    last: AtomicU32,
+    /// How long a server may take to end one.
+    limit: Duration,
+}
+
+impl KeptServers {
+    /// `None`: there is no keeper.
+    pub fn new(limit: Duration) -> Option<Self> {
+        let kept = kept()?;
+        let mut left = BTreeMap::<String, Vec<(String, OwnedFd)>>::new();
+        for name in kept.names() {
+            if let Some(rest) = name.strip_prefix(PREFIX)
+                && let Some((server, _)) = rest.split_once('.')
+                && let Some(fd) = kept.take(&name)
+            {
+                let all = left.entry(server.to_owned()).or_default();
+                all.push((name, fd));
+            }
+        }
+        Some(Self {
+            kept,
+            left: Mutex::new(left),
+            last: AtomicU32::new(0),
+            limit,
+        })
+    }
+}
+
+impl ConnectionKeeper for KeptServers {
+    fn end_previous(&self, server: &str) -> Result<(), PreviousError> {
+        let left = &mut *self.left.lock().unpoisoned();
+        let Some(left) = left.remove(&identity::server(server)) else {
+            return Ok(());
+        };
+        let (names, fds): (Vec<_>, Vec<_>) = left.into_iter().unzip();
+        // Should that fail, the keeper has them still, for another try.
+        end_previous(server, fds, self.limit)?;
+        let mut desk = Desk::new(self.kept.link());
+        for name in names {
+            let _ = desk.remove(&name);
+        }
+        let _ = settled(&mut desk);
+        Ok(())
+    }
+
+    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<KeptConnection> {
+        let (process, number) = (
+            std::process::id(),
+            self.last.fetch_add(1, Ordering::Relaxed),
+        );
+        let name = format!("{PREFIX}{}.{process}.{number}", identity::server(server));
+        let mut desk = Desk::new(self.kept.link());
+        let stored = desk.store(&name, connection);
+        match stored.and_then(|()| settled(&mut desk)) {
+            Ok(()) => Some(Box::new(Connection {
+                kept: self.kept,
+                name,
+            })),
+            Err(error) => {
+                tracing::error!(
+                    server, %error,
+                    "a connection cannot be kept: should this process be killed, what it was sending \
+                     may arrive later than what the next one sends"
+                );
+                None
+            }
+        }
+    }
+}
+
+/// A connection that is kept until it is over.
+struct Connection {
+    kept: &'static Kept,
+    name: String,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // What the keeper is not told now the next process ends once more.
+        let _ = Desk::new(self.kept.link()).remove(&self.name);
+    }
+}

@@ -1,0 +1,93 @@
+//! Listening sockets that belong to no disk: who connects to one while no process serves waits for
+//! the next.
+
+use super::disk::settled;
+use super::pool::kept;
+use keeper::Desk;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use vfio_user::Listener;
+
+/// What the process listens on, beside its disks' sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listens {
+    /// The control socket.
+    Control,
+    /// The socket for questions.
+    Questions,
+    /// Metrics.
+    Metrics,
+}
+
+impl Listens {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Control => "vnvme.control",
+            Self::Questions => "vnvme.questions",
+            Self::Metrics => "vnvme.metrics",
+        }
+    }
+
+    /// `file`: the inode of its file, so that it is known whether that is still there.
+    fn name(self, file: u64) -> String {
+        format!("{}.{file}", self.prefix())
+    }
+
+    /// What a previous process has left, and the inode of its file.
+    fn take(self) -> Option<(OwnedFd, u64)> {
+        let kept = kept()?;
+        let file = |name: &str| {
+            name.strip_prefix(self.prefix())?
+                .strip_prefix('.')?
+                .parse()
+                .ok()
+        };
+        for name in kept.names() {
+            if let Some(file) = file(&name) {
+                return Some((kept.take(&name)?, file));
+            }
+        }
+        None
+    }
+
+    fn keep(self, file: u64, fd: BorrowedFd<'_>) {
+        let Some(kept) = kept() else {
+            return;
+        };
+        let mut desk = Desk::new(kept.link());
+        let stored = desk.store(&self.name(file), fd);
+        if let Err(error) = stored.and_then(|()| settled(&mut desk)) {
+            tracing::error!(socket = self.prefix(), %error, "a socket is not kept");
+        }
+    }
+
+    /// The socket at `path` that the previous process has left.
+    pub fn left(self, path: &Path) -> Option<Listener> {
+        let (fd, file) = self.take()?;
+        let listener = Listener::kept(fd, path, file);
+        listener
+            .inspect_err(|error| tracing::warn!(%error, "a kept socket cannot be used"))
+            .ok()
+    }
+
+    /// Has one kept whose file is this process's.
+    pub fn keep_listener(self, listener: &Listener) {
+        if let Some(file) = listener.own_file() {
+            self.keep(file, listener.as_fd());
+        }
+    }
+
+    /// A TCP socket at this address that the previous process has left.
+    pub fn left_tcp(self, address: SocketAddr) -> Option<TcpListener> {
+        let socket = TcpListener::from(self.take()?.0);
+        let at = socket.local_addr().ok()?;
+        let same = at.ip() == address.ip() && [0, at.port()].contains(&address.port());
+        same.then_some(socket)
+    }
+
+    /// Has one kept.
+    pub fn keep_tcp(self, socket: &TcpListener) {
+        self.keep(0, socket.as_fd());
+    }
+}

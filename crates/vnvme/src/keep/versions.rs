@@ -1,0 +1,115 @@
+//! What a version of this program reads of what another one has left: asked before one takes the
+//! other's place.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The arguments of a process that says it.
+pub const VERSIONS: [&str; 2] = ["keep", "--versions"];
+
+/// How a process and its keeper talk: changed where one of them would not understand the other.
+const PROTOCOL: u32 = 1;
+/// Of what a process serves (`super::configuration`), and of what is noted of connections and
+/// disks.
+const GLUE: u32 = 1;
+
+/// Of each kind of state: the version that is written, and the oldest one that is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Versions(BTreeMap<String, (u32, u32)>);
+
+impl Versions {
+    /// This program's.
+    pub fn own() -> Self {
+        let all = [
+            ("keeper", (PROTOCOL, PROTOCOL)),
+            ("configuration", (GLUE, GLUE)),
+            (
+                "state-memory",
+                (state_memory::VERSION, state_memory::OLDEST_READ),
+            ),
+            (
+                "controller",
+                (controller::STATE_VERSION, controller::STATE_OLDEST_READ),
+            ),
+            (
+                "vfio-user",
+                (vfio_user::SESSION_VERSION, vfio_user::SESSION_VERSION),
+            ),
+        ];
+        Self(all.map(|(name, both)| (name.to_owned(), both)).into())
+    }
+
+    /// What another program says, as [`Versions`] writes it.
+    pub fn read(text: &str) -> Option<Self> {
+        let line = |line: &str| {
+            let mut words = line.split(' ');
+            let name = words.next()?.to_owned();
+            let both = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            words.next().is_none().then_some((name, both))
+        };
+        let all: Option<BTreeMap<_, _>> = text.trim_end().lines().map(line).collect();
+        all.filter(|all| !all.is_empty()).map(Self)
+    }
+
+    /// Whether this one can go on with what the one before has left, and that one with what this
+    /// one leaves, should it fail.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn follows(&self, before: &Self) -> Result<(), String> {
+        if !self.0.keys().eq(before.0.keys()) {
+            return Err("the new program keeps other things".to_owned());
+        }
+        for ((name, (new, new_reads)), (old, old_reads)) in self.0.iter().zip(before.0.values()) {
+            if new_reads > old {
+                return Err(format!(
+                    "the new program reads version {new_reads} of {name} and later, and {old} is \
+                     what there is"
+                ));
+            }
+            if new < old_reads || new > old {
+                return Err(format!(
+                    "the new program writes version {new} of {name}, which the present one could \
+                     not go on with: it reads {old_reads} to {old}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, (writes, reads)) in &self.0 {
+            writeln!(f, "{name} {writes} {reads}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_follows_one_of_which_it_reads_all() {
+        let own = Versions::own();
+        assert_eq!(Versions::read(&own.to_string()), Some(own.clone()));
+        own.follows(&own).unwrap();
+        for nonsense in ["", "a", "a 1", "a b c", "a 1 2 3", "vnvme: error"] {
+            assert_eq!(Versions::read(nonsense), None, "{nonsense}");
+        }
+        let of = |both| Versions([("state".to_owned(), both)].into());
+        for (old, new, fits) in [
+            ((3, 2), (3, 3), true),
+            ((3, 2), (2, 1), true),
+            ((3, 2), (1, 1), false),
+            ((3, 2), (4, 2), false),
+            ((3, 2), (4, 4), false),
+            ((3, 2), (3, 4), false),
+        ] {
+            assert_eq!(of(new).follows(&of(old)).is_ok(), fits, "{old:?} {new:?}");
+        }
+        assert!(own.follows(&of((1, 1))).is_err());
+    }
+}

@@ -1,0 +1,401 @@
+//! `--keeper process`: the process that serves is killed, and its clients notice a pause.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+
+use crate::common::*;
+use crate::vhost_blk::features_of;
+use control::Client;
+use control::api::DiskKind;
+use nvme::{NvmOpcode, Status};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+/// The process that serves under a daemon which is a keeper, if there is one.
+fn serving(keeper: u32) -> Option<Pid> {
+    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+    Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+}
+
+const GOES_ON: &str = "this one goes on";
+
+/// Kills the process that serves; its successor has begun when this returns.
+fn kill_serving(daemon: &Daemon) {
+    let pid = serving(daemon.pid()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    eventually("another process follows", || {
+        serving(daemon.pid()).is_some_and(|next| next != pid)
+    });
+}
+
+fn serve(place: &Place, args: &[&str]) -> Daemon {
+    let socket = text(&place.socket());
+    let first = ["serve", "--socket", &socket, "--keeper", "process"];
+    start(place, &[&first, args].concat())
+}
+
+/// One that is killed before it was ready is not followed.
+fn start(place: &Place, args: &[&str]) -> Daemon {
+    let path = place.path("ready");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &text(&path), args);
+    let mut message = [0; 64];
+    let len = manager.recv(&mut message).unwrap();
+    assert_eq!(&message[..len], b"READY=1\n");
+    daemon
+}
+
+#[test]
+fn a_client_does_not_see_that_its_process_was_killed() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 32 << 20);
+    let daemon = serve(&place, &[&disk, "mem://8M", "null://1G?read-zeroes=on"]);
+    let mut host = Host::attach(&place.socket());
+    host.assign_vectors(3);
+    host.enable();
+    host.create_queues(2, Some(1));
+    let mut written = Vec::new();
+    for round in 0..8u64 {
+        let data = pattern(round + 1, 64 << 10);
+        for nsid in [1, 2] {
+            host.write(nsid, 128 * round, &data);
+        }
+        written.push(data);
+        if round == 4 {
+            // It need not be able to notice.
+            let pid = serving(daemon.pid()).unwrap();
+            kill_process(pid, Signal::STOP).unwrap();
+        }
+        kill_serving(&daemon);
+        // Registers, the admin queue, and both namespaces are what they were.
+        assert_eq!(host.read32(nvme::regs::CSTS) & 1, 1, "ready");
+        assert_eq!(host.identify_controller().nn.get(), 3);
+        for (lba, data) in (0..).step_by(128).zip(&written) {
+            for nsid in [1, 2] {
+                let read = host.read(nsid, lba, data.len());
+                assert!(read == *data, "namespace {nsid}, round {round}");
+            }
+        }
+        assert_eq!(host.read(3, 7, 512), [0; 512]);
+    }
+    eventually("all have said so", || daemon.count(GOES_ON) == 8);
+    assert!(host.interrupts(1) > 0);
+    drop(host);
+    // The next client finds the disk as one that was never killed.
+    let mut host = Host::up(&place.socket());
+    assert!(host.read(2, 0, written[0].len()) == written[0]);
+    drop(host);
+    let ended = daemon.end();
+    assert!(!place.socket().exists());
+    assert!(
+        !ended.log.iter().any(|line| line.contains("ERROR")),
+        "{ended:#?}"
+    );
+    // What the kernel has, the file has.
+    assert!(place.bytes("disk.raw", 0, written[0].len()) == written[0]);
+}
+
+#[test]
+fn commands_in_flight_are_answered_once() {
+    let place = Place::new();
+    let daemon = serve(&place, &["null://1G?latency=400ms&read-zeroes=on"]);
+    let mut host = Host::up(&place.socket());
+    for _ in 0..4 {
+        let mut waiting: Vec<u16> = (0..16)
+            .map(|lba| {
+                let read = host.transfer(NvmOpcode::READ, 1, lba, 4096, 4 << 20);
+                host.submit(1, read)
+            })
+            .collect();
+        kill_serving(&daemon);
+        while !waiting.is_empty() {
+            let completion = host.completion(1);
+            let cid = completion.cid.get();
+            let place = waiting.iter().position(|waits| *waits == cid);
+            waiting.remove(place.unwrap_or_else(|| panic!("nobody waits for {cid}")));
+            assert_eq!(completion.status(), Status::SUCCESS);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        assert!(host.try_completion(1).is_none(), "a second answer");
+    }
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn who_connects_meanwhile_waits() {
+    let place = Place::new();
+    let daemon = serve(&place, &["mem://1M"]);
+    for _ in 0..3 {
+        // It does not listen yet.
+        kill_serving(&daemon);
+        let mut host = Host::up(&place.socket());
+        host.write(1, 0, &[1; 512]);
+        drop(host);
+    }
+    daemon.end();
+}
+
+/// It serves what the process before served, not what the configuration says by then.
+#[test]
+fn what_was_served_is_served() {
+    let place = Place::new();
+    let config = place.path("vnvme.toml");
+    let (one, other) = (place.path("one.sock"), place.path("other.sock"));
+    let table = format!(
+        "[[controller]]\nsocket = {:?}\nnamespace = [{{ volume = \"mem://1M\" }}]\n",
+        text(&one)
+    );
+    fs::write(&config, table).unwrap();
+    let control = place.path("control");
+    let allow = text(place.path("x").parent().unwrap());
+    let (config_file, control_socket) = (text(&config), text(&control));
+    let args = [
+        "daemon",
+        "--config",
+        &config_file,
+        "--control",
+        &control_socket,
+        "--allow",
+        &allow,
+        "--keeper",
+        "process",
+    ];
+    let daemon = start(&place, &args);
+    daemon.wait_listening(&one);
+    let client = Client::new(vec![control.clone()]).unwrap();
+    let table = json!({"socket": text(&other), "namespace": [{"volume": "mem://1M"}]});
+    let Value::Object(table) = table else {
+        unreachable!()
+    };
+    client.add(DiskKind::Controller, table).unwrap();
+    let mut first = Host::up(&one);
+    let mut second = Host::up(&other);
+    first.write(1, 0, &pattern(1, 4096));
+    second.write(1, 0, &pattern(2, 4096));
+    fs::write(&config, "this is no TOML [").unwrap();
+    for _ in 0..2 {
+        kill_serving(&daemon);
+        assert!(first.read(1, 0, 4096) == pattern(1, 4096));
+        assert!(second.read(1, 0, 4096) == pattern(2, 4096));
+        let disks = client.disks().unwrap().into_iter();
+        let mut names: Vec<String> = disks.map(|disk| disk.name).collect();
+        names.sort();
+        assert_eq!(names, ["one", "other"]);
+    }
+    let process = &all_stats(&text(&control))["measured"]["process"];
+    let pid = serving(daemon.pid()).unwrap().as_raw_nonzero().get();
+    assert_eq!(
+        (&process["pid"], &process["keeper"]),
+        (&json!(pid), &json!(daemon.pid()))
+    );
+    assert_eq!(process["restarts"], 2);
+    assert!(
+        process["last_pause_ns"].as_u64().is_some_and(|ns| ns > 0),
+        "{process}"
+    );
+    client.remove("other", true).unwrap();
+    kill_serving(&daemon);
+    assert_eq!(client.disks().unwrap().len(), 1);
+    assert!(first.read(1, 0, 4096) == pattern(1, 4096));
+    drop((first, second));
+    daemon.end();
+    assert!(!one.exists() && !other.exists());
+}
+
+#[test]
+fn both_end_together() {
+    let place = Place::new();
+    let daemon = serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &[1; 512]);
+    let pid = serving(daemon.pid()).unwrap();
+    let anonymous = status_kib(daemon.pid(), "RssAnon:");
+    assert!(
+        anonymous < 2048,
+        "the keeper has {anonymous} KiB of its own"
+    );
+    daemon.kill();
+    eventually("the process that serves has ended", || {
+        rustix::process::test_kill_process(pid).is_err()
+    });
+}
+
+#[test]
+fn a_process_that_cannot_begin_is_not_started_again() {
+    let place = Place::new();
+    let missing = text(&place.path("missing.raw"));
+    let socket = text(&place.socket());
+    let args = [
+        "serve", "--keeper", "process", "--socket", &socket, &missing,
+    ];
+    let ended = Daemon::spawn(&args).wait();
+    assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
+    let said = ended.log.iter().filter(|line| line.contains("missing.raw"));
+    assert_eq!(said.count(), 1, "{ended:#?}");
+    // A mistake of the command line is found before there is a keeper.
+    let ended = Daemon::spawn(&["serve", "--keeper", "process", "--socket"]).wait();
+    assert_eq!(ended.status.code(), Some(2), "{ended:#?}");
+}
+
+#[test]
+fn a_service_manager_is_told_through_the_keeper() {
+    let place = Place::new();
+    let path = place.path("manager");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    let socket = text(&place.socket());
+    let args = [
+        "serve", "--keeper", "process", "--socket", &socket, "mem://1M",
+    ];
+    let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &text(&path), &args);
+    let told = || {
+        let mut message = [0; 64];
+        let len = manager.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..len]).into_owned()
+    };
+    assert_eq!(told(), "READY=1\n");
+    kill_serving(&daemon);
+    assert_eq!(told(), "READY=1\n");
+    daemon.end();
+    assert_eq!(told(), "STOPPING=1\n");
+}
+
+/// The program's file is replaced, as a package manager does, and then the process.
+#[test]
+fn an_upgrade_is_a_pause() {
+    let place = Place::new();
+    let program = place.path("vnvme");
+    let put = |from: &str| {
+        let new = place.path("new");
+        fs::copy(from, &new).unwrap();
+        fs::rename(&new, &program).unwrap();
+        fs::metadata(&program).unwrap().ino()
+    };
+    put(env!("CARGO_BIN_EXE_vnvme"));
+    let socket = text(&place.socket());
+    let args = [
+        "serve", "--keeper", "process", "--socket", &socket, "mem://4M",
+    ];
+    let daemon = Daemon::spawn_program(&program, &args);
+    daemon.wait_listening(&place.socket());
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    let runs = |file: u64| {
+        let exe = |pid: Pid| fs::metadata(format!("/proc/{}/exe", pid.as_raw_nonzero()));
+        serving(daemon.pid()).is_some_and(|pid| exe(pid).is_ok_and(|exe| exe.ino() == file))
+    };
+    for round in 0..3 {
+        let file = put(env!("CARGO_BIN_EXE_vnvme"));
+        assert!(!runs(file));
+        daemon.signal(Signal::USR2);
+        eventually("the new program serves", || {
+            daemon.count("upgraded:") == round + 1
+        });
+        assert!(runs(file));
+        assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+        // It is the one that follows, too.
+        kill_serving(&daemon);
+        assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+        assert!(runs(file));
+    }
+    // One that is no such program changes nothing.
+    let before = serving(daemon.pid());
+    for other in ["/bin/false", "/bin/true", "/bin/echo"] {
+        put(other);
+        let refused = daemon.count("no upgrade:");
+        daemon.signal(Signal::USR2);
+        eventually("it is refused", || daemon.count("no upgrade:") > refused);
+    }
+    fs::remove_file(&program).unwrap();
+    let refused = daemon.count("no upgrade:");
+    daemon.signal(Signal::USR2);
+    eventually("it is refused", || daemon.count("no upgrade:") > refused);
+    assert_eq!(serving(daemon.pid()), before);
+    assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+    drop(host);
+    daemon.end();
+}
+
+/// Its front-ends connect again.
+#[test]
+fn an_export_beside_it_is_served_anew() {
+    let place = Place::new();
+    let config = place.path("vnvme.toml");
+    let export = place.path("export.sock");
+    let table = format!(
+        "[process]\nkeeper = \"process\"\n\
+         [[controller]]\nsocket = {:?}\nnamespace = [{{ volume = \"mem://1M\" }}]\n\
+         [[vhost-user-blk]]\nsocket = {:?}\nvolume = \"mem://1M\"\n",
+        text(&place.socket()),
+        text(&export)
+    );
+    fs::write(&config, table).unwrap();
+    let daemon = start(&place, &["serve", "--config", &text(&config)]);
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    for _ in 0..3 {
+        let front = UnixStream::connect(&export).unwrap();
+        front.set_read_timeout(Some(LIMIT)).unwrap();
+        features_of(&front);
+        kill_serving(&daemon);
+        assert_eq!((&front).read(&mut [0; 1]).unwrap(), 0, "the end is seen");
+        assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+    }
+    let front = UnixStream::connect(&export).unwrap();
+    front.set_read_timeout(Some(LIMIT)).unwrap();
+    features_of(&front);
+    drop((host, front));
+    daemon.end();
+    assert!(!export.exists() && !place.socket().exists());
+}
+
+/// The receiver process of one that was killed ends when it comes to that, and does no harm.
+#[test]
+fn a_receiver_that_ends_late_leaves_clients_alone() {
+    let place = Place::new();
+    let daemon = serve(&place, &["mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    for round in 1..4 {
+        let pid = serving(daemon.pid()).unwrap().as_raw_nonzero().get();
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let read = |process: i32, file: &str| {
+            let text = fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
+            String::from_utf8_lossy(&text).into_owned()
+        };
+        let parent = |process: i32| {
+            let status = read(process, "status");
+            let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+            line.and_then(|id| id.trim().parse::<i32>().ok())
+                .unwrap_or(0)
+        };
+        // Another process has started it, which this one has started.
+        let is_receiver = |process: &i32| {
+            let is_ours = [parent(*process), parent(parent(*process))].contains(&pid);
+            is_ours && read(*process, "cmdline").contains("receive-descriptors")
+        };
+        let receivers: Vec<Pid> = all.filter(is_receiver).filter_map(Pid::from_raw).collect();
+        assert!(!receivers.is_empty());
+        for receiver in &receivers {
+            kill_process(*receiver, Signal::STOP).unwrap();
+        }
+        kill_serving(&daemon);
+        assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+        eventually("it has said so", || daemon.count(GOES_ON) == round);
+        for receiver in &receivers {
+            kill_process(*receiver, Signal::CONT).unwrap();
+            eventually("the receiver has ended", || {
+                let status = format!("/proc/{}/status", receiver.as_raw_nonzero());
+                fs::read_to_string(status).map_or(true, |status| status.contains("zombie"))
+            });
+        }
+        assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+    }
+    drop(host);
+    daemon.end();
+}
