@@ -7,7 +7,7 @@
 use crate::Frontend;
 use crate::accounts::{ALONE_UNITS, SHARED_UNITS};
 use crate::watchdog::Activity;
-use crate::worker_loop::Worker;
+use crate::worker_loop::{Worker, complete};
 use std::time::{Duration, Instant};
 use volume::Budget;
 
@@ -67,7 +67,16 @@ impl<F: Frontend + 'static> Worker<F> {
         self.pulse.enter(Activity::Polling(at as u16));
         let shared = self.accounts.is_shared();
         let mut budget = Budget::new(if shared { SHARED_UNITS } else { ALONE_UNITS });
-        let worked = front.poll(self.turns.now, &mut budget) || front.in_flight() > 0;
+        let mut worked = front.poll(self.turns.now, &mut budget) || front.in_flight() > 0;
+        // Volumes have news though nothing is in flight: a server that can be reached again.
+        front.poll_volumes(&mut self.completions);
+        worked |= !self.completions.is_empty();
+        for completion in self.completions.drain(..) {
+            complete(&mut self.fronts, completion);
+        }
+        let Some(Some(front)) = self.fronts.get_mut(at) else {
+            return worked;
+        };
         let finished = front.finish_round();
         if worked || finished || front.has_ended() {
             if shared {
@@ -85,6 +94,12 @@ impl<F: Frontend + 'static> Worker<F> {
     /// The wake flag was up. What it was for is found by a round over all front-ends.
     pub(crate) fn poll_armed(&mut self) -> bool {
         self.armed.messages = true;
+        self.visit_armed()
+    }
+
+    /// Looks at every one that is armed.
+    #[cold]
+    pub(crate) fn visit_armed(&mut self) -> bool {
         let (mut worked, mut place) = (false, self.run_queue.first_armed());
         while let Some(at) = self.run_queue.armed_at(place) {
             worked |= self.visit(at);

@@ -42,7 +42,12 @@ impl<F: Frontend + 'static> Worker<F> {
             self.others_watched = self.waits_for(fd, TOKEN_OTHERS, "a device");
             raced |= !self.others_watched && self.is_busy();
         }
-        raced |= !self.io.arm() || (self.io.in_flight() > 0 && !self.ring_watched);
+        if !self.io.arm() {
+            raced = true;
+            // Whose volume it is for is not known, and rounds find the news of the others.
+            self.visit_armed();
+        }
+        raced |= self.io.in_flight() > 0 && !self.ring_watched;
         if raced {
             return false;
         }

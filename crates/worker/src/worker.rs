@@ -377,7 +377,8 @@ impl<F: Frontend + 'static> Worker<F> {
         }
         self.handle.flag().awake();
         self.turns.now = Instant::now();
-        Ok(false)
+        // However often it is kept from sleep, sockets are looked at when it is time.
+        self.poll_on(true, due)
     }
 
     /// One turn without sleep, for a thread that has a loop of its own: a look at the sockets, a

@@ -5,12 +5,12 @@
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::convert::Infallible;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use volume::{Budget, Completion, Io, IoOptions};
+use volume::{Armed, Budget, Completion, Inbox, Io, IoOptions};
 use worker::{Context, Frontend, Handle, Interest, Options, Worker};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -27,6 +27,13 @@ struct Disk {
     armed: AtomicBool,
     /// Microseconds from the next arming on to its deadline; none: 0.
     due: AtomicU64,
+    /// Always has work, until that is taken away.
+    busy: AtomicBool,
+    /// What threads leave for its volume, and how much of that was taken.
+    news: OnceLock<Arc<Inbox<()>>>,
+    taken: AtomicU64,
+    /// Its socket was found readable so often.
+    rung: AtomicU64,
 }
 
 impl Disk {
@@ -40,8 +47,6 @@ impl Disk {
 
 struct Front {
     disk: Arc<Disk>,
-    /// Always has work.
-    busy: bool,
     rings: Arc<OwnedFd>,
     deadline: Option<Instant>,
 }
@@ -60,11 +65,19 @@ impl Frontend for Front {
         if expired.is_some() {
             self.disk.due.store(0, Ordering::SeqCst);
         }
-        budget.spend(u32::from(self.busy));
-        self.busy || found || expired.is_some()
+        let busy = self.disk.busy.load(Ordering::Relaxed);
+        budget.spend(u32::from(busy));
+        busy || found || expired.is_some()
     }
 
     fn complete(&mut self, _completion: Completion) {}
+
+    fn poll_volumes(&mut self, _out: &mut Vec<Completion>) {
+        if let Some(news) = self.disk.news.get().filter(|news| news.has_news()) {
+            let taken = news.take().len() as u64;
+            self.disk.taken.fetch_add(taken, Ordering::SeqCst);
+        }
+    }
 
     fn in_flight(&self) -> usize {
         0
@@ -91,6 +104,7 @@ impl Frontend for Front {
 
     fn ready(&mut self, _token: u32) {
         rustix::io::read(&self.rings, &mut [0; 8]).unwrap();
+        self.disk.rung.fetch_add(1, Ordering::SeqCst);
     }
 
     fn flush(&mut self) {}
@@ -114,6 +128,7 @@ impl World {
             .map(|at| {
                 let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
                 let disk = Arc::<Disk>::default();
+                disk.busy.store(at == 0, Ordering::Relaxed);
                 prepare(at, &disk);
                 (disk, Arc::new(eventfd(0, flags).unwrap()))
             })
@@ -126,15 +141,15 @@ impl World {
                 ..Options::default()
             };
             let mut worker = Worker::new(io, &of_thread, options).unwrap();
-            for (at, (disk, rings)) in worker_disks.into_iter().enumerate() {
+            for (disk, rings) in worker_disks {
                 let make = |context: &Context<'_>| {
                     context
                         .descriptors
                         .add(&rings, 1, Interest::Readable)
                         .unwrap();
+                    disk.news.set(Inbox::new(context.io).unwrap()).ok();
                     Ok::<_, Infallible>(Front {
                         disk,
-                        busy: at == 0,
                         rings: rings.clone(),
                         deadline: None,
                     })
@@ -176,6 +191,11 @@ impl World {
     fn is_done(&self, at: usize) -> bool {
         let disk = &self.disks[at].0;
         disk.submitted.load(Ordering::SeqCst) == disk.done.load(Ordering::SeqCst)
+    }
+
+    /// The busy one has no work any more: the worker sleeps soon.
+    fn rest(&self) {
+        self.disks[0].0.busy.store(false, Ordering::Relaxed);
     }
 
     fn announce(&self, at: usize) {
@@ -237,6 +257,43 @@ fn a_deadline_wakes() {
         let woken = |(disk, _): &&(Arc<Disk>, _)| disk.due.load(Ordering::SeqCst) == 0;
         world.disks.iter().filter(woken).count() >= IDLE - 8
     });
+}
+
+/// A server can be reached again, while nothing waits for it.
+#[test]
+fn news_for_a_volume_with_nothing_in_flight_is_taken() {
+    let world = World::begin(|_, _| ());
+    let armed = world.lull();
+    let leave = |at: usize| world.disks[at].0.news.get().unwrap().put(());
+    let is_taken = |at: usize| world.disks[at].0.taken.load(Ordering::SeqCst) == 1;
+    // To be found on the way to sleep.
+    leave(armed[0]);
+    world.rest();
+    wait_for(|| is_taken(armed[0]));
+    // To be woken for.
+    std::thread::sleep(Duration::from_millis(50));
+    for &at in &armed[1..] {
+        leave(at);
+        wait_for(|| is_taken(at));
+    }
+}
+
+/// What keeps the thread from sleep keeps it from nothing else.
+#[test]
+fn a_volume_that_always_has_news_does_not_keep_others_from_their_sockets() {
+    let world = World::begin(|_, _| ());
+    let armed = world.lull();
+    world.handle.post(|worker| {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = eventfd(0, flags).unwrap();
+        worker.io().watch(event.as_fd(), || Armed::Waiting).unwrap();
+    });
+    world.rest();
+    std::thread::sleep(Duration::from_millis(50));
+    for at in armed {
+        world.announce(at);
+        wait_for(|| world.disks[at].0.rung.load(Ordering::SeqCst) == 1);
+    }
 }
 
 /// Guests that submit at any moment, while front-ends are being armed: no command is lost.
