@@ -116,11 +116,12 @@ impl Image {
         let Some(writer) = &self.writer else {
             return checked;
         };
-        let host = match checked.mapping(&self.geometry) {
-            Mapping::Data { host, .. } | Mapping::Zero { host: Some(host) } => host,
-            _ => return checked,
+        let mut clusters = match checked.mapping(&self.geometry) {
+            Mapping::Invalid => return checked,
+            // With compressed data, too: where it is replaced its clusters are freed.
+            _ => self.clusters_of(checked),
         };
-        match writer.owns(host >> self.geometry.cluster_bits) {
+        match clusters.all(|cluster| writer.owns(cluster)) {
             true => checked,
             false => {
                 self.complain("leads to a cluster that is not its own");
