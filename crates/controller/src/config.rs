@@ -1,6 +1,8 @@
 //! What a controller is made of: identity, limits, namespaces.
 
 use crate::pci::PciIds;
+use crate::subsystem::{MAX_CNTLID, Subsystem};
+use reservations::HostId;
 use std::sync::Arc;
 use std::time::Duration;
 use volume::Volume;
@@ -23,8 +25,10 @@ pub struct ControllerConfig {
     pub subnqn: Option<String>,
     /// PCI vendor, device and subsystem IDs.
     pub pci: PciIds,
-    /// Controller ID (CNTLID).
+    /// Controller ID (CNTLID), up to [`MAX_CNTLID`]; unique in its subsystem.
     pub cntlid: u16,
+    /// The subsystem that it shares with other controllers: all its namespaces are shared then.
+    pub subsystem: Option<InSubsystem>,
     /// I/O queue pairs, 1 to [`MAX_IO_QUEUES`].
     pub io_queues: u16,
     /// Entries per queue, a power of two, 2 to [`MAX_QUEUE_ENTRIES`].
@@ -50,6 +54,16 @@ pub struct ControllerConfig {
     pub reset_timeout: Duration,
 }
 
+/// A controller's place in a subsystem of several controllers.
+#[derive(Clone, Debug)]
+pub struct InSubsystem {
+    /// The subsystem.
+    pub subsystem: Arc<Subsystem>,
+    /// The host that uses the controller (Host Identifier). The host cannot change it: a guest that
+    /// could would pass for another one, and use its reservations.
+    pub host: HostId,
+}
+
 impl Default for ControllerConfig {
     fn default() -> Self {
         ControllerConfig {
@@ -59,6 +73,7 @@ impl Default for ControllerConfig {
             subnqn: None,
             pci: PciIds::default(),
             cntlid: 1,
+            subsystem: None,
             io_queues: MAX_IO_QUEUES,
             queue_entries: MAX_QUEUE_ENTRIES,
             mdts: 8,
@@ -116,6 +131,21 @@ pub enum ConfigError {
     /// Two namespaces have one ID.
     #[error("namespace {0} is configured twice")]
     DuplicateNamespace(u32),
+    /// Two controllers of a subsystem have one ID.
+    #[error("controller {0} is in the subsystem already")]
+    DuplicateController(u16),
+    /// A controller of a subsystem has only namespaces of that.
+    #[error("namespace {0} is none of the controller's subsystem")]
+    NotShared(u32),
+    /// The Host Identifier of a controller in a subsystem is all zeroes, which names nobody.
+    #[error("the host of a controller in a subsystem has no identifier")]
+    NoHost,
+    /// A controller of a subsystem lives on one worker.
+    #[error("a controller in a subsystem has one worker")]
+    SharedWorkers,
+    /// Another process cannot go on with a controller of a subsystem.
+    #[error("a controller in a subsystem cannot be gone on with by another process")]
+    SharedState,
     /// A volume whose size is no whole number of blocks, or not even one.
     #[error(
         "namespace {nsid}: a volume of {size} bytes does not divide into blocks of {block_size} bytes"
@@ -240,6 +270,16 @@ impl ControllerConfig {
             (1..=4096).contains(&limit),
             "1 to 4096 are allowed",
         )?;
+        let cntlid = self.cntlid;
+        range(
+            "cntlid",
+            cntlid.into(),
+            cntlid <= MAX_CNTLID,
+            "0 to 65519 are allowed",
+        )?;
+        if self.subsystem.is_some() && self.workers > 1 {
+            return Err(ConfigError::SharedWorkers);
+        }
         // SeaBIOS and others identify every NSID up to NN.
         let nn = self.max_namespaces;
         range(

@@ -95,10 +95,11 @@ mod passthrough;
 pub mod pci;
 mod remote;
 mod stats;
+mod subsystem;
 mod survival;
 
 pub use config::{
-    ConfigError, ControllerConfig, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
+    ConfigError, ControllerConfig, InSubsystem, MAX_IO_QUEUES, MAX_QUEUE_ENTRIES, NamespaceConfig,
 };
 pub use controller::{Attach, Controller, DoorbellPage};
 pub use engine::{Recovery, tag_owner};
@@ -106,4 +107,5 @@ pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};
 pub use remote::{RemoteEngine, RemoteEngineSetup};
 pub use stats::{ControllerStats, Counter, EarlierIo, IoStats, QueueStats};
+pub use subsystem::{MAX_CNTLID, ReservationStore, Saved, Subsystem};
 pub use survival::{Kept, RestoreError, STATE_OLDEST_READ, STATE_VERSION, state_layout};

@@ -2,12 +2,13 @@
 //! opened.
 
 use crate::crew::config;
+use crate::direct::PathChoice;
 use crate::manage::DiskSpec;
 use crate::origin::Origin;
-use crate::spec::{ControllerSpec, Specs, hex};
+use crate::spec::{ControllerSpec, NamespaceSpec, Specs, hex};
 use anyhow::{Result, anyhow, bail, ensure};
 use controller::ConfigError;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,7 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
         subnqns: Unique::new("subsystem NQN"),
         nguids: Unique::new("NGUID"),
         eui64s: Unique::new("EUI-64"),
+        subsystems: HashMap::new(),
     };
     let mut disks = Unique::new("ublk device");
     let controllers = specs.controllers.iter();
@@ -81,6 +83,16 @@ struct Seen {
     subnqns: Unique<String>,
     nguids: Unique<[u8; 16]>,
     eui64s: Unique<[u8; 8]>,
+    /// By their names.
+    subsystems: HashMap<String, InOne>,
+}
+
+/// What the disks of one subsystem have said.
+struct InOne {
+    serial: Option<String>,
+    subnqn: Option<String>,
+    cntlids: HashSet<u16>,
+    namespaces: HashMap<u32, NamespaceSpec>,
 }
 
 impl Seen {
@@ -92,12 +104,13 @@ impl Seen {
                 false => anyhow!("{socket}: no volume to serve"),
             });
         }
-        if let Some(serial) = &controller.serial {
+        let first = self.check_subsystem(controller)?;
+        if let Some(serial) = controller.serial.as_ref().filter(|_| first) {
             // As the guest sees it: padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
             let entered = self.serials.enter(serial.trim_end().to_owned(), serial);
             origin.place("serial", entered)?;
         }
-        if let Some(subnqn) = &controller.subnqn {
+        if let Some(subnqn) = controller.subnqn.as_ref().filter(|_| first) {
             let entered = self.subnqns.enter(subnqn.clone(), subnqn);
             origin.place("subnqn", entered)?;
         }
@@ -119,6 +132,9 @@ impl Seen {
                 return Err(origin.error("block-size", why));
             }
             // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
+            if self.is_known(controller, nsid, namespace)? {
+                continue;
+            }
             if let Some(text) = &namespace.nguid {
                 let nguid = origin.place("nguid", hex::<16>("nguid", text))?;
                 let entered = self.nguids.enter_unless(nguid == [0; 16], nguid, text);
@@ -132,6 +148,116 @@ impl Seen {
         }
         Ok(())
     }
+
+    /// The place of a controller in its subsystem. Whether it is the first of it: the others say
+    /// the same of it.
+    fn check_subsystem(&mut self, controller: &ControllerSpec) -> Result<bool> {
+        let origin = &controller.origin;
+        let Some(name) = &controller.subsystem else {
+            let said = [
+                ("cntlid", controller.cntlid.is_some()),
+                ("host-id", controller.host_id.is_some()),
+            ];
+            if let Some((key, _)) = said.into_iter().find(|(_, said)| *said) {
+                let why = format!("{key} is for disks with subsystem");
+                return Err(origin.error(key, why));
+            }
+            return Ok(true);
+        };
+        if name.is_empty() || name.len() > MAX_NAME {
+            let why = "the name of a subsystem has 1 to 255 bytes";
+            return Err(origin.error("subsystem", why));
+        }
+        if let Some(text) = &controller.host_id {
+            let id = origin.place("host-id", hex::<16>("host-id", text))?;
+            let named = ensure_named(id);
+            origin.place("host-id", named)?;
+        }
+        let Some(cntlid) = controller.cntlid else {
+            let why = "a disk with subsystem needs cntlid, a number of its own in the subsystem";
+            return Err(origin.error("subsystem", why));
+        };
+        let first = !self.subsystems.contains_key(name);
+        let one = self.subsystems.entry(name.clone());
+        let one = one.or_insert_with(|| InOne {
+            serial: controller.serial.clone(),
+            subnqn: controller.subnqn.clone(),
+            cntlids: HashSet::new(),
+            namespaces: HashMap::new(),
+        });
+        for (key, same) in [
+            ("serial", one.serial == controller.serial),
+            ("subnqn", one.subnqn == controller.subnqn),
+        ] {
+            if !same {
+                let why = format!("another disk of the subsystem {name} has another {key}");
+                return Err(origin.error(key, why));
+            }
+        }
+        if !one.cntlids.insert(cntlid) {
+            let why = format!("another disk of the subsystem {name} has the cntlid {cntlid}");
+            return Err(origin.error("cntlid", why));
+        }
+        Ok(first)
+    }
+
+    /// A namespace of a subsystem that another disk has named already.
+    fn is_known(
+        &mut self,
+        controller: &ControllerSpec,
+        nsid: u32,
+        namespace: &NamespaceSpec,
+    ) -> Result<bool> {
+        let origin = &namespace.origin;
+        let name = controller.subsystem.as_ref();
+        let Some((name, one)) = name.and_then(|name| Some((name, self.subsystems.get_mut(name)?)))
+        else {
+            return match namespace.reservations {
+                Some(_) => {
+                    let why = "reservations are of disks with subsystem";
+                    Err(origin.error("reservations", why))
+                }
+                None => Ok(false),
+            };
+        };
+        if crate::open::is_within(&namespace.volume) || namespace.path == Some(PathChoice::Direct) {
+            let why = format!("{}: disks of a subsystem cannot share it", namespace.volume);
+            return Err(origin.error("volume", why));
+        }
+        let said = NamespaceSpec {
+            nsid: Some(nsid),
+            origin: Origin::default(),
+            ..namespace.clone()
+        };
+        match one.namespaces.get(&nsid) {
+            None => {
+                let others = one.namespaces.values();
+                let mut files = others.filter_map(|other| other.reservations.as_ref());
+                if let Some(path) = &said.reservations
+                    && files.any(|other| place(other) == place(path))
+                {
+                    let why = "another namespace has its reservations there";
+                    return Err(origin.error("reservations", why));
+                }
+                one.namespaces.insert(nsid, said);
+                Ok(false)
+            }
+            Some(other) if *other == said => Ok(true),
+            Some(_) => {
+                let why = format!(
+                    "another disk of the subsystem {name} describes namespace {nsid} otherwise: \
+                     they share it, so say the same of it"
+                );
+                Err(origin.error("volume", why))
+            }
+        }
+    }
+}
+
+/// All zeroes name nobody.
+fn ensure_named(host: [u8; 16]) -> Result<()> {
+    ensure!(host != [0; 16], "host-id is all zeroes, which names nobody");
+    Ok(())
 }
 
 /// What a controller says of itself, under the names that options have.
@@ -242,6 +368,54 @@ mod tests {
             let wanted = format!("the {words} is given twice");
             assert_eq!(error, wanted, "{file}");
         }
+    }
+
+    #[test]
+    fn disks_of_a_subsystem_say_the_same_of_what_they_share() {
+        let disk = |number: u32, of_disk: &str, of_namespace: &str| {
+            format!(
+                "[[controller]]\nsocket = \"/run/{number}\"\nsubsystem = \"s\"\n{of_disk}\n\
+                 [[controller.namespace]]\nvolume = \"a\"\n{of_namespace}\n"
+            )
+        };
+        let one = disk(1, "cntlid = 1", "");
+        let nguid = "nguid = \"00112233445566778899aabbccddeeff\"";
+        checked(&(one.clone() + &disk(2, "cntlid = 2", ""))).unwrap();
+        let same = disk(1, "cntlid = 1\nserial = \"S\"", nguid)
+            + &disk(2, "cntlid = 2\nserial = \"S\"", nguid);
+        checked(&same).unwrap();
+        let host = "cntlid = 2\nhost-id = \"00000000000000000000000000000000\"";
+        let alone = "[[controller]]\nsocket = \"/run/3\"\n";
+        let volume = "[[controller.namespace]]\nvolume = \"b\"\n";
+        for (other, words) in [
+            (disk(2, "cntlid = 1", ""), "has the cntlid 1"),
+            (disk(2, "", ""), "needs cntlid"),
+            (disk(2, "cntlid = 2\nserial = \"S\"", ""), "another serial"),
+            (disk(2, "cntlid = 2", "read-only = true"), "otherwise"),
+            (disk(2, "cntlid = 2", nguid), "otherwise"),
+            (disk(2, "cntlid = 2", "reservations = \"r\""), "otherwise"),
+            (disk(2, host, ""), "names nobody"),
+            (
+                format!("{alone}cntlid = 2\n{volume}"),
+                "cntlid is for disks",
+            ),
+            (
+                format!("{alone}{volume}reservations = \"r\"\n"),
+                "reservations are of disks with subsystem",
+            ),
+            (
+                format!("{alone}subsystem = \"\"\ncntlid = 3\n{volume}"),
+                "1 to 255 bytes",
+            ),
+        ] {
+            let file = one.clone() + &other;
+            let error = checked(&file).expect_err(words).to_string();
+            assert!(error.contains(words), "{words}: {error}");
+        }
+        let other = disk(1, "cntlid = 1", "reservations = \"r\"")
+            + "[[controller.namespace]]\nvolume = \"b\"\nreservations = \"./r\"\n";
+        let error = checked(&other).unwrap_err().to_string();
+        assert!(error.contains("has its reservations there"), "{error}");
     }
 
     #[test]

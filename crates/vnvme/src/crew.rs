@@ -17,6 +17,7 @@ use crate::prepare::{OpenController, OpenExport, Unserved};
 use crate::registry::Registry;
 use crate::sizes::Sizes;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, ServeOptions, hex};
+use crate::subsystems;
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result};
@@ -191,6 +192,15 @@ fn block_size(spec: &NamespaceSpec, volume: &dyn Volume) -> u32 {
         .unwrap_or_else(|| volume.info().block_size.max(512))
 }
 
+/// A controller's serial number; `ids` are those of its volumes.
+pub fn serial(spec: &ControllerSpec, ids: &[Vec<u8>]) -> String {
+    let own = spec.serial.clone();
+    own.unwrap_or_else(|| match &spec.subsystem {
+        Some(name) => subsystems::serial(name),
+        None => identity::serial(ids),
+    })
+}
+
 /// A controller's configuration, as far as it does not depend on its volumes.
 pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
@@ -203,6 +213,7 @@ pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
                 .unwrap_or_else(|| identity::subnqn(&serial)),
         ),
         serial,
+        cntlid: spec.cntlid.unwrap_or(default.cntlid),
         io_queues: spec.io_queues.unwrap_or(default.io_queues),
         queue_entries: spec.queue_entries.unwrap_or(default.queue_entries),
         mdts: spec.mdts.unwrap_or(default.mdts),
@@ -249,6 +260,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         survival,
         volumes: prepared,
         resized,
+        subsystem,
     } = open;
     let spec = &spec;
     let paths = &crew.registry.paths;
@@ -268,10 +280,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         directs.push(direct);
     }
     let ids: Vec<Vec<u8>> = volumes.iter().map(|v| v.id()).collect();
-    let serial = spec
-        .serial
-        .clone()
-        .unwrap_or_else(|| identity::serial(&ids));
+    let serial = serial(spec, &ids);
     let mut namespaces = Vec::new();
     for ((ns, place), volume) in spec.namespaces.iter().zip(1..).zip(volumes) {
         if !is_within(&ns.volume) {
@@ -287,7 +296,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
     // What is limited gains nothing by another worker.
     let limited =
         |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
-    let spread = if spec.namespaces.iter().any(limited) {
+    let spread = if spec.namespaces.iter().any(limited) || subsystem.is_some() {
         Spread::Off
     } else {
         crew.options.spread
@@ -301,7 +310,9 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
         (None, Some(_)) => DAEMON_NAMESPACES,
         (None, None) => 0,
     };
+    let subsystem = subsystem.map(|subsystem| subsystems::place(spec, subsystem));
     let config = ControllerConfig {
+        subsystem: subsystem.transpose()?,
         workers,
         max_namespaces: room,
         ..config(spec, serial)

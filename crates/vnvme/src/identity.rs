@@ -54,6 +54,11 @@ pub fn eui64(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 8] {
     id
 }
 
+/// A Host Identifier of the guest that a disk of this name is for.
+pub fn host(disk: &str) -> [u8; 16] {
+    digest("host", &[disk.as_bytes()])
+}
+
 /// A subsystem NQN of the form that needs no domain of one's own: a UUID.
 pub fn subnqn(serial: &str) -> String {
     let mut id = digest("subnqn", &[serial.as_bytes()]);

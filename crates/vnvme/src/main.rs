@@ -59,6 +59,7 @@ mod signals;
 mod sizes;
 mod spec;
 mod stderr;
+mod subsystems;
 mod top;
 mod ublk;
 mod usage;

@@ -9,6 +9,7 @@ use crate::on_error::OnErrorRegistry;
 use crate::parts::qcow2;
 use crate::removal::RemovalWatch;
 use crate::spec::{NamespaceSpec, ServeOptions};
+use crate::subsystems::Subsystems;
 use anyhow::{Context, Result, bail, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
@@ -92,10 +93,12 @@ pub struct Opener {
     /// Where it is entered what becomes of requests that fail.
     on_error: OnErrorRegistry,
     /// How long the previous process of a file is waited for.
-    previous: PreviousProcess,
+    pub previous: PreviousProcess,
     kinds: Registry<Below>,
     /// What is below the volumes that their workers open.
     within: Arc<Within>,
+    /// What disks share.
+    pub subsystems: Subsystems,
 }
 
 impl Opener {
@@ -115,6 +118,7 @@ impl Opener {
                 KeptServers::new(options.previous.limit),
             ),
             within,
+            subsystems: Subsystems::default(),
         }
     }
 

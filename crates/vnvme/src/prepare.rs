@@ -15,9 +15,10 @@ use crate::origin::Origin;
 use crate::parts::vhost_blk;
 use crate::signals::Stop;
 use crate::spec::{ControllerSpec, NamespaceSpec, Specs, VhostBlkSpec};
+use crate::subsystems;
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
-use controller::{ControllerConfig, DoorbellPage};
+use controller::{ControllerConfig, DoorbellPage, Subsystem};
 use keeper::Desk;
 use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
@@ -49,6 +50,11 @@ impl Prepared {
         };
         let of = (disk, nsid);
         Ok(Self { spec, of, opened })
+    }
+
+    fn opened(spec: NamespaceSpec, of: (String, u32), opened: Opened) -> Self {
+        let opened = Some(opened);
+        Self { spec, of, opened }
     }
 
     /// Its queues go through the ring of the worker that they are on.
@@ -87,19 +93,28 @@ impl Prepared {
 pub struct ReadyController {
     spec: ControllerSpec,
     volumes: Vec<Prepared>,
+    /// That it is in.
+    subsystem: Option<Arc<Subsystem>>,
 }
 
 impl ReadyController {
     /// Opens its volumes.
     pub fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
+        let subsystem = opener.subsystems.of(spec);
         let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
-            let of = (spec.any_name(), namespace.nsid.unwrap_or(place));
-            let opened = Prepared::new(namespace.clone(), of, opener);
+            let nsid = namespace.nsid.unwrap_or(place);
+            let of = (spec.any_name(), nsid);
+            let opened = match &subsystem {
+                Some(subsystem) => subsystems::open(opener, subsystem, spec, namespace, nsid)
+                    .map(|opened| Prepared::opened(namespace.clone(), of, opened)),
+                None => Prepared::new(namespace.clone(), of, opener),
+            };
             namespace.origin.place("volume", opened)
         });
         Ok(Self {
             volumes: volumes.collect::<Result<_>>()?,
             spec: spec.clone(),
+            subsystem,
         })
     }
 
@@ -112,7 +127,11 @@ impl ReadyController {
         receiver: &Receiver,
         workers: usize,
     ) -> Result<OpenController> {
-        let Self { spec, volumes } = self;
+        let Self {
+            spec,
+            volumes,
+            subsystem,
+        } = self;
         let identity = Identity {
             kind: "controller".into(),
             name: spec.any_name(),
@@ -131,11 +150,15 @@ impl ReadyController {
                 ..crew::config(&spec, String::new())
             })
         };
-        let outlives = volumes.iter().all(Prepared::outlives_its_process);
-        let (page, survival) = match outlives {
-            true => survive(&identity, left, layout, &listener)?,
-            false => {
-                end_with_process(&identity, left);
+        let ends = match &subsystem {
+            Some(_) => Some("it is in a subsystem"),
+            None if volumes.iter().all(Prepared::outlives_its_process) => None,
+            None => Some("it has a namespace on a controller"),
+        };
+        let (page, survival) = match ends {
+            None => survive(&identity, left, layout, &listener)?,
+            Some(why) => {
+                end_with_process(&identity, left, why);
                 (DoorbellPage::new()?, None)
             }
         };
@@ -147,6 +170,7 @@ impl ReadyController {
             resized: event()?,
             spec,
             volumes,
+            subsystem,
         })
     }
 }
@@ -163,6 +187,8 @@ pub struct OpenController {
     pub survival: Option<Survival>,
     /// One for each namespace.
     pub volumes: Vec<Prepared>,
+    /// That it is in.
+    pub subsystem: Option<Arc<Subsystem>>,
     /// Becomes readable when a volume has been resized.
     pub resized: Arc<OwnedFd>,
 }
@@ -310,15 +336,14 @@ fn survive(
 }
 
 /// The disk is not kept, nor is what a previous process has left of it.
-fn end_with_process(identity: &Identity, left: Option<Left>) {
-    const WHY: &str = "it has a namespace on a controller";
+fn end_with_process(identity: &Identity, left: Option<Left>, why: &str) {
     let Some(kept) = keep::kept() else {
         return;
     };
     let disk = &identity.name;
-    tracing::warn!(disk, "this disk will not outlive its process: {WHY}");
+    tracing::warn!(disk, "this disk will not outlive its process: {why}");
     if let Some(left) = left {
-        left.discard(&mut Desk::new(kept.link()), WHY);
+        left.discard(&mut Desk::new(kept.link()), why);
     }
 }
 

@@ -57,6 +57,8 @@ pub struct NamespaceSpec {
     pub eui64: Option<String>,
     /// How commands reach a device below; direct where that is possible when not given.
     pub path: Option<PathChoice>,
+    /// File that keeps the reservations of a namespace of a subsystem.
+    pub reservations: Option<PathBuf>,
     /// Where the configuration file says so.
     pub origin: Origin,
 }
@@ -90,6 +92,12 @@ pub struct ControllerSpec {
     pub firmware: Option<String>,
     /// NVM subsystem NQN.
     pub subnqn: Option<String>,
+    /// Names the subsystem that it shares with other disks.
+    pub subsystem: Option<String>,
+    /// Its ID there.
+    pub cntlid: Option<u16>,
+    /// The host that uses it, 32 hexadecimal digits.
+    pub host_id: Option<String>,
     /// Doorbells trapped or mapped; trapped when not given.
     pub doorbells: Option<DoorbellMode>,
     /// Offer shadow doorbells (Doorbell Buffer Config).

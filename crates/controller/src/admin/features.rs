@@ -22,7 +22,7 @@ use crate::survival::Since;
 use crate::survival::state::FeatureValues;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{FeatureCapabilities, FeatureSelect, GetFeaturesCdw10, SetFeaturesCdw10};
-use nvme::feature::Fid;
+use nvme::feature::{Fid, ReservationNotificationMask, ReservationPersistence};
 use nvme::{Command, Status};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -50,6 +50,8 @@ pub(crate) struct Features {
     pub event_config: u32,
     timestamp: Timestamp,
     host_identifier: [u8; 16],
+    /// Reservation notification masks, by NSID.
+    notification_masks: BTreeMap<u32, u32>,
 }
 
 /// Counts milliseconds: from zero after a controller-level reset, from the host's value once there
@@ -91,7 +93,11 @@ impl Features {
             write_atomicity: 0,
             event_config: 0,
             timestamp: Timestamp::new(),
-            host_identifier: [0; 16],
+            host_identifier: config
+                .subsystem
+                .as_ref()
+                .map_or([0; 16], |s| *s.host.bytes()),
+            notification_masks: BTreeMap::new(),
         }
     }
 
@@ -113,6 +119,8 @@ impl Features {
                     origin,
                 },
             host_identifier,
+            // Of controllers that do not outlive their process.
+            notification_masks: _,
         } = self;
         FeatureValues {
             arbitration: *arbitration,
@@ -152,7 +160,14 @@ impl Features {
                 origin: origin & 7,
             },
             host_identifier: saved.host_identifier,
+            notification_masks: BTreeMap::new(),
         }
+    }
+
+    /// Which reservation notifications of a namespace create no log page.
+    pub fn notification_mask(&self, nsid: u32) -> ReservationNotificationMask {
+        let mask = self.notification_masks.get(&nsid);
+        ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
     }
 
     /// Interrupt coalescing, as the engines need it.
@@ -165,10 +180,16 @@ impl Features {
     }
 }
 
-/// What a feature can be, or `None` when it is not supported.
-fn capabilities(fid: Fid) -> Option<FeatureCapabilities> {
+/// What a feature can be, or `None` when it is not supported. `shared`: the controller is one of a
+/// subsystem.
+fn capabilities(fid: Fid, shared: bool) -> Option<FeatureCapabilities> {
     let capabilities = FeatureCapabilities::new().with_changeable(true);
     match fid {
+        // Who it is was configured.
+        Fid::HOST_IDENTIFIER if shared => Some(capabilities.with_changeable(false)),
+        Fid::RESERVATION_NOTIFICATION_MASK | Fid::RESERVATION_PERSISTENCE if shared => {
+            Some(capabilities.with_namespace_specific(true))
+        }
         Fid::ARBITRATION
         | Fid::POWER_MANAGEMENT
         | Fid::TEMPERATURE_THRESHOLD
@@ -188,22 +209,22 @@ fn capabilities(fid: Fid) -> Option<FeatureCapabilities> {
 }
 
 /// The features that are supported, for the log page of their effects.
-pub(super) fn supported() -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
+pub(super) fn supported(shared: bool) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
     (0..=0xff)
         .map(Fid)
-        .filter_map(|fid| Some((fid, capabilities(fid)?)))
+        .filter_map(move |fid| Some((fid, capabilities(fid, shared)?)))
 }
 
 /// Whether a feature is supported.
 pub(super) fn is_supported(fid: Fid) -> bool {
-    capabilities(fid).is_some()
+    capabilities(fid, false).is_some()
 }
 
 impl Controller {
     pub(super) fn get_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = GetFeaturesCdw10::from_bits(command.cdw10.get());
         let fid = cdw10.fid();
-        let capabilities = capabilities(fid).ok_or(INVALID_FIELD)?;
+        let capabilities = capabilities(fid, self.is_shared()).ok_or(INVALID_FIELD)?;
         if fid == Fid::VOLATILE_WRITE_CACHE && !self.has_write_cache() {
             return Err(INVALID_FIELD);
         }
@@ -293,6 +314,13 @@ impl Controller {
                 )?;
                 0
             }
+            Fid::RESERVATION_NOTIFICATION_MASK => {
+                features.notification_mask(command.nsid.get()).into_bits()
+            }
+            Fid::RESERVATION_PERSISTENCE => {
+                let (on, _) = self.persistence(command.nsid.get()).unwrap_or_default();
+                u32::from(on)
+            }
             // Power state 0; command set combination 0.
             _ => 0,
         };
@@ -307,7 +335,7 @@ impl Controller {
     pub(super) fn set_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = SetFeaturesCdw10::from_bits(command.cdw10.get());
         let (fid, cdw11, nsid) = (cdw10.fid(), command.cdw11.get(), command.nsid.get());
-        let capabilities = capabilities(fid).ok_or(INVALID_FIELD)?;
+        let capabilities = capabilities(fid, self.is_shared()).ok_or(INVALID_FIELD)?;
         if cdw10.sv() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr(true));
         }
@@ -326,14 +354,9 @@ impl Controller {
             // Deallocated or Unwritten Logical Block errors are not offered (NSFEAT).
             Fid::ERROR_RECOVERY if cdw11 & 1 << 16 != 0 => return Err(INVALID_FIELD),
             Fid::ERROR_RECOVERY => {
-                let all: Vec<u32> = self.engine.active().map(|ns| ns.config.nsid).collect();
-                let chosen = all
-                    .into_iter()
-                    .filter(|&n| nsid == NSID_BROADCAST || n == nsid);
-                self.admin
-                    .features
-                    .error_recovery
-                    .extend(chosen.map(|n| (n, cdw11 & 0xffff)));
+                let chosen = self.namespaces_under(nsid);
+                let values = &mut self.admin.features.error_recovery;
+                values.extend(chosen.into_iter().map(|n| (n, cdw11 & 0xffff)));
             }
             Fid::VOLATILE_WRITE_CACHE => {
                 if !self.has_write_cache() {
@@ -397,12 +420,39 @@ impl Controller {
                 let mut id = [0; 16];
                 let len = if extended { 16 } else { 8 };
                 self.read_host(command, id.get_mut(..len).unwrap_or_default())?;
+                if let Some(host) = self.host() {
+                    // One that it could choose would let a guest pass for another one.
+                    let same = id == *host.bytes() && extended == host.is_extended();
+                    return match same {
+                        true => Ok(Outcome::Done(0)),
+                        false => Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr(true)),
+                    };
+                }
                 self.admin.features.host_identifier = id;
+            }
+            Fid::RESERVATION_NOTIFICATION_MASK => {
+                let chosen = self.namespaces_under(nsid);
+                let masks = &mut self.admin.features.notification_masks;
+                masks.extend(chosen.into_iter().map(|n| (n, cdw11 & 0xe)));
+            }
+            Fid::RESERVATION_PERSISTENCE => {
+                let ptpl = ReservationPersistence::from_bits(cdw11).ptpl();
+                let one = (nsid != NSID_BROADCAST).then_some(nsid);
+                if self.set_persistence(command.cid.get(), one, ptpl) {
+                    return Ok(Outcome::Later);
+                }
             }
             _ => {}
         }
         self.apply_features();
         Ok(Outcome::Done(result))
+    }
+
+    /// The namespace of this ID, or all that are there.
+    fn namespaces_under(&self, nsid: u32) -> Vec<u32> {
+        let all = self.engine.active().map(|ns| ns.config.nsid);
+        all.filter(|&n| nsid == NSID_BROADCAST || n == nsid)
+            .collect()
     }
 
     /// The flush of a write cache that was turned off is over.

@@ -8,11 +8,11 @@ use crate::engine::{self, Namespace};
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
 use nvme::feature::Fid;
 use nvme::identify::{
-    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
+    Ascii, Cmic, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Frmw, IDENTIFY_SIZE,
     IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
-    IoCommandSetVector, IoCommandSets, LbaFormat, NamespaceDescriptors, Nqn, Nsattr, Nsfeat,
+    IoCommandSetVector, IoCommandSets, LbaFormat, NamespaceDescriptors, Nmic, Nqn, Nsattr, Nsfeat,
     NsidList, Nstat, NvmController, NvmNamespace, Oaes, PowerState, PrimaryControllerCapabilities,
-    QueueEntrySize, SecondaryControllerList, Sgls, Vwc,
+    QueueEntrySize, Rescap, SecondaryControllerList, Sgls, Vwc,
 };
 use nvme::regs::Vs;
 use nvme::{Command, Completion, Status};
@@ -57,10 +57,10 @@ impl Controller {
                 self.independent_namespace(nsid)?
             }
             Cns::NAMESPACE_CONTROLLER_LIST => match self.find(nsid)? {
-                Found::Active(_) => self.controller_list(cdw10.cntid()),
+                Found::Active(_) => controller_list(self.controllers_with(nsid), cdw10.cntid()),
                 Found::Inactive => page(&ControllerList::new_zeroed()),
             },
-            Cns::CONTROLLER_LIST => self.controller_list(cdw10.cntid()),
+            Cns::CONTROLLER_LIST => controller_list(self.controllers(), cdw10.cntid()),
             Cns::PRIMARY_CONTROLLER_CAPABILITIES => {
                 let mut capabilities = PrimaryControllerCapabilities::new_zeroed();
                 capabilities.cntlid = self.config.cntlid.into();
@@ -103,6 +103,9 @@ impl Controller {
         page.rab = 5;
         page.mdts = config.mdts;
         page.cntlid = config.cntlid.into();
+        page.cmic = Cmic::new()
+            .with_mports(self.is_shared())
+            .with_mctrs(self.is_shared());
         page.ver = Vs::V2_1.into_bits().into();
         page.oaes = Oaes::new().with_nsan(true);
         page.ctratt = Ctratt::new().with_hids(true);
@@ -123,7 +126,7 @@ impl Controller {
         page.maxcmd = (config.queue_entries as u16).into();
         page.nn = config.max_namespaces.into();
         // Features have Select (and nothing can be saved); Timestamp is one.
-        let oncs = engine::commands::oncs();
+        let oncs = engine::commands::oncs(self.is_shared());
         page.oncs = oncs
             .with_ssfs(true)
             .with_tss(features::is_supported(Fid::TIMESTAMP));
@@ -173,6 +176,8 @@ impl Controller {
         data.nows_z = data.npwg_z;
         let zeroes = info.deallocate && info.zeroes_after_deallocate;
         data.dlfeat = Dlfeat::new().with_drb(u8::from(zeroes)).with_wzds(zeroes);
+        data.nmic = self.sharing_of(nsid).0;
+        data.rescap = self.sharing_of(nsid).1;
         data.nvmcap = (u128::from(ns.blocks) << ns.shift).into();
         data.nsattr = Nsattr::new().with_cwp(ns.read_only);
         data.nguid = ns.config.nguid;
@@ -184,6 +189,7 @@ impl Controller {
     fn independent_namespace(&self, nsid: u32) -> Result<Page, Status> {
         let mut data = IndependentNamespace::new_zeroed();
         if let Found::Active(ns) = self.find(nsid)? {
+            (data.nmic, data.rescap) = self.sharing_of(nsid);
             data.nsfeat = IndependentNsfeat::new().with_vwcnp(!ns.volatile_cache);
             data.nsattr = Nsattr::new().with_cwp(ns.read_only);
             data.nstat = Nstat::new().with_nrdy(true);
@@ -223,10 +229,29 @@ impl Controller {
         )))
     }
 
-    fn controller_list(&self, from: u16) -> Page {
-        let own = self.config.cntlid;
-        page(&ControllerList::from_iter((own >= from).then_some(own)))
+    /// Whether a namespace is shared, and what reservations it can have.
+    fn sharing_of(&self, nsid: u32) -> (Nmic, Rescap) {
+        let Some((_, can_persist)) = self.persistence(nsid) else {
+            return (Nmic::new(), Rescap::new());
+        };
+        // All types; IEKEY as in NVMe 1.3 and later.
+        let rescap = Rescap::new()
+            .with_ptpls(can_persist)
+            .with_wes(true)
+            .with_eas(true)
+            .with_weros(true)
+            .with_earos(true)
+            .with_wears(true)
+            .with_eaars(true)
+            .with_ieks(true);
+        (Nmic::new().with_shrns(true), rescap)
     }
+}
+
+/// Controllers from an ID on, of those in order.
+fn controller_list(controllers: Vec<u16>, from: u16) -> Page {
+    let controllers = controllers.into_iter().filter(|cntlid| *cntlid >= from);
+    page(&ControllerList::from_iter(controllers))
 }
 
 type Page = Box<[u8; IDENTIFY_SIZE]>;

@@ -36,6 +36,8 @@ struct LogPage {
     after: fn(&mut Controller),
     /// The bit by which Identify Controller says that the page is there.
     lpa: Lpa,
+    /// Only controllers of a subsystem have it.
+    shared: bool,
 }
 
 impl LogPage {
@@ -48,6 +50,7 @@ impl LogPage {
             content,
             after: |_| {},
             lpa: Lpa::new(),
+            shared: false,
         }
     }
 
@@ -62,10 +65,9 @@ impl LogPage {
 
 /// Every log page.
 static LOG_PAGES: &[LogPage] = &[
-    LogPage::new(
-        Lid::SUPPORTED_LOG_PAGES,
-        |_, _, _| Ok(supported_log_pages()),
-    )
+    LogPage::new(Lid::SUPPORTED_LOG_PAGES, |c, _, _| {
+        Ok(supported_log_pages(c.is_shared()))
+    })
     .lpa(Lpa::new().with_mlps(true)),
     LogPage::new(Lid::ERROR_INFORMATION, |c, _, _| Ok(c.error_log()))
         .after(|c| c.clear_events(EventType::ERROR)),
@@ -83,9 +85,24 @@ static LOG_PAGES: &[LogPage] = &[
         Ok(c.commands_supported(get.csi))
     })
     .lpa(Lpa::new().with_cses(true).with_mlps(true)),
-    LogPage::new(Lid::FEATURES_SUPPORTED, |_, _, _| Ok(features_supported()))
-        .lpa(Lpa::new().with_mlps(true)),
+    LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
+        Ok(features_supported(c.is_shared()))
+    })
+    .lpa(Lpa::new().with_mlps(true)),
+    LogPage {
+        shared: true,
+        ..LogPage::new(Lid::RESERVATION_NOTIFICATION, |c, _, _| {
+            Ok(c.notification_log())
+        })
+        .after(Controller::notification_read)
+    },
 ];
+
+/// The log pages that a controller has; `shared` if it is one of a subsystem.
+fn offered(shared: bool) -> impl Iterator<Item = &'static LogPage> {
+    let pages = LOG_PAGES.iter();
+    pages.filter(move |page| shared || !page.shared)
+}
 
 /// What Identify Controller says about the log pages.
 pub(super) fn lpa() -> Lpa {
@@ -150,7 +167,7 @@ impl Controller {
             // Index offsets are announced by none of the pages.
             return Err(INVALID_FIELD);
         }
-        let row = LOG_PAGES.iter().find(|row| row.lid == get.lid);
+        let row = offered(self.is_shared()).find(|row| row.lid == get.lid);
         let row = row.ok_or(Status::INVALID_LOG_PAGE.with_dnr(true))?;
         let page = (row.content)(self, &get, command.nsid.get())?;
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
@@ -249,7 +266,7 @@ impl Controller {
         if csi != Csi::NVM {
             return log.as_bytes().to_vec();
         }
-        for (opcode, effects) in engine::commands::effects() {
+        for (opcode, effects) in engine::commands::effects(self.is_shared()) {
             set(&mut log.iocs, opcode.0, effects);
         }
         log.as_bytes().to_vec()
@@ -325,17 +342,17 @@ fn set<T>(entries: &mut [T; 256], at: u8, value: T) {
     }
 }
 
-fn supported_log_pages() -> Vec<u8> {
+fn supported_log_pages(shared: bool) -> Vec<u8> {
     let mut log = SupportedLogPages::new_zeroed();
-    for LogPage { lid, .. } in LOG_PAGES {
+    for LogPage { lid, .. } in offered(shared) {
         set(&mut log.lids, lid.0, LidSupported::new().with_lsupp(true));
     }
     log.as_bytes().to_vec()
 }
 
-fn features_supported() -> Vec<u8> {
+fn features_supported(shared: bool) -> Vec<u8> {
     let mut log = FeaturesSupported::new_zeroed();
-    for (fid, capabilities) in features::supported() {
+    for (fid, capabilities) in features::supported(shared) {
         // Scope: bit 0 namespace, bit 1 controller.
         let scope = if capabilities.namespace_specific() {
             1

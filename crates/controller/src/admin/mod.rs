@@ -7,6 +7,7 @@ mod features;
 mod identify;
 mod keep_alive;
 mod logs;
+mod notifications;
 mod queues;
 mod resize;
 pub(crate) mod table;
@@ -21,6 +22,7 @@ pub(crate) use events::AsyncEvents;
 pub(crate) use features::Features;
 use keep_alive::KeepAlive;
 pub(crate) use logs::Logs;
+use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
 use std::time::Instant;
@@ -44,6 +46,7 @@ pub(crate) struct Admin {
     pub logs: Logs,
     pub events: AsyncEvents,
     pub aborts: Aborts,
+    pub notifications: Notifications,
     pub keep_alive: KeepAlive,
     /// Delete I/O Submission Queue commands (queue, command) that wait for their queue to drain.
     pub deletions: Vec<(u16, u16)>,
@@ -62,6 +65,7 @@ impl Admin {
             logs: Logs::new(),
             events: AsyncEvents::default(),
             aborts: Aborts::default(),
+            notifications: Notifications::default(),
             keep_alive: KeepAlive::default(),
             deletions: Vec::new(),
             cache_flushes: Vec::new(),

@@ -82,6 +82,7 @@ impl Controller {
         }
         // Taken until the namespace comes.
         self.engine.attach(index, Namespace::vacant(io)?);
+        self.share(nsid, index)?;
         let refused = self.migration.namespaces_refused();
         self.migration.set_namespace(index, config.clone());
         self.migration
@@ -129,10 +130,12 @@ impl Controller {
         if self.attach_refused {
             self.migration.set_namespace(index, Namespace::nothing());
             self.order_all(|| Order::Detach(index));
+            self.stop_sharing(attaching.namespace.config.nsid);
             return;
         }
         let nsid = attaching.namespace.config.nsid;
         self.engine.attach(index, attaching.namespace);
+        self.set_gates();
         tracing::info!(nsid, "attached");
         self.tell_changed(nsid);
     }
@@ -145,6 +148,7 @@ impl Controller {
         };
         self.migration.set_namespace(index, Namespace::nothing());
         self.order_all(|| Order::Detach(index));
+        self.stop_sharing(nsid);
         tracing::info!(nsid, "detached");
         self.tell_changed(nsid);
         self.settle();
@@ -175,6 +179,9 @@ impl Controller {
         }
         if self.engine.detached() > 0 {
             self.engine.tidy(io);
+            if self.engine.detached() == 0 {
+                self.stopped_sharing();
+            }
         }
     }
 }

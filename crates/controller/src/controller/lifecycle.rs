@@ -222,6 +222,7 @@ impl Controller {
         self.engine.irqs.reset();
         self.engine.stats.resets.add(1);
         self.admin.reset(&self.config);
+        self.reset_sharing();
         self.apply_features();
         self.shutdown = Shutdown::No;
         self.state = State::Resetting;

@@ -6,6 +6,7 @@ mod lifecycle;
 mod migration;
 mod queues;
 mod registers;
+mod sharing;
 
 use crate::admin::Admin;
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
@@ -24,6 +25,7 @@ use lifecycle::{Shutdown, State};
 use migration::{Migration, Place};
 use nvme::regs::{Aqa, Cap, CapCss, Cc, Csts};
 use queues::Queues;
+use sharing::Sharing;
 use state_memory::StateMemory;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,6 +47,9 @@ pub struct Controller {
     pub(crate) engine: Engine,
     pub(crate) admin: Admin,
     pub(crate) migration: Migration,
+    /// Of a controller that is one of a subsystem. Behind the engines: nothing is in flight when it
+    /// leaves that.
+    sharing: Option<Sharing>,
     /// What the next process needs, if there is to be one.
     pub(crate) survival: Option<Survival>,
     pub(crate) queues: Queues,
@@ -163,9 +168,17 @@ impl Controller {
         let configured = namespaces.clone();
         let stats = Arc::new(ControllerStats::new(config.io_queues, config.workers));
         let own = stats.shares.first().cloned().unwrap_or_default();
+        let mut sharing = match &config.subsystem {
+            Some(_) if state.is_some() => return Err(ConfigError::SharedState),
+            Some(place) => Some(Sharing::join(place, config.cntlid)?),
+            None => None,
+        };
         for ns in namespaces {
             if !seen.insert(ns.nsid) {
                 return Err(ConfigError::DuplicateNamespace(ns.nsid));
+            }
+            if let Some(sharing) = &mut sharing {
+                sharing.attach(ns.nsid, opened.len())?;
             }
             opened.push(Namespace::open(ns, io, &own)?);
         }
@@ -188,6 +201,7 @@ impl Controller {
             stats,
             pending: Arc::default(),
             state,
+            shared: sharing.is_some(),
         };
         let engine = Engine::new(template.clone(), opened)?;
         let timeout = config.reset_timeout.as_millis().div_ceil(500).clamp(1, 255) as u8;
@@ -207,6 +221,7 @@ impl Controller {
             engine,
             admin,
             migration: Migration::new(template, configured),
+            sharing,
             survival,
             queues: Queues::default(),
             endings: Vec::new(),
@@ -225,6 +240,7 @@ impl Controller {
             faults: dma::sigbus::faults(),
         };
         controller.apply_features();
+        controller.set_gates();
         Ok(controller)
     }
 
@@ -443,6 +459,7 @@ impl Controller {
             }
             Event::Flushed { number, failed } => self.flush_completed(Place::Own, number, failed),
             Event::AbortMissed { sqid, cid } => self.abort_missed(sqid, cid),
+            Event::Reservation(command) => self.reservation(*command),
             Event::Released(queues) => self.queue_released(queues),
             Event::MigrationCancelled => self.migration_cancelled(),
             Event::Broken(what) => self.broken(what),

@@ -49,6 +49,7 @@ impl Engine {
         {
             *found = u16::try_from(index).unwrap_or(NO_NAMESPACE);
         }
+        self.index_namespaces();
     }
 
     /// No new command finds the namespace. What is in flight goes on.
@@ -58,6 +59,7 @@ impl Engine {
                 *found = NO_NAMESPACE;
             }
         }
+        self.index_namespaces();
         self.detached.push(Detached {
             index,
             flushed: false,

@@ -8,6 +8,7 @@ use super::Engine;
 use nvme::identify::Oncs;
 use nvme::log::CommandEffects;
 use nvme::{Command, NvmOpcode as Op, Status};
+use reservations::CommandGroup;
 
 /// Starts a command of a submission queue.
 type Handler = fn(&mut Engine, sqid: u16, &Command) -> Result<(), Status>;
@@ -18,6 +19,10 @@ struct IoCommand {
     handler: Handler,
     effects: CommandEffects,
     oncs: Oncs,
+    /// With which reservations it conflicts.
+    group: Option<CommandGroup>,
+    /// Only controllers of a subsystem have it.
+    shared: bool,
 }
 
 impl IoCommand {
@@ -27,6 +32,32 @@ impl IoCommand {
             handler,
             effects,
             oncs: Oncs::new(),
+            group: None,
+            shared: false,
+        }
+    }
+
+    /// It reads a namespace.
+    const fn reads(self) -> Self {
+        IoCommand {
+            group: Some(CommandGroup::Read),
+            ..self
+        }
+    }
+
+    /// It changes a namespace, or makes durable what has.
+    const fn writes(self) -> Self {
+        IoCommand {
+            group: Some(CommandGroup::Write),
+            ..self
+        }
+    }
+
+    /// A reservation command.
+    const fn reservation(opcode: Op, effects: CommandEffects) -> Self {
+        IoCommand {
+            shared: true,
+            ..Self::new(opcode, Engine::reservation, effects).oncs(Oncs::new().with_reservs(true))
         }
     }
 
@@ -43,32 +74,52 @@ const CONTENT: CommandEffects = CommandEffects::new().with_lbcc(true);
 
 /// Every I/O command, by opcode.
 static COMMANDS: &[IoCommand] = &[
-    IoCommand::new(Op::FLUSH, Engine::flush, NOTHING),
-    IoCommand::new(Op::WRITE, Engine::read_write, CONTENT),
-    IoCommand::new(Op::READ, Engine::read_write, NOTHING),
-    IoCommand::new(Op::COMPARE, Engine::compare, NOTHING).oncs(Oncs::new().with_nvmcmps(true)),
+    IoCommand::new(Op::FLUSH, Engine::flush, NOTHING).writes(),
+    IoCommand::new(Op::WRITE, Engine::read_write, CONTENT).writes(),
+    IoCommand::new(Op::READ, Engine::read_write, NOTHING).reads(),
+    IoCommand::new(Op::COMPARE, Engine::compare, NOTHING)
+        .reads()
+        .oncs(Oncs::new().with_nvmcmps(true)),
     IoCommand::new(Op::WRITE_ZEROES, Engine::write_zeroes, CONTENT)
+        .writes()
         .oncs(Oncs::new().with_nvmwzsv(true)),
     IoCommand::new(Op::DATASET_MANAGEMENT, Engine::dataset_management, CONTENT)
+        .writes()
         .oncs(Oncs::new().with_nvmdsmsv(true)),
-    IoCommand::new(Op::VERIFY, Engine::verify, NOTHING).oncs(Oncs::new().with_nvmvfys(true)),
+    IoCommand::new(Op::VERIFY, Engine::verify, NOTHING)
+        .reads()
+        .oncs(Oncs::new().with_nvmvfys(true)),
+    IoCommand::reservation(Op::RESERVATION_REGISTER, NOTHING),
+    IoCommand::reservation(Op::RESERVATION_REPORT, NOTHING),
+    IoCommand::reservation(Op::RESERVATION_ACQUIRE, NOTHING),
+    IoCommand::reservation(Op::RESERVATION_RELEASE, NOTHING),
 ];
 
-/// What starts the command; `None` when there is no such command.
-pub(super) fn handler(opcode: Op) -> Option<Handler> {
-    let command = COMMANDS.iter().find(|command| command.opcode == opcode)?;
+/// What starts the command; `None` when a controller like this has no such command: `shared` if it
+/// is one of a subsystem.
+pub(super) fn handler(opcode: Op, shared: bool) -> Option<Handler> {
+    let command = offered(shared).find(|command| command.opcode == opcode)?;
     Some(command.handler)
 }
 
+/// With which reservations the command conflicts.
+pub(super) fn group(opcode: Op) -> Option<CommandGroup> {
+    let command = COMMANDS.iter().find(|command| command.opcode == opcode)?;
+    command.group
+}
+
+fn offered(shared: bool) -> impl Iterator<Item = &'static IoCommand> {
+    let commands = COMMANDS.iter();
+    commands.filter(move |command| shared || !command.shared)
+}
+
 /// What Identify Controller says about the commands.
-pub(crate) fn oncs() -> Oncs {
-    let bits = COMMANDS.iter().map(|command| command.oncs.into_bits());
+pub(crate) fn oncs(shared: bool) -> Oncs {
+    let bits = offered(shared).map(|command| command.oncs.into_bits());
     Oncs::from_bits(bits.fold(Oncs::new().into_bits(), |all, bits| all | bits))
 }
 
 /// What the Commands Supported and Effects log page says about the commands.
-pub(crate) fn effects() -> impl Iterator<Item = (Op, CommandEffects)> {
-    COMMANDS
-        .iter()
-        .map(|command| (command.opcode, command.effects.with_csupp(true)))
+pub(crate) fn effects(shared: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
+    offered(shared).map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

@@ -152,6 +152,7 @@ impl Engine {
                 }
                 self.end(index);
             }
+            Work::Reservation => self.broken("a reservation command is with a volume"),
             Work::FlushAll(_) => {
                 self.flush_done(index, completion.result);
                 self.flush_next(index);

@@ -41,10 +41,13 @@ fn sgl_status(error: dma::sgl::SglError) -> Status {
 impl Engine {
     /// Starts one I/O command that was fetched from `sqid`.
     pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
-        let result = match commands::handler(command.nvm_opcode()) {
+        let result = match commands::handler(command.nvm_opcode(), self.shared) {
             // Fused operations are not offered (Identify Controller, FUSES).
             _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
-            Some(start) => start(self, sqid, command),
+            Some(start) => match self.shared.then(|| self.conflict(command)).flatten() {
+                Some(conflict) => Err(conflict),
+                None => start(self, sqid, command),
+            },
             None => Err(Status::INVALID_OPCODE.with_dnr(true)),
         };
         let slot = self.starting.take();

@@ -21,6 +21,7 @@ mod complete;
 mod distance;
 mod doorbells;
 mod fetch;
+mod gate;
 mod interrupt;
 mod invariant;
 mod io;
@@ -36,6 +37,7 @@ mod queue;
 mod queues;
 mod ranges;
 mod recover;
+mod reservation;
 mod run;
 mod scratch;
 mod slots;
@@ -67,6 +69,7 @@ pub(crate) use order::{MemoryChange, Order};
 pub(crate) use queue::Sq;
 pub use recover::Recovery;
 pub(crate) use recover::{SavedCq, SavedSq};
+pub(crate) use reservation::{Asked, ReservationCommand, ReservationEnd};
 pub use slots::tag_owner;
 
 /// Not the index of any namespace.
@@ -100,6 +103,8 @@ pub(crate) enum Event {
     Released(Box<MigratingQueues>),
     /// The queue that was to migrate stays ([`Engine::cancel_migration`]).
     MigrationCancelled,
+    /// A reservation command was fetched: it ends by [`Engine::end_reservation`].
+    Reservation(Box<ReservationCommand>),
     /// A rule that always holds is broken: this one ([`Engine::broken`]).
     Broken(&'static str),
 }
@@ -118,6 +123,8 @@ pub(crate) struct EngineConfig {
     pub page: Arc<SharedPages>,
     pub stats: Arc<ControllerStats>,
     pub pending: Arc<Pending>,
+    /// The controller is one of a subsystem: it has reservations.
+    pub shared: bool,
     /// What the next process finds, if there is to be one.
     pub state: Option<StateMemory>,
 }
@@ -143,6 +150,12 @@ pub(crate) struct Engine {
     pub namespaces: Vec<Namespace>,
     /// Index in `namespaces` by NSID; [`NO_NAMESPACE`] where there is none.
     by_nsid: Vec<u16>,
+    /// The same of those on which everything is allowed, for the short way.
+    open_by_nsid: Vec<u16>,
+    /// The controller is one of a subsystem: it has reservations.
+    shared: bool,
+    /// Commands in flight when the host lost its rights to another one that waits for their end.
+    fences: Vec<u64>,
     /// Those that were detached, until they have gone.
     detached: Vec<Detached>,
     /// The volatile write cache feature; when off, every write is durable before it completes.
@@ -236,7 +249,10 @@ impl Engine {
             coalescing: Coalescing::default(),
             events: VecDeque::new(),
             namespaces,
+            open_by_nsid: by_nsid.clone(),
             by_nsid,
+            shared: config.shared,
+            fences: Vec::new(),
             detached: Vec::new(),
             write_cache: true,
             page_size: 4096,
@@ -298,6 +314,7 @@ impl Engine {
         self.migrating = None;
         self.doorbells.forget();
         self.slots.release_all_kept();
+        self.forget_reservations();
         self.slots.orphan_all();
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight().collect();
         for (tag, ns) in in_flight {

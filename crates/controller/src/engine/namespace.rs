@@ -4,6 +4,7 @@ use crate::config::{ConfigError, NamespaceConfig};
 use crate::passthrough::Passthrough;
 use crate::stats::IoStats;
 use probes::IoRecord;
+use reservations::Access;
 use std::sync::Arc;
 use std::time::Instant;
 use volume::{Io, NullVolume, OpenQueue, Wake};
@@ -27,6 +28,8 @@ pub(crate) struct Namespace {
     pub read_only: bool,
     /// The volume loses completed writes with the power, unless flushed.
     pub volatile_cache: bool,
+    /// What the host may do on it.
+    pub access: Access,
 }
 
 impl Namespace {
@@ -122,6 +125,7 @@ impl Namespace {
             prefetches: queue.prefetches(),
             queue,
             passthrough: None,
+            access: Access::FULL,
             config,
         })
     }

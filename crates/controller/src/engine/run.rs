@@ -459,7 +459,7 @@ impl Engine {
         let first: &Command = zerocopy::transmute_ref!(first);
         let nsid = first.nsid.get();
         // Not that of a namespace where there is none, see `NO_NAMESPACE`.
-        let index = self.by_nsid.get(nsid as usize).copied();
+        let index = self.open_by_nsid.get(nsid as usize).copied();
         let ns = index.and_then(|index| {
             let ns = self.namespaces.get_mut(usize::from(index))?;
             Some((index, ns))

@@ -20,6 +20,8 @@ pub(super) enum Work {
     FlushAll(usize),
     /// A flush on the controller's own account.
     OwnFlush,
+    /// A reservation command, which the control half executes.
+    Reservation,
 }
 
 /// A command in flight.
@@ -396,6 +398,29 @@ impl Slots {
     pub fn any_of(&self, ns: usize) -> bool {
         let of = |slot: &Slot| slot.used && !slot.kept && slot.ns == ns;
         self.slots.iter().any(of)
+    }
+
+    /// Tags of the commands in flight that may read or change the namespace of this index.
+    pub fn touching(&self, ns: usize) -> impl Iterator<Item = u64> {
+        let touches = move |slot: &Slot| {
+            slot.used && !slot.kept && slot.ns == ns && !matches!(slot.work, Work::Reservation)
+        };
+        let slots = self.slots.iter().enumerate();
+        let touching = slots.filter(move |(_, slot)| touches(slot));
+        touching.map(|(i, _)| self.tag(i as u16))
+    }
+
+    /// Tags of the reservation commands in flight.
+    pub fn reservations(&self) -> impl Iterator<Item = u64> {
+        let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Reservation);
+        let slots = self.slots.iter().enumerate();
+        let waiting = slots.filter(move |(_, slot)| waits(slot));
+        waiting.map(|(i, _)| self.tag(i as u16))
+    }
+
+    /// The command of this tag is not over.
+    pub fn is_in_flight(&mut self, tag: u64) -> bool {
+        self.tagged(tag).is_some_and(|(_, slot)| !slot.kept)
     }
 
     /// Tags and namespaces of the guest's commands in flight.

@@ -257,7 +257,11 @@ impl Host {
         let io = Io::new(IoOptions::default());
         let state = StateMemory::create(state_layout(&config)).unwrap();
         let page = DoorbellPage::new().unwrap();
-        let made = Controller::with_state(3, config, namespaces, &io, page, state.clone());
+        // One of a subsystem ends with its process.
+        let made = match config.subsystem {
+            Some(_) => Controller::with_page(3, config, namespaces, &io, page),
+            None => Controller::with_state(3, config, namespaces, &io, page, state.clone()),
+        };
         let mut c = made.unwrap();
         let low = Memory::anonymous(LOW_SIZE as usize).unwrap();
         let high = Memory::anonymous(HIGH_SIZE as usize).unwrap();

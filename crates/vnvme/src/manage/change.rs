@@ -51,6 +51,11 @@ impl Manager {
                 spec.any_name()
             )));
         }
+        if let DiskSpec::Controller(spec) = spec
+            && spec.subsystem.is_some()
+        {
+            return Err(in_subsystem(&spec.any_name()));
+        }
         self.allow.check(spec)?;
         let table = self.crew.table.served();
         let others = table.iter().map(|(_, entry)| &entry.spec);
@@ -189,7 +194,11 @@ impl Manager {
     /// Removes a disk that was taken for it.
     pub(super) fn remove_taken(&self, taken: Taken, force: bool) -> Result<(), Error> {
         let name = taken.name.clone();
-        let volumes = keep(&taken.running.volumes);
+        // Other disks of its subsystem go on with them.
+        let volumes = match taken.spec.is_in_subsystem() {
+            true => Vec::new(),
+            false => keep(&taken.running.volumes),
+        };
         match taken.running.server {
             Server::Worker { worker, owner } => {
                 let (told, removed) = mpsc::channel();
@@ -239,6 +248,14 @@ impl Manager {
             Server::Ublk(id) => self.crew.disks.is_open(id),
         }
     }
+}
+
+/// That disks of a subsystem are what they were at the start.
+pub(super) fn in_subsystem(name: &str) -> Error {
+    Error::unsupported(format!(
+        "\"{name}\" is in a subsystem: such disks and their namespaces belong into the configuration \
+         that the process starts with, and can only be removed while it runs"
+    ))
 }
 
 /// That a client keeps a disk from being removed.

@@ -85,6 +85,11 @@ impl DiskSpec {
         }
     }
 
+    /// It shares its namespaces with other disks.
+    pub fn is_in_subsystem(&self) -> bool {
+        matches!(self, Self::Controller(spec) if spec.subsystem.is_some())
+    }
+
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Self::Controller(spec) => Some(&spec.socket),

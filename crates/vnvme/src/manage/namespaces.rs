@@ -1,7 +1,7 @@
 //! Namespaces that are attached, detached and resized while their controller runs.
 
 use super::bounded::bounded;
-use super::change::{LIMIT, close_last, controller, keep};
+use super::change::{LIMIT, close_last, controller, in_subsystem, keep};
 use super::refused::failed;
 use super::table::{Server, Taken};
 use super::{DiskSpec, Manager};
@@ -31,6 +31,9 @@ impl Manager {
         let DiskSpec::Controller(disk) = &taken.spec else {
             return Err(only_controllers(name));
         };
+        if taken.spec.is_in_subsystem() {
+            return Err(in_subsystem(name));
+        }
         let used = |nsid: u32| disk.namespaces.iter().any(|ns| ns.nsid == Some(nsid));
         let free = (1..=u32::MAX).find(|nsid| !used(*nsid));
         let nsid = spec.nsid.or(free).unwrap_or(1);
@@ -106,6 +109,9 @@ impl Manager {
     /// Detaches a namespace.
     pub(super) fn detach_namespace(self: &Arc<Self>, name: &str, nsid: u32) -> Result<(), Error> {
         let taken = self.crew.table.take(name, "being changed")?;
+        if taken.spec.is_in_subsystem() {
+            return Err(in_subsystem(name));
+        }
         let what = format!("detaching namespace {nsid} of \"{name}\"");
         let manager = self.clone();
         bounded(&what, LIMIT, move |decision| {

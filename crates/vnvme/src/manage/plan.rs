@@ -1,7 +1,7 @@
 //! What a configuration changes: told in words before anything happens, then done, or undone.
 
 use super::bounded::bounded;
-use super::change::{LIMIT, Ready, attached};
+use super::change::{LIMIT, Ready, attached, in_subsystem};
 use super::refused::failed;
 use super::table::{Entry, Source};
 use super::{DiskSpec, Manager};
@@ -227,6 +227,9 @@ impl Manager {
                 "a client is attached, and {} cannot change under it",
                 differing(&others(now), &others(then))
             )));
+        }
+        if entry.spec.is_in_subsystem() {
+            return Err(in_subsystem(name));
         }
         let of = |spec: &ControllerSpec, nsid| {
             let mut namespaces = spec.namespaces.iter();

@@ -47,6 +47,10 @@ const NO_FLAG: &[(&str, &str)] = &[
     ("socket-mode", "`--socket-mode`, of all sockets"),
     ("name", "only in the file"),
     ("max-namespaces", "only in the file"),
+    ("subsystem", "only in the file"),
+    ("cntlid", "only in the file"),
+    ("host-id", "only in the file"),
+    ("reservations", "only in the file"),
 ];
 
 /// Lines of text, at most 100 columns; the second and later ones begin with `indent`.

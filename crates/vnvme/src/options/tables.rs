@@ -137,6 +137,15 @@ impl Spec for NamespaceSpec {
         )
         .or("direct where that is possible")
         .in_url(),
+        Row::<Self>::new(
+            "reservations",
+            "PATH",
+            "of disks in a subsystem: file that keeps the namespace's reservations, so that they \
+             outlast this process, and a loss of power if a host asks for that; made if it is not \
+             there",
+            |n| &mut n.reservations,
+        )
+        .or("they end with the process"),
     ];
 
     fn volume(&mut self) -> Option<&mut Url> {
@@ -198,6 +207,31 @@ impl Spec for ControllerSpec {
         Row::<Self>::new("subnqn", "NQN", "NVM subsystem NQN", |c| &mut c.subnqn)
             .or("made from the serial number")
             .serve(Flag::refused("subnqn", "names one controller")),
+        Row::<Self>::new(
+            "subsystem",
+            "TEXT",
+            "name of the NVM subsystem that the disk is in: disks of one subsystem share the \
+             namespaces of the same ID, with reservations; each of them lives on one worker",
+            |c| &mut c.subsystem,
+        )
+        .or("one of its own"),
+        Row::<Self>::new(
+            "cntlid",
+            "N",
+            "controller ID, unique in its subsystem: required of disks with subsystem",
+            |c| &mut c.cntlid,
+        )
+        .range(0, 65_519)
+        .or("1"),
+        Row::<Self>::new(
+            "host-id",
+            "HEX",
+            "of a disk in a subsystem: Host Identifier of the guest that it is for, 32 hexadecimal \
+             digits, to whom its reservations belong; the same for all disks of one guest, which \
+             cannot change it",
+            |c| &mut c.host_id,
+        )
+        .or("made from the disk's name"),
         Row::<Self>::new("io-queues", "N", "I/O queue pairs, 1 to 64", |c| {
             &mut c.io_queues
         })

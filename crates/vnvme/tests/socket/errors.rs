@@ -303,6 +303,37 @@ const MISTAKES: &[Mistake] = &[
         "vnvme: c.toml, line 9, controller b.sock: none.raw: no such file; create a raw \
          disk with: truncate -s 1G none.raw",
     ),
+    // Disks that share a namespace.
+    Mistake(
+        "-c c.toml",
+        "subsystem = \"s\"\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "vnvme: c.toml, line 8, controller b.sock: a disk with subsystem needs cntlid, a number of \
+         its own in the subsystem",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\nreservations = \"r\"\n",
+        1,
+        "vnvme: c.toml, line 10, controller b.sock: reservations are of disks with subsystem",
+    ),
+    Mistake(
+        "-c c.toml",
+        "subsystem = \"s\"\ncntlid = 1\nnamespace = [{ volume = \"mem://1M\" }]\n\
+         [[controller]]\nsocket = \"c.sock\"\nsubsystem = \"s\"\ncntlid = 2\n\
+         [[controller.namespace]]\nvolume = \"mem://2M\"\n",
+        1,
+        "vnvme: c.toml, line 16, controller c.sock: another disk of the subsystem s describes \
+         namespace 1 otherwise: they share it, so say the same of it",
+    ),
+    Mistake(
+        "-c c.toml",
+        "subsystem = \"s\"\ncntlid = 1\n[[controller.namespace]]\nvolume = \"mem://1M\"\n\
+         reservations = \"c.toml\"\n",
+        1,
+        "vnvme: c.toml, line 11, controller b.sock: reservations of namespace 1: c.toml: this is no \
+         file of reservations: it has 220 bytes, and they have 32768",
+    ),
     // In the parser.
     Mistake(
         "-c c.toml",
@@ -310,8 +341,8 @@ const MISTAKES: &[Mistake] = &[
         1,
         "unknown field `io_queues`, did you mean `io-queues`? expected one of `name`, `socket`, \
          `socket-owner`, `socket-group`, `socket-mode`, `doorbells`, `shadow-doorbells`, \
-         `write-cache`, `model`, `serial`, `firmware`, `subnqn`, `io-queues`, `queue-entries`, \
-         `mdts`, `max-namespaces`, `namespace`",
+         `write-cache`, `model`, `serial`, `firmware`, `subnqn`, `subsystem`, `cntlid`, `host-id`, \
+         `io-queues`, `queue-entries`, `mdts`, `max-namespaces`, `namespace`",
     ),
     Mistake(
         "-c c.toml",
@@ -630,7 +661,8 @@ const REFUSED: &[(&str, &str)] = &[
     (
         "attach a mem://1M nsd=2",
         "vnvme: unknown field `nsd`, did you mean `nsid`? expected one of `volume`, \
-         `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, `path`",
+         `read-only`, `block-size`, `on-read-error`, `on-write-error`, `nsid`, `nguid`, `eui64`, `path`, \
+         `reservations`",
     ),
     ("detach a 7", "vnvme: \"a\" has no namespace 7"),
     (

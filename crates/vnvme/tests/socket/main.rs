@@ -41,6 +41,7 @@ mod spread;
 mod startup;
 mod statuses;
 mod storage_faults;
+mod subsystem;
 mod throttle;
 mod top;
 mod vhost_blk;

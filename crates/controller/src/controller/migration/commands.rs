@@ -198,6 +198,7 @@ impl Controller {
         }
         let wanted = migration.links.iter().map(|link| link.sent).collect();
         migration.configuring.push((cid, wanted));
+        migration.wait();
         Some(false)
     }
 

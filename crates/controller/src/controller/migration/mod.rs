@@ -46,6 +46,8 @@ pub(crate) struct Migration {
     /// Doorbell Buffer Config commands that wait for the remote engines: for each link the order
     /// that it waits for.
     configuring: Vec<(u16, Vec<u64>)>,
+    /// One of these waits, or another controller for the end of commands.
+    waiting: bool,
     /// Controller-level resets so far.
     epoch: u64,
     /// Flushes on the controller's own account so far.
@@ -154,7 +156,12 @@ impl Migration {
     /// can go on.
     #[inline]
     fn is_busy(&self) -> bool {
-        self.migrating.is_some() || !self.held.is_empty() || !self.configuring.is_empty()
+        self.migrating.is_some() || !self.held.is_empty() || self.waiting
+    }
+
+    /// Something waits that each round looks at.
+    pub fn wait(&mut self) {
+        self.waiting = true;
     }
 
     fn link_of(&self, worker: u16) -> Option<usize> {
@@ -184,6 +191,7 @@ impl Controller {
     /// Names this controller's own worker, and says how remote engines wake it. To be called before
     /// any [`Controller::remote_engine`].
     pub fn set_worker(&mut self, worker: u16, waker: Waker) {
+        self.wake_for_others(waker.clone());
         self.migration.own_worker = Some((worker, waker));
         for queue in &self.engine.stats.queues {
             queue.worker.set(worker.into());
@@ -267,7 +275,7 @@ impl Controller {
     pub fn drain_messages(&mut self) -> bool {
         // One that did not know of a receiver yet has left an interrupt pending; now it knows.
         self.engine.irqs.deliver_pending();
-        let (mut worked, mut more) = (false, false);
+        let (mut worked, mut more) = (self.take_inbox(), false);
         for at in 0..self.migration.links.len() {
             let mut count = 0;
             while count < REPORTS_PER_DRAIN
@@ -314,7 +322,13 @@ impl Controller {
     #[cold]
     fn advance_migrations(&mut self) -> bool {
         let mut worked = self.advance_migration();
-        worked |= self.end_configuring();
+        if self.migration.waiting {
+            worked |= self.end_configuring();
+            worked |= self.answer_others();
+            let migration = &self.migration;
+            let waiting = !migration.configuring.is_empty() || self.owes_answers();
+            self.migration.waiting = waiting;
+        }
         worked |= self.release_held();
         // The pin's level is decided by looking at all queues in one place.
         if self.engine.irqs.pin_based()

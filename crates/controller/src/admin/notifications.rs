@@ -1,0 +1,107 @@
+//! Reservation notifications ("NVMe Base 2.1", 5.1.12.1.32): a queue of log pages, each of which is
+//! read once.
+
+use crate::controller::Controller;
+use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
+use nvme::log::{Lid, ReservationNotification, ReservationNotificationType};
+use reservations::Notification;
+use std::collections::VecDeque;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Log pages that may wait to be read.
+const WAITING: usize = 64;
+
+/// A notification that was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Page {
+    count: u64,
+    kind: ReservationNotificationType,
+    nsid: u32,
+}
+
+/// Notifications that were not read, and how many there were.
+#[derive(Debug, Default)]
+pub(crate) struct Notifications {
+    waiting: VecDeque<Page>,
+    /// The number of the last one, lost ones included.
+    count: u64,
+}
+
+impl Notifications {
+    /// Another notification has its number, whether there is room for it or not.
+    fn count(&mut self) {
+        // 0 is the number of none.
+        self.count = self.count.checked_add(1).unwrap_or(1);
+    }
+
+    fn add(&mut self, kind: ReservationNotificationType, nsid: u32) {
+        self.count();
+        if self.waiting.len() >= WAITING {
+            return self.lose();
+        }
+        let count = self.count;
+        self.waiting.push_back(Page { count, kind, nsid });
+    }
+
+    /// A notification is lost: the last one that is not has its number.
+    fn lose(&mut self) {
+        if let Some(last) = self.waiting.back_mut() {
+            last.count = self.count;
+        }
+    }
+
+    /// The oldest one, as a log page.
+    fn page(&self) -> ReservationNotification {
+        let mut log = ReservationNotification::new_zeroed();
+        if let Some(page) = self.waiting.front() {
+            log.lpc = page.count.into();
+            log.rnlpt = page.kind;
+            log.nalp = (self.waiting.len() - 1).min(255) as u8;
+            log.nsid = page.nsid.into();
+        }
+        log
+    }
+}
+
+impl Controller {
+    /// The host is to be told, unless it has masked that.
+    pub(crate) fn reservation_notice(&mut self, nsid: u32, notification: Notification) {
+        let mask = self.admin.features.notification_mask(nsid);
+        if notification.is_masked(mask) {
+            return;
+        }
+        let kind = notification.log_page_type();
+        self.admin.notifications.add(kind, nsid);
+        self.tell_notifications();
+    }
+
+    /// So many notifications found no room on their way.
+    pub(crate) fn lost_notices(&mut self, lost: u64) {
+        for _ in 0..lost {
+            self.admin.notifications.count();
+        }
+        self.admin.notifications.lose();
+    }
+
+    fn tell_notifications(&mut self) {
+        self.notify(AsyncEvent::of(
+            EventType::IO_COMMAND_SPECIFIC,
+            IoCommandEvent::RESERVATION_LOG_AVAILABLE.0,
+            Lid::RESERVATION_NOTIFICATION,
+        ));
+    }
+
+    /// The Reservation Notification log page.
+    pub(super) fn notification_log(&self) -> Vec<u8> {
+        self.admin.notifications.page().as_bytes().to_vec()
+    }
+
+    /// It was read, and is gone; the host is told if there is more.
+    pub(super) fn notification_read(&mut self) {
+        self.admin.notifications.waiting.pop_front();
+        self.clear_events(EventType::IO_COMMAND_SPECIFIC);
+        if !self.admin.notifications.waiting.is_empty() {
+            self.tell_notifications();
+        }
+    }
+}

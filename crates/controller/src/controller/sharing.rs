@@ -1,0 +1,388 @@
+//! The control half of a controller that is one of a subsystem: what its host may do on each
+//! namespace, reservation commands, and what others have to tell it. [`subsystem`] says how all of
+//! that fits together.
+//!
+//! [`subsystem`]: crate::subsystem
+
+use super::Controller;
+use crate::config::{ConfigError, InSubsystem};
+use crate::engine::{Asked, ReservationCommand, ReservationEnd};
+use crate::subsystem::{Inbox, Membership, Message, SharedNamespace, Submitted};
+use nvme::Status;
+use reservations::{Access, HostId, Operation};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::task::Waker;
+
+/// A namespace that is attached, or was and has not gone.
+struct Part {
+    shared: Arc<SharedNamespace>,
+    /// Of the engine's.
+    index: usize,
+    access: Access,
+    leaving: bool,
+}
+
+/// What waits for the end of an operation.
+enum Ticket {
+    Command(Box<ReservationCommand>),
+    /// A Set Features command, which may wait for the operations of several namespaces.
+    Admin(u16),
+}
+
+/// A Set Features command that waits.
+struct Waiting {
+    cid: u16,
+    /// Operations that are not over.
+    operations: usize,
+    /// The first error.
+    status: Status,
+}
+
+/// What a controller of a subsystem has beside others.
+pub(super) struct Sharing {
+    inbox: Arc<Inbox>,
+    host: HostId,
+    parts: Vec<Part>,
+    tickets: BTreeMap<u64, Ticket>,
+    last_ticket: u64,
+    /// To be answered when nothing is left that was in flight.
+    unanswered: Vec<(Arc<SharedNamespace>, u64)>,
+    waiting: Vec<Waiting>,
+    membership: Membership,
+}
+
+impl Drop for Sharing {
+    fn drop(&mut self) {
+        let cntlid = self.membership.cntlid();
+        for part in &self.parts {
+            part.shared.detach(cntlid);
+        }
+    }
+}
+
+impl Sharing {
+    /// Of a controller that joins its subsystem.
+    pub fn join(place: &InSubsystem, cntlid: u16) -> Result<Self, ConfigError> {
+        let InSubsystem { subsystem, host } = place;
+        if host.is_zero() {
+            return Err(ConfigError::NoHost);
+        }
+        Ok(Sharing {
+            membership: subsystem.join(cntlid, *host)?,
+            host: *host,
+            inbox: Arc::default(),
+            parts: Vec::new(),
+            tickets: BTreeMap::new(),
+            last_ticket: 0,
+            unanswered: Vec::new(),
+            waiting: Vec::new(),
+        })
+    }
+
+    /// The namespaces that the host finds.
+    fn shared(&self) -> impl Iterator<Item = &Arc<SharedNamespace>> {
+        let there = self.parts.iter().filter(|part| !part.leaving);
+        there.map(|part| &part.shared)
+    }
+
+    /// One of them.
+    fn namespace(&self, nsid: u32) -> Option<&Arc<SharedNamespace>> {
+        self.shared().find(|shared| shared.nsid() == nsid)
+    }
+
+    /// A namespace comes, which the engine has under this index.
+    pub fn attach(&mut self, nsid: u32, index: usize) -> Result<(), ConfigError> {
+        let shared = self.membership.subsystem().namespace(nsid);
+        let shared = shared.ok_or(ConfigError::NotShared(nsid))?;
+        if self.parts.iter().any(|part| part.shared.nsid() == nsid) {
+            return Err(ConfigError::DuplicateNamespace(nsid));
+        }
+        let access = shared.attach(self.membership.cntlid(), self.host, &self.inbox);
+        self.parts.push(Part {
+            shared,
+            index,
+            access,
+            leaving: false,
+        });
+        Ok(())
+    }
+
+    /// Forgets namespaces of which nothing is left.
+    fn forget(&mut self, which: impl Fn(&Part) -> bool) {
+        let cntlid = self.membership.cntlid();
+        for part in self.parts.extract_if(.., |part| which(part)) {
+            part.shared.detach(cntlid);
+        }
+    }
+
+    fn submit(&mut self, shared: &Arc<SharedNamespace>, ticket: Ticket, operation: Operation) {
+        self.last_ticket += 1;
+        self.tickets.insert(self.last_ticket, ticket);
+        shared.submit(Submitted {
+            cntlid: self.membership.cntlid(),
+            operation,
+            ticket: self.last_ticket,
+        });
+    }
+}
+
+impl Controller {
+    /// The engine learns what is allowed on each namespace.
+    pub(super) fn set_gates(&mut self) {
+        for part in self.sharing.iter().flat_map(|sharing| &sharing.parts) {
+            self.engine.set_access(part.index, part.access);
+        }
+    }
+
+    /// A namespace comes under this index. What is allowed on it is known from now on.
+    pub(super) fn share(&mut self, nsid: u32, index: usize) -> Result<(), ConfigError> {
+        match &mut self.sharing {
+            Some(sharing) => sharing.attach(nsid, index),
+            None => Ok(()),
+        }
+    }
+
+    /// No new command finds it.
+    pub(super) fn stop_sharing(&mut self, nsid: u32) {
+        let parts = self.sharing.iter_mut();
+        for part in parts.flat_map(|sharing| &mut sharing.parts) {
+            part.leaving |= part.shared.nsid() == nsid;
+        }
+    }
+
+    /// Nothing is left of namespaces that were detached.
+    pub(super) fn stopped_sharing(&mut self) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.forget(|part| part.leaving);
+        }
+    }
+
+    /// A controller-level reset begins: no command waits any more.
+    pub(super) fn reset_sharing(&mut self) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        sharing.tickets.clear();
+        sharing.waiting.clear();
+        for part in &sharing.parts {
+            part.shared.withdraw(sharing.membership.cntlid());
+        }
+    }
+
+    /// The worker is woken by this when others have something to tell.
+    pub(super) fn wake_for_others(&self, waker: Waker) {
+        if let Some(sharing) = &self.sharing {
+            sharing.inbox.set_waker(waker);
+        }
+    }
+
+    /// Takes what others have left. Returns whether there was anything.
+    pub(super) fn take_inbox(&mut self) -> bool {
+        let Some(sharing) = &self.sharing else {
+            return false;
+        };
+        let inbox = sharing.inbox.clone();
+        let mut any = false;
+        while let Some(message) = inbox.take() {
+            any = true;
+            self.touch();
+            match message {
+                Message::Access {
+                    nsid,
+                    access,
+                    abort,
+                    number,
+                } => self.access_changed(nsid, access, abort, number),
+                Message::Notice { nsid, notification } => {
+                    self.reservation_notice(nsid, notification);
+                }
+                Message::Done { ticket, status } => self.operation_done(ticket, status),
+            }
+        }
+        let lost = inbox.take_lost();
+        if lost > 0 {
+            self.touch();
+            self.lost_notices(lost);
+        }
+        any
+    }
+
+    fn access_changed(&mut self, nsid: u32, access: Access, abort: bool, number: u64) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        let mut parts = sharing.parts.iter_mut();
+        let Some(part) = parts.find(|part| part.shared.nsid() == nsid) else {
+            // It has been detached since: that was the answer.
+            return;
+        };
+        part.access = access;
+        self.engine.set_access(part.index, access);
+        if !abort {
+            return part.shared.answer(sharing.membership.cntlid(), number);
+        }
+        self.engine.fence(part.index);
+        let shared = part.shared.clone();
+        sharing.unanswered.push((shared, number));
+        self.migration.wait();
+        self.answer_others();
+    }
+
+    /// Others wait for the end of commands.
+    pub(super) fn owes_answers(&self) -> bool {
+        let sharing = self.sharing.as_ref();
+        sharing.is_some_and(|sharing| !sharing.unanswered.is_empty())
+    }
+
+    /// Answers others that wait for the end of commands. Returns whether there was anything.
+    pub(super) fn answer_others(&mut self) -> bool {
+        if !self.owes_answers() || !self.engine.fenced() {
+            return false;
+        }
+        let Some(sharing) = &mut self.sharing else {
+            return false;
+        };
+        let cntlid = sharing.membership.cntlid();
+        for (shared, number) in std::mem::take(&mut sharing.unanswered) {
+            shared.answer(cntlid, number);
+        }
+        true
+    }
+
+    // ---- what the host finds
+
+    /// The controller is one of a subsystem of several.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.sharing.is_some()
+    }
+
+    /// The host that uses the controller of a subsystem.
+    pub(crate) fn host(&self) -> Option<HostId> {
+        self.sharing.as_ref().map(|sharing| sharing.host)
+    }
+
+    /// The controllers of the subsystem.
+    pub(crate) fn controllers(&self) -> Vec<u16> {
+        match &self.sharing {
+            Some(sharing) => sharing.membership.subsystem().controllers(),
+            None => vec![self.config.cntlid],
+        }
+    }
+
+    /// Those that a namespace is attached to.
+    pub(crate) fn controllers_with(&self, nsid: u32) -> Vec<u16> {
+        match &self.sharing {
+            Some(sharing) => match sharing.namespace(nsid) {
+                Some(shared) => shared.controllers(),
+                None => Vec::new(),
+            },
+            None => vec![self.config.cntlid],
+        }
+    }
+
+    /// Persist Through Power Loss of a namespace: whether it is on, and whether it can be.
+    pub(crate) fn persistence(&self, nsid: u32) -> Option<(bool, bool)> {
+        let shared = self.sharing.as_ref()?.namespace(nsid)?;
+        Some(shared.persistence())
+    }
+
+    // ---- reservation commands
+
+    /// A reservation command was fetched.
+    pub(super) fn reservation(&mut self, command: ReservationCommand) {
+        let nsid = command.command.nsid.get();
+        let Some(sharing) = &mut self.sharing else {
+            return self.end_reservation(command, Err(Status::INTERNAL_ERROR));
+        };
+        let Some(shared) = sharing.namespace(nsid).cloned() else {
+            return self.end_reservation(command, Err(Status::INVALID_FIELD.with_dnr(true)));
+        };
+        match command.asked {
+            Asked::Operation(operation) => {
+                let ticket = Ticket::Command(Box::new(command));
+                sharing.submit(&shared, ticket, operation);
+                // It may be over already, and this worker is awake.
+                self.take_inbox();
+            }
+            Asked::Report { extended } => {
+                let report = shared.report(extended);
+                self.end_reservation(command, Ok(report));
+            }
+        }
+    }
+
+    /// Sets the PTPL state of a namespace, or of all, for a Set Features command, which waits for
+    /// it. `false`: there is nothing to wait for.
+    pub(crate) fn set_persistence(&mut self, cid: u16, nsid: Option<u32>, ptpl: bool) -> bool {
+        let Some(sharing) = &mut self.sharing else {
+            return false;
+        };
+        let wanted = sharing
+            .shared()
+            .filter(|shared| nsid.is_none_or(|nsid| shared.nsid() == nsid));
+        let wanted: Vec<_> = wanted.cloned().collect();
+        if wanted.is_empty() {
+            return false;
+        }
+        sharing.waiting.push(Waiting {
+            cid,
+            operations: wanted.len(),
+            status: Status::SUCCESS,
+        });
+        for shared in wanted {
+            sharing.submit(&shared, Ticket::Admin(cid), Operation::Persist { ptpl });
+        }
+        self.take_inbox();
+        true
+    }
+
+    fn operation_done(&mut self, ticket: u64, status: Status) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        match sharing.tickets.remove(&ticket) {
+            // It was forgotten by a reset.
+            None => {}
+            Some(Ticket::Command(command)) => {
+                let result = match status.is_success() {
+                    true => Ok(Vec::new()),
+                    false => Err(status),
+                };
+                self.end_reservation(*command, result);
+            }
+            Some(Ticket::Admin(cid)) => self.persistence_set(cid, status),
+        }
+    }
+
+    fn persistence_set(&mut self, cid: u16, status: Status) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        let of = |waiting: &Waiting| waiting.cid == cid;
+        let Some(at) = sharing.waiting.iter().position(of) else {
+            return;
+        };
+        let Some(waiting) = sharing.waiting.get_mut(at) else {
+            return;
+        };
+        if waiting.status.is_success() {
+            waiting.status = status;
+        }
+        waiting.operations = waiting.operations.saturating_sub(1);
+        if waiting.operations > 0 {
+            return;
+        }
+        let status = waiting.status;
+        sharing.waiting.remove(at);
+        if !status.is_success() {
+            self.failed(0, cid, status, 0, 0);
+        }
+        self.finish_admin(cid, status, 0);
+    }
+
+    fn end_reservation(&mut self, command: ReservationCommand, result: Result<Vec<u8>, Status>) {
+        let end = ReservationEnd { command, result };
+        self.engine.end_reservation(end);
+    }
+}

@@ -1,0 +1,142 @@
+//! Reservation commands ("NVMe Base 2.1", 7.5 to 7.8), as far as they are a queue's business: their
+//! fields and data are read here, what they do is done by the control half, which also says when
+//! they end.
+
+use super::slots::{Kind, Work};
+use super::{Engine, Event};
+use dma::{Access, SegmentList};
+use nvme::cmd::reservation::{
+    AcquireCdw10, AcquireData, RegisterCdw10, RegisterData, ReleaseCdw10, ReleaseData, ReportCdw11,
+};
+use nvme::{Command, NvmOpcode, Status};
+use reservations::{Operation, Refusal};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What a reservation command asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked {
+    Operation(Operation),
+    /// Reservation Report.
+    Report {
+        extended: bool,
+    },
+}
+
+/// A reservation command that is in flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReservationCommand {
+    /// Names it to the engine.
+    pub tag: u64,
+    pub command: Command,
+    pub asked: Asked,
+}
+
+/// How it ends.
+pub(crate) struct ReservationEnd {
+    pub command: ReservationCommand,
+    /// What is to be copied to the host, as far as it asks for it.
+    pub result: Result<Vec<u8>, Status>,
+}
+
+fn status(refusal: Refusal) -> Status {
+    refusal.status()
+}
+
+impl Engine {
+    /// Starts a reservation command: the control half gets [`Event::Reservation`].
+    pub(super) fn reservation(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
+        let ns = self.namespace_index(command.nsid.get())?;
+        let cdw10 = command.cdw10.get();
+        let asked = match command.nvm_opcode() {
+            NvmOpcode::RESERVATION_REGISTER => {
+                let data: RegisterData = self.read_data(command)?;
+                let cdw10 = RegisterCdw10::from_bits(cdw10);
+                Asked::Operation(Operation::register(cdw10, &data).map_err(status)?)
+            }
+            NvmOpcode::RESERVATION_ACQUIRE => {
+                let data: AcquireData = self.read_data(command)?;
+                let cdw10 = AcquireCdw10::from_bits(cdw10);
+                Asked::Operation(Operation::acquire(cdw10, &data).map_err(status)?)
+            }
+            NvmOpcode::RESERVATION_RELEASE => {
+                let data: ReleaseData = self.read_data(command)?;
+                let cdw10 = ReleaseCdw10::from_bits(cdw10);
+                Asked::Operation(Operation::release(cdw10, &data).map_err(status)?)
+            }
+            _ => {
+                let extended = ReportCdw11::from_bits(command.cdw11.get()).eds();
+                Asked::Report { extended }
+            }
+        };
+        let index = self.slot_for(sqid, command, ns)?;
+        if let Some(slot) = self.slots.get(index) {
+            slot.kind = Kind::Other;
+            slot.work = Work::Reservation;
+        }
+        let event = ReservationCommand {
+            tag: self.slots.tag(index),
+            command: *command,
+            asked,
+        };
+        self.events.push_back(Event::Reservation(Box::new(event)));
+        Ok(())
+    }
+
+    /// The command's data, once read.
+    fn read_data<T>(&self, command: &Command) -> Result<T, Status>
+    where
+        T: FromBytes + IntoBytes + Immutable + KnownLayout + Default,
+    {
+        let mut data = T::default();
+        let mut list = SegmentList::new();
+        self.walk(command, size_of::<T>() as u64, Access::Read, &mut list)?;
+        list.copy_to(0, data.as_mut_bytes());
+        Ok(data)
+    }
+
+    /// Ends a reservation command, unless it is not in flight any more.
+    pub fn end_reservation(&mut self, end: ReservationEnd) {
+        let ReservationEnd { command, result } = end;
+        let Some((index, slot)) = self.slots.tagged(command.tag) else {
+            return;
+        };
+        if !matches!(slot.work, Work::Reservation) {
+            return;
+        }
+        let result = match self.master {
+            true => result.and_then(|data| self.write_data(&command.command, &data)),
+            // Nothing of the host's memory may be touched.
+            false => Err(Status::COMMAND_INTERRUPTED),
+        };
+        if let Some(slot) = self.slots.get(index) {
+            match result {
+                Ok(bytes) => slot.bytes = bytes,
+                Err(status) => slot.status = status,
+            }
+        }
+        self.end(index);
+    }
+
+    /// Copies to the host what it asks for of `data` (NUMD). Returns how many bytes.
+    fn write_data(&self, command: &Command, data: &[u8]) -> Result<u64, Status> {
+        if command.nvm_opcode() != NvmOpcode::RESERVATION_REPORT {
+            return Ok(0);
+        }
+        let wanted = (u64::from(command.cdw10.get()) + 1) * 4;
+        let bytes = wanted.min(data.len() as u64);
+        let mut list = SegmentList::new();
+        self.walk(command, bytes, Access::Write, &mut list)?;
+        list.copy_from(0, data.get(..bytes as usize).unwrap_or_default());
+        Ok(bytes)
+    }
+
+    /// Reservation commands whose queue is gone: the control half does without them.
+    pub(super) fn forget_reservations(&mut self) {
+        let tags: Vec<u64> = self.slots.reservations().collect();
+        for tag in tags {
+            if let Some(index) = self.slots.of_tag(tag) {
+                self.free_slot(index);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! An NVM subsystem of several controllers: who they are, which hosts use them, and the namespaces
+//! that they share, with their reservations ("NVMe Base 2.1", 2.4.1 and 8.1.22).
+//!
+//! ```text
+//!  controller P (a worker)             SharedNamespace              controller F (another worker)
+//!   control half -- submit ----------> one operation at a time
+//!                                       execute on a copy
+//!                                       save (a thread) . . . . . .
+//!                                       install -- Access (inbox) -> control half: the engine checks
+//!                                       answer <------------------   each command from now on, and of
+//!                                        :                           those that were in flight, with
+//!   control half <-- Done (inbox) ---- all have answered             abort, none is left
+//! ```
+//!
+//! The controllers of a subsystem may belong to different workers, and none waits for another one:
+//! what one has to tell is left in the other's [`Inbox`], and its worker is woken. Under the locks
+//! here nothing is called that could block. They are taken by reservation commands, and by
+//! controllers and namespaces that come and go; by no read or write.
+//!
+//! *Why a fenced host is fenced when the command that does it completes.* An operation completes
+//! ([`Message::Done`]) only when each controller whose host lost or gained rights by it has
+//! answered the [`Message::Access`] that says so. It answers when its engine knows; the engine is
+//! told between two commands, on the thread that fetches them. So after the answer every command
+//! that it begins is checked against the new rights, and one that began before has either completed
+//! or is in flight. With Preempt and Abort the controller answers only when all of these are over,
+//! in the volume, too. A process that dies on the way leaves the state before or the one after it.
+
+mod inbox;
+mod namespace;
+
+pub(crate) use inbox::{Inbox, Message};
+pub(crate) use namespace::{SharedNamespace, Submitted};
+
+use crate::config::ConfigError;
+use reservations::{HostId, Reservations};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+
+/// Largest CNTLID; those above are reserved ("NVMe Base 2.1", 5.1.13.2.1).
+pub const MAX_CNTLID: u16 = 0xffef;
+
+/// What is to be called when a state is kept, or cannot be.
+pub type Saved = Box<dyn FnOnce(bool) + Send>;
+
+/// Where a namespace's reservations are kept.
+pub trait ReservationStore: Send + Sync {
+    /// Keeps a state. Must not block, and calls `done`, on whatever thread: `true` when the state
+    /// outlasts the process, and with PTPL a loss of power. One call at a time. A store that drops
+    /// `done` without a call leaves the host's command without an end.
+    fn save(&self, state: Reservations, done: Saved);
+}
+
+/// The controllers of an NVM subsystem and the namespaces that they share.
+#[derive(Debug, Default)]
+pub struct Subsystem {
+    /// Which host uses a controller, by its ID.
+    members: Mutex<BTreeMap<u16, HostId>>,
+    namespaces: Mutex<BTreeMap<u32, Arc<SharedNamespace>>>,
+}
+
+impl Subsystem {
+    /// One without controllers.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// A namespace of this ID is one of the subsystem's. `reservations` is what `store` has kept so
+    /// far; without a store they end with the subsystem. One that is there already stays as it is.
+    pub fn add_namespace(
+        self: &Arc<Self>,
+        nsid: u32,
+        reservations: Reservations,
+        store: Option<Box<dyn ReservationStore>>,
+    ) {
+        let mut namespaces = self.namespaces.lock().unpoisoned();
+        namespaces.entry(nsid).or_insert_with(|| {
+            let subsystem = Arc::downgrade(self);
+            SharedNamespace::new(nsid, subsystem, reservations, store)
+        });
+    }
+
+    /// There is a namespace of this ID.
+    pub fn has_namespace(&self, nsid: u32) -> bool {
+        self.namespace(nsid).is_some()
+    }
+
+    pub(crate) fn namespace(&self, nsid: u32) -> Option<Arc<SharedNamespace>> {
+        self.namespaces.lock().unpoisoned().get(&nsid).cloned()
+    }
+
+    /// The IDs of its controllers, in order.
+    pub fn controllers(&self) -> Vec<u16> {
+        self.members.lock().unpoisoned().keys().copied().collect()
+    }
+
+    /// A controller comes.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        cntlid: u16,
+        host: HostId,
+    ) -> Result<Membership, ConfigError> {
+        let mut members = self.members.lock().unpoisoned();
+        if members.contains_key(&cntlid) {
+            return Err(ConfigError::DuplicateController(cntlid));
+        }
+        members.insert(cntlid, host);
+        Ok(Membership {
+            subsystem: self.clone(),
+            cntlid,
+        })
+    }
+
+    /// A controller that a host uses.
+    pub(crate) fn controller_of(&self, host: &HostId) -> Option<u16> {
+        let members = self.members.lock().unpoisoned();
+        let mut members = members.iter();
+        let found = members.find(|(_, user)| *user == host);
+        found.map(|(cntlid, _)| *cntlid)
+    }
+}
+
+/// A controller's place in its subsystem, which is free again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    subsystem: Arc<Subsystem>,
+    cntlid: u16,
+}
+
+impl Membership {
+    pub fn subsystem(&self) -> &Arc<Subsystem> {
+        &self.subsystem
+    }
+
+    pub fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let mut members = self.subsystem.members.lock().unpoisoned();
+        members.remove(&self.cntlid);
+    }
+}

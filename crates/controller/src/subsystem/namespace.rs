@@ -1,0 +1,290 @@
+//! A namespace that controllers of a subsystem share: its reservations, one operation at a time.
+
+use super::{Inbox, Message, ReservationStore, Subsystem};
+use nvme::Status;
+use reservations::{Access, Change, HostId, Operation, Reservations};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use sync::Unpoisoned;
+
+/// A reservation command on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct Submitted {
+    /// The controller that it was sent to.
+    pub cntlid: u16,
+    pub operation: Operation,
+    /// The controller's own name for it.
+    pub ticket: u64,
+}
+
+/// The operation that is under way.
+#[derive(Debug)]
+enum Running {
+    /// Its state is being saved.
+    Saving {
+        submitted: Submitted,
+        next: Reservations,
+        change: Change,
+    },
+    /// Controllers have not answered yet.
+    Settling {
+        submitted: Submitted,
+        waiting_for: BTreeSet<u16>,
+    },
+}
+
+/// A controller that the namespace is attached to.
+#[derive(Debug)]
+struct Attached {
+    inbox: Arc<Inbox>,
+    host: HostId,
+    /// What its host may do, as it was told last.
+    access: Access,
+}
+
+#[derive(Debug)]
+struct State {
+    reservations: Reservations,
+    attached: BTreeMap<u16, Attached>,
+    waiting: VecDeque<Submitted>,
+    running: Option<Running>,
+    /// Of the last [`Message::Access`] that is to be answered.
+    number: u64,
+}
+
+/// A namespace that controllers of a subsystem share.
+pub(crate) struct SharedNamespace {
+    nsid: u32,
+    subsystem: Weak<Subsystem>,
+    store: Option<Box<dyn ReservationStore>>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for SharedNamespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedNamespace")
+            .field("nsid", &self.nsid)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SharedNamespace {
+    pub fn new(
+        nsid: u32,
+        subsystem: Weak<Subsystem>,
+        reservations: Reservations,
+        store: Option<Box<dyn ReservationStore>>,
+    ) -> Arc<Self> {
+        Arc::new(SharedNamespace {
+            nsid,
+            subsystem,
+            store,
+            state: Mutex::new(State {
+                reservations,
+                attached: BTreeMap::new(),
+                waiting: VecDeque::new(),
+                running: None,
+                number: 0,
+            }),
+        })
+    }
+
+    pub fn nsid(&self) -> u32 {
+        self.nsid
+    }
+
+    /// IDs of the controllers that it is attached to, in order.
+    pub fn controllers(&self) -> Vec<u16> {
+        self.lock().attached.keys().copied().collect()
+    }
+
+    /// Persist Through Power Loss: whether it is on, and whether it can be.
+    pub fn persistence(&self) -> (bool, bool) {
+        let state = self.lock();
+        (state.reservations.ptpl(), state.reservations.can_persist())
+    }
+
+    /// What Reservation Report returns.
+    pub fn report(&self, extended: bool) -> Vec<u8> {
+        let subsystem = self.subsystem.upgrade();
+        let controller = |host: &HostId| subsystem.as_ref()?.controller_of(host);
+        self.lock().reservations.report(extended, controller)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unpoisoned()
+    }
+
+    /// The namespace is attached to a controller, which is told of every change of what its host
+    /// may do from now on. What that is now.
+    pub fn attach(&self, cntlid: u16, host: HostId, inbox: &Arc<Inbox>) -> Access {
+        let mut state = self.lock();
+        let access = state.reservations.access(&host);
+        let attached = Attached {
+            inbox: inbox.clone(),
+            host,
+            access,
+        };
+        state.attached.insert(cntlid, attached);
+        access
+    }
+
+    /// No command of the controller's can be in flight on the namespace any more, and none will be
+    /// begun.
+    pub fn detach(self: &Arc<Self>, cntlid: u16) {
+        let mut state = self.lock();
+        state.attached.remove(&cntlid);
+        state.withdraw(cntlid);
+        self.answered(state, cntlid);
+    }
+
+    /// A controller's host asks for an operation. The controller is told of the end by
+    /// [`Message::Done`].
+    pub fn submit(self: &Arc<Self>, submitted: Submitted) {
+        let mut state = self.lock();
+        state.waiting.push_back(submitted);
+        self.go_on(state);
+    }
+
+    /// A controller does not wait for its operations any more. One that was begun goes on.
+    pub fn withdraw(&self, cntlid: u16) {
+        self.lock().withdraw(cntlid);
+    }
+
+    /// A controller has done what the [`Message::Access`] of this number says.
+    pub fn answer(self: &Arc<Self>, cntlid: u16, number: u64) {
+        let state = self.lock();
+        if number == state.number {
+            self.answered(state, cntlid);
+        }
+    }
+
+    fn answered(self: &Arc<Self>, mut state: MutexGuard<'_, State>, cntlid: u16) {
+        if let Some(Running::Settling { waiting_for, .. }) = &mut state.running {
+            waiting_for.remove(&cntlid);
+            self.go_on(state);
+        }
+    }
+
+    /// Carries operations out, as far as nothing is to be waited for.
+    fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        loop {
+            match state.running.take() {
+                None => {}
+                Some(Running::Settling {
+                    submitted,
+                    waiting_for,
+                }) if waiting_for.is_empty() => state.reply(&submitted, Status::SUCCESS),
+                running => {
+                    state.running = running;
+                    return;
+                }
+            }
+            let Some(submitted) = state.waiting.pop_front() else {
+                return;
+            };
+            let Some(host) = state.host(submitted.cntlid) else {
+                // It was detached meanwhile.
+                continue;
+            };
+            let mut next = state.reservations.clone();
+            let change = match next.execute(&host, &submitted.operation) {
+                Ok(change) => change,
+                Err(refusal) => {
+                    state.reply(&submitted, refusal.status());
+                    continue;
+                }
+            };
+            if next == state.reservations {
+                state.reply(&submitted, Status::SUCCESS);
+                continue;
+            }
+            let Some(store) = &self.store else {
+                state.install(self.nsid, submitted, next, &change);
+                continue;
+            };
+            state.running = Some(Running::Saving {
+                submitted,
+                next: next.clone(),
+                change,
+            });
+            drop(state);
+            let shared = Arc::downgrade(self);
+            let done = move |kept| {
+                if let Some(shared) = shared.upgrade() {
+                    shared.saved(kept);
+                }
+            };
+            return store.save(next, Box::new(done));
+        }
+    }
+
+    fn saved(self: &Arc<Self>, kept: bool) {
+        let mut state = self.lock();
+        match state.running.take() {
+            Some(Running::Saving {
+                submitted,
+                next,
+                change,
+            }) => match kept {
+                true => state.install(self.nsid, submitted, next, &change),
+                // The next process may find the one state or the other.
+                false => state.reply(&submitted, Status::INTERNAL_ERROR),
+            },
+            running => state.running = running,
+        }
+        self.go_on(state);
+    }
+}
+
+impl State {
+    fn host(&self, cntlid: u16) -> Option<HostId> {
+        self.attached.get(&cntlid).map(|attached| attached.host)
+    }
+
+    fn withdraw(&mut self, cntlid: u16) {
+        self.waiting.retain(|submitted| submitted.cntlid != cntlid);
+    }
+
+    /// The state counts from now on. Whom that concerns is told, and waited for.
+    fn install(&mut self, nsid: u32, submitted: Submitted, next: Reservations, change: &Change) {
+        self.reservations = next;
+        self.number += 1;
+        let number = self.number;
+        let mut waiting_for = BTreeSet::new();
+        for (cntlid, attached) in &mut self.attached {
+            let host = attached.host;
+            for notice in change.notices.iter().filter(|notice| notice.host == host) {
+                attached.inbox.leave(Message::Notice {
+                    nsid,
+                    notification: notice.notification,
+                });
+            }
+            let access = self.reservations.access(&host);
+            let abort = submitted.operation.aborts() && change.preempted.contains(&host);
+            if std::mem::replace(&mut attached.access, access) != access || abort {
+                waiting_for.insert(*cntlid);
+                attached.inbox.leave(Message::Access {
+                    nsid,
+                    access,
+                    abort,
+                    number,
+                });
+            }
+        }
+        self.running = Some(Running::Settling {
+            submitted,
+            waiting_for,
+        });
+    }
+
+    fn reply(&self, submitted: &Submitted, status: Status) {
+        if let Some(attached) = self.attached.get(&submitted.cntlid) {
+            attached.inbox.leave(Message::Done {
+                ticket: submitted.ticket,
+                status,
+            });
+        }
+    }
+}
