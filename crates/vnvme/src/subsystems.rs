@@ -81,7 +81,8 @@ pub fn open(
     {
         return Ok(shared(volume));
     }
-    let opened = opener.open(namespace, &disk.any_name(), nsid)?;
+    // A name that no disk has: which of them opens it first is no matter.
+    let opened = opener.open(namespace, &format!("subsystem\n{name}"), nsid)?;
     ensure!(
         opened.device.is_none(),
         "{}: a device that is driven by this process cannot be shared by disks of a subsystem",

@@ -22,7 +22,7 @@ fn serving(keeper: u32) -> Option<Pid> {
 const GOES_ON: &str = "this one goes on";
 
 /// Kills the process that serves; its successor has begun when this returns.
-fn kill_serving(daemon: &Daemon) {
+pub fn kill_serving(daemon: &Daemon) {
     let pid = serving(daemon.pid()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     eventually("another process follows", || {
@@ -37,7 +37,7 @@ fn serve(place: &Place, args: &[&str]) -> Daemon {
 }
 
 /// One that is killed before it was ready is not followed.
-fn start(place: &Place, args: &[&str]) -> Daemon {
+pub fn start(place: &Place, args: &[&str]) -> Daemon {
     let path = place.path("ready");
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();
