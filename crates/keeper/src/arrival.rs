@@ -82,7 +82,10 @@ impl Arrival {
                     ended_at: lines.number("ENDED_NSEC").map(Duration::from_nanos),
                     how: lines.value("HOW").map(str::to_owned),
                 };
-                let link = Link::new(channel, Keeping::Process(keeper), most, kept.len());
+                let names = kept
+                    .iter()
+                    .map(|(name, _): &(String, OwnedFd)| name.clone());
+                let link = Link::new(channel, Keeping::Process(keeper), most, names);
                 return Ok(Self {
                     link,
                     kept,

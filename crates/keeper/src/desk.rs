@@ -1,6 +1,6 @@
 //! Where one owner of descriptors, a disk, has them kept.
 
-use crate::link::Link;
+use crate::link::{Keeping, Link};
 use crate::text;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How long an answer may take.
 const LIMIT: Duration = Duration::from_secs(1);
+/// The same where systemd keeps: it does much else, and stands still while it reads its units again.
+const LIMIT_OF_SYSTEMD: Duration = Duration::from_secs(15);
 /// Until a message is sent again for which there was no room. A service manager's socket takes ten.
 const RETRY: Duration = Duration::from_millis(1);
 
@@ -18,8 +20,8 @@ const RETRY: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
     /// No answer has come in time: it does not run, or has refused something.
-    #[error("the keeper has not answered within {}", human(LIMIT))]
-    Late,
+    #[error("the keeper has not answered within {} s", .0.as_secs())]
+    Late(Duration),
     /// The keeper has gone, or takes no messages.
     #[error("the keeper cannot be reached: {0}")]
     Unreachable(Errno),
@@ -37,8 +39,12 @@ pub enum KeepError {
     Pipe(Errno),
 }
 
-fn human(duration: Duration) -> String {
-    format!("{} s", duration.as_secs())
+/// How long an answer of this keeper may take.
+fn limit(keeping: Keeping) -> Duration {
+    match keeping {
+        Keeping::Process(_) => LIMIT,
+        Keeping::Systemd => LIMIT_OF_SYSTEMD,
+    }
 }
 
 /// What was asked for with a barrier; later ones are greater.
@@ -55,6 +61,8 @@ impl Ticket {
 struct Message {
     text: String,
     fd: Option<OwnedFd>,
+    /// What the keeper closes by it.
+    removes: Option<String>,
 }
 
 #[derive(Debug)]
@@ -103,11 +111,11 @@ impl Desk {
     /// [`KeepError`], from the first one on for all that is asked for.
     pub fn store(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), KeepError> {
         self.check()?;
-        if !self.link.take_place() {
+        if !self.link.enter(name) {
             let most = self.link.most();
             return Err(self.fail(KeepError::Full { most }));
         }
-        self.send(text::store(name), Some(fd))
+        self.send(text::store(name), Some(fd), None)
     }
 
     /// Has the keeper close what it keeps under this name. That is done for sure when a barrier
@@ -117,8 +125,7 @@ impl Desk {
     /// As [`Desk::store`].
     pub fn remove(&mut self, name: &str) -> Result<(), KeepError> {
         self.check()?;
-        self.link.return_place();
-        self.send(text::remove(name), None)
+        self.send(text::remove(name), None, Some(name))
     }
 
     /// Asks whether all has been done that was asked for before.
@@ -129,7 +136,7 @@ impl Desk {
         self.check()?;
         let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
         let (reader, writer) = pipe.map_err(|errno| self.fail(KeepError::Pipe(errno)))?;
-        self.send(text::BARRIER.to_owned(), Some(writer.as_fd()))?;
+        self.send(text::BARRIER.to_owned(), Some(writer.as_fd()), None)?;
         self.issued = Ticket(self.issued.0 + 1);
         self.barriers.push_back(Barrier {
             ticket: self.issued,
@@ -161,7 +168,8 @@ impl Desk {
 
     /// When [`Desk::advance`] is to be called at the latest.
     pub fn deadline(&self) -> Option<Instant> {
-        let late = self.barriers.front().map(|barrier| barrier.since + LIMIT);
+        let limit = limit(self.link.keeping());
+        let late = self.barriers.front().map(|barrier| barrier.since + limit);
         let retry = (!self.waiting.is_empty()).then(|| Instant::now() + RETRY);
         late.into_iter().chain(retry).min()
     }
@@ -177,7 +185,12 @@ impl Desk {
                 .link
                 .send(&message.text, message.fd.as_ref().map(AsFd::as_fd))
             {
-                Ok(()) => drop(self.waiting.pop_front()),
+                Ok(()) => {
+                    if let Some(removed) = &message.removes {
+                        self.link.leave(removed);
+                    }
+                    self.waiting.pop_front();
+                }
                 Err(errno) if is_full(errno) => break,
                 Err(errno) => return Err(self.fail(KeepError::Unreachable(errno))),
             }
@@ -189,9 +202,10 @@ impl Desk {
             self.answered = barrier.ticket;
             self.barriers.pop_front();
         }
-        let late = |barrier: &Barrier| now.saturating_duration_since(barrier.since) >= LIMIT;
+        let limit = limit(self.link.keeping());
+        let late = |barrier: &Barrier| now.saturating_duration_since(barrier.since) >= limit;
         if self.barriers.front().is_some_and(late) {
-            return Err(self.fail(KeepError::Late));
+            return Err(self.fail(KeepError::Late(limit)));
         }
         Ok(self.answered != before)
     }
@@ -206,10 +220,18 @@ impl Desk {
         self.failed.get_or_insert(error).clone()
     }
 
-    fn send(&mut self, text: String, fd: Option<BorrowedFd<'_>>) -> Result<(), KeepError> {
+    fn send(
+        &mut self,
+        text: String,
+        fd: Option<BorrowedFd<'_>>,
+        removes: Option<&str>,
+    ) -> Result<(), KeepError> {
         if self.waiting.is_empty() {
             match self.link.send(&text, fd) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    removes.into_iter().for_each(|name| self.link.leave(name));
+                    return Ok(());
+                }
                 Err(errno) if is_full(errno) => {}
                 Err(errno) => return Err(self.fail(KeepError::Unreachable(errno))),
             }
@@ -219,7 +241,8 @@ impl Desk {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::MFILE);
             self.fail(KeepError::Pipe(errno))
         })?;
-        self.waiting.push_back(Message { text, fd });
+        let removes = removes.map(str::to_owned);
+        self.waiting.push_back(Message { text, fd, removes });
         Ok(())
     }
 }
@@ -255,7 +278,7 @@ mod tests {
     fn pair(kind: SocketType, most: usize) -> (Link, OwnedFd) {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
-        (Link::new(ours, Keeping::Systemd, most, 0), theirs)
+        (Link::new(ours, Keeping::Systemd, most, []), theirs)
     }
 
     fn next(keeper: &OwnedFd) -> Option<Packet> {
@@ -276,7 +299,6 @@ mod tests {
             }
             desk.remove("d1.7").unwrap();
             let ticket = desk.barrier().unwrap();
-            assert_eq!(link.kept(), 299);
             let mut store = Store::new(1000);
             let mut barriers = 0;
             while barriers == 0 {
@@ -292,22 +314,31 @@ mod tests {
             assert!(desk.is_answered(ticket));
             assert!(!desk.is_waiting() && desk.fd().is_none() && desk.deadline().is_none());
             assert_eq!(store.all().len(), 299);
+            assert_eq!((link.kept(), link.names().len()), (299, 299));
         }
     }
 
     #[test]
     fn a_keeper_that_does_not_answer_is_given_up() {
-        let (link, _keeper) = pair(SocketType::SEQPACKET, 10);
-        let mut desk = Desk::new(&link);
-        desk.store("a", event().as_fd()).unwrap();
-        let ticket = desk.barrier().unwrap();
-        let now = Instant::now();
-        assert_eq!(desk.advance(now), Ok(false));
-        let deadline = desk.deadline().unwrap();
-        assert!(deadline <= now + LIMIT);
-        assert_eq!(desk.advance(deadline), Err(KeepError::Late));
-        assert!(!desk.is_answered(ticket) && !desk.is_waiting());
-        assert_eq!(desk.store("b", event().as_fd()), Err(KeepError::Late));
+        for (keeping, limit) in [
+            (Keeping::Process(7), LIMIT),
+            (Keeping::Systemd, LIMIT_OF_SYSTEMD),
+        ] {
+            let flags = SocketFlags::CLOEXEC;
+            let kind = SocketType::SEQPACKET;
+            let (ours, _keeper) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+            let mut desk = Desk::new(&Link::new(ours, keeping, 10, []));
+            desk.store("a", event().as_fd()).unwrap();
+            let ticket = desk.barrier().unwrap();
+            let now = Instant::now();
+            assert_eq!(desk.advance(now), Ok(false));
+            let deadline = desk.deadline().unwrap();
+            assert!(deadline <= now + limit);
+            let late = Err(KeepError::Late(limit));
+            assert_eq!(desk.advance(deadline), late.clone().map(|()| false));
+            assert!(!desk.is_answered(ticket) && !desk.is_waiting());
+            assert_eq!(desk.store("b", event().as_fd()), late);
+        }
     }
 
     #[test]
@@ -330,10 +361,12 @@ mod tests {
         other.store("b", event().as_fd()).unwrap();
         let full = Err(KeepError::Full { most: 2 });
         assert_eq!(one.store("c", event().as_fd()), full);
+        // What is there is there.
+        assert_eq!(other.store("a", event().as_fd()), Ok(()));
         // The other one goes on.
         other.remove("b").unwrap();
         other.store("d", event().as_fd()).unwrap();
         let come = std::iter::from_fn(|| next(&keeper)).count();
-        assert_eq!(come, 4);
+        assert_eq!(come, 5);
     }
 }

@@ -1,10 +1,13 @@
 //! The descriptors of one disk: noted in its state memory, then kept.
 
 use crate::desk::{Desk, KeepError, Ticket};
-use crate::link::Link;
+use crate::link::{Keeping, Link};
+use receive::kind;
+use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
+use rustix::io::Errno;
 use state_memory::{Descriptor, DescriptorKind, DescriptorTable, StateError};
 use std::num::NonZeroU32;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// Why a descriptor is not kept.
@@ -97,6 +100,8 @@ impl Ledger {
     ) -> Result<NonZeroU32, LedgerError> {
         let number = self.note(kind, detail)?;
         crash::point!("keeper.ledger.noted");
+        let own = opened_anew(fd, self.link().keeping());
+        let fd = own.as_ref().map_or(fd, AsFd::as_fd);
         let stored = self.desk.store(&self.name(number), fd);
         crash::point!("keeper.ledger.stored");
         self.checked(stored.map_err(Into::into))?;
@@ -210,5 +215,40 @@ impl Ledger {
             self.failed.get_or_insert_with(|| error.clone());
         }
         result
+    }
+}
+
+/// Memory as an open file of its own, where systemd keeps: of descriptors of one open file it keeps
+/// the first, whatever their names, and two disks of one machine have its memory from one open
+/// file. `None`: it stays as it is, for it need not be opened anew, or cannot be.
+fn opened_anew(fd: BorrowedFd<'_>, keeping: Keeping) -> Option<OwnedFd> {
+    if keeping != Keeping::Systemd || !kind::is_memory(fd) {
+        return None;
+    }
+    let opened = || -> Result<OwnedFd, Errno> {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let flags = fcntl_getfl(fd)? & OFlags::RWMODE;
+        open(path, flags | OFlags::CLOEXEC, Mode::empty())
+    };
+    opened().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, SeekFrom, fstat, memfd_create, seek, tell};
+
+    #[test]
+    fn systemd_gets_each_memory_as_an_open_file_of_its_own() {
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let anew = opened_anew(memory.as_fd(), Keeping::Systemd).unwrap();
+        let inode = |fd: &OwnedFd| fstat(fd).unwrap().st_ino;
+        assert_eq!(inode(&anew), inode(&memory));
+        // Descriptors of one open file have one position.
+        seek(&memory, SeekFrom::Start(7)).unwrap();
+        assert_eq!(tell(&anew).unwrap(), 0);
+        assert!(opened_anew(memory.as_fd(), Keeping::Process(1)).is_none());
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(opened_anew(socket.as_fd(), Keeping::Systemd).is_none());
     }
 }

@@ -55,5 +55,6 @@ pub use keeper::{End, Given, KeepFailed, Keeper};
 pub use ledger::{Ledger, LedgerError};
 pub use link::{Keeping, Link};
 pub use restart::{MOST_FAILURES, Pace};
+pub use store::may_be_kept;
 pub use text::{LASTING, MAX_NAME, is_name};
 pub use upgrade::{Programs, Which};

@@ -2,9 +2,10 @@
 
 use crate::packet;
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
 
 /// Who keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,19 +25,48 @@ struct Shared {
     socket: OwnedFd,
     keeping: Keeping,
     most: usize,
-    kept: AtomicUsize,
+    /// Of what the keeper may have by now.
+    names: Mutex<BTreeSet<String>>,
 }
 
 impl Link {
-    /// Over a socket that is connected to the keeper, which keeps `most` descriptors and has `kept`
-    /// of them already.
-    pub fn new(socket: OwnedFd, keeping: Keeping, most: usize, kept: usize) -> Self {
+    /// Over a socket that is connected to the keeper, which keeps `most` descriptors and has those
+    /// of these names already.
+    pub fn new(
+        socket: OwnedFd,
+        keeping: Keeping,
+        most: usize,
+        kept: impl IntoIterator<Item = String>,
+    ) -> Self {
         Self(Arc::new(Shared {
             socket,
             keeping,
             most,
-            kept: AtomicUsize::new(kept),
+            names: Mutex::new(kept.into_iter().collect()),
         }))
+    }
+
+    /// Names of all that the keeper may have by now, and has not been told to close.
+    pub fn names(&self) -> Vec<String> {
+        let names = self.0.names.lock().unpoisoned();
+        names.iter().cloned().collect()
+    }
+
+    /// Takes a place for what is stored under this name, if there is one left, or it has one.
+    pub(crate) fn enter(&self, name: &str) -> bool {
+        let mut names = self.0.names.lock().unpoisoned();
+        if !names.contains(name) {
+            if names.len() >= self.0.most {
+                return false;
+            }
+            names.insert(name.to_owned());
+        }
+        true
+    }
+
+    /// The keeper has been told to close it.
+    pub(crate) fn leave(&self, name: &str) {
+        self.0.names.lock().unpoisoned().remove(name);
     }
 
     /// Who keeps.
@@ -46,25 +76,12 @@ impl Link {
 
     /// Descriptors that are kept, of all that have been sent.
     pub fn kept(&self) -> usize {
-        self.0.kept.load(Ordering::Relaxed)
+        self.0.names.lock().unpoisoned().len()
     }
 
     /// Most that may be.
     pub fn most(&self) -> usize {
         self.0.most
-    }
-
-    /// Takes a place for another one, if there is one left.
-    pub(crate) fn take_place(&self) -> bool {
-        let more = |kept| (kept < self.0.most).then_some(kept + 1);
-        let order = Ordering::Relaxed;
-        self.0.kept.fetch_update(order, order, more).is_ok()
-    }
-
-    pub(crate) fn return_place(&self) {
-        let less = |kept: usize| Some(kept.saturating_sub(1));
-        let order = Ordering::Relaxed;
-        let _ = self.0.kept.fetch_update(order, order, less);
     }
 
     /// Tells a service manager something: lines of sd_notify(3). Never waits.

@@ -77,7 +77,7 @@ impl Store {
             _ => return self.refuse(),
         };
         match (request, fd) {
-            (Some(Request::Store(name)), Some(fd)) if is_kept(&fd) => self.store(name, fd),
+            (Some(Request::Store(name)), Some(fd)) if may_be_kept(&fd) => self.store(name, fd),
             (Some(Request::Remove(name)), None) if !is_lasting(name) => {
                 self.kept.retain(|kept| &*kept.name != name);
                 Done::Handled
@@ -124,7 +124,7 @@ fn is_lasting(name: &str) -> bool {
 
 /// Whether a descriptor is of a kind that is kept: one whose end does not ask a file system, a
 /// process or a machine. Files of memory, eventfds, pipes, Unix sockets, and TCP sockets.
-fn is_kept(fd: &OwnedFd) -> bool {
+pub fn may_be_kept(fd: &OwnedFd) -> bool {
     if kind::is_memory(fd) || kind::is_eventfd(fd) {
         return true;
     }

@@ -7,7 +7,8 @@ pub const MAX_NAME: usize = 64;
 pub(crate) const MAX_TEXT: usize = 4096;
 
 /// What names begin with under which the keeper process keeps what it gets first, until it ends: a
-/// serving process that was taken over later can change nothing of it. systemd knows no such thing.
+/// serving process that was taken over later can change nothing of it. systemd knows no such thing,
+/// and nothing is kept there that has to last.
 pub const LASTING: &str = "lasting.";
 
 /// Whether a descriptor may be called so: letters, digits, dots, dashes and underlines. systemd

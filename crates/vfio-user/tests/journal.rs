@@ -246,7 +246,7 @@ impl Keeper {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (ours, theirs) = pair.unwrap();
         self.channel = Some(ours);
-        Link::new(theirs, Keeping::Systemd, 1000, self.kept.len())
+        Link::new(theirs, Keeping::Systemd, 1000, self.kept.keys().cloned())
     }
 
     /// Does what it was told so far.
