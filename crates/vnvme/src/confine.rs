@@ -202,12 +202,14 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         connect: connections(&volumes, options),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
-        // A client that maps the doorbell page gets an open file of its own (vfio-user's witness).
-        reopen: keep::is_kept()
-            && specs
-                .controllers
-                .iter()
-                .any(|c| c.doorbells == Some(DoorbellMode::Mapped)),
+        // A client that maps the doorbell page gets an open file of its own (vfio-user's witness),
+        // and so does systemd of each memory.
+        reopen: keep::is_systemd()
+            || (keep::is_kept()
+                && specs
+                    .controllers
+                    .iter()
+                    .any(|c| c.doorbells == Some(DoorbellMode::Mapped))),
         ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
         ..later(options)
     }

@@ -229,7 +229,9 @@ fn process(about: &About) -> Process {
         start: about.start,
         pid: std::process::id(),
         keeper: keep::pid(),
-        restarts: keep::kept().map(|kept| kept.facts().restarts),
+        restarts: keep::kept()
+            .filter(|_| !keep::is_systemd())
+            .map(|kept| kept.facts().restarts),
         last_pause_ns: keep::last_pause().map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(0)),
     }
 }

@@ -397,7 +397,9 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let _metrics = metrics
         .map(|socket| socket.start(&crew.registry))
         .transpose()?;
-    serve_opened(loads, disks, control, manager, stop, &crew)
+    let served = serve_opened(loads, disks, control, manager, stop, &crew);
+    keep::end();
+    served
 }
 
 /// Runs all threads, to their end.
@@ -499,6 +501,7 @@ fn serve_opened(
                 if let Err(error) = &result {
                     tracing::error!(error = format_args!("{error:#}"), "not everything started");
                 }
+                keep::end();
                 ending::exit(&left)
             }
         }

@@ -6,6 +6,7 @@
 //! belongs to `dma`.
 
 use crate::confine::{SandboxMode, spawn_early};
+use crate::keep::is_systemd;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{
@@ -57,7 +58,10 @@ impl Stop {
     /// signals change nothing.
     pub fn on_signals(sandbox: SandboxMode) -> Result<Stop> {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
-        let signals = Signals::new(ENDING.iter().chain(&OTHERS)).context("signal handlers")?;
+        // Where systemd keeps, SIGUSR2 is what a kill is: another process goes on.
+        let others = OTHERS.iter();
+        let others = others.filter(|signal| **signal != SIGUSR2 || !is_systemd());
+        let signals = Signals::new(ENDING.iter().chain(others)).context("signal handlers")?;
         let order = writer.try_clone().context("socket pair for signals")?;
         let hangups = Hangups::default();
         let told = hangups.clone();

@@ -6,9 +6,12 @@
 //! the sandbox while it opens everything. So the first of these files, which is written before
 //! there are clients, stays with the keeper as it is, and says what the process is; of another one
 //! only disks count that could have been added in the sandbox.
+//!
+//! systemd keeps nothing as it is, whoever asks for the opposite, and so nothing of this: there each
+//! process reads its configuration, and the file of what was added (`state`).
 
 use super::disk::settled;
-use super::pool::kept;
+use super::pool::{is_systemd, kept};
 use crate::manage::{Allow, DiskSpec, to_file};
 use crate::options::file::to_table;
 use crate::spec::{ProcessSpec, Specs, parse_config};
@@ -186,7 +189,7 @@ pub fn is_noted() -> bool {
 /// # Errors
 /// It is not: a process that follows would not know what to serve.
 pub fn note_first(now: &Before) -> Result<()> {
-    let Some(kept) = kept() else {
+    let Some(kept) = kept().filter(|_| !is_systemd()) else {
         return Ok(());
     };
     let mut desk = Desk::new(kept.link());
@@ -221,7 +224,7 @@ fn to_file_of_memory(now: &Before) -> Result<File> {
 }
 
 fn write(now: &Before) -> Result<()> {
-    let Some(kept) = kept() else {
+    let Some(kept) = kept().filter(|_| !is_systemd()) else {
         return Ok(());
     };
     let mut last = LAST.lock().unpoisoned();

@@ -1,7 +1,7 @@
 //! The serving process under a keeper: how its helpers tell its end from the end of everything, and
 //! that it ends where it cannot go on.
 
-use super::pool::kept;
+use super::pool::{is_successor, is_systemd, kept};
 use anyhow::{Context, Result};
 use keeper::Desk;
 use receive::Receiver;
@@ -34,17 +34,33 @@ pub fn is_needed(name: &str, fd: Option<&OwnedFd>) -> bool {
 /// the keeper is there: it has one end of a socket pair, which nobody else has.
 ///
 /// # Errors
-/// There is no descriptor left, or the keeper cannot be reached.
+/// There is no descriptor left.
 pub fn tell_receiver(receiver: &Receiver) -> Result<()> {
     let Some(kept) = kept() else {
         return Ok(());
     };
+    let mut desk = Desk::new(kept.link());
+    // A keeper that is full has room for this one.
+    for name in kept.names() {
+        if name.starts_with(LIFE)
+            && let Some(fd) = kept.take_if(&name, |fd| !is_needed(&name, Some(fd)))
+        {
+            let _ = desk.remove(&name);
+            drop(fd);
+        }
+    }
     let flags = SocketFlags::CLOEXEC;
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let (ours, theirs) = pair.context("socket pair")?;
     let name = format!("{LIFE}{}", std::process::id());
-    Desk::new(kept.link()).store(&name, theirs.as_fd())?;
-    receiver.keep(ours);
+    match desk.store(&name, theirs.as_fd()) {
+        Ok(()) => receiver.keep(ours),
+        // A process that does not begin would be the end of all disks.
+        Err(error) => tracing::error!(
+            %error,
+            "no disk will outlive its process: the receiver process cannot be told"
+        ),
+    }
     Ok(())
 }
 
@@ -64,6 +80,9 @@ pub fn last_pause() -> Option<Duration> {
 
 /// Says that clients are served again, and what has been.
 pub fn say_served() {
+    if is_systemd() && is_successor() {
+        tracing::warn!("the process that served has ended, and this one goes on");
+    }
     let (Some(kept), Some(pause)) = (kept(), pause()) else {
         return;
     };

@@ -6,6 +6,9 @@
 //!   the keeper process (`process`), which starts, and starts again
 //!     vnvme serve ... with VNVME_KEPT: the serving process, which takes what is kept (`arrive`)
 //! ```
+//!
+//! Where systemd keeps there is no such process: systemd starts the one that serves, again and
+//! again, with what it keeps among its sockets (`pool::take_systemd`).
 
 mod configuration;
 mod controller;
@@ -25,7 +28,7 @@ pub use disk::{First, Identity, Left, Survival, discard_rest, left_of, listens_a
 pub use life::{die_of_panics, last_pause, say_served, tell_receiver};
 pub use memory::place as memory_place;
 pub use mode::KeeperMode;
-pub use pool::{arrive, is_kept, is_successor, kept, pid};
+pub use pool::{arrive, end, is_kept, is_successor, is_systemd, kept, pid};
 pub use process::{begin, run, wanted};
 pub use servers::KeptServers;
 pub use sockets::Listens;

@@ -9,7 +9,17 @@ use serde::Deserialize;
 pub enum KeeperMode {
     /// A process of its own, which starts the one that serves
     Process,
+    /// systemd, in the service's store of descriptors: it starts the process that serves again
+    Systemd,
     /// Nobody: a killed process ends its guests' disks
     #[default]
     Off,
+}
+
+/// How many descriptors systemd keeps for this service, if it is there and keeps any
+/// (systemd.exec(5), `$FDSTORE`).
+pub fn room_of_systemd() -> Option<usize> {
+    let text = std::env::var("FDSTORE").ok()?;
+    std::env::var_os("NOTIFY_SOCKET")?;
+    text.parse().ok().filter(|most| *most > 0)
 }

@@ -1,7 +1,9 @@
 //! What is kept when this process starts, until its owner takes it.
 
+use super::disk::settled;
+use crate::notify;
 use anyhow::{Context, Result, ensure};
-use keeper::{Arrival, Facts, Keeping, Link};
+use keeper::{Arrival, Desk, Facts, Keeping, Link, is_name, may_be_kept};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::collections::BTreeMap;
@@ -13,6 +15,8 @@ use sync::Unpoisoned;
 pub const KEPT: &str = "VNVME_KEPT";
 
 static ALL: OnceLock<Kept> = OnceLock::new();
+/// What systemd has kept: whether this process uses it is not known yet.
+static OF_SYSTEMD: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// What a keeper keeps for this process.
 #[derive(Debug)]
@@ -38,6 +42,13 @@ impl Kept {
     /// Takes what is kept under this name.
     pub fn take(&self, name: &str) -> Option<OwnedFd> {
         self.descriptors.lock().unpoisoned().remove(name)
+    }
+
+    /// The same, if that is so of it.
+    pub fn take_if(&self, name: &str, is_so: impl FnOnce(&OwnedFd) -> bool) -> Option<OwnedFd> {
+        let mut descriptors = self.descriptors.lock().unpoisoned();
+        descriptors.get(name).filter(|fd| is_so(fd))?;
+        descriptors.remove(name)
     }
 
     /// Names of all that nobody has taken.
@@ -69,6 +80,12 @@ pub fn pid() -> Option<u32> {
     }
 }
 
+/// systemd keeps: what is configured it has this process read again, and how often there was one it
+/// does not say.
+pub fn is_systemd() -> bool {
+    kept().is_some_and(|kept| kept.link.keeping() == Keeping::Systemd)
+}
+
 /// Another process has served before this one, and has not ended in order.
 pub fn is_successor() -> bool {
     kept().is_some_and(|kept| kept.facts.restarts > 0 || kept.had_any)
@@ -82,6 +99,8 @@ pub fn is_successor() -> bool {
 pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     let given = inherit::take_named();
     if std::env::var_os(KEPT).is_none() {
+        let (kept, given) = given.into_iter().partition(|(name, _)| is_ours(name));
+        *OF_SYSTEMD.lock().unpoisoned() = kept;
         return Ok(given);
     }
     // Should the keeper be killed, this process ends as if it had been.
@@ -109,4 +128,125 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
         descriptors: Mutex::new(kept.into_iter().collect()),
     });
     Ok(given)
+}
+
+/// Whether a descriptor of this name is one that this program has had kept, and not a socket that a
+/// service manager has opened for it.
+fn is_ours(name: &str) -> bool {
+    let is_number = |text: &str| text.parse::<u32>().is_ok();
+    let of_disk = |name: &str| {
+        let (disk, rest) = name.strip_prefix('d')?.split_once('.')?;
+        Some(is_number(disk) && (rest == "s" || is_number(rest)))
+    };
+    let of_process = |name: &str| {
+        let rest = name.strip_prefix("vnvme.")?;
+        let kinds = ["control.", "questions.", "metrics.", "life-", "m", "n"];
+        let rest = kinds.into_iter().find_map(|kind| rest.strip_prefix(kind))?;
+        let is_code = |byte: u8| byte.is_ascii_hexdigit() || byte == b'.';
+        Some(!rest.is_empty() && rest.bytes().all(is_code))
+    };
+    is_name(name) && of_disk(name).or_else(|| of_process(name)).unwrap_or(false)
+}
+
+fn taken_of_systemd() -> Vec<(String, OwnedFd)> {
+    std::mem::take(&mut *OF_SYSTEMD.lock().unpoisoned())
+}
+
+/// systemd keeps, at most so many: what it has kept is this process's.
+///
+/// # Errors
+/// It cannot be reached.
+pub(super) fn take_systemd(most: usize) -> Result<()> {
+    let socket = notify::socket().context("systemd cannot be reached (NOTIFY_SOCKET)")?;
+    let kept = taken_of_systemd();
+    let names = kept.iter().map(|(name, _)| name.clone());
+    let link = Link::new(socket.into(), Keeping::Systemd, most, names);
+    // systemd takes whatever a process gives it.
+    let (kept, strange): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(_, fd)| may_be_kept(fd));
+    let mut desk = Desk::new(&link);
+    for (name, _) in &strange {
+        let _ = desk.remove(name);
+    }
+    sync::discard(strange);
+    let _ = ALL.set(Kept {
+        link,
+        facts: Facts::default(),
+        had_any: !kept.is_empty(),
+        descriptors: Mutex::new(kept.into_iter().collect()),
+    });
+    Ok(())
+}
+
+/// systemd is not to keep any more: what it has kept is given up, and so are the clients of it.
+pub(super) fn leave_systemd() {
+    let kept = taken_of_systemd();
+    if kept.is_empty() {
+        return;
+    }
+    tracing::warn!("what systemd has kept is not used: its clients are disconnected");
+    if let Some(socket) = notify::socket() {
+        let names = kept.iter().map(|(name, _)| name.clone());
+        forget_all(&Link::new(
+            socket.into(),
+            Keeping::Systemd,
+            usize::MAX,
+            names,
+        ));
+    }
+    sync::discard(kept);
+}
+
+/// The process ends, and nobody is to go on: systemd, which stays, keeps nothing of it.
+pub fn end() {
+    if let Some(kept) = kept().filter(|_| is_systemd()) {
+        forget_all(&kept.link);
+    }
+}
+
+fn forget_all(link: &Link) {
+    let mut desk = Desk::new(link);
+    for name in link.names() {
+        let _ = desk.remove(&name);
+    }
+    if let Err(error) = settled(&mut desk) {
+        tracing::warn!(%error, "systemd keeps what nobody needs");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_ours_are_told_from_those_of_socket_units() {
+        for name in [
+            "d1.s",
+            "d77.12",
+            "vnvme.control.123",
+            "vnvme.life-7",
+            "vnvme.m00ffa1",
+            "vnvme.n00ffa1.12.3",
+        ] {
+            assert!(is_ours(name), "{name}");
+        }
+        for name in [
+            "vnvme",
+            "vnvme.socket",
+            "vnvme.metrics.socket",
+            "vnvme.control",
+            "vnvme.main",
+            "d.s",
+            "d1.x",
+            "d1",
+            "dx.1",
+            "disk.s",
+            "connection",
+            "",
+            "d1.s.1",
+            "d1:s",
+            "lasting.served",
+        ] {
+            assert!(!is_ours(name), "{name}");
+        }
+    }
 }

@@ -2,7 +2,8 @@
 //! becomes it.
 
 use super::KeeperMode;
-use super::pool::{KEPT, is_kept};
+use super::mode::room_of_systemd;
+use super::pool::{KEPT, is_kept, leave_systemd, take_systemd};
 use super::versions::{VERSIONS, Versions};
 use crate::confine::SandboxMode;
 use crate::inherited;
@@ -33,11 +34,12 @@ const GONE: &[u8] = b" (deleted)";
 /// Of systemd (sd_watchdog_enabled(3)): who is to say that it is alive.
 const WATCHDOG: [&str; 2] = ["WATCHDOG_USEC", "WATCHDOG_PID"];
 /// What is the keeper process's, of its environment.
-const OWN: [&str; 4] = [
+const OWN: [&str; 5] = [
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
     "LISTEN_PID",
     "LISTEN_FDNAMES",
+    "FDSTORE",
 ];
 
 /// Descriptors that the keeper process leaves for itself, of those that it may have.
@@ -45,21 +47,33 @@ const RESERVE: u64 = 64;
 /// What it keeps at most, however many it may have: more than any machine's disks need.
 const MOST: u64 = 1 << 20;
 
-/// Where a process is to keep, this one becomes it, and starts another one that serves: then this
-/// does not return.
+/// Finds out who keeps. Where a process is to, this one becomes it, and starts another one that
+/// serves: then this does not return.
 ///
 /// # Errors
 /// A sentence for the user.
 pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
-    if is_kept() || options.keeper == KeeperMode::Off {
+    if is_kept() {
+        return Ok(());
+    }
+    if options.keeper != KeeperMode::Systemd {
+        leave_systemd();
+    }
+    if options.keeper == KeeperMode::Off {
         return Ok(());
     }
     // The kernel has such a disk from one process until it is given to another: not tried yet.
     ensure!(
         specs.ublk.is_empty() && !allows_ublk(options),
-        "keeper = process: not together with block devices of the host (ublk): serve those with \
-         another process"
+        "keeper: not together with block devices of the host (ublk): serve those with another \
+         process"
     );
+    if options.keeper == KeeperMode::Systemd {
+        return take_systemd(room_of_systemd().context(
+            "keeper = systemd: systemd keeps no descriptors for this service: it needs \
+             FileDescriptorStoreMax= in the unit, and systemd 254 or newer",
+        )?);
+    }
     let mut read_from = options.read_from.iter();
     if let Some(path) = read_from.find(|path| !is_lasting(path)) {
         bail!(

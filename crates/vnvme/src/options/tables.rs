@@ -541,7 +541,8 @@ impl Spec for ProcessSpec {
                 "MODE",
                 "process: a process of its own keeps the sockets and the memory of NVMe disks' \
                  clients, and starts the process that serves them again when that is killed or \
-                 fails: guests notice a pause (docs/survival.md)",
+                 fails: guests notice a pause (docs/survival.md). systemd: the service's store of \
+                 descriptors (FileDescriptorStoreMax=) keeps them",
                 |p| &mut p.keeper,
             )
             .or("off"),
