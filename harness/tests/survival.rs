@@ -1,7 +1,7 @@
-//! A guest whose disk is served by a process that is killed again and again, at any moment: it
-//! notices pauses, and nothing else.
+//! A guest whose disks are served by a process that is killed again and again, at any moment, or
+//! makes place for another version: it notices pauses, and nothing else.
 //!
-//! `VNVME_KILLS` has it killed more often than a few times.
+//! `VNVME_KILLS` has it killed, and `VNVME_UPGRADES` replaced, more often than a few times.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -17,14 +17,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use common::nbd::{NBDKIT, Place, QEMU, nbdkit, tree};
 use common::{Disks, LONG, run, run_for};
+use harness::cache::checkout;
 use harness::daemon::program;
 use harness::progress::skip;
 use harness::served::Controller;
-use harness::{Daemon, Guest};
+use harness::systemd::{Machine, PACKAGES};
+use harness::{Cache, Daemon, Guest, Tree};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Kills, where nothing else is said.
 const KILLS: usize = 12;
+/// Upgrades between them, where nothing else is said.
+const UPGRADES: usize = 3;
 /// Microseconds between two of them, at most: a keeper lets a few within ten seconds follow at
 /// once.
 const BETWEEN: u64 = 4_600_000;
@@ -33,21 +37,27 @@ const LIMIT: Duration = Duration::from_secs(20);
 const MIB: u64 = 192;
 
 /// Random reads and writes that are verified, flushes, and ranges that are trimmed, again and again
-/// until the time is over. Each turn verifies all of what it has written.
+/// until the time is over. Each turn verifies all of what it has written. `load DISK NAME`.
 const LOAD: &str = r#"
+load() {
 n=0
 while [ $(date +%s) -lt $end ]; do
     n=$((n + 1))
     fio --direct=1 --ioengine=io_uring --verify=crc32c --verify_fatal=1 --verify_dump=0 --randseed=$n \
-        --filename=$d --name=many --offset=0 --size=24m --rw=randrw --bsrange=4k-64k --iodepth=16 \
+        --filename=$1 --name=many --offset=0 --size=24m --rw=randrw --bsrange=4k-64k --iodepth=16 \
             --verify_backlog=64 \
         --name=one --offset=64m --size=4m --rw=randwrite --bs=4k --iodepth=1 --fsync=16 \
         --name=flush --offset=80m --size=8m --rw=write --bs=16k --iodepth=4 --fdatasync=8 \
         --name=trims --offset=100m --size=24m --rw=randtrim --bs=8k --iodepth=8 --verify=0 \
-        >/tmp/fio.log 2>&1 || { cat /tmp/fio.log; dmesg | tail -30; exit 1; }
+        >/tmp/fio-$2.log 2>&1 || { cat /tmp/fio-$2.log; dmesg | tail -30; exit 1; }
 done
-echo turns $n
+echo "$2: $n turns"
+}
 "#;
+/// Of a guest with one disk.
+const ONE: &str = "load $(wait_disk 1 1) one";
+/// Of a guest with two of them.
+const BOTH: &str = "load $(wait_disk 2 1) other & other=$!\nload $(wait_disk 1 1) one\nwait $other";
 
 /// Numbers that differ from run to run, and are told.
 struct Chance(u64);
@@ -119,10 +129,56 @@ dmesg | grep -v 'module verification' |
     >/tmp/said && { cat /tmp/said; exit 1; }
 true";
 
+fn number(name: &str, default: usize) -> Result<usize> {
+    match std::env::var(name) {
+        Ok(text) => text.parse().with_context(|| format!("{name} is a number")),
+        Err(_) => Ok(default),
+    }
+}
+
 fn kills() -> Result<usize> {
-    match std::env::var("VNVME_KILLS") {
-        Ok(text) => text.parse().context("VNVME_KILLS is a number"),
-        Err(_) => Ok(KILLS),
+    number("VNVME_KILLS", KILLS)
+}
+
+fn upgrades() -> Result<usize> {
+    number("VNVME_UPGRADES", UPGRADES)
+}
+
+/// What serves, and has another process follow.
+trait Keeps {
+    /// Which process serves: another one than `before`, which has been ended.
+    fn serving(&self, before: Option<i32>) -> Result<i32>;
+
+    /// Ends it as nobody expects.
+    fn kill(&self, pid: i32) -> Result<()>;
+
+    /// Has one of the program that is there now take its place.
+    fn upgrade(&self) -> Result<()>;
+}
+
+impl Keeps for Daemon {
+    fn serving(&self, before: Option<i32>) -> Result<i32> {
+        wait_serving(self, before)
+    }
+
+    fn kill(&self, pid: i32) -> Result<()> {
+        Ok(kill_process(
+            Pid::from_raw(pid).context("pid")?,
+            Signal::KILL,
+        )?)
+    }
+
+    fn upgrade(&self) -> Result<()> {
+        let done = || Ok::<_, anyhow::Error>(self.log()?.matches("upgraded: ").count());
+        let (before, began) = (done()?, Instant::now());
+        let keeper = i32::try_from(self.process().pid())?;
+        kill_process(Pid::from_raw(keeper).context("pid")?, Signal::USR2)?;
+        while done()? == before {
+            self.must_live()?;
+            ensure!(began.elapsed() < LIMIT, "no upgrade:\n{}", self.log()?);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 }
 
@@ -138,33 +194,54 @@ fn anonymous(pid: u32) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Kills what serves, at any moment, while the guest works. How often.
-fn kill_under_load(guest: &Guest, daemon: &Daemon, kills: usize, find: &str) -> Result<usize> {
+/// Kills what serves, at any moment, and has others take its place, while the guest works. How often
+/// each was.
+fn kill_under_load(
+    guest: &Guest,
+    keeps: &dyn Keeps,
+    (kills, upgrades): (usize, usize),
+    loads: &str,
+) -> Result<(usize, usize)> {
     let ended = AtomicBool::new(false);
-    let mut killed = 0;
+    let (mut killed, mut upgraded) = (0, 0);
+    let all = kills + upgrades;
     let turns = std::thread::scope(|scope| -> Result<String> {
         let load = scope.spawn(|| {
-            let seconds = seconds_for(kills) + 2;
+            let seconds = seconds_for(all) + 2;
             let limit = LONG + Duration::from_secs(2 * seconds);
-            let script = format!("end=$(($(date +%s) + {seconds}))\n{find}\n{LOAD}");
+            let script = format!("end=$(($(date +%s) + {seconds}))\n{LOAD}\n{loads}");
             let turns = run_for(guest, limit, &script);
             ended.store(true, Ordering::Release);
             turns
         });
         let mut chance = Chance::new();
-        let mut pid = wait_serving(daemon, None)?;
+        let mut pid = keeps.serving(None)?;
         std::thread::sleep(Duration::from_secs(2));
-        while killed < kills && !ended.load(Ordering::Acquire) {
+        while killed + upgraded < all && !ended.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_micros(20_000 + chance.below(BETWEEN)));
-            kill_process(Pid::from_raw(pid).context("pid")?, Signal::KILL)?;
-            pid = wait_serving(daemon, Some(pid))?;
-            killed += 1;
+            let left = (all - killed - upgraded) as u64;
+            match chance.below(left) < (upgrades - upgraded) as u64 {
+                true => {
+                    keeps.upgrade()?;
+                    upgraded += 1;
+                }
+                false => {
+                    keeps.kill(pid)?;
+                    killed += 1;
+                }
+            }
+            pid = keeps.serving(Some(pid))?;
         }
         load.join().unwrap()
     })?;
-    eprintln!("survival: {killed} kills, {}", turns.trim());
+    let turns = turns.trim().replace('\n', ", ");
+    eprintln!("survival: {killed} kills, {upgraded} upgrades; {turns}");
     run(guest, NOTHING_SAID)?;
-    Ok(killed)
+    ensure!(
+        2 * (killed + upgraded) >= all,
+        "killed {killed} times only, and upgraded {upgraded} times"
+    );
+    Ok((killed, upgraded))
 }
 
 /// For so many kills.
@@ -178,29 +255,29 @@ fn a_guest_survives_its_disks_process() -> Result<()> {
         skip("survival::nvme", "the tests run against QEMU's controller");
         return Ok(());
     }
-    let kills = kills()?;
+    let (kills, upgrades) = (kills()?, upgrades()?);
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", MIB)?;
     let daemon = Daemon::builder("survival")
         .arg("--keeper")
         .arg("process")
         .volume(&file)
-        .limit(Duration::from_secs(600) + LIMIT * kills as u32)
+        .limit(Duration::from_secs(600) + LIMIT * (kills + upgrades) as u32)
         .start()?;
     let guest = Guest::builder("survival")
         .disk(harness::Disk::VfioUser {
             socket: daemon.socket().to_path_buf(),
         })
         .boot()?;
-    let killed = kill_under_load(&guest, &daemon, kills, "d=$(wait_disk 1 1)")?;
+    let (killed, upgraded) = kill_under_load(&guest, &daemon, (kills, upgrades), ONE)?;
     let pauses = pauses(&daemon.log()?);
+    let ended = killed + upgraded;
     // One that is killed before it serves says nothing; most are not.
     ensure!(
-        (killed.div_ceil(2)..=killed).contains(&pauses.len()),
-        "{} pauses of {killed} kills",
+        (ended.div_ceil(2)..=ended).contains(&pauses.len()),
+        "{} pauses of {killed} kills and {upgraded} upgrades",
         pauses.len()
     );
-    ensure!(2 * killed >= kills, "killed {killed} times only");
     say("NVMe, a file", &pauses);
     let memory = anonymous(daemon.process().pid())?;
     eprintln!("survival: the keeper has {} KiB of its own", memory >> 10);
@@ -317,4 +394,230 @@ fn verified_data_survives_on_a_slow_nbd_server() -> Result<()> {
     ];
     let _server = nbdkit(&tree, &place, &words)?;
     kill_under_bench("an NBD server", place.url(), kills()?.div_ceil(3))
+}
+
+const UNIT: &str = "vnvme.service";
+const DISKS: &str = r#"
+[process]
+workers = 2
+keeper = "systemd"
+[[controller]]
+socket = "/run/vnvme/vm0.sock"
+namespace = [{ volume = "/var/lib/vnvme/vm0.raw" }]
+[[controller]]
+socket = "/run/vnvme/vm1.sock"
+namespace = [{ volume = "mem://192M" }]
+"#;
+/// Enough for both disks and their clients.
+const MOST: usize = 512;
+
+/// The unit of the package, in a machine with a real systemd, which keeps at most so many
+/// descriptors for it.
+fn configure(machine: &Machine, most: usize) -> Result<()> {
+    let place = "/etc/systemd/system";
+    let unit = fs::read_to_string(checkout().join("packaging/systemd/vnvme.service"))?;
+    // There is no such user.
+    let unit = unit.replace("User=vnvme\n", "");
+    fs::write(machine.path(&format!("{place}/{UNIT}")), unit)?;
+    let directory = machine.path(&format!("{place}/{UNIT}.d"));
+    fs::create_dir_all(&directory)?;
+    // What the documentation has one write beside the unit, and that nothing is closed at the end.
+    let text = fs::read_to_string(checkout().join("docs/survival.md"))?;
+    let text = text
+        .split("```")
+        .find(|part| part.contains("FileDescriptorStoreMax="));
+    let text = text.context("docs/survival.md has a drop-in")?;
+    let text = text.replace("StoreMax=4096", &format!("StoreMax={most}"));
+    let text = format!("{text}FileDescriptorStorePreserve=yes\n");
+    fs::write(directory.join("keeper.conf"), text)?;
+    machine.run(&["systemctl", "daemon-reload"]).map(drop)
+}
+
+/// One with the program, and its disks. `None`: it has been said why not.
+fn machine() -> Result<Option<Machine>> {
+    let cache = Cache::open()?;
+    if let Some(reason) = Machine::missing(&cache) {
+        skip("systemd: a machine", reason);
+        return Ok(None);
+    }
+    let tree = Tree::fetch(&cache, &PACKAGES, |_| Ok(()))?;
+    let machine = Machine::start(&cache, &tree)?;
+    fs::copy(program()?, machine.path("/usr/bin/vnvme"))?;
+    let version = machine.output(&["vnvme", "--version"])?;
+    if String::from_utf8_lossy(&version.stderr).contains("GLIBC") {
+        skip("systemd: the package", "this machine's C library is newer");
+        return Ok(None);
+    }
+    ensure!(version.status.success(), "{version:?}");
+    for directory in ["/etc/vnvme", "/var/lib/vnvme"] {
+        fs::create_dir_all(machine.path(directory))?;
+    }
+    fs::write(machine.path("/etc/vnvme/vnvme.toml"), DISKS)?;
+    let file = fs::File::create(machine.path("/var/lib/vnvme/vm0.raw"))?;
+    file.set_len(MIB << 20)?;
+    configure(&machine, MOST)?;
+    // systemd keeps nothing of a unit that nobody wants when it stops.
+    machine.run(&["systemctl", "add-wants", "test.target", UNIT])?;
+    machine.run(&["systemctl", "start", UNIT])?;
+    Ok(Some(machine))
+}
+
+/// How many descriptors systemd has for the unit.
+fn stored(machine: &Machine) -> Result<usize> {
+    let text = machine.property(UNIT, "NFileDescriptorStore")?;
+    text.parse().context("NFileDescriptorStore")
+}
+
+fn wait_stored(machine: &Machine, wanted: usize) -> Result<()> {
+    let is_right = |text: &str| text.parse() == Ok(wanted);
+    machine
+        .wait_property(UNIT, "NFileDescriptorStore", is_right)
+        .map(drop)
+}
+
+impl Keeps for Machine {
+    fn serving(&self, before: Option<i32>) -> Result<i32> {
+        let is_next =
+            |pid: &str| matches!(pid.parse::<i32>(), Ok(pid) if pid > 0 && Some(pid) != before);
+        let pid = self.wait_property(UNIT, "MainPID", is_next)?;
+        Ok(pid.parse()?)
+    }
+
+    fn kill(&self, pid: i32) -> Result<()> {
+        self.run(&["kill", "-s", "KILL", &pid.to_string()])
+            .map(drop)
+    }
+
+    fn upgrade(&self) -> Result<()> {
+        let program = self.path("/usr/bin/vnvme");
+        let new = self.path("/usr/bin/vnvme.new");
+        fs::copy(&program, &new)?;
+        fs::rename(&new, &program)?;
+        self.run(&["systemctl", "restart", UNIT]).map(drop)
+    }
+}
+
+/// Resets of both controllers, again and again: many messages, in between which the process is
+/// killed.
+const RESETS: &str = r#"
+one=$(wait_disk 1 1) other=$(wait_disk 2 1) n=0
+while [ $(date +%s) -lt $end ]; do
+    for disk in $one $other; do
+        dd if=/dev/urandom of=/tmp/wanted bs=64k count=1 2>/dev/null
+        dd if=/tmp/wanted of=$disk bs=64k seek=2400 oflag=direct 2>/dev/null
+        echo 1 >/sys/class/nvme/$(basename ${disk%n*})/reset_controller
+        dd if=$disk bs=64k skip=2400 count=1 iflag=direct 2>/dev/null | cmp - /tmp/wanted
+        n=$((n + 1))
+    done
+done
+echo $n resets
+"#;
+const NOTHING_FAILED: &str = r"
+dmesg | grep -Ei 'nvme.*(timeout|timed out|abort|error|fail|down|dead|remov)|I/O error' \
+    >/tmp/said && { cat /tmp/said; exit 1; }
+true";
+
+/// systemd keeps what a process has that is killed, or replaced by `systemctl restart`.
+#[test]
+fn a_guest_survives_under_systemd() -> Result<()> {
+    if Controller::chosen()? != Controller::Vnvme {
+        skip(
+            "survival::systemd",
+            "the tests run against QEMU's controller",
+        );
+        return Ok(());
+    }
+    let Some(machine) = machine()? else {
+        return Ok(());
+    };
+    let (kills, upgrades) = (kills()?, upgrades()?);
+    let idle = stored(&machine)?;
+    ensure!(idle > 0, "nothing is stored");
+    let disk = |name: &str| harness::Disk::VfioUser {
+        socket: machine.path(&format!("/run/vnvme/{name}.sock")),
+    };
+    let guest = Guest::builder("survival-systemd")
+        .disk(disk("vm0"))
+        .disk(disk("vm1"))
+        .boot()?;
+    kill_under_load(&guest, &machine, (kills, upgrades), BOTH)?;
+    let busy = stored(&machine)?;
+    ensure!(
+        busy > idle,
+        "{busy} are stored, and {idle} without a client"
+    );
+    ensure!(busy < MOST, "{busy} are stored");
+    // In between messages.
+    std::thread::scope(|scope| -> Result<()> {
+        let resets = scope.spawn(|| {
+            let end = format!("end=$(($(date +%s) + {}))\n", seconds_for(kills));
+            run_for(&guest, 2 * LONG, &format!("{end}{RESETS}"))
+        });
+        let mut chance = Chance::new();
+        let mut pid = machine.serving(None)?;
+        while !resets.is_finished() {
+            std::thread::sleep(Duration::from_micros(20_000 + chance.below(BETWEEN / 2)));
+            machine.kill(pid)?;
+            pid = machine.serving(Some(pid))?;
+        }
+        eprintln!("survival: {}", resets.join().unwrap()?.trim());
+        Ok(())
+    })?;
+    run(&guest, NOTHING_FAILED)?;
+    // What systemd does meanwhile is of no interest.
+    for command in ["daemon-reload", "daemon-reexec"] {
+        machine.run(&["systemctl", command])?;
+        let pid = machine.serving(None)?;
+        machine.kill(pid)?;
+        machine.serving(Some(pid))?;
+    }
+    run(
+        &guest,
+        "dd if=$(wait_disk 2 1) of=/dev/null bs=1M count=8 iflag=direct 2>/dev/null",
+    )?;
+    guest.poweroff()?;
+    let journal = machine.journal(UNIT)?;
+    ensure!(
+        !journal.contains("is disconnected") && !journal.contains("will not outlive"),
+        "{journal}"
+    );
+    // Nothing of the clients is left, and at the end nothing at all.
+    wait_stored(&machine, idle)?;
+    machine.run(&["systemctl", "stop", UNIT])?;
+    wait_stored(&machine, 0)
+}
+
+/// A store that is full is done without.
+#[test]
+fn a_full_store_of_systemd_is_said() -> Result<()> {
+    let Some(machine) = machine()? else {
+        return Ok(());
+    };
+    let idle = stored(&machine)?;
+    machine.run(&["systemctl", "stop", UNIT])?;
+    wait_stored(&machine, 0)?;
+    // There is room for the client's socket, and not for its memory.
+    configure(&machine, idle + 1)?;
+    machine.run(&["systemctl", "start", UNIT])?;
+    let socket = machine.path("/run/vnvme/vm1.sock");
+    let output = load(&socket, 2)?.wait_with_output()?;
+    let journal = machine.journal(UNIT)?;
+    ensure!(output.status.success(), "{output:?}\n{journal}");
+    ensure!(
+        journal.contains("descriptors are kept already"),
+        "{journal}"
+    );
+    // One that does not outlive its process is there for the next client.
+    let pid = machine.serving(None)?;
+    machine.kill(pid)?;
+    machine.serving(Some(pid))?;
+    machine.wait_property(UNIT, "ActiveState", |state| state == "active")?;
+    let output = load(&socket, 1)?.wait_with_output()?;
+    ensure!(
+        output.status.success(),
+        "{output:?}\n{}",
+        machine.journal(UNIT)?
+    );
+    machine.run(&["systemctl", "stop", UNIT])?;
+    wait_stored(&machine, 0)
 }

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use crate::common::*;
+use crate::storage_faults::{Loop, breaking};
 use crate::vhost_blk::features_of;
 use control::Client;
 use control::api::DiskKind;
+use fuse_disk::{Fault, What};
 use nvme::{NvmOpcode, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -121,6 +123,38 @@ fn commands_in_flight_are_answered_once() {
         std::thread::sleep(std::time::Duration::from_millis(500));
         assert!(host.try_completion(1).is_none(), "a second answer");
     }
+    drop(host);
+    daemon.end();
+}
+
+/// A write of the process that was killed is on its way to the disk: it would end up on top of what
+/// the next one writes, which therefore waits for it, before it answers anything.
+#[test]
+fn an_old_write_is_waited_for() {
+    let place = Place::new();
+    let Some(disk) = breaking("an_old_write", &place) else {
+        return;
+    };
+    let Some(device) = Loop::new(&disk.path()) else {
+        return;
+    };
+    let daemon = serve(&place, &[&text(&device.0)]);
+    let mut host = Host::up(&place.socket());
+    disk.fail(What::Write, 0..4096, 1, Fault::Held);
+    let at = 4 << 20;
+    host.ram.write_all_at(&pattern(1, 4096), at).unwrap();
+    let write = host.transfer(NvmOpcode::WRITE, 1, 0, 4096, at);
+    host.submit(1, write);
+    assert!(disk.wait_held(1, LIMIT));
+    kill_serving(&daemon);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(host.try_completion(1).is_none(), "it was not waited for");
+    assert_eq!(daemon.count(GOES_ON), 0);
+    assert_eq!(disk.release(), 1);
+    assert_eq!(host.completion(1).status(), Status::SUCCESS);
+    host.write(1, 0, &pattern(2, 4096));
+    assert!(host.read(1, 0, 4096) == pattern(2, 4096));
+    assert!(disk.bytes(0..4096) == pattern(2, 4096));
     drop(host);
     daemon.end();
 }

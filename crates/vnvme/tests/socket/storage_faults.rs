@@ -61,7 +61,7 @@ fn last_error(host: &mut Host) -> (Status, u64) {
 }
 
 /// A disk that breaks, or nothing (with a line that says so).
-fn breaking(test: &str, place: &Place) -> Option<Disk> {
+pub fn breaking(test: &str, place: &Place) -> Option<Disk> {
     match Disk::new(&place.path("mnt"), 8 * MIB) {
         Ok(disk) => Some(disk),
         Err(error) => {
@@ -73,10 +73,10 @@ fn breaking(test: &str, place: &Place) -> Option<Disk> {
 }
 
 /// A loop device, taken away when it is dropped.
-struct Loop(PathBuf);
+pub struct Loop(pub PathBuf);
 
 impl Loop {
-    fn new(file: &Path) -> Option<Self> {
+    pub fn new(file: &Path) -> Option<Self> {
         let losetup = Process::new("losetup")
             .args(["--find", "--show", "--direct-io=on"])
             .arg(file)
