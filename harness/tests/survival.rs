@@ -194,8 +194,8 @@ fn anonymous(pid: u32) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Kills what serves, at any moment, and has others take its place, while the guest works. How often
-/// each was.
+/// Kills what serves, at any moment, and has others take its place, while the guest works. Answers
+/// how often each was.
 fn kill_under_load(
     guest: &Guest,
     keeps: &dyn Keeps,

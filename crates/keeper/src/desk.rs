@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// How long an answer may take.
 const LIMIT: Duration = Duration::from_secs(1);
-/// The same where systemd keeps: it does much else, and stands still while it reads its units again.
+/// The same where systemd keeps: it does much else, and stands still while it reads its units.
 const LIMIT_OF_SYSTEMD: Duration = Duration::from_secs(15);
 /// Until a message is sent again for which there was no room. A service manager's socket takes ten.
 const RETRY: Duration = Duration::from_millis(1);

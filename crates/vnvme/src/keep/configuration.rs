@@ -7,7 +7,7 @@
 //! there are clients, stays with the keeper as it is, and says what the process is; of another one
 //! only disks count that could have been added in the sandbox.
 //!
-//! systemd keeps nothing as it is, whoever asks for the opposite, and so nothing of this: there each
+//! With systemd nothing of this is kept, for a process may replace what it keeps there: each
 //! process reads its configuration, and the file of what was added (`state`).
 
 use super::disk::settled;
