@@ -1,5 +1,6 @@
 //! What a controller is made of: identity, limits, namespaces.
 
+use crate::fabrics::FabricsConfig;
 use crate::pci::PciIds;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
 use reservations::HostId;
@@ -52,6 +53,8 @@ pub struct ControllerConfig {
     pub workers: u16,
     /// How long a controller reset may take (CAP.TO), rounded up to 500 ms.
     pub reset_timeout: Duration,
+    /// Hosts reach it over a network.
+    pub fabrics: Option<FabricsConfig>,
 }
 
 /// A controller's place in a subsystem of several controllers.
@@ -84,6 +87,7 @@ impl Default for ControllerConfig {
             max_in_flight: 512,
             workers: 1,
             reset_timeout: Duration::from_secs(30),
+            fabrics: None,
         }
     }
 }

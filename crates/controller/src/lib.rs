@@ -12,8 +12,8 @@
 //! orders by messages (`remote`; the control half's part is `controller::migration`).
 //!
 //! *What it does not do.* It has no socket, no thread, no loop, no device model of a VMM; it
-//! emulates NVMe over PCIe (no fabrics), one function without virtual functions, and stores
-//! nothing: that is a [`Volume`](volume::Volume)'s.
+//! emulates NVMe over PCIe (a network in between is its owner's, see [`FabricsConfig`]), one
+//! function without virtual functions, and stores nothing: that is a [`Volume`](volume::Volume)'s.
 //!
 //! # Embedding it in a VMM
 //!
@@ -90,6 +90,7 @@ mod admin;
 mod config;
 mod controller;
 mod engine;
+mod fabrics;
 mod irq;
 mod passthrough;
 pub mod pci;
@@ -103,6 +104,7 @@ pub use config::{
 };
 pub use controller::{Attach, Controller, DoorbellPage};
 pub use engine::{Recovery, tag_owner};
+pub use fabrics::{AnaGroup, FabricsConfig};
 pub use irq::IrqSink;
 pub use passthrough::{Passed, Passthrough};
 pub use remote::{RemoteEngine, RemoteEngineSetup};

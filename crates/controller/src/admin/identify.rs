@@ -5,6 +5,7 @@ use super::{
 };
 use crate::controller::Controller;
 use crate::engine::{self, Namespace};
+use crate::fabrics::FabricsConfig;
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
 use nvme::feature::Fid;
 use nvme::identify::{
@@ -140,6 +141,9 @@ impl Controller {
             exlat: 4.into(),
             ..Default::default()
         };
+        if let Some(fabrics) = &config.fabrics {
+            fabrics.describe(&mut page);
+        }
         page
     }
 
@@ -183,6 +187,9 @@ impl Controller {
         data.nguid = ns.config.nguid;
         data.eui64 = ns.config.eui64;
         data.lbaf[0] = LbaFormat::new(ns.shift as u8);
+        if self.config.fabrics.is_some() {
+            FabricsConfig::describe_namespace(&mut data);
+        }
         Ok(page(&data))
     }
 
@@ -193,6 +200,9 @@ impl Controller {
             data.nsfeat = IndependentNsfeat::new().with_vwcnp(!ns.volatile_cache);
             data.nsattr = Nsattr::new().with_cwp(ns.read_only);
             data.nstat = Nstat::new().with_nrdy(true);
+            if self.config.fabrics.is_some() {
+                FabricsConfig::describe_independent(&mut data);
+            }
         }
         Ok(page(&data))
     }

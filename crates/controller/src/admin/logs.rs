@@ -1,6 +1,7 @@
 //! Get Log Page ("NVMe Base 2.1", 5.1.12), and what fills the logs.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
+use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::engine;
 use crate::survival::Since;
@@ -36,8 +37,8 @@ struct LogPage {
     after: fn(&mut Controller),
     /// The bit by which Identify Controller says that the page is there.
     lpa: Lpa,
-    /// Only controllers of a subsystem have it.
-    shared: bool,
+    /// Not every controller has it.
+    offered: fn(&Controller) -> bool,
 }
 
 impl LogPage {
@@ -50,7 +51,7 @@ impl LogPage {
             content,
             after: |_| {},
             lpa: Lpa::new(),
-            shared: false,
+            offered: |_| true,
         }
     }
 
@@ -61,12 +62,16 @@ impl LogPage {
     const fn lpa(self, lpa: Lpa) -> Self {
         LogPage { lpa, ..self }
     }
+
+    const fn offered_if(self, offered: fn(&Controller) -> bool) -> Self {
+        LogPage { offered, ..self }
+    }
 }
 
 /// Every log page.
 static LOG_PAGES: &[LogPage] = &[
     LogPage::new(Lid::SUPPORTED_LOG_PAGES, |c, _, _| {
-        Ok(supported_log_pages(c.is_shared()))
+        Ok(supported_log_pages(c))
     })
     .lpa(Lpa::new().with_mlps(true)),
     LogPage::new(Lid::ERROR_INFORMATION, |c, _, _| Ok(c.error_log()))
@@ -85,24 +90,21 @@ static LOG_PAGES: &[LogPage] = &[
         Ok(c.commands_supported(get.csi))
     })
     .lpa(Lpa::new().with_cses(true).with_mlps(true)),
+    LogPage::new(Lid::ANA, |c, get, _| {
+        c.ana_log(get).ok_or(Status::INVALID_LOG_PAGE)
+    })
+    .after(|c| c.clear_events(EventType::NOTICE))
+    .offered_if(|c| c.config.fabrics.is_some()),
     LogPage::new(Lid::FEATURES_SUPPORTED, |c, _, _| {
         Ok(features_supported(c.is_shared()))
     })
     .lpa(Lpa::new().with_mlps(true)),
-    LogPage {
-        shared: true,
-        ..LogPage::new(Lid::RESERVATION_NOTIFICATION, |c, _, _| {
-            Ok(c.notification_log())
-        })
-        .after(Controller::notification_read)
-    },
+    LogPage::new(Lid::RESERVATION_NOTIFICATION, |c, _, _| {
+        Ok(c.notification_log())
+    })
+    .after(Controller::notification_read)
+    .offered_if(Controller::is_shared),
 ];
-
-/// The log pages that a controller has; `shared` if it is one of a subsystem.
-fn offered(shared: bool) -> impl Iterator<Item = &'static LogPage> {
-    let pages = LOG_PAGES.iter();
-    pages.filter(move |page| shared || !page.shared)
-}
 
 /// What Identify Controller says about the log pages.
 pub(super) fn lpa() -> Lpa {
@@ -167,7 +169,7 @@ impl Controller {
             // Index offsets are announced by none of the pages.
             return Err(INVALID_FIELD);
         }
-        let row = offered(self.is_shared()).find(|row| row.lid == get.lid);
+        let row = log_pages(self).find(|row| row.lid == get.lid);
         let row = row.ok_or(Status::INVALID_LOG_PAGE.with_dnr(true))?;
         let page = (row.content)(self, &get, command.nsid.get())?;
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
@@ -342,9 +344,15 @@ fn set<T>(entries: &mut [T; 256], at: u8, value: T) {
     }
 }
 
-fn supported_log_pages(shared: bool) -> Vec<u8> {
+/// Those that a controller has.
+fn log_pages(controller: &Controller) -> impl Iterator<Item = &'static LogPage> {
+    let pages = LOG_PAGES.iter();
+    pages.filter(|page| (page.offered)(controller))
+}
+
+fn supported_log_pages(controller: &Controller) -> Vec<u8> {
     let mut log = SupportedLogPages::new_zeroed();
-    for LogPage { lid, .. } in offered(shared) {
+    for LogPage { lid, .. } in log_pages(controller) {
         set(&mut log.lids, lid.0, LidSupported::new().with_lsupp(true));
     }
     log.as_bytes().to_vec()

@@ -1,0 +1,153 @@
+//! Controllers that hosts reach over a network ("NVMe Base 2.1", NVMe over Fabrics): what they say
+//! of themselves beside what all do, and the state in which they reach their namespaces.
+//!
+//! The transport is its owner's: it gives the controller queues in memory of its own, passes on
+//! what comes in capsules, and sends what is posted. What no such host may ask for (queues by Admin
+//! commands, doorbells) it refuses itself.
+
+use crate::controller::Controller;
+use nvme::aen::{AsyncEvent, Notice};
+use nvme::cmd::admin::GetLogPage;
+use nvme::feature::AsyncEventConfig;
+use nvme::identify::{
+    Anacap, Cmic, IdentifyController, IdentifyNamespace, IndependentNamespace, Nmic,
+};
+use nvme::log::{AnaGroup as GroupDescriptor, AnaGroupState, AnaHeader, AnaState, Lid};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use zerocopy::IntoBytes;
+
+/// The group that all namespaces are in.
+const GROUP: u32 = 1;
+/// How long a change of the state takes at most, in seconds.
+const ANATT: u8 = 10;
+/// Return Groups Only, of the ANA log page.
+const RGO: u8 = 1;
+
+/// How a controller reaches its namespaces; shared by all that reach them by the same port.
+#[derive(Debug)]
+pub struct AnaGroup {
+    state: AtomicU8,
+    changes: AtomicU64,
+}
+
+impl AnaGroup {
+    /// In this state.
+    pub fn new(state: AnaState) -> Self {
+        Self {
+            state: AtomicU8::new(state.0),
+            changes: AtomicU64::new(1),
+        }
+    }
+
+    /// Its state.
+    #[inline]
+    pub fn state(&self) -> AnaState {
+        AnaState(self.state.load(Ordering::Relaxed))
+    }
+
+    /// Gives it another state. Whether it was another one: then controllers are to be told
+    /// ([`Controller::ana_changed`]).
+    pub fn set(&self, state: AnaState) -> bool {
+        let changed = self.state.swap(state.0, Ordering::Relaxed) != state.0;
+        if changed {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        changed
+    }
+
+    /// Changes so far, from 1 on.
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+}
+
+/// What a controller says to hosts that reach it over a network.
+#[derive(Clone, Debug)]
+pub struct FabricsConfig {
+    /// Bytes of data that a capsule of an I/O queue may have: a multiple of 16.
+    pub in_capsule: u32,
+    /// Entries of the largest queue, as hosts are told: the controller's own may be larger.
+    pub queue_entries: u16,
+    /// How it reaches its namespaces.
+    pub ana: Arc<AnaGroup>,
+}
+
+impl FabricsConfig {
+    /// Fills in what Identify Controller has for them.
+    pub(crate) fn describe(&self, page: &mut IdentifyController) {
+        // No bus.
+        page.vid = 0.into();
+        page.ssvid = 0.into();
+        page.maxcmd = self.queue_entries.into();
+        page.cmic = Cmic::new()
+            .with_mports(true)
+            .with_mctrs(true)
+            .with_anars(true);
+        page.oaes = page.oaes.with_anacn(true);
+        page.anatt = ANATT;
+        page.anacap = Anacap::new()
+            .with_ros(true)
+            .with_rnos(true)
+            .with_ris(true)
+            .with_rpls(true)
+            .with_rcs(true);
+        page.anagrpmax = GROUP.into();
+        page.nanagrpid = GROUP.into();
+        page.sgls = page.sgls.with_ofs(true).with_tsdbd(true);
+        // In units of 16 bytes: an entry, and the data.
+        page.ioccsz = (64 / 16 + self.in_capsule / 16).into();
+        page.iorcsz = 1.into();
+        page.msdbd = 1;
+    }
+
+    /// The same of Identify Namespace.
+    pub(crate) fn describe_namespace(page: &mut IdentifyNamespace) {
+        page.nmic = Nmic::new().with_shrns(true);
+        page.anagrpid = GROUP.into();
+    }
+
+    /// The same of the structure that belongs to no command set.
+    pub(crate) fn describe_independent(page: &mut IndependentNamespace) {
+        page.nmic = Nmic::new().with_shrns(true);
+        page.anagrpid = GROUP.into();
+    }
+}
+
+impl Controller {
+    /// The state in which it reaches its namespaces has changed: the host is told, if it wants to
+    /// be ("NVMe Base 2.1", 5.1.2.1, Asymmetric Namespace Access Change).
+    pub fn ana_changed(&mut self) {
+        let wanted = AsyncEventConfig::from_bits(self.admin.features.event_config).anacn();
+        if wanted && self.config.fabrics.is_some() {
+            self.notify(AsyncEvent::notice(Notice::ANA_CHANGE, Lid::ANA));
+        }
+    }
+
+    /// The ANA log page; `None` where there is none.
+    pub(crate) fn ana_log(&self, get: &GetLogPage) -> Option<Vec<u8>> {
+        let ana = &self.config.fabrics.as_ref()?.ana;
+        let groups_only = get.lsp & RGO != 0;
+        let mut nsids: Vec<u32> = self.engine.active().map(|ns| ns.config.nsid).collect();
+        nsids.sort_unstable();
+        if groups_only {
+            nsids.clear();
+        }
+        let changes = ana.changes();
+        let header = AnaHeader {
+            chgcnt: changes.into(),
+            nagd: 1.into(),
+            ..AnaHeader::default()
+        };
+        let group = GroupDescriptor {
+            agid: GROUP.into(),
+            nnsid: (nsids.len() as u32).into(),
+            chgcnt: changes.into(),
+            state: AnaGroupState::new().with_anas(ana.state()),
+            ..GroupDescriptor::default()
+        };
+        let mut page = [header.as_bytes(), group.as_bytes()].concat();
+        page.extend(nsids.iter().flat_map(|nsid| nsid.to_le_bytes()));
+        Some(page)
+    }
+}
