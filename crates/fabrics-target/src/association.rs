@@ -1,0 +1,817 @@
+//! A host's association: a controller behind an Admin queue's connection and those of I/O queues,
+//! as a front-end of a worker.
+//!
+//! The controller is the one that guests have, with queues in memory of this process: a capsule
+//! becomes a submission queue entry, a completion queue entry becomes a capsule. What is the
+//! network's is done here: Connect, properties, keep-alive, the state of the namespaces.
+
+use crate::decide::{Register, create, decide_io, delete};
+use crate::handshake::{Connected, invalid};
+use crate::link::{End, Link};
+use crate::memory::{BASE, PAGE, Pool};
+use crate::queue::{Phase, Queue, Surroundings};
+use crate::rings;
+use crate::slots::Step;
+use crate::target::{Letter, Reservation, Target};
+use controller::{Controller, ControllerConfig, ControllerStats, FabricsConfig};
+use dma::Prot;
+use nvme::fabrics::{SQHD_NO_FLOW_CONTROL, status};
+use nvme::regs::{self, Aqa, Cc, Csts};
+use nvme::{AdminOpcode, Command, Completion, Status};
+use nvme_tcp::ADMIN_IN_CAPSULE;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+use volume::{Budget, Inbox, RingStreams};
+use worker::{Context, Descriptors, Frontend};
+
+/// Entries of the Admin queue, at most.
+const ADMIN_ENTRIES: u16 = 64;
+/// How long a host may leave a controller without enabling it.
+const ENABLING: Duration = Duration::from_secs(120);
+/// Between two looks at a controller that ends.
+const ENDING_LOOK: Duration = Duration::from_millis(10);
+
+/// Why an association could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum AssociationError {
+    /// Its controller.
+    #[error(transparent)]
+    Controller(#[from] controller::ConfigError),
+    /// Its memory.
+    #[error("no memory for the commands of a host: {0}")]
+    Memory(dma::MapError),
+    /// The worker's ring.
+    #[error(transparent)]
+    Ring(#[from] volume::VolumeError),
+    /// A descriptor.
+    #[error("a connection's descriptor: {0}")]
+    Descriptor(rustix::io::Errno),
+    /// The worker's inbox.
+    #[error("no event descriptor: {0}")]
+    Event(std::io::Error),
+}
+
+impl From<rustix::io::Errno> for AssociationError {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Descriptor(error)
+    }
+}
+
+impl From<dma::MapError> for AssociationError {
+    fn from(error: dma::MapError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+/// A new association: the Connect of its Admin queue has come, and waits for its answer.
+///
+/// Where none is made of it, the host is told so when it is dropped.
+#[derive(Debug)]
+pub struct NewAssociation {
+    target: Arc<Target>,
+    /// `None` once it is made.
+    made_of: Option<(Box<Connected>, Reservation)>,
+}
+
+impl NewAssociation {
+    pub(crate) const fn new(
+        target: Arc<Target>,
+        connected: Box<Connected>,
+        reservation: Reservation,
+    ) -> Self {
+        Self {
+            target,
+            made_of: Some((connected, reservation)),
+        }
+    }
+
+    /// The host's name.
+    pub fn hostnqn(&self) -> &str {
+        let made_of = self.made_of.as_ref();
+        made_of.map_or("", |(connected, _)| &connected.hostnqn)
+    }
+
+    /// Makes it on the worker that is to serve it.
+    ///
+    /// # Errors
+    /// [`AssociationError`].
+    pub fn make(mut self, context: &Context<'_>) -> Result<Association, AssociationError> {
+        let Some((connected, reservation)) = self.made_of.take() else {
+            // It is made once, and by this.
+            return Err(rustix::io::Errno::BADF.into());
+        };
+        match Parts::new(&self.target, &connected, reservation.cntlid(), context) {
+            Ok(parts) => Ok(Association::new(
+                parts,
+                self.target.clone(),
+                *connected,
+                reservation,
+            )),
+            Err(error) => {
+                self.made_of = Some((connected, reservation));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for NewAssociation {
+    fn drop(&mut self) {
+        if let Some((connected, _)) = &self.made_of {
+            connected.refuse(status::CONNECT_CONTROLLER_BUSY, 0);
+            self.target.stats().count_refusal();
+        }
+    }
+}
+
+/// What an association is made of, and what may fail.
+struct Parts {
+    controller: Controller,
+    pool: Pool,
+    admin: Queue,
+    mail: Arc<Inbox<Letter>>,
+    streams: RingStreams,
+    descriptors: Descriptors,
+}
+
+impl Parts {
+    fn new(
+        target: &Target,
+        connected: &Connected,
+        cntlid: u16,
+        context: &Context<'_>,
+    ) -> Result<Self, AssociationError> {
+        let limits = target.config.limits;
+        let queues = limits.queues + 1;
+        let capsule = limits.in_capsule.max(ADMIN_IN_CAPSULE).div_ceil(PAGE);
+        let data = limits.memory.div_ceil(PAGE);
+        let pool = Pool::new(rings::PAGES * u32::from(queues), (queues, capsule), data)?;
+        let config = ControllerConfig {
+            cntlid,
+            subnqn: Some(target.config.nqn.clone()),
+            io_queues: limits.queues,
+            // Its rings are larger than the host's queues; what the host is told is another number.
+            queue_entries: rings::MOST_ENTRIES.into(),
+            shadow_doorbells: false,
+            mapped_doorbells: false,
+            workers: 1,
+            fabrics: Some(FabricsConfig {
+                in_capsule: limits.in_capsule,
+                queue_entries: limits.entries,
+                ana: target.ana.clone(),
+            }),
+            ..target.config.controller.clone()
+        };
+        let namespaces = target.config.namespaces.clone();
+        let mut controller = Controller::new(context.owner, config, namespaces, context.io)?;
+        let command = nvme::pci::command::MEMORY_SPACE | nvme::pci::command::BUS_MASTER;
+        controller.config_write(nvme::pci::COMMAND as u64, &command.to_le_bytes());
+        let memory = pool.memory().clone();
+        let len = memory.len() as u64;
+        controller.dma_map(BASE, len, Some((memory, 0)), Prot::RW)?;
+        let streams = context.io.streams()?;
+        let mail = Inbox::new(context.io).map_err(AssociationError::Event)?;
+        let fd = rustix::io::fcntl_dupfd_cloexec(&connected.fd, 0)?;
+        let link = Link::new(&streams, &context.descriptors, 0, fd, connected.limits)?;
+        let entries = connected
+            .connect
+            .sqsize_z
+            .saturating_add(1)
+            .clamp(2, ADMIN_ENTRIES);
+        let admin = Queue::new(link, &connected.limits, 0, entries, ADMIN_IN_CAPSULE, true);
+        Ok(Self {
+            controller,
+            pool,
+            admin,
+            mail,
+            streams,
+            descriptors: context.descriptors.clone(),
+        })
+    }
+}
+
+/// Where an association is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// Its controller is being reset for the last time.
+    Ending,
+    Over,
+}
+
+/// A host's association.
+pub struct Association {
+    target: Arc<Target>,
+    cntlid: u16,
+    hostnqn: String,
+    peer: Option<SocketAddr>,
+    controller: Controller,
+    pool: Pool,
+    admin: Queue,
+    io: Vec<Queue>,
+    /// I/O queues whose rings could not be asked for yet.
+    early: Vec<Connected>,
+    mail: Arc<Inbox<Letter>>,
+    streams: RingStreams,
+    descriptors: Descriptors,
+    /// CC as the host has set it.
+    cc: Cc,
+    kato: Duration,
+    /// The last Keep Alive.
+    alive: Instant,
+    began: Instant,
+    /// The controller is being reset, and the Admin queue goes on.
+    resetting: bool,
+    life: Life,
+    flushing: bool,
+    now: Instant,
+    /// Recycled.
+    own: Vec<(u16, Step, Status)>,
+}
+
+impl std::fmt::Debug for Association {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Association")
+            .field("cntlid", &self.cntlid)
+            .field("hostnqn", &self.hostnqn)
+            .field("life", &self.life)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Association {
+    /// Its controller's number.
+    pub const fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// Which worker serves it, and how that is woken.
+    pub fn set_worker(&mut self, worker: u16, waker: Waker) {
+        self.controller.set_worker(worker, waker);
+    }
+
+    fn new(
+        parts: Parts,
+        target: Arc<Target>,
+        connected: Connected,
+        reservation: Reservation,
+    ) -> Self {
+        let now = Instant::now();
+        let Parts {
+            controller,
+            pool,
+            mut admin,
+            mail,
+            streams,
+            descriptors,
+        } = parts;
+        let (hostnqn, hostid) = (connected.hostnqn, connected.data.hostid);
+        let cntlid = reservation.cntlid();
+        target.enter(cntlid, &mail, &hostnqn, hostid);
+        reservation.using();
+        target.stats().count_connection();
+        let peer = rustix::net::getpeername(&connected.fd).ok().flatten();
+        let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+        admin.answer(connected.cid, Status::SUCCESS, cntlid.into());
+        target.log.connected.line(|left_out| {
+            let from = peer.map(|peer| peer.to_string()).unwrap_or_default();
+            tracing::info!(
+                left_out,
+                cntlid,
+                host = hostnqn,
+                from,
+                "a host has connected"
+            );
+        });
+        Self {
+            target,
+            cntlid,
+            hostnqn,
+            peer,
+            controller,
+            pool,
+            admin,
+            io: Vec::new(),
+            early: Vec::new(),
+            mail,
+            streams,
+            descriptors,
+            cc: Cc::new(),
+            kato: Duration::from_millis(connected.connect.kato.into()),
+            alive: now,
+            began: now,
+            resetting: false,
+            life: Life::Open,
+            flushing: false,
+            now,
+            own: Vec::new(),
+        }
+    }
+
+    /// Its controller's counters.
+    pub fn stats(&self) -> Arc<ControllerStats> {
+        self.controller.stats()
+    }
+
+    /// The host's name, and its address.
+    pub fn host(&self) -> (&str, Option<SocketAddr>) {
+        (&self.hostnqn, self.peer)
+    }
+
+    fn max_transfer(&self) -> u32 {
+        4096u32 << self.controller.config().mdts.min(13)
+    }
+
+    // ---- the Admin queue
+
+    fn read_admin(&mut self) -> Result<bool, End> {
+        let max_transfer = self.max_transfer();
+        let mut register = Register {
+            cc: &mut self.cc,
+            kato: &mut self.kato,
+            alive: &mut self.alive,
+            now: self.now,
+            io: &self.io,
+            written: false,
+            entries: self.target.config.limits.entries,
+        };
+        let mut around = Surroundings {
+            controller: &mut self.controller,
+            pool: &mut self.pool,
+            max_transfer,
+        };
+        let resetting = self.resetting;
+        let decide = |command: &Command, controller: &mut Controller| {
+            register.decide(command, controller, resetting)
+        };
+        let worked = self.admin.read(&mut around, decide)?;
+        if register.written {
+            self.write_cc();
+        }
+        Ok(worked)
+    }
+
+    /// CC has another value: the controller is enabled, disabled or shut down.
+    fn write_cc(&mut self) {
+        // Memory pages are this side's own.
+        let new = self.cc.with_mps(0);
+        let mut bytes = [0; 4];
+        self.controller.bar0_read(regs::CC, &mut bytes);
+        let old = Cc::from_bits(u32::from_le_bytes(bytes));
+        if old.en() && !new.en() {
+            // All I/O queues go with it.
+            let why = End::Refused("the controller was disabled");
+            self.io
+                .iter_mut()
+                .for_each(|queue| queue.close(&why, &mut self.pool));
+            self.resetting = true;
+        }
+        if !old.en() && new.en() {
+            let Self {
+                admin, controller, ..
+            } = self;
+            admin.rings.reset(self.pool.memory());
+            let entries_z = admin.rings.entries() - 1;
+            let aqa = Aqa::new().with_asqs_z(entries_z).with_acqs_z(entries_z);
+            controller.bar0_write(regs::AQA, &aqa.into_bits().to_le_bytes());
+            controller.bar0_write(regs::ASQ, &admin.rings.sq().to_le_bytes());
+            controller.bar0_write(regs::ACQ, &admin.rings.cq().to_le_bytes());
+        }
+        self.controller
+            .bar0_write(regs::CC, &new.into_bits().to_le_bytes());
+        self.after_reset();
+    }
+
+    /// A reset has ended: what the controller had is gone.
+    fn after_reset(&mut self) {
+        if !self.resetting || self.controller.is_resetting() {
+            return;
+        }
+        self.resetting = false;
+        self.admin.forget_started(&mut self.pool);
+        for queue in &mut self.io {
+            if queue.phase != Phase::Gone {
+                queue.phase = Phase::Gone;
+            }
+        }
+    }
+
+    // ---- I/O queues
+
+    /// A connection for an I/O queue has come.
+    fn arrive(&mut self, connected: Connected) {
+        let limits = self.target.config.limits;
+        let (qid, entries_z) = (connected.connect.qid, connected.connect.sqsize_z);
+        let mut early = self.early.iter();
+        let taken = self.io.iter().any(|queue| queue.qid == qid)
+            || early.any(|connected| connected.connect.qid == qid);
+        let refuse = |why: Status, dw0| {
+            connected.refuse(why, dw0);
+            self.target.stats().count_refusal();
+        };
+        if self.life != Life::Open || !self.controller.is_ready() || self.flushing {
+            return refuse(Status::COMMAND_SEQUENCE_ERROR, 0);
+        }
+        if !(1..=limits.queues).contains(&qid) || taken {
+            return refuse(status::CONNECT_INVALID_PARAMETERS, invalid(42, false));
+        }
+        if entries_z == 0 || entries_z >= limits.entries {
+            return refuse(status::CONNECT_INVALID_PARAMETERS, invalid(44, false));
+        }
+        // Both rings are asked for together.
+        if !self.admin.slots.has_room()
+            || self.admin.slots.len() + 2 > usize::from(ADMIN_ENTRIES) * 2
+        {
+            self.early.push(connected);
+            return;
+        }
+        let Ok(fd) = rustix::io::fcntl_dupfd_cloexec(&connected.fd, 0) else {
+            return refuse(Status::NOT_ENOUGH_RESOURCES, 0);
+        };
+        let link = Link::new(
+            &self.streams,
+            &self.descriptors,
+            qid.into(),
+            fd,
+            connected.limits,
+        );
+        let Ok(link) = link else {
+            return refuse(Status::NOT_ENOUGH_RESOURCES, 0);
+        };
+        let entries = entries_z + 1;
+        let flow_control = !connected.connect.cattr.dsqfc();
+        let mut queue = Queue::new(
+            link,
+            &connected.limits,
+            qid,
+            entries,
+            limits.in_capsule,
+            flow_control,
+        );
+        queue.phase = Phase::Making { cid: connected.cid };
+        queue.rings.reset(self.pool.memory());
+        let [cq, sq] = create(&queue.rings, qid);
+        let asked = self.admin.ask(cq, qid, Step::CreateCq, &self.pool)
+            && self.admin.ask(sq, qid, Step::CreateSq, &self.pool);
+        if !asked {
+            queue.close(&End::Refused("no room"), &mut self.pool);
+        }
+        self.io.push(queue);
+    }
+
+    /// What the controller has answered to this side.
+    fn answered(&mut self, qid: u16, step: Step, status: Status) {
+        let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
+            return;
+        };
+        match (step, queue.phase, status.is_success()) {
+            (Step::CreateSq, Phase::Making { cid }, true) => {
+                queue.phase = Phase::Open;
+                self.target.stats().count_connection();
+                let entry = Completion {
+                    dw0: u32::from(self.cntlid).into(),
+                    sqhd: if queue.has_flow_control() {
+                        0
+                    } else {
+                        SQHD_NO_FLOW_CONTROL
+                    }
+                    .into(),
+                    cid: cid.into(),
+                    status_phase: Completion::pack_status(Status::SUCCESS, false),
+                    ..Completion::default()
+                };
+                let capsule = queue.link.writer.completion(&entry);
+                queue.link.header(&capsule);
+            }
+            (Step::CreateCq | Step::CreateSq, Phase::Making { .. }, false) => {
+                tracing::warn!(qid, %status, "no rings for a host's queue");
+                queue.close(&End::Refused("no rings"), &mut self.pool);
+                queue.phase = Phase::Removing;
+                self.remove(qid, step == Step::CreateSq);
+            }
+            // Its connection has ended before its rings were there.
+            (Step::CreateSq, Phase::Removing, created) => self.remove(qid, created),
+            (Step::DeleteSq, ..) => {
+                let delete = delete(AdminOpcode::DELETE_IO_CQ, qid);
+                if !self.admin.ask(delete, qid, Step::DeleteCq, &self.pool) {
+                    queue.phase = Phase::Ended;
+                }
+            }
+            (Step::DeleteCq, ..) => queue.phase = Phase::Gone,
+            _ => {}
+        }
+    }
+
+    /// Has a queue's rings removed; its submission queue, too, if it is there.
+    fn remove(&mut self, qid: u16, with_sq: bool) {
+        let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
+            return;
+        };
+        let (opcode, step) = match with_sq {
+            true => (AdminOpcode::DELETE_IO_SQ, Step::DeleteSq),
+            false => (AdminOpcode::DELETE_IO_CQ, Step::DeleteCq),
+        };
+        queue.phase = match self.admin.ask(delete(opcode, qid), qid, step, &self.pool) {
+            true => Phase::Removing,
+            // Later.
+            false => Phase::Ended,
+        };
+    }
+
+    fn read_io(&mut self) -> bool {
+        let mut worked = false;
+        let max_transfer = self.max_transfer();
+        let Self {
+            target,
+            controller,
+            pool,
+            io,
+            ..
+        } = self;
+        for queue in io.iter_mut().filter(|queue| queue.phase == Phase::Open) {
+            let mut around = Surroundings {
+                controller,
+                pool,
+                max_transfer,
+            };
+            let state = target.ana.state();
+            let decide = |command: &Command, _: &mut Controller| {
+                decide_io(command, state, &target.config.namespaces)
+            };
+            match queue.read(&mut around, decide) {
+                Ok(found) => worked |= found,
+                Err(why) => {
+                    worked = true;
+                    target.log.ended.line(|left_out| {
+                        let qid = queue.qid;
+                        tracing::info!(left_out, qid, "an I/O queue ends: {why}");
+                    });
+                    queue.close(&why, pool);
+                }
+            }
+            queue.feed(&mut Surroundings {
+                controller,
+                pool,
+                max_transfer,
+            });
+            queue.rings.ring(controller);
+        }
+        worked
+    }
+
+    /// Goes on with queues that end.
+    fn end_queues(&mut self) -> bool {
+        let mut worked = false;
+        let ended: Vec<u16> = self
+            .io
+            .iter()
+            .filter(|queue| queue.phase == Phase::Ended)
+            .map(|queue| queue.qid)
+            .collect();
+        for qid in ended {
+            if self.controller.is_ready() && self.life == Life::Open && !self.resetting {
+                self.remove(qid, true);
+                worked = true;
+            }
+        }
+        let pool = &mut self.pool;
+        self.io.retain_mut(|queue| {
+            if matches!(queue.phase, Phase::Open | Phase::Making { .. }) {
+                return true;
+            }
+            if queue.has_news() {
+                queue.drain(pool);
+                worked = true;
+            }
+            let gone = queue.phase == Phase::Gone && queue.is_quiet();
+            if gone {
+                queue.release(pool);
+                worked = true;
+            }
+            !gone
+        });
+        worked
+    }
+
+    // ---- rounds
+
+    /// What the controller has completed becomes capsules, which are sent.
+    fn respond(&mut self) -> bool {
+        let max_transfer = self.max_transfer();
+        let mut own = std::mem::take(&mut self.own);
+        let mut around = Surroundings {
+            controller: &mut self.controller,
+            pool: &mut self.pool,
+            max_transfer,
+        };
+        let mut worked = false;
+        for queue in &mut self.io {
+            if queue.phase != Phase::Gone {
+                worked |= queue.reap(&mut around, &mut own);
+            }
+        }
+        if !self.resetting {
+            worked |= self.admin.reap(&mut around, &mut own);
+        }
+        for (qid, step, status) in own.drain(..) {
+            self.answered(qid, step, status);
+        }
+        self.own = own;
+        self.admin.rings.ring(&mut self.controller);
+        for queue in &mut self.io {
+            worked |= queue.link.send();
+        }
+        worked | self.admin.link.send()
+    }
+
+    /// The association ends, with all its connections.
+    fn end(&mut self, why: &End) {
+        if self.life != Life::Open {
+            return;
+        }
+        self.life = Life::Ending;
+        self.target.log.ended.line(|left_out| {
+            let (cntlid, host) = (self.cntlid, &self.hostnqn);
+            tracing::info!(left_out, cntlid, host, "a host's association ends: {why}");
+        });
+        self.admin.close(why, &mut self.pool);
+        for queue in &mut self.io {
+            queue.close(why, &mut self.pool);
+        }
+        self.early.clear();
+        self.mail.close();
+        self.target.leave(self.cntlid);
+        self.resetting = true;
+        self.controller.bar0_write(regs::CC, &0u32.to_le_bytes());
+        self.after_reset();
+    }
+
+    fn go_on_ending(&mut self) -> bool {
+        self.after_reset();
+        self.admin.drain(&mut self.pool);
+        self.end_queues();
+        let over = !self.controller.is_resetting()
+            && self.controller.is_drained()
+            && self.io.is_empty()
+            && self.admin.is_quiet();
+        if over {
+            self.admin.release(&mut self.pool);
+            self.life = Life::Over;
+        }
+        over
+    }
+
+    fn check_time(&mut self) {
+        let since = |at: Instant| self.now.saturating_duration_since(at);
+        if !self.kato.is_zero() && since(self.alive) >= self.kato {
+            self.end(&End::Refused("no Keep Alive in time"));
+        } else if !self.cc.en() && since(self.began) >= ENABLING && self.kato.is_zero() {
+            self.end(&End::Refused("its controller was not enabled in time"));
+        } else {
+            let mut bytes = [0; 4];
+            self.controller.bar0_read(regs::CSTS, &mut bytes);
+            if Csts::from_bits(u32::from_le_bytes(bytes)).cfs() && self.cc.en() {
+                self.end(&End::Refused("its controller has failed"));
+            }
+        }
+    }
+
+    fn read_mail(&mut self) {
+        for letter in self.mail.take() {
+            match letter {
+                Letter::Connected(connected) => {
+                    self.target.passed(self.cntlid);
+                    self.arrive(*connected);
+                }
+                Letter::State => self.controller.ana_changed(),
+                Letter::Sizes => {
+                    self.controller.check_sizes();
+                }
+                Letter::End => self.end(&End::Refused("its subsystem is not served any more")),
+            }
+        }
+    }
+}
+
+impl Frontend for Association {
+    type Error = Infallible;
+
+    fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
+        self.now = now;
+        let mut worked = false;
+        if self.life != Life::Open {
+            self.controller.poll_within(now, budget);
+            return self.go_on_ending();
+        }
+        if self.mail.has_news() {
+            self.read_mail();
+            worked = true;
+        }
+        if !self.early.is_empty() {
+            for connected in std::mem::take(&mut self.early) {
+                self.arrive(connected);
+            }
+        }
+        self.after_reset();
+        match self.read_admin() {
+            Ok(found) => worked |= found,
+            Err(why) => {
+                self.end(&why);
+                return true;
+            }
+        }
+        let max_transfer = self.max_transfer();
+        self.admin.feed(&mut Surroundings {
+            controller: &mut self.controller,
+            pool: &mut self.pool,
+            max_transfer,
+        });
+        worked |= self.read_io();
+        self.admin.rings.ring(&mut self.controller);
+        worked |= self.controller.poll_within(now, budget);
+        worked |= self.respond();
+        worked |= self.end_queues();
+        worked
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: volume::Completion) {
+        self.controller.complete(completion);
+    }
+
+    #[inline]
+    fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
+        self.controller.poll_volumes(out);
+    }
+
+    fn finish_round(&mut self) -> bool {
+        match self.life {
+            Life::Open => self.respond(),
+            Life::Ending | Life::Over => false,
+        }
+    }
+
+    #[inline]
+    fn has_news(&self) -> bool {
+        self.io.iter().any(Queue::has_news) || self.admin.has_news()
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.controller.in_flight()
+    }
+
+    #[inline]
+    fn must_poll(&self) -> bool {
+        self.controller.needs_polling() || self.has_news() || self.mail.has_news()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.controller.arm() || self.has_news() || self.mail.has_news()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let ending = (self.life == Life::Ending).then(|| self.now.checked_add(ENDING_LOOK));
+        let alive = match self.kato.is_zero() {
+            false => self.alive.checked_add(self.kato),
+            true if self.cc.en() => None,
+            true => self.began.checked_add(ENABLING),
+        };
+        let deadlines = [ending.flatten(), alive, self.controller.deadline()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn drain_messages(&mut self) -> bool {
+        self.controller.drain_messages()
+    }
+
+    fn housekeeping(&mut self, now: Instant) {
+        self.now = now;
+        if self.life == Life::Open {
+            self.check_time();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.flushing = true;
+        self.controller.flush();
+    }
+
+    fn is_drained(&self) -> bool {
+        self.controller.is_drained()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.life == Life::Over
+    }
+}
+
+impl Drop for Association {
+    fn drop(&mut self) {
+        self.mail.close();
+        self.target.leave(self.cntlid);
+    }
+}

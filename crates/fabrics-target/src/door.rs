@@ -1,0 +1,398 @@
+//! Where hosts connect: a listening socket, connections that have not said what they are, and
+//! discovery. A front-end of a worker; associations are others, on any worker.
+
+use crate::association::NewAssociation;
+use crate::discovery::Discovery;
+use crate::handshake::{Connected, Newcomer, Progress, invalid};
+use crate::link::End;
+use crate::target::Target;
+use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, status};
+use rustix::io::Errno;
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+use volume::{Budget, RingStreams};
+use worker::{AcceptStats, Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
+
+/// Of the listening socket in the epoll set.
+const LISTENER: u32 = 0;
+/// Of the eventfd of the volumes' sizes.
+const RESIZED: u32 = (1 << 31) - 1;
+/// Discoveries' tokens are below.
+const LAST_TOKEN: u32 = 1 << 30;
+/// Hosts that ask what there is, at a time.
+const MOST_DISCOVERIES: usize = 32;
+/// Connections that are accepted in one call.
+const AT_ONCE: usize = 4;
+
+/// Takes a new association to a worker, which makes it ([`NewAssociation::make`]).
+pub type Launch = Box<dyn FnMut(NewAssociation)>;
+
+/// Where hosts connect.
+pub struct Door {
+    target: Arc<Target>,
+    acceptor: Acceptor<OwnedFd>,
+    descriptors: Descriptors,
+    streams: RingStreams,
+    /// Connections that have not become queues.
+    newcomers: Vec<Option<Newcomer>>,
+    discoveries: Vec<(u32, Discovery)>,
+    launch: Launch,
+    resized: Option<Arc<OwnedFd>>,
+    /// Tokens from behind the newcomers' on are discoveries'.
+    next_token: u32,
+    /// Connections wait to be accepted, perhaps.
+    accepts: bool,
+    /// Newcomers of which something has come.
+    ready: Vec<u32>,
+    flushing: bool,
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Door")
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no door.
+#[derive(Debug, thiserror::Error)]
+pub enum DoorError {
+    /// The socket.
+    #[error("the listening socket: {0}")]
+    Socket(Errno),
+    /// The worker's ring.
+    #[error(transparent)]
+    Ring(#[from] volume::VolumeError),
+}
+
+impl From<Errno> for DoorError {
+    fn from(error: Errno) -> Self {
+        Self::Socket(error)
+    }
+}
+
+impl Door {
+    /// On a listening socket, in non-blocking mode. `resized` is an eventfd that becomes readable
+    /// when a volume has another size.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub fn new(
+        target: Arc<Target>,
+        listener: OwnedFd,
+        rate: ConnectRate,
+        resized: Option<Arc<OwnedFd>>,
+        launch: Launch,
+        context: &Context<'_>,
+    ) -> Result<Self, DoorError> {
+        let descriptors = context.descriptors.clone();
+        if let Some(resized) = &resized {
+            descriptors.add(resized, RESIZED, Interest::Readable)?;
+        }
+        Ok(Self {
+            acceptor: Acceptor::new(listener, descriptors.clone(), LISTENER, rate)?,
+            newcomers: (0..target.config.limits.newcomers).map(|_| None).collect(),
+            next_token: 1 + target.config.limits.newcomers as u32,
+            target,
+            descriptors,
+            streams: context.io.streams()?,
+            discoveries: Vec::new(),
+            launch,
+            resized,
+            accepts: false,
+            ready: Vec::new(),
+            flushing: false,
+        })
+    }
+
+    /// Counters of its socket.
+    pub fn accepts(&self) -> Arc<AcceptStats> {
+        self.acceptor.stats()
+    }
+
+    /// Nobody can connect any more, and the associations of all hosts end.
+    pub fn dismiss(&mut self) {
+        self.flushing = true;
+        self.acceptor.close();
+        self.newcomers.iter_mut().for_each(|place| *place = None);
+        self.discoveries.clear();
+        self.target.end();
+    }
+
+    /// Of it, what need not be closed on its worker's thread.
+    pub fn into_listener(self) -> OwnedFd {
+        self.acceptor.into_listener()
+    }
+
+    /// The subsystem.
+    pub fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
+    fn accept(&mut self, now: Instant) {
+        self.accepts = false;
+        for _ in 0..AT_ONCE {
+            let Some(vacant) = self.newcomers.iter().position(Option::is_none) else {
+                self.acceptor.close();
+                return;
+            };
+            match self.acceptor.accept(now) {
+                Ok(Some(fd)) => {
+                    let token = vacant as u32 + 1;
+                    self.put(token, Newcomer::new(fd, now));
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    self.target.log.refused.line(|left_out| {
+                        tracing::warn!(left_out, "hosts cannot connect now: {error}");
+                    });
+                    return;
+                }
+            }
+        }
+        self.accepts = true;
+    }
+
+    fn place(&mut self, token: u32) -> Option<&mut Option<Newcomer>> {
+        self.newcomers.get_mut((token as usize).checked_sub(1)?)
+    }
+
+    /// A connection takes its place, and is waited for.
+    fn put(&mut self, token: u32, newcomer: Newcomer) {
+        let added = self
+            .descriptors
+            .add(newcomer.fd(), token, Interest::Readable);
+        if added.is_ok()
+            && let Some(vacant) = self.place(token)
+        {
+            *vacant = Some(newcomer);
+        }
+    }
+
+    /// Something of a connection has come.
+    fn read(&mut self, token: u32, now: Instant) {
+        let Some(place) = self.place(token) else {
+            return;
+        };
+        let Some(newcomer) = place.take() else {
+            return;
+        };
+        match newcomer.read() {
+            Ok(Progress::Waits(newcomer)) => *place = Some(newcomer),
+            Ok(Progress::Connected(connected)) => {
+                // What comes from now on is its queue's.
+                let _ = self.descriptors.remove(&connected.fd);
+                self.connected(connected, now);
+            }
+            Err(why) => self.refused(&why),
+        }
+    }
+
+    fn refused(&self, why: &End) {
+        self.target.stats().count_refusal();
+        self.target.log.refused.line(|left_out| {
+            tracing::info!(left_out, "a connection that became no queue: {why}");
+        });
+    }
+
+    fn connected(&mut self, connected: Box<Connected>, now: Instant) {
+        let refuse = |connected: &Connected, why, at: Option<(u16, bool)>, words| {
+            let dw0 = at.map_or(0, |(at, in_data)| invalid(at, in_data));
+            connected.refuse(why, dw0);
+            self.refused(&End::Refused(words));
+        };
+        let wrong = status::CONNECT_INVALID_PARAMETERS;
+        if connected.subnqn == DISCOVERY_NQN {
+            return match connected.connect.qid {
+                0 => self.discover(&connected, now),
+                _ => {
+                    let words = "a discovery controller's I/O queue";
+                    refuse(&connected, wrong, Some((42, false)), words);
+                }
+            };
+        }
+        if connected.subnqn != self.target.config.nqn {
+            let words = "a host that asks for another subsystem";
+            return refuse(&connected, wrong, Some((256, true)), words);
+        }
+        if !self.target.admits(&connected.hostnqn) {
+            let words = "a host that may not connect (its NQN is not listed)";
+            return refuse(&connected, status::CONNECT_INVALID_HOST, None, words);
+        }
+        if self.flushing {
+            let words = "a host that comes at the end";
+            return refuse(&connected, status::CONNECT_CONTROLLER_BUSY, None, words);
+        }
+        let reservation = if connected.connect.qid != 0 {
+            if let Err(why) = self.target.owns(&connected) {
+                let at = (why == wrong).then_some((16, true));
+                let words = "a queue of no association of its host's";
+                return refuse(&connected, why, at, words);
+            }
+            None
+        } else if connected.data.cntlid.get() != CNTLID_DYNAMIC {
+            let words = "a host that asks for a controller of a number";
+            return refuse(&connected, wrong, Some((16, true)), words);
+        } else if connected.connect.sqsize_z == 0 {
+            let words = "a host that asks for a queue of one entry";
+            return refuse(&connected, wrong, Some((44, false)), words);
+        } else {
+            match self.target.reserve() {
+                Ok(reservation) => Some(reservation),
+                Err(why) => {
+                    return refuse(&connected, why, None, "more associations than there may be");
+                }
+            }
+        };
+        if let Some(reservation) = reservation {
+            let target = self.target.clone();
+            (self.launch)(NewAssociation::new(target, connected, reservation));
+        } else if let Err((connected, why)) = self.target.pass(connected) {
+            connected.refuse(why, 0);
+            self.refused(&End::Refused("a queue of no association of its host's"));
+        }
+    }
+
+    /// Behind those of newcomers.
+    fn first_token(&self) -> u32 {
+        self.newcomers.len() as u32 + 1
+    }
+
+    fn discover(&mut self, connected: &Connected, now: Instant) {
+        if self.discoveries.len() >= MOST_DISCOVERIES {
+            connected.refuse(status::CONNECT_CONTROLLER_BUSY, 0);
+            return self.refused(&End::Refused("more discoveries than there may be"));
+        }
+        let token = self.next_token;
+        self.next_token = match token {
+            LAST_TOKEN.. => self.first_token(),
+            _ => token + 1,
+        };
+        let target = self.target.clone();
+        let made = Discovery::new(
+            target,
+            connected,
+            &self.streams,
+            &self.descriptors,
+            token,
+            now,
+        );
+        match made {
+            Ok(discovery) => self.discoveries.push((token, discovery)),
+            Err(errno) => self.refused(&End::Io(errno.into())),
+        }
+    }
+
+    /// Connections whose time is over.
+    fn expire(&mut self, now: Instant) {
+        let limit = self.target.config.limits.handshake;
+        let mut late = 0;
+        for place in &mut self.newcomers {
+            let is_late = |began: Instant| now.saturating_duration_since(began) >= limit;
+            if place
+                .as_ref()
+                .is_some_and(|newcomer| is_late(newcomer.began))
+            {
+                *place = None;
+                late += 1;
+            }
+        }
+        (0..late).for_each(|_| self.refused(&End::Refused("it did not say what it is in time")));
+    }
+
+    /// Others may have waited for a place.
+    fn reopen(&mut self, now: Instant) {
+        if self.flushing {
+            return;
+        }
+        if self.newcomers.iter().any(Option::is_none) {
+            // It is tried again later.
+            let _ = self.acceptor.open(now);
+        }
+        let _ = self.acceptor.resume(now);
+    }
+}
+
+impl Frontend for Door {
+    type Error = Infallible;
+
+    fn poll(&mut self, now: Instant, _: &mut Budget) -> bool {
+        let mut worked = self.accepts || !self.ready.is_empty();
+        if !self.ready.is_empty() {
+            for token in std::mem::take(&mut self.ready) {
+                self.read(token, now);
+            }
+            self.reopen(now);
+        }
+        if self.accepts {
+            self.accept(now);
+        }
+        self.discoveries.retain_mut(|(_, discovery)| {
+            worked |= discovery.has_news();
+            discovery.poll(now)
+        });
+        worked
+    }
+
+    fn complete(&mut self, _: volume::Completion) {}
+
+    fn has_news(&self) -> bool {
+        let mut discoveries = self.discoveries.iter();
+        discoveries.any(|(_, discovery)| discovery.has_news())
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn must_poll(&self) -> bool {
+        self.accepts || !self.ready.is_empty() || self.has_news()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.must_poll()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let limit = self.target.config.limits.handshake;
+        let newcomers = self.newcomers.iter().flatten();
+        let newcomers = newcomers.filter_map(|newcomer| newcomer.began.checked_add(limit));
+        let discoveries = self.discoveries.iter();
+        let discoveries = discoveries.filter_map(|(_, discovery)| discovery.deadline());
+        newcomers
+            .chain(discoveries)
+            .chain(self.acceptor.deadline())
+            .min()
+    }
+
+    fn housekeeping(&mut self, now: Instant) {
+        self.expire(now);
+        self.reopen(now);
+    }
+
+    fn ready(&mut self, token: u32) {
+        match token {
+            LISTENER => self.accepts = true,
+            RESIZED => {
+                if let Some(resized) = &self.resized {
+                    let _ = rustix::io::read(resized, &mut [0; 8]);
+                    self.target.sizes_changed();
+                }
+            }
+            token if token as usize <= self.newcomers.len() => self.ready.push(token),
+            // A discovery's: its completion is on the ring.
+            _ => {}
+        }
+    }
+
+    fn flush(&mut self) {
+        self.flushing = true;
+    }
+
+    fn is_drained(&self) -> bool {
+        true
+    }
+}

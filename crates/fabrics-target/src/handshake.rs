@@ -1,0 +1,232 @@
+//! The beginning of a connection: ICReq, and the Connect that says which queue it is.
+//!
+//! No more is read than these two, so that what follows is the queue's own. A host has a time limit
+//! for it, and what it may send is bounded.
+
+use crate::link::End;
+use nvme::Status;
+use nvme::fabrics::{self, Connect, ConnectData, Fctype, InvalidParameter, status};
+use nvme::{Command, Completion};
+use nvme_tcp::pdu::{CommonHeader, DIGEST, INITIALIZE, LONGEST_OFFSET};
+use nvme_tcp::{ADMIN_IN_CAPSULE, Controller, Grants, Limits, Request, Requests, Writer};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+use zerocopy::FromBytes;
+
+/// Most bytes of data in one H2CData.
+const H2C_DATA: u32 = 1 << 20;
+/// Bytes of the common header.
+const COMMON: usize = size_of::<CommonHeader>();
+/// Bytes of the longest capsule with a Connect.
+const LONGEST: usize = LONGEST_OFFSET + fabrics::CONNECT_DATA_LEN as usize + DIGEST;
+
+/// A connection that has not said what it is.
+#[derive(Debug)]
+pub(crate) struct Newcomer {
+    fd: OwnedFd,
+    pub(crate) began: Instant,
+    bytes: Vec<u8>,
+    limits: Option<Limits>,
+}
+
+/// A connection whose Connect has come, and was not answered.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub fd: OwnedFd,
+    pub limits: Limits,
+    pub cid: u16,
+    pub connect: Connect,
+    pub data: ConnectData,
+    pub hostnqn: String,
+    pub subnqn: String,
+}
+
+/// How far a connection is.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// More has to come.
+    Waits(Newcomer),
+    /// Its Connect has come.
+    Connected(Box<Connected>),
+}
+
+impl Newcomer {
+    pub(crate) fn new(fd: OwnedFd, now: Instant) -> Self {
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+        let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
+        Self {
+            fd,
+            began: now,
+            bytes: Vec::new(),
+            limits: None,
+        }
+    }
+
+    pub(crate) const fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Goes on with what has come.
+    pub(crate) fn read(mut self) -> Result<Progress, End> {
+        loop {
+            let wanted = self.wanted()?;
+            if self.bytes.len() >= wanted {
+                if self.limits.is_some() {
+                    return self.connect();
+                }
+                self.initialize()?;
+                continue;
+            }
+            let had = self.bytes.len();
+            self.bytes.resize(wanted, 0);
+            let room = self.bytes.get_mut(had..).unwrap_or_default();
+            let got = recv(&self.fd, room, RecvFlags::empty());
+            let len = got.map_or(0, |(_, len)| len);
+            self.bytes.truncate(had + len);
+            match got {
+                Ok((_, 0)) => return Err(End::Closed),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Progress::Waits(self)),
+                Err(errno) => return Err(End::Io(errno.into())),
+            }
+        }
+    }
+
+    /// As many bytes as have to be there before the next look.
+    fn wanted(&self) -> Result<usize, End> {
+        if self.limits.is_none() {
+            return Ok(INITIALIZE);
+        }
+        let Ok((header, _)) = CommonHeader::read_from_prefix(&self.bytes) else {
+            return Ok(COMMON);
+        };
+        match usize::try_from(header.plen.get()) {
+            Ok(len @ COMMON..=LONGEST) => Ok(len),
+            _ => Err(End::Refused("a host's first command is not a Connect")),
+        }
+    }
+
+    fn initialize(&mut self) -> Result<(), End> {
+        let Some(request) = self.bytes.first_chunk::<INITIALIZE>() else {
+            return Ok(());
+        };
+        let controller = Controller { h2c_data: H2C_DATA };
+        match controller.agree(request) {
+            Ok((limits, response)) => {
+                write(&self.fd, &response)?;
+                self.limits = Some(limits);
+                self.bytes.clear();
+                Ok(())
+            }
+            Err(violation) => {
+                let _ = write(&self.fd, &violation.c2h_term_req());
+                Err(violation.into())
+            }
+        }
+    }
+
+    fn connect(self) -> Result<Progress, End> {
+        let Some(limits) = self.limits else {
+            return Err(End::Refused("no limits"));
+        };
+        let mut requests = Requests::new(&limits, ADMIN_IN_CAPSULE);
+        let mut grants = Grants::<()>::new(1);
+        let mut rest = self.bytes.as_slice();
+        let (mut command, mut data) = (None, Vec::new());
+        while !rest.is_empty() {
+            let (used, request) = match requests.next(rest, &mut grants) {
+                Ok(next) => next,
+                Err(violation) => {
+                    let _ = write(&self.fd, &violation.c2h_term_req());
+                    return Err(violation.into());
+                }
+            };
+            rest = rest.get(used..).unwrap_or_default();
+            match request {
+                Request::Command { command: this, .. } => command = Some(this),
+                Request::Data(bytes) => data.extend_from_slice(bytes),
+                Request::DataEnd { corrupt: true, .. } => {
+                    return Err(End::Refused("a Connect whose data digest does not match"));
+                }
+                Request::Terminated(why) => return Err(End::Terminated(why)),
+                Request::More if used == 0 => break,
+                _ => {}
+            }
+        }
+        let refused = End::Refused("a host's first command is not a Connect");
+        let command: Command = command.ok_or(refused)?;
+        let cid = command.cid.get();
+        let refuse = |why: Status, dw0: u32| {
+            let _ = write(
+                &self.fd,
+                &Writer::new(limits).completion(&completion(cid, why, dw0)),
+            );
+        };
+        if fabrics::fctype(&command) != Some(Fctype::CONNECT) {
+            refuse(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true), 0);
+            return Err(End::Refused("a host's first command is not a Connect"));
+        }
+        let data = ConnectData::read_from_bytes(&data);
+        let connect = Connect::from_command(&command);
+        let names = data.ok().and_then(|data| {
+            let subnqn = data.subnqn.as_str()?.to_owned();
+            let hostnqn = data.hostnqn.as_str()?.to_owned();
+            Some((data, subnqn, hostnqn))
+        });
+        let Some((data, subnqn, hostnqn)) = names else {
+            refuse(
+                status::CONNECT_INVALID_PARAMETERS.with_dnr(true),
+                invalid(512, true),
+            );
+            return Err(End::Refused("a Connect without names"));
+        };
+        if connect.recfmt != 0 {
+            refuse(status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr(true), 0);
+            return Err(End::Refused("a Connect of another format"));
+        }
+        Ok(Progress::Connected(Box::new(Connected {
+            fd: self.fd,
+            limits,
+            cid,
+            connect,
+            data,
+            hostnqn,
+            subnqn,
+        })))
+    }
+}
+
+impl Connected {
+    /// Answers it by an error; the connection is of no use then.
+    pub(crate) fn refuse(&self, why: Status, dw0: u32) {
+        let answer = completion(self.cid, why.with_dnr(true), dw0);
+        let _ = write(&self.fd, &Writer::new(self.limits).completion(&answer));
+    }
+}
+
+/// Dword 0 that says which parameter of a Connect is wrong.
+pub(crate) fn invalid(at: u16, in_data: bool) -> u32 {
+    let wrong = InvalidParameter::new().with_ipo(at).with_iattr(in_data);
+    wrong.into_bits()
+}
+
+/// An answer without flow control.
+pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
+    Completion {
+        dw0: dw0.into(),
+        cid: cid.into(),
+        status_phase: Completion::pack_status(status, false),
+        ..Completion::default()
+    }
+}
+
+/// Sends a few bytes, for which a new connection has room.
+fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), End> {
+    match send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        Ok(len) if len == bytes.len() => Ok(()),
+        Ok(_) => Err(End::Refused("a host that reads nothing")),
+        Err(errno) => Err(End::Io(errno.into())),
+    }
+}

@@ -1,0 +1,40 @@
+//! Volumes for other hosts, by NVMe over TCP.
+//!
+//! A [`Target`] is a subsystem at a port. A [`Door`] accepts its connections and finds out what
+//! they are; a host's Admin queue becomes an [`Association`], which may be on another worker, and
+//! its I/O queues follow it there. Both are front-ends of a worker.
+//!
+//! The controller of an association is crate `controller`'s, the one that guests have: this crate
+//! gives it queues in memory of this process, and turns capsules into entries and entries into
+//! capsules. The protocol on the wire is crate `nvme-tcp`'s.
+//!
+//! What may be touched here: sockets of hosts, which are not trusted. What may not: files, volumes
+//! but by their controllers, the inside of a controller.
+//!
+//! # How data passes through
+//!
+//! ```text
+//! host ---> socket on the worker's ring ---> nvme_tcp::Requests ---> slot, block of memory
+//!                                                                      |  SQ ring, doorbell
+//!                                                                      v
+//!                                                           controller::Controller -> volume
+//!                                                                      |  CQ ring
+//! host <--- one sendmsg for a batch <--- C2HData, CapsuleResp <--------'
+//! ```
+#![forbid(unsafe_code)]
+
+mod association;
+mod decide;
+mod discovery;
+mod door;
+mod handshake;
+mod link;
+mod memory;
+mod queue;
+mod rings;
+mod slots;
+mod target;
+
+pub use association::{Association, AssociationError, NewAssociation};
+pub use door::{Door, DoorError, Launch};
+pub use target::{Target, TargetConfig, TargetLimits, TargetStats};

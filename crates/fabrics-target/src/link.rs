@@ -1,0 +1,207 @@
+//! A connection on the worker's ring: PDUs out, bytes in.
+
+use dma::SegmentList;
+use nvme_tcp::{Header, Limits, Writer};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use volume::{Incoming, Outgoing, RingStream, RingStreams};
+use worker::{Descriptors, Interest};
+
+/// Bytes of the buffer for what is received.
+const BUFFER: usize = 128 << 10;
+/// Bytes that wait for the end of what is being sent; beyond that nothing more is received.
+const STAGED: u64 = 1 << 20;
+
+/// How a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum End {
+    #[error("the host has closed the connection")]
+    Closed,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("the host breaks the protocol: {0}")]
+    Violation(nvme_tcp::Violation),
+    #[error("the host ends the connection: {0}")]
+    Terminated(nvme_tcp::Terminated),
+    #[error("{0}")]
+    Refused(&'static str),
+}
+
+impl From<nvme_tcp::Violation> for End {
+    fn from(error: nvme_tcp::Violation) -> Self {
+        Self::Violation(error)
+    }
+}
+
+/// A connection on the worker's ring.
+pub(crate) struct Link {
+    stream: RingStream,
+    /// The same socket, in the epoll set: what comes wakes its front-end.
+    watched: OwnedFd,
+    pub(crate) writer: Writer,
+    /// `None` while the kernel has it.
+    incoming: Option<Incoming>,
+    /// What is sent next.
+    pub(crate) staged: Outgoing,
+    /// `None` while the kernel has it.
+    spare: Option<Outgoing>,
+    /// A part of it has been sent, and the ring had no room for the rest.
+    rest: Option<Outgoing>,
+    /// It is on its way to its end.
+    ending: bool,
+}
+
+impl Link {
+    /// Takes a socket, in non-blocking mode, onto the ring.
+    pub(crate) fn new(
+        streams: &RingStreams,
+        descriptors: &Descriptors,
+        token: u32,
+        fd: OwnedFd,
+        limits: Limits,
+    ) -> Result<Self, Errno> {
+        // A ring waits for it then.
+        rustix::io::ioctl_fionbio(&fd, false)?;
+        let watched = rustix::io::fcntl_dupfd_cloexec(&fd, 0)?;
+        descriptors.add(&watched, token, Interest::Edge)?;
+        Ok(Self {
+            stream: streams.open(fd),
+            watched,
+            writer: Writer::new(limits),
+            incoming: Some(Incoming::new(BUFFER)),
+            staged: Outgoing::new(),
+            spare: Some(Outgoing::new()),
+            rest: None,
+            ending: false,
+        })
+    }
+
+    /// Something has come, or can be sent.
+    pub(crate) fn has_news(&self) -> bool {
+        let sends = self.rest.is_some() || (self.staged.left() > 0 && self.spare.is_some());
+        self.stream.has_news() || (!self.ending && sends)
+    }
+
+    /// So much is to be sent that nothing more should be asked for.
+    pub(crate) fn is_full(&self) -> bool {
+        self.staged.left() >= STAGED
+    }
+
+    /// Appends a header.
+    pub(crate) fn header(&mut self, header: &Header) {
+        self.staged.bytes(header);
+    }
+
+    /// Starts to send what is staged. `true` when there was something.
+    pub(crate) fn send(&mut self) -> bool {
+        if self.ending {
+            return false;
+        }
+        if let Some(rest) = self.rest.take() {
+            self.rest = self.stream.send(rest).err();
+            return true;
+        }
+        if self.staged.left() == 0 {
+            return false;
+        }
+        let Some(spare) = self.spare.take() else {
+            return false;
+        };
+        let outgoing = std::mem::replace(&mut self.staged, spare);
+        if let Err(outgoing) = self.stream.send(outgoing) {
+            // The ring is full: the next round tries again.
+            let spare = std::mem::replace(&mut self.staged, outgoing);
+            self.spare = Some(spare);
+        }
+        true
+    }
+
+    /// What was sent comes back.
+    pub(crate) fn sent(&mut self, back: impl FnMut(u64, SegmentList)) -> Result<(), End> {
+        let Some((mut outgoing, sent)) = self.stream.sent() else {
+            return Ok(());
+        };
+        outgoing.advance(*sent.as_ref().unwrap_or(&0));
+        if sent.is_ok() && outgoing.left() > 0 && !self.ending {
+            // Where the ring is full, the next round tries again.
+            self.rest = self.stream.send(outgoing).err();
+            return Ok(());
+        }
+        outgoing.clear(back);
+        self.spare = Some(outgoing);
+        sent?;
+        Ok(())
+    }
+
+    /// Bytes have been received: how many of them where they belong; that memory comes to `back`.
+    pub(crate) fn received(&mut self, mut back: impl FnMut(SegmentList)) -> Result<u64, End> {
+        let Some((mut incoming, received)) = self.stream.received() else {
+            return Ok(0);
+        };
+        let result = match received {
+            Ok(0) => Err(End::Closed),
+            Ok(len) => Ok(incoming.received(len)),
+            Err(error) => Err(error.into()),
+        };
+        if let Some((list, ..)) = incoming.direct.take() {
+            back(list);
+        }
+        self.incoming = Some(incoming);
+        result
+    }
+
+    /// What was received into the buffer; `None` while the kernel has it.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        self.incoming.as_ref().map(Incoming::bytes)
+    }
+
+    /// So many of these bytes are used.
+    pub(crate) fn consume(&mut self, used: usize) {
+        if let Some(incoming) = &mut self.incoming {
+            incoming.consume(used);
+        }
+    }
+
+    /// Asks the ring for more; first for what `direct` has room for. That comes back when the ring
+    /// takes nothing now.
+    pub(crate) fn receive(
+        &mut self,
+        direct: Option<(SegmentList, u64, u64)>,
+    ) -> Option<SegmentList> {
+        let Some(mut incoming) = self.incoming.take() else {
+            return direct.map(|(list, ..)| list);
+        };
+        incoming.direct = direct;
+        if let Err(mut incoming) = self.stream.receive(incoming) {
+            let list = incoming.direct.take().map(|(list, ..)| list);
+            self.incoming = Some(incoming);
+            return list;
+        }
+        None
+    }
+
+    /// The kernel has nothing of it any more.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.incoming.is_some() && self.spare.is_some()
+    }
+
+    /// Ends it: what is staged is not sent. `last` is, if that can be done without waiting.
+    pub(crate) fn end(&mut self, last: Option<&[u8]>, mut back: impl FnMut(u64, SegmentList)) {
+        if std::mem::replace(&mut self.ending, true) {
+            return;
+        }
+        self.staged.clear(&mut back);
+        if let Some(last) = last
+            && self.spare.is_some()
+        {
+            let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+            let _ = rustix::net::send(&self.watched, last, flags);
+        }
+        if let Some(mut rest) = self.rest.take() {
+            rest.clear(back);
+            self.spare = Some(rest);
+        }
+        self.stream.shut_down();
+    }
+}

@@ -1,0 +1,302 @@
+//! The memory between a host's capsules and its controller: queues, and a pool for data.
+//!
+//! The controller sees it as it sees a guest's: under IOVAs, of which none is zero, so that an
+//! address that nobody has set names nothing.
+
+use dma::{Access, DmaMap, Memory, SegmentList};
+
+/// Bytes of a page: the unit of the pool.
+pub(crate) const PAGE: u32 = 4096;
+/// The IOVA of its first byte.
+pub(crate) const BASE: u64 = 1 << 40;
+/// Bytes that are copied at a time.
+const CHUNK: usize = 4096;
+
+/// A part of the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// Its first page, from the memory's beginning.
+    page: u32,
+    pages: u32,
+}
+
+impl Block {
+    /// Where the controller finds it.
+    pub(crate) fn iova(self) -> u64 {
+        BASE + self.offset()
+    }
+
+    fn offset(self) -> u64 {
+        u64::from(self.page) * u64::from(PAGE)
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn len(self) -> u64 {
+        u64::from(self.pages) * u64::from(PAGE)
+    }
+}
+
+/// The memory of one association.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    memory: Memory,
+    /// A bit for each page: it is taken.
+    taken: Vec<u64>,
+    pages: u32,
+    free: u32,
+    /// Where the last one was found.
+    hint: u32,
+    reserve: Reserve,
+}
+
+/// A block for each queue, which holds the data of one capsule when nothing else is free. Behind it
+/// may come what those wait for that have all the memory: it has to come in.
+#[derive(Debug)]
+struct Reserve {
+    /// The first one's first page.
+    page: u32,
+    /// Pages of each.
+    pages: u32,
+    /// By queue.
+    taken: Vec<bool>,
+}
+
+impl Reserve {
+    /// The queue whose block this is.
+    fn owner(&self, block: Block) -> Option<usize> {
+        let place = block.page.checked_sub(self.page)? / self.pages.max(1);
+        Some(place as usize).filter(|place| *place < self.taken.len())
+    }
+}
+
+impl Pool {
+    /// Of so many pages, behind `rings` that are not for data, and behind those for one capsule of
+    /// each of so many queues: (queues, pages of each).
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(crate) fn new(
+        rings: u32,
+        (queues, each): (u16, u32),
+        pages: u32,
+    ) -> Result<Self, dma::MapError> {
+        let before = rings + u32::from(queues) * each;
+        let bytes = (u64::from(before) + u64::from(pages)) * u64::from(PAGE);
+        let memory = Memory::anonymous(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let all = before + pages;
+        let mut pool = Self {
+            memory,
+            taken: vec![0; all.div_ceil(64) as usize],
+            pages: all,
+            free: pages,
+            hint: before,
+            reserve: Reserve {
+                page: rings,
+                pages: each,
+                taken: vec![false; queues.into()],
+            },
+        };
+        (0..before).for_each(|page| pool.mark(page, true));
+        Ok(pool)
+    }
+
+    /// A queue's own block, if that is not taken, and so many bytes are not too many.
+    pub(crate) fn take_reserved(&mut self, qid: u16, bytes: u64) -> Option<Block> {
+        let Reserve { page, pages, .. } = self.reserve;
+        let taken = self.reserve.taken.get_mut(usize::from(qid))?;
+        if *taken || bytes > u64::from(pages) * u64::from(PAGE) {
+            return None;
+        }
+        *taken = true;
+        let page = page + u32::from(qid) * pages;
+        Some(Block { page, pages })
+    }
+
+    /// All of it.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    fn is_taken(&self, page: u32) -> bool {
+        let word = self.taken.get(page as usize / 64);
+        word.is_none_or(|word| word >> (page % 64) & 1 != 0)
+    }
+
+    fn mark(&mut self, page: u32, taken: bool) {
+        if let Some(word) = self.taken.get_mut(page as usize / 64) {
+            let bit = 1 << (page % 64);
+            *word = if taken { *word | bit } else { *word & !bit };
+        }
+    }
+
+    /// So many pages from `from` on, below `end`, none of which is taken.
+    fn find(&self, from: u32, end: u32, pages: u32) -> Option<u32> {
+        let (mut start, mut at) = (from, from);
+        while at < end {
+            if at % 64 == 0 && self.taken.get(at as usize / 64) == Some(&u64::MAX) {
+                at += 64;
+                start = at;
+                continue;
+            }
+            if self.is_taken(at) {
+                start = at + 1;
+            } else if at + 1 - start >= pages {
+                return Some(start);
+            }
+            at += 1;
+        }
+        None
+    }
+
+    /// Takes memory for so many bytes, at least a page. `None`: there is not so much in one piece.
+    pub(crate) fn take(&mut self, bytes: u64) -> Option<Block> {
+        let pages = u32::try_from(bytes.div_ceil(PAGE.into()).max(1)).ok()?;
+        if pages > self.free {
+            return None;
+        }
+        let found = self.find(self.hint, self.pages, pages);
+        let page = found.or_else(|| self.find(0, self.pages, pages))?;
+        (page..page + pages).for_each(|page| self.mark(page, true));
+        self.free -= pages;
+        self.hint = page + pages;
+        Some(Block { page, pages })
+    }
+
+    /// It is free again.
+    pub(crate) fn free(&mut self, block: Block) {
+        if let Some(owner) = self.reserve.owner(block) {
+            if let Some(taken) = self.reserve.taken.get_mut(owner) {
+                *taken = false;
+            }
+            return;
+        }
+        (block.page..block.page + block.pages).for_each(|page| self.mark(page, false));
+        self.free += block.pages;
+        self.hint = self.hint.min(block.page);
+    }
+
+    /// Nothing of it is taken.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self, before: u32) -> bool {
+        self.free + before == self.pages && !self.reserve.taken.contains(&true)
+    }
+
+    /// A block's bytes, from `at` on, read by `each` in pieces.
+    pub(crate) fn read(&self, block: Block, at: u32, len: u32, mut each: impl FnMut(&[u8])) {
+        let mut chunk = [0; CHUNK];
+        let mut done = 0;
+        while done < len {
+            let count = (len - done).min(CHUNK as u32) as usize;
+            let piece = chunk.get_mut(..count).unwrap_or_default();
+            let from = block.offset() + u64::from(at) + u64::from(done);
+            // It lies within the memory.
+            let _ = self.memory.read(from as usize, piece);
+            each(piece);
+            done += count as u32;
+        }
+    }
+
+    /// Stores bytes into a block; how many of them it has room for.
+    pub(crate) fn write(&self, block: Block, at: u32, bytes: &[u8]) -> usize {
+        let room = usize::try_from(block.len().saturating_sub(at.into())).unwrap_or(0);
+        let bytes = bytes.get(..room).unwrap_or(bytes);
+        let to = block.offset() + u64::from(at);
+        match self.memory.write(to as usize, bytes) {
+            Ok(()) => bytes.len(),
+            Err(_) => 0,
+        }
+    }
+
+    /// Zeroes a block.
+    pub(crate) fn clear(&self, block: Block) {
+        let zeroes = [0; CHUNK];
+        for page in 0..block.pages {
+            let to = block.offset() + u64::from(page) * u64::from(PAGE);
+            let _ = self.memory.write(to as usize, &zeroes);
+        }
+    }
+}
+
+/// Makes `list` the first `len` bytes of a block.
+pub(crate) fn point(list: &mut SegmentList, map: &DmaMap, block: Block, len: u32) -> bool {
+    list.clear();
+    list.begin_piece(map, block.iova(), len.into(), Access::Write)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const QUEUES: u32 = 3;
+
+    proptest! {
+        /// Blocks never overlap, and everything can be taken again when all are free.
+        #[test]
+        fn blocks_are_ones_own(steps in proptest::collection::vec((any::<bool>(), 0..30_000u64), 1..200)) {
+            let mut pool = Pool::new(QUEUES - 2, (2, 1), 130).unwrap();
+            let mut held: Vec<Block> = Vec::new();
+            for (take, bytes) in steps {
+                if take || held.is_empty() {
+                    let Some(block) = pool.take(bytes) else {
+                        continue;
+                    };
+                    prop_assert!(block.len() >= bytes.max(1) && block.page >= QUEUES);
+                    prop_assert!(block.page + block.pages <= QUEUES + 130);
+                    for other in &held {
+                        let apart = block.page + block.pages <= other.page
+                            || other.page + other.pages <= block.page;
+                        prop_assert!(apart, "{block:?} {other:?}");
+                    }
+                    held.push(block);
+                } else {
+                    let at = bytes as usize % held.len();
+                    pool.free(held.swap_remove(at));
+                }
+            }
+            held.drain(..).for_each(|block| pool.free(block));
+            prop_assert!(pool.is_idle(QUEUES));
+            let all = pool.take(130 * u64::from(PAGE)).unwrap();
+            prop_assert!(pool.take(1).is_none());
+            pool.free(all);
+        }
+    }
+
+    #[test]
+    fn each_queue_has_a_block_of_its_own() {
+        let mut pool = Pool::new(1, (2, 2), 8).unwrap();
+        let all = pool.take(8 * u64::from(PAGE)).unwrap();
+        let blocks = [0, 1].map(|qid| pool.take_reserved(qid, 8192).unwrap());
+        assert_eq!(
+            blocks.map(|block| (block.page, block.pages)),
+            [(1, 2), (3, 2)]
+        );
+        assert_eq!(all.page, 5);
+        assert_eq!(pool.take_reserved(0, 1), None);
+        assert_eq!(pool.take_reserved(2, 1), None);
+        pool.free(blocks[0]);
+        assert_eq!(pool.take_reserved(0, 8193), None);
+        assert_eq!(pool.take_reserved(0, 1), Some(blocks[0]));
+        assert_eq!(pool.take(1), None);
+        blocks.into_iter().for_each(|block| pool.free(block));
+        pool.free(all);
+        assert!(pool.is_idle(5));
+    }
+
+    #[test]
+    fn bytes_of_a_block() {
+        let mut pool = Pool::new(1, (0, 0), 8).unwrap();
+        let block = pool.take(5000).unwrap();
+        assert_eq!(block.len(), 8192);
+        let data: Vec<u8> = (0..6000u32).map(|i| i as u8).collect();
+        assert_eq!(pool.write(block, 2192, &data), 6000);
+        assert_eq!(pool.write(block, 2193, &data), 5999);
+        let mut read = Vec::new();
+        pool.read(block, 2193, 5999, |bytes| read.extend_from_slice(bytes));
+        assert_eq!(read, data[..5999]);
+        pool.clear(block);
+        pool.read(block, 0, 8192, |bytes| {
+            assert!(bytes.iter().all(|byte| *byte == 0))
+        });
+    }
+}

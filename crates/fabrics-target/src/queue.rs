@@ -1,0 +1,668 @@
+//! One queue of an association: its connection on one side, its pair of rings on the other.
+//!
+//! ```text
+//! capsule -> slot -> memory (waits if there is none) -> R2T, data -> SQ ring -> controller
+//!                                                                                   |
+//! capsule, C2HData <- staged <---------------------------------------- CQ ring <----'
+//! ```
+//!
+//! Where there is no slot, or no memory for the data of a capsule, nothing more is read of the
+//! connection. Others wait for memory in the order in which they came, and ask for their data when
+//! they have it: so what a host has started is bounded by what it was given.
+
+use crate::link::{End, Link};
+use crate::memory::{Block, PAGE, Pool, point};
+use crate::rings::Rings;
+use crate::slots::{Direction, Sender, Slot, Slots, Step};
+use controller::Controller;
+use dma::{DmaMap, SegmentList};
+use nvme::sgl::{SglDescriptor, SglSubtype, SglType};
+use nvme::{AdminOpcode, Command, Completion, Status, fabrics};
+use nvme_tcp::{Grants, Limits, Request, Requests, digest};
+use std::collections::VecDeque;
+
+/// Data of which so many bytes are to come is received where it belongs, without a copy.
+const DIRECT: u32 = 16 << 10;
+/// Lists that are kept for the next ones.
+const SPARE_LISTS: usize = 64;
+
+/// Where the data that comes belongs.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// The command; `None`: nobody wants it.
+    slot: Option<u16>,
+    at: u32,
+    /// The request to transfer that it answers.
+    tag: Option<u16>,
+}
+
+/// How far a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its rings are being made; the host's Connect, of that identifier, waits for its answer.
+    Making {
+        cid: u16,
+    },
+    Open,
+    /// Its connection has ended; its rings are there.
+    Ended,
+    /// Its rings are being removed.
+    Removing,
+    /// Nothing of it is left with the controller.
+    Gone,
+}
+
+/// What the controller has to be asked for by the association.
+pub(crate) struct Surroundings<'a> {
+    pub controller: &'a mut Controller,
+    pub pool: &'a mut Pool,
+    /// Largest transfer in bytes.
+    pub max_transfer: u32,
+}
+
+/// What becomes of a command before the controller sees it.
+pub(crate) enum Fate {
+    /// The controller gets it.
+    Pass,
+    /// The same, with another command in its place.
+    PassAs(Command),
+    /// It is answered here.
+    Answer(Status, u64),
+}
+
+/// A queue.
+pub(crate) struct Queue {
+    pub link: Link,
+    pub qid: u16,
+    pub phase: Phase,
+    pub rings: Rings,
+    pub slots: Slots,
+    requests: Requests,
+    grants: Grants<u16>,
+    /// Entries of the host's submission queue, and its head where there is flow control.
+    entries: u16,
+    flow_control: bool,
+    sqhd: u16,
+    place: Option<Place>,
+    /// The command whose memory is received into.
+    direct: Option<u16>,
+    /// A capsule's data has no memory yet.
+    starved: bool,
+    /// Commands that wait for memory.
+    waiting: VecDeque<u16>,
+    lists: Vec<SegmentList>,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        link: Link,
+        limits: &Limits,
+        qid: u16,
+        entries: u16,
+        in_capsule: u32,
+        flow_control: bool,
+    ) -> Self {
+        // What was answered has its slot until that has been sent; what this side asks for itself
+        // has some, too.
+        let room = entries
+            .saturating_mul(2)
+            .saturating_add(8)
+            .min(crate::rings::MOST_ENTRIES - 1);
+        Self {
+            link,
+            qid,
+            phase: Phase::Open,
+            rings: Rings::new(qid, room),
+            slots: Slots::new(room),
+            requests: Requests::new(limits, in_capsule),
+            grants: Grants::new(room),
+            entries,
+            flow_control,
+            sqhd: 0,
+            place: None,
+            direct: None,
+            starved: false,
+            waiting: VecDeque::new(),
+            lists: Vec::new(),
+        }
+    }
+
+    /// Something has come, or can be done.
+    pub(crate) fn has_news(&self) -> bool {
+        self.link.has_news()
+    }
+
+    /// The host wants flow control of its submission queue.
+    pub(crate) fn has_flow_control(&self) -> bool {
+        self.flow_control
+    }
+
+    /// The kernel has nothing of its connection.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.link.is_quiet()
+    }
+
+    // ---- from the host
+
+    /// Goes on with what the host has sent. `decide` says what becomes of each command; `true`:
+    /// there was something.
+    pub(crate) fn read(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        mut decide: impl FnMut(&Command, &mut Controller) -> Fate,
+    ) -> Result<bool, End> {
+        let mut worked = self.collect(around)?;
+        if self.phase != Phase::Open {
+            return Ok(worked);
+        }
+        if self.starved {
+            self.feed_capsule(around);
+        }
+        loop {
+            if self.starved || self.link.is_full() || !self.slots.has_room() {
+                break;
+            }
+            let Some(bytes) = self.link.bytes() else {
+                break;
+            };
+            let (used, request) = self.requests.next(bytes, &mut self.grants)?;
+            let mut more = true;
+            match request {
+                Request::More => more = used > 0,
+                Request::Command { command, data } => {
+                    self.command(&command, data, around, &mut decide);
+                }
+                Request::Transfer { tag, at, .. } => {
+                    let slot = self.grants.get(tag).map(|grant| grant.item);
+                    let tag = Some(tag);
+                    self.place = Some(Place { slot, at, tag });
+                }
+                Request::Data(bytes) => {
+                    if let Some(place) = &mut self.place {
+                        let block = place.slot.and_then(|slot| self.slots.get(slot)?.block);
+                        if let Some(block) = block {
+                            around.pool.write(block, place.at, bytes);
+                        }
+                        place.at = place.at.saturating_add(bytes.len() as u32);
+                    }
+                }
+                Request::DataEnd { corrupt, whole } => self.data_end(corrupt, whole, around),
+                Request::Terminated(why) => return Err(End::Terminated(why)),
+            }
+            self.link.consume(used);
+            if !more {
+                self.receive(around.controller.dma());
+                break;
+            }
+            worked = true;
+        }
+        Ok(worked)
+    }
+
+    /// What the kernel has done.
+    fn collect(&mut self, around: &mut Surroundings<'_>) -> Result<bool, End> {
+        if !self.link.has_news() {
+            return Ok(false);
+        }
+        let (slots, lists) = (&mut self.slots, &mut self.lists);
+        let pool = &mut *around.pool;
+        self.link.sent(|name, list| {
+            keep(lists, list);
+            // Its command has been answered by that.
+            if let Ok(place) = u16::try_from(name)
+                && let Some(block) = slots.free(place)
+            {
+                pool.free(block);
+            }
+        })?;
+        let direct = self.link.received(|list| keep(lists, list))?;
+        self.direct = None;
+        // No longer than what was expected, which has 32 bits.
+        let direct = direct as u32;
+        self.requests.took(direct);
+        if let Some(place) = &mut self.place {
+            place.at = place.at.saturating_add(direct);
+        }
+        Ok(true)
+    }
+
+    /// Asks the ring for more.
+    fn receive(&mut self, map: &DmaMap) {
+        let expected = self.requests.expects();
+        let place = self.place.filter(|_| expected >= DIRECT);
+        let whole = self.link.bytes().is_some_and(<[u8]>::is_empty);
+        let mut direct = None;
+        if let Some(place) = place.filter(|_| whole)
+            && let Some(slot) = place.slot
+            && let Some(Slot {
+                block: Some(block),
+                len,
+                ..
+            }) = self.slots.get(slot).copied()
+        {
+            let mut list = self.lists.pop().unwrap_or_default();
+            if point(&mut list, map, block, len) {
+                direct = Some((list, place.at.into(), expected.into()));
+                self.direct = Some(slot);
+            } else {
+                keep(&mut self.lists, list);
+            }
+        }
+        if let Some(list) = self.link.receive(direct) {
+            keep(&mut self.lists, list);
+        }
+    }
+
+    /// A command has come.
+    fn command(
+        &mut self,
+        command: &Command,
+        data: u32,
+        around: &mut Surroundings<'_>,
+        decide: &mut impl FnMut(&Command, &mut Controller) -> Fate,
+    ) {
+        self.sqhd = match self.sqhd + 1 {
+            head if head >= self.entries => 0,
+            head => head,
+        };
+        self.place = (data > 0).then_some(Place {
+            slot: None,
+            at: 0,
+            tag: None,
+        });
+        let cid = command.cid.get();
+        let transfer = transfer(command, data, around.max_transfer);
+        let (direction, len) = match transfer {
+            Ok(transfer) => transfer,
+            Err(status) => return self.answer(cid, status.with_dnr(true), 0),
+        };
+        let command = match decide(command, around.controller) {
+            Fate::Pass => *command,
+            Fate::PassAs(other) => other,
+            Fate::Answer(status, result) => return self.answer(cid, status, result),
+        };
+        let slot = Slot {
+            cid,
+            command,
+            direction,
+            len,
+            ..Slot::default()
+        };
+        let Some(slot) = self.slots.take(slot) else {
+            // There was room.
+            return self.answer(cid, Status::INTERNAL_ERROR, 0);
+        };
+        match direction {
+            Direction::None => self.start(slot, around),
+            Direction::Out if data > 0 => {
+                self.place = Some(Place {
+                    slot: Some(slot),
+                    at: 0,
+                    tag: None,
+                });
+                self.feed_capsule(around);
+            }
+            Direction::In | Direction::Out => {
+                self.waiting.push_back(slot);
+                self.feed(around);
+            }
+        }
+    }
+
+    /// Memory for the capsule whose data comes next.
+    fn feed_capsule(&mut self, around: &mut Surroundings<'_>) {
+        self.starved = false;
+        let slot = self.place.and_then(|place| place.slot);
+        if let Some(slot) = slot.and_then(|slot| self.slots.get(slot))
+            && slot.block.is_none()
+        {
+            let block = take(around.pool, slot.len, self.qid == 0);
+            slot.block = block.or_else(|| around.pool.take_reserved(self.qid, slot.len.into()));
+            self.starved = slot.block.is_none();
+        }
+    }
+
+    /// Memory for commands that wait for some.
+    pub(crate) fn feed(&mut self, around: &mut Surroundings<'_>) {
+        while let Some(&place) = self.waiting.front() {
+            let Some(slot) = self.slots.get(place) else {
+                self.waiting.pop_front();
+                continue;
+            };
+            let Some(block) = take(around.pool, slot.len, self.qid == 0) else {
+                return;
+            };
+            slot.block = Some(block);
+            let (cid, len, direction) = (slot.cid, slot.len, slot.direction);
+            self.waiting.pop_front();
+            match direction {
+                Direction::Out => match self.grants.insert(cid, 0, len, place) {
+                    Ok(tag) => {
+                        let r2t = self.link.writer.r2t(cid, tag, 0, len);
+                        self.link.header(&r2t);
+                    }
+                    // There are as many as slots.
+                    Err(_) => self.end(place, Status::INTERNAL_ERROR, 0, around.pool),
+                },
+                _ => {
+                    if self.qid == 0 {
+                        around.pool.clear(block);
+                    }
+                    self.start(place, around);
+                }
+            }
+        }
+    }
+
+    /// All of some data has come.
+    fn data_end(&mut self, corrupt: bool, whole: bool, around: &mut Surroundings<'_>) {
+        let Some(place) = self.place.take() else {
+            return;
+        };
+        if let Some(tag) = place.tag {
+            if let Some(slot) = place.slot.and_then(|slot| self.slots.get(slot)) {
+                slot.corrupt |= corrupt;
+            }
+            if !whole {
+                return;
+            }
+            self.grants.remove(tag);
+        }
+        let Some(slot) = place.slot else {
+            return;
+        };
+        let corrupt = corrupt || self.slots.get(slot).is_some_and(|slot| slot.corrupt);
+        match corrupt {
+            // It may be sent again.
+            true => self.end(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0, around.pool),
+            false => self.start(slot, around),
+        }
+    }
+
+    /// The controller gets a command, with all of its data.
+    fn start(&mut self, place: u16, around: &mut Surroundings<'_>) {
+        let Some(slot) = self.slots.get(place) else {
+            return;
+        };
+        slot.started = true;
+        let mut command = slot.command;
+        command.cid = place.into();
+        let pool = &mut *around.pool;
+        match slot.block {
+            None => command.set_prps(0, 0),
+            Some(block) if self.qid == 0 => point_prps(&mut command, block, slot.len, pool),
+            // What most commands are, and the controller's short way.
+            Some(block) if slot.len <= PAGE => command.set_prps(block.iova(), 0),
+            Some(block) => command.set_sgl(SglDescriptor::data_block(block.iova(), slot.len)),
+        }
+        self.rings.put(pool.memory(), &command);
+    }
+
+    /// A command of this side's own.
+    pub(crate) fn ask(&mut self, mut command: Command, qid: u16, step: Step, pool: &Pool) -> bool {
+        let slot = Slot {
+            sender: Sender::Own { qid, step },
+            command,
+            started: true,
+            ..Slot::default()
+        };
+        let Some(place) = self.slots.take(slot) else {
+            return false;
+        };
+        command.cid = place.into();
+        self.rings.put(pool.memory(), &command);
+        true
+    }
+
+    // ---- to the host
+
+    /// Answers a command that has no slot.
+    pub(crate) fn answer(&mut self, cid: u16, status: Status, result: u64) {
+        let entry = Completion {
+            dw0: (result as u32).into(),
+            dw1: ((result >> 32) as u32).into(),
+            cid: cid.into(),
+            status_phase: Completion::pack_status(status, false),
+            ..Completion::default()
+        };
+        self.complete(entry);
+    }
+
+    fn complete(&mut self, entry: Completion) {
+        let entry = Completion {
+            sqhd: if self.flow_control { self.sqhd } else { 0 }.into(),
+            sqid: 0.into(),
+            ..entry
+        };
+        let capsule = self.link.writer.completion(&entry);
+        self.link.header(&capsule);
+    }
+
+    /// Ends a command that the controller does not have.
+    fn end(&mut self, place: u16, status: Status, result: u64, pool: &mut Pool) {
+        let Some(slot) = self.slots.get(place) else {
+            return;
+        };
+        let cid = slot.cid;
+        if let Some(block) = self.slots.free(place) {
+            pool.free(block);
+        }
+        self.answer(cid, status, result);
+    }
+
+    /// Answers what the controller has completed; what this side has asked for goes to `own`.
+    /// `true`: there was something.
+    pub(crate) fn reap(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        own: &mut Vec<(u16, Step, Status)>,
+    ) -> bool {
+        let mut worked = false;
+        while let Some(entry) = self.rings.take(around.pool.memory()) {
+            worked = true;
+            let place = entry.cid.get();
+            let Some(slot) = self.slots.get(place).copied() else {
+                continue;
+            };
+            if let Sender::Own { qid, step } = slot.sender {
+                self.slots.free(place);
+                own.push((qid, step, entry.status()));
+                continue;
+            }
+            self.respond(place, &slot, entry, around);
+        }
+        if worked {
+            self.rings.taken(around.controller);
+        }
+        worked
+    }
+
+    fn respond(
+        &mut self,
+        place: u16,
+        slot: &Slot,
+        entry: Completion,
+        around: &mut Surroundings<'_>,
+    ) {
+        let status = entry.status();
+        let entry = Completion {
+            cid: slot.cid.into(),
+            status_phase: Completion::pack_status(status, false),
+            ..entry
+        };
+        let is_ended = self.phase != Phase::Open;
+        let data = slot.block.filter(|_| {
+            slot.direction == Direction::In && slot.len > 0 && status.is_success() && !is_ended
+        });
+        let Some(block) = data else {
+            if let Some(block) = self.slots.free(place) {
+                around.pool.free(block);
+            }
+            if !is_ended {
+                self.complete(entry);
+            }
+            return;
+        };
+        let plain = entry.dw0.get() == 0 && entry.dw1.get() == 0;
+        let success = plain && !self.flow_control && self.qid != 0;
+        let (cid, len) = (slot.cid, slot.len);
+        let header = self.link.writer.c2h_data(cid, 0, len, true, success);
+        self.link.header(&header);
+        let mut list = self.lists.pop().unwrap_or_default();
+        let sums = self.link.writer.data_digest();
+        if !sums && point(&mut list, around.controller.dma(), block, len) {
+            // The slot goes when it has been sent; the controller has nothing of it.
+            self.link.staged.data(place.into(), list);
+            if let Some(slot) = self.slots.get(place) {
+                slot.started = false;
+            }
+        } else {
+            keep(&mut self.lists, list);
+            let mut sum = digest::Running::new();
+            let staged = &mut self.link.staged;
+            around.pool.read(block, 0, len, |bytes| {
+                if sums {
+                    sum.update(bytes);
+                }
+                staged.bytes(bytes);
+            });
+            if sums {
+                staged.bytes(&sum.value().to_le_bytes());
+            }
+            if let Some(block) = self.slots.free(place) {
+                around.pool.free(block);
+            }
+        }
+        if !success {
+            self.complete(entry);
+        }
+    }
+
+    // ---- the end
+
+    /// Its connection ends; what the controller has of it is still there.
+    pub(crate) fn close(&mut self, why: &End, pool: &mut Pool) {
+        if !matches!(self.phase, Phase::Open | Phase::Making { .. }) {
+            return;
+        }
+        self.phase = match self.phase {
+            Phase::Making { .. } => Phase::Removing,
+            _ => Phase::Ended,
+        };
+        let last = match why {
+            End::Violation(violation) => Some(violation.c2h_term_req()),
+            _ => None,
+        };
+        let (slots, lists) = (&mut self.slots, &mut self.lists);
+        self.link.end(last.as_deref(), |name, list| {
+            keep(lists, list);
+            if let Ok(place) = u16::try_from(name)
+                && let Some(block) = slots.free(place)
+            {
+                pool.free(block);
+            }
+        });
+        self.waiting.clear();
+    }
+
+    /// Goes on with its end: takes from the kernel what that has.
+    pub(crate) fn drain(&mut self, pool: &mut Pool) {
+        let (slots, lists) = (&mut self.slots, &mut self.lists);
+        let _ = self.link.sent(|name, list| {
+            keep(lists, list);
+            if let Ok(place) = u16::try_from(name)
+                && let Some(block) = slots.free(place)
+            {
+                pool.free(block);
+            }
+        });
+        let _ = self.link.received(|list| keep(lists, list));
+    }
+
+    /// The controller has nothing of it any more, and neither has the kernel: its memory is free.
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
+        for place in self.slots.places() {
+            if let Some(block) = self.slots.free(place) {
+                pool.free(block);
+            }
+        }
+    }
+
+    /// The controller has been reset, with the connection open: what it had is gone, and is not
+    /// answered.
+    pub(crate) fn forget_started(&mut self, pool: &mut Pool) {
+        for place in self.slots.places() {
+            let started = self.slots.get(place).is_some_and(|slot| slot.started);
+            if started && let Some(block) = self.slots.free(place) {
+                pool.free(block);
+            }
+        }
+    }
+}
+
+fn keep(lists: &mut Vec<SegmentList>, mut list: SegmentList) {
+    if lists.len() < SPARE_LISTS {
+        list.clear();
+        lists.push(list);
+    }
+}
+
+/// Memory for a command's data; with room for a list of its pages, where PRPs are used.
+fn take(pool: &mut Pool, len: u32, prps: bool) -> Option<Block> {
+    let list = if prps && len > 2 * PAGE { PAGE } else { 0 };
+    pool.take(u64::from(len.next_multiple_of(PAGE)) + u64::from(list))
+}
+
+/// Points an Admin command at its data. The list of its pages, where there are more than two, is in
+/// the block's last page.
+fn point_prps(command: &mut Command, block: Block, len: u32, pool: &Pool) {
+    let pages = u64::from(len.div_ceil(PAGE));
+    let at = |page: u64| block.iova() + page * u64::from(PAGE);
+    match pages {
+        0 | 1 => command.set_prps(at(0), 0),
+        2 => command.set_prps(at(0), at(1)),
+        pages => {
+            // No transfer has more pages than a list has room for.
+            for page in 1..pages.min(512) {
+                let offset = pages * u64::from(PAGE) + (page - 1) * 8;
+                pool.write(block, offset as u32, &at(page).to_le_bytes());
+            }
+            command.set_prps(at(0), at(pages));
+        }
+    }
+}
+
+/// Where a command's data goes and how much it is, by its opcode and descriptor; `data` bytes
+/// follow in its capsule.
+fn transfer(command: &Command, data: u32, most: u32) -> Result<(Direction, u32), Status> {
+    // "NVMe over TCP Transport 1.1", 3.5: SGLs only.
+    if command.flags.psdt() == nvme::cmd::Psdt::PRP {
+        return Err(Status::INVALID_FIELD);
+    }
+    let sgl = command.sgl1();
+    let len = sgl.length.get();
+    let direction = match command.opcode & 3 {
+        _ if len == 0 => Direction::None,
+        1 => Direction::Out,
+        2 => Direction::In,
+        // Fabrics commands have bits of their own; all that have data are sent with it.
+        _ if command.admin_opcode() == AdminOpcode::FABRICS => match fabrics::fctype(command) {
+            Some(fabrics::Fctype::AUTHENTICATION_RECEIVE) => Direction::In,
+            _ => Direction::Out,
+        },
+        _ => Direction::None,
+    };
+    let inside = (sgl.ty(), sgl.subtype()) == (SglType::DATA_BLOCK, SglSubtype::OFFSET);
+    let outside =
+        (sgl.ty(), sgl.subtype()) == (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT);
+    match direction {
+        _ if len > most => Err(Status::INVALID_FIELD),
+        Direction::None if data == 0 => Ok((direction, 0)),
+        Direction::Out if inside && sgl.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID),
+        Direction::Out if inside && data == len => Ok((direction, len)),
+        Direction::Out | Direction::In if outside && data == 0 => Ok((direction, len)),
+        Direction::Out | Direction::In if inside || outside => Err(Status::DATA_SGL_LENGTH_INVALID),
+        Direction::None => Err(Status::DATA_SGL_LENGTH_INVALID),
+        _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+    }
+}

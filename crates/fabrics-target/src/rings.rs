@@ -1,0 +1,107 @@
+//! A pair of queues in the association's memory, of which this side is the host's.
+
+use crate::memory::{BASE, PAGE};
+use controller::Controller;
+use dma::Memory;
+use nvme::{Command, Completion, regs};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Entries of the largest pair.
+pub(crate) const MOST_ENTRIES: u16 = 1024;
+/// Pages of a submission queue of that size, and of both.
+const SQ_PAGES: u32 = MOST_ENTRIES as u32 * 64 / PAGE;
+/// Pages that a pair takes.
+pub(crate) const PAGES: u32 = SQ_PAGES + MOST_ENTRIES as u32 * 16 / PAGE;
+
+/// A submission queue and its completion queue, of as many entries each.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    qid: u16,
+    entries: u16,
+    tail: u16,
+    /// What the controller has been told of.
+    rung: u16,
+    head: u16,
+    phase: bool,
+}
+
+impl Rings {
+    /// With room for so many commands.
+    pub(crate) fn new(qid: u16, room: u16) -> Self {
+        Self {
+            qid,
+            entries: (room.saturating_add(1))
+                .next_power_of_two()
+                .clamp(4, MOST_ENTRIES),
+            tail: 0,
+            rung: 0,
+            head: 0,
+            phase: true,
+        }
+    }
+
+    pub(crate) fn entries(&self) -> u16 {
+        self.entries
+    }
+
+    fn place(&self) -> u64 {
+        u64::from(self.qid) * u64::from(PAGES) * u64::from(PAGE)
+    }
+
+    /// Where the controller finds the submission queue.
+    pub(crate) fn sq(&self) -> u64 {
+        BASE + self.place()
+    }
+
+    /// Where it finds the completion queue.
+    pub(crate) fn cq(&self) -> u64 {
+        self.sq() + u64::from(SQ_PAGES) * u64::from(PAGE)
+    }
+
+    /// Everything begins anew: the controller has been disabled.
+    pub(crate) fn reset(&mut self, memory: &Memory) {
+        (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
+        let at = self.place() + u64::from(SQ_PAGES) * u64::from(PAGE);
+        // Phases of what came before.
+        let _ = memory.write(at as usize, &[0; MOST_ENTRIES as usize * 16]);
+    }
+
+    /// Enters a command. Its sender has made sure that there is room.
+    pub(crate) fn put(&mut self, memory: &Memory, command: &Command) {
+        let at = self.place() + u64::from(self.tail) * 64;
+        // It lies within the memory.
+        let _ = memory.write(at as usize, command.as_bytes());
+        self.tail = (self.tail + 1) % self.entries;
+    }
+
+    /// Tells the controller of what was entered.
+    pub(crate) fn ring(&mut self, controller: &mut Controller) {
+        if self.tail != self.rung {
+            self.rung = self.tail;
+            let doorbell = regs::doorbell_offset(self.qid, false, 0);
+            controller.bar0_write(doorbell, &u32::from(self.tail).to_le_bytes());
+        }
+    }
+
+    /// The next completion, if there is one.
+    pub(crate) fn take(&mut self, memory: &Memory) -> Option<Completion> {
+        let mut entry = [0; 16];
+        let at = self.cq() - BASE + u64::from(self.head) * 16;
+        memory.read(at as usize, &mut entry).ok()?;
+        let entry = Completion::read_from_bytes(&entry).ok()?;
+        if entry.phase() != self.phase {
+            return None;
+        }
+        self.head += 1;
+        if self.head == self.entries {
+            (self.head, self.phase) = (0, !self.phase);
+        }
+        Some(entry)
+    }
+
+    /// Tells the controller of what was taken.
+    pub(crate) fn taken(&self, controller: &mut Controller) {
+        let doorbell = regs::doorbell_offset(self.qid, true, 0);
+        controller.bar0_write(doorbell, &u32::from(self.head).to_le_bytes());
+    }
+}

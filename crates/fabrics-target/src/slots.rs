@@ -1,0 +1,129 @@
+//! A queue's commands that have come and are not answered.
+
+use crate::memory::Block;
+use nvme::Command;
+
+/// Where a command's data goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Direction {
+    #[default]
+    None,
+    /// To the host.
+    In,
+    /// From the host.
+    Out,
+}
+
+/// Who has sent a command.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Sender {
+    #[default]
+    Host,
+    /// This side: to make or remove a queue of this identifier.
+    Own {
+        /// The queue's identifier.
+        qid: u16,
+        /// Which step of it.
+        step: Step,
+    },
+}
+
+/// Steps of making and removing a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    CreateCq,
+    CreateSq,
+    DeleteSq,
+    DeleteCq,
+}
+
+/// A command.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Slot {
+    pub used: bool,
+    pub sender: Sender,
+    /// The host's identifier of it.
+    pub cid: u16,
+    /// As it came.
+    pub command: Command,
+    pub direction: Direction,
+    /// Bytes of its data.
+    pub len: u32,
+    pub block: Option<Block>,
+    /// The controller has it.
+    pub started: bool,
+    /// The digest of some of its data does not match.
+    pub corrupt: bool,
+}
+
+/// The commands of one queue.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+}
+
+impl Slots {
+    /// Room for so many.
+    pub(crate) fn new(room: u16) -> Self {
+        Self {
+            slots: vec![Slot::default(); usize::from(room)],
+            free: (0..room).rev().collect(),
+        }
+    }
+
+    /// There is room for another one.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Those in use.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Takes one: its place.
+    pub(crate) fn take(&mut self, slot: Slot) -> Option<u16> {
+        let place = self.free.pop()?;
+        let vacant = self.slots.get_mut(usize::from(place))?;
+        *vacant = Slot { used: true, ..slot };
+        Some(place)
+    }
+
+    /// The command of a place, if there is one.
+    pub(crate) fn get(&mut self, place: u16) -> Option<&mut Slot> {
+        self.slots
+            .get_mut(usize::from(place))
+            .filter(|slot| slot.used)
+    }
+
+    /// Frees a place; the memory of its command.
+    pub(crate) fn free(&mut self, place: u16) -> Option<Block> {
+        let slot = self.get(place)?;
+        slot.used = false;
+        let block = slot.block.take();
+        self.free.push(place);
+        block
+    }
+
+    /// Places of the commands that the host calls so, and that the controller has.
+    pub(crate) fn named(&self, cid: u16) -> Option<u16> {
+        let places = (0u16..).zip(&self.slots);
+        let is_it = |slot: &Slot| {
+            slot.used && slot.started && slot.cid == cid && slot.sender == Sender::Host
+        };
+        places
+            .filter(|(_, slot)| is_it(slot))
+            .map(|(place, _)| place)
+            .next()
+    }
+
+    /// All in use, by their places.
+    pub(crate) fn places(&self) -> Vec<u16> {
+        let places = (0u16..).zip(&self.slots);
+        places
+            .filter(|(_, slot)| slot.used)
+            .map(|(place, _)| place)
+            .collect()
+    }
+}

@@ -1,0 +1,391 @@
+//! A subsystem: what is served under one name, and who uses it.
+
+use crate::handshake::Connected;
+use controller::{AnaGroup, ControllerConfig, NamespaceConfig};
+use nvme::Status;
+use nvme::fabrics::status;
+use nvme::identify::{Ascii, Nqn};
+use nvme::log::AnaState;
+use nvme::log::discovery::{
+    AddressFamily, CNTLID_DYNAMIC, DiscoveryHeader, DiscoveryRecord, SubsystemType,
+    TREQ_NO_SQ_FLOW_CONTROL, TransportType,
+};
+use probes::LogLimit;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use sync::Unpoisoned;
+use volume::Inbox;
+use zerocopy::IntoBytes;
+
+/// Largest controller ID.
+const LAST_CNTLID: u16 = 0xffef;
+
+/// What hosts may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetLimits {
+    /// I/O queues of an association, 1 to 64.
+    pub queues: u16,
+    /// Entries of an I/O queue, 2 to 256.
+    pub entries: u16,
+    /// Bytes of data that a capsule may have: a multiple of 16, up to 64 KiB.
+    pub in_capsule: u32,
+    /// Bytes of memory for the data of one association's commands.
+    pub memory: u32,
+    /// Associations at a time.
+    pub associations: usize,
+    /// Connections that have not said who they are.
+    pub newcomers: usize,
+    /// How long they have for that.
+    pub handshake: Duration,
+}
+
+impl Default for TargetLimits {
+    fn default() -> Self {
+        Self {
+            queues: 16,
+            entries: 128,
+            in_capsule: 8192,
+            memory: 32 << 20,
+            associations: 64,
+            newcomers: 64,
+            handshake: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What is served, and where.
+#[derive(Debug, Clone)]
+pub struct TargetConfig {
+    /// The subsystem's name.
+    pub nqn: String,
+    /// What its controllers have in common.
+    pub controller: ControllerConfig,
+    /// Its namespaces.
+    pub namespaces: Vec<NamespaceConfig>,
+    /// Where it is, as hosts are told.
+    pub address: SocketAddr,
+    /// What hosts may have.
+    pub limits: TargetLimits,
+    /// Names of hosts that may connect; all may where there is none.
+    pub hosts: Vec<String>,
+}
+
+/// What an association is told by others.
+#[derive(Debug)]
+pub(crate) enum Letter {
+    /// A connection for an I/O queue.
+    Connected(Box<Connected>),
+    /// The state of the namespaces has changed.
+    State,
+    /// A volume has another size.
+    Sizes,
+    /// The subsystem is not served any more.
+    End,
+}
+
+struct Member {
+    mail: Arc<Inbox<Letter>>,
+    hostnqn: String,
+    hostid: [u8; 16],
+    /// Connections on their way to it.
+    coming: u16,
+}
+
+#[derive(Default)]
+struct Members {
+    /// The controller ID that was given last.
+    last: u16,
+    open: BTreeMap<u16, Option<Member>>,
+}
+
+impl Members {
+    /// The association of a connection.
+    fn of(&mut self, connected: &Connected) -> Result<&mut Member, Status> {
+        let member = self.open.get_mut(&connected.data.cntlid.get());
+        let Some(Some(member)) = member else {
+            return Err(status::CONNECT_INVALID_PARAMETERS);
+        };
+        if connected.data.hostid != member.hostid || connected.hostnqn != member.hostnqn {
+            return Err(status::CONNECT_INVALID_HOST);
+        }
+        Ok(member)
+    }
+}
+
+/// What happened, to be read from any thread.
+#[derive(Debug, Default)]
+pub struct TargetStats {
+    associations: AtomicU64,
+    connections: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl TargetStats {
+    /// Associations so far.
+    pub fn associations(&self) -> u64 {
+        self.associations.load(Ordering::Relaxed)
+    }
+
+    /// Connections that became a queue.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Connections that did not.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_connection(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_refusal(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A subsystem at a port. All its front-ends share it.
+pub struct Target {
+    pub(crate) config: TargetConfig,
+    pub(crate) ana: Arc<AnaGroup>,
+    members: Mutex<Members>,
+    stats: TargetStats,
+    pub(crate) log: Log,
+}
+
+/// Hosts can cause these lines as often as they want.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub connected: LogLimit,
+    pub ended: LogLimit,
+    pub refused: LogLimit,
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Target")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Target {
+    /// A subsystem of which nobody knows yet.
+    pub fn new(config: TargetConfig) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            ana: Arc::new(AnaGroup::new(AnaState::OPTIMIZED)),
+            members: Mutex::default(),
+            stats: TargetStats::default(),
+            log: Log::default(),
+        })
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> &TargetStats {
+        &self.stats
+    }
+
+    /// What it was made of.
+    pub fn config(&self) -> &TargetConfig {
+        &self.config
+    }
+
+    /// Hosts that are connected.
+    pub fn hosts(&self) -> Vec<String> {
+        let members = self.members.lock().unpoisoned();
+        let open = members.open.values().flatten();
+        open.map(|member| member.hostnqn.clone()).collect()
+    }
+
+    /// The state in which hosts reach the namespaces here; they are told by an event.
+    pub fn set_ana_state(&self, state: AnaState) {
+        if self.ana.set(state) {
+            self.tell_all(|| Letter::State);
+        }
+    }
+
+    /// Volumes have other sizes: their associations look.
+    pub fn sizes_changed(&self) {
+        self.tell_all(|| Letter::Sizes);
+    }
+
+    /// The associations of all hosts end.
+    pub fn end(&self) {
+        self.tell_all(|| Letter::End);
+    }
+
+    fn tell_all(&self, letter: impl Fn() -> Letter) {
+        let members = self.members.lock().unpoisoned();
+        let open = members.open.values().flatten();
+        open.for_each(|member| member.mail.put(letter()));
+    }
+
+    /// The host may connect.
+    pub(crate) fn admits(&self, hostnqn: &str) -> bool {
+        let hosts = &self.config.hosts;
+        hosts.is_empty() || hosts.iter().any(|host| host == hostnqn)
+    }
+
+    /// A place for a new association: its controller's ID.
+    ///
+    /// # Errors
+    /// There are as many as there may be.
+    pub(crate) fn reserve(self: &Arc<Self>) -> Result<Reservation, Status> {
+        let mut members = self.members.lock().unpoisoned();
+        if members.open.len() >= self.config.limits.associations {
+            return Err(status::CONNECT_CONTROLLER_BUSY);
+        }
+        let mut id = members.last;
+        loop {
+            // One that has gone is not used again soon: hosts that do not know yet do not find
+            // another's.
+            id = if id >= LAST_CNTLID { 1 } else { id + 1 };
+            if !members.open.contains_key(&id) {
+                break;
+            }
+        }
+        members.last = id;
+        members.open.insert(id, None);
+        self.stats.associations.fetch_add(1, Ordering::Relaxed);
+        Ok(Reservation {
+            target: self.clone(),
+            cntlid: id,
+            used: false,
+        })
+    }
+
+    /// The association of that place is there.
+    pub(crate) fn enter(
+        &self,
+        cntlid: u16,
+        mail: &Arc<Inbox<Letter>>,
+        hostnqn: &str,
+        hostid: [u8; 16],
+    ) {
+        let member = Member {
+            mail: mail.clone(),
+            hostnqn: hostnqn.into(),
+            hostid,
+            coming: 0,
+        };
+        let mut members = self.members.lock().unpoisoned();
+        members.open.insert(cntlid, Some(member));
+    }
+
+    /// It has gone.
+    pub(crate) fn leave(&self, cntlid: u16) {
+        self.members.lock().unpoisoned().open.remove(&cntlid);
+    }
+
+    /// Whether a connection is one of an association's.
+    ///
+    /// # Errors
+    /// There is none of that number, or it is of another host: the status that says so.
+    pub(crate) fn owns(&self, connected: &Connected) -> Result<(), Status> {
+        let mut members = self.members.lock().unpoisoned();
+        members.of(connected).map(drop)
+    }
+
+    /// Passes a connection on to its association.
+    ///
+    /// # Errors
+    /// As [`Self::owns`]; or its worker stands still, and as many wait there as may.
+    pub(crate) fn pass(&self, connected: Box<Connected>) -> Result<(), (Box<Connected>, Status)> {
+        let most = self.config.limits.queues;
+        let mut members = self.members.lock().unpoisoned();
+        match members.of(&connected) {
+            Ok(member) if member.coming < most => {
+                member.coming += 1;
+                member.mail.put(Letter::Connected(connected));
+                Ok(())
+            }
+            Ok(_) => Err((connected, status::CONNECT_CONTROLLER_BUSY)),
+            Err(why) => Err((connected, why)),
+        }
+    }
+
+    /// A connection has come to its association.
+    pub(crate) fn passed(&self, cntlid: u16) {
+        let mut members = self.members.lock().unpoisoned();
+        if let Some(Some(member)) = members.open.get_mut(&cntlid) {
+            member.coming = member.coming.saturating_sub(1);
+        }
+    }
+
+    /// The discovery log page: how hosts come here, for a connection that came to `local`. A host
+    /// that may not connect is told of nothing.
+    pub(crate) fn discovery_log(&self, local: Option<SocketAddr>, admitted: bool) -> Vec<u8> {
+        let at = |address: SocketAddr| {
+            let local = local.map_or(address.ip(), |local| local.ip());
+            let ip = if address.ip().is_unspecified() {
+                local
+            } else {
+                address.ip()
+            };
+            (ip.to_canonical(), address.port())
+        };
+        let (ip, port) = at(self.config.address);
+        let record = |subtype, nqn: &str| DiscoveryRecord {
+            trtype: TransportType::TCP,
+            adrfam: match ip {
+                IpAddr::V4(_) => AddressFamily::IPV4,
+                IpAddr::V6(_) => AddressFamily::IPV6,
+            },
+            subtype,
+            treq: nvme::log::discovery::TREQ_NOT_REQUIRED | TREQ_NO_SQ_FLOW_CONTROL,
+            portid: 1.into(),
+            cntlid: CNTLID_DYNAMIC.into(),
+            asqsz: 32.into(),
+            trsvcid: Ascii::new(&port.to_string()).unwrap_or_default(),
+            subnqn: Nqn::new(nqn).unwrap_or_default(),
+            traddr: Ascii::new(&ip.to_string()).unwrap_or_default(),
+            ..DiscoveryRecord::default()
+        };
+        let records = admitted.then(|| record(SubsystemType::NVM, &self.config.nqn));
+        let records = records.as_slice();
+        let header = DiscoveryHeader {
+            genctr: 1.into(),
+            numrec: (records.len() as u64).into(),
+            ..DiscoveryHeader::default()
+        };
+        let mut page = header.as_bytes().to_vec();
+        records
+            .iter()
+            .for_each(|record| page.extend(record.as_bytes()));
+        page
+    }
+}
+
+/// A place for an association; it is free again when this is dropped and was not used.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    target: Arc<Target>,
+    cntlid: u16,
+    used: bool,
+}
+
+impl Reservation {
+    /// The controller's ID.
+    pub(crate) const fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// There is an association, which frees it.
+    pub(crate) fn using(mut self) -> u16 {
+        self.used = true;
+        self.cntlid
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.used {
+            self.target.leave(self.cntlid);
+        }
+    }
+}
