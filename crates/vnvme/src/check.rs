@@ -1,13 +1,15 @@
 //! What must not be there twice in one process, has to be there, or cannot be, before anything is
 //! opened.
 
-use crate::crew::config;
+use crate::crew::{config, target_controller};
 use crate::direct::PathChoice;
 use crate::manage::DiskSpec;
+use crate::options::Names;
 use crate::origin::Origin;
-use crate::spec::{ControllerSpec, NamespaceSpec, Specs, hex};
+use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, hex};
 use anyhow::{Result, anyhow, bail, ensure};
-use controller::ConfigError;
+use controller::{ConfigError, ControllerConfig};
+use nvme::identify::Nqn;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
@@ -48,6 +50,14 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
     for controller in &specs.controllers {
         check_fields(controller)?;
         seen.check(controller)?;
+    }
+    let mut addresses = Unique::new("address");
+    for target in &specs.nvme_tcp {
+        let listen = target.listen();
+        let entered = addresses.enter(listen, &listen.to_string());
+        target.origin.place("listen", entered)?;
+        check_target(target)?;
+        seen.check_target(target)?;
     }
     for disk in &specs.ublk {
         if let Some(id) = disk.id {
@@ -104,18 +114,48 @@ impl Seen {
                 false => anyhow!("{socket}: no volume to serve"),
             });
         }
-        let first = self.check_subsystem(controller)?;
-        if let Some(serial) = controller.serial.as_ref().filter(|_| first) {
+        // Those of one subsystem have its names.
+        if self.check_subsystem(controller)? {
+            self.check_names(&controller.serial, &controller.subnqn, origin)?;
+        }
+        self.check_namespaces(Some(controller), &controller.namespaces)
+    }
+
+    fn check_target(&mut self, target: &NvmeTcpSpec) -> Result<()> {
+        if target.namespaces.is_empty() {
+            let why = format!("{}: no volume to serve", target.listen());
+            return Err(target.origin.error("", why));
+        }
+        self.check_names(&target.serial, &target.subnqn, &target.origin)?;
+        self.check_namespaces(None, &target.namespaces)
+    }
+
+    fn check_names(
+        &mut self,
+        serial: &Option<String>,
+        subnqn: &Option<String>,
+        origin: &Origin,
+    ) -> Result<()> {
+        if let Some(serial) = serial {
             // As the guest sees it: padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
             let entered = self.serials.enter(serial.trim_end().to_owned(), serial);
             origin.place("serial", entered)?;
         }
-        if let Some(subnqn) = controller.subnqn.as_ref().filter(|_| first) {
+        if let Some(subnqn) = subnqn {
             let entered = self.subnqns.enter(subnqn.clone(), subnqn);
             origin.place("subnqn", entered)?;
         }
+        Ok(())
+    }
+
+    /// `of`: the controller, if it is one, that may share them.
+    fn check_namespaces(
+        &mut self,
+        of: Option<&ControllerSpec>,
+        namespaces: &[NamespaceSpec],
+    ) -> Result<()> {
         let mut nsids = Unique::new("namespace ID");
-        for (namespace, position) in controller.namespaces.iter().zip(1..) {
+        for (namespace, position) in namespaces.iter().zip(1..) {
             let origin = &namespace.origin;
             let nsid = namespace.nsid.unwrap_or(position);
             origin.place("nsid", nsids.enter(nsid, &nsid.to_string()))?;
@@ -131,10 +171,17 @@ impl Seen {
                 );
                 return Err(origin.error("block-size", why));
             }
-            // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
-            if self.is_known(controller, nsid, namespace)? {
+            let shares = of.is_some_and(|controller| controller.subsystem.is_some());
+            if namespace.reservations.is_some() && !shares {
+                let why = "reservations are of disks with subsystem";
+                return Err(origin.error("reservations", why));
+            }
+            if let Some(controller) = of
+                && self.is_known(controller, nsid, namespace)?
+            {
                 continue;
             }
+            // All zeroes say that there is none (NVMe NVM 1.1, 4.1.5.1).
             if let Some(text) = &namespace.nguid {
                 let nguid = origin.place("nguid", hex::<16>("nguid", text))?;
                 let entered = self.nguids.enter_unless(nguid == [0; 16], nguid, text);
@@ -212,13 +259,7 @@ impl Seen {
         let name = controller.subsystem.as_ref();
         let Some((name, one)) = name.and_then(|name| Some((name, self.subsystems.get_mut(name)?)))
         else {
-            return match namespace.reservations {
-                Some(_) => {
-                    let why = "reservations are of disks with subsystem";
-                    Err(origin.error("reservations", why))
-                }
-                None => Ok(false),
-            };
+            return Ok(false);
         };
         if crate::open::is_within(&namespace.volume) || namespace.path == Some(PathChoice::Direct) {
             let why = format!("{}: disks of a subsystem cannot share it", namespace.volume);
@@ -263,15 +304,51 @@ fn ensure_named(host: [u8; 16]) -> Result<()> {
 /// What a controller says of itself, under the names that options have.
 fn check_fields(spec: &ControllerSpec) -> Result<()> {
     let serial = spec.serial.clone().unwrap_or_default();
-    match config(spec, serial).check() {
+    checked(config(spec, serial).check(), &spec.origin)
+}
+
+fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
+    match checked {
         Ok(()) => Ok(()),
         Err(error @ (ConfigError::Text { field, .. } | ConfigError::Range { field, .. })) => {
             let key = field.replace('_', "-");
             let why = error.to_string().replacen(field, &key, 1);
-            Err(spec.origin.error(&key, why))
+            Err(origin.error(&key, why))
         }
-        Err(error) => spec.origin.place("", Err(error.into())),
+        Err(error) => origin.place("", Err(error.into())),
     }
+}
+
+/// The same of a subsystem for other hosts.
+fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
+    let (listen, origin) = (spec.listen(), &spec.origin);
+    // Nothing says yet who a host is.
+    if !listen.ip().is_loopback() {
+        let why = format!(
+            "{listen}: hosts are not authenticated: only an address of this host's own \
+             (127.0.0.0/8, [::1]) can be listened at"
+        );
+        return Err(origin.error("listen", why));
+    }
+    if let Some(Names(hosts)) = &spec.hosts
+        && hosts.is_empty()
+    {
+        // Not the same as no list, by which all may.
+        let why = "an empty list: no host could connect".to_owned();
+        return Err(origin.error("hosts", why));
+    }
+    if let Some(Names(hosts)) = &spec.hosts
+        && let Some(host) = hosts.iter().find(|host| Nqn::new(host).is_none())
+    {
+        let why = format!("\"{host}\" is no name that a host can have");
+        return Err(origin.error("hosts", why));
+    }
+    let serial = spec.serial.clone().unwrap_or_default();
+    let config = ControllerConfig {
+        subnqn: spec.subnqn.clone(),
+        ..target_controller(spec, serial)
+    };
+    checked(config.check(), origin)
 }
 
 /// The file that a path names, by whatever links and dots.

@@ -185,12 +185,15 @@ struct Named {
     /// repeated
     #[arg(long, num_args = 2, value_names = ["SOCKET", "VOLUME"])]
     vhost_user_blk: Vec<String>,
-    /// Serve the [[controller]]s, [[vhost-user-blk]]s and [[ublk]] devices of a TOML file instead:
-    /// the keys are the options' names
+    /// Serve a volume to other hosts, too, by NVMe over TCP; may be repeated
+    #[arg(long, num_args = 2, value_names = ["ADDRESS:PORT", "VOLUME"])]
+    nvme_tcp: Vec<String>,
+    /// Serve the [[controller]]s, [[vhost-user-blk]]s, [[nvme-tcp]] subsystems and [[ublk]] devices
+    /// of a TOML file instead: the keys are the options' names
     #[arg(
         long,
         short,
-        conflicts_with_all = ["volumes", "socket", "vhost_user_blk"],
+        conflicts_with_all = ["volumes", "socket", "vhost_user_blk", "nvme_tcp"],
         value_name = "FILE",
     )]
     config: Option<PathBuf>,

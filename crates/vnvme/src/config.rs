@@ -21,6 +21,7 @@ pub fn read(path: &Path) -> Result<Specs> {
         let mut one = read_file(&file)?;
         specs.controllers.append(&mut one.controllers);
         specs.vhost_user_blk.append(&mut one.vhost_user_blk);
+        specs.nvme_tcp.append(&mut one.nvme_tcp);
         specs.ublk.append(&mut one.ublk);
         if one.process == Default::default() {
             continue;

@@ -179,7 +179,10 @@ fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
 
 fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     let namespaces = specs.controllers.iter().flat_map(|c| &c.namespaces);
-    let volumes = namespaces.map(|namespace| &*namespace.volume);
+    let of_targets = specs.nvme_tcp.iter().flat_map(|t| &t.namespaces);
+    let volumes = namespaces
+        .chain(of_targets)
+        .map(|namespace| &*namespace.volume);
     let volumes = volumes.chain(specs.vhost_user_blk.iter().map(|export| &*export.volume));
     let volumes = volumes.chain(specs.ublk.iter().map(|disk| &*disk.volume));
     let volumes: Vec<&str> = volumes.collect();

@@ -4,7 +4,7 @@
 use crate::balance::Spread;
 use crate::confine::Confinement;
 use crate::direct::{DirectPath, PathChoice, check_block_size};
-use crate::front::{Front, NvmeFront, Served, Worker};
+use crate::front::{Front, Hosts, NvmeFront, NvmeTcpDoor, Served, Worker};
 use crate::heap::Heap;
 use crate::identity;
 use crate::keep::Made;
@@ -13,17 +13,19 @@ use crate::notify::ServiceLink;
 use crate::open::{Opened, Opener, is_within};
 use crate::parts::ublk::{QueueSetup, Told};
 use crate::peers::{Assignment, Fixed, Peers};
-use crate::prepare::{OpenController, OpenExport, Unserved};
+use crate::prepare::{OpenController, OpenExport, OpenTarget, Prepared, Unserved};
 use crate::registry::Registry;
 use crate::sizes::Sizes;
-use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, ServeOptions, hex};
+use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, NvmeTcpSpec, ServeOptions, hex};
 use crate::subsystems;
 use crate::ublk::Disks;
 use crate::vhost_blk::{FrontEnds, VhostBlk};
 use anyhow::{Context, Result};
 use controller::{ControllerConfig, NamespaceConfig};
 use dma::MemoryCache;
+use fabrics_target::{Door, Target, TargetConfig, TargetLimits};
 use receive::Receiver;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use volume::{Extras, Io, Volume};
 
@@ -48,6 +50,8 @@ pub struct Crew {
     pub tags: usize,
     /// What runs.
     pub table: Arc<Table>,
+    /// Room for the requests of other hosts, on each worker's ring.
+    pub hosts: usize,
     /// Block devices.
     pub disks: Disks,
     /// Memory of those that have gone.
@@ -74,6 +78,10 @@ pub fn say_listening(disk: &DiskSpec, serial: &str) {
         DiskSpec::VhostBlk(spec) => {
             let span = tracing::error_span!("export", socket = %spec.socket.display());
             span.in_scope(|| tracing::info!(serial, "listening for vhost-user-blk"));
+        }
+        DiskSpec::NvmeTcp(spec) => {
+            let (address, namespaces) = (spec.listen(), spec.namespaces.len());
+            tracing::info!(%address, serial, namespaces, "listening for NVMe over TCP");
         }
         DiskSpec::Ublk(_) => {}
     }
@@ -161,6 +169,85 @@ impl Crew {
         Ok(Added { owner, serial })
     }
 
+    /// Serves a subsystem's door on this worker; its hosts come to any.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn add_target(
+        &self,
+        worker: &mut Worker,
+        open: OpenTarget,
+        assignment: Assignment,
+    ) -> Result<Added> {
+        let OpenTarget {
+            spec,
+            listener,
+            volumes,
+            resized,
+        } = open;
+        let (address, origin) = (spec.address(), spec.origin.clone());
+        let hosts = Hosts {
+            peers: self.peers.clone(),
+            registry: self.registry.clone(),
+            name: spec.any_name(),
+            address: address.clone(),
+        };
+        let config = self.target_config(&spec, volumes, &resized);
+        let config = origin.place("", config)?;
+        let serial = config.controller.serial.clone();
+        let target = Target::new(config);
+        let added = worker.add(|context| {
+            let launch = Box::new(move |new| hosts.launch(new));
+            let connects = self.options.clients.connects;
+            let listener = listener.into();
+            let door = Door::new(target, listener, connects, Some(resized), launch, context);
+            let door = origin.place("", door.context("listening"))?;
+            let front = NvmeTcpDoor::new(door, assignment);
+            Ok::<_, anyhow::Error>(Front::NvmeTcpDoor(Box::new(front)))
+        })?;
+        let owner = added.context("a worker has too many disks")?;
+        worker
+            .handle()
+            .set_name(owner, address.display().to_string());
+        Ok(Added { owner, serial })
+    }
+
+    fn target_config(
+        &self,
+        spec: &NvmeTcpSpec,
+        volumes: Vec<Prepared>,
+        resized: &Arc<OwnedFd>,
+    ) -> Result<TargetConfig> {
+        let opened = volumes.into_iter().map(|volume| volume.open(&self.opener));
+        let opened = opened.collect::<Result<Vec<_>>>()?;
+        let ids: Vec<Vec<u8>> = opened.iter().map(|opened| opened.volume.id()).collect();
+        let serial = spec.serial.clone();
+        let serial = serial.unwrap_or_else(|| identity::serial(&ids));
+        let mut namespaces = Vec::new();
+        for ((ns, place), opened) in spec.namespaces.iter().zip(1..).zip(opened) {
+            if !is_within(&ns.volume) {
+                self.sizes.watch(&opened.volume, resized);
+            }
+            let nsid = ns.nsid.unwrap_or(place);
+            namespaces.push(namespace_config(ns, nsid, &serial, opened.volume)?);
+        }
+        let subnqn = spec.subnqn.clone();
+        let limits = TargetLimits::default();
+        Ok(TargetConfig {
+            nqn: subnqn.unwrap_or_else(|| identity::subnqn(&serial)),
+            controller: target_controller(spec, serial),
+            namespaces,
+            address: spec.listen(),
+            limits: TargetLimits {
+                queues: spec.io_queues.unwrap_or(limits.queues),
+                entries: spec.queue_entries.unwrap_or(limits.entries),
+                associations: spec.max_hosts.map_or(limits.associations, usize::from),
+                ..limits
+            },
+            hosts: spec.hosts.clone().map_or_else(Vec::new, |hosts| hosts.0),
+        })
+    }
+
     /// Passes a queue of a block device to the worker of this index.
     pub fn pass_queue(&self, worker: usize, setup: QueueSetup) -> Option<Fixed> {
         let handle = self.peers.handle(worker)?;
@@ -219,6 +306,19 @@ pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
         mdts: spec.mdts.unwrap_or(default.mdts),
         mapped_doorbells: spec.doorbells == Some(DoorbellMode::Mapped),
         shadow_doorbells: spec.shadow_doorbells.unwrap_or(default.shadow_doorbells),
+        write_cache: spec.write_cache.unwrap_or(default.write_cache),
+        ..ControllerConfig::default()
+    }
+}
+
+/// The same of a subsystem for other hosts.
+pub fn target_controller(spec: &NvmeTcpSpec, serial: String) -> ControllerConfig {
+    let default = ControllerConfig::default();
+    ControllerConfig {
+        model: spec.model.clone().unwrap_or(default.model),
+        firmware: spec.firmware.clone().unwrap_or(default.firmware),
+        serial,
+        mdts: spec.mdts.unwrap_or(default.mdts),
         write_cache: spec.write_cache.unwrap_or(default.write_cache),
         ..ControllerConfig::default()
     }

@@ -3,6 +3,7 @@
 
 use crate::manage::DiskSpec;
 use crate::registry::disk_name;
+use crate::spec::NamespaceSpec;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -19,6 +20,7 @@ pub struct Described(Arc<Mutex<BTreeMap<PathBuf, Description>>>);
 fn address(disk: &DiskSpec) -> Option<PathBuf> {
     match disk {
         DiskSpec::Ublk(spec) => spec.id.map(device),
+        DiskSpec::NvmeTcp(spec) => Some(spec.address()),
         DiskSpec::Controller(_) | DiskSpec::VhostBlk(_) => disk.socket().map(Path::to_owned),
     }
 }
@@ -29,12 +31,14 @@ pub fn device(id: u32) -> PathBuf {
 }
 
 fn description(disk: &DiskSpec) -> Description {
+    let numbered = |namespaces: &[NamespaceSpec]| {
+        let numbered = namespaces.iter().zip(1..);
+        let of = numbered.map(|(ns, at)| (ns.nsid.unwrap_or(at), ns.volume.to_string()));
+        of.collect()
+    };
     let volumes = match disk {
-        DiskSpec::Controller(spec) => {
-            let numbered = spec.namespaces.iter().zip(1..);
-            let of = numbered.map(|(ns, at)| (ns.nsid.unwrap_or(at), ns.volume.to_string()));
-            of.collect()
-        }
+        DiskSpec::Controller(spec) => numbered(&spec.namespaces),
+        DiskSpec::NvmeTcp(spec) => numbered(&spec.namespaces),
         DiskSpec::VhostBlk(spec) => vec![(1, spec.volume.to_string())],
         DiskSpec::Ublk(spec) => vec![(1, spec.volume.to_string())],
     };
@@ -58,11 +62,17 @@ impl Described {
         *self.0.lock().unpoisoned() = all.collect();
     }
 
-    /// What the disk of this address is called; the file's name, where nobody has said it.
+    /// What the disk of this address is called; the file's name, where nobody has said it. What is
+    /// below an address (a host's controller) has its own behind the disk's.
     pub fn name(&self, address: &Path) -> String {
         let told = self.0.lock().unpoisoned();
         let name = told.get(address).map(|(name, _)| name.clone());
-        name.unwrap_or_else(|| disk_name(address))
+        let within = || {
+            let (name, _) = told.get(address.parent()?)?;
+            let own = address.file_name()?.to_string_lossy();
+            Some(format!("{name}/{own}"))
+        };
+        name.or_else(within).unwrap_or_else(|| disk_name(address))
     }
 
     /// The disk and namespace that show a volume, which is named as it was given; the first, where
@@ -78,11 +88,9 @@ impl Described {
     /// The volume of a namespace; empty, where nobody has said it.
     pub fn volume(&self, address: &Path, nsid: u32) -> String {
         let told = self.0.lock().unpoisoned();
-        let of = told
-            .get(address)
-            .into_iter()
-            .flat_map(|(_, volumes)| volumes);
-        let found = of.into_iter().find(|(of, _)| *of == nsid);
+        let entry = told.get(address).or_else(|| told.get(address.parent()?));
+        let mut of = entry.into_iter().flat_map(|(_, volumes)| volumes);
+        let found = of.find(|(of, _)| *of == nsid);
         found.map(|(_, volume)| volume.clone()).unwrap_or_default()
     }
 }
@@ -97,6 +105,8 @@ mod tests {
         let text = "[[controller]]\nsocket = \"/run/a.sock\"\nname = \"root\"\n\
             namespace = [{ volume = \"x\" }, { volume = \"y\", nsid = 7 }]\n\
             [[vhost-user-blk]]\nsocket = \"/run/b.sock\"\nvolume = \"z\"\n\
+            [[nvme-tcp]]\nlisten = \"127.0.0.1:4420\"\nname = \"far\"\n\
+            namespace = [{ volume = \"v\" }]\n\
             [[ublk]]\nid = 3\nname = \"swap\"\nvolume = \"w\"\n";
         let specs = parse_config(Path::new("f.toml"), text).unwrap();
         let all = DiskSpec::all(&specs);
@@ -114,6 +124,8 @@ mod tests {
         assert_eq!(told("/dev/ublkb3", 1), is("swap", "w"));
         assert_eq!(described.place("y"), Some(("root".into(), 7)));
         assert_eq!(described.place("none"), None);
+        assert_eq!(told("tcp://127.0.0.1:4420", 1), is("far", "v"));
+        assert_eq!(told("tcp://127.0.0.1:4420/7", 1), is("far/7", "v"));
         described.set(all.iter().skip(1));
         assert_eq!(told("/run/a.sock", 1), is("a", ""));
         assert_eq!(told("/run/b.sock", 1), is("b", "z"));

@@ -22,6 +22,15 @@ const EXPORT_QUEUES: u64 = 128;
 const QUEUE: u64 = 3;
 /// Descriptors of a front-end whose message is incomplete.
 const INCOMPLETE_REQUEST: u64 = 32;
+/// Hosts of a subsystem that does not say how many there may be, and I/O queues of each.
+const HOSTS: u64 = 64;
+const HOST_QUEUES: u64 = 16;
+/// Descriptors of a queue's connection: on the ring, and in the epoll set.
+const HOST_QUEUE: u64 = 2;
+/// Descriptors of a host beside those: events, memory.
+const HOST: u64 = 8;
+/// Connections that have not said who they are, and discoveries.
+const NEWCOMERS: u64 = 96;
 /// What a client needs at least: an ordinary VMM has one memory file for each NUMA node of its
 /// guest, and one for each piece of device memory.
 const FEWEST_FILES: u64 = 16;
@@ -122,7 +131,12 @@ fn taken(specs: &Specs, workers: usize) -> u64 {
         let queues = spec.queues.map_or(EXPORT_QUEUES, u64::from);
         SOCKET + INCOMPLETE_REQUEST + queues * QUEUE
     });
-    controllers.chain(exports).sum::<u64>() + OWN + workers as u64 * WORKER
+    let targets = specs.nvme_tcp.iter().map(|spec| {
+        let queues = spec.io_queues.map_or(HOST_QUEUES, u64::from) + 1;
+        let hosts = spec.max_hosts.map_or(HOSTS, u64::from);
+        SOCKET + NEWCOMERS + hosts * (queues * HOST_QUEUE + HOST)
+    });
+    controllers.chain(exports).chain(targets).sum::<u64>() + OWN + workers as u64 * WORKER
 }
 
 #[cfg(test)]

@@ -4,11 +4,12 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The parts of the program that log, as filters name them: crates.
-const PARTS: [&str; 15] = [
+const PARTS: [&str; 16] = [
     "control",
     "controller",
     "driver",
     "fabrics",
+    "fabrics_target",
     "mediate",
     "probes",
     "qcow2",

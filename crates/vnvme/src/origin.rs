@@ -104,6 +104,15 @@ pub fn note(specs: &mut Specs, file: &Path, text: &str) {
         let what = format!("vhost-user-blk {}", spec.socket.display());
         spec.origin = finder.origin(what, table, start);
     }
+    let targets = tables(document, "nvme-tcp");
+    for (spec, (table, start)) in specs.nvme_tcp.iter_mut().zip(targets) {
+        let what = format!("nvme-tcp {}", spec.listen());
+        let namespaces = tables(table, "namespace");
+        for (namespace, (table, start)) in spec.namespaces.iter_mut().zip(namespaces) {
+            namespace.origin = finder.origin(what.clone(), table, start);
+        }
+        spec.origin = finder.origin(what, table, start);
+    }
     for (spec, (table, start)) in specs.ublk.iter_mut().zip(tables(document, "ublk")) {
         let what = format!("ublk {}", spec.volume);
         spec.origin = finder.origin(what, table, start);

@@ -14,7 +14,7 @@ use crate::open::{Opened, Opener};
 use crate::origin::Origin;
 use crate::parts::vhost_blk;
 use crate::signals::Stop;
-use crate::spec::{ControllerSpec, NamespaceSpec, Specs, VhostBlkSpec};
+use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, VhostBlkSpec};
 use crate::subsystems;
 use crate::ublk::OpenDisk;
 use anyhow::{Context, Result, anyhow};
@@ -23,6 +23,7 @@ use keeper::Desk;
 use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
 use state_memory::Layout;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -196,10 +197,7 @@ pub struct OpenController {
 impl OpenController {
     /// Its volumes by their NSIDs; they are not kept open.
     pub fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
-        let volumes = self.spec.namespaces.iter().zip(1..).zip(&self.volumes);
-        let volumes = volumes
-            .filter_map(|((ns, place), volume)| Some((ns.nsid.unwrap_or(place), volume.volume()?)));
-        volumes.collect()
+        by_nsid(&self.spec.namespaces, &self.volumes)
     }
 }
 
@@ -274,6 +272,69 @@ impl OpenExport {
         let volume = self.volume.volume().map(|volume| (1, volume));
         volume.into_iter().collect()
     }
+}
+
+/// A subsystem whose volumes are open.
+pub struct ReadyTarget {
+    spec: NvmeTcpSpec,
+    volumes: Vec<Prepared>,
+}
+
+impl ReadyTarget {
+    /// Opens its volumes.
+    pub fn new(spec: &NvmeTcpSpec, opener: &Opener) -> Result<Self> {
+        let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
+            let of = (spec.any_name(), namespace.nsid.unwrap_or(place));
+            let opened = Prepared::new(namespace.clone(), of, opener);
+            namespace.origin.place("volume", opened)
+        });
+        Ok(Self {
+            volumes: volumes.collect::<Result<_>>()?,
+            spec: spec.clone(),
+        })
+    }
+
+    /// Makes its socket.
+    pub fn listen(self) -> Result<OpenTarget> {
+        let Self { spec, volumes } = self;
+        let listener = spec.origin.place("listen", listen_at(spec.listen()))?;
+        Ok(OpenTarget {
+            listener,
+            resized: event()?,
+            spec,
+            volumes,
+        })
+    }
+}
+
+/// A subsystem whose socket and volumes are open.
+pub struct OpenTarget {
+    pub spec: NvmeTcpSpec,
+    pub listener: TcpListener,
+    /// One for each namespace.
+    pub volumes: Vec<Prepared>,
+    /// Becomes readable when a volume has been resized.
+    pub resized: Arc<OwnedFd>,
+}
+
+impl OpenTarget {
+    /// Its volumes by their NSIDs; they are not kept open.
+    pub fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
+        by_nsid(&self.spec.namespaces, &self.volumes)
+    }
+}
+
+fn by_nsid(namespaces: &[NamespaceSpec], volumes: &[Prepared]) -> Vec<(u32, Weak<dyn Volume>)> {
+    let volumes = namespaces.iter().zip(1..).zip(volumes);
+    let volumes = volumes
+        .filter_map(|((ns, place), volume)| Some((ns.nsid.unwrap_or(place), volume.volume()?)));
+    volumes.collect()
+}
+
+fn listen_at(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).with_context(|| address.to_string())?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 fn event() -> Result<Arc<OwnedFd>> {
@@ -393,6 +454,7 @@ pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
 pub struct Load {
     pub controllers: Vec<OpenController>,
     pub exports: Vec<OpenExport>,
+    pub targets: Vec<OpenTarget>,
 }
 
 impl Load {
@@ -424,7 +486,7 @@ impl Unserved {
 
 /// Everything that is to be served.
 pub struct Open {
-    /// Of each worker: controllers and exports in turn.
+    /// Of each worker: controllers, exports and subsystems in turn.
     pub loads: Vec<Load>,
     pub disks: Vec<OpenDisk>,
     pub unserved: Vec<Unserved>,
@@ -435,6 +497,7 @@ pub struct Open {
 struct Opening {
     controllers: Vec<ReadyController>,
     exports: Vec<ReadyExport>,
+    targets: Vec<ReadyTarget>,
     disks: Vec<OpenDisk>,
     unserved: Vec<Unserved>,
 }
@@ -475,6 +538,10 @@ fn open_disk(disk: &DiskSpec, opener: &Opener, all: &Mutex<Opening>) -> Result<(
         DiskSpec::VhostBlk(spec) => {
             let ready = ReadyExport::new(spec, opener)?;
             all.lock().unpoisoned().exports.push(ready);
+        }
+        DiskSpec::NvmeTcp(spec) => {
+            let ready = ReadyTarget::new(spec, opener)?;
+            all.lock().unpoisoned().targets.push(ready);
         }
         DiskSpec::Ublk(spec) => {
             let disk = spec.origin.place("volume", OpenDisk::new(spec, opener))?;
@@ -531,6 +598,19 @@ fn listen(
             load.exports.push(open);
         }
     }
+    for ready in opening.targets {
+        let spec = DiskSpec::NvmeTcp(ready.spec.clone());
+        let open = match ready.listen() {
+            Ok(open) => open,
+            Err(error) => {
+                leave_out(spec, error)?;
+                continue;
+            }
+        };
+        if let Some(load) = turns.next().and_then(|turn| loads.get_mut(turn)) {
+            load.targets.push(open);
+        }
+    }
     Ok(Open {
         loads,
         disks: opening.disks,
@@ -577,6 +657,7 @@ pub fn open_all(
                         let mut all = all.lock().unpoisoned();
                         all.controllers.clear();
                         all.exports.clear();
+                        all.targets.clear();
                         drop(all);
                         let what = "what is to be served has not been opened";
                         ending::exit(&NotDurable(format!("ended by force: {what}")));

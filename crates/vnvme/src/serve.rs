@@ -43,6 +43,8 @@ const RING_CAPACITY: usize = 16384;
 const RING_OF_DAEMON: usize = 4096;
 /// Requests of one export that may be with its volume, where the ring has room for all.
 const EXPORT_IN_FLIGHT: usize = 1024;
+/// Room for requests of the hosts of a subsystem, on each worker's ring: as of one controller.
+const HOSTS_IN_FLIGHT: usize = 4096;
 
 /// Between two looks at threads that have not started.
 const START_LOOK: Duration = Duration::from_millis(250);
@@ -67,7 +69,8 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
     // So may queues of any block device. Requests that each may have in flight:
     let room = controllers * usize::from(ControllerConfig::default().max_in_flight)
         + load.exports.len() * EXPORT_IN_FLIGHT
-        + crew.tags;
+        + crew.tags
+        + crew.hosts;
     let of_export = match room.div_ceil(RING_CAPACITY) {
         0 | 1 => EXPORT_IN_FLIGHT,
         times => EXPORT_IN_FLIGHT / times,
@@ -104,6 +107,13 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
         let (volumes, resized) = (open.volumes(), open.resized.clone());
         let assignment = crew.peers.assign(index);
         let owner = crew.add_export(&mut worker, index, open, of_export, assignment);
+        enter(crew, spec, index, owner, volumes, resized)?;
+    }
+    for open in load.targets {
+        let spec = DiskSpec::NvmeTcp(open.spec.clone());
+        let (volumes, resized) = (open.volumes(), open.resized.clone());
+        let assignment = crew.peers.assign(index);
+        let owner = crew.add_target(&mut worker, open, assignment);
         enter(crew, spec, index, owner, volumes, resized)?;
     }
     Ok(worker)
@@ -152,6 +162,8 @@ fn workers(specs: &Specs, options: &ServeOptions) -> usize {
     let fronts = specs.controllers.len() + specs.vhost_user_blk.len() + queues.sum::<usize>();
     let most = match (options.spread, specs.controllers.len()) {
         _ if options.daemon.is_some() => usize::from(MAX_WORKERS),
+        // Hosts come to any worker.
+        _ if !specs.nvme_tcp.is_empty() => usize::from(MAX_WORKERS),
         (Spread::Off, _) | (_, 0) => fronts,
         (Spread::Auto | Spread::Stir, _) => usize::from(MAX_WORKERS),
     };
@@ -366,7 +378,10 @@ pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     inherited::warn_of_others();
     keep::discard_rest();
     let crew = Arc::new(Crew {
-        rings: grows || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
+        rings: grows
+            || !specs.nvme_tcp.is_empty()
+            || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
+        hosts: specs.nvme_tcp.len() * HOSTS_IN_FLIGHT,
         controllers: specs.controllers.len(),
         tags: specs
             .ublk

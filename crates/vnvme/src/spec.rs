@@ -8,15 +8,16 @@ use crate::direct::PathChoice;
 use crate::keep::KeeperMode;
 use crate::manage::{DiskSpec, Source, StateLock, beside};
 use crate::on_error::{self, OnReadError, OnWriteError};
-use crate::options::{Paths, Size, Url, file, url};
+use crate::options::{Names, Paths, Setting, Size, Url, file, url};
 use crate::origin::{self, Origin};
 use crate::prepare::Unserved;
 use crate::registry::disk_name;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
 use dma::MemoryLimits;
 use serde::{Deserialize, Deserializer};
-use std::net::SocketAddr;
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,6 +162,87 @@ impl VhostBlkSpec {
             ..url::parse(text)?
         };
         Ok(spec)
+    }
+}
+
+/// One NVM subsystem for other hosts, by NVMe over TCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NvmeTcpSpec {
+    /// What it is called.
+    pub name: Option<String>,
+    /// Where hosts connect.
+    pub listen: Option<SocketAddr>,
+    /// Hosts that may, by their NQNs; all where nothing is said.
+    pub hosts: Option<Names>,
+    /// Model number.
+    pub model: Option<String>,
+    /// Serial number.
+    pub serial: Option<String>,
+    /// Firmware revision.
+    pub firmware: Option<String>,
+    /// The subsystem's NQN.
+    pub subnqn: Option<String>,
+    /// Volatile write cache on after power-on.
+    pub write_cache: Option<bool>,
+    /// I/O queues of each host.
+    pub io_queues: Option<u16>,
+    /// Entries of each of these.
+    pub queue_entries: Option<u16>,
+    /// Largest transfer: 4 KiB shifted left by this.
+    pub mdts: Option<u8>,
+    /// Associations at a time.
+    pub max_hosts: Option<u16>,
+    /// Its namespaces.
+    pub namespaces: Vec<NamespaceSpec>,
+    /// Where the configuration file says so.
+    pub origin: Origin,
+}
+
+impl NvmeTcpSpec {
+    /// A subsystem of one volume at an address; the URL's options that are the namespace's are
+    /// taken out of it.
+    ///
+    /// # Errors
+    /// One of them, or the address, cannot be read.
+    pub fn parse(address: &str, volume: &str) -> Result<Self> {
+        let mut spec = Self {
+            namespaces: vec![url::parse(volume)?],
+            ..Self::default()
+        };
+        let listen = spec.listen.set_text(OsStr::new(address));
+        listen.map_err(|why| anyhow!("{address}: {why}"))?;
+        Ok(spec)
+    }
+
+    /// Where hosts connect; a configuration has to say it.
+    pub fn listen(&self) -> SocketAddr {
+        self.listen.unwrap_or(NOWHERE)
+    }
+
+    /// The address as others name it: as those of sockets, a path.
+    pub fn address(&self) -> PathBuf {
+        format!("tcp://{}", self.listen()).into()
+    }
+
+    /// What it is called; its address, where it has no name.
+    pub fn any_name(&self) -> String {
+        let own = self.name.clone();
+        own.unwrap_or_else(|| format!("tcp-{}", self.listen()))
+    }
+
+    /// As that of a controller.
+    pub fn number_namespaces(&mut self) {
+        number(&mut self.namespaces);
+    }
+}
+
+/// No address that anybody could listen at.
+const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
+
+/// Each namespace says its ID.
+fn number(namespaces: &mut [NamespaceSpec]) {
+    for (namespace, nsid) in namespaces.iter_mut().zip(1..) {
+        namespace.nsid.get_or_insert(nsid);
     }
 }
 
@@ -422,6 +504,8 @@ pub struct Specs {
     pub controllers: Vec<ControllerSpec>,
     /// virtio block devices.
     pub vhost_user_blk: Vec<VhostBlkSpec>,
+    /// Subsystems for other hosts.
+    pub nvme_tcp: Vec<NvmeTcpSpec>,
     /// Block devices of the host.
     pub ublk: Vec<UblkSpec>,
     /// The process itself.
@@ -445,6 +529,7 @@ tables!(
     ControllerSpec,
     NamespaceSpec,
     VhostBlkSpec,
+    NvmeTcpSpec,
     UblkSpec
 );
 
@@ -465,7 +550,7 @@ pub fn read_config(path: &Path) -> Result<Specs> {
     let specs = crate::config::read(path)?;
     ensure!(
         !specs.is_empty(),
-        "{}: no [[controller]], no [[vhost-user-blk]] and no [[ublk]]",
+        "{}: no [[controller]], no [[vhost-user-blk]], no [[nvme-tcp]] and no [[ublk]]",
         path.display()
     );
     Ok(specs)
@@ -477,7 +562,9 @@ impl Specs {
     /// # Errors
     /// One cannot be read.
     pub fn take_url_options(&mut self) -> Result<()> {
-        for namespace in self.controllers.iter_mut().flat_map(|c| &mut c.namespaces) {
+        let of_targets = self.nvme_tcp.iter_mut().flat_map(|t| &mut t.namespaces);
+        let namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
+        for namespace in namespaces.chain(of_targets) {
             let taken = url::take(namespace);
             namespace.origin.place("volume", taken)?;
         }
@@ -496,6 +583,7 @@ impl Specs {
     pub fn extend(&mut self, other: Specs) {
         self.controllers.extend(other.controllers);
         self.vhost_user_blk.extend(other.vhost_user_blk);
+        self.nvme_tcp.extend(other.nvme_tcp);
         self.ublk.extend(other.ublk);
     }
 
@@ -503,12 +591,16 @@ impl Specs {
     pub fn retain_disks(&mut self, wanted: impl Fn(&str) -> bool) {
         self.controllers.retain(|spec| wanted(&spec.any_name()));
         self.vhost_user_blk.retain(|spec| wanted(&spec.any_name()));
+        self.nvme_tcp.retain(|spec| wanted(&spec.any_name()));
         self.ublk.retain(|spec| wanted(&spec.any_name()));
     }
 
     /// Nothing is to be served.
     pub fn is_empty(&self) -> bool {
-        self.controllers.is_empty() && self.vhost_user_blk.is_empty() && self.ublk.is_empty()
+        self.controllers.is_empty()
+            && self.vhost_user_blk.is_empty()
+            && self.nvme_tcp.is_empty()
+            && self.ublk.is_empty()
     }
 }
 
@@ -521,9 +613,7 @@ impl ControllerSpec {
 
     /// Each namespace says its ID.
     pub fn number_namespaces(&mut self) {
-        for (namespace, nsid) in self.namespaces.iter_mut().zip(1..) {
-            namespace.nsid.get_or_insert(nsid);
-        }
+        number(&mut self.namespaces);
     }
 }
 

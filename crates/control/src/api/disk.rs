@@ -14,19 +14,27 @@ pub enum DiskKind {
     Controller,
     /// A virtio block device, over vhost-user: a table `[[vhost-user-blk]]`.
     VhostUserBlk,
+    /// A subsystem for other hosts, by NVMe over TCP: a table `[[nvme-tcp]]`.
+    NvmeTcp,
     /// A block device of the host, by the ublk driver: a table `[[ublk]]`.
     Ublk,
 }
 
 impl DiskKind {
     /// All there are.
-    pub const ALL: [Self; 3] = [Self::Controller, Self::VhostUserBlk, Self::Ublk];
+    pub const ALL: [Self; 4] = [
+        Self::Controller,
+        Self::VhostUserBlk,
+        Self::NvmeTcp,
+        Self::Ublk,
+    ];
 
     /// Its name, which is that of its tables in a configuration file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",
             Self::VhostUserBlk => "vhost-user-blk",
+            Self::NvmeTcp => "nvme-tcp",
             Self::Ublk => "ublk",
         }
     }

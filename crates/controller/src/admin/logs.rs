@@ -1,7 +1,6 @@
 //! Get Log Page ("NVMe Base 2.1", 5.1.12), and what fills the logs.
 
 use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
-use crate::config::ControllerConfig;
 use crate::controller::Controller;
 use crate::engine;
 use crate::survival::Since;

@@ -3,7 +3,7 @@
 use super::given;
 use super::table::{Column, Table, size};
 use super::target::{DiskName, Target};
-use crate::spec::{ControllerSpec, UblkSpec, VhostBlkSpec};
+use crate::spec::{ControllerSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use crate::usage::Usage;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -128,6 +128,8 @@ enum Kind {
     Controller,
     /// A disk for guests with a virtio driver
     VhostUserBlk,
+    /// Volumes for other hosts, by NVMe over TCP
+    NvmeTcp,
     /// A block device of this host
     Ublk,
 }
@@ -137,6 +139,7 @@ impl From<Kind> for DiskKind {
         match kind {
             Kind::Controller => Self::Controller,
             Kind::VhostUserBlk => Self::VhostUserBlk,
+            Kind::NvmeTcp => Self::NvmeTcp,
             Kind::Ublk => Self::Ublk,
         }
     }
@@ -162,19 +165,24 @@ impl AddArgs {
         let keys = match self.kind {
             Kind::Controller => given::keys::<ControllerSpec>(),
             Kind::VhostUserBlk => given::keys::<VhostBlkSpec>(),
+            Kind::NvmeTcp => given::keys::<NvmeTcpSpec>(),
             Kind::Ublk => given::keys::<UblkSpec>(),
         };
         let (mut table, volumes) = given::table(&self.words, &keys)?;
         match (self.kind, volumes.as_slice()) {
             (_, []) => return Err(Usage::error("the disk has no volume")),
-            (Kind::Controller, volumes) => {
+            (Kind::Controller | Kind::NvmeTcp, volumes) => {
                 let namespaces = volumes.iter().map(|volume| json!({ "volume": volume }));
                 table.insert("namespace".to_owned(), namespaces.collect());
             }
             (_, [volume]) => {
                 table.insert("volume".to_owned(), Value::from(volume.as_str()));
             }
-            (_, [..]) => return Err(Usage::error("only a controller has several volumes")),
+            (_, [..]) => {
+                return Err(Usage::error(
+                    "only a controller or a subsystem has several volumes",
+                ));
+            }
         }
         let disk = self.target.client()?.add(self.kind.into(), table)?;
         self.target.print(&disk, print)

@@ -1,7 +1,7 @@
 //! What is wrong with a command line, told so that it helps, where clap cannot know better.
 
 use super::given::keys;
-use crate::spec::{ControllerSpec, NamespaceSpec, UblkSpec, VhostBlkSpec};
+use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -12,6 +12,7 @@ fn keys_of(usage: &str) -> Vec<&'static str> {
         () if is("vnvme add ") => [
             keys::<ControllerSpec>(),
             keys::<VhostBlkSpec>(),
+            keys::<NvmeTcpSpec>(),
             keys::<UblkSpec>(),
         ]
         .concat(),

@@ -6,6 +6,7 @@
 
 use super::{Named, ServeArgs};
 use crate::options::url;
+use crate::spec::NvmeTcpSpec;
 use crate::spec::ServeOptions;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, Specs, read_config};
@@ -17,6 +18,7 @@ const NOTHING: &str = "\
 nothing is named that could be served. Name
   a socket and volumes:   vnvme serve --socket /tmp/vm0.sock disk.raw    (an NVMe disk)
   or an export:           vnvme serve --vhost-user-blk /tmp/vm1.sock disk.raw    (a virtio disk)
+  or an address:          vnvme serve --nvme-tcp 127.0.0.1:4420 disk.raw    (for other hosts)
   or a file of them:      vnvme serve --config vnvme.toml    (block devices of this host, too)
 \"vnvme ublk disk.raw\" makes a volume a block device; \"vnvme serve --help\" has examples.";
 
@@ -38,7 +40,7 @@ impl ServeArgs {
 impl Named {
     /// What the command line names, without its flags.
     fn specs(self) -> Result<Specs> {
-        if self.socket.is_none() && self.vhost_user_blk.is_empty() {
+        if self.socket.is_none() && self.vhost_user_blk.is_empty() && self.nvme_tcp.is_empty() {
             return Err(Usage::error(NOTHING));
         }
         let namespaces = self.volumes.iter().map(|text| url::parse(text));
@@ -52,9 +54,14 @@ impl Named {
             [socket, volume] => VhostBlkSpec::parse(socket, volume),
             _ => Err(Usage::error("--vhost-user-blk SOCKET VOLUME")),
         });
+        let targets = self.nvme_tcp.chunks_exact(2).map(|pair| match pair {
+            [address, volume] => NvmeTcpSpec::parse(address, volume),
+            _ => Err(Usage::error("--nvme-tcp ADDRESS:PORT VOLUME")),
+        });
         Ok(Specs {
             controllers: controller.into_iter().collect(),
             vhost_user_blk: exports.collect::<Result<_>>()?,
+            nvme_tcp: targets.collect::<Result<_>>()?,
             ..Specs::default()
         })
     }
@@ -326,6 +333,7 @@ mod tests {
             "subnqn",
             "socket",
             "vhost-user-blk",
+            "nvme-tcp",
             "config",
             "end-with-parent",
             "help",

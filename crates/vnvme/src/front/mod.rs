@@ -3,10 +3,12 @@
 
 mod clients;
 mod nvme;
+mod nvme_tcp;
 mod remote;
 mod survival;
 
 pub use nvme::{NvmeFront, Served, intake};
+pub use nvme_tcp::{Hosts, NvmeTcpDoor, NvmeTcpHost};
 pub use remote::Remote;
 
 use crate::parts::{ublk, vhost_blk};
@@ -24,6 +26,10 @@ pub enum Front {
     Remote(Box<Remote>),
     /// A vhost-user-blk export.
     VhostBlk(Box<VhostBlk>),
+    /// Where other hosts connect, by NVMe over TCP.
+    NvmeTcpDoor(Box<NvmeTcpDoor>),
+    /// The controller of one of them.
+    NvmeTcpHost(Box<NvmeTcpHost>),
     /// A queue of a ublk disk.
     Ublk(Box<ublk::Queue>),
 }
@@ -50,6 +56,8 @@ macro_rules! each {
             Front::Nvme($of) => $call,
             Front::Remote($of) => $call,
             Front::VhostBlk($of) => $call,
+            Front::NvmeTcpDoor($of) => $call,
+            Front::NvmeTcpHost($of) => $call,
             Front::Ublk($of) => $call,
         }
     };
@@ -62,7 +70,8 @@ impl Front {
         match self {
             Self::Nvme(front) => Some(Box::new(front.into_remains())),
             Self::VhostBlk(front) => Some(Box::new(front.into_remains())),
-            Self::Remote(_) | Self::Ublk(_) => None,
+            Self::NvmeTcpDoor(front) => Some(Box::new(front.into_remains())),
+            Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => None,
         }
     }
 }
@@ -172,6 +181,8 @@ impl Frontend for Front {
         match self {
             Front::Nvme(front) => front.close().map_err(|never| match never {}),
             Front::Remote(front) => front.close().map_err(|never| match never {}),
+            Front::NvmeTcpDoor(front) => front.close().map_err(|never| match never {}),
+            Front::NvmeTcpHost(front) => front.close().map_err(|never| match never {}),
             Front::VhostBlk(front) => Ok(front.close()?),
             Front::Ublk(front) => Ok(front.close()?),
         }

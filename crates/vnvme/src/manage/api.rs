@@ -56,6 +56,7 @@ impl Manager {
         let running = entry.running.as_ref();
         let namespaces = match &entry.spec {
             DiskSpec::Controller(spec) => spec.namespaces.clone(),
+            DiskSpec::NvmeTcp(spec) => spec.namespaces.clone(),
             DiskSpec::VhostBlk(spec) => vec![NamespaceSpec {
                 volume: spec.volume.clone(),
                 nsid: Some(1),

@@ -10,7 +10,7 @@ use super::table::{Reserved, Running, Server, Source, Taken};
 use super::{DiskSpec, Manager};
 use crate::crew::{Added, Crew, say_listening};
 use crate::front::{Front, NvmeFront, Worker};
-use crate::prepare::{ReadyController, ReadyExport, make_room};
+use crate::prepare::{ReadyController, ReadyExport, ReadyTarget, make_room};
 use crate::ublk::OpenDisk;
 use control::Error;
 use control::api::EventKind;
@@ -31,6 +31,7 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(super) enum Ready {
     Controller(ReadyController),
     Export(ReadyExport),
+    Target(ReadyTarget),
     Ublk(Box<OpenDisk>),
 }
 
@@ -56,6 +57,13 @@ impl Manager {
         {
             return Err(in_subsystem(&spec.any_name()));
         }
+        if let DiskSpec::NvmeTcp(spec) = spec {
+            return Err(Error::unsupported(format!(
+                "{}: addresses for other hosts are listened at from the start only: write the disk \
+                 into the configuration, and start the daemon again",
+                spec.any_name()
+            )));
+        }
         self.allow.check(spec)?;
         let table = self.crew.table.served();
         let others = table.iter().map(|(_, entry)| &entry.spec);
@@ -76,6 +84,9 @@ impl Manager {
             }
             DiskSpec::VhostBlk(spec) => {
                 Ready::Export(ReadyExport::new(spec, opener).map_err(failed)?)
+            }
+            DiskSpec::NvmeTcp(spec) => {
+                Ready::Target(ReadyTarget::new(spec, opener).map_err(failed)?)
             }
             DiskSpec::Ublk(spec) => {
                 let open = OpenDisk::new(spec, opener);
@@ -113,6 +124,20 @@ impl Manager {
                 let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {
                     let added = crew.add_export(thread, worker, open, EXPORT_IN_FLIGHT, assignment);
                     added.map_err(failed)
+                })?;
+                say_listening(&spec, &serial);
+                Ok(Running {
+                    server: Server::Worker { worker, owner },
+                    volumes,
+                    resized,
+                })
+            }
+            Ready::Target(ready) => {
+                let open = ready.listen().map_err(failed)?;
+                let (volumes, resized) = (open.volumes(), open.resized.clone());
+                let spec = DiskSpec::NvmeTcp(open.spec.clone());
+                let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {
+                    crew.add_target(thread, open, assignment).map_err(failed)
                 })?;
                 say_listening(&spec, &serial);
                 Ok(Running {
@@ -210,8 +235,10 @@ impl Manager {
                     if has_client(front) && !force {
                         return Err(attached(&called));
                     }
-                    if let Front::Nvme(front) = front {
-                        front.dismiss();
+                    match front {
+                        Front::Nvme(front) => front.dismiss(),
+                        Front::NvmeTcpDoor(front) => front.dismiss(),
+                        _ => {}
                     }
                     thread.remove(owner, move |front, end| {
                         let end = end.map_err(|error| error.to_string());
@@ -271,7 +298,8 @@ fn has_client(front: &mut Front) -> bool {
     match front {
         Front::Nvme(front) => front.has_client(),
         Front::VhostBlk(front) => front.has_client(),
-        Front::Remote(_) | Front::Ublk(_) => true,
+        Front::NvmeTcpDoor(front) => front.has_client(),
+        Front::Remote(_) | Front::NvmeTcpHost(_) | Front::Ublk(_) => true,
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::access::SocketAccess;
 use crate::options::file;
 use crate::origin::Origin;
-use crate::spec::{ControllerSpec, Specs, UblkSpec, VhostBlkSpec};
+use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, UblkSpec, VhostBlkSpec};
 use anyhow::{Context, Result};
 use control::api::DiskKind;
 use std::path::Path;
@@ -13,6 +13,7 @@ use std::path::Path;
 pub enum DiskSpec {
     Controller(ControllerSpec),
     VhostBlk(VhostBlkSpec),
+    NvmeTcp(NvmeTcpSpec),
     Ublk(UblkSpec),
 }
 
@@ -21,8 +22,10 @@ impl DiskSpec {
     pub fn all(specs: &Specs) -> Vec<Self> {
         let controllers = specs.controllers.iter().cloned().map(Self::Controller);
         let exports = specs.vhost_user_blk.iter().cloned().map(Self::VhostBlk);
+        let targets = specs.nvme_tcp.iter().cloned().map(Self::NvmeTcp);
         let disks = specs.ublk.iter().cloned().map(Self::Ublk);
-        let mut all: Vec<Self> = controllers.chain(exports).chain(disks).collect();
+        let all = controllers.chain(exports).chain(targets).chain(disks);
+        let mut all: Vec<Self> = all.collect();
         all.iter_mut().for_each(Self::complete);
         all
     }
@@ -34,6 +37,7 @@ impl DiskSpec {
             match disk {
                 Self::Controller(spec) => specs.controllers.push(spec.clone()),
                 Self::VhostBlk(spec) => specs.vhost_user_blk.push(spec.clone()),
+                Self::NvmeTcp(spec) => specs.nvme_tcp.push(spec.clone()),
                 Self::Ublk(spec) => specs.ublk.push(spec.clone()),
             }
         }
@@ -54,6 +58,10 @@ impl DiskSpec {
                 spec.number_namespaces();
             }
             Self::VhostBlk(spec) => spec.name = Some(spec.any_name()),
+            Self::NvmeTcp(spec) => {
+                spec.name = Some(spec.any_name());
+                spec.number_namespaces();
+            }
             Self::Ublk(spec) if spec.id.is_some() => spec.name = Some(spec.any_name()),
             Self::Ublk(_) => {}
         }
@@ -63,6 +71,7 @@ impl DiskSpec {
         match self {
             Self::Controller(_) => DiskKind::Controller,
             Self::VhostBlk(_) => DiskKind::VhostUserBlk,
+            Self::NvmeTcp(_) => DiskKind::NvmeTcp,
             Self::Ublk(_) => DiskKind::Ublk,
         }
     }
@@ -72,6 +81,7 @@ impl DiskSpec {
         match self {
             Self::Controller(spec) => spec.any_name(),
             Self::VhostBlk(spec) => spec.any_name(),
+            Self::NvmeTcp(spec) => spec.any_name(),
             Self::Ublk(spec) => spec.any_name(),
         }
     }
@@ -81,6 +91,7 @@ impl DiskSpec {
         match self {
             Self::Controller(spec) => &spec.origin,
             Self::VhostBlk(spec) => &spec.origin,
+            Self::NvmeTcp(spec) => &spec.origin,
             Self::Ublk(spec) => &spec.origin,
         }
     }
@@ -94,7 +105,7 @@ impl DiskSpec {
         match self {
             Self::Controller(spec) => Some(&spec.socket),
             Self::VhostBlk(spec) => Some(&spec.socket),
-            Self::Ublk(_) => None,
+            Self::NvmeTcp(_) | Self::Ublk(_) => None,
         }
     }
 
@@ -103,7 +114,7 @@ impl DiskSpec {
         match self {
             Self::Controller(spec) => Some(&spec.access),
             Self::VhostBlk(spec) => Some(&spec.access),
-            Self::Ublk(_) => None,
+            Self::NvmeTcp(_) | Self::Ublk(_) => None,
         }
     }
 
@@ -112,6 +123,7 @@ impl DiskSpec {
         match self {
             Self::Controller(spec) => spec.namespaces.iter().map(|ns| &*ns.volume).collect(),
             Self::VhostBlk(spec) => vec![&spec.volume],
+            Self::NvmeTcp(spec) => spec.namespaces.iter().map(|ns| &*ns.volume).collect(),
             Self::Ublk(spec) => vec![&spec.volume],
         }
     }
@@ -119,17 +131,19 @@ impl DiskSpec {
     /// Its table in a configuration file.
     pub fn to_table(&self) -> toml::Table {
         match self {
-            Self::Controller(spec) => {
-                let mut table = file::to_table(spec);
-                let namespaces = spec.namespaces.iter().map(file::to_table);
-                let namespaces = namespaces.map(toml::Value::Table).collect();
-                table.insert("namespace".into(), toml::Value::Array(namespaces));
-                table
-            }
+            Self::Controller(spec) => with_namespaces(file::to_table(spec), &spec.namespaces),
+            Self::NvmeTcp(spec) => with_namespaces(file::to_table(spec), &spec.namespaces),
             Self::VhostBlk(spec) => file::to_table(spec),
             Self::Ublk(spec) => file::to_table(spec),
         }
     }
+}
+
+fn with_namespaces(mut table: toml::Table, namespaces: &[NamespaceSpec]) -> toml::Table {
+    let namespaces = namespaces.iter().map(file::to_table);
+    let namespaces = namespaces.map(toml::Value::Table).collect();
+    table.insert("namespace".into(), toml::Value::Array(namespaces));
+    table
 }
 
 /// A configuration file that says this.
@@ -181,6 +195,11 @@ mod tests {
             [[vhost-user-blk]]
             socket = "/run/c.sock"
             volume = "mem://1M?queues=2"
+            [[nvme-tcp]]
+            listen = "127.0.0.1:4420"
+            hosts = ["nqn.2014-08.org.example:a", "nqn.2014-08.org.example:b"]
+            max-hosts = 3
+            namespace = [{ volume = "mem://1M" }, { volume = "mem://2M", nsid = 4 }]
             [[ublk]]
             volume = "c.raw"
             id = 4
@@ -201,6 +220,6 @@ mod tests {
         assert_eq!(DiskSpec::all(&second), disks, "{written}");
         assert_eq!(second.process, first.process, "{written}");
         let names: Vec<String> = disks.iter().map(DiskSpec::name).collect();
-        assert_eq!(names, ["root", "b", "c", "ublkb4"]);
+        assert_eq!(names, ["root", "b", "c", "tcp-127.0.0.1:4420", "ublkb4"]);
     }
 }

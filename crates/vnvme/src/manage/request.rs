@@ -2,7 +2,7 @@
 
 use super::DiskSpec;
 use crate::options::{Spec, url};
-use crate::spec::{ControllerSpec, NamespaceSpec, UblkSpec, VhostBlkSpec};
+use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use anyhow::Result;
 use control::api::DiskKind;
 use serde::Deserialize;
@@ -64,6 +64,11 @@ impl DiskSpec {
                 let mut spec: VhostBlkSpec = read(table)?;
                 url::take(&mut spec)?;
                 Self::VhostBlk(spec)
+            }
+            DiskKind::NvmeTcp => {
+                let mut spec: NvmeTcpSpec = read(table)?;
+                spec.namespaces.iter_mut().try_for_each(url::take)?;
+                Self::NvmeTcp(spec)
             }
             DiskKind::Ublk => {
                 let mut spec: UblkSpec = read(table)?;

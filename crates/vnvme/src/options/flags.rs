@@ -1,6 +1,7 @@
 //! The flags of `vnvme serve` and `vnvme ublk`, made of the tables.
 
 use super::{Beside, Command, Flag, Row, Spec};
+use crate::spec::NvmeTcpSpec;
 use crate::spec::UblkSpec;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
@@ -19,6 +20,7 @@ pub fn augment(command: Command, mut cli: clap::Command) -> clap::Command {
     cli = augment_of::<NamespaceSpec>(command, cli);
     cli = augment_of::<ControllerSpec>(command, cli);
     cli = augment_of::<VhostBlkSpec>(command, cli);
+    cli = augment_of::<NvmeTcpSpec>(command, cli);
     cli = augment_of::<UblkSpec>(command, cli);
     augment_of::<ProcessSpec>(command, cli)
 }
@@ -139,6 +141,7 @@ impl Given {
         given.find::<NamespaceSpec>(matches);
         given.find::<ControllerSpec>(matches);
         given.find::<VhostBlkSpec>(matches);
+        given.find::<NvmeTcpSpec>(matches);
         given.find::<UblkSpec>(matches);
         given.find::<ProcessSpec>(matches);
         given
@@ -190,14 +193,17 @@ impl Given {
             self.refuse_beside::<ControllerSpec>(path)?;
             self.refuse_beside::<NamespaceSpec>(path)?;
             self.refuse_beside::<VhostBlkSpec>(path)?;
+            self.refuse_beside::<NvmeTcpSpec>(path)?;
             self.refuse_beside::<UblkSpec>(path)?;
             self.refuse_beside::<ProcessSpec>(path)?;
         }
         let namespaces = specs.controllers.iter().map(|c| c.namespaces.len());
+        let namespaces = namespaces.chain(specs.nvme_tcp.iter().map(|t| t.namespaces.len()));
         let counts = [
             self.reach::<NamespaceSpec>(namespaces.sum())?,
             self.reach::<ControllerSpec>(specs.controllers.len())?,
             self.reach::<VhostBlkSpec>(specs.vhost_user_blk.len())?,
+            self.reach::<NvmeTcpSpec>(specs.nvme_tcp.len())?,
             self.reach::<UblkSpec>(specs.ublk.len())?,
             self.reach::<ProcessSpec>(1)?,
         ];
@@ -227,6 +233,11 @@ impl Given {
             .vhost_user_blk
             .iter_mut()
             .try_for_each(|e| self.apply(e))?;
+        for target in &mut specs.nvme_tcp {
+            let mut namespaces = target.namespaces.iter_mut();
+            namespaces.try_for_each(|n| self.apply(n))?;
+            self.apply(target)?;
+        }
         specs.ublk.iter_mut().try_for_each(|d| self.apply(d))?;
         self.apply(&mut specs.process)
     }

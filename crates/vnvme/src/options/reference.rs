@@ -6,6 +6,7 @@ use super::{Beside, Flag, Row, Spec};
 use crate::cli::Cli;
 use crate::devices::DeviceRegistry;
 use crate::open::kinds;
+use crate::spec::NvmeTcpSpec;
 use crate::spec::UblkSpec;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec};
@@ -25,6 +26,7 @@ const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
     ("log-format", "it is obeyed before a file is read"),
     ("config", "it names the file"),
     ("vhost-user-blk", "a table [[vhost-user-blk]] is the same"),
+    ("nvme-tcp", "a table [[nvme-tcp]] is the same"),
     (
         "end-with-parent",
         "for tests and supervisors: it names a process",
@@ -51,6 +53,12 @@ const NO_FLAG: &[(&str, &str)] = &[
     ("cntlid", "only in the file"),
     ("host-id", "only in the file"),
     ("reservations", "only in the file"),
+    ("listen", "the first word after `--nvme-tcp`"),
+    ("hosts", "only in the file"),
+    ("max-hosts", "only in the file"),
+    // Of subsystems for other hosts: those of controllers have flags.
+    ("io-queues", "only in the file"),
+    ("queue-entries", "only in the file"),
 ];
 
 /// Lines of text, at most 100 columns; the second and later ones begin with `indent`.
@@ -198,6 +206,11 @@ fn tables(out: &mut String) {
         out,
         "A volume for a guest with a virtio driver; there may be several.",
     );
+    table::<NvmeTcpSpec>(
+        out,
+        "Volumes for other hosts, by NVMe over TCP; there may be several. Each has \
+         `[[nvme-tcp.namespace]]` tables, at least one, with the keys of those of controllers.",
+    );
     let ublk = "A volume as a block device of this host; there may be several.";
     table::<UblkSpec>(out, ublk);
     table::<ProcessSpec>(
@@ -290,6 +303,7 @@ fn man_of_file() -> String {
     man_of::<ControllerSpec>(&mut out);
     man_of::<NamespaceSpec>(&mut out);
     man_of::<VhostBlkSpec>(&mut out);
+    man_of::<NvmeTcpSpec>(&mut out);
     man_of::<UblkSpec>(&mut out);
     man_of::<ProcessSpec>(&mut out);
     out + ".SH \"SEE ALSO\"\nvnvme(1), vnvme\\-serve(1)\n"
@@ -371,6 +385,7 @@ fn every_option_has_a_key_and_every_key_an_option() {
     flags_and_keys::<ControllerSpec>(&mut flags, &mut keys);
     flags_and_keys::<NamespaceSpec>(&mut flags, &mut keys);
     flags_and_keys::<VhostBlkSpec>(&mut flags, &mut keys);
+    flags_and_keys::<NvmeTcpSpec>(&mut flags, &mut keys);
     flags_and_keys::<UblkSpec>(&mut flags, &mut keys);
     flags_and_keys::<ProcessSpec>(&mut flags, &mut keys);
     let mut cli = Cli::command();
@@ -409,6 +424,7 @@ fn the_reference_has_every_option() {
     flags_and_keys::<ControllerSpec>(&mut flags, &mut keys);
     flags_and_keys::<NamespaceSpec>(&mut flags, &mut keys);
     flags_and_keys::<VhostBlkSpec>(&mut flags, &mut keys);
+    flags_and_keys::<NvmeTcpSpec>(&mut flags, &mut keys);
     flags_and_keys::<UblkSpec>(&mut flags, &mut keys);
     flags_and_keys::<ProcessSpec>(&mut flags, &mut keys);
     let file = text.split("## The configuration file").nth(1).unwrap();

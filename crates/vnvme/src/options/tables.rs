@@ -4,6 +4,7 @@
 
 use super::{Flag, Row, Setting, Spec, Url};
 use crate::spec::MAX_WORKERS;
+use crate::spec::NvmeTcpSpec;
 use crate::spec::UblkSpec;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
@@ -107,6 +108,40 @@ const fn write_cache<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
         ))
 }
 
+const fn model<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "model number, up to 40 characters";
+    Row::new("model", "TEXT", help, setting)
+        .or("vnvme virtual NVMe disk")
+        .serve(Flag::default("model"))
+}
+
+const fn serial<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "serial number, up to 20 characters";
+    Row::new("serial", "TEXT", help, setting)
+        .or("made from the volumes, stable")
+        .serve(Flag::refused("serial", "names one controller"))
+}
+
+const fn firmware<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "firmware revision, up to 8 characters";
+    Row::new("firmware", "TEXT", help, setting)
+        .or("the version of vnvme")
+        .serve(Flag::default("firmware"))
+}
+
+const fn subnqn<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    Row::new("subnqn", "NQN", "NVM subsystem NQN", setting)
+        .or("made from the serial number")
+        .serve(Flag::refused("subnqn", "names one controller"))
+}
+
+const fn mdts<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
+    let help = "largest transfer of a command: 4 KiB times two to the power of this";
+    Row::new("mdts", "N", help, setting)
+        .or("8")
+        .serve(Flag::default("mdts"))
+}
+
 impl Spec for NamespaceSpec {
     const TABLE: &'static str = "[[controller.namespace]]";
     const NAMES: &'static str = "namespaces";
@@ -183,30 +218,10 @@ impl Spec for ControllerSpec {
                 .help("do not offer shadow doorbells (Doorbell Buffer Config)"),
         ),
         write_cache(|c| &mut c.write_cache),
-        Row::<Self>::new("model", "TEXT", "model number, up to 40 characters", |c| {
-            &mut c.model
-        })
-        .or("vnvme virtual NVMe disk")
-        .serve(Flag::default("model")),
-        Row::<Self>::new(
-            "serial",
-            "TEXT",
-            "serial number, up to 20 characters",
-            |c| &mut c.serial,
-        )
-        .or("made from the volumes, stable")
-        .serve(Flag::refused("serial", "names one controller")),
-        Row::<Self>::new(
-            "firmware",
-            "TEXT",
-            "firmware revision, up to 8 characters",
-            |c| &mut c.firmware,
-        )
-        .or("the version of vnvme")
-        .serve(Flag::default("firmware")),
-        Row::<Self>::new("subnqn", "NQN", "NVM subsystem NQN", |c| &mut c.subnqn)
-            .or("made from the serial number")
-            .serve(Flag::refused("subnqn", "names one controller")),
+        model(|c| &mut c.model),
+        serial(|c| &mut c.serial),
+        firmware(|c| &mut c.firmware),
+        subnqn(|c| &mut c.subnqn),
         Row::<Self>::new(
             "subsystem",
             "TEXT",
@@ -245,14 +260,7 @@ impl Spec for ControllerSpec {
         )
         .or("4096")
         .serve(Flag::default("queue-entries")),
-        Row::<Self>::new(
-            "mdts",
-            "N",
-            "largest transfer of a command: 4 KiB times two to the power of this",
-            |c| &mut c.mdts,
-        )
-        .or("8")
-        .serve(Flag::default("mdts")),
+        mdts(|c| &mut c.mdts),
         Row::<Self>::new(
             "max-namespaces",
             "N",
@@ -310,6 +318,56 @@ impl Spec for VhostBlkSpec {
 
     fn volume(&mut self) -> Option<&mut Url> {
         Some(&mut self.volume)
+    }
+}
+
+impl Spec for NvmeTcpSpec {
+    const TABLE: &'static str = "[[nvme-tcp]]";
+    const NAMES: &'static str = "NVMe/TCP subsystems";
+    const ROWS: &'static [Row<Self>] = &[
+        name::<Self>(|t| &mut t.name).or("tcp- and the address"),
+        Row::<Self>::new(
+            "listen",
+            "ADDRESS:PORT",
+            "where hosts connect; 4420 is the usual port",
+            |t| &mut t.listen,
+        )
+        .required(),
+        Row::<Self>::new("hosts", "NQNS", "hosts that may connect", |t| &mut t.hosts)
+            .or("all that reach the address"),
+        write_cache(|t| &mut t.write_cache),
+        model(|t| &mut t.model),
+        serial(|t| &mut t.serial),
+        firmware(|t| &mut t.firmware),
+        subnqn(|t| &mut t.subnqn),
+        Row::<Self>::new("io-queues", "N", "I/O queues of each host", |t| {
+            &mut t.io_queues
+        })
+        .range(1, 64)
+        .or("16"),
+        Row::<Self>::new(
+            "queue-entries",
+            "N",
+            "entries of each of these queues",
+            |t| &mut t.queue_entries,
+        )
+        .range(2, 256)
+        .or("128"),
+        mdts(|t| &mut t.mdts),
+        Row::<Self>::new(
+            "max-hosts",
+            "N",
+            "hosts that may be connected at a time",
+            |t| &mut t.max_hosts,
+        )
+        .range(1, 1024)
+        .or("64"),
+    ];
+    const NESTED: &'static [(&'static str, bool)] = &[("namespace", true)];
+
+    fn nested<'de, A: MapAccess<'de>>(&mut self, _: &str, map: &mut A) -> Result<(), A::Error> {
+        self.namespaces = map.next_value()?;
+        Ok(())
     }
 }
 
@@ -577,6 +635,7 @@ impl Spec for Specs {
     const NESTED: &'static [(&'static str, bool)] = &[
         ("controller", false),
         ("vhost-user-blk", false),
+        ("nvme-tcp", false),
         ("ublk", false),
         ("process", false),
     ];
@@ -585,6 +644,7 @@ impl Spec for Specs {
         match key {
             "controller" => self.controllers = map.next_value()?,
             "vhost-user-blk" => self.vhost_user_blk = map.next_value()?,
+            "nvme-tcp" => self.nvme_tcp = map.next_value()?,
             "ublk" => self.ublk = map.next_value()?,
             _ => self.process = map.next_value()?,
         }

@@ -337,6 +337,28 @@ impl Value for Paths {
     }
 }
 
+/// Names, of hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names(pub Vec<String>);
+
+impl Value for Names {
+    const IS_LIST: bool = true;
+
+    fn from_text(text: &OsStr) -> Result<Self, String> {
+        let names = utf8(text)?.split(',').map(str::to_owned);
+        Ok(Self(names.collect()))
+    }
+
+    fn from_toml(value: toml::Value) -> Result<Self, String> {
+        plain(value).map(Self)
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        let names = self.0.iter().cloned().map(toml::Value::String);
+        toml::Value::Array(names.collect())
+    }
+}
+
 impl Value for SocketAddr {
     fn from_text(text: &OsStr) -> Result<Self, String> {
         let parsed = utf8(text)?.parse();

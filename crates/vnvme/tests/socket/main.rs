@@ -29,6 +29,7 @@ mod memory;
 mod metrics;
 mod mistakes;
 mod notify;
+mod nvme_tcp;
 mod options;
 mod pinned;
 mod quotas;

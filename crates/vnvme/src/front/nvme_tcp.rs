@@ -1,0 +1,165 @@
+//! Volumes for other hosts, by NVMe over TCP: a door at an address, and an association for each
+//! host, on whichever worker has the fewest front-ends.
+
+use crate::front::{Front, Worker};
+use crate::peers::{Assignment, Peers};
+use crate::registry::{ControllerEntry, Registry};
+use crate::roll::Listing;
+use control::EventSender;
+use control::api::EventKind;
+use controller::ControllerStats;
+use fabrics_target::{Association, AssociationError, Door, NewAssociation};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use worker::{AcceptStats, Context};
+
+/// Where hosts connect.
+pub struct NvmeTcpDoor {
+    door: Door,
+    _assignment: Assignment,
+}
+
+impl NvmeTcpDoor {
+    pub fn new(door: Door, assignment: Assignment) -> Self {
+        Self {
+            door,
+            _assignment: assignment,
+        }
+    }
+
+    /// Hosts are connected.
+    pub fn has_client(&self) -> bool {
+        !self.door.target().hosts().is_empty()
+    }
+
+    /// Nobody can connect any more, and all hosts are disconnected.
+    pub fn dismiss(&mut self) {
+        self.door.dismiss();
+    }
+
+    /// What of it need not be closed on its worker's thread.
+    pub fn into_remains(self) -> OwnedFd {
+        self.door.into_listener()
+    }
+}
+
+impl Deref for NvmeTcpDoor {
+    type Target = Door;
+
+    fn deref(&self) -> &Door {
+        &self.door
+    }
+}
+
+impl DerefMut for NvmeTcpDoor {
+    fn deref_mut(&mut self) -> &mut Door {
+        &mut self.door
+    }
+}
+
+/// A host's association.
+pub struct NvmeTcpHost {
+    association: Association,
+    events: EventSender,
+    /// The disk, and the host.
+    disk: String,
+    host: String,
+    _entered: Listing<Arc<ControllerStats>>,
+    _entry: Listing<ControllerEntry>,
+    _assignment: Assignment,
+}
+
+/// What the associations of a disk are entered by.
+#[derive(Clone)]
+pub struct Hosts {
+    pub peers: Arc<Peers>,
+    pub registry: Registry,
+    /// The disk's name.
+    pub name: String,
+    /// Where its hosts connect.
+    pub address: PathBuf,
+}
+
+impl Hosts {
+    /// Has a new association served, by the worker with the fewest front-ends.
+    pub fn launch(&self, new: NewAssociation) {
+        let (worker, assignment) = self.peers.assign_any();
+        let Some(handle) = self.peers.handle(worker) else {
+            return;
+        };
+        let hosts = self.clone();
+        // A worker that ends drops its jobs: the host is refused then.
+        handle.post(move |thread| hosts.serve(thread, worker, new, assignment));
+    }
+
+    fn serve(
+        self,
+        thread: &mut Worker,
+        worker: usize,
+        new: NewAssociation,
+        assignment: Assignment,
+    ) {
+        let name = format!("{} at {}", new.hostnqn(), self.address.display());
+        let added = thread.add(|context| {
+            let host = self.host(context, worker, new, assignment)?;
+            Ok::<_, AssociationError>(Front::NvmeTcpHost(Box::new(host)))
+        });
+        match added {
+            Ok(Some(owner)) => thread.handle().set_name(owner, name),
+            Ok(None) => tracing::warn!("{name} is refused: worker {worker} is full"),
+            Err(error) => tracing::warn!("{name} is refused: {error}"),
+        }
+    }
+
+    fn host(
+        self,
+        context: &Context<'_>,
+        worker: usize,
+        new: NewAssociation,
+        assignment: Assignment,
+    ) -> Result<NvmeTcpHost, AssociationError> {
+        let host = new.hostnqn().to_owned();
+        let mut association = new.make(context)?;
+        if let Some(handle) = self.peers.handle(worker) {
+            association.set_worker(worker as u16, handle.waker());
+        }
+        let stats = association.stats();
+        let address = self.address.join(association.cntlid().to_string());
+        let accepts = Arc::new(AcceptStats::default());
+        let events = self.registry.events.clone();
+        events.send(EventKind::Attached, &self.name, None, Some(host.clone()));
+        Ok(NvmeTcpHost {
+            _entered: self.peers.enter(stats.clone()),
+            _entry: self.registry.enter(Path::new(&address), stats, accepts),
+            _assignment: assignment,
+            association,
+            events,
+            disk: self.name,
+            host,
+        })
+    }
+}
+
+impl Deref for NvmeTcpHost {
+    type Target = Association;
+
+    fn deref(&self) -> &Association {
+        &self.association
+    }
+}
+
+impl DerefMut for NvmeTcpHost {
+    fn deref_mut(&mut self) -> &mut Association {
+        &mut self.association
+    }
+}
+
+impl Drop for NvmeTcpHost {
+    fn drop(&mut self) {
+        let host = std::mem::take(&mut self.host);
+        self.events
+            .send(EventKind::Detached, &self.disk, None, Some(host));
+    }
+}

@@ -1,0 +1,169 @@
+//! Volumes for other hosts, by NVMe over TCP: one daemon serves them, and another one its guests
+//! from there, both in their sandboxes.
+
+use std::net::TcpListener;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::common::*;
+
+const NQN: &str = "nqn.2014-08.org.vnvme:far";
+
+/// `vnvme` with these arguments, to its end.
+fn vnvme(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vnvme"));
+    command.args(args).env_remove("VNVME_LOG").output().unwrap()
+}
+
+/// Where nobody listens.
+fn address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// Serves a volume to other hosts.
+fn far(address: &str, volume: &str, more: &[&str]) -> Daemon {
+    let args = ["serve", "--nvme-tcp", address, volume, "--subnqn", NQN];
+    let daemon = Daemon::spawn(&[&args[..], more].concat());
+    daemon.wait_log(|line| line.contains("listening for NVMe over TCP"));
+    daemon
+}
+
+fn verify(socket: &str, more: &[&str]) {
+    let url = format!("vfio-user://{socket}");
+    let args = [
+        "bench",
+        &url,
+        "--rw",
+        "randrw",
+        "--iodepth",
+        "16",
+        "--size",
+        "16m",
+        "--verify",
+    ];
+    let output = vnvme(&[&args[..], &["--destroy-data"], more].concat());
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn one_daemon_serves_another_ones_guests() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 32 << 20);
+    let address = address();
+    let target = far(&address, &disk, &["--workers", "2"]);
+    let found = vnvme(&["discover", "--json", &format!("tcp://{address}")]);
+    let said = text_of(&found.stdout);
+    assert!(
+        said.contains(&format!("nvme+tcp://{address}/{NQN}")),
+        "{said} {found:?}"
+    );
+    for options in ["", "?hdgst=on&ddgst=on&queues=2"] {
+        let url = format!("nvme+tcp://{address}/{NQN}/1{options}");
+        let near = Daemon::serve(&place, &[&url]);
+        for bs in ["4k", "256k"] {
+            verify(
+                text(&place.socket()).as_str(),
+                &["--bs", bs, "--ios", "2000"],
+            );
+        }
+        assert_eq!(near.count("connecting again"), 0, "{:?}", near.log());
+        near.end();
+    }
+    // The last write is in the file, and no host is left.
+    target.wait_log(|line| line.contains("a host's association ends"));
+    target.end();
+}
+
+/// The daemon that serves is killed under load and started again, and stops for longer than the
+/// keep-alive time.
+#[test]
+fn a_daemon_that_serves_others_is_killed_under_load() {
+    let place = Place::new();
+    let disk = place.disk("disk.raw", 32 << 20);
+    let address = address();
+    let first = far(&address, &disk, &[]);
+    let url = format!("nvme+tcp://{address}/{NQN}/1?kato=2s&timeout=1s");
+    let near = Daemon::serve(&place, &[&url]);
+    let socket = text(&place.socket());
+    let target = std::thread::scope(|scope| {
+        let mut target = first;
+        let load = scope.spawn(|| verify(&socket, &["--bs", "4k", "--runtime", "5"]));
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(700));
+            target.kill();
+            target = far(&address, &disk, &[]);
+            near.wait_log(|line| line.contains("connected by") && line.contains("controller 0x1"));
+        }
+        target.signal(Signal::STOP);
+        std::thread::sleep(Duration::from_secs(3));
+        target.signal(Signal::CONT);
+        load.join().unwrap();
+        target
+    });
+    near.end();
+    target.end();
+}
+
+#[test]
+fn hosts_that_are_not_listed_and_addresses_of_others_are_refused() {
+    let place = Place::new();
+    let config = place.path("vnvme.toml");
+    let address = address();
+    let toml = format!(
+        "[[nvme-tcp]]\nlisten = \"{address}\"\nsubnqn = \"{NQN}\"\n\
+         hosts = [\"nqn.2014-08.org.vnvme:a\"]\n\
+         [[nvme-tcp.namespace]]\nvolume = \"mem://16M\"\n"
+    );
+    std::fs::write(&config, &toml).unwrap();
+    let target = Daemon::spawn(&["serve", "--config", &text(&config)]);
+    target.wait_log(|line| line.contains("listening for NVMe over TCP"));
+    let url =
+        |host: &str| format!("nvme+tcp://{address}/{NQN}/1?hostnqn=nqn.2014-08.org.vnvme:{host}");
+    let socket = text(&place.socket());
+    let refused = vnvme(&["serve", "--socket", &socket, &url("b")]);
+    let said = text_of(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("Connect Invalid Host"),
+        "{said}"
+    );
+    Daemon::serve(&place, &[&url("a")]).end();
+    for (host, finds) in [("a", true), ("b", false)] {
+        let hostnqn = format!("nqn.2014-08.org.vnvme:{host}");
+        let found = vnvme(&[
+            "discover",
+            "--json",
+            "--hostnqn",
+            &hostnqn,
+            &format!("tcp://{address}"),
+        ]);
+        let said = text_of(&found.stdout);
+        assert!(
+            found.status.success() && said.contains(NQN) == finds,
+            "{host}: {found:?}"
+        );
+    }
+    target.end();
+    for listen in ["0.0.0.0:0", "10.0.0.1:4420", "[::]:4420"] {
+        let output = vnvme(&["serve", "--nvme-tcp", listen, "mem://1M"]);
+        let said = text_of(&output.stderr);
+        assert!(
+            !output.status.success() && said.contains("not authenticated"),
+            "{said}"
+        );
+    }
+    let toml = toml.replace("\"nqn.2014-08.org.vnvme:a\"", "");
+    std::fs::write(&config, toml).unwrap();
+    let output = vnvme(&["serve", "--config", &text(&config)]);
+    let said = text_of(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("no host could connect"),
+        "{said}"
+    );
+}
+
+fn text_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
