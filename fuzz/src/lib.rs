@@ -9,6 +9,7 @@ mod chance;
 pub mod controller;
 pub mod descriptors;
 pub mod dma;
+pub mod fabrics_target;
 pub mod gpt;
 pub mod mediate;
 pub mod nbd;
@@ -37,6 +38,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("reservations", reservations::reservations),
     ("restart", restart::restart),
     ("nvme_tcp", nvme_tcp::nvme_tcp),
+    ("fabrics_target", fabrics_target::fabrics_target),
 ];
 
 #[cfg(test)]
