@@ -28,6 +28,7 @@
 //! | `VNVME_TEST_CONTROLLER` | `qemu`: the tests run against QEMU's own NVMe controller, which checks the tests themselves |
 //! | `VNVME_SOAK_SECONDS` | how long the tests of a shared device go on |
 //! | `VNVME_PATH_SECONDS` | how long the tests of NVMe/TCP go on losing each kind of path |
+//! | `VNVME_HOST_LONG` | set: the test of Linux's initiator at the front-end for other hosts is long |
 //! | `VNVME_BIN` | a built `vnvme` program, instead of building one |
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests use it: a panic fails them.
 #![allow(clippy::indexing_slicing, clippy::panic)]
