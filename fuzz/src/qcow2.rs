@@ -7,6 +7,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use volume::{Completion, Direct, Io, IoOptions, Op, OpenQueue, Request, Volume};
 
 const CLUSTER: usize = 512;
@@ -19,6 +20,8 @@ const DISK: u64 = 48 << 10;
 const COPIED: u64 = 1 << 63;
 /// What is written: in no table there is so much of it.
 const MARK: u8 = 0xa5;
+/// For a request, however busy the machine is.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A good image: of its clusters some are allocated, zeroes, or compressed.
 fn image() -> Vec<u8> {
@@ -179,13 +182,22 @@ fn run(
         len,
         data,
     };
+    let begun = Instant::now();
     let mut done = queue.submit(request);
-    while done.is_none() {
+    loop {
+        if let Some(done) = done {
+            return done;
+        }
         io.flush();
         io.poll(&mut |completion| done = Some(completion));
         queue.poll(&mut |completion| done = Some(completion));
+        assert!(
+            begun.elapsed() < TIMEOUT,
+            "{op:?} at {offset} does not end: {} in the ring, {:?}",
+            io.in_flight(),
+            queue.state()
+        );
     }
-    done.unwrap()
 }
 
 #[cfg(test)]
