@@ -120,18 +120,24 @@ fn enable(h: &mut Host) {
     h.set32(regs::CC, Host::cc_enabled().into_bits());
 }
 
-/// Submits to the admin queue, if it takes commands.
-fn admin(h: &mut Host, command: Command) {
+fn is_master(h: &mut Host) -> bool {
+    h.command_register() & command::BUS_MASTER != 0
+}
+
+/// Submits to the admin queue, if it takes commands. Whether it does.
+fn admin(h: &mut Host, command: Command) -> bool {
     let room = h.pairs.get(&0).is_some_and(|pair| {
         let next = (pair.tail + 1) % pair.size;
         // What the host knows of the head is not kept here: a few are never too many.
         next != pair.head
     });
-    if room && h.csts().rdy() {
+    let takes = room && h.csts().rdy();
+    if takes {
         h.submit(0, command);
         rest(h);
         h.reap_all(0);
     }
+    takes
 }
 
 fn act(h: &mut Host, action: &Action) {
@@ -202,7 +208,7 @@ fn act(h: &mut Host, action: &Action) {
             }
         }
         Action::Pair(qid, size) => {
-            if h.pairs.contains_key(&qid) || !h.csts().rdy() {
+            if h.pairs.contains_key(&qid) || !h.csts().rdy() || !is_master(h) {
                 return;
             }
             let sq = RINGS + u64::from(qid) * RING_STEP;
@@ -221,11 +227,19 @@ fn act(h: &mut Host, action: &Action) {
             h.pairs.insert(qid, Pair::new(sq, sq + 0x1000, size.into()));
         }
         Action::Delete(qid, cq) => {
-            let opcode = [AdminOpcode::DELETE_IO_SQ, AdminOpcode::DELETE_IO_CQ][usize::from(cq)];
-            let mut command = Command::new(opcode.0, 0, 0);
-            command.cdw10 = u32::from(qid).into();
-            admin(h, command);
-            h.pairs.remove(&qid);
+            // Without its submission queue it is refused. A host does not overwrite completions of
+            // a queue that is there, so it has to know.
+            let opcodes = [AdminOpcode::DELETE_IO_SQ, AdminOpcode::DELETE_IO_CQ];
+            for opcode in &opcodes[usize::from(cq)..] {
+                let mut command = Command::new(opcode.0, 0, 0);
+                command.cdw10 = u32::from(qid).into();
+                if !is_master(h) || !admin(h, command) {
+                    return;
+                }
+            }
+            if !cq {
+                h.pairs.remove(&qid);
+            }
         }
         Action::Shadow => {
             if h.ring != Ring::Register || !h.csts().rdy() || h.pairs.len() > 1 {
@@ -234,8 +248,7 @@ fn act(h: &mut Host, action: &Action) {
             h.write(SHADOW, &[0; 0x2000]);
             let mut command = Command::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0, 0);
             command.set_prps(SHADOW, EVENTIDX);
-            let master = h.command_register() & command::BUS_MASTER != 0;
-            if master {
+            if is_master(h) {
                 admin(h, command);
                 h.ring = Ring::Shadow;
             }
@@ -251,8 +264,9 @@ fn act(h: &mut Host, action: &Action) {
         Action::Config(offset, value) => {
             let bytes = value.to_le_bytes();
             h.outliving(|h| h.c.config_write(offset, &bytes));
-            if offset == 0x68 {
-                // Perhaps a function level reset.
+            // Device Control: a function level reset. Else the queues are there still, and hosts do
+            // not overwrite the completions of queues that are.
+            if offset == 0x68 && value & 1 << 15 != 0 {
                 h.pairs.clear();
                 h.ring = first_ring(h);
             }
