@@ -788,6 +788,12 @@ impl Frontend for Association {
         self.controller.drain_messages()
     }
 
+    fn ready(&mut self, token: u32) {
+        let queues = std::iter::once(&mut self.admin).chain(&mut self.io);
+        let told = queues.filter(|queue| u32::from(queue.qid) == token);
+        told.for_each(|queue| queue.link.tell());
+    }
+
     fn housekeeping(&mut self, now: Instant) {
         self.now = now;
         if self.life == Life::Open {

@@ -2,6 +2,7 @@
 
 use dma::SegmentList;
 use nvme_tcp::{Header, Limits, Writer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -49,6 +50,8 @@ pub(crate) struct Link {
     /// A part of it has been sent, and the ring had no room for the rest.
     rest: Option<Outgoing>,
     /// It is on its way to its end.
+    /// Its socket has been told of, and not been looked at since.
+    told: bool,
     ending: bool,
 }
 
@@ -73,6 +76,7 @@ impl Link {
             staged: Outgoing::new(),
             spare: Some(Outgoing::new()),
             rest: None,
+            told: false,
             ending: false,
         })
     }
@@ -81,6 +85,22 @@ impl Link {
     pub(crate) fn has_news(&self) -> bool {
         let sends = self.rest.is_some() || (self.staged.left() > 0 && self.spare.is_some());
         self.stream.has_news() || (!self.ending && sends)
+    }
+
+    /// Something has happened to its socket.
+    pub(crate) fn tell(&mut self) {
+        self.told = true;
+    }
+
+    /// Nothing is asked for now, and nothing more will come: the host has gone.
+    pub(crate) fn has_hung_up(&mut self) -> bool {
+        if self.incoming.is_none() || !std::mem::take(&mut self.told) {
+            return false;
+        }
+        let ends = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
+        let mut fds = [PollFd::new(&self.watched, ends)];
+        let _ = poll(&mut fds, Some(&Timespec::default()));
+        fds.iter().any(|fd| fd.revents().intersects(ends))
     }
 
     /// So much is to be sent that nothing more should be asked for.

@@ -158,8 +158,12 @@ impl Queue {
         if self.starved {
             self.feed_capsule(around);
         }
+        // Who has sent more than there is room for is not read from, and may go.
+        if self.is_held_up() && self.link.has_hung_up() {
+            return Err(End::Closed);
+        }
         loop {
-            if self.starved || self.link.is_full() || !self.slots.has_room() {
+            if self.is_held_up() {
                 break;
             }
             let Some(bytes) = self.link.bytes() else {
@@ -197,6 +201,11 @@ impl Queue {
             worked = true;
         }
         Ok(worked)
+    }
+
+    /// What comes has to wait: for memory, for what is sent, for commands to end.
+    fn is_held_up(&self) -> bool {
+        self.starved || self.link.is_full() || !self.slots.has_room()
     }
 
     /// What the kernel has done.
