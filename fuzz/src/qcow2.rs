@@ -110,6 +110,14 @@ pub fn qcow2(input: &[u8]) {
             && let Ok(mut queue) = volume.open(io)
         {
             work(io, &mut queue, size, options.read_only);
+            drop(queue);
+            // As a worker does: what the queue has left in the ring has the file, and its lock.
+            let begun = Instant::now();
+            while io.in_flight() > 0 {
+                io.flush();
+                io.poll(&mut |_| ());
+                assert!(begun.elapsed() < TIMEOUT, "{} stay", io.in_flight());
+            }
         }
     });
     drop(volume);
