@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use volume::{Completion, Direct, Io, IoOptions, Op, OpenQueue, Request, Volume};
+use volume::{Completion, Direct, Io, IoOptions, Op, OpenQueue, PreviousProcess, Request, Volume};
 
 const CLUSTER: usize = 512;
 /// Clusters of the image that is changed: header, refcount table, its block, L1 table, two L2
@@ -95,6 +95,12 @@ pub fn qcow2(input: &[u8]) {
     let options = Qcow2Options {
         read_only: how & 1 == 1,
         direct: Direct::Off,
+        // The kernel may have a file of the ring until the ring's owner, which is this thread,
+        // enters it again: then the second opening is refused.
+        previous: PreviousProcess {
+            limit: Duration::from_secs(3),
+            ..PreviousProcess::default()
+        },
         ..Qcow2Options::default()
     };
     let Ok(volume) = Qcow2Volume::open(Path::new(&path), &options) else {
