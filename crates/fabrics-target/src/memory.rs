@@ -233,7 +233,9 @@ mod tests {
     proptest! {
         /// Blocks never overlap, and everything can be taken again when all are free.
         #[test]
-        fn blocks_are_ones_own(steps in proptest::collection::vec((any::<bool>(), 0..30_000u64), 1..200)) {
+        fn blocks_are_ones_own(
+            steps in proptest::collection::vec((any::<bool>(), 0..30_000u64), 1..200),
+        ) {
             let mut pool = Pool::new(QUEUES - 2, (2, 1), 130).unwrap();
             let mut held: Vec<Block> = Vec::new();
             for (take, bytes) in steps {

@@ -1090,7 +1090,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_is_a_byte_vector(steps in steps(), success in any::<bool>(), digests in any::<(bool, bool)>(), inside in 0..3u32) {
+    fn it_is_a_byte_vector(
+        steps in steps(),
+        success in any::<bool>(),
+        digests in any::<(bool, bool)>(),
+        inside in 0..3u32,
+    ) {
         let target = Target::new(small(success, inside * 4096));
         let options = FabricsOptions {
             header_digest: digests.0,

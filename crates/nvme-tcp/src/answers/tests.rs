@@ -151,7 +151,8 @@ proptest! {
         let limits = limits(digests.0, digests.1, alignment);
         let writer = Writer::new(limits);
         let mut commands = InFlight::new(8);
-        let cids: Vec<u16> = lens.iter().map(|len| commands.insert(reads(*len), Vec::new()).unwrap()).collect();
+        let insert = |len: &_| commands.insert(reads(*len), Vec::new()).unwrap();
+        let cids: Vec<u16> = lens.iter().map(insert).collect();
         let bytes = stream(&writer, &cids, &lens, &pieces);
         let mut over = run(&limits, &bytes, piece, &mut commands).unwrap();
         over.sort_unstable();
@@ -169,7 +170,8 @@ proptest! {
         let limits = limits(true, false, 0);
         let mut commands = InFlight::new(1);
         let cid = commands.insert(reads(16), ()).unwrap();
-        let mut bytes = Writer::new(limits).completion(&completion(cid, Status::ABORT_REQUESTED)).to_vec();
+        let aborted = completion(cid, Status::ABORT_REQUESTED);
+        let mut bytes = Writer::new(limits).completion(&aborted).to_vec();
         bytes[at] ^= with;
         bytes.resize(256, 0);
         prop_assert!(Answers::new(&limits).next(&bytes, &mut commands).is_err());
