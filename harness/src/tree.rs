@@ -116,7 +116,14 @@ impl Tree {
     /// Opens an unpacked tree.
     pub fn open(root: PathBuf) -> Result<Tree> {
         let mut libraries = BTreeMap::new();
-        for dir in ["usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "lib64"] {
+        // The second one: of releases before usr and the root became one.
+        for dir in [
+            "usr/lib/x86_64-linux-gnu",
+            "lib/x86_64-linux-gnu",
+            "usr/lib64",
+            "usr/lib",
+            "lib64",
+        ] {
             index_libraries(&root.join(dir), 0, &mut libraries)?;
         }
         Ok(Tree { root, libraries })

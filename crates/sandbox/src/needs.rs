@@ -32,6 +32,9 @@ pub struct Needs {
     pub reopen: bool,
     /// To whom stream sockets are connected while the process runs.
     pub connect: Vec<Connect>,
+    /// A client library with threads and an event loop of its own serves volumes (Ceph's): what it
+    /// still calls in its older forms.
+    pub library: bool,
     /// Memory is locked beyond the limit of locked memory, where the process may: `CAP_IPC_LOCK` is
     /// kept. For fixed buffers of io_uring, and for memory that a device reads and writes.
     pub lock_memory: bool,

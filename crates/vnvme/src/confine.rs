@@ -169,7 +169,11 @@ fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
     let later = options.daemon.as_ref().map(|_| servers(options));
     let of_volumes = volumes.iter().flat_map(|url| open::servers(url));
     let mut connect = Vec::new();
-    for to in of_volumes.chain(later.unwrap_or_default()).map(connection) {
+    // Its library connects to any of the cluster's daemons.
+    let clusters = volumes.iter().filter_map(|url| rbd::reach(url));
+    let clusters = clusters.flat_map(|cluster| cluster.ports.into_iter().map(Connect::Tcp));
+    let of_volumes = of_volumes.chain(later.unwrap_or_default());
+    for to in of_volumes.map(connection).chain(clusters) {
         if !connect.contains(&to) {
             connect.push(to);
         }
@@ -203,6 +207,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         // What the watchdog tells of a worker that stands still: its files are opened by itself.
         read_in: vec![THREADS.into()],
         connect: connections(&volumes, options),
+        library: volumes.iter().any(|url| rbd::is_image(url)),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
         // A client that maps the doorbell page gets an open file of its own (vfio-user's witness),
@@ -282,6 +287,13 @@ mod tests {
             };
             assert_eq!(of(&file.replace("disk.raw", url)), more, "{url}");
         }
+        // Ceph's library calls more; its ports are in a configuration that is not there.
+        let image = of(&file.replace("disk.raw", "rbd://pool/image?conf=/nonexistent"));
+        let more = Needs {
+            library: true,
+            ..plain.clone()
+        };
+        assert_eq!(image, more);
         // A daemon's disks may be on others later.
         let process = "[process]\nallow = [\"nbd://10.0.0.2/\", \"/run/x\"]\n";
         let specs: Specs = toml::from_str(&format!("{process}{file}")).unwrap();

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The parts of the program that log, as filters name them: crates.
-const PARTS: [&str; 16] = [
+const PARTS: [&str; 17] = [
     "control",
     "controller",
     "driver",
@@ -14,6 +14,7 @@ const PARTS: [&str; 16] = [
     "probes",
     "qcow2",
     "nbd",
+    "rbd",
     "receive",
     "ublk",
     "vfio_user",

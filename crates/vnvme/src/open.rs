@@ -50,6 +50,8 @@ fn all_kinds(
     let [tcp, unix] = nbd::kinds_kept(move |server| servers.enter_server(server), kept);
     let servers = registry.clone();
     let subsystems = fabrics::kind(move |subsystem| servers.enter_server(subsystem));
+    let servers = registry.clone();
+    let images = rbd::kind(move |cluster| servers.enter_server(cluster));
     let devices = Arc::new(Devices {
         registry,
         sandbox,
@@ -60,6 +62,7 @@ fn all_kinds(
         .with(unix)
         .with_format(qcow2::kind())
         .with(subsystems)
+        .with(images)
         .with(device_kind(driver::NVME, devices.clone()))
         .with(device_kind(driver::VFIO_USER, devices))
         .with(controller_kind(within))

@@ -83,6 +83,7 @@ mod tests {
                 "nbd+unix",
                 "qcow2",
                 "nvme+tcp",
+                "rbd",
                 "nvme",
                 "vfio-user",
                 "controller+"

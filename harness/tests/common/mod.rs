@@ -4,6 +4,7 @@
 // Each test program uses its own part of this module.
 #![allow(dead_code)]
 
+pub mod ceph;
 pub mod nbd;
 pub mod nvmet;
 

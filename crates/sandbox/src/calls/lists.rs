@@ -110,6 +110,19 @@ pub(super) const OF_ARCHITECTURE: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const OF_ARCHITECTURE: &[c_long] = &[];
 
+/// For the threads of Ceph's client library. They ask who they are, and go on without an answer to
+/// most else that they ask.
+pub(super) const LIBRARY: &[c_long] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_create,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_pipe,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+];
+
 /// For a process that opens files while it runs: Landlock says which.
 pub(super) const OPENING: &[c_long] = &[
     libc::SYS_openat,

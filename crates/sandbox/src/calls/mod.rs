@@ -144,6 +144,9 @@ fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
         }
     }
     rules.insert(libc::SYS_ioctl, ioctls);
+    if needs.library {
+        rules.extend(plain(lists::LIBRARY));
+    }
     if needs.ublk {
         rules.insert(libc::SYS_io_uring_setup, Vec::new());
     }

@@ -154,6 +154,12 @@ impl Allow {
                  with: they cannot be added while it runs"
             )));
         }
+        if scheme(url) == rbd::RBD.name && self.places.is_some() {
+            return Err(Error::unsupported(format!(
+                "{url}: in the sandbox the cluster's configuration and key cannot be read: images \
+                 of Ceph clusters belong into the configuration that the daemon starts with"
+            )));
+        }
         let servers = open::servers(url);
         if !servers.is_empty() {
             let mut servers = servers.into_iter();

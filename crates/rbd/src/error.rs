@@ -1,0 +1,76 @@
+//! Why an image cannot be opened, in words.
+
+use crate::ffi::LibraryError;
+use std::io;
+
+/// Why an image cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum RbdError {
+    /// The libraries are not there.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The cluster's configuration.
+    #[error("{conf}: {what}: {error}")]
+    Settings {
+        /// The file.
+        conf: String,
+        /// What is wrong with it, or was tried.
+        what: &'static str,
+        /// What the library said.
+        error: io::Error,
+    },
+    /// The cluster asks for a key.
+    #[error(
+        "client.{client} has no key in {places}; name it by keyring=, or another client by id= (ceph auth get client.NAME shows them)"
+    )]
+    NoKey {
+        /// The client.
+        client: String,
+        /// Where was looked.
+        places: String,
+    },
+    /// The cluster has answered, and there is no such image, or it may not be used.
+    #[error("{name}: {what}: {error}{}", hint(.what, error))]
+    Image {
+        /// The image.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the cluster said.
+        error: io::Error,
+    },
+    /// The cluster did not answer in time, and nobody says how large the image is.
+    #[error(
+        "{name}: its cluster did not answer in {wait:?} (wait=); size= says how large the disk is, so \
+         that it is served and waits for its cluster"
+    )]
+    Away {
+        /// The image.
+        name: String,
+        /// How long was waited.
+        wait: std::time::Duration,
+    },
+    /// A size that is none of a disk.
+    #[error(
+        "{name}: its size of {size} bytes is no multiple of a block of {block} bytes; change it with: rbd resize"
+    )]
+    Size {
+        /// The image.
+        name: String,
+        /// Its size.
+        size: u64,
+        /// The block.
+        block: u32,
+    },
+}
+
+fn hint(what: &str, error: &io::Error) -> &'static str {
+    match (what, error.kind()) {
+        ("its pool", io::ErrorKind::NotFound) => " (ceph osd pool ls shows the pools)",
+        (_, io::ErrorKind::NotFound) => " (rbd ls POOL shows a pool's images)",
+        (_, io::ErrorKind::PermissionDenied) => {
+            " (the client may not: caps mon 'profile rbd' osd 'profile rbd pool=POOL')"
+        }
+        _ => "",
+    }
+}

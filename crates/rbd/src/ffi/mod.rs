@@ -1,0 +1,627 @@
+//! Clusters and images, by the C libraries librados and librbd. The one module of this crate with
+//! `unsafe` code.
+//!
+//! What makes it right: a handle is used by its owner's methods alone, and ended by its owner's
+//! drop, after everything that was made of it ([`Image`] has its [`Cluster`]). The libraries may be
+//! called by several threads at a time. A request's memory belongs to a [`Pending`] until the
+//! library has said that it has ended; a guest's memory is read within a call, and the library has
+//! none of it afterwards.
+#![allow(unsafe_code)]
+
+#[cfg(test)]
+pub(crate) mod fake;
+mod library;
+
+pub use library::{LIBRARY_PATH, LibraryError};
+
+use dma::{Buffer, SegmentList};
+use libc::{c_char, c_int, c_void};
+use library::{Functions, Handle, Watcher, functions};
+use std::ffi::{CStr, CString};
+use std::io;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// `RBD_LOCK_MODE_EXCLUSIVE`
+const EXCLUSIVE: c_int = 0;
+/// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`
+const THICK: c_int = 1;
+/// Bytes of stack of a thread that calls the library.
+pub const STACK: usize = 4 << 20;
+/// Most watchers of an image that are looked at.
+const MOST_WATCHERS: usize = 64;
+/// Most bytes of a setting's or a metadatum's value.
+const LONGEST: usize = 4096;
+
+/// Loads the libraries, if they are not there yet.
+///
+/// # Errors
+/// [`LibraryError`].
+pub fn load() -> Result<(), LibraryError> {
+    functions().map(drop)
+}
+
+/// Clients that were made and have not ended yet.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+unsafe extern "C" {
+    /// on_exit(3): the last one that was given is called first.
+    fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+}
+
+/// The process ends. The libraries' own destructors would take away what their threads use, which
+/// run as long as there is a client: a cluster that does not answer keeps one.
+extern "C" fn process_ends(status: c_int, _: *mut c_void) {
+    for _ in 0..100 {
+        if LIVE.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    // SAFETY: it ends the process, which was about to end.
+    unsafe { libc::_exit(status) }
+}
+
+fn check(answer: c_int) -> io::Result<()> {
+    match answer {
+        0.. => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
+    }
+}
+
+fn text(text: &str) -> io::Result<CString> {
+    CString::new(text).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+/// A cluster's client, connected or not.
+pub struct Cluster {
+    functions: &'static Functions,
+    handle: Handle,
+}
+
+// SAFETY: librados' handles are for any thread.
+unsafe impl Send for Cluster {}
+// SAFETY: and for several at a time.
+unsafe impl Sync for Cluster {}
+
+impl Cluster {
+    /// A client of that name (`admin` for `client.admin`), which knows no cluster yet.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn new(id: &str) -> io::Result<Self> {
+        let functions = functions().map_err(io::Error::other)?;
+        let (mut handle, id) = (null_mut(), text(id)?);
+        // SAFETY: a place for the handle, and a string with its end.
+        check(unsafe { (functions.rados_create)(&raw mut handle, id.as_ptr()) })?;
+        LIVE.fetch_add(1, Ordering::SeqCst);
+        Ok(Self { functions, handle })
+    }
+
+    /// Reads the settings of a file; none: of the file that the library looks for.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn read_settings(&self, path: Option<&str>) -> io::Result<()> {
+        let path = path.map(text).transpose()?;
+        let path = path.as_ref().map_or(null(), |path| path.as_ptr());
+        // SAFETY: a handle that was not ended, and a string with its end or none.
+        check(unsafe { (self.functions.rados_conf_read_file)(self.handle, path) })
+    }
+
+    /// Makes a setting.
+    ///
+    /// # Errors
+    /// The library's: it does not know it.
+    pub fn set(&self, name: &str, value: &str) -> io::Result<()> {
+        let (name, value) = (text(name)?, text(value)?);
+        // SAFETY: a handle that was not ended, and strings with their ends.
+        check(unsafe {
+            (self.functions.rados_conf_set)(self.handle, name.as_ptr(), value.as_ptr())
+        })
+    }
+
+    /// What a setting is.
+    ///
+    /// # Errors
+    /// The library's: it does not know it.
+    pub fn get(&self, name: &str) -> io::Result<String> {
+        let name = text(name)?;
+        let mut value = vec![0u8; LONGEST];
+        let place = value.as_mut_ptr().cast::<c_char>();
+        // SAFETY: a handle that was not ended, a string with its end, a place of that length.
+        check(unsafe {
+            (self.functions.rados_conf_get)(self.handle, name.as_ptr(), place, LONGEST - 1)
+        })?;
+        let value = CStr::from_bytes_until_nul(&value).unwrap_or_default();
+        Ok(value.to_string_lossy().into_owned())
+    }
+
+    /// Connects, and waits for that: up to the setting `client_mount_timeout`.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn connect(&self) -> io::Result<()> {
+        // SAFETY: a handle that was not ended.
+        check(unsafe { (self.functions.rados_connect)(self.handle) })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY: a handle that was not ended, and nothing that was made of it is left.
+        unsafe { (self.functions.rados_shutdown)(self.handle) };
+        LIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What a client names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    /// The pool.
+    pub pool: String,
+    /// The namespace in the pool; empty: none.
+    pub namespace: String,
+    /// The image.
+    pub image: String,
+    /// A snapshot of it.
+    pub snapshot: Option<String>,
+}
+
+/// An open image.
+pub struct Image {
+    handle: Handle,
+    /// Of the pool.
+    context: Handle,
+    /// The registration of [`Image::watch`]: its number, and what is called.
+    watch: Option<(u64, Box<Watch>)>,
+    cluster: Cluster,
+}
+
+struct Watch(Box<dyn Fn() + Send + Sync>);
+
+// SAFETY: librbd's handles are for any thread.
+unsafe impl Send for Image {}
+// SAFETY: and for several at a time; `watch` is changed by its owner alone.
+unsafe impl Sync for Image {}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image").finish_non_exhaustive()
+    }
+}
+
+/// A request that the library has.
+struct Pending {
+    functions: &'static Functions,
+    /// What is read into, or written from.
+    buffer: Option<Buffer>,
+    done: Done,
+    /// Its image stays open.
+    _image: Arc<Image>,
+}
+
+/// Called with the library's answer (negative: an error number), and the memory, by a thread of the
+/// library's. May not block.
+pub type Done = Box<dyn FnOnce(isize, Option<Buffer>) + Send>;
+
+/// What is to be done.
+pub enum Work<'a> {
+    /// Read into the buffer, all of it.
+    Read(Buffer),
+    /// Write all of it, from a memory that the library copies within the call.
+    Write(&'a SegmentList),
+    /// Write the buffer, all of it.
+    WriteBuffer(Buffer),
+    /// Make durable what has been written.
+    Flush,
+    /// Give the space of so many bytes to the cluster.
+    Discard(u64),
+    /// So many bytes of zeroes; `thick`: their space stays the image's.
+    Zeroes {
+        /// Bytes.
+        len: u64,
+        /// Keep their space.
+        thick: bool,
+    },
+}
+
+extern "C" fn changed(watch: *mut c_void) {
+    // SAFETY: the box of `Image::watch`, which is there until the library has ended the watch.
+    let watch = unsafe { &*watch.cast::<Watch>() };
+    (watch.0)();
+}
+
+extern "C" fn ended(completion: Handle, pending: *mut c_void) {
+    // SAFETY: the box that `Image::start` gave to this completion, which ends once.
+    let pending = unsafe { Box::from_raw(pending.cast::<Pending>()) };
+    let Pending {
+        functions,
+        buffer,
+        done,
+        _image,
+    } = *pending;
+    // SAFETY: the completion that has ended, and is not released yet.
+    let answer = unsafe { (functions.rbd_aio_get_return_value)(completion) };
+    // SAFETY: as before; it is not used any more.
+    unsafe { (functions.rbd_aio_release)(completion) };
+    done(answer, buffer);
+    drop_last(_image);
+}
+
+/// Drops one's part of an image. The last one closes it, which waits for the cluster: not on this
+/// thread, which may be a worker's or the library's own.
+pub fn drop_last(image: Arc<Image>) {
+    if let Some(image) = Arc::into_inner(image) {
+        // The library's own code runs in it: not with the small stack of those that only drop.
+        let builder = std::thread::Builder::new().name("rbd-close".into());
+        let closing = builder.stack_size(STACK).spawn(move || {
+            sync::leave_cpu();
+            drop(image);
+        });
+        if let Err(error) = closing {
+            tracing::error!("an image of a Ceph cluster is not closed: no thread: {error}");
+        }
+    }
+}
+
+impl Image {
+    /// Opens an image of a connected cluster.
+    ///
+    /// # Errors
+    /// What was tried, and the library's error.
+    pub fn open(
+        cluster: Cluster,
+        name: &Name,
+        read_only: bool,
+    ) -> Result<Self, (&'static str, io::Error)> {
+        let functions = cluster.functions;
+        let failed = |what: &'static str| move |error: io::Error| (what, error);
+        let (pool, namespace) = (text(&name.pool), text(&name.namespace));
+        let pool = pool.map_err(failed("its pool"))?;
+        let namespace = namespace.map_err(failed("its namespace"))?;
+        let image = text(&name.image).map_err(failed("its image"))?;
+        let snapshot = name.snapshot.as_deref().map(text).transpose();
+        let snapshot = snapshot.map_err(failed("its snapshot"))?;
+        let mut context = null_mut();
+        // SAFETY: a connected client, a string with its end, a place for the handle.
+        let answer = unsafe {
+            (functions.rados_ioctx_create)(cluster.handle, pool.as_ptr(), &raw mut context)
+        };
+        check(answer).map_err(failed("its pool"))?;
+        // SAFETY: the context that was just made, and a string with its end.
+        unsafe { (functions.rados_ioctx_set_namespace)(context, namespace.as_ptr()) };
+        let mut handle = null_mut();
+        let open = match read_only {
+            true => functions.rbd_open_read_only,
+            false => functions.rbd_open,
+        };
+        let snapshot = snapshot
+            .as_ref()
+            .map_or(null(), |snapshot| snapshot.as_ptr());
+        // SAFETY: a context, strings with their ends or none, a place for the handle.
+        let answer = unsafe { open(context, image.as_ptr(), &raw mut handle, snapshot) };
+        if let Err(error) = check(answer) {
+            // SAFETY: the context that was made above, of which nothing was made.
+            unsafe { (functions.rados_ioctx_destroy)(context) };
+            return Err(("the image", error));
+        }
+        // Behind all that the libraries have registered so far.
+        // SAFETY: a function that is there as long as the program.
+        let registered = unsafe { on_exit(process_ends, null_mut()) };
+        debug_assert_eq!(registered, 0);
+        Ok(Self {
+            handle,
+            context,
+            watch: None,
+            cluster,
+        })
+    }
+
+    fn functions(&self) -> &'static Functions {
+        self.cluster.functions
+    }
+
+    fn number(&self, ask: unsafe extern "C" fn(Handle, *mut u64) -> c_int) -> io::Result<u64> {
+        let mut number = 0;
+        // SAFETY: an image that is not closed, and a place for the number.
+        check(unsafe { ask(self.handle, &raw mut number) })?;
+        Ok(number)
+    }
+
+    /// Its size in bytes. May ask the cluster.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn size(&self) -> io::Result<u64> {
+        self.number(self.functions().rbd_get_size)
+    }
+
+    /// Its features (`RBD_FEATURE_*`).
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn features(&self) -> io::Result<u64> {
+        self.number(self.functions().rbd_get_features)
+    }
+
+    /// Gives it another size, and waits for that.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn resize(&self, bytes: u64) -> io::Result<()> {
+        // SAFETY: an image that is not closed.
+        check(unsafe { (self.functions().rbd_resize)(self.handle, bytes) })
+    }
+
+    /// Takes the exclusive lock for good, and waits for that: a client that has it and is alive is
+    /// asked for it.
+    ///
+    /// # Errors
+    /// The library's: `EROFS`, `EBUSY`: another one keeps it.
+    pub fn lock(&self) -> io::Result<()> {
+        // SAFETY: an image that is not closed.
+        check(unsafe { (self.functions().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
+    }
+
+    /// Releases the lock.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn unlock(&self) -> io::Result<()> {
+        // SAFETY: an image that is not closed.
+        check(unsafe { (self.functions().rbd_lock_release)(self.handle) })
+    }
+
+    /// Whether this client has it.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn has_lock(&self) -> io::Result<bool> {
+        let mut is_owner = 0;
+        // SAFETY: an image that is not closed, and a place for the answer.
+        check(unsafe {
+            (self.functions().rbd_is_exclusive_lock_owner)(self.handle, &raw mut is_owner)
+        })?;
+        Ok(is_owner != 0)
+    }
+
+    /// Who has the lock, as the library names clients.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn lock_owner(&self) -> io::Result<Option<String>> {
+        let (mut mode, mut owner, mut count) = (0, null_mut::<c_char>(), 1);
+        // SAFETY: an image that is not closed, and places for one owner.
+        let answer = unsafe {
+            (self.functions().rbd_lock_get_owners)(
+                self.handle,
+                &raw mut mode,
+                &raw mut owner,
+                &raw mut count,
+            )
+        };
+        match check(answer) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            answer => answer?,
+        }
+        if count == 0 || owner.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: a string with its end, which is the caller's until it is cleaned up.
+        let text = unsafe { CStr::from_ptr(owner) }
+            .to_string_lossy()
+            .into_owned();
+        // SAFETY: what the call above has made, and is not used any more.
+        unsafe { (self.functions().rbd_lock_get_owners_cleanup)(&raw mut owner, count) };
+        Ok(Some(text))
+    }
+
+    /// The clients that watch its header: those that have it open and are alive, or were half a
+    /// minute ago. Each with its number and where it is.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn watchers(&self) -> io::Result<Vec<(i64, String)>> {
+        let nobody = Watcher {
+            address: null_mut(),
+            client: 0,
+            cookie: 0,
+        };
+        let mut list = vec![nobody; MOST_WATCHERS];
+        let mut count = list.len();
+        // SAFETY: an image that is not closed, and places for so many.
+        check(unsafe {
+            (self.functions().rbd_watchers_list)(self.handle, list.as_mut_ptr(), &raw mut count)
+        })?;
+        let text = |address: *mut c_char| match address.is_null() {
+            true => String::new(),
+            // SAFETY: a string with its end, which is the caller's until it is cleaned up.
+            false => unsafe { CStr::from_ptr(address) }
+                .to_string_lossy()
+                .into_owned(),
+        };
+        let watchers = list.iter().take(count);
+        let watchers = watchers
+            .map(|watcher| (watcher.client, text(watcher.address)))
+            .collect();
+        // SAFETY: what the call above has made, and is not used any more.
+        unsafe { (self.functions().rbd_watchers_list_cleanup)(list.as_mut_ptr(), count) };
+        Ok(watchers)
+    }
+
+    /// Takes the lock from a client, which the cluster serves no more from then on (blocklist).
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn break_lock(&self, owner: &str) -> io::Result<()> {
+        let owner = text(owner)?;
+        // SAFETY: an image that is not closed, and a string with its end.
+        check(unsafe { (self.functions().rbd_lock_break)(self.handle, EXCLUSIVE, owner.as_ptr()) })
+    }
+
+    /// A metadatum of the image.
+    ///
+    /// # Errors
+    /// The library's: `ENOENT`: there is none of that name.
+    pub fn metadatum(&self, name: &str) -> io::Result<String> {
+        let name = text(name)?;
+        let (mut value, mut len) = (vec![0u8; LONGEST], LONGEST - 1);
+        let place = value.as_mut_ptr().cast::<c_char>();
+        // SAFETY: an image that is not closed, a string with its end, a place of that length.
+        check(unsafe {
+            (self.functions().rbd_metadata_get)(self.handle, name.as_ptr(), place, &raw mut len)
+        })?;
+        let value = CStr::from_bytes_until_nul(&value).unwrap_or_default();
+        Ok(value.to_string_lossy().into_owned())
+    }
+
+    /// Sets one.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn set_metadatum(&self, name: &str, value: &str) -> io::Result<()> {
+        let (name, value) = (text(name)?, text(value)?);
+        // SAFETY: an image that is not closed, and strings with their ends.
+        check(unsafe {
+            (self.functions().rbd_metadata_set)(self.handle, name.as_ptr(), value.as_ptr())
+        })
+    }
+
+    /// Has `call` called, by threads of the library's, when the image's header changes.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn watch(&mut self, call: impl Fn() + Send + Sync + 'static) -> io::Result<()> {
+        let watch = Box::new(Watch(Box::new(call)));
+        let mut number = 0;
+        let place = (&raw const *watch).cast_mut().cast();
+        // SAFETY: an image that is not closed; the box stays where it is until `drop` has ended the
+        // watch.
+        check(unsafe {
+            (self.functions().rbd_update_watch)(self.handle, &raw mut number, changed, place)
+        })?;
+        self.watch = Some((number, watch));
+        Ok(())
+    }
+
+    /// Starts a request; `done` is called when it has ended, perhaps before this returns.
+    ///
+    /// # Errors
+    /// It was not started, and `done` is never called.
+    pub fn start(self: &Arc<Self>, offset: u64, work: Work<'_>, done: Done) -> io::Result<()> {
+        let functions = self.functions();
+        let (buffer, work) = match work {
+            Work::Read(buffer) => (Some(buffer), Ready::Read),
+            Work::WriteBuffer(buffer) => (Some(buffer), Ready::WriteBuffer),
+            Work::Write(data) => (None, Ready::Write(data)),
+            Work::Flush => (None, Ready::Flush),
+            Work::Discard(len) => (None, Ready::Discard(len)),
+            Work::Zeroes { len, thick } => (None, Ready::Zeroes(len, thick)),
+        };
+        let pending = Box::into_raw(Box::new(Pending {
+            functions,
+            buffer,
+            done,
+            _image: self.clone(),
+        }));
+        let mut completion = null_mut();
+        // SAFETY: `ended` takes the box of this completion.
+        let made = check(unsafe {
+            (functions.rbd_aio_create_completion)(pending.cast(), ended, &raw mut completion)
+        });
+        let started = made.and_then(|()| {
+            // SAFETY: the box that was just made, which nobody else has yet; its buffer stays where
+            // it is until it has ended.
+            let buffer = unsafe { &mut (*pending).buffer };
+            let started = self.hand_over(offset, &work, buffer.as_deref_mut(), completion);
+            if started.is_err() {
+                // SAFETY: it was not started, and nobody has it.
+                unsafe { (functions.rbd_aio_release)(completion) };
+            }
+            started
+        });
+        if started.is_err() {
+            // SAFETY: the box from above: `ended` is never called with it.
+            drop(unsafe { Box::from_raw(pending) });
+        }
+        started
+    }
+
+    fn hand_over(
+        &self,
+        offset: u64,
+        work: &Ready<'_>,
+        buffer: Option<&mut [u8]>,
+        completion: Handle,
+    ) -> io::Result<()> {
+        let (functions, image) = (self.functions(), self.handle);
+        let none = || io::Error::from(io::ErrorKind::InvalidInput);
+        check(match *work {
+            Ready::Read => {
+                let buffer = buffer.ok_or_else(none)?;
+                let (at, len) = (buffer.as_mut_ptr().cast(), buffer.len());
+                // SAFETY: an image that is not closed; the buffer is the completion's until it has
+                // ended.
+                unsafe { (functions.rbd_aio_read)(image, offset, len, at, completion) }
+            }
+            Ready::WriteBuffer => {
+                let buffer = buffer.ok_or_else(none)?;
+                let (at, len) = (buffer.as_ptr().cast(), buffer.len());
+                // SAFETY: as before.
+                unsafe { (functions.rbd_aio_write)(image, offset, len, at, completion) }
+            }
+            Ready::Write(data) => {
+                let count = c_int::try_from(data.count()).map_err(|_| none())?;
+                let vectors = data.as_iovecs();
+                // SAFETY: the list keeps its memory mapped during the call, in which the library
+                // copies it (`rbd_disable_zero_copy_writes`, which `connect` has set).
+                unsafe { (functions.rbd_aio_writev)(image, vectors, count, offset, completion) }
+            }
+            // SAFETY: an image that is not closed.
+            Ready::Flush => unsafe { (functions.rbd_aio_flush)(image, completion) },
+            // SAFETY: as before.
+            Ready::Discard(len) => unsafe {
+                (functions.rbd_aio_discard)(image, offset, len, completion)
+            },
+            Ready::Zeroes(len, thick) => {
+                let len = usize::try_from(len).map_err(|_| none())?;
+                let flags = if thick { THICK } else { 0 };
+                // SAFETY: as before.
+                unsafe {
+                    (functions.rbd_aio_write_zeroes)(image, offset, len, completion, flags, 0)
+                }
+            }
+        })
+    }
+}
+
+/// [`Work`], whose buffer is where the library's answer finds it.
+enum Ready<'a> {
+    Read,
+    Write(&'a SegmentList),
+    WriteBuffer,
+    Flush,
+    Discard(u64),
+    Zeroes(u64, bool),
+}
+
+impl Drop for Image {
+    /// Waits for the library, and for the cluster.
+    fn drop(&mut self) {
+        let functions = self.functions();
+        if let Some((number, watch)) = self.watch.take() {
+            // SAFETY: an image that is not closed, and a watch of it.
+            let ended = unsafe { (functions.rbd_update_unwatch)(self.handle, number) };
+            if ended < 0 {
+                // It may be called once more.
+                std::mem::forget(watch);
+            }
+        }
+        // SAFETY: nobody has the image any more: requests in flight have it, too.
+        unsafe { (functions.rbd_close)(self.handle) };
+        // SAFETY: nothing that was made of it is left.
+        unsafe { (functions.rados_ioctx_destroy)(self.context) };
+    }
+}

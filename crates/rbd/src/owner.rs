@@ -1,0 +1,109 @@
+//! Whose the exclusive lock is.
+//!
+//! A process that was killed leaves its lock, and the cluster takes it for alive for half a minute.
+//! So the process that takes the lock writes down in the image which it is: the next process of the
+//! same machine knows then that it is dead, and need not wait.
+
+use std::fs;
+use std::path::Path;
+
+/// The image's metadatum.
+pub(crate) const METADATUM: &str = "vnvme.owner";
+
+/// A process, so that another one of the same machine can tell whether it is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Process {
+    boot: String,
+    /// The namespace that its number is of.
+    namespace: String,
+    number: u32,
+    /// When it began, in ticks since the start of the machine.
+    began: String,
+}
+
+impl Process {
+    /// The one of that number, if it is there.
+    fn of(number: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+        // Behind the name, which may have anything in it: field 22 of proc_pid_stat(5).
+        let began = stat
+            .rsplit_once(')')?
+            .1
+            .split_whitespace()
+            .nth(19)?
+            .to_owned();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+        Some(Self {
+            boot: boot.trim().to_owned(),
+            namespace: namespace.display().to_string(),
+            number,
+            began,
+        })
+    }
+}
+
+/// This process, as it writes itself down: found out while its files can be read.
+#[derive(Debug, Clone)]
+pub(crate) struct Myself(Option<Process>);
+
+impl Myself {
+    pub(crate) fn new() -> Self {
+        Self(Process::of(std::process::id()))
+    }
+
+    /// What is written into an image whose lock `client` has.
+    pub(crate) fn record(&self, client: &str) -> Option<String> {
+        let Process {
+            boot,
+            namespace,
+            number,
+            began,
+        } = self.0.as_ref()?;
+        Some(format!("{client} {boot} {namespace} {number} {began}"))
+    }
+
+    /// The client of a record, if its process was one of this machine's, and is dead.
+    pub(crate) fn dead(&self, record: &str) -> Option<String> {
+        let mine = self.0.as_ref()?;
+        let words: Vec<&str> = record.split(' ').collect();
+        let &[client, boot, namespace, number, began] = words.as_slice() else {
+            return None;
+        };
+        if boot != mine.boot || namespace != mine.namespace || !Path::new("/proc/1/stat").exists() {
+            return None;
+        }
+        let number = number.parse().ok()?;
+        let is_alive = Process::of(number).is_some_and(|process| process.began == began);
+        (!is_alive).then(|| client.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_dead_of_this_machine_are_known_to_be_dead() {
+        let me = Myself::new();
+        let record = me.record("client.7").unwrap();
+        assert_eq!(me.dead(&record), None, "it is alive");
+        let words: Vec<&str> = record.split(' ').collect();
+        let with = |at: usize, word: &str| {
+            let mut words = words.clone();
+            words[at] = word;
+            words.join(" ")
+        };
+        // Its number is another process's now.
+        assert_eq!(me.dead(&with(4, "1")).as_deref(), Some("client.7"));
+        // A number that nobody has.
+        assert_eq!(me.dead(&with(3, "4194305")).as_deref(), Some("client.7"));
+        for elsewhere in [with(1, "x"), with(2, "pid:[1]")] {
+            let dead = elsewhere.replace(&format!(" {} ", std::process::id()), " 4194305 ");
+            assert_eq!(me.dead(&dead), None, "{dead}");
+        }
+        for wrong in ["", "client.7", &with(3, "x"), &format!("{record} more")] {
+            assert_eq!(me.dead(wrong), None, "{wrong}");
+        }
+    }
+}

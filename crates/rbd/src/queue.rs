@@ -1,0 +1,372 @@
+//! One worker's queue into an image.
+
+use crate::ffi::Work;
+use crate::volume::Shared;
+use dma::{Buffer, SegmentList};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use volume::{
+    Completion, Ending, Inbox, Info, IoError, IoErrorKind, Op, QueueState, Request, VolumeQueue,
+    Wake,
+};
+
+/// Requests of a queue that are with the library at one time.
+const MOST: usize = 512;
+/// Bytes of them.
+const MOST_BYTES: u64 = 64 << 20;
+/// Longest part of a request that moves data.
+const PIECE: u64 = 1 << 20;
+/// Longest part of another one: some hundred objects.
+const RANGE: u64 = 1 << 30;
+/// Bytes that a round copies, but for the last piece.
+const ROUND: u64 = 1 << 20;
+
+/// What a thread of the library leaves.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// There is an image.
+    Connected,
+    /// A part of a request has ended.
+    Part(Part, isize, Option<Buffer>),
+}
+
+/// A part of a request that the library has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    place: usize,
+    generation: u64,
+    /// Where it begins in the request's memory.
+    at: u64,
+    len: u64,
+    /// It changes something.
+    changes: bool,
+    /// It moves data.
+    data: bool,
+}
+
+/// A request, and what became of its parts.
+struct Parent {
+    request: Request,
+    generation: u64,
+    /// Bytes that were given to the library.
+    given: u64,
+    /// All of it was.
+    is_given: bool,
+    parts: usize,
+    result: Result<(), IoError>,
+}
+
+pub(crate) struct RbdQueue {
+    shared: Arc<Shared>,
+    info: Info,
+    inbox: Arc<Inbox<Done>>,
+    parents: Vec<Option<Parent>>,
+    free: Vec<usize>,
+    count: usize,
+    generation: u64,
+    /// Requests of which something is to be given to the library.
+    waiting: VecDeque<usize>,
+    finished: VecDeque<Done>,
+    /// Parts, and their bytes, that the library has.
+    in_flight: usize,
+    bytes: u64,
+    /// Parts that change something, and that nobody waits for.
+    given_up: usize,
+    ended: Vec<Completion>,
+    ending: Ending,
+}
+
+impl RbdQueue {
+    pub(crate) fn new(shared: Arc<Shared>, inbox: Arc<Inbox<Done>>, ending: Ending) -> Self {
+        Self {
+            info: shared.info(),
+            shared,
+            inbox,
+            parents: Vec::new(),
+            free: Vec::new(),
+            count: 0,
+            generation: 0,
+            waiting: VecDeque::new(),
+            finished: VecDeque::new(),
+            in_flight: 0,
+            bytes: 0,
+            given_up: 0,
+            ended: Vec::new(),
+            ending,
+        }
+    }
+
+    /// Gives the library what it can have.
+    fn issue(&mut self) {
+        while self.can_issue()
+            && let Some(&place) = self.waiting.front()
+        {
+            let more = self.next(place);
+            if !more {
+                self.waiting.pop_front();
+            }
+        }
+    }
+
+    fn can_issue(&self) -> bool {
+        self.given_up == 0
+            && self.in_flight < MOST
+            && self.bytes < MOST_BYTES
+            && self.shared.image().is_some()
+    }
+
+    /// Starts the next part of a request; whether there are more.
+    fn next(&mut self, place: usize) -> bool {
+        let Some(image) = self.shared.image().cloned() else {
+            return true;
+        };
+        let Some(parent) = self.parents.get_mut(place).and_then(Option::as_mut) else {
+            return false;
+        };
+        let Request {
+            op, offset, len, ..
+        } = parent.request;
+        let most = if op.has_data() { PIECE } else { RANGE };
+        let now = (len - parent.given).min(most);
+        let at = parent.given;
+        let part = Part {
+            place,
+            generation: parent.generation,
+            at,
+            len: now,
+            changes: op.changes() && op != Op::Flush,
+            data: op.has_data(),
+        };
+        parent.given += now;
+        parent.is_given = parent.given >= len;
+        let is_given = parent.is_given;
+        let mut piece = SegmentList::new();
+        let work = match op {
+            Op::Read => Work::Read(Buffer::new(now as usize)),
+            Op::Write { .. } if self.shared.copies() && now == len => {
+                Work::Write(&parent.request.data)
+            }
+            Op::Write { .. } if self.shared.copies() => {
+                parent.request.data.slice(at, now, &mut piece);
+                Work::Write(&piece)
+            }
+            Op::Write { .. } => {
+                let mut buffer = Buffer::new(now as usize);
+                parent.request.data.copy_to(at, &mut buffer);
+                Work::WriteBuffer(buffer)
+            }
+            Op::Flush => Work::Flush,
+            Op::Deallocate => Work::Discard(now),
+            Op::WriteZeroes { deallocate, .. } => Work::Zeroes {
+                len: now,
+                thick: !deallocate,
+            },
+        };
+        let inbox = self.inbox.clone();
+        let done = Box::new(move |answer: isize, buffer: Option<Buffer>| {
+            inbox.put(Done::Part(part, answer, buffer));
+        });
+        let started = image.start(offset + at, work, done);
+        crate::ffi::drop_last(image);
+        match started {
+            Ok(()) => {
+                parent.parts += 1;
+                self.shared.started.fetch_add(1, Ordering::Relaxed);
+                self.in_flight += 1;
+                self.bytes += if op.has_data() { now } else { 0 };
+            }
+            Err(error) => {
+                parent.is_given = true;
+                parent.result = Err(IoError::from_errno(
+                    error.raw_os_error().unwrap_or(0),
+                    op.changes(),
+                ));
+                self.end_if_over(place);
+                return false;
+            }
+        }
+        !is_given
+    }
+
+    /// A part has ended.
+    fn finish(&mut self, done: Done) {
+        let Done::Part(part, answer, buffer) = done else {
+            return;
+        };
+        self.shared.ended.fetch_add(1, Ordering::Relaxed);
+        self.in_flight -= 1;
+        self.bytes -= if part.data { part.len } else { 0 };
+        let place = part.place;
+        let parent = self.parents.get_mut(place).and_then(Option::as_mut);
+        let Some(parent) = parent.filter(|parent| parent.generation == part.generation) else {
+            self.given_up -= usize::from(part.changes);
+            return;
+        };
+        let op = parent.request.op;
+        parent.parts -= 1;
+        let result = match (answer, buffer) {
+            (..0, _) => {
+                let errno = i32::try_from(answer.unsigned_abs()).unwrap_or(0);
+                Err(IoError::from_errno(errno, op.changes()))
+            }
+            (_, Some(buffer)) if op == Op::Read && answer.unsigned_abs() as u64 == part.len => {
+                match parent.request.data.copy_from(part.at, &buffer) as u64 == part.len {
+                    true => Ok(()),
+                    false => Err(IoErrorKind::Memory.into()),
+                }
+            }
+            // An image that became smaller, or a lie: less than was asked for is no answer.
+            _ if op == Op::Read => Err(IoErrorKind::MediaRead.into()),
+            _ => Ok(()),
+        };
+        if let Err(error) = result {
+            self.shared.log.line(|left_out| {
+                tracing::error!(left_out, "{}: {error}", self.shared.text);
+            });
+            parent.result = Err(error);
+            parent.is_given = true;
+        }
+        self.end_if_over(place);
+    }
+
+    fn end_if_over(&mut self, place: usize) {
+        let parent = self.parents.get_mut(place);
+        let over = |parent: &Parent| parent.is_given && parent.parts == 0;
+        if let Some(slot) = parent.filter(|slot| slot.as_ref().is_some_and(over))
+            && let Some(parent) = slot.take()
+        {
+            self.free.push(place);
+            self.count -= 1;
+            self.waiting.retain(|waiting| *waiting != place);
+            self.ended.push(parent.request.complete(parent.result));
+        }
+    }
+
+    /// Nobody waits for a request any more: it ends now, whatever the library does.
+    fn give_up(&mut self, place: usize) {
+        let Some(parent) = self.parents.get_mut(place).and_then(Option::take) else {
+            return;
+        };
+        self.free.push(place);
+        self.count -= 1;
+        self.waiting.retain(|waiting| *waiting != place);
+        let op = parent.request.op;
+        if op.changes() && op != Op::Flush {
+            self.given_up += parent.parts;
+        }
+        let aborted = parent.request.complete(Err(IoErrorKind::Aborted.into()));
+        self.ended.push(aborted);
+    }
+
+    /// The worker ends, and the cluster does not answer.
+    fn end(&mut self, answered: bool) {
+        if self.count > 0 && self.ending.is_over(answered) {
+            let (text, unfinished) = (&self.shared.text, self.count);
+            tracing::error!("{text}: does not answer; {unfinished} requests are given up");
+            if !self.info.read_only {
+                self.ending.give_up(&self.info.description);
+            }
+            for place in 0..self.parents.len() {
+                self.give_up(place);
+            }
+        }
+    }
+
+    /// Whether the next round has something to do that nothing wakes it for.
+    fn goes_on(&self) -> bool {
+        !self.ended.is_empty()
+            || !self.finished.is_empty()
+            || self.inbox.has_news()
+            || (!self.waiting.is_empty() && self.can_issue())
+    }
+}
+
+impl VolumeQueue for RbdQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        if let Err(error) = request.check_info(&self.info) {
+            // It may have grown.
+            self.info.size = self.shared.size();
+            if error.kind != IoErrorKind::OutOfRange || request.check_info(&self.info).is_err() {
+                return Some(request.complete(Err(error)));
+            }
+        }
+        match request.op {
+            Op::Flush if self.info.read_only => return Some(request.complete(Ok(()))),
+            op if op != Op::Flush && request.len == 0 => return Some(request.complete(Ok(()))),
+            _ => {}
+        }
+        self.generation += 1;
+        let parent = Parent {
+            request,
+            generation: self.generation,
+            given: 0,
+            is_given: false,
+            parts: 0,
+            result: Ok(()),
+        };
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.parents.push(None);
+            self.parents.len() - 1
+        });
+        if let Some(free) = self.parents.get_mut(place) {
+            *free = Some(parent);
+        }
+        self.count += 1;
+        self.waiting.push_back(place);
+        self.issue();
+        None
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let news = self.inbox.has_news();
+        if !news && !self.goes_on() && !self.ending.has_begun() {
+            return 0;
+        }
+        if news {
+            self.finished.extend(self.inbox.take());
+            self.info.size = self.shared.size();
+        }
+        let mut moved = 0;
+        while moved < ROUND
+            && let Some(finished) = self.finished.pop_front()
+        {
+            if let Done::Part(part, _, Some(_)) = &finished {
+                moved += part.len;
+            }
+            self.finish(finished);
+        }
+        self.issue();
+        if self.ending.has_begun() {
+            self.end(news);
+        }
+        let count = self.ended.len();
+        self.ended.drain(..).for_each(done);
+        count
+    }
+
+    fn state(&self) -> QueueState {
+        let in_flight = self.count + self.ended.len();
+        match self.goes_on() {
+            true => QueueState {
+                in_flight,
+                wake: Wake::Poll,
+            },
+            false => QueueState::of_ring(in_flight),
+        }
+    }
+
+    /// Its completion comes with the next round, whether the cluster answers or not.
+    fn cancel(&mut self, tag: u64) {
+        let is = |parent: &Option<Parent>| parent.as_ref().is_some_and(|p| p.request.tag == tag);
+        if let Some(place) = self.parents.iter().position(is) {
+            self.give_up(place);
+        }
+    }
+}
+
+impl Drop for RbdQueue {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}

@@ -1,0 +1,357 @@
+//! The cluster that is meant, and who its client is: what librados is told before it connects.
+//!
+//! All that needs files or names is done here, when a volume is opened: a process in its sandbox
+//! has neither when it connects again.
+
+use crate::error::RbdError;
+use crate::ffi::Cluster;
+use std::fs;
+use std::io;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Ports of monitors that name none (`ms_mon_client`): of both versions of the protocol.
+const MONITORS: [u16; 2] = [3300, 6789];
+/// Where nothing else is known of the other daemons' ports.
+const DAEMONS: Ports = Ports {
+    first: 6800,
+    last: 7568,
+};
+/// Most ports that are left open.
+const MOST_PORTS: u16 = 2048;
+
+/// TCP ports from one to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
+    /// The first.
+    pub first: u16,
+    /// The last.
+    pub last: u16,
+}
+
+impl FromStr for Ports {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = "it is FIRST-LAST, two port numbers, and at most 2048 ports";
+        let (first, last) = text.split_once('-').ok_or(wrong)?;
+        let (first, last): (u16, u16) = match (first.parse(), last.parse()) {
+            (Ok(first), Ok(last)) => (first, last),
+            _ => return Err(wrong),
+        };
+        match first > 0 && first <= last && last - first < MOST_PORTS {
+            true => Ok(Self { first, last }),
+            false => Err(wrong),
+        }
+    }
+}
+
+/// The cluster that is meant, and who its client is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The configuration; none: the one that librados finds.
+    pub conf: Option<PathBuf>,
+    /// NAME of `client.NAME`.
+    pub id: String,
+    /// The client's key; none: what the configuration names.
+    pub keyring: Option<PathBuf>,
+    /// Ports of the cluster's daemons.
+    pub ports: Option<Ports>,
+}
+
+/// What librados is told, as text: without files.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    id: String,
+    key: Option<String>,
+    monitors: Option<String>,
+    /// Files were read while this was made; what they said.
+    settings: Vec<(String, String)>,
+}
+
+/// Settings of a configuration that concern a client, and that are told again where its file cannot
+/// be read.
+const KEPT: [&str; 22] = [
+    "fsid",
+    "mon_host",
+    "mon_initial_members",
+    "auth_client_required",
+    "auth_cluster_required",
+    "auth_service_required",
+    "ms_bind_msgr1",
+    "ms_client_mode",
+    "ms_mon_client_mode",
+    "ms_mode",
+    "public_network",
+    "rados_osd_op_timeout",
+    "rados_mon_op_timeout",
+    "rbd_default_data_pool",
+    "rbd_discard_granularity_bytes",
+    "ms_compress_secure",
+    "ms_bind_ipv4",
+    "ms_bind_ipv6",
+    "ms_connection_mode",
+    "crush_location",
+    "rbd_read_from_replica_policy",
+    "rados_replica_read_policy",
+];
+
+impl Settings {
+    fn error(&self, what: &'static str, error: io::Error) -> RbdError {
+        RbdError::Settings {
+            conf: match &self.conf {
+                Some(conf) => conf.display().to_string(),
+                None => "the cluster's configuration".into(),
+            },
+            what,
+            error,
+        }
+    }
+
+    /// A client that knows its settings from the configuration.
+    fn read(&self) -> Result<Cluster, RbdError> {
+        let cluster = Cluster::new(&self.id).map_err(|error| self.error("no client", error))?;
+        let conf = self
+            .conf
+            .as_deref()
+            .map(|conf| conf.to_string_lossy().into_owned());
+        let read = cluster.read_settings(conf.as_deref());
+        read.map_err(|error| self.error("cannot be read", error))?;
+        if let Some(keyring) = &self.keyring {
+            let set = cluster.set("keyring", &keyring.to_string_lossy());
+            set.map_err(|error| self.error("keyring=", error))?;
+        }
+        Ok(cluster)
+    }
+
+    /// Reads all that there is to be read.
+    pub(crate) fn told(&self) -> Result<Told, RbdError> {
+        crate::ffi::load()?;
+        let cluster = self.read()?;
+        let get = |name: &str| cluster.get(name).ok().filter(|value| !value.is_empty());
+        let kept = KEPT
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), get(name)?)));
+        let settings: Vec<(String, String)> = kept.collect();
+        let key = match get("key") {
+            Some(key) => Some(key),
+            None => get("keyring").and_then(|list| key(&list, &self.id)),
+        };
+        let wants_key = get("auth_client_required").is_none_or(|how| how != "none");
+        if key.is_none() && wants_key {
+            let places = get("keyring").unwrap_or_default();
+            return Err(RbdError::NoKey {
+                client: self.id.clone(),
+                places: places.replace(',', ", "),
+            });
+        }
+        let monitors = get("mon_host");
+        let Some(hosts) = &monitors else {
+            return Err(self.error(
+                "names no monitors (mon host)",
+                io::ErrorKind::NotFound.into(),
+            ));
+        };
+        Ok(Told {
+            id: self.id.clone(),
+            key,
+            monitors: Some(addresses(hosts).unwrap_or_else(|| hosts.clone())),
+            settings,
+        })
+    }
+
+    /// The ports of the cluster, of monitors and all others.
+    pub(crate) fn ports(&self) -> Result<Vec<u16>, RbdError> {
+        crate::ffi::load()?;
+        let cluster = self.read()?;
+        let number = |name: &str| cluster.get(name).ok()?.parse::<u16>().ok();
+        let daemons = self.ports.unwrap_or_else(|| {
+            let (first, last) = (number("ms_bind_port_min"), number("ms_bind_port_max"));
+            match first.zip(last) {
+                Some((first, last)) if first <= last && last - first < MOST_PORTS => {
+                    Ports { first, last }
+                }
+                _ => DAEMONS,
+            }
+        });
+        let hosts = cluster.get("mon_host").unwrap_or_default();
+        let mut ports: Vec<u16> = monitor_ports(&hosts);
+        ports.extend(MONITORS);
+        ports.extend(daemons.first..=daemons.last);
+        ports.sort_unstable();
+        ports.dedup();
+        Ok(ports)
+    }
+}
+
+impl Told {
+    /// Connects, and waits for that, so long at most. `brief`: for a client that asks for
+    /// something, and waits no longer for that either.
+    ///
+    /// # Errors
+    /// The library's.
+    pub(crate) fn connect(&self, limit: Duration, brief: bool) -> io::Result<Cluster> {
+        let cluster = Cluster::new(&self.id)?;
+        for (name, value) in &self.settings {
+            let _ = cluster.set(name, value);
+        }
+        if let Some(monitors) = &self.monitors {
+            cluster.set("mon_host", monitors)?;
+        }
+        if let Some(key) = &self.key {
+            cluster.set("key", key)?;
+        }
+        let seconds = limit.as_secs().max(1).to_string();
+        cluster.set("client_mount_timeout", &seconds)?;
+        if brief {
+            cluster.set("rados_mon_op_timeout", &seconds)?;
+            cluster.set("rados_osd_op_timeout", &seconds)?;
+        }
+        // What has been answered is in the cluster: a guest goes on when this process is killed.
+        cluster.set("rbd_cache", "false")?;
+        for (name, value) in [
+            // No worker waits until others' requests have ended; their number is limited here.
+            ("objecter_inflight_ops", "0"),
+            ("objecter_inflight_op_bytes", "0"),
+            // The log is this process's.
+            ("log_file", ""),
+            ("log_to_stderr", "false"),
+            ("err_to_stderr", "false"),
+            ("log_to_syslog", "false"),
+            ("admin_socket", ""),
+        ] {
+            let _ = cluster.set(name, value);
+        }
+        cluster.connect()?;
+        Ok(cluster)
+    }
+
+    /// Whether the library copies what is written within the call that brings it.
+    pub(crate) fn copies(cluster: &Cluster) -> bool {
+        cluster.set("rbd_disable_zero_copy_writes", "true").is_ok()
+    }
+}
+
+/// The client's key in the first of these files that there is.
+fn key(list: &str, id: &str) -> Option<String> {
+    let paths = list.split([',', ';', ' ']).filter(|path| !path.is_empty());
+    let mut files = paths.filter_map(|path| fs::read_to_string(Path::new(path)).ok());
+    files.find_map(|text| key_in(&text, id))
+}
+
+/// The key of `client.ID` in a keyring.
+fn key_in(text: &str, id: &str) -> Option<String> {
+    let section = format!("[client.{id}]");
+    let lines = text.lines().map(str::trim);
+    let mut of_client = lines.skip_while(|line| *line != section).skip(1);
+    of_client
+        .by_ref()
+        .take_while(|line| !line.starts_with('['))
+        .find_map(|line| {
+            let (name, value) = line.split_once('=')?;
+            (name.trim() == "key").then(|| value.trim().to_owned())
+        })
+}
+
+/// `mon_host` with addresses in place of names; none where it has no names.
+fn addresses(hosts: &str) -> Option<String> {
+    if hosts.contains('[') {
+        // Addresses already (`[v2:1.2.3.4:3300,v1:...]`), or of IPv6.
+        return None;
+    }
+    let mut named = false;
+    let resolved: Vec<String> = hosts
+        .split([',', ';', ' '])
+        .filter(|host| !host.is_empty())
+        .map(|host| {
+            let (name, port) = match host.rsplit_once(':') {
+                Some((name, port)) if port.parse::<u16>().is_ok() => (name, Some(port)),
+                _ => (host, None),
+            };
+            if name.parse::<std::net::IpAddr>().is_ok()
+                || name.starts_with("v1:")
+                || name.starts_with("v2:")
+            {
+                return host.to_owned();
+            }
+            let Some(address) = (name, 0u16)
+                .to_socket_addrs()
+                .ok()
+                .and_then(|mut all| all.next())
+            else {
+                return host.to_owned();
+            };
+            named = true;
+            let ip = match address.ip() {
+                std::net::IpAddr::V4(ip) => ip.to_string(),
+                std::net::IpAddr::V6(ip) => format!("[{ip}]"),
+            };
+            match port {
+                Some(port) => format!("{ip}:{port}"),
+                None => ip,
+            }
+        })
+        .collect();
+    named.then(|| resolved.join(","))
+}
+
+/// Ports that stand in `mon_host`.
+fn monitor_ports(hosts: &str) -> Vec<u16> {
+    let words = hosts.split([',', ';', ' ', '[', ']']);
+    let port = |word: &str| {
+        // `v2:1.2.3.4:3300/0`
+        let word = word.split('/').next()?;
+        word.rsplit_once(':')?.1.parse().ok()
+    };
+    words.filter_map(port).filter(|port| *port > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_two_numbers() {
+        assert_eq!(
+            "6800-7300".parse(),
+            Ok(Ports {
+                first: 6800,
+                last: 7300
+            })
+        );
+        for wrong in [
+            "",
+            "6800",
+            "7300-6800",
+            "0-5",
+            "1-65535",
+            "a-b",
+            "6800-7300-1",
+        ] {
+            assert!(wrong.parse::<Ports>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn keys_are_found_by_their_client() {
+        let text = "[mon.]\n\tkey = AAA==\n[client.admin]\n\tkey = BBB==\n\tcaps mon = \"allow *\"\n\
+                    [client.other]\ncaps = x\nkey=CCC==\n";
+        assert_eq!(key_in(text, "admin").as_deref(), Some("BBB=="));
+        assert_eq!(key_in(text, "other").as_deref(), Some("CCC=="));
+        assert_eq!(key_in(text, "nobody"), None);
+        assert_eq!(key_in("[client.a]\n[client.b]\nkey = D", "a"), None);
+    }
+
+    #[test]
+    fn monitors_are_found_by_their_addresses() {
+        let v2 = "[v2:127.0.0.1:43300/0],[v2:10.0.0.1:3300/0,v1:10.0.0.1:6789/0]";
+        assert_eq!(monitor_ports(v2), [43300, 3300, 6789]);
+        assert_eq!(monitor_ports("10.0.0.1, 10.0.0.2:7000"), [7000]);
+        assert_eq!(addresses(v2), None);
+        assert_eq!(addresses("10.0.0.1,10.0.0.2:6789"), None);
+        let localhost = addresses("localhost:6789 10.0.0.1").unwrap();
+        assert!(localhost == "127.0.0.1:6789,10.0.0.1" || localhost == "[::1]:6789,10.0.0.1");
+    }
+}

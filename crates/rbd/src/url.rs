@@ -1,0 +1,220 @@
+//! The kind of volume that a URL names: `rbd://`.
+
+use crate::ffi::Name;
+use crate::settings::{Ports, Settings};
+use crate::volume::{LockMode, RbdOptions, RbdVolume};
+use remote::ReachWatch;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use volume::{
+    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
+    parse_duration, parse_size,
+};
+
+/// Images of Ceph clusters.
+pub const RBD: Scheme = Scheme {
+    name: "rbd",
+    form: "POOL/IMAGE",
+    example: "rbd://vms/disk0, rbd://pool/namespace/disk0@snapshot?id=vnvme",
+    help: "an image of a Ceph cluster, by librbd (package librbd1); a snapshot of it is read-only",
+    options: &[READ_ONLY, CONF, ID, KEYRING, LOCK, WAIT, SIZE, PORTS],
+};
+
+const CONF: UrlOption = UrlOption::new(
+    "conf",
+    "PATH",
+    "the cluster's configuration [default: where librados looks, /etc/ceph/ceph.conf]",
+);
+const ID: UrlOption = UrlOption::new(
+    "id",
+    "NAME",
+    "the client: NAME of client.NAME [default: admin]",
+);
+const KEYRING: UrlOption = UrlOption::new(
+    "keyring",
+    "PATH",
+    "the client's key [default: what the configuration names]",
+);
+const LOCK: UrlOption = UrlOption::new(
+    "lock",
+    "wait|break|off",
+    "the exclusive lock: wait for one that another client has; take it, and have the cluster serve \
+     that client no more; or leave it alone [default: wait]",
+);
+const WAIT: UrlOption = UrlOption::new(
+    "wait",
+    "DURATION",
+    "wait so long for the cluster at the start [default: 5s]",
+);
+const SIZE: UrlOption = UrlOption::new(
+    "size",
+    "BYTES",
+    "how large the image is, where its cluster does not answer at the start: the disk is served, and \
+     waits [default: it is refused]",
+);
+const PORTS: UrlOption = UrlOption::new(
+    "ports",
+    "FIRST-LAST",
+    "ports of the cluster's daemons, which the sandbox leaves open beside those of its monitors \
+     [default: ms_bind_port_min to ms_bind_port_max of the configuration]",
+);
+
+/// The kind; `opened` is told of each volume that is opened.
+pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
+    VolumeKind::new(RBD, move |url: &mut VolumeUrl<'_>, options| {
+        let volume = open(url, options)?;
+        opened(volume.watch());
+        Ok(Whole::new(Arc::new(volume)))
+    })
+}
+
+/// What an image is called in a URL: `POOL/IMAGE`, `POOL/NAMESPACE/IMAGE`, either with `@SNAPSHOT`.
+fn name(text: &str) -> Option<Name> {
+    let (image, snapshot) = match text.rsplit_once('@') {
+        Some((image, snapshot)) => (image, Some(snapshot.to_owned())),
+        None => (text, None),
+    };
+    let mut parts = image.split('/');
+    let (pool, second, third) = (parts.next()?, parts.next()?, parts.next());
+    let (namespace, image) = match third {
+        Some(image) => (second, image),
+        None => ("", second),
+    };
+    let name = Name {
+        pool: pool.to_owned(),
+        namespace: namespace.to_owned(),
+        image: image.to_owned(),
+        snapshot,
+    };
+    let given = |text: &str| !text.is_empty() && !text.contains('\0');
+    let fine = given(pool)
+        && given(image)
+        && (third.is_none() || given(second))
+        && name.snapshot.as_deref().is_none_or(given)
+        && parts.next().is_none();
+    fine.then_some(name)
+}
+
+/// Options of a URL as they stand in it.
+struct Query<'a>(&'a str);
+
+impl Query<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0
+            .split('&')
+            .find_map(|option| option.strip_prefix(key)?.strip_prefix('='))
+    }
+}
+
+/// What a process has to leave open for an image: for one that gives up the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reach {
+    /// The cluster's configuration, if the URL names one.
+    pub conf: Option<PathBuf>,
+    /// The client's key, if the URL names it.
+    pub keyring: Option<PathBuf>,
+    /// TCP ports of the cluster, of any host.
+    pub ports: Vec<u16>,
+}
+
+/// A volume's URL is one of this kind.
+pub fn is_image(url: &str) -> bool {
+    url.split_once("://")
+        .is_some_and(|(scheme, _)| scheme == RBD.name)
+}
+
+/// What a volume's URL needs, if it is of this kind. Loads the library, and reads the
+/// configuration.
+pub fn reach(url: &str) -> Option<Reach> {
+    let rest = url.strip_prefix(RBD.name)?.strip_prefix("://")?;
+    let query = Query(rest.rsplit_once('?').map_or("", |(_, query)| query));
+    let settings = Settings {
+        conf: query.get("conf").map(PathBuf::from),
+        id: query.get("id").unwrap_or("admin").to_owned(),
+        keyring: query.get("keyring").map(PathBuf::from),
+        ports: query.get("ports").and_then(|text| text.parse().ok()),
+    };
+    // What is wrong is said when it is opened.
+    let ports = settings.ports().unwrap_or_default();
+    Some(Reach {
+        conf: settings.conf,
+        keyring: settings.keyring,
+        ports,
+    })
+}
+
+fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<RbdVolume, OpenError> {
+    let Some(name) = name(url.name) else {
+        return Err(OpenError::Other(
+            format!(
+                "rbd://{}: an image is named rbd://POOL/IMAGE or rbd://POOL/NAMESPACE/IMAGE, and a \
+                 snapshot of it with @SNAPSHOT behind",
+                url.name
+            )
+            .into(),
+        ));
+    };
+    let path = |text: &str| Ok(PathBuf::from(text));
+    let id = |text: &str| match text.is_empty() || text.starts_with("client.") {
+        true => Err("it is NAME of client.NAME"),
+        false => Ok(text.to_owned()),
+    };
+    let lock = |text: &str| match text {
+        "wait" => Ok(LockMode::Wait),
+        "break" => Ok(LockMode::Break),
+        "off" => Ok(LockMode::Off),
+        _ => Err("it is wait, break or off"),
+    };
+    let wait = |text: &str| match parse_duration(text)? {
+        time if time > Duration::from_secs(300) => Err("it is at most 300s"),
+        time => Ok(time),
+    };
+    let size = |text: &str| match parse_size(text)? {
+        size if size > 0 && size.is_multiple_of(512) => Ok(size),
+        _ => Err("it is a multiple of 512 bytes"),
+    };
+    let ports = |text: &str| text.parse::<Ports>();
+    let default = RbdOptions::default();
+    let settings = Settings {
+        conf: url.options.take("conf", path)?,
+        id: url
+            .options
+            .take("id", id)?
+            .unwrap_or_else(|| "admin".into()),
+        keyring: url.options.take("keyring", path)?,
+        ports: url.options.take("ports", ports)?,
+    };
+    let is_snapshot = name.snapshot.is_some();
+    let options = RbdOptions {
+        read_only: url.options.read_only(&open)? || is_snapshot,
+        lock: url.options.take("lock", lock)?.unwrap_or(default.lock),
+        wait: url.options.take("wait", wait)?.unwrap_or(default.wait),
+        size: url.options.take("size", size)?,
+    };
+    RbdVolume::open(name, settings, options).map_err(|error| OpenError::Other(error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_named_by_pool_namespace_and_snapshot() {
+        let of = |pool: &str, namespace: &str, image: &str, snapshot: Option<&str>| Name {
+            pool: pool.into(),
+            namespace: namespace.into(),
+            image: image.into(),
+            snapshot: snapshot.map(Into::into),
+        };
+        assert_eq!(name("p/i"), Some(of("p", "", "i", None)));
+        assert_eq!(name("p/n/i"), Some(of("p", "n", "i", None)));
+        assert_eq!(name("p/n/i@s"), Some(of("p", "n", "i", Some("s"))));
+        assert_eq!(name("p/i@a@s"), Some(of("p", "", "i@a", Some("s"))));
+        for wrong in [
+            "", "p", "p/", "/i", "p//i", "p/n/i/x", "p/i@", "p/n/@s", "p/\0",
+        ] {
+            assert_eq!(name(wrong), None, "{wrong:?}");
+        }
+    }
+}

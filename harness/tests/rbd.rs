@@ -1,0 +1,171 @@
+//! Disks on a real Ceph cluster of one host: under load with verification while its monitor stops
+//! and its OSD is killed and started again; discard, snapshots, resize; no cluster, no library.
+//! The daemons are in their sandbox.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod common;
+
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use common::ceph::{Cluster, LIMIT, tree};
+use harness::Daemon;
+use harness::daemon::{DaemonBuilder, program};
+use rustix::process::Signal;
+
+/// A daemon that finds the cluster's library.
+fn daemon(cluster: &Cluster, name: &str, url: String) -> DaemonBuilder {
+    let builder = Daemon::builder(name).volume(url);
+    let library = cluster.library();
+    library
+        .iter()
+        .fold(builder, |builder, (name, path)| builder.env(name, *path))
+}
+
+fn bench(daemon: &Daemon, words: &[&str], seconds: u64) -> Result<Child> {
+    let target = format!("vfio-user://{}", daemon.socket().display());
+    let seconds = seconds.to_string();
+    Ok(Command::new(program()?)
+        .args([
+            "bench",
+            &target,
+            "--bs",
+            "4k",
+            "--iodepth",
+            "32",
+            "--runtime",
+            &seconds,
+        ])
+        .args(words)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?)
+}
+
+/// Random reads and writes, verified.
+const LOAD: [&str; 6] = [
+    "--rw",
+    "randrw",
+    "--size",
+    "32m",
+    "--verify",
+    "--destroy-data",
+];
+
+fn fine(output: &Output, daemon: &Daemon) -> Result<String> {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{said}\n{errors}\n{}",
+        daemon.log()?
+    );
+    Ok(said)
+}
+
+fn verified(daemon: &Daemon, seconds: u64) -> Result<()> {
+    fine(&bench(daemon, &LOAD, seconds)?.wait_with_output()?, daemon).map(drop)
+}
+
+/// In one test: a cluster takes its time to start.
+#[test]
+fn images_of_a_cluster_are_served() -> Result<()> {
+    let Some(tree) = tree() else {
+        return Ok(());
+    };
+    // There is no cluster yet: the disk is there, and slow.
+    let mut cluster = Cluster::prepare(tree)?;
+    let url = cluster.url("rbd/img");
+    let refused = daemon(&cluster, "rbd-away", format!("{url}&wait=1s")).refuse()?;
+    ensure!(
+        !refused.0.success() && refused.1.contains("size= says"),
+        "{}",
+        refused.1
+    );
+    let early = daemon(&cluster, "rbd-early", format!("{url}&wait=1s&size=32M")).start()?;
+    early.wait_log("did not answer in 1s", LIMIT)?;
+    cluster.create(64)?;
+    early.wait_log("connected after", LIMIT)?;
+    early.wait_log("has 67108864 bytes now", LIMIT)?;
+    verified(&early, 2)?;
+    let log = early.log()?;
+    ensure!(log.contains("sandbox: landlock"), "no sandbox:\n{log}");
+    early.terminate()?;
+
+    // Who has the lock keeps it; a process that was killed does not.
+    let first = daemon(&cluster, "rbd-lock", url.clone()).start()?;
+    verified(&first, 1)?;
+    let waits = daemon(&cluster, "rbd-waits", url.clone()).start()?;
+    let waiting = bench(&waits, &LOAD, 1)?;
+    waits.wait_log("its exclusive lock is", LIMIT)?;
+    verified(&first, 3)?;
+    ensure!(
+        !waits.log()?.contains("the lock is taken"),
+        "{}",
+        waits.log()?
+    );
+    // Its requests are given up, and that is no clean end.
+    waits.process().signal(Signal::TERM)?;
+    let status = waits.process().wait(LIMIT)?;
+    ensure!(status.code() == Some(3), "{status}: {}", waits.log()?);
+    let output = waiting.wait_with_output()?;
+    ensure!(!output.status.success(), "it was written");
+    first.kill()?;
+    let second = daemon(&cluster, "rbd-lock", url.clone()).start()?;
+    verified(&second, 2)?;
+    second.wait_log("the lock is taken from", LIMIT)?;
+
+    // Resized from elsewhere.
+    cluster.rbd(&["resize", "--no-progress", "--size", "96M", "img"])?;
+    second.wait_log("has 100663296 bytes now", LIMIT)?;
+
+    // The OSD is killed; the monitor stops for a while.
+    let load = bench(&second, &LOAD, 45)?;
+    std::thread::sleep(Duration::from_secs(3));
+    cluster.osd()?.kill()?;
+    second.wait_log("no answer to", LIMIT)?;
+    cluster.start_osd()?;
+    second.wait_log("answers again", LIMIT)?;
+    cluster.mon()?.signal(Signal::STOP)?;
+    std::thread::sleep(Duration::from_secs(20));
+    cluster.mon()?.signal(Signal::CONT)?;
+    fine(&load.wait_with_output()?, &second)?;
+
+    // A snapshot is read, and not written.
+    cluster.rbd(&["snap", "create", "--no-progress", "img@s"])?;
+    let snapshot = daemon(&cluster, "rbd-snapshot", cluster.url("rbd/img@s")).start()?;
+    let reads = bench(&snapshot, &["--rw", "randread"], 1)?.wait_with_output()?;
+    fine(&reads, &snapshot)?;
+    let writes = bench(&snapshot, &LOAD, 1)?.wait_with_output()?;
+    ensure!(!writes.status.success(), "a snapshot was written");
+    snapshot.terminate()?;
+    second.terminate()?;
+
+    // A namespace of the pool; and what is not there is named.
+    cluster.rbd(&["namespace", "create", "rbd/n"])?;
+    cluster.rbd(&["create", "--size", "64M", "rbd/n/other"])?;
+    let other = daemon(&cluster, "rbd-namespace", cluster.url("rbd/n/other")).start()?;
+    verified(&other, 1)?;
+    other.terminate()?;
+    for (name, said) in [
+        ("rbd/nothing", "rbd ls POOL"),
+        ("nopool/img", "ceph osd pool ls"),
+        ("rbd/img@nosnap", "the image"),
+    ] {
+        let (status, log) = daemon(&cluster, "rbd-refused", cluster.url(name)).refuse()?;
+        ensure!(!status.success() && log.contains(said), "{name}: {log}");
+    }
+    let began = Instant::now();
+    let (status, log) = Daemon::builder("rbd-library")
+        .volume(url)
+        .env("VNVME_LIBRBD", "/nonexistent")
+        .refuse()?;
+    ensure!(
+        !status.success() && log.contains("install the package librbd1"),
+        "{log}"
+    );
+    ensure!(began.elapsed() < LIMIT, "it took its time");
+    Ok(())
+}
