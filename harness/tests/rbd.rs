@@ -9,10 +9,13 @@ mod common;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use common::ceph::{Cluster, LIMIT, tree};
-use harness::Daemon;
+use common::run_for;
 use harness::daemon::{DaemonBuilder, program};
+use harness::progress::skip;
+use harness::served::Controller;
+use harness::{Daemon, Guest};
 use rustix::process::Signal;
 
 /// A daemon that finds the cluster's library.
@@ -168,4 +171,52 @@ fn images_of_a_cluster_are_served() -> Result<()> {
     );
     ensure!(began.elapsed() < LIMIT, "it took its time");
     Ok(())
+}
+
+/// Verified data, discard, write-zeroes and a new size, as a guest sees them.
+#[test]
+fn a_guest_verifies() -> Result<()> {
+    if Controller::chosen()? != Controller::Vnvme {
+        skip("rbd::guest", "the tests run against QEMU's controller");
+        return Ok(());
+    }
+    let Some(tree) = tree() else {
+        return Ok(());
+    };
+    let cluster = Cluster::start(tree, 256)?;
+    let daemon = daemon(&cluster, "rbd-guest", cluster.url("rbd/img")).start()?;
+    let guest = Guest::builder("rbd").vfio_user(daemon.socket()).boot()?;
+    let work = run_for(
+        &guest,
+        Duration::from_secs(240),
+        "d=$(wait_disk 1 1)
+         fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-512k \
+             --size=64m --iodepth=16 --fsync=50 --verify=crc32c --verify_fatal=1 \
+             --verify_state_save=0 >/dev/null
+         mkfs.ext4 -q $d; mkdir -p /tmp/m; mount $d /tmp/m; cp -r /bin /tmp/m/; umount /tmp/m
+         fsck.ext4 -fn $d
+         dd if=/dev/urandom of=$d bs=1M count=96 oflag=direct 2>/dev/null
+         blkdiscard -o 0 -l $((64 << 20)) $d
+         blkdiscard -z -o $((64 << 20)) -l $((16 << 20)) $d
+         nvme flush $d
+         cmp -n $((80 << 20)) $d /dev/zero
+         ! cmp -s -n $((96 << 20)) $d /dev/zero",
+    );
+    work.with_context(|| daemon.log().unwrap_or_default())?;
+    let used = cluster.rbd(&["du", "--format", "json", "img"])?;
+    let used: serde_json::Value = serde_json::from_str(&used)?;
+    cluster.rbd(&["resize", "--no-progress", "--size", "320M", "img"])?;
+    let seen = run_for(
+        &guest,
+        Duration::from_secs(60),
+        "d=$(wait_disk 1 1)
+         for i in $(seq 100); do [ $(blockdev --getsize64 $d) = $((320 << 20)) ] && exit 0; sleep 0.2; done
+         exit 1",
+    );
+    seen.with_context(|| daemon.log().unwrap_or_default())?;
+    // What was discarded is the cluster's again, and what was written is not.
+    let size = used["images"][0]["used_size"].as_u64().unwrap_or(0);
+    ensure!((16 << 20..128 << 20).contains(&size), "{used}");
+    guest.poweroff()?;
+    daemon.terminate()
 }

@@ -60,6 +60,28 @@ fn what_is_written_is_read() {
 }
 
 #[test]
+fn ranges_are_discarded_and_zeroed() {
+    let (image, volume) = open("ranges");
+    let mut worker = Worker::new(&volume);
+    image.data.lock().unwrap().fill(7);
+    let zeroes = Op::WriteZeroes {
+        deallocate: false,
+        fua: false,
+    };
+    assert_eq!(worker.without_data(Op::Deallocate, 4096, 4096), Ok(()));
+    assert_eq!(worker.without_data(zeroes, 8192, 512), Ok(()));
+    assert_eq!(worker.without_data(Op::Flush, 0, 0), Ok(()));
+    let data = image.data.lock().unwrap();
+    assert!(data[4096..8704].iter().all(|byte| *byte == 0));
+    assert!(
+        data[..4096]
+            .iter()
+            .chain(&data[8704..])
+            .all(|byte| *byte == 7)
+    );
+}
+
+#[test]
 fn wrong_answers_fail_their_requests_alone() {
     let (image, volume) = open("wrong");
     let mut worker = Worker::new(&volume);
