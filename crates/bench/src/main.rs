@@ -27,6 +27,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use suite::Program;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -97,6 +98,23 @@ struct Options {
     /// doorbell and scale; their reports have the quotients
     #[arg(long, requires = "suite", value_name = "PATH")]
     beside: Option<PathBuf>,
+    /// A further argument of that one's `vnvme serve`, which is the program to measure where
+    /// --beside names no other: --beside-arg=--keeper=off
+    #[arg(
+        long,
+        requires = "suite",
+        value_name = "ARG",
+        allow_hyphen_values = true
+    )]
+    beside_arg: Vec<String>,
+    /// A further argument of `vnvme serve` of the program to measure
+    #[arg(
+        long,
+        requires = "suite",
+        value_name = "ARG",
+        allow_hyphen_values = true
+    )]
+    serve_arg: Vec<String>,
     /// The program to measure [default: vnvme, beside this one]
     #[arg(long, env = "VNVME_BIN", value_name = "PATH")]
     vnvme: Option<PathBuf>,
@@ -111,7 +129,7 @@ fn seconds(text: &str) -> Result<Duration> {
 
 impl Options {
     /// The program that is measured, as a path that is whole.
-    fn vnvme(&self) -> Result<PathBuf> {
+    fn vnvme(&self) -> Result<Program> {
         let path = match &self.vnvme {
             Some(path) => path.clone(),
             None => {
@@ -119,19 +137,30 @@ impl Options {
                 own.with_file_name("vnvme")
             }
         };
-        path.canonicalize().with_context(|| {
+        let path = path.canonicalize().with_context(|| {
             let path = path.display();
             format!("{path}: the suites measure the vnvme beside them, or that of --vnvme")
+        })?;
+        Ok(Program {
+            path,
+            args: self.serve_arg.clone(),
         })
     }
 
     /// The program that is compared with, as a path that is whole.
-    fn beside(&self) -> Result<Option<PathBuf>> {
-        let whole = |path: &PathBuf| {
-            let found = path.canonicalize();
-            found.with_context(|| format!("--beside {}", path.display()))
+    fn beside(&self) -> Result<Option<Program>> {
+        let path = match &self.beside {
+            Some(path) => {
+                let found = path.canonicalize();
+                found.with_context(|| format!("--beside {}", path.display()))?
+            }
+            None if self.beside_arg.is_empty() => return Ok(None),
+            None => self.vnvme()?.path,
         };
-        self.beside.as_ref().map(whole).transpose()
+        Ok(Some(Program {
+            path,
+            args: self.beside_arg.clone(),
+        }))
     }
 
     fn ceilings(&self) -> Option<PathBuf> {

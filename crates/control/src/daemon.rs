@@ -7,6 +7,7 @@ use crate::api::{
 use crate::error::Error;
 use crate::events::EventReceiver;
 use serde_json::{Map, Value};
+use std::convert::Infallible;
 
 /// The process behind a control socket.
 ///
@@ -100,6 +101,13 @@ pub trait Daemon: Send + Sync + 'static {
     /// # Errors
     /// There is none of this name, it is not suspended, or it does not come up.
     fn resume(&self, device: &str) -> Result<DeviceStatus, Error>;
+
+    /// Has the program that is now where this one was found take this process's place: returns
+    /// only where that is refused, for else this process is ended.
+    ///
+    /// # Errors
+    /// Always: nobody keeps the disks meanwhile, or the program does not fit.
+    fn upgrade(&self) -> Result<Infallible, Error>;
 
     /// What is served now, as a configuration file (TOML).
     ///

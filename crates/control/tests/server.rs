@@ -10,6 +10,7 @@ use control::server::{Access, Endpoint, MAX_CLIENTS, MAX_LISTENERS, Running, Ser
 use control::{Client, ClientError, Daemon, Error, EventReceiver, EventSender, Received};
 use receive::Intake;
 use serde_json::{Map, Value, json};
+use std::convert::Infallible;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -85,6 +86,10 @@ impl Daemon for Fake {
 
     fn reload(&self) -> Result<Plan, Error> {
         panic!("a bug")
+    }
+
+    fn upgrade(&self) -> Result<Infallible, Error> {
+        Err(Error::conflict("no other program"))
     }
 
     fn attach(&self, _: &str, namespace: Map<String, Value>) -> Result<Namespace, Error> {

@@ -9,6 +9,7 @@ use crate::packet;
 use crate::restart::Pace;
 use crate::signals::{Signals, UPGRADE, ends};
 use crate::store::{Done, Kept, Store};
+use crate::text::NO_UPGRADE;
 use crate::upgrade::{Programs, Step, Upgrade};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -97,6 +98,8 @@ struct Running<'a> {
     next_start: Instant,
     /// One of them was ready.
     has_served: bool,
+    /// The serving process has asked for an upgrade, and is to be told if there is none.
+    wants_upgrade: bool,
     /// The first signal that asked for the end.
     ordered: Option<Signal>,
     /// It is passed on when a process serves that can make everything durable.
@@ -127,6 +130,7 @@ impl Keeper<'_> {
             serving: None,
             next_start: Instant::now(),
             has_served: false,
+            wants_upgrade: false,
             ordered: None,
             held: None,
             last_status: None,
@@ -172,6 +176,9 @@ impl Running<'_> {
             }
         }
         self.read();
+        if self.wants_upgrade && !self.upgrade.is_under_way() {
+            self.ask_new();
+        }
         if self.has_served_now()
             && let Some(signal) = self.held.take()
             && let Some(serving) = &self.serving
@@ -252,12 +259,14 @@ impl Running<'_> {
                 return;
             }
             match packet::receive(channel.as_fd(), RecvFlags::DONTWAIT) {
-                Ok(Some(packet)) => {
-                    if let Done::Tell(lines) = self.store.handle(packet) {
+                Ok(Some(packet)) => match self.store.handle(packet) {
+                    Done::Tell(lines) => {
                         serving.is_ready |= lines.lines().any(|line| line == "READY=1");
                         tell(self.keeper.manager.as_ref(), &lines);
                     }
-                }
+                    Done::Upgrade => self.wants_upgrade = true,
+                    Done::Handled | Done::Refused => {}
+                },
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => serving.channel = None,
             }
@@ -271,6 +280,7 @@ impl Running<'_> {
             self.read();
         }
         let was_ready = self.serving.take().is_some_and(|serving| serving.is_ready);
+        self.wants_upgrade = false;
         self.has_served |= was_ready;
         let ended = clock_gettime(ClockId::Monotonic);
         self.facts.ended_at = Duration::try_from(ended).ok();
@@ -324,10 +334,23 @@ impl Running<'_> {
         // What was said before the signal counts.
         self.read();
         if self.ordered.is_some() || !self.has_served_now() {
-            return self.say("no upgrade now: nothing is served");
+            return self.refuse("nothing is served");
         }
         if let Err(why) = self.upgrade.ask(self.keeper.programs) {
-            self.say(&format!("no upgrade: {why}"));
+            self.refuse(&why);
+        }
+    }
+
+    /// There is no upgrade: says so, and to who has asked.
+    fn refuse(&mut self, why: &str) {
+        self.say(&format!("no upgrade: {why}"));
+        let channel = self.serving.as_ref().and_then(|s| s.channel.as_ref());
+        if std::mem::take(&mut self.wants_upgrade)
+            && let Some(channel) = channel
+        {
+            let why = why.replace('\n', " ");
+            // It has bounds to its patience.
+            let _ = packet::send(channel.as_fd(), &format!("{NO_UPGRADE}{why}\n"), &[]);
         }
     }
 
@@ -343,7 +366,7 @@ impl Running<'_> {
         let serves = self.has_served_now();
         match self.upgrade.advance(self.keeper.programs, serves, now) {
             Step::Nothing => {}
-            Step::Refused(why) => self.say(&format!("no upgrade: {why}")),
+            Step::Refused(why) => self.refuse(&why),
             Step::Replace => {
                 if let Some(serving) = &self.serving {
                     serving.signal(Signal::KILL);
@@ -361,9 +384,9 @@ impl Running<'_> {
     /// The new program does not serve: the one before goes on.
     fn back(&mut self, why: &str) {
         self.upgrade.give_up(self.keeper.programs);
-        self.say(&format!(
-            "no upgrade, and back to the program before: {why}"
-        ));
+        let said = format!("no upgrade, and back to the program before: {why}");
+        self.say(&said);
+        self.facts.how = Some(said);
         self.next_start = Instant::now();
     }
 

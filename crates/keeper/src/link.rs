@@ -1,10 +1,14 @@
 //! The way to the keeper.
 
-use crate::packet;
+use crate::{packet, text};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
 /// Who keeps.
@@ -27,7 +31,29 @@ struct Shared {
     most: usize,
     /// Of what the keeper may have by now.
     names: Mutex<BTreeSet<String>>,
+    /// One upgrade is asked for at a time: the keeper process's answers do not say whose they are.
+    upgrade: Mutex<()>,
 }
+
+/// Why there is no upgrade.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UpgradeError {
+    /// systemd has a service's process replaced by a restart of the service.
+    #[error("systemd is the keeper: systemctl restart is the upgrade")]
+    Systemd,
+    /// The keeper process has refused.
+    #[error("{0}")]
+    Refused(String),
+    /// The keeper process does not answer, and has not ended this process.
+    #[error("the keeper process has not answered within {} s", .0.as_secs())]
+    Late(Duration),
+    /// The keeper process cannot be reached.
+    #[error("the keeper process cannot be reached: {0}")]
+    Unreachable(#[from] Errno),
+}
+
+/// How long the keeper process may take: it gives a new program some seconds to say what it reads.
+const UPGRADE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Link {
     /// Over a socket that is connected to the keeper, which keeps `most` descriptors and has those
@@ -43,6 +69,7 @@ impl Link {
             keeping,
             most,
             names: Mutex::new(kept.into_iter().collect()),
+            upgrade: Mutex::new(()),
         }))
     }
 
@@ -90,6 +117,46 @@ impl Link {
     /// It cannot be told now.
     pub fn tell(&self, lines: &str) -> Result<(), Errno> {
         self.send(lines, None)
+    }
+
+    /// Has the program that is now where this one was found take this process's place. Waits, and
+    /// returns only where that is refused, for else this process is ended.
+    ///
+    /// # Errors
+    /// Always: why not.
+    pub fn upgrade(&self) -> Result<Infallible, UpgradeError> {
+        if self.keeping() == Keeping::Systemd {
+            return Err(UpgradeError::Systemd);
+        }
+        let _one = self.0.upgrade.lock().unpoisoned();
+        let socket = self.0.socket.as_fd();
+        // An answer that came too late for who had asked.
+        while let Ok(Some(_)) = packet::receive(socket, RecvFlags::DONTWAIT) {}
+        self.send(text::UPGRADE, None)?;
+        let limit = Instant::now() + UPGRADE_LIMIT;
+        loop {
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(UpgradeError::Late(UPGRADE_LIMIT));
+            }
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                ready => ready?,
+            };
+            match packet::receive(socket, RecvFlags::DONTWAIT) {
+                Ok(Some(answer)) => {
+                    let text = String::from_utf8_lossy(&answer.text);
+                    if let Some(why) = text.strip_prefix(text::NO_UPGRADE) {
+                        return Err(UpgradeError::Refused(why.trim_end().to_owned()));
+                    }
+                }
+                Ok(None) => return Err(UpgradeError::Unreachable(Errno::PIPE)),
+                Err(Errno::AGAIN) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     pub(crate) fn send(&self, text: &str, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {

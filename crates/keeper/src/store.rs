@@ -22,6 +22,8 @@ pub(crate) enum Done {
     Handled,
     /// Lines for the service manager.
     Tell(String),
+    /// Another program is asked for.
+    Upgrade,
     /// It was not understood, or asks for more than there may be; nothing was done.
     Refused,
 }
@@ -89,6 +91,7 @@ impl Store {
                 }
                 Done::Handled
             }
+            (Some(Request::Upgrade), None) => Done::Upgrade,
             (Some(Request::Tell(lines)), None) => Done::Tell(lines.join("\n") + "\n"),
             _ => self.refuse(),
         }
@@ -243,6 +246,7 @@ mod tests {
             packet(&text::remove("a"), vec![memory()]),
             packet("READY=1\n", vec![memory()]),
             packet(text::BARRIER, vec![]),
+            packet(text::UPGRADE, vec![memory()]),
             packet("\u{1}", vec![memory()]),
             packet(&store_a, vec![null.into()]),
             Packet {

@@ -27,6 +27,8 @@ pub(crate) enum Request<'a> {
     Remove(&'a str),
     /// Close the descriptor that comes with it when all messages before it have been handled.
     Barrier,
+    /// Have the program that is there now take this process's place.
+    Upgrade,
     /// Lines for the service manager.
     Tell(Vec<&'a str>),
 }
@@ -48,7 +50,8 @@ pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
     if text.len() > MAX_TEXT || text.bytes().any(|byte| byte < b' ' && byte != b'\n') {
         return None;
     }
-    let (mut store, mut remove, mut barrier, mut name) = (false, false, false, None);
+    let (mut store, mut remove, mut barrier, mut upgrade) = (false, false, false, false);
+    let mut name = None;
     let mut told = Vec::new();
     for line in text.split('\n').filter(|line| !line.is_empty()) {
         let (key, value) = line.split_once('=')?;
@@ -56,19 +59,23 @@ pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
             ("FDSTORE", "1") => store = true,
             ("FDSTOREREMOVE", "1") => remove = true,
             ("BARRIER", "1") => barrier = true,
+            ("UPGRADE", "1") => upgrade = true,
             ("FDNAME", value) if name.is_none() && is_name(value) => name = Some(value),
             // Nothing that is kept is looked at.
             ("FDPOLL", "0") => {}
-            ("FDSTORE" | "FDSTOREREMOVE" | "BARRIER" | "FDNAME" | "FDPOLL", _) => return None,
+            ("FDSTORE" | "FDSTOREREMOVE" | "BARRIER" | "FDNAME" | "FDPOLL" | "UPGRADE", _) => {
+                return None;
+            }
             (key, _) if TOLD.contains(&key) => told.push(line),
             _ => {}
         }
     }
-    match (store, remove, barrier, name, told.is_empty()) {
-        (true, false, false, Some(name), true) => Some(Request::Store(name)),
-        (false, true, false, Some(name), true) => Some(Request::Remove(name)),
-        (false, false, true, None, true) => Some(Request::Barrier),
-        (false, false, false, None, false) => Some(Request::Tell(told)),
+    match (store, remove, barrier, upgrade, name, told.is_empty()) {
+        (true, false, false, false, Some(name), true) => Some(Request::Store(name)),
+        (false, true, false, false, Some(name), true) => Some(Request::Remove(name)),
+        (false, false, true, false, None, true) => Some(Request::Barrier),
+        (false, false, false, true, None, true) => Some(Request::Upgrade),
+        (false, false, false, false, None, false) => Some(Request::Tell(told)),
         _ => None,
     }
 }
@@ -86,6 +93,12 @@ pub(crate) fn remove(name: &str) -> String {
 /// Is to stand alone in its message (sd_notify_barrier(3)).
 pub(crate) const BARRIER: &str = "BARRIER=1";
 
+/// Asks the keeper process for an upgrade. systemd knows no such line.
+pub(crate) const UPGRADE: &str = "UPGRADE=1";
+
+/// The keeper process's answer where it refuses one; with the reason.
+pub(crate) const NO_UPGRADE: &str = "NO_UPGRADE=";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +115,7 @@ mod tests {
             Some(Request::Remove("a_b-c"))
         );
         assert_eq!(parse(BARRIER.as_bytes()), Some(Request::Barrier));
+        assert_eq!(parse(UPGRADE.as_bytes()), Some(Request::Upgrade));
         let told = b"RELOADING=1\nMONOTONIC_USEC=7\nX_OTHER=2\n";
         let lines = vec!["RELOADING=1", "MONOTONIC_USEC=7"];
         assert_eq!(parse(told), Some(Request::Tell(lines)));
@@ -124,6 +138,9 @@ mod tests {
             "FDSTORE=1\nFDNAME=a\0",
             "BARRIER=1\nFDNAME=a",
             "BARRIER=1\nREADY=1",
+            "UPGRADE=2",
+            "UPGRADE=1\nBARRIER=1",
+            "UPGRADE=1\nFDNAME=a",
             "FDNAME=a",
             "READY",
             "=1\nno line",

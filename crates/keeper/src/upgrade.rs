@@ -18,6 +18,9 @@ const SERVE_LIMIT: Duration = Duration::from_secs(2);
 /// Most that it says (bytes).
 const LONGEST: usize = 1024;
 
+/// How a process has ended that was replaced by an upgrade ([`Facts::how`](crate::Facts::how)).
+pub const REPLACED: &str = "it was replaced by another version";
+
 /// One of two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
@@ -172,11 +175,16 @@ impl Upgrade {
         if !matches!(self, Self::Ending) {
             return false;
         }
-        *how = Some("it was replaced by another version".to_owned());
+        *how = Some(REPLACED.to_owned());
         *self = Self::Tried {
             end: Instant::now() + SERVE_LIMIT,
         };
         true
+    }
+
+    /// One has been asked for, and it is not decided.
+    pub(crate) fn is_under_way(&self) -> bool {
+        !matches!(self, Self::None)
     }
 
     /// The new program is tried.

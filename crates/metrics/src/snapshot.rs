@@ -316,6 +316,12 @@ pub struct Process {
     /// How long nobody was served before this process took the place of the one before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pause_ns: Option<u64>,
+    /// How the process before this one has ended, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_end: Option<String>,
+    /// It serves all that it is to serve.
+    #[serde(default)]
+    pub ready: bool,
     /// Processor time in nanoseconds.
     pub cpu_ns: u64,
     /// Resident memory in bytes.

@@ -17,6 +17,7 @@ mod stats;
 pub mod table;
 pub mod target;
 mod ublk;
+mod upgrade;
 
 use self::completion::CompletionArgs;
 use self::configuration::{ApplyArgs, ReloadArgs, SaveArgs};
@@ -31,6 +32,7 @@ use self::on_error::OnErrorArgs;
 use self::path::PathArgs;
 use self::stats::StatsArgs;
 use self::ublk::UblkArgs;
+use self::upgrade::UpgradeArgs;
 use crate::bench;
 use crate::bind::BindArgs;
 use crate::discover;
@@ -95,6 +97,9 @@ enum Command {
     Apply(ApplyArgs),
     /// Read the configuration that the process was started with again, and apply it
     Reload(ReloadArgs),
+    /// Have another version take the place of a running vnvme: the program that is now where that
+    /// one was found. Guests with NVMe disks notice a pause
+    Upgrade(UpgradeArgs),
     /// Write down what is served, as a configuration file
     Save(SaveArgs),
     /// Add a namespace to a controller: its guest sees a new disk, without a reset
@@ -160,7 +165,9 @@ A daemon that is started again takes up the requests that the previous process h
 
 A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT makes everything durable and ends the
 process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the
-first, ends it at once. SIGHUP, SIGUSR1 and SIGUSR2 are logged and change nothing.";
+first, ends it at once. SIGHUP and SIGUSR1 are logged and change nothing. A process that is killed, or fails, is followed by
+another one, and guests with NVMe disks notice a pause; SIGUSR2 (or \"vnvme upgrade\") has the program that is there by then take
+its place (--keeper).";
 
 const DAEMON_HELP: &str = "\
 A daemon may start without disks; they come and go while it runs, by its control socket. SIGHUP has it read --config again: what
@@ -292,6 +299,7 @@ impl Cli {
             Command::Limits(args) => args.run(),
             Command::OnError(args) => args.run(),
             Command::Path(args) => args.run(),
+            Command::Upgrade(args) => args.run(),
             Command::Suspend(args) => args.run(),
             Command::Resume(args) => args.run(),
             Command::Stats(args) => args.run(),

@@ -232,6 +232,8 @@ fn process(about: &About) -> Process {
         restarts: keep::kept()
             .filter(|_| !keep::is_systemd())
             .map(|kept| kept.facts().restarts),
+        last_end: keep::kept().and_then(|kept| kept.facts().how.clone()),
+        ready: keep::serves(),
         last_pause_ns: keep::last_pause().map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(0)),
     }
 }

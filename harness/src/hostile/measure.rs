@@ -115,7 +115,7 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
 
     let mut hostile = Child::start("attack", attack.name, dir, times.long)?;
     hostile.wait_for("ready", START).context("the attack")?;
-    let sampler = Sampler::start(place.pid());
+    let sampler = Sampler::start(&place.family());
     let from = Instant::now();
     std::thread::sleep(times.attack / 2);
     let probes = Probes::start(dir, attack.after.is_none());

@@ -148,8 +148,9 @@ impl Place {
         Ok(place)
     }
 
-    pub(super) fn pid(&self) -> u32 {
-        self.process.pid()
+    /// Its processes.
+    pub(super) fn family(&self) -> Vec<u32> {
+        family(self.process.pid())
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -170,7 +171,7 @@ impl Place {
 
     pub(super) fn footprint(&self) -> Footprint {
         let mut all = Footprint::default();
-        for pid in family(self.pid()) {
+        for pid in self.family() {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             let rss = status.lines().find(|line| line.starts_with("VmRSS:"));
             let rss = rss.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());

@@ -28,10 +28,13 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Watches the worker of this process; `None` where the system does not tell.
-    pub(super) fn start(pid: u32) -> Option<Self> {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-        let worker = tasks.flatten().map(|task| task.path()).find(|task| {
+    /// Watches the worker of one of these processes; `None` where the system does not tell.
+    pub(super) fn start(pids: &[u32]) -> Option<Self> {
+        let tasks = pids
+            .iter()
+            .map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
+        let tasks = tasks.flatten().flatten().flatten();
+        let worker = tasks.map(|task| task.path()).find(|task| {
             let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
             name.trim() == "worker-0"
         })?;

@@ -139,7 +139,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             ),
             other => other.to_owned(),
         };
-        let value = match instructions(&plan.vnvme, cost, &target) {
+        let value = match instructions(&plan.vnvme.path, cost, &target) {
             Ok(value) => value,
             Err(error) => {
                 complaints.push(format!("{}: {error:#}", cost.case));

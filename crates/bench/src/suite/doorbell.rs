@@ -6,12 +6,11 @@
 //! `interrupt`: this side sleeps too, until an interrupt comes.
 
 use super::pool::Pool;
-use super::server::{Serve, Server};
+use super::server::{Program, Serve, Server};
 use super::slices::{self, Contender, Pings};
 use super::{Cores, Outcome, Plan};
 use anyhow::{Result, bail};
 use load::job::{Doorbells, Job};
-use std::path::Path;
 use std::rc::Rc;
 
 const SUITE: &str = "doorbell";
@@ -122,7 +121,7 @@ fn pair(
             interrupt: way.interrupt,
             ..plan.job(depth, &cores.client)
         };
-        let served = |program: &Path| -> Result<_> {
+        let served = |program: &Program| -> Result<_> {
             let server = Rc::new(Server::start(
                 program,
                 &Serve {
@@ -140,7 +139,7 @@ fn pair(
             Ok((server.clone(), slices::load(server, pool, job)))
         };
         let (server, load) = served(&plan.vnvme)?;
-        let beside = plan.beside.as_deref().map(served).transpose()?;
+        let beside = plan.beside.as_ref().map(served).transpose()?;
         servers.push(server);
         contenders.push(Contender {
             case: format!("shadow {state}{}", way.words),

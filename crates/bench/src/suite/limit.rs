@@ -3,14 +3,13 @@
 
 use super::copying::Copying;
 use super::pingpong;
-use super::server::{Serve, Server};
+use super::server::{Program, Serve, Server};
 use super::slices::{self, Contender, Load, Pings};
 use super::{Cores, Outcome, Plan};
 use crate::results::Case;
 use anyhow::{Context, Result};
 use load::device::DeviceTarget;
 use load::job::{Doorbells, Job, Rw};
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -61,7 +60,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             for (name, volume) in VOLUMES {
                 for mapped in [true, false] {
                     let way = if mapped { "mapped" } else { "shadow" };
-                    let of = |program: &Path| served(plan, program, volume, mapped, depth, &cores);
+                    let of =
+                        |program: &Program| served(plan, program, volume, mapped, depth, &cores);
                     contenders.push(Contender {
                         case: format!("{name} {way}"),
                         depth,
@@ -69,7 +69,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                         shows_gaps: true,
                         goal: (name == NULL).then_some(goal),
                         load: of(&plan.vnvme)?,
-                        beside: plan.beside.as_deref().map(of).transpose()?,
+                        beside: plan.beside.as_ref().map(of).transpose()?,
                     });
                 }
             }
@@ -100,7 +100,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 /// A server of one controller, and what loads it.
 fn served<'a>(
     plan: &Plan,
-    program: &Path,
+    program: &Program,
     volume: &str,
     mapped: bool,
     depth: u16,

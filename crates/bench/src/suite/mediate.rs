@@ -11,7 +11,7 @@
 //! medians.
 
 use super::counters::{ControllerCounters, Cycles};
-use super::server::{Serve, Server};
+use super::server::{Program, Serve, Server};
 use super::{Cores, Outcome, Plan};
 use crate::report::documents;
 use crate::results::{Case, Collector};
@@ -20,7 +20,6 @@ use load::device::DeviceTarget;
 use load::job::{Doorbells, Job};
 use load::stats::Measured;
 use output::{OutputError, outln};
-use std::path::Path;
 
 const SUITE: &str = "mediate";
 const DEPTHS: [u16; 2] = [1, 32];
@@ -87,7 +86,7 @@ impl Drop for Way {
 
 impl Way {
     fn start(
-        vnvme: &Path,
+        vnvme: &Program,
         (way, path): (&str, Option<&'static str>),
         (device, volume): (&str, &str),
         job: &Job,

@@ -28,6 +28,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use load::job::Job;
 use rustix::thread::{CpuSet, sched_getaffinity};
+pub use server::Program;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -102,9 +103,9 @@ impl Name {
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The program that is measured.
-    pub vnvme: PathBuf,
+    pub vnvme: Program,
     /// Another one that takes turns with it, slice by slice.
-    pub beside: Option<PathBuf>,
+    pub beside: Option<Program>,
     /// Words that choose cases, see [`Plan::chosen`].
     pub only: Vec<String>,
     /// Of one run of one case.
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn words_choose_cases_and_unknown_ones_are_refused() {
         let plan = |only: &[&str]| Plan {
-            vnvme: PathBuf::new(),
+            vnvme: Program::default(),
             beside: None,
             only: only.iter().map(|word| (*word).to_owned()).collect(),
             runtime: Duration::ZERO,

@@ -3,13 +3,12 @@
 //! all of them from one thread.
 
 use super::pool::Pool;
-use super::server::{Serve, Server};
+use super::server::{Program, Serve, Server};
 use super::slices::{self, Contender, Load, Pings};
 use super::tail::Tail;
 use super::{Cores, Outcome, Plan};
 use anyhow::{Result, bail};
 use load::job::Job;
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -226,7 +225,7 @@ impl Setup<'_> {
         queues: u16,
         load: impl Fn(Rc<Server>) -> Result<Load<'static>>,
     ) -> Result<Contender<'static>> {
-        let served = |program: &Path| -> Result<_> {
+        let served = |program: &Program| -> Result<_> {
             let serve = Serve {
                 volumes: vec![VOLUME.to_owned(); controllers.into()],
                 workers: self.workers,

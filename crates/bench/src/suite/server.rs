@@ -24,6 +24,15 @@ fn has_option(vnvme: &Path, option: &str) -> Result<bool> {
     Ok(!String::from_utf8_lossy(&asked.stderr).contains("unexpected argument"))
 }
 
+/// A program that is measured, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// The `vnvme` that was built.
+    pub path: PathBuf,
+    /// Further arguments of its `serve`.
+    pub args: Vec<String>,
+}
+
 /// What to serve.
 #[derive(Clone, Debug)]
 pub struct Serve {
@@ -99,8 +108,8 @@ impl Footprint {
 }
 
 impl Server {
-    /// Starts it, by the program `vnvme`, and waits until it listens.
-    pub fn start(vnvme: &Path, serve: &Serve) -> Result<Server> {
+    /// Starts it, and waits until it listens.
+    pub fn start(program: &Program, serve: &Serve) -> Result<Server> {
         let dir = Scratch::new()?;
         let mut config = String::new();
         for (i, volume) in serve.volumes.iter().enumerate() {
@@ -126,14 +135,14 @@ impl Server {
         let path = dir.path().join("config.toml");
         std::fs::write(&path, config)?;
         let log = File::create(dir.path().join("log"))?;
-        let mut command = Command::new(vnvme);
+        let mut command = Command::new(&program.path);
         command
             .arg("serve")
             .arg("--config")
             .arg(&path)
             .arg("--control")
             .arg(dir.path().join("control"));
-        if has_option(vnvme, END_WITH_PARENT)? {
+        if has_option(&program.path, END_WITH_PARENT)? {
             // However this process ends, its servers do too.
             command.args([END_WITH_PARENT, &std::process::id().to_string()]);
         }
@@ -150,6 +159,7 @@ impl Server {
         if let Some(micros) = serve.idle_window {
             command.args(["--idle-window", &micros.to_string()]);
         }
+        command.args(&program.args);
         let start = Instant::now();
         let child = command
             .env("VNVME_LOG", "warn")

@@ -207,6 +207,18 @@ impl Client {
         self.change(Method::POST, &path, None::<&()>)?.json()
     }
 
+    /// Has another version take the process's place: from now on it may be the one that answers.
+    ///
+    /// # Errors
+    /// As [`Client::disks`]; so if it is refused.
+    pub fn upgrade(&self) -> Result<(), ClientError> {
+        match self.change(Method::POST, "/v1/upgrade", None::<&()>) {
+            // The process that was asked has ended.
+            Ok(_) | Err(ClientError::NotControl(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// What is served, as a configuration file.
     ///
     /// # Errors

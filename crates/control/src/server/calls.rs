@@ -329,6 +329,19 @@ pub(super) fn resume(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.resume(arguments.path("address"))?)
 }
 
+/// Have another version take the place of this process
+///
+/// The program that is now where this one was found: clients of its disks notice a pause. The
+/// connection ends then without an answer. From `/v1/stats`, asked anew, follows how it went:
+/// `measured.process` has `ready`, and `last_end`.
+#[utoipa::path(post, path = "/v1/upgrade", tag = "configuration", responses(
+    (status = 409, body = ErrorBody, description = "The program there does not fit, or there is none"),
+    (status = 501, body = ErrorBody, description = "Nobody keeps this process's disks meanwhile"),
+))]
+pub(super) fn upgrade(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+    match daemon.upgrade()? {}
+}
+
 /// What happens, as it happens
 ///
 /// Server-sent events: the name of each is its kind, its data an `Event`. One that says `lost`

@@ -23,6 +23,7 @@ use utoipa::OpenApi;
         calls::resize,
         calls::apply,
         calls::reload,
+        calls::upgrade,
         calls::save,
         calls::stats,
         calls::metrics,

@@ -211,6 +211,7 @@ pub(super) static ROUTES: &[Route] = &[
         .with_body()
         .with_query(&["dry-run"]),
     change(Method::Post, "/v1/reload", calls::reload),
+    change(Method::Post, "/v1/upgrade", calls::upgrade),
     change(Method::Patch, "/v1/limits", calls::limits).with_body(),
     change(Method::Patch, "/v1/on-error", calls::on_error).with_body(),
     change(Method::Patch, "/v1/paths", calls::paths).with_body(),

@@ -1,13 +1,16 @@
 //! What a process answers on its control socket.
 
 use crate::devices::Action;
+use crate::keep;
 use crate::manage::Manager;
 use control::api::{
     DeviceStatus, Disk, DiskKind, ErrorChange, LimitChange, Namespace, PathChange, PathState, Plan,
     Stats, VolumeErrors, VolumeLimits,
 };
 use control::{Daemon, Error, EventReceiver};
+use keeper::UpgradeError;
 use serde_json::{Map, Value};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 /// Such a process.
@@ -63,6 +66,21 @@ impl Daemon for Served {
 
     fn reload(&self) -> Result<Plan, Error> {
         self.changing()?.reload()
+    }
+
+    fn upgrade(&self) -> Result<Infallible, Error> {
+        let Some(kept) = keep::kept() else {
+            return Err(Error::unsupported(
+                "nobody keeps this process's disks meanwhile: --keeper says who does",
+            ));
+        };
+        kept.link().upgrade().map_err(|error| match error {
+            UpgradeError::Systemd => Error::unsupported(error.to_string()),
+            UpgradeError::Refused(_) => Error::conflict(error.to_string()),
+            UpgradeError::Late(_) | UpgradeError::Unreachable(_) => {
+                Error::failed(error.to_string())
+            }
+        })
     }
 
     fn attach(&self, name: &str, namespace: Map<String, Value>) -> Result<Namespace, Error> {

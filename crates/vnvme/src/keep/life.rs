@@ -10,11 +10,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::time::{ClockId, clock_gettime};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Threads whose panic is the end of the process: each has disks that nobody else can serve, and
 /// the process that follows serves them again.
 const ESSENTIAL: &str = "worker-";
+
+static SERVES: AtomicBool = AtomicBool::new(false);
 
 /// What the names begin with of sockets that say to a receiver process that there is a keeper.
 const LIFE: &str = "vnvme.life-";
@@ -78,8 +81,14 @@ pub fn last_pause() -> Option<Duration> {
     PAUSE.get().copied()
 }
 
-/// Says that clients are served again, and what has been.
+/// All that is to be served is.
+pub fn serves() -> bool {
+    SERVES.load(Ordering::Acquire)
+}
+
+/// Says that clients are served, and what has been before.
 pub fn say_served() {
+    SERVES.store(true, Ordering::Release);
     if is_systemd() && is_successor() {
         tracing::warn!("the process that served has ended, and this one goes on");
     }

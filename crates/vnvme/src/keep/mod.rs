@@ -25,7 +25,7 @@ mod versions;
 pub use configuration::{Before, before, is_noted, note, note_first};
 pub use controller::Made;
 pub use disk::{First, Identity, Left, Survival, discard_rest, left_of, listens_at};
-pub use life::{die_of_panics, last_pause, say_served, tell_receiver};
+pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
 pub use memory::place as memory_place;
 pub use mode::KeeperMode;
 pub use pool::{arrive, end, is_kept, is_successor, is_systemd, kept, pid};

@@ -11,7 +11,7 @@ use crate::manage::allows_ublk;
 use crate::notify;
 use crate::spec::{ServeOptions, Specs};
 use crate::stderr;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use keeper::{End, Given, Keeper, Programs, Which};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::error::Error;
@@ -56,33 +56,44 @@ pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
     if is_kept() {
         return Ok(());
     }
-    if options.keeper != KeeperMode::Systemd {
+    let mode = match (options.keeper, obstacle(specs, options)) {
+        (KeeperMode::Auto, Some(why)) => {
+            tracing::info!("no keeper: {why}");
+            KeeperMode::Off
+        }
+        (KeeperMode::Auto, None) if room_of_systemd().is_some() => KeeperMode::Systemd,
+        (KeeperMode::Auto, None) => KeeperMode::Process,
+        (KeeperMode::Process | KeeperMode::Systemd, Some(why)) => bail!("keeper: {why}"),
+        (mode, _) => mode,
+    };
+    if mode != KeeperMode::Systemd {
         leave_systemd();
     }
-    if options.keeper == KeeperMode::Off {
-        return Ok(());
-    }
-    // The kernel has such a disk from one process until it is given to another: not tried yet.
-    ensure!(
-        specs.ublk.is_empty() && !allows_ublk(options),
-        "keeper: not together with block devices of the host (ublk): serve those with another \
-         process"
-    );
-    if options.keeper == KeeperMode::Systemd {
-        return take_systemd(room_of_systemd().context(
+    match mode {
+        KeeperMode::Off => Ok(()),
+        KeeperMode::Systemd => take_systemd(room_of_systemd().context(
             "keeper = systemd: systemd keeps no descriptors for this service: it needs \
              FileDescriptorStoreMax= in the unit, and systemd 254 or newer",
-        )?);
+        )?),
+        KeeperMode::Auto | KeeperMode::Process => become_keeper(options.sandbox),
     }
-    let mut read_from = options.read_from.iter();
-    if let Some(path) = read_from.find(|path| !is_lasting(path)) {
-        bail!(
-            "{}: a process that follows could not read this again: with a keeper the configuration \
-             has to be a file or a folder",
-            path.display()
+}
+
+/// Why there can be no keeper, in words.
+fn obstacle(specs: &Specs, options: &ServeOptions) -> Option<String> {
+    // The kernel has such a disk from one process until it is given to another: not tried yet.
+    if !specs.ublk.is_empty() || allows_ublk(options) {
+        return Some(
+            "not together with block devices of the host (ublk): serve those with another process"
+                .to_owned(),
         );
     }
-    become_keeper(options.sandbox)
+    let path = options.read_from.iter().find(|path| !is_lasting(path))?;
+    Some(format!(
+        "{}: a process that follows could not read this again: with a keeper the configuration has \
+         to be a file or a folder",
+        path.display()
+    ))
 }
 
 /// It can be read again and again.

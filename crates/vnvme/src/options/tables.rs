@@ -600,10 +600,12 @@ impl Spec for ProcessSpec {
                 "process: a process of its own keeps the sockets and the memory of NVMe disks' \
                  clients, and starts the process that serves them again when that is killed or \
                  fails: guests notice a pause (docs/survival.md). systemd: the service's store of \
-                 descriptors (FileDescriptorStoreMax=) keeps them",
+                 descriptors (FileDescriptorStoreMax=) keeps them. auto: systemd where it has one for \
+                 this service, else process; off where there are block devices of the host (ublk), or \
+                 the configuration is no file",
                 |p| &mut p.keeper,
             )
-            .or("off"),
+            .or("auto"),
         ),
         Row::<Self>::new(
             "allow",

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::Command;
 
 use crate::common::*;
 use crate::storage_faults::{Loop, breaking};
@@ -12,6 +13,7 @@ use control::Client;
 use control::api::DiskKind;
 use fuse_disk::{Fault, What};
 use nvme::{NvmOpcode, Status};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -43,7 +45,8 @@ pub fn start(place: &Place, args: &[&str]) -> Daemon {
     let path = place.path("ready");
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();
-    let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &text(&path), args);
+    let variables = [KEEPER_AS_CONFIGURED, ("NOTIFY_SOCKET", &text(&path))];
+    let daemon = Daemon::spawn_with_all(&variables, args);
     let mut message = [0; 64];
     let len = manager.recv(&mut message).unwrap();
     assert_eq!(&message[..len], b"READY=1\n");
@@ -352,6 +355,102 @@ fn an_upgrade_is_a_pause() {
     assert!(host.read(1, 0, 4096) == pattern(1, 4096));
     drop(host);
     daemon.end();
+}
+
+/// The command says how it went, whatever becomes of the new program.
+#[test]
+fn the_command_upgrade_says_how_it_went() {
+    let place = Place::new();
+    let program = place.path("vnvme");
+    let own = env!("CARGO_BIN_EXE_vnvme");
+    let put = |from: &str| {
+        let new = place.path("new");
+        fs::copy(from, &new).unwrap();
+        fs::rename(&new, &program).unwrap();
+    };
+    put(own);
+    let (socket, control) = (text(&place.socket()), text(&place.path("control")));
+    let args = |keeper: &'static str| {
+        let (socket, control) = (socket.clone(), control.clone());
+        let words = ["serve", "--keeper", keeper, "--socket"].map(str::to_owned);
+        let rest = [socket, "--control".into(), control, "mem://4M".into()];
+        [words, rest].concat()
+    };
+    let upgrade = || {
+        let words = ["upgrade", "--json", "--control", &control];
+        let output = Command::new(own).args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.code() {
+            Some(0) => Ok(serde_json::from_slice::<Value>(&output.stdout).unwrap()),
+            Some(1) => Err(said),
+            code => panic!("{code:?}: {said}"),
+        }
+    };
+    let daemon = Daemon::spawn_program(&program, &args("off"));
+    daemon.wait_listening(&place.socket());
+    let why = upgrade().unwrap_err();
+    assert!(why.contains("nobody keeps this process's disks"), "{why}");
+    daemon.end();
+
+    let daemon = Daemon::spawn_program(&program, &args("process"));
+    daemon.wait_listening(&place.socket());
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    eventually("it serves", || is_ready(&control));
+    let said = upgrade().unwrap();
+    let pid = serving(daemon.pid()).unwrap().as_raw_nonzero().get();
+    assert_eq!(said["pid"], json!(pid), "{said}");
+    assert!(said["pause_ns"].as_u64().is_some_and(|ns| ns > 0), "{said}");
+    put("/bin/false");
+    let why = upgrade().unwrap_err();
+    assert!(why.contains("the new program does not know how"), "{why}");
+    assert_eq!(serving(daemon.pid()).unwrap().as_raw_nonzero().get(), pid);
+    assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+    drop(host);
+    daemon.end();
+    assert!(upgrade().is_err(), "nothing runs");
+}
+
+fn is_ready(control: &str) -> bool {
+    let client = Client::new(vec![control.into()]).unwrap();
+    client
+        .stats()
+        .is_ok_and(|stats| stats.measured.process.ready)
+}
+
+/// Nobody has to ask for it; block devices of the host, and configurations that are read once, do
+/// without.
+#[test]
+fn there_is_a_keeper_where_there_can_be_one() {
+    let place = Place::new();
+    let socket = text(&place.socket());
+    let daemon = start(&place, &["serve", "--socket", &socket, "mem://1M"]);
+    let mut host = Host::up(&place.socket());
+    host.write(1, 0, &pattern(1, 4096));
+    kill_serving(&daemon);
+    assert!(host.read(1, 0, 4096) == pattern(1, 4096));
+    drop(host);
+    daemon.end();
+
+    let place = Place::new();
+    let pipe = place.path("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let table = format!(
+        "[[controller]]\nsocket = {:?}\nnamespace = [{{ volume = \"mem://1M\" }}]\n",
+        text(&place.socket())
+    );
+    let path = pipe.clone();
+    let writer = std::thread::spawn(move || fs::write(path, table).unwrap());
+    let daemon = start(&place, &["serve", "--config", &text(&pipe)]);
+    writer.join().unwrap();
+    assert_eq!(serving(daemon.pid()).filter(|_| is_keeper(&daemon)), None);
+    assert_eq!(daemon.count("no keeper: "), 1, "{:?}", daemon.log());
+    daemon.end();
+}
+
+fn is_keeper(daemon: &Daemon) -> bool {
+    let comm = fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).unwrap();
+    comm.trim() == "vnvme-keeper"
 }
 
 /// Its front-ends connect again.

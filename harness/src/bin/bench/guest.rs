@@ -209,7 +209,7 @@ fn idle(disks: &[(&Disk, Option<Served>)], figures: &mut Figures) -> Result<()> 
         .iter()
         .filter_map(|(disk, served)| Some((disk.case, served.as_ref()?)));
     let times = || -> Result<Vec<Duration>> {
-        let time = |(_, served): (_, &Served)| cpu_time(served.daemon.process().pid());
+        let time = |(_, served): (_, &Served)| cpu_time(served.daemon.serving());
         served.clone().map(time).collect()
     };
     let (before, start) = (times()?, Instant::now());

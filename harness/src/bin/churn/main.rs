@@ -311,7 +311,7 @@ impl Usage {
     fn of(daemon: &Daemon) -> Result<Self> {
         // Threads of changes end a little after they have answered.
         std::thread::sleep(Duration::from_secs(1));
-        let process = Path::new("/proc").join(daemon.process().pid().to_string());
+        let process = Path::new("/proc").join(daemon.serving().to_string());
         let status = fs::read_to_string(process.join("status"))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let resident = line.and_then(|line| line.split_whitespace().next());

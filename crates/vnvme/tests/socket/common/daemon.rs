@@ -20,6 +20,9 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use super::{LIMIT, Place, eventually, text};
 
+/// A variable for daemons whose keeper is that of the configuration, or the default.
+pub const KEEPER_AS_CONFIGURED: (&str, &str) = ("VNVME_TEST_KEEPER", "as configured");
+
 /// A daemon; it ends with this value, and with the test.
 pub struct Daemon {
     child: Child,
@@ -127,6 +130,19 @@ impl Daemon {
             command.env("VNVME_CONTROL", "none");
         }
         command.args(args).env_remove("VNVME_LOG");
+        // What tests look at, and send signals to, is the process that serves.
+        let names: Vec<&OsStr> = args.iter().map(AsRef::as_ref).collect();
+        let serves = matches!(
+            names.first().and_then(|n| n.to_str()),
+            Some("serve" | "daemon")
+        );
+        let says = names.iter().any(|name| *name == "--keeper")
+            || command
+                .get_envs()
+                .any(|(name, _)| name == KEEPER_AS_CONFIGURED.0);
+        if serves && !says {
+            command.args(["--keeper", "off"]);
+        }
         command.stdin(input).stderr(Stdio::piped());
         // SAFETY: the closure makes one system call and allocates nothing.
         unsafe {

@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub use daemon::Daemon;
+pub use daemon::{Daemon, KEEPER_AS_CONFIGURED};
 pub use frozen::Frozen;
 pub use fuse::Fuse;
 pub use host::flood::Flood;
