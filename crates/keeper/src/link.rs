@@ -49,7 +49,7 @@ pub enum UpgradeError {
     Late(Duration),
     /// The keeper process cannot be reached.
     #[error("the keeper process cannot be reached: {0}")]
-    Unreachable(#[from] Errno),
+    Unreachable(Errno),
 }
 
 /// How long the keeper process may take: it gives a new program some seconds to say what it reads.
@@ -132,7 +132,8 @@ impl Link {
         let socket = self.0.socket.as_fd();
         // An answer that came too late for who had asked.
         while let Ok(Some(_)) = packet::receive(socket, RecvFlags::DONTWAIT) {}
-        self.send(text::UPGRADE, None)?;
+        self.send(text::UPGRADE, None)
+            .map_err(UpgradeError::Unreachable)?;
         let limit = Instant::now() + UPGRADE_LIMIT;
         loop {
             let left = limit.saturating_duration_since(Instant::now());
@@ -143,8 +144,9 @@ impl Link {
             let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
             match poll(&mut fds, Some(&timeout)) {
                 Ok(0) | Err(Errno::INTR) => continue,
-                ready => ready?,
-            };
+                Ok(_) => {}
+                Err(errno) => return Err(UpgradeError::Unreachable(errno)),
+            }
             match packet::receive(socket, RecvFlags::DONTWAIT) {
                 Ok(Some(answer)) => {
                     let text = String::from_utf8_lossy(&answer.text);
@@ -154,7 +156,7 @@ impl Link {
                 }
                 Ok(None) => return Err(UpgradeError::Unreachable(Errno::PIPE)),
                 Err(Errno::AGAIN) => {}
-                Err(errno) => return Err(errno.into()),
+                Err(errno) => return Err(UpgradeError::Unreachable(errno)),
             }
         }
     }
