@@ -174,7 +174,7 @@ impl Machine {
         let words = ["sh".into(), script.into_os_string()];
         let places = [tree.root(), work.path(), &cgroup.0].map(|path| path.as_os_str().to_owned());
         let words = [&words[..], &places[..]].concat();
-        let process = Process::start("systemd", &words, &[], &log, 20 * LIMIT)?;
+        let process = Process::start("systemd", &words, &[], &log, 40 * LIMIT)?;
         let deadline = Instant::now() + LIMIT;
         let init = loop {
             if let Some(init) = init(process.pid()) {

@@ -249,6 +249,11 @@ fn seconds_for(kills: usize) -> u64 {
     4 + kills as u64 * (20_000 + BETWEEN / 2) / 1_000_000
 }
 
+/// How long its guest may live.
+fn life(kills: usize) -> Duration {
+    Duration::from_secs(900 + 4 * seconds_for(kills))
+}
+
 #[test]
 fn a_guest_survives_its_disks_process() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
@@ -268,6 +273,7 @@ fn a_guest_survives_its_disks_process() -> Result<()> {
         .disk(harness::Disk::VfioUser {
             socket: daemon.socket().to_path_buf(),
         })
+        .limit(life(kills + upgrades))
         .boot()?;
     let (killed, upgraded) = kill_under_load(&guest, &daemon, (kills, upgrades), ONE)?;
     let pauses = pauses(&daemon.log()?);
@@ -497,6 +503,9 @@ impl Keeps for Machine {
     }
 }
 
+/// Kills between resets, at most: they are about messages, of which one reset has many.
+const MOST_RESETS: usize = 40;
+
 /// Resets of both controllers, again and again: many messages, in between which the process is
 /// killed.
 const RESETS: &str = r#"
@@ -539,6 +548,7 @@ fn a_guest_survives_under_systemd() -> Result<()> {
     let guest = Guest::builder("survival-systemd")
         .disk(disk("vm0"))
         .disk(disk("vm1"))
+        .limit(life(kills + upgrades))
         .boot()?;
     kill_under_load(&guest, &machine, (kills, upgrades), BOTH)?;
     let busy = stored(&machine)?;
@@ -550,8 +560,13 @@ fn a_guest_survives_under_systemd() -> Result<()> {
     // In between messages.
     std::thread::scope(|scope| -> Result<()> {
         let resets = scope.spawn(|| {
-            let end = format!("end=$(($(date +%s) + {}))\n", seconds_for(kills));
-            run_for(&guest, 2 * LONG, &format!("{end}{RESETS}"))
+            let seconds = seconds_for(kills.min(MOST_RESETS));
+            let limit = 2 * LONG + Duration::from_secs(seconds);
+            run_for(
+                &guest,
+                limit,
+                &format!("end=$(($(date +%s) + {seconds}))\n{RESETS}"),
+            )
         });
         let mut chance = Chance::new();
         let mut pid = machine.serving(None)?;
