@@ -349,7 +349,7 @@ impl Running<'_> {
             && let Some(channel) = channel
         {
             let why = why.replace('\n', " ");
-            // It has bounds to its patience.
+            // Where there is no room, who has asked gives up after its own limit.
             let _ = packet::send(channel.as_fd(), &format!("{NO_UPGRADE}{why}\n"), &[]);
         }
     }
