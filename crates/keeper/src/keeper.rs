@@ -98,8 +98,10 @@ struct Running<'a> {
     next_start: Instant,
     /// One of them was ready.
     has_served: bool,
-    /// The serving process has asked for an upgrade, and is to be told if there is none.
-    wants_upgrade: bool,
+    /// Somebody has asked for an upgrade, which begins when a process serves.
+    upgrade_asked: bool,
+    /// It was the serving process, which is to be told if there is none.
+    tells_refusal: bool,
     /// The first signal that asked for the end.
     ordered: Option<Signal>,
     /// It is passed on when a process serves that can make everything durable.
@@ -130,7 +132,8 @@ impl Keeper<'_> {
             serving: None,
             next_start: Instant::now(),
             has_served: false,
-            wants_upgrade: false,
+            upgrade_asked: false,
+            tells_refusal: false,
             ordered: None,
             held: None,
             last_status: None,
@@ -165,7 +168,7 @@ impl Running<'_> {
         self.wait()?;
         for signal in self.signals.take() {
             if signal == UPGRADE {
-                self.ask_new();
+                self.upgrade_asked = true;
                 continue;
             }
             if ends(signal) && self.order(signal) {
@@ -176,9 +179,7 @@ impl Running<'_> {
             }
         }
         self.read();
-        if self.wants_upgrade && !self.upgrade.is_under_way() {
-            self.ask_new();
-        }
+        self.ask_new();
         if self.has_served_now()
             && let Some(signal) = self.held.take()
             && let Some(serving) = &self.serving
@@ -264,7 +265,10 @@ impl Running<'_> {
                         serving.is_ready |= lines.lines().any(|line| line == "READY=1");
                         tell(self.keeper.manager.as_ref(), &lines);
                     }
-                    Done::Upgrade => self.wants_upgrade = true,
+                    Done::Upgrade => {
+                        self.upgrade_asked = true;
+                        self.tells_refusal = true;
+                    }
                     Done::Handled | Done::Refused => {}
                 },
                 Err(Errno::AGAIN) => return,
@@ -280,7 +284,7 @@ impl Running<'_> {
             self.read();
         }
         let was_ready = self.serving.take().is_some_and(|serving| serving.is_ready);
-        self.wants_upgrade = false;
+        self.tells_refusal = false;
         self.has_served |= was_ready;
         let ended = clock_gettime(ClockId::Monotonic);
         self.facts.ended_at = Duration::try_from(ended).ok();
@@ -329,12 +333,16 @@ impl Running<'_> {
 }
 
 impl Running<'_> {
-    /// Another program is to take the present one's place.
+    /// Another program is to take the present one's place, if that was asked for: as soon as there
+    /// is a process that serves, and no other upgrade.
     fn ask_new(&mut self) {
-        // What was said before the signal counts.
-        self.read();
-        if self.ordered.is_some() || !self.has_served_now() {
-            return self.refuse("nothing is served");
+        let may_begin = self.has_served_now() && !self.upgrade.is_under_way();
+        if !self.upgrade_asked || !may_begin && self.ordered.is_none() {
+            return;
+        }
+        self.upgrade_asked = false;
+        if self.ordered.is_some() {
+            return self.refuse("the end was asked for");
         }
         if let Err(why) = self.upgrade.ask(self.keeper.programs) {
             self.refuse(&why);
@@ -345,7 +353,7 @@ impl Running<'_> {
     fn refuse(&mut self, why: &str) {
         self.say(&format!("no upgrade: {why}"));
         let channel = self.serving.as_ref().and_then(|s| s.channel.as_ref());
-        if std::mem::take(&mut self.wants_upgrade)
+        if std::mem::take(&mut self.tells_refusal)
             && let Some(channel) = channel
         {
             let why = why.replace('\n', " ");

@@ -86,6 +86,9 @@ pub(crate) enum Upgrade {
         said: OwnedFd,
         end: Instant,
     },
+    /// It fits; the process that served has ended of itself meanwhile, and the next one is to serve
+    /// first.
+    Waiting,
     /// The process that serves is being ended.
     Ending,
     /// A process of the new program has been started.
@@ -148,12 +151,19 @@ impl Upgrade {
                         *self = Self::Ending;
                         Step::Replace
                     }
-                    fits => {
+                    Ok(()) => {
+                        *self = Self::Waiting;
+                        Step::Nothing
+                    }
+                    Err(why) => {
                         self.give_up(programs);
-                        let why = fits.err();
-                        Step::Refused(why.unwrap_or_else(|| "nothing is served".to_owned()))
+                        Step::Refused(why)
                     }
                 }
+            }
+            Self::Waiting if serves => {
+                *self = Self::Ending;
+                Step::Replace
             }
             Self::Tried { .. } if serves => {
                 programs.decide(Which::New);
@@ -165,7 +175,7 @@ impl Upgrade {
                 *end = now + SERVE_LIMIT;
                 Step::Late
             }
-            Self::None | Self::Ending | Self::Tried { .. } => Step::Nothing,
+            Self::None | Self::Waiting | Self::Ending | Self::Tried { .. } => Step::Nothing,
         }
     }
 
@@ -214,7 +224,7 @@ impl Upgrade {
                 Some(*end)
             }
             Self::Tried { end } => Some(*end),
-            Self::None | Self::Ending => None,
+            Self::None | Self::Waiting | Self::Ending => None,
         }
     }
 }

@@ -75,7 +75,7 @@ impl Programs for Pair {
 
     fn decide(&mut self, which: Which) {
         if which == Which::New {
-            self.present = std::mem::take(&mut self.new);
+            self.present.clone_from(&self.new);
         }
     }
 
@@ -411,6 +411,22 @@ fn a_new_program_takes_the_place_of_the_present_one() {
     // From now on it is the one that follows.
     kill_process(second, Signal::KILL).unwrap();
     running.serving();
+    running.end();
+}
+
+#[test]
+fn an_upgrade_waits_for_the_process_that_follows() {
+    let (mut running, _) = upgrade("goes on, too");
+    let second = running.serving();
+    running.wait_said("upgraded");
+    // The next one is not started before the keeper goes on.
+    kill_process(running.pid(), Signal::STOP).unwrap();
+    kill_process(second, Signal::KILL).unwrap();
+    kill_process(running.pid(), Signal::USR2).unwrap();
+    kill_process(running.pid(), Signal::CONT).unwrap();
+    let (third, fourth) = (running.serving(), running.serving());
+    assert_ne!(third, fourth);
+    running.wait_said("upgraded");
     running.end();
 }
 
